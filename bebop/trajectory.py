@@ -1,0 +1,149 @@
+"""Everything that flows: prompt -> completion -> trajectory -> group -> batch.
+
+One weight version per *token*: a completion may straddle a weight update. ``logprobs`` is log p(token) under the target
+law that produced the token (temperature and truncation included), alike for accepted, residual and bonus tokens; it is
+never the draft's log q.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """The sampling law of one request, applied in this order: penalty, temperature, top-k, top-p, min-p (SPEC 0.4).
+
+    >>> SamplingParams(temperature=1.0, max_new_tokens=64, seed=7)  # doctest: +SKIP
+    """
+
+    temperature: float = 1.0  # 0 means greedy
+    top_k: int = 0  # 0 means all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and answer, as transformers does
+    max_new_tokens: int = 128
+    stop_token_ids: tuple[int, ...] = ()  # the end-of-text token belongs here; it is kept in the answer
+    stop: tuple[str, ...] = ()  # the answer ends with the token that completes one of these strings
+    seed: int = 0
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the law is anything but softmax(logits / temperature)."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0 or self.repetition_penalty != 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A question, numbered once and for all by its place in the prompt stream.
+
+    >>> Prompt(index=3, task="gcd", text="<user>Find ...", token_ids=(2, 17), item={"answer": "4"})  # doctest: +SKIP
+    """
+
+    index: int  # place in the prompt stream; used exactly once
+    task: str
+    text: str  # after the chat template
+    token_ids: tuple[int, ...]  # [P]
+    item: dict[str, Any]  # what the reward function is given beside the answer
+
+
+@dataclass(slots=True, kw_only=True)
+class DecodeStats:
+    """Sums over the decoding cycles of one request (or of many: ``+`` adds them). Position k counts from 0.
+
+    Sums over positions are taken over cycles that *reached* the position, so ``accepted[k] / reached[k]`` and
+    ``overlap[k] / reached[k]`` both estimate the conditional acceptance rate (SPEC 0.6: counts, Rao-Blackwell).
+    """
+
+    cycles: int = 0  # verification passes (each emits accepted + 1 tokens)
+    tokens: int = 0  # tokens emitted
+    target_forwards: int = 0  # backbone passes in which the request took part, prefill excluded
+    draft_forwards: int = 0  # MTP passes in which it took part
+    reached: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] cycles that tested draft k
+    accepted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K]
+    overlap: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] sum of sum_v min(p, q)
+    target_only: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] sum of p(argmax q)
+    draft_entropy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] nats
+    target_entropy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] nats
+
+    def __add__(self, other: "DecodeStats") -> "DecodeStats":
+        return DecodeStats(
+            cycles=self.cycles + other.cycles,
+            tokens=self.tokens + other.tokens,
+            target_forwards=self.target_forwards + other.target_forwards,
+            draft_forwards=self.draft_forwards + other.draft_forwards,
+            reached=_add(self.reached, other.reached),
+            accepted=_add(self.accepted, other.accepted),
+            overlap=_add(self.overlap, other.overlap),
+            target_only=_add(self.target_only, other.target_only),
+            draft_entropy=_add(self.draft_entropy, other.draft_entropy),
+            target_entropy=_add(self.target_entropy, other.target_entropy),
+        )
+
+    @property
+    def accept_length(self) -> float:
+        """Tokens per cycle: accepted drafts + 1. NaN before the first cycle."""
+        return 1.0 + float(self.accepted.sum()) / self.cycles if self.cycles else float("nan")
+
+
+def _add(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum of two per-position arrays; the shorter counts as zero beyond its end."""
+    if len(a) < len(b):
+        a, b = b, a
+    total = a.copy()
+    total[: len(b)] += b
+    return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """An answer as the engine produced it.
+
+    >>> ids, logp = np.array([5, 1]), np.array([-0.2, -0.01])
+    >>> Completion(token_ids=ids, logprobs=logp, versions=np.array([0, 1]), text="4")  # doctest: +SKIP
+    """
+
+    token_ids: NDArray[np.int64]  # [T], the stop token included
+    logprobs: NDArray[np.float32]  # [T] log p under the law that produced the token
+    versions: NDArray[np.int64]  # [T] weight version that produced the token
+    text: str = ""
+    finish_reason: FinishReason = "stop"
+    stats: DecodeStats = field(default_factory=DecodeStats)
+    exact: bool = True  # False: the decoding system changes the output law
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """A completion with its reward."""
+
+    completion: Completion
+    reward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The G answers to one prompt, compared with one another by GRPO."""
+
+    prompt: Prompt
+    trajectories: tuple[Trajectory, ...]  # G
+
+    @property
+    def oldest_version(self) -> int:
+        """The first weight version that any of its tokens came from."""
+        return min(int(t.completion.versions.min()) for t in self.trajectories)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The groups of one update, in prompt order."""
+
+    groups: tuple[Group, ...]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All trajectories, group by group."""
+        return [t for group in self.groups for t in group.trajectories]

@@ -1,0 +1,1 @@
+"""Hydra configuration of bebop (a package, so that `pkg://bebop.conf` finds it)."""
