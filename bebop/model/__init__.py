@@ -1,0 +1,1 @@
+"""Models: Hugging Face backbones, the MTP head, checkpoints and the built-in model."""

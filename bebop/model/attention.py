@@ -1,0 +1,172 @@
+"""One attention implementation for every Hugging Face backbone; a *context* decides where keys and values live.
+
+transformers looks attention functions up by name and hands keyword arguments down to them, so any dense causal LM of
+its library runs on the engine's slot cache, on packed training rows and on the MTP training chain without a line of
+model code here: load it with ``attn_implementation="bebop"`` and call it with ``context=...``.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from bebop.errors import UserError
+
+ATTENTION = "bebop"
+
+
+class AttentionContext(Protocol):
+    """Where keys and values live and who may see whom."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Attention of one layer: query [B,H,n,D], key and value [B,Hkv,n,D] -> [B,n,H,D]."""
+        ...
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    context: AttentionContext,
+    scaling: float,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """The function registered with transformers; refuses what a context would silently get wrong."""
+    for name in ("sliding_window", "softcap"):
+        if settings.get(name):
+            raise UserError(f"the model uses {name}={settings[name]}, which the embedded engine does not have")
+    return context.attend(module.layer_idx, query, key, value, scaling), None  # type: ignore[arg-type]
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
+
+
+class PackedContext:
+    """Rows laid end to end in one row without padding; each attends causally to itself alone.
+
+    The linear layers then waste nothing on padding; attention itself pads, which is cheap next to them.
+    """
+
+    def __init__(self, lengths: Tensor) -> None:
+        """``lengths`` [R]: tokens of each row, summing to N."""
+        self.width = int(lengths.max())
+        columns = torch.arange(self.width, device=lengths.device)
+        starts = lengths.cumsum(0) - lengths
+        real = columns < lengths[:, None]  # [R, L]
+        # Padding reads the row's own first token: any finite value will do, its output is dropped.
+        self.gather = torch.where(real, starts[:, None] + columns, starts[:, None])
+        self.back = real.reshape(-1).nonzero()[:, 0]  # [N] places of the real tokens in [R * L]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """See ``AttentionContext``; here B = 1 and n = N, all rows end to end."""
+        q, k, v = (x[0].transpose(0, 1)[self.gather].transpose(1, 2) for x in (query, key, value))  # [R, H, L, D]
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
+        return out.transpose(1, 2).flatten(0, 1)[self.back][None]  # [1, N, H, D]
+
+
+class CausalContext:
+    """Right-padded rows side by side: plain causal attention, no cache. Padding comes last, so causality hides it."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """See ``AttentionContext``."""
+        gqa = query.shape[1] != key.shape[1]
+        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=gqa)
+        return out.transpose(1, 2)
+
+
+class ChainContext:
+    """Recursive MTP steps in training, seeing exactly what they see while drafting (SPEC 0.5, chain mask).
+
+    A step-i query at anchor t sees the step-1 entries of anchors <= t, and its own chain's entries of steps 2..i.
+    Call ``next_step`` before each step; rows are right-padded, so causality alone hides the padding.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.keys: list[Tensor] = []  # one [B,Hkv,T,D] per step
+        self.values: list[Tensor] = []
+
+    def next_step(self) -> None:
+        """Begin the next recursive step."""
+        self.step += 1
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """See ``AttentionContext``; T anchors side by side. Later steps may hold fewer anchors than step 1."""
+        self.keys.append(key)
+        self.values.append(value)
+        batch, heads, width, size = query.shape
+        kv_heads = key.shape[1]
+        q = query.reshape(batch, kv_heads, heads // kv_heads, width, size) * scaling
+        base_k, base_v = self.keys[0][:, :, None, :width], self.values[0][:, :, None, :width]
+        scores = q @ base_k.transpose(-1, -2)  # [B,Hkv,g,T,T]
+        hidden = torch.ones(width, width, dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        own = [(q * k[:, :, None, :width]).sum(-1, keepdim=True) for k in self.keys[1:]]
+        weights = torch.cat([scores, *own], -1).softmax(-1)
+        out = weights[..., :width] @ base_v
+        for i, v in enumerate(self.values[1:]):
+            out = out + weights[..., width + i : width + i + 1] * v[:, :, None, :width]
+        return out.reshape(batch, heads, width, size).transpose(1, 2)
+
+
+class SlotContext:
+    """The engine's cache: one slot a request, each with its own length, all preallocated.
+
+    Rows 0..B-1 are the active slots, so that the used part of the cache is a view and nothing is copied. New entries
+    are written at ``positions``; a query at position t sees entries 0..t of its own slot. What lies beyond (drafts
+    that were rejected) is never seen and is overwritten by the next pass.
+    """
+
+    def __init__(self, layers: int, slots: int, length: int, kv_heads: int, head_dim: int, like: Tensor) -> None:
+        shape = (layers, slots, kv_heads, length, head_dim)
+        self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.values = torch.zeros_like(self.keys)
+        self.first_layer = 0  # index of the module's layer that is stored in row 0
+        self.first_slot = 0
+        self.index: Tensor
+        self.bias: Tensor
+
+    def place(self, positions: Tensor, used: int) -> None:
+        """Set the positions [B,n] of the next pass; ``used`` bounds the entries that are looked at."""
+        batch, width = positions.shape
+        kv_heads, head_dim = self.keys.shape[2], self.keys.shape[4]
+        self.index = positions[:, None, :, None].expand(batch, kv_heads, width, head_dim)
+        seen = torch.arange(used, device=positions.device) <= positions[..., None]  # [B,n,P]
+        zero = torch.zeros((), dtype=self.keys.dtype, device=positions.device)
+        self.bias = torch.where(seen, zero, zero - float("inf"))[:, None, None]  # [B,1,1,n,P]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """See ``AttentionContext``."""
+        batch, heads, width, size = query.shape
+        rows = slice(self.first_slot, self.first_slot + batch)
+        keys, values = self.keys[layer - self.first_layer, rows], self.values[layer - self.first_layer, rows]
+        keys.scatter_(2, self.index, key)
+        values.scatter_(2, self.index, value)
+        kv_heads, used = key.shape[1], self.bias.shape[-1]
+        groups = heads // kv_heads
+        q = (query * scaling).reshape(batch, kv_heads, groups * width, size)
+        scores = (q @ keys[:, :, :used].transpose(-1, -2)).view(batch, kv_heads, groups, width, used)
+        weights = (scores + self.bias).softmax(-1).view(batch, kv_heads, groups * width, used)
+        out = weights @ values[:, :, :used]
+        return out.view(batch, heads, width, size).transpose(1, 2)
+
+    @contextmanager
+    def at(self, slot: int) -> Iterator[None]:
+        """Within this block, row 0 of a pass is slot ``slot``."""
+        self.first_slot = slot
+        try:
+            yield
+        finally:
+            self.first_slot = 0
+
+    def copy_slot(self, source: int, first: int, end: int, length: int) -> None:
+        """Copy the first ``length`` entries of one slot to slots first..end-1 (which may include it)."""
+        for store in (self.keys, self.values):
+            store[:, first:end, :, :length] = store[:, source : source + 1, :, :length].clone()

@@ -1,0 +1,64 @@
+"""A policy: a Hugging Face causal LM as backbone, its tokenizer and (if there is one) its MTP head."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from bebop.model.attention import AttentionContext
+from bebop.model.mtp import MTPHead
+
+
+@dataclass(slots=True, kw_only=True)
+class Policy:
+    """What a checkpoint holds, loaded. ``mtp`` is None where the checkpoint has no MTP weights."""
+
+    backbone: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    mtp: MTPHead | None
+    layout: str  # the checkpoint layout that the MTP weights came in; see bebop.model.checkpoint
+
+    def hidden(self, token_ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """Final, normed hidden states [B,n,d] of token ids [B,n] at ``positions`` [B,n]."""
+        decoder = self.backbone.get_decoder()
+        out = decoder(input_ids=token_ids, position_ids=positions, use_cache=False, context=context)
+        return out.last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Language-model head: [..., d] -> [..., V]."""
+        return self.backbone.get_output_embeddings()(hidden)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Token embeddings: [...] -> [..., d]."""
+        return self.backbone.get_input_embeddings()(token_ids)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.backbone.get_input_embeddings().weight.device
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the language-model head."""
+        return int(self.backbone.config.vocab_size)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every token that ends an answer, by the tokenizer and the generation settings."""
+        config = self.backbone.generation_config
+        ids = config.eos_token_id if config is not None else None
+        listed = [ids] if isinstance(ids, int) else list(ids or ())
+        own = self.tokenizer.eos_token_id
+        return tuple(sorted({*listed, *([own] if isinstance(own, int) else [])}))
+
+    def modules(self) -> list[nn.Module]:
+        """The modules that hold weights: the backbone, then the head if there is one."""
+        return [self.backbone] if self.mtp is None else [self.backbone, self.mtp]
+
+    def weights(self, mtp: bool = False) -> dict[str, Tensor]:
+        """Named weights to be sent to an engine: ``backbone.*`` and, if asked for, ``mtp.*``; shared ones once."""
+        named = {f"backbone.{name}": p for name, p in self.backbone.named_parameters()}
+        if mtp and self.mtp is not None:
+            named |= {f"mtp.{name}": p for name, p in self.mtp.named_parameters()}
+        return named

@@ -1,0 +1,283 @@
+"""Checkpoints: Hugging Face folders in, the same layout out.
+
+The backbone is loaded and saved by transformers. MTP weights have no class there, so their keys are mapped here:
+
+====================  ==========================================  =====================
+layout                keys                                        projection reads
+====================  ==========================================  =====================
+``mimo``              ``model.mtp_layers.0.*``                    hidden, then embedding
+``qwen3_next``        ``mtp.*`` (Qwen3-Next, Qwen3.5)             embedding, then hidden
+``deepseek``          ``model.layers.L.*`` (DeepSeek-V3, GLM)     embedding, then hidden
+====================  ==========================================  =====================
+
+(Orders as in SGLang's ``mimo_mtp.py``, ``qwen3_next_mtp.py`` and ``deepseek_nextn.py``.) In memory the order is always
+embedding, then hidden.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers import logging as transformers_logging
+
+from bebop.config import ModelConfig
+from bebop.errors import UserError
+from bebop.model.attention import ATTENTION
+from bebop.model.backbone import Policy
+from bebop.model.mtp import MTPHead, init_from_backbone
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a family of checkpoints names its MTP weights; ``{L}`` is the number of backbone layers."""
+
+    prefix: str
+    names: dict[str, str]  # name in MTPHead -> name after the prefix, for all but the decoder layer
+    layer: str  # what precedes the decoder layer's own names
+    hidden_first: bool  # whether the projection reads the hidden state before the embedding
+    zero_first: bool  # whether the embedding at position 0 is served as zero
+
+
+LAYOUTS: dict[str, Layout] = {
+    "mimo": Layout(
+        prefix="model.mtp_layers.0.",
+        names={
+            "token_norm": "token_layernorm",
+            "hidden_norm": "hidden_layernorm",
+            "project": "input_proj",
+            "final_norm": "final_layernorm",
+        },
+        layer="",
+        hidden_first=True,
+        zero_first=True,
+    ),
+    "qwen3_next": Layout(
+        prefix="mtp.",
+        names={
+            "token_norm": "pre_fc_norm_embedding",
+            "hidden_norm": "pre_fc_norm_hidden",
+            "project": "fc",
+            "final_norm": "norm",
+        },
+        layer="layers.0.",
+        hidden_first=False,
+        zero_first=False,
+    ),
+    "deepseek": Layout(
+        prefix="model.layers.{L}.",
+        names={
+            "token_norm": "enorm",
+            "hidden_norm": "hnorm",
+            "project": "eh_proj",
+            "final_norm": "shared_head.norm",
+        },
+        layer="",
+        hidden_first=False,
+        zero_first=True,
+    ),
+}
+
+
+def to_layout(head: dict[str, Tensor], layout: Layout, layers: int) -> dict[str, Tensor]:
+    """Weights of an ``MTPHead`` under the names (and in the column order) of a layout."""
+    prefix = layout.prefix.format(L=layers)
+    out = {}
+    for name, tensor in head.items():
+        part, rest = name.split(".", 1)
+        if part == "layer":
+            out[prefix + layout.layer + rest] = tensor
+            continue
+        if part == "project" and layout.hidden_first:
+            tensor = _swap_halves(tensor)
+        out[f"{prefix}{layout.names[part]}.{rest}"] = tensor
+    return out
+
+
+def from_layout(found: dict[str, Tensor], layout: Layout, layers: int, wanted: list[str]) -> dict[str, Tensor]:
+    """The inverse of ``to_layout`` for the names in ``wanted``; a missing weight raises ``UserError``."""
+    names = to_layout({name: torch.empty(2, 2) for name in wanted}, layout, layers)
+    head = {}
+    for own, theirs in zip(wanted, names, strict=True):
+        if theirs not in found:
+            raise UserError(f"the checkpoint's MTP layer lacks {theirs}; there are {', '.join(sorted(found)[:4])}, ...")
+        tensor = found[theirs]
+        head[own] = _swap_halves(tensor) if own.startswith("project.") and layout.hidden_first else tensor
+    return head
+
+
+def _swap_halves(weight: Tensor) -> Tensor:
+    first, second = weight.chunk(2, dim=1)
+    return torch.cat([second, first], 1)
+
+
+def load_policy(config: ModelConfig, need_mtp: bool = False) -> Policy:
+    """Load backbone, tokenizer and MTP head; ``need_mtp`` makes a missing head an error instead of None."""
+    folder = resolve(config.path)
+    tokenizer = load_tokenizer(config)
+    backbone = load_backbone(config)
+    if len(tokenizer) > backbone.config.vocab_size:
+        sizes = f"{len(tokenizer)} tokens, the model {backbone.config.vocab_size}"
+        raise UserError(f"model.path={config.path!r}: the tokenizer has {sizes}; they do not belong together")
+    backbone.to(find_device(config)).eval()
+    layout, mtp = load_mtp(folder, backbone, fresh=config.init_mtp)
+    if mtp is None and need_mtp:
+        raise UserError(
+            f"model.path={config.path!r} has no MTP weights ({', '.join(LAYOUTS)} layouts are known); "
+            "set model.init_mtp=true for a fresh head or decoding.system=autoregressive"
+        )
+    return Policy(backbone=backbone, tokenizer=tokenizer, mtp=mtp, layout=layout)
+
+
+def find_device(config: ModelConfig) -> torch.device:
+    """The device that ``model.device`` names; ``auto`` is the first GPU, or the CPU where there is none."""
+    gpus = torch.cuda.device_count()
+    if config.device == "auto":
+        return torch.device("cuda" if gpus else "cpu")
+    kind, _, index = config.device.partition(":")
+    known = kind in ("cpu", "cuda") and (not index or index.isdigit())
+    if not known or (kind == "cuda" and int(index or 0) >= gpus):
+        raise UserError(f"model.device={config.device!r} is not possible: give auto, cpu or one of {gpus} GPUs")
+    return torch.device(config.device)
+
+
+def load_backbone(config: ModelConfig) -> PreTrainedModel:
+    """The causal LM of a checkpoint on the CPU. Weights that are missing or do not fit are an error, never random."""
+    with _readable(config):
+        backbone, info = AutoModelForCausalLM.from_pretrained(
+            resolve(config.path),
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=ATTENTION,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that they are listed below instead of raised as a table
+        )
+    for problem in ("missing", "mismatched"):
+        names = sorted(str(key[0] if isinstance(key, tuple) else key) for key in info[f"{problem}_keys"])
+        if names:
+            raise UserError(f"model.path={config.path!r}: {len(names)} {problem} weights, the first is {names[0]}")
+    return backbone
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint, without its weights.
+
+    A folder that names a generic class means its tokenizer.json as it stands. AutoTokenizer would put the class of
+    the model's family in its place (for ``qwen2`` one with another pre-tokenizer and an added token).
+    """
+    folder = resolve(config.path)
+    with _readable(config):
+        file = folder / "tokenizer_config.json"
+        name = json.loads(file.read_text()).get("tokenizer_class") if file.is_file() else None
+        generic = name in ("TokenizersBackend", "PreTrainedTokenizerFast") and (folder / "tokenizer.json").is_file()
+        kind = PreTrainedTokenizerFast if generic else AutoTokenizer
+        return kind.from_pretrained(folder, local_files_only=True)
+
+
+@contextmanager
+def _readable(config: ModelConfig) -> Iterator[None]:
+    """Whatever transformers finds wrong with a folder becomes one line; its reports on MTP keys are kept quiet."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"model.path={config.path!r} cannot be loaded: {reason}") from error
+    finally:
+        transformers_logging.set_verbosity(level)
+
+
+def resolve(path: str) -> Path:
+    """The folder of a built-in name, or the path itself."""
+    if path == "tiny":
+        return Path(__file__).parent / "tiny"
+    if path == "smollm2":
+        from bebop.model.smollm2 import folder
+
+        return folder()
+    return Path(path)
+
+
+def load_mtp(folder: Path, backbone: PreTrainedModel, fresh: bool) -> tuple[str, MTPHead | None]:
+    """The MTP head found in a folder and the name of its layout; a fresh one if asked for and none is there."""
+    layers = backbone.config.num_hidden_layers
+    for name, layout in LAYOUTS.items():
+        found = dict(_tensors(folder, layout.prefix.format(L=layers)))
+        if not found:
+            continue
+        head = MTPHead(backbone, zero_first=layout.zero_first)
+        state = from_layout(found, layout, layers, list(head.state_dict()))
+        for key, tensor in state.items():
+            if tensor.shape != head.state_dict()[key].shape:
+                shapes = f"{tuple(tensor.shape)}, the model needs {tuple(head.state_dict()[key].shape)}"
+                raise UserError(f"{folder}: MTP weight {key} has shape {shapes}")
+        head.load_state_dict(state)
+        return name, head.eval()
+    if not fresh:
+        return "mimo", None
+    head = MTPHead(backbone, zero_first=LAYOUTS["mimo"].zero_first)
+    init_from_backbone(head, backbone)
+    log.warning("a fresh MTP head was made from the last layer of %s; adapt it before relying on it", folder)
+    return "mimo", head.eval()
+
+
+def _tensors(folder: Path, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in the folder's safetensors files whose name starts with ``prefix``."""
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # safe_open is no mapping: it cannot be iterated
+                    if name.startswith(prefix):
+                        yield name, opened.get_tensor(name)
+        except SafetensorError as error:
+            raise UserError(f"{file} cannot be read: {error}") from error
+
+
+def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write a Hugging Face folder with the MTP weights in the layout they came in; ``dtype`` is the one on disk.
+
+    One safetensors file, so that readers that know no MTP (transformers) skip its keys and those that do (SGLang)
+    find them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    backbone, layers = policy.backbone, policy.backbone.config.num_hidden_layers
+    state = {name: p.detach() for name, p in backbone.named_parameters()}
+    if policy.mtp is not None:
+        head = {name: p.detach() for name, p in policy.mtp.named_parameters()}
+        state |= to_layout(head, LAYOUTS[policy.layout], layers)
+    state = {name: t.to(device="cpu", dtype=dtype or t.dtype).contiguous() for name, t in state.items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    config = backbone.config.to_dict()
+    config["dtype"] = str(dtype or backbone.dtype).removeprefix("torch.")
+    config.pop("_attn_implementation", None)
+    if policy.mtp is not None:
+        config["num_nextn_predict_layers"] = 1
+        if policy.layout == "mimo" and config["model_type"] == "qwen2":
+            config["architectures"] = ["MiMoForCausalLM"]  # what SGLang goes by; transformers goes by model_type
+    (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
+    if backbone.generation_config is not None:
+        backbone.generation_config.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def backbone_config(path: str) -> dict[str, object]:
+    """The configuration of a checkpoint as plain data, without loading its weights."""
+    return dict(AutoConfig.from_pretrained(resolve(path), local_files_only=True).to_dict())

@@ -1,0 +1,88 @@
+"""The multi-token-prediction head (SPEC 0.5): from a hidden state and the next token to a law for the token after it.
+
+Two norms, a projection 2d -> d, one decoder layer of the backbone's own kind, a final norm; embedding and
+language-model head are the backbone's, shared and frozen. Steps beyond the first feed the head its own output
+(recursion).
+"""
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from bebop.model.attention import AttentionContext, ChainContext
+
+
+class MTPHead(nn.Module):
+    """One MTP layer for a backbone; parameters are made like the backbone's (class, dtype, device)."""
+
+    def __init__(self, backbone: PreTrainedModel, zero_first: bool = True) -> None:
+        """``zero_first``: position 0 gets a zero embedding, as MiMo and DeepSeek layers are served."""
+        super().__init__()
+        decoder = backbone.get_decoder()
+        config = copy.deepcopy(backbone.config)
+        size = config.hidden_size
+        norm, layer = type(decoder.norm), type(decoder.layers[0])
+        self.layer_index = config.num_hidden_layers
+        self.zero_first = zero_first
+        if getattr(config, "layer_types", None):
+            config.layer_types = [*config.layer_types, "full_attention"]
+        self.token_norm = norm(size, eps=config.rms_norm_eps)
+        self.hidden_norm = norm(size, eps=config.rms_norm_eps)
+        self.project = nn.Linear(2 * size, size, bias=False)
+        self.layer = layer(config, self.layer_index)
+        self.final_norm = norm(size, eps=config.rms_norm_eps)
+        # Called through a tuple so that the rotary module is not registered (and saved) twice.
+        self._rotary = (decoder.rotary_emb,)
+        self.to(dtype=decoder.embed_tokens.weight.dtype, device=decoder.embed_tokens.weight.device)
+
+    def forward(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """One step for n anchors: embeddings of tokens t+1 and hidden states of t, both [B,n,d] -> hidden [B,n,d].
+
+        ``positions`` [B,n] is t for step 1 and grows by one with each recursive step. The result is normed: the
+        language-model head takes it as it is, and so does the next recursive step.
+        """
+        if self.zero_first:
+            embeddings = embeddings.masked_fill((positions == 0)[..., None], 0)
+        x = self.project(torch.cat([self.token_norm(embeddings), self.hidden_norm(hidden)], -1))
+        x = self.layer(
+            x,
+            attention_mask=None,
+            position_ids=positions,
+            position_embeddings=self._rotary[0](x, positions),
+            context=context,
+        )
+        return self.final_norm(x)
+
+
+def chain(head: MTPHead, embeddings: Tensor, hidden: Tensor, steps: int) -> Iterator[Tensor]:
+    """Recursive steps on given text, as they run while drafting: embeddings and hidden states [B,T,d] of its tokens.
+
+    Step i (from 1) yields hidden states [B,T-i,d]; its entry at anchor t predicts token t + i + 1 and stands against
+    the backbone's own law at position t + i.
+    """
+    context = ChainContext()
+    length = hidden.shape[1]
+    for step in range(1, steps + 1):
+        anchors = length - step
+        positions = torch.arange(anchors, device=hidden.device).expand(hidden.shape[0], -1) + step - 1
+        context.next_step()
+        hidden = head(embeddings[:, step:], hidden[:, :anchors], positions, context)
+        yield hidden
+
+
+@torch.no_grad()
+def init_from_backbone(head: MTPHead, backbone: PreTrainedModel) -> None:
+    """Start from the backbone's last layer, and from a projection that passes the hidden state through.
+
+    The head then begins as a good next-token predictor one token late, a far better start than noise.
+    """
+    decoder = backbone.get_decoder()
+    head.layer.load_state_dict(decoder.layers[-1].state_dict())
+    head.final_norm.load_state_dict(decoder.norm.state_dict())
+    size = head.project.out_features
+    head.project.weight.zero_()
+    head.project.weight[:, size:] = 0.5 * torch.eye(size)
+    head.project.weight[:, :size] = 0.5 * torch.eye(size)

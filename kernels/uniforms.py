@@ -1,0 +1,31 @@
+"""Uniform random numbers as a function of (seed, counter): no state to keep, the same on every device and batch."""
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
+_MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of signed 64-bit numbers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014), a bijection of 64-bit numbers."""
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def uniforms(seeds: Tensor, counters: Tensor, count: int) -> Tensor:
+    """``count`` numbers in [0, 1) for each (seed, counter): [B], [B] -> [B, count], float64 with 53 random bits.
+
+    A request that is moved to another slot, batch or worker, or resumed half-way, draws the same numbers.
+    """
+    lanes = torch.arange(1, count + 1, device=seeds.device)
+    key = _mix(_mix(seeds) + counters * _GOLDEN)
+    bits = _mix(key[:, None] + lanes * _GOLDEN)
+    return _shift(bits, 11).to(torch.float64) * 2.0**-53

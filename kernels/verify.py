@@ -1,0 +1,63 @@
+"""Chain verification by rejection sampling (SPEC 0.3), the plain PyTorch reference.
+
+One code path serves rejection sampling and target-only verification: the latter is a one-hot draft law.
+"""
+
+import torch
+from torch import Tensor
+
+
+def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw from laws [..., V] (unnormalised) by inverting the CDF at uniforms [...] in [0, 1) -> tokens [...].
+
+    Takes the first token with cumsum > u * total. Where rounding leaves none, the last token of positive mass, never
+    index V - 1 as such: a token of probability zero cannot come out.
+    """
+    cdf = probs.cumsum(-1)
+    total = cdf[..., -1:]
+    token = (cdf <= uniforms[..., None].to(cdf.dtype) * total).sum(-1)
+    # The CDF is flat over a tail of zeros, so the first index that reaches the total is the last of positive mass.
+    last = (cdf < total).sum(-1)
+    return torch.minimum(token, last)
+
+
+def chain_verify(
+    draft_tokens: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    uniforms: Tensor,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Accept a prefix of a drafted chain and draw the token after it, so that the output law is the target's.
+
+    Args:
+        draft_tokens: [B, K], each sampled from its row of ``draft_probs``.
+        draft_probs: [B, K, V], exactly the laws that the drafts were sampled from.
+        target_probs: [B, K + 1, V]; row j is the target's law after the first j drafts.
+        uniforms: [B, K + 2] in [0, 1): K tests, then one for the residual and one for the bonus token.
+        lengths: [B], drafts per row (ragged chains); K for all if None.
+
+    Returns:
+        accepted [B] in 0..K, and the next token [B]: from the residual max(0, p - q) after a rejection, from row K + 1
+        of the target (not row K, as printed in the paper's Algorithms 3 and 4) after a full chain.
+    """
+    batch, drafts = draft_tokens.shape
+    steps = torch.arange(drafts, device=draft_tokens.device)
+    lengths = torch.full_like(draft_tokens[:, 0], drafts) if lengths is None else lengths
+    index = draft_tokens[..., None]
+    p = target_probs[:, :drafts].gather(-1, index)[..., 0]
+    q = draft_probs.gather(-1, index)[..., 0]
+    # Multiplied, not divided, and strict: p = 0 can never be accepted, q = 0 needs no guard.
+    passed = (uniforms[:, :drafts] * q < p) & (steps < lengths[:, None])
+    accepted = passed.long().cumprod(-1).sum(-1)
+
+    rows = torch.arange(batch, device=draft_tokens.device)
+    target = target_probs[rows, accepted]
+    rejected = accepted < lengths
+    draft = draft_probs[rows, accepted.clamp(max=drafts - 1)]
+    residual = (target - draft).clamp_min(0)
+    # A residual without mass means p = q up to rounding, where p itself is the law.
+    use_residual = rejected & (residual.sum(-1) > 0)
+    law = torch.where(use_residual[:, None], residual, target)
+    u = torch.where(rejected, uniforms[:, drafts], uniforms[:, drafts + 1])
+    return accepted, sample(law, u)

@@ -1,0 +1,63 @@
+"""Sampling laws: from logits to probabilities, in one order for target and draft (SPEC 0.4).
+
+Penalty -> temperature -> top-k -> top-p -> min-p -> renormalise. Losslessness needs that the verified p and q are
+exactly the laws that tokens are drawn from, so there is one function for both.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laws:
+    """Sampling parameters of B rows, each [B]; ``None`` where no row has anything but the neutral value."""
+
+    temperature: Tensor | None = None  # 0 is greedy
+    top_k: Tensor | None = None  # 0 is all
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+    penalty: Tensor | None = None
+
+    def probs(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Laws [B, n, V] (float32) of logits [B, n, V]; ``seen`` [B, n, V] marks the tokens that are penalised."""
+        logits = logits.float()
+        if self.penalty is not None and seen is not None:
+            factor = self.penalty[:, None, None]
+            logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+        if self.temperature is None:
+            probs = logits.softmax(-1)
+        else:
+            greedy = self.temperature == 0
+            heat = torch.where(greedy, torch.ones_like(self.temperature), self.temperature)[:, None, None]
+            one_hot = torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+            probs = torch.where(greedy[:, None, None], one_hot, (logits / heat).softmax(-1))
+        if self.top_k is not None or self.top_p is not None:
+            probs = self._nucleus(probs)
+        if self.min_p is not None:
+            floor = self.min_p[:, None, None] * probs.amax(-1, keepdim=True)
+            probs = probs * (probs >= floor)
+            probs = probs / probs.sum(-1, keepdim=True)
+        return probs
+
+    def _nucleus(self, probs: Tensor) -> Tensor:
+        """Top-k, then top-p of what is left; ties at the border are kept in index order (stable sort)."""
+        ranked, order = torch.sort(probs, dim=-1, descending=True, stable=True)
+        keep = torch.ones_like(ranked, dtype=torch.bool)
+        if self.top_k is not None:
+            limit = torch.where(self.top_k == 0, probs.shape[-1], self.top_k)[:, None, None]
+            keep &= torch.arange(probs.shape[-1], device=probs.device) < limit
+            ranked = ranked * keep
+            ranked = ranked / ranked.sum(-1, keepdim=True)
+        if self.top_p is not None:
+            # A token is kept while the mass before it is below p; the first one always is.
+            keep &= (ranked.cumsum(-1) - ranked) < self.top_p[:, None, None]
+        ranked = ranked * keep
+        ranked = ranked / ranked.sum(-1, keepdim=True)
+        return torch.zeros_like(probs).scatter_(-1, order, ranked)
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """Shannon entropy in nats over the last axis; 0 log 0 = 0."""
+    return torch.special.entr(probs).sum(-1)

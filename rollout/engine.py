@@ -1,0 +1,57 @@
+"""What every rollout engine offers: requests in, completions out, weights swapped in between."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from bebop.trajectory import Completion, SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One answer wanted.
+
+    >>> Request(id=7, token_ids=(2, 17, 4), params=SamplingParams(max_new_tokens=8, seed=1))  # doctest: +SKIP
+    """
+
+    id: int  # chosen by the caller, unique among the requests that are not finished
+    token_ids: tuple[int, ...]  # [P] prompt
+    params: SamplingParams
+    partial: Completion | None = None  # an aborted answer to go on with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A request that ended."""
+
+    id: int
+    completion: Completion
+
+
+class Engine(Protocol):
+    """A decoding engine driven step by step by one thread."""
+
+    version: int  # of the weights in use
+
+    def add(self, request: Request) -> None:
+        """Queue a request; ``UserError`` if it can never fit."""
+        ...
+
+    def step(self) -> list[Finished]:
+        """Admit what fits, run one decoding cycle, return what ended. Nothing to do returns at once."""
+        ...
+
+    def abort(self, ids: Sequence[int] | None = None) -> list[Finished]:
+        """End requests (all, if None) now; their partial completions can be resumed through ``Request.partial``."""
+        ...
+
+    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Replace weights in flight. Names as in ``Policy.weights``; those that are not sent stay."""
+        ...
+
+    @property
+    def unfinished(self) -> int:
+        """Requests queued or running."""
+        ...

@@ -1,0 +1,106 @@
+"""The engine's state: one slot a request, everything that a decoding cycle reads or writes as tensors.
+
+Active requests occupy slots 0..B-1; when one leaves, the last moves into its place, so that every tensor of the active
+rows is a view of the first B rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bebop.rollout.decoding.laws import Laws
+from bebop.trajectory import SamplingParams
+
+STATS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
+NEUTRAL = {"temperature": 1.0, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0, "penalty": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotSizes:
+    """Fixed sizes of the slot tensors."""
+
+    slots: int  # S
+    length: int  # tokens of prompt + answer
+    drafts: int  # K
+    hidden: int  # d
+    vocab: int  # V
+    stops: int = 8  # stop tokens a request may have
+
+
+class Slots:
+    """Tensors over S slots; see the comments for shapes and meaning."""
+
+    def __init__(self, sizes: SlotSizes, dtype: torch.dtype, device: torch.device) -> None:
+        self.sizes, self.device = sizes, device
+        s, width = sizes.slots, sizes.length + sizes.drafts + 1
+        long: dict[str, Any] = {"dtype": torch.long, "device": device}
+        self.fed = torch.zeros(s, **long)  # [S] tokens whose keys and values are in the cache
+        self.last = torch.zeros(s, **long)  # [S] the newest token, not fed yet
+        self.count = torch.zeros(s, **long)  # [S] answer tokens so far
+        self.limit = torch.zeros(s, **long)  # [S] answer tokens allowed
+        self.seed = torch.zeros(s, **long)  # [S]
+        self.stops = torch.full((s, sizes.stops), -1, **long)  # [S, stops] stop tokens, -1 padded
+        self.hidden = torch.zeros(s, sizes.hidden, dtype=dtype, device=device)  # [S, d] drafter's state for draft 1
+        self.tokens = torch.zeros(s, width, **long)  # [S, length + K + 1] answer tokens
+        self.versions = torch.zeros(s, width, **long)  # same shape
+        self.logprobs = torch.zeros(s, width, dtype=torch.float32, device=device)  # same shape
+        self.stats = torch.zeros(s, len(STATS), sizes.drafts, dtype=torch.float64, device=device)  # sums, see STATS
+        self.work = torch.zeros(s, 3, **long)  # [S, 3] cycles, backbone passes, drafter passes
+        self.settings = torch.tensor(list(NEUTRAL.values()), device=device).repeat(s, 1)  # [S, 5] in NEUTRAL's order
+        self.seen: Tensor | None = None  # [S, V] tokens in the context; made when a request has a penalty
+        self._laws: tuple[int, Laws] | None = None
+
+    def _all(self) -> list[Tensor]:
+        own = [self.fed, self.last, self.count, self.limit, self.seed, self.stops, self.hidden, self.tokens]
+        own += [self.versions, self.logprobs, self.stats, self.work, self.settings]
+        return own if self.seen is None else [*own, self.seen]
+
+    def start(self, first: int, params: Sequence[SamplingParams], contexts: Sequence[Sequence[int]]) -> None:
+        """Set slots ``first``, ``first`` + 1, ... for requests whose contexts (prompt, answer so far) are given.
+
+        One write a tensor, however many requests come at once.
+        """
+        rows = slice(first, first + len(params))
+        width = self.sizes.stops
+        numbers = [
+            [len(c) - 1, c[-1], p.max_new_tokens, p.seed, *p.stop_token_ids, *[-1] * (width - len(p.stop_token_ids))]
+            for p, c in zip(params, contexts, strict=True)
+        ]
+        table = torch.tensor(numbers, device=self.device)
+        self.fed[rows], self.last[rows], self.limit[rows], self.seed[rows] = table[:, :4].unbind(1)
+        self.stops[rows] = table[:, 4:]
+        self.count[rows] = 0
+        self.stats[rows] = 0
+        self.work[rows] = 0
+        laws = [(p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty) for p in params]
+        self.settings[rows] = torch.tensor(laws, device=self.device)
+        penalised = [i for i, p in enumerate(params) if p.repetition_penalty != 1.0]
+        if penalised and self.seen is None:
+            shape = (self.sizes.slots, self.sizes.vocab)
+            self.seen = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        if self.seen is not None:
+            self.seen[rows] = False
+            for i in penalised:
+                self.seen[first + i, torch.tensor(contexts[i], device=self.device)] = True
+        self._laws = None
+
+    def move(self, source: int, target: int) -> None:
+        """Move a slot's state; its cache entries are moved by the model runner."""
+        for tensor in self._all():
+            tensor[target] = tensor[source]
+        self._laws = None
+
+    def laws(self, batch: int) -> Laws:
+        """The sampling laws of the first ``batch`` slots; neutral settings cost nothing."""
+        if self._laws is None or self._laws[0] != batch:
+            columns = {}
+            for i, (name, neutral) in enumerate(NEUTRAL.items()):
+                column = self.settings[:batch, i]
+                columns[name] = None if bool((column == neutral).all()) else column
+            if columns["top_k"] is not None:
+                columns["top_k"] = columns["top_k"].long()
+            self._laws = (batch, Laws(**columns))
+        return self._laws[1]

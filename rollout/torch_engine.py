@@ -1,0 +1,235 @@
+"""The embedded engine: continuous batching over slots, speculative cycles, weights swapped in flight; torch alone."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.rollout.decoding.protocols import System
+from bebop.rollout.decoding.step import cycle
+from bebop.rollout.engine import Finished, Request
+from bebop.rollout.runner import ModelRunner
+from bebop.rollout.slots import STATS, Slots, SlotSizes
+from bebop.trajectory import Completion, DecodeStats, FinishReason
+
+
+class TorchEngine:
+    """See ``Engine``. Prompts shared by a group are run once; finished rows are refilled before every cycle."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        system: System,
+        *,
+        slots: int = 32,
+        max_length: int = 512,
+        on_update: str = "keep",
+        measure: bool = True,
+    ) -> None:
+        """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute."""
+        if system.drafter is not None and policy.mtp is None:
+            raise UserError(f"decoding.system={system.name!r} drafts with MTP weights, and the model has none")
+        self.policy, self.system = policy, system
+        self.length = system.length()
+        self.measure, self.on_update = measure, on_update
+        sizes = SlotSizes(
+            slots=slots,
+            length=max_length,
+            drafts=self.length.limit if system.drafter is not None else 0,
+            hidden=policy.backbone.config.hidden_size,
+            vocab=policy.vocab_size,
+        )
+        self.slots = Slots(sizes, policy.backbone.dtype, policy.device)
+        self.runner = ModelRunner(policy, self.slots)
+        self.version = 0
+        self.waiting: deque[Request] = deque()
+        self.active: list[Request] = []  # the request in slot i
+        self.fed: list[int] = []  # its fed length, known without asking the device
+        limit = policy.backbone.config.max_position_embeddings
+        if max_length > limit:
+            raise UserError(f"rollout.max_length={max_length} is not possible: the model has {limit} positions")
+
+    @property
+    def unfinished(self) -> int:
+        """Requests queued or running."""
+        return len(self.waiting) + len(self.active)
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        need, room = len(request.token_ids) + request.params.max_new_tokens, self.slots.sizes.length
+        if need > room:
+            raise UserError(f"a prompt of {len(request.token_ids)} tokens + max_new_tokens exceeds max_length={room}")
+        if not request.token_ids:
+            raise UserError("an empty prompt cannot be continued: give at least one token")
+        if len(request.params.stop_token_ids) > self.slots.sizes.stops:
+            raise UserError(f"at most {self.slots.sizes.stops} stop tokens are possible")
+        self.waiting.append(request)
+
+    @torch.inference_mode()
+    def step(self) -> list[Finished]:
+        """One cycle for all active rows."""
+        self._admit()
+        if not self.active:
+            return []
+        batch = len(self.active)
+        self.runner.begin(batch, max(self.fed))
+        done = cycle(self.runner, self.system, self.length, self.version, self.measure)
+        # The only wait for the device in a cycle: who is done, and how far each row has come.
+        state = torch.stack([done.long(), self.slots.fed[:batch]]).tolist()
+        self.fed = state[1]
+        ended = {slot: "stop" for slot in self._stop_strings()}
+        for slot in (slot for slot, flag in enumerate(state[0]) if flag):
+            ended.setdefault(slot, self._reason(slot))
+        finished = [self._collect(slot, reason) for slot, reason in sorted(ended.items())]  # type: ignore[arg-type]
+        for slot in sorted(ended, reverse=True):
+            self._free(slot)
+        return finished
+
+    @torch.inference_mode()
+    def abort(self, ids: Sequence[int] | None = None) -> list[Finished]:
+        """End requests now, all of them if ``ids`` is None."""
+        chosen = None if ids is None else set(ids)
+        slots = [s for s, request in enumerate(self.active) if chosen is None or request.id in chosen]
+        finished = [self._collect(slot, "abort") for slot in slots]
+        for slot in reversed(slots):
+            self._free(slot)
+        for request in [r for r in self.waiting if chosen is None or r.id in chosen]:
+            self.waiting.remove(request)
+            finished.append(Finished(id=request.id, completion=request.partial or _nothing()))
+        return finished
+
+    @torch.inference_mode()
+    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Copy weights into place. Running requests go on: on their old keys and values, or on recomputed ones."""
+        own = self.policy.weights(mtp=True)
+        unknown = [name for name in weights if name not in own]
+        if unknown:
+            raise UserError(f"weights do not fit the model: {unknown[0]} and {len(unknown) - 1} more are not known")
+        for name, tensor in weights.items():
+            own[name].data.copy_(tensor)
+        self.version = version
+        if self.on_update == "recompute" and self.active:
+            self._prefill(0, [self._context(slot) for slot in range(len(self.active))])
+
+    def _admit(self) -> None:
+        """Fill free slots from the queue, each distinct context computed once."""
+        free = self.slots.sizes.slots - len(self.active)
+        new = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
+        if not new:
+            return
+        first = len(self.active)
+        answers = [r.partial.token_ids.tolist() if r.partial is not None else [] for r in new]
+        contexts = [[*r.token_ids, *answer] for r, answer in zip(new, answers, strict=True)]
+        self.slots.start(first, [r.params for r in new], contexts)
+        for slot, request in enumerate(new, start=first):
+            if request.partial is not None:
+                self._restore(slot, request.partial)
+        self.active += new
+        self.fed += [len(context) - 1 for context in contexts]
+        self._prefill(first, contexts)
+
+    def _prefill(self, first: int, contexts: list[list[int]]) -> None:
+        """Prefill runs of slots with distinct contexts and copy them to the slots that share them.
+
+        A group's requests come one after another, so equal neighbours are what sharing has to find. A run of distinct
+        contexts is computed in the last slots of the block, then spread from front to back.
+        """
+        runs: list[tuple[list[int], list[int]]] = []  # context, slots
+        for offset, context in enumerate(contexts):
+            if runs and runs[-1][0] == context:
+                runs[-1][1].append(first + offset)
+            else:
+                runs.append((context, [first + offset]))
+        start = first + len(contexts) - len(runs)
+        self.runner.prefill(start, [context for context, _ in runs])
+        for i, (context, targets) in enumerate(runs):
+            # Run i lies at start + i >= its own targets' end, so no run is overwritten before it has been spread.
+            self.runner.copy(start + i, targets[0], targets[-1] + 1, len(context) - 1)
+
+    def _restore(self, slot: int, partial: Completion) -> None:
+        """Put an aborted answer's tokens, log-probs and versions back into a slot."""
+        done = len(partial.token_ids)
+        self.slots.count[slot] = done
+        for name in ("tokens", "logprobs", "versions"):
+            values = getattr(partial, "token_ids" if name == "tokens" else name)
+            getattr(self.slots, name)[slot, :done] = torch.as_tensor(values, device=self.slots.device)
+
+    def _context(self, slot: int) -> list[int]:
+        """Prompt and answer so far of a running request."""
+        count = int(self.slots.count[slot])
+        return [*self.active[slot].token_ids, *self.slots.tokens[slot, :count].tolist()]
+
+    def _reason(self, slot: int) -> FinishReason:
+        last = int(self.slots.last[slot])
+        return "stop" if last in self.active[slot].params.stop_token_ids else "length"
+
+    def _stop_strings(self) -> list[int]:
+        """Slots whose answer now holds one of its stop strings; cuts the answer after the token that completes it."""
+        hit = []
+        for slot, request in enumerate(self.active):
+            if not request.params.stop:
+                continue
+            count = int(self.slots.count[slot])
+            ids = self.slots.tokens[slot, :count].tolist()
+            if not _holds(self.policy.tokenizer.decode(ids), request.params.stop):
+                continue
+            while count > 1 and _holds(self.policy.tokenizer.decode(ids[: count - 1]), request.params.stop):
+                count -= 1
+            self.slots.count[slot] = count
+            hit.append(slot)
+        return hit
+
+    def _collect(self, slot: int, reason: FinishReason) -> Finished:
+        """The completion of a slot, copied off the device."""
+        request, count = self.active[slot], int(self.slots.count[slot])
+        ids = self.slots.tokens[slot, :count].to("cpu", copy=True).numpy()
+        sums = dict(zip(STATS, self.slots.stats[slot].cpu().numpy().copy(), strict=True))
+        cycles, target, draft = self.slots.work[slot].tolist()
+        before = request.partial.stats if request.partial else DecodeStats()
+        fresh = count - (len(request.partial.token_ids) if request.partial else 0)
+        stats = DecodeStats(cycles=cycles, tokens=fresh, target_forwards=target, draft_forwards=draft, **sums)
+        completion = Completion(
+            token_ids=ids,
+            logprobs=self.slots.logprobs[slot, :count].to("cpu", copy=True).numpy(),
+            versions=self.slots.versions[slot, :count].to("cpu", copy=True).numpy(),
+            text=self.policy.tokenizer.decode(ids, skip_special_tokens=False),
+            finish_reason=reason,
+            stats=before + stats,
+            exact=self.system.rule.exact,
+        )
+        return Finished(id=request.id, completion=completion)
+
+    def _free(self, slot: int) -> None:
+        """Give a slot back: the last active row moves into its place."""
+        last = len(self.active) - 1
+        if slot != last:
+            self.runner.copy(last, slot, slot + 1, self.fed[last])
+            self.slots.move(last, slot)
+            self.active[slot], self.fed[slot] = self.active[last], self.fed[last]
+        self.active.pop()
+        self.fed.pop()
+
+
+def _holds(text: str, stops: tuple[str, ...]) -> bool:
+    return any(stop in text for stop in stops)
+
+
+def _nothing() -> Completion:
+    empty = np.zeros(0, dtype=np.int64)
+    return Completion(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty, finish_reason="abort")
+
+
+def generate(engine: TorchEngine, requests: Sequence[Request]) -> list[Completion]:
+    """Run requests to their end and return completions in their order."""
+    requests = [dataclasses.replace(request, id=i) for i, request in enumerate(requests)]
+    for request in requests:
+        engine.add(request)
+    done: dict[int, Completion] = {}
+    while engine.unfinished:
+        done |= {f.id: f.completion for f in engine.step()}
+    return [done[i] for i in range(len(requests))]

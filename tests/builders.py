@@ -1,0 +1,51 @@
+"""Small models and requests for tests."""
+
+from collections.abc import Sequence
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from bebop.model.attention import ATTENTION
+from bebop.model.backbone import Policy
+from bebop.model.mtp import MTPHead
+from bebop.rollout.engine import Request
+from bebop.trajectory import SamplingParams
+
+
+def letters(vocab_size: int) -> PreTrainedTokenizerFast:
+    """A tokenizer with one character per token; the last token ends a text."""
+    vocab = {chr(97 + i): i for i in range(vocab_size - 1)} | {"<eos>": vocab_size - 1}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+def tiny_policy(
+    vocab_size: int = 12, *, seed: int = 0, layers: int = 2, dtype: torch.dtype = torch.float32, sharp: float = 12.0
+) -> Policy:
+    """A random Qwen2 policy with an MTP head whose laws are neither flat nor peaked, and differ from the target's."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False, bos_token_id=None,
+        eos_token_id=vocab_size - 1, pad_token_id=None, initializer_range=0.2, attn_implementation=ATTENTION,
+    )  # fmt: skip
+    backbone = Qwen2ForCausalLM(config).to(dtype).eval()
+    head = MTPHead(backbone).eval()
+    with torch.no_grad():
+        backbone.lm_head.weight.normal_(0, sharp / 32)
+        for parameter in head.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0, 0.25)
+    return Policy(backbone=backbone, tokenizer=letters(vocab_size), mtp=head, layout="mimo")
+
+
+def requests(prompts: Sequence[Sequence[int]], **params: object) -> list[Request]:
+    """One request a prompt, seeds counting up from ``seed``."""
+    seed = int(params.pop("seed", 0))  # type: ignore[call-overload]
+    return [
+        Request(id=i, token_ids=tuple(p), params=SamplingParams(seed=seed + i, **params))  # type: ignore[arg-type]
+        for i, p in enumerate(prompts)
+    ]

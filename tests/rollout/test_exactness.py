@@ -1,0 +1,169 @@
+"""The output law of every exact system is the target's: tested on the engine itself, with faults that must be seen."""
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.kernels.verify import chain_verify, sample
+from bebop.model.attention import PackedContext, SlotContext
+from bebop.model.backbone import Policy
+from bebop.rollout.decoding.protocols import AcceptanceRule, Draft, System, Verdict
+from bebop.rollout.decoding.systems import SYSTEMS, make_system
+from bebop.rollout.torch_engine import TorchEngine, generate
+from tests.builders import requests, tiny_policy
+
+VOCAB, DRAWS, TOKENS = 5, 20_000, 3
+PROMPTS = [[0, 1, 2], [3, 3, 1, 0]]
+LEVEL = 1e-3
+
+
+def exact_law(policy: Policy, prompt: Sequence[int], temperature: float) -> np.ndarray:
+    """Joint law [V, V, V] of the next three tokens, by enumeration."""
+    pairs = torch.tensor(list(itertools.product(range(VOCAB), repeat=2)))
+    ids = torch.cat([torch.tensor(prompt).expand(len(pairs), -1), pairs], 1)
+    lengths = torch.full((len(ids),), ids.shape[1])
+    positions = torch.arange(ids.shape[1]).repeat(len(ids))
+    with torch.no_grad():
+        hidden = policy.hidden(ids.reshape(1, -1), positions[None], PackedContext(lengths))
+        logits = policy.logits(hidden).view(*ids.shape, VOCAB)[:, len(prompt) - 1 :]
+    p = (logits.double() / temperature).softmax(-1).view(VOCAB, VOCAB, 3, VOCAB)
+    first, second, third = p[0, 0, 0], p[:, 0, 1], p[:, :, 2]
+    return (first[:, None, None] * second[:, :, None] * third).numpy()
+
+
+def p_value(counts: np.ndarray, law: np.ndarray) -> float:
+    """Pearson's chi-square, cells with fewer than five expected draws merged into one."""
+    expected = law.ravel() * counts.sum()
+    observed = counts.ravel()
+    small = expected < 5
+    expected = np.append(expected[~small], expected[small].sum())
+    observed = np.append(observed[~small], observed[small].sum())
+    if expected[-1] < 5:  # too little even together: goes to the next cell
+        expected[-2] += expected[-1]
+        observed[-2] += observed[-1]
+        expected, observed = expected[:-1], observed[:-1]
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    return float(chi2.sf(statistic, len(expected) - 1))
+
+
+def draw(
+    policy: Policy, system: System, prompt: list[int], temperature: float, context: type | None = None
+) -> np.ndarray:
+    """Counts [V, V, V] of the first three tokens in DRAWS answers of the engine."""
+    engine = TorchEngine(policy, system, slots=1000, max_length=16)
+    if context is not None:
+        engine.runner.target.__class__ = context
+    asked = requests([prompt] * DRAWS, temperature=temperature, max_new_tokens=TOKENS + 2)
+    counts = Counter(tuple(a.token_ids[:TOKENS].tolist()) for a in generate(engine, asked))
+    table = np.zeros((VOCAB,) * TOKENS)
+    for tokens, count in counts.items():
+        table[tokens] = count
+    return table
+
+
+def smallest_p(policy: Policy, system: System, temperature: float, context: type | None = None) -> float:
+    """The smallest p-value over prompts, single tokens and the joint law, corrected for their number (Bonferroni)."""
+    values = []
+    for prompt in PROMPTS:
+        law = exact_law(policy, prompt, temperature)
+        counts = draw(policy, system, prompt, temperature, context)
+        values.append(p_value(counts, law))
+        for axis in range(TOKENS):
+            others = tuple(a for a in range(TOKENS) if a != axis)
+            values.append(p_value(counts.sum(others), law.sum(others)))
+    return min(values) * len(values)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return tiny_policy(VOCAB, seed=11, sharp=16.0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_output_law_is_the_target(policy: Policy, name: str, temperature: float) -> None:
+    system = make_system(DecodingConfig(system=name, draft_tokens=2))
+    assert system.rule.exact
+    assert smallest_p(policy, system, temperature) > LEVEL
+
+
+class BonusFromTheLastDraftRow:
+    """The bonus as the paper's Algorithms 3 and 4 print it: from p_K instead of p_{K+1}."""
+
+    exact = True
+
+    def accept(self, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+        shifted = torch.cat([target_probs[:, :-1], target_probs[:, -2:-1]], 1)
+        accepted, token = chain_verify(draft.tokens, draft.probs, shifted, uniforms, draft.lengths)
+        return Verdict(accepted=accepted, next_token=token)
+
+
+class ResidualIsTheTarget:
+    """After a rejection draws from p instead of max(0, p - q)."""
+
+    exact = True
+
+    def accept(self, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+        accepted, _ = chain_verify(draft.tokens, draft.probs, target_probs, uniforms, draft.lengths)
+        rows = torch.arange(len(accepted))
+        return Verdict(accepted=accepted, next_token=sample(target_probs[rows, accepted], uniforms[:, -1]))
+
+
+class UnprocessedDraftLaw:
+    """Verifies with the draft's law before temperature, not the one that the draft was sampled from."""
+
+    exact = True
+
+    def accept(self, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+        raw = draft.probs**0.7
+        raw = raw / raw.sum(-1, keepdim=True)
+        accepted, token = chain_verify(draft.tokens, raw, target_probs, uniforms, draft.lengths)
+        return Verdict(accepted=accepted, next_token=token)
+
+
+@pytest.mark.parametrize("rule", [BonusFromTheLastDraftRow(), ResidualIsTheTarget(), UnprocessedDraftLaw()])
+def test_broken_rules_are_caught(policy: Policy, rule: AcceptanceRule) -> None:
+    system = dataclasses.replace(make_system(DecodingConfig(system="bebop", draft_tokens=2)), rule=rule)
+    assert smallest_p(policy, system, 0.7) < LEVEL / 100
+
+
+class StaleRow(SlotContext):
+    """Leaves the first row of each verification as the last cycle's draft wrote it."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        if query.shape[2] > 1 and self.first_slot == 0 and self.bias.shape[-1] == self.keys.shape[3]:
+            at = self.index[:, :, :1]
+            batch = len(key)
+            key, value = key.clone(), value.clone()
+            key[:, :, :1] = self.keys[layer, :batch].gather(2, at)
+            value[:, :, :1] = self.values[layer, :batch].gather(2, at)
+        return super().attend(layer, query, key, value, scaling)
+
+
+def test_a_stale_cache_row_is_caught(policy: Policy) -> None:
+    system = make_system(DecodingConfig(system="bebop", draft_tokens=2))
+    assert smallest_p(policy, system, 1.0, StaleRow) < LEVEL / 100
+
+
+def test_a_draft_dropped_for_being_unlikely_is_caught(policy: Policy) -> None:
+    """The illegal length rule of SPEC 1.7: it filters the draft law, and the test sees the bias."""
+
+    class DropUnlikely:
+        exact = True
+
+        def accept(self, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+            q = draft.probs.gather(-1, draft.tokens[..., None])[..., 0]
+            lengths = (q > 0.3).long().cumprod(1).sum(1)
+            accepted, token = chain_verify(draft.tokens, draft.probs, target_probs, uniforms, lengths)
+            return Verdict(accepted=accepted, next_token=token)
+
+    system = dataclasses.replace(make_system(DecodingConfig(system="bebop", draft_tokens=2)), rule=DropUnlikely())
+    assert smallest_p(policy, system, 1.0) < LEVEL / 100
