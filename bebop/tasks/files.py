@@ -1,0 +1,104 @@
+"""Questions from a JSONL or parquet file: every row once per epoch, in an order shuffled anew for each epoch."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from bebop.errors import UserError
+
+
+class FileItems:
+    """The rows of a file, without end; ``item`` is a pure function of its arguments, the file and the seed.
+
+    ``prompt_key`` and ``answer_key`` may go into nested rows with dots, as in verl's ``reward_model.ground_truth``. A
+    prompt is a text or a list of messages with role and content. The whole file is read and checked at the start.
+    """
+
+    def __init__(self, path: str, prompt_key: str, answer_key: str, seed: int) -> None:
+        """Read and check the file; ``UserError`` names the line or row that cannot be used."""
+        self.prompt_key, self.answer_key, self.seed = prompt_key, answer_key, seed
+        self.rows = _read(Path(path))
+        self._orders: dict[tuple[int, int], list[int]] = {}
+        for where, row in self.rows:
+            question = lookup(row, prompt_key, "task.prompt_key", where)
+            _check_question(question, f"task.prompt_key={prompt_key!r}: {where}")
+            lookup(row, answer_key, "task.answer_key", where)
+
+    def item(self, index: int, attempt: int = 0) -> dict[str, Any]:
+        """Keys question, answer and metadata (the whole row); other attempts shuffle the epoch differently."""
+        epoch, place = divmod(index, len(self.rows))
+        where, row = self.rows[self._order(epoch, attempt)[place]]
+        return {
+            "question": lookup(row, self.prompt_key, "task.prompt_key", where),
+            "answer": lookup(row, self.answer_key, "task.answer_key", where),
+            "metadata": row,
+        }
+
+    def _order(self, epoch: int, attempt: int) -> list[int]:
+        if (epoch, attempt) not in self._orders:
+            if len(self._orders) >= 4:
+                self._orders.pop(next(iter(self._orders)))
+            count = len(self.rows)
+            order = random.Random(f"{self.seed}/{epoch}/{attempt}").sample(range(count), count)
+            self._orders[epoch, attempt] = order
+        return self._orders[epoch, attempt]
+
+
+def lookup(row: dict[str, Any], key: str, setting: str, where: str) -> Any:
+    """``row[key]``, or through nested mappings where ``key`` has dots; ``UserError`` if there is nothing."""
+    if key in row and row[key] is not None:
+        return row[key]
+    value: Any = row
+    for part in key.split("."):
+        if not isinstance(value, dict) or value.get(part) is None:
+            raise UserError(f"{setting}={key!r}: {where} has no such key; it has {', '.join(map(str, row))}")
+        value = value[part]
+    return value
+
+
+def _check_question(question: Any, where: str) -> None:
+    if isinstance(question, str) and question.strip():
+        return
+    messages = isinstance(question, list) and question
+    if messages and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in question):
+        return
+    raise UserError(f"{where} holds {str(question)[:60]!r}; give a text or a list of messages with role and content")
+
+
+def _read(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The rows, each with the words that name its place in an error message."""
+    try:
+        rows = _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path)
+    except OSError as error:
+        raise UserError(f"task.path={str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
+    if not rows:
+        raise UserError(f"task.path={str(path)!r} has no rows: give a file with at least one")
+    return rows
+
+
+def _read_parquet(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except pyarrow.ArrowException as error:
+        raise UserError(f"task.path={str(path)!r} is no parquet file: {str(error).splitlines()[0]}") from error
+    return [(f"row {n} of {path}", row) for n, row in enumerate(table.to_pylist(), start=1)]
+
+
+def _read_jsonl(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"line {number} of {path}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:  # not JSON, or not UTF-8
+            raise UserError(f"{where} cannot be read: {error}") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{where} cannot be read: it holds {str(row)[:40]!r}, not an object in braces")
+        rows.append((where, row))
+    return rows

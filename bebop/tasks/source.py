@@ -1,0 +1,79 @@
+"""The prompt stream: endless, and addressed by number, so that a job resumes from one integer."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from bebop.config import TaskConfig
+from bebop.errors import UserError
+from bebop.tasks.files import FileItems
+from bebop.tasks.procedural import ProceduralItems
+from bebop.trajectory import Prompt
+
+Question = str | list[dict[str, str]]  # a text, or messages with role and content
+Encode = Callable[[Any], tuple[str, tuple[int, ...]]]  # Question -> text after the chat template, token ids [P]
+
+MAX_TRIES = 128  # candidates for one place in the stream before the length limit counts as wrong
+
+
+class Items(Protocol):
+    """Where questions come from: a mapping with question, answer and metadata for every (index, attempt)."""
+
+    def item(self, index: int, attempt: int = 0) -> dict[str, Any]:
+        """The candidate number ``attempt`` for place ``index``, the same on every call."""
+        ...
+
+
+class PromptSource:
+    """The prompts of a job. ``prompt(n)`` depends on the settings and n alone: n is the whole state of the stream.
+
+    A question that takes more than ``max_prompt_tokens`` is replaced by another candidate for the same place (for a
+    file that is another row, which the epoch then holds twice); the places of all others stay as they are.
+    """
+
+    def __init__(self, config: TaskConfig, encode: Encode, max_prompt_tokens: int) -> None:
+        """Open the source; ``encode`` turns a question into text and token ids (see ``chat_encoder``)."""
+        self.config, self.encode, self.max_prompt_tokens = config, encode, max_prompt_tokens
+        self.items = _items(config)
+
+    def prompt(self, index: int) -> Prompt:
+        """Prompt number ``index`` >= 0. ``UserError`` if every candidate for the place is too long."""
+        assert index >= 0, index
+        lengths = []
+        for attempt in range(MAX_TRIES):
+            item = self.items.item(index, attempt)
+            text, token_ids = self.encode(item["question"])
+            if len(token_ids) <= self.max_prompt_tokens:
+                return Prompt(index=index, task=self.config.name, text=text, token_ids=token_ids, item=item)
+            lengths.append(len(token_ids))
+        raise UserError(
+            f"task.name={self.config.name!r}: {MAX_TRIES} prompts in a row take {min(lengths)} to {max(lengths)} "
+            f"tokens, but {self.max_prompt_tokens} fit; raise rollout.max_length or choose shorter questions"
+        )
+
+
+def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Question], tuple[str, tuple[int, ...]]]:
+    """Question -> (text, token ids), with the tokenizer's chat template if it has one, else the text and a newline.
+
+    ``system`` goes before a question that brings no system message: a model that was not trained to answer between
+    <answer> tags must be told to (``reasoning_gym.utils.SYSTEM_PROMPTS`` has wordings).
+    """
+
+    def encode(question: Question) -> tuple[str, tuple[int, ...]]:
+        messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
+        if system is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": system}, *messages]
+        if tokenizer.chat_template is None:
+            text = "\n".join(m["content"] for m in messages) + "\n"
+            return text, tuple(tokenizer(text)["input_ids"])
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        # The template has written the special tokens already.
+        return text, tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    return encode
+
+
+def _items(config: TaskConfig) -> Items:
+    if config.source == "file":
+        assert config.path is not None, "TaskConfig checks this"
+        return FileItems(config.path, config.prompt_key, config.answer_key, config.seed)
+    return ProceduralItems(config.name, config.args, config.seed)
