@@ -1,0 +1,152 @@
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from bebop.config import ModelConfig
+from bebop.errors import UserError
+from bebop.model.checkpoint import load_policy, save_policy
+from bebop.trainer.actor import TrainerWorker
+from bebop.trainer.checkpoint import folder_of, latest, load, prune, steps
+from bebop.trainer.policy import PolicyTrainer
+from tests.trainer.builders import batch, job, policy, weights_of
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    folder = tmp_path / "model"
+    save_policy(policy(), folder)
+    return str(folder)
+
+
+def written(run: Path, step: int, model: str) -> Path:
+    folder = folder_of(run, step)
+    TrainerWorker(job(model)).save(folder, {"cursor": step})
+    return folder
+
+
+def learned(worker: TrainerWorker, seeds: list[int]) -> TrainerWorker:
+    for seed in seeds:
+        worker.update(batch(policy(), seed=seed))
+    return worker
+
+
+def everything(worker: TrainerWorker) -> dict[str, Tensor]:
+    state = worker.trainer.state_dict()
+    return {**state["weights"], **state["optimizer"], "rng": torch.get_rng_state()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_three_updates_equal_one_and_resume_and_two_bit_for_bit(tmp_path: Path, model: str, dtype: str) -> None:
+    config = job(model, model={"path": model, "device": "cpu", "dtype": dtype}, algorithm={"kl_coefficient": 0.1})
+    straight = learned(TrainerWorker(config), [1, 2, 3])
+    wanted = everything(straight)
+    folder = folder_of(tmp_path, 1)
+    learned(TrainerWorker(config), [1]).save(folder, {"cursor": 4, "groups": batch(policy()).groups})
+    resumed = TrainerWorker(config)
+    loop = resumed.load(folder)
+    assert resumed.version() == 1
+    assert loop["cursor"] == 4 and len(loop["groups"]) == 4
+    got = everything(learned(resumed, [2, 3]))
+    assert list(got) == list(wanted)
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+    without_moments = TrainerWorker(config)
+    without_moments.load(folder)
+    without_moments.trainer.optimizer.state.clear()
+    broken = everything(learned(without_moments, [2, 3]))
+    assert not all(torch.equal(broken[name], wanted[name]) for name in wanted)
+
+
+def test_the_policy_in_a_checkpoint_is_the_trained_one_and_transformers_reads_it(tmp_path: Path, model: str) -> None:
+    worker = learned(TrainerWorker(job(model)), [1])
+    worker.save(folder_of(tmp_path, 1), {})
+    folder = folder_of(tmp_path, 1) / "policy"
+    again = weights_of(load_policy(ModelConfig(path=str(folder), device="cpu")))
+    wanted = worker.weights(mtp=True)
+    assert list(again) == list(wanted)
+    assert all(torch.equal(again[name], wanted[name]) for name in wanted)
+    stock = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(stock.lm_head.weight, wanted["backbone.lm_head.weight"])
+
+
+def test_a_tied_head_is_saved_once_and_tied_again(tmp_path: Path) -> None:
+    trainer = PolicyTrainer(policy(tied=True), job())
+    trainer.update(batch(policy(), seed=1))
+    save_policy(trainer.whole_policy(trainer.state_dict()["weights"]), tmp_path)
+    again = load_policy(ModelConfig(path=str(tmp_path), device="cpu")).backbone
+    assert again.lm_head.weight is again.get_input_embeddings().weight
+    assert torch.equal(again.lm_head.weight, trainer.weights()["backbone.model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("name", ["trainer.pt", "loop.pt", "policy/model.safetensors", "policy/config.json"])
+def test_a_flipped_byte_is_found_and_named(tmp_path: Path, model: str, name: str) -> None:
+    old, new = written(tmp_path, 1, model), written(tmp_path, 2, model)
+    content = bytearray((new / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (new / name).write_bytes(content)
+    with pytest.raises(UserError, match=name) as caught:
+        load(new)
+    assert "\n" not in str(caught.value)
+    assert load(old).loop == {"cursor": 1}
+
+
+@pytest.mark.parametrize("name", ["trainer.pt", "manifest.json"])
+def test_a_missing_file_is_named(tmp_path: Path, model: str, name: str) -> None:
+    folder = written(tmp_path, 1, model)
+    (folder / name).unlink()
+    with pytest.raises(UserError, match=f"{name} is missing"):
+        load(folder)
+
+
+def test_a_broken_manifest_and_an_unknown_format_are_named(tmp_path: Path, model: str) -> None:
+    folder = written(tmp_path, 1, model)
+    manifest = folder / "manifest.json"
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(content | {"format": 99}))
+    with pytest.raises(UserError, match="format 99"):
+        load(folder)
+    manifest.write_text("{")
+    with pytest.raises(UserError, match=r"manifest.json is corrupt"):
+        load(folder)
+
+
+def test_a_writer_that_dies_half_way_leaves_the_older_checkpoint_in_force(tmp_path: Path, model: str) -> None:
+    first = written(tmp_path, 1, model)
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        TrainerWorker(job(model)).save(folder_of(tmp_path, 2), {"cannot be pickled": lambda: 0})
+    (partial,) = set((tmp_path / "checkpoints").iterdir()) - {first}
+    assert (partial / "policy" / "model.safetensors").is_file(), "it got half way"
+    assert latest(tmp_path) == first
+    second = written(tmp_path, 2, model)
+    assert latest(tmp_path) == second and load(second).loop == {"cursor": 2}
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path, model: str) -> None:
+    folder = written(tmp_path, 1, model)
+    TrainerWorker(job(model)).save(folder, {"cursor": 7})
+    assert load(folder).loop == {"cursor": 7}
+    assert steps(tmp_path) == [folder]
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+
+
+def test_latest_and_prune_go_by_number(tmp_path: Path) -> None:
+    assert latest(tmp_path) is None
+    folders = [folder_of(tmp_path, step) for step in (20, 1_000_000, 3)]
+    for folder in [*folders, tmp_path / "checkpoints" / ".partial-step_2000000", tmp_path / "checkpoints" / "step_x"]:
+        folder.mkdir(parents=True)
+    assert latest(tmp_path) == folders[1]
+    prune(tmp_path, keep=2)
+    assert steps(tmp_path) == [folders[0], folders[1]]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_000020", "step_1000000", "step_x"]
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, model: str) -> None:
+    folder = written(tmp_path, 1, model)
+    content = torch.load(folder / "trainer.pt")
+    content["weights"]["backbone.lm_head.weight"] = torch.zeros(3, 32)
+    with pytest.raises(UserError, match=r"lm_head.weight has shape \(3, 32\), the model needs \(64, 32\)"):
+        TrainerWorker(job(model)).trainer.load_state_dict(content)

@@ -1,0 +1,178 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bebop.config import AlgorithmConfig
+from bebop.metrics import values
+from bebop.trainer.losses import AGGREGATIONS, k3, policy_loss, ratio_metrics
+from bebop.trainer.packing import Row, pack
+from bebop.trainer.scorer import Scorer
+from tests.trainer.builders import TEMPERATURE, completion, plain, plain_logprobs, policy
+
+
+def tensor(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def loss(config: AlgorithmConfig | None = None, **changes: Tensor) -> tuple[float, dict[str, float]]:
+    """The loss with weight 1 a token; ratios 1.5, 1.1, 0.5 and advantages 1, -2, -1 unless changed."""
+    logp = changes.pop("logp", tensor(1.5, 1.1, 0.5).log())
+    fields = dict(entropy=tensor(1, 2, 3), proximal=tensor(0, 0, 0), behaviour=tensor(0, 0, 0))
+    fields |= dict(advantages=tensor(1, -2, -1), weights=tensor(1, 1, 1)) | changes
+    out, metrics = policy_loss(config or AlgorithmConfig(), logp=logp, **fields)  # type: ignore[arg-type]
+    return float(out), values(metrics)
+
+
+def test_clip_is_asymmetric_and_pessimistic_by_hand() -> None:
+    # min(1.5, 1.28) * 1 = 1.28; min(1.1 * -2, 1.1 * -2) = -2.2; min(0.5 * -1, 0.8 * -1) = -0.8.
+    value, metrics = loss()
+    assert value == pytest.approx(-(1.28 - 2.2 - 0.8))
+    assert metrics["train/clip_frac"] == pytest.approx(2 / 3)
+    assert metrics["policy/entropy"] == 2.0
+
+
+def test_a_positive_advantage_is_not_clipped_below() -> None:
+    value, metrics = loss(advantages=tensor(1, 1, 1))
+    assert value == pytest.approx(-(1.28 + 1.1 + 0.5))
+    assert metrics["train/clip_frac"] == pytest.approx(1 / 3)
+
+
+def test_truncated_importance_weight_by_hand_and_without_gradient() -> None:
+    # pi_prox / pi_behaviour = 4 (capped at 2), 1, 0.5; the ratio to proximal is 1 throughout.
+    behaviour, proximal = tensor(0.1, 0.5, 0.8).log(), tensor(0.4, 0.5, 0.4).log()
+    logp = proximal.clone().requires_grad_()
+    out, metrics = policy_loss(
+        AlgorithmConfig(tis_cap=2.0),
+        logp=logp,
+        entropy=tensor(0, 0, 0),
+        proximal=logp.detach(),
+        behaviour=behaviour,
+        advantages=tensor(1, 3, -5),
+        weights=tensor(1, 1, 1),
+    )
+    assert float(out.detach()) == pytest.approx(-(2 * 1 + 1 * 3 - 0.5 * 5))
+    assert values(metrics)["train/tis_mean"] == pytest.approx(3.5 / 3)
+    out.backward()
+    assert logp.grad is not None
+    assert logp.grad.tolist() == pytest.approx([-2, -3, 2.5])
+
+
+def test_entropy_bonus_and_kl_by_hand() -> None:
+    base, _ = loss()
+    with_bonus, _ = loss(AlgorithmConfig(entropy_coefficient=0.1))
+    assert with_bonus == pytest.approx(base - 0.1 * 6)
+    reference = tensor(3.0, 1.1, 0.5).log()  # x = 2, 1, 1
+    with_kl, metrics = loss(AlgorithmConfig(kl_coefficient=0.5), reference=reference)
+    assert with_kl == pytest.approx(base + 0.5 * (2 - math.log(2) - 1))
+    assert metrics["train/kl"] == pytest.approx((1 - math.log(2)) / 3)
+
+
+def test_k3_is_unbiased_for_the_kl_and_plain_x_minus_one_is_not() -> None:
+    p, q = tensor(0.5, 0.3, 0.2), tensor(0.2, 0.2, 0.6)
+    kl = float((p * (p / q).log()).sum())
+    assert float((p * k3(p.log(), q.log())).sum()) == pytest.approx(kl)
+    assert abs(float((p * (q / p - 1)).sum()) - kl) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "by_hand"),
+    [
+        # Answers of 1 and 3 tokens, token losses 4 | 1 2 3; max_new_tokens 10.
+        ("token-mean", 10 / 4),
+        ("seq-mean-token-mean", (4 + 2) / 2),
+        ("seq-mean-token-sum-norm", (4 / 10 + 6 / 10) / 2),
+    ],
+)
+def test_aggregations_by_hand(name: str, by_hand: float) -> None:
+    per_row = AGGREGATIONS[name](np.array([1, 3]), 10)
+    weights = torch.from_numpy(per_row).repeat_interleave(torch.tensor([1, 3]))
+    zero = torch.zeros(4, dtype=torch.float64)
+    value, _ = loss(
+        logp=zero, entropy=zero, proximal=zero, behaviour=zero, advantages=tensor(-4, -1, -2, -3), weights=weights
+    )
+    assert value == pytest.approx(by_hand)
+
+
+def test_ratio_error_looks_at_current_tokens_only() -> None:
+    proximal, behaviour = tensor(1.0, 2.0, 1.1).log(), tensor(1, 1, 1).log()
+    versions = torch.tensor([5, 4, 5])
+    metrics = values(ratio_metrics(proximal, behaviour, versions, 5))
+    assert metrics["train/ratio_mean"] == pytest.approx(4.1 / 3)
+    assert metrics["train/ratio_error_max"] == pytest.approx(0.1)
+    assert "train/ratio_error_max" not in ratio_metrics(proximal, behaviour, versions, 6)
+
+
+ROWS = [((1, 2), [3, 4, 5]), ((6,), [7]), ((8, 9, 10), [11, 12]), ((13,), [14, 15, 16, 17, 18, 19])]
+ADVANTAGES = [1.0, -0.5, 0.3, -1.2]
+
+
+def double(model: torch.nn.Module) -> torch.nn.Module:
+    """The model in fp64 throughout: transformers' norms compute in fp32 whatever the dtype, torch's do not."""
+    for parent in list(model.modules()):
+        for name, norm in list(parent.named_children()):
+            if type(norm).__name__.endswith("RMSNorm"):
+                twin = torch.nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon, dtype=torch.float64)
+                twin.load_state_dict(norm.state_dict())
+                setattr(parent, name, twin)
+    return model.double()
+
+
+def gradients(module: torch.nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+
+
+def naive(name: str) -> tuple[float, Tensor]:
+    """The loss as the formulas have it: row by row, transformers' own attention, full logits."""
+    model = double(plain(policy()))
+    sums = [(-advantage * torch.exp((lp := plain_logprobs(model, *row)) - lp.detach() + 0.1)).sum()
+            for advantage, row in zip(ADVANTAGES, ROWS, strict=True)]  # fmt: skip
+    counts = [len(answer) for _, answer in ROWS]
+    total = {
+        "token-mean": lambda: sum(sums) / sum(counts),
+        "seq-mean-token-mean": lambda: sum(s / n for s, n in zip(sums, counts, strict=True)) / len(ROWS),
+        "seq-mean-token-sum-norm": lambda: sum(s / 20 for s in sums) / len(ROWS),
+    }[name]()
+    total.backward()
+    return float(total.detach()), gradients(model)
+
+
+def packed(name: str, mean_of_means: bool = False) -> tuple[float, Tensor]:
+    """The trainer's way: three micro-batches, gathered rows, chunked head. Broken: each takes its own mean."""
+    source = policy()
+    double(source.backbone)
+    scorer = Scorer(source, TEMPERATURE)
+    weights = AGGREGATIONS[name](np.array([len(answer) for _, answer in ROWS]), 20)
+    rows = [
+        Row(prompt=prompt, completion=completion(answer), advantage=advantage, weight=weight)
+        for (prompt, answer), advantage, weight in zip(ROWS, ADVANTAGES, weights, strict=True)
+    ]
+    micro = [part.to(torch.device("cpu"), torch.float64) for part in pack(rows, max_tokens=7)]
+    assert len(micro) == 3
+    total = 0.0
+    for part in micro:
+        logp, entropy = scorer(part)
+        proximal = logp.detach() - 0.1  # a ratio of e^0.1 throughout: inside the clip, but not 1
+        loss, _ = policy_loss(
+            AlgorithmConfig(),
+            logp=logp,
+            entropy=entropy,
+            proximal=proximal,
+            behaviour=proximal,
+            advantages=part.advantages,
+            weights=part.weights / part.weights.sum() / len(micro) if mean_of_means else part.weights,
+        )
+        loss.backward()
+        total += float(loss.detach())
+    return total, gradients(source.backbone)
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_packed_and_accumulated_gradient_equals_the_naive_one(name: str) -> None:
+    (value, gradient), (wanted, wanted_gradient) = packed(name), naive(name)
+    assert value == pytest.approx(wanted, abs=1e-12)
+    torch.testing.assert_close(gradient, wanted_gradient, rtol=0, atol=1e-10)
+    _, broken = packed(name, mean_of_means=True)
+    assert (broken - wanted_gradient).abs().max() > 1e-3

@@ -1,0 +1,89 @@
+"""Two ranks over gloo (FSDP2) learn what one rank learns."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bebop.model.checkpoint import save_policy
+from bebop.trainer.checkpoint import load
+from bebop.trainer.policy import PolicyTrainer
+from tests.trainer.builders import batch, job, policy, weights_of
+from tests.trainer.one_rank import train
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = tmp_path_factory.mktemp("ranks")
+    save_policy(policy(), made / "model")
+    return made
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> list[dict[str, Any]]:
+    """What each of two rank processes has to show."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    arguments = [sys.executable, "-m", "tests.trainer.one_rank"]
+    ranks = [
+        subprocess.Popen(
+            [*arguments, str(rank), "2", str(folder)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        _, errors = rank.communicate(timeout=240)
+        assert rank.returncode == 0, errors[-4000:]
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path) -> dict[str, Any]:
+    return train(0, 1, folder)
+
+
+def distance(ours: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    assert list(ours) == list(wanted)
+    return max(float((ours[name].float() - wanted[name].float()).abs().max()) for name in wanted)
+
+
+def test_weights_after_two_updates_equal_those_of_one_rank(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    assert distance(two[0]["second"], one["second"]) < 1e-5
+    start = {name: t for name, t in weights_of(policy()).items() if name in one["second"]}
+    assert distance(start, one["second"]) > 1e-2, "the updates move the weights by far more than the tolerance"
+    assert two[1]["second"] == {}
+
+
+def test_resume_on_two_ranks_goes_on_as_one_rank_does(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    assert distance(two[0]["third"], one["third"]) < 1e-5
+    assert distance(two[0]["third"], {**one["third"], **one["second"]}) > 1e-3
+
+
+def test_tied_embeddings_are_sharded_once(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    assert "backbone.lm_head.weight" not in two[0]["tied"]
+    assert distance(two[0]["tied"], one["tied"]) < 1e-5
+
+
+def test_metrics_are_those_of_one_rank_on_every_rank(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    assert "train/ratio_error_max" in one["metrics"][0] and "train/ratio_error_max" not in one["metrics"][1]
+    for rank in two:
+        for ours, wanted in zip(rank["metrics"], one["metrics"], strict=True):
+            assert ours == pytest.approx(wanted, abs=2e-5)
+
+
+def test_a_checkpoint_of_two_ranks_is_one_for_one_rank(folder: Path, two: list[dict[str, Any]]) -> None:
+    state = load(folder / "of-2" / "step_000002").trainer
+    assert distance(state["weights"], two[0]["second"]) == 0
+    trainer = PolicyTrainer(
+        policy(), job(algorithm={"minibatches": 2, "kl_coefficient": 0.1, "entropy_coefficient": 0.01})
+    )
+    trainer.load_state_dict(state)
+    trainer.update(batch(policy(), seed=3))
+    wanted = {name: t for name, t in two[0]["third"].items() if not name.startswith("mtp.")}
+    assert distance(trainer.weights(), wanted) < 1e-5

@@ -1,0 +1,65 @@
+"""One rank of the trainer as a plain class; the runtime makes it a Ray actor (no Ray here).
+
+All ranks are given the same calls with the same arguments; each works on its share and rank 0's answers count.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bebop.config import JobConfig
+from bebop.metrics import Metrics
+from bebop.model.checkpoint import load_policy
+from bebop.trainer import checkpoint
+from bebop.trainer.policy import PolicyTrainer
+from bebop.trajectory import Batch
+
+
+class TrainerWorker:
+    """Loads the policy, joins the other ranks and serves updates, weights and checkpoints."""
+
+    def __init__(self, config: JobConfig, rank: int = 0, world: int = 1, init_method: str | None = None) -> None:
+        """``init_method``: where ``world`` > 1 ranks meet, as torch.distributed has it (``tcp://...``, ``file://...``)."""
+        torch.set_num_threads(config.trainer.threads)
+        torch.manual_seed(config.runtime.seed)  # the same on every rank: a fresh MTP head must be
+        policy = load_policy(config.model)
+        if world > 1:
+            cuda = policy.device.type == "cuda"
+            if cuda:
+                torch.cuda.set_device(policy.device)
+            dist.init_process_group("nccl" if cuda else "gloo", init_method, rank=rank, world_size=world)
+        self.rank = rank
+        self.trainer = PolicyTrainer(policy, config, rank, world)
+
+    def update(self, batch: Batch) -> tuple[Metrics, int]:
+        """Learn from a batch; metrics (of all ranks together) and the new version."""
+        return self.trainer.update(batch), self.trainer.version
+
+    def version(self) -> int:
+        """Updates finished so far."""
+        return self.trainer.version
+
+    def weights(self, mtp: bool = False) -> dict[str, Tensor]:
+        """Full weights for the engines, on rank 0; the other ranks take part in gathering and return an empty dict."""
+        return self.trainer.weights(mtp)
+
+    def save(self, folder: Path, loop_state: dict[str, Any]) -> None:
+        """Write a checkpoint to ``folder``, atomically (rank 0 writes)."""
+        state = self.trainer.state_dict()
+        if self.rank == 0:
+            dtype = torch.bfloat16 if self.trainer.mixed else None
+            checkpoint.write(folder, self.trainer.whole_policy(state["weights"]), state, loop_state, dtype)
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Go on from a checkpoint; the loop's state as it was handed in. ``UserError`` names a corrupt file."""
+        found = checkpoint.load(folder)
+        self.trainer.load_state_dict(found.trainer)
+        return found.loop
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,109 @@
+"""The policy loss: PPO-clip with truncated importance sampling, and how its tokens are averaged.
+
+Three log-probs of a token: *behaviour* (the engine, when it produced the token), *proximal* (the trainer at the start
+of the update) and the current one. The trust region is around proximal, the ratio pi / pi_prox; what the behaviour law
+differs from it is corrected by a constant weight, min(pi_prox / pi_behaviour, cap) (decoupled PPO, Hilton et al. 2021).
+
+Averages are taken over the whole minibatch, not over micro-batches: the weight of each token is fixed beforehand from
+the global counts, and a micro-batch contributes its weighted *sum*. Sums over micro-batches and ranks then give exactly
+the loss of the undivided minibatch.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bebop.config import AlgorithmConfig
+from bebop.metrics import Max, Mean, Metrics
+
+Lengths = NDArray[np.int64]
+Weights = NDArray[np.float64]
+
+
+def token_mean(lengths: Lengths, max_new_tokens: int) -> Weights:
+    """Every token of the minibatch counts alike: 1 / tokens."""
+    return np.full(len(lengths), 1 / max(1, lengths.sum()))
+
+
+def seq_mean_token_mean(lengths: Lengths, max_new_tokens: int) -> Weights:
+    """Every answer counts alike, SPEC Eq. 3: tokens of long answers count less."""
+    return 1 / (len(lengths) * np.maximum(1, lengths))
+
+
+def seq_mean_token_sum_norm(lengths: Lengths, max_new_tokens: int) -> Weights:
+    """Sum over an answer's tokens / ``max_new_tokens``, mean over answers: no bias towards any length."""
+    return np.full(len(lengths), 1 / (len(lengths) * max_new_tokens))
+
+
+# Answer lengths of the whole minibatch [R] -> the weight of each of a row's tokens [R].
+AGGREGATIONS: dict[str, Callable[[Lengths, int], Weights]] = {
+    "token-mean": token_mean,
+    "seq-mean-token-mean": seq_mean_token_mean,
+    "seq-mean-token-sum-norm": seq_mean_token_sum_norm,
+}
+
+
+def policy_loss(
+    config: AlgorithmConfig,
+    *,
+    logp: Tensor,
+    entropy: Tensor,
+    proximal: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    reference: Tensor | None = None,
+) -> tuple[Tensor, Metrics]:
+    """The share of one micro-batch in the minibatch's loss (a weighted sum), and its metrics.
+
+    All tensors are [A], one number per answer token. ``entropy`` needs a gradient only with an entropy bonus;
+    ``reference``: log-probs of the initial policy, for the KL term.
+    """
+    ratio = (logp - proximal).clamp(-20, 20).exp()  # beyond e^20 the clip decides; inf * 0 would be NaN
+    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    tis = (proximal - behaviour).exp().clamp(max=config.tis_cap).detach()
+    loss = -tis * torch.minimum(ratio * advantages, clipped * advantages)
+    metrics: Metrics = {
+        "train/clip_frac": mean(clipped * advantages < ratio * advantages),
+        "train/tis_mean": mean(tis),
+        "policy/entropy": mean(entropy),
+    }
+    if reference is not None:
+        kl = k3(logp, reference)
+        loss = loss + config.kl_coefficient * kl
+        metrics["train/kl"] = mean(kl)
+    if config.entropy_coefficient:
+        loss = loss - config.entropy_coefficient * entropy
+    return (loss * weights).sum(), metrics
+
+
+def k3(logp: Tensor, reference: Tensor) -> Tensor:
+    """Schulman's estimator of KL(pi || reference) on tokens from pi: x - log x - 1, x = reference / pi; never negative.
+
+    The value estimates KL(pi || reference); the *gradient* of it at fixed tokens is that of KL(reference || pi), which
+    has the same minimum (GRPO takes it as it is).
+    """
+    log_x = (reference - logp).clamp(-20, 20)
+    return log_x.exp() - log_x - 1
+
+
+def ratio_metrics(proximal: Tensor, behaviour: Tensor, versions: Tensor, version: int) -> Metrics:
+    """How far the trainer's law at the start of an update is from the one that produced the tokens, all [A].
+
+    ``train/ratio_error_max`` is over tokens of the weights in force (``version``), where anything but rounding is a
+    bug; it is absent where there are none.
+    """
+    ratio = (proximal - behaviour).exp()
+    metrics: Metrics = {"train/ratio_mean": mean(ratio)}
+    current = versions == version
+    if bool(current.any()):
+        metrics["train/ratio_error_max"] = Max(float((ratio[current] - 1).abs().max()))
+    return metrics
+
+
+def mean(values: Tensor) -> Mean:
+    """The mean over tokens [A], summed in fp64."""
+    return Mean(float(values.detach().double().sum()), values.numel())

@@ -1,0 +1,131 @@
+"""Rows (prompt + answer) laid end to end into micro-batches, without padding, balanced over ranks.
+
+Alignment: the hidden state at index t predicts the token at t + 1. What the loss needs is therefore kept once per
+*answer token*, gathered: ``predictors`` says whose hidden state goes through the language-model head, ``targets`` which
+token it has to predict. Prompt tokens are only context, and nothing crosses from one row into the next.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bebop.trajectory import Completion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One prompt with one of its answers, ready to be packed."""
+
+    prompt: tuple[int, ...]  # [P], P >= 1: the first answer token has to be predicted from something
+    completion: Completion  # [T]
+    advantage: float
+    weight: float  # of each of its answer tokens in the loss; see bebop.trainer.losses.AGGREGATIONS
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.prompt) + len(self.completion.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRows:
+    """One micro-batch: N tokens of R rows, A of them answer tokens.
+
+    Prompt (7, 8) with answer (9, 1), then prompt (5,) with answer (6,): token_ids 7 8 9 1 5 6, positions 0 1 2 3 0 1,
+    lengths 4 2, predictors 1 2 4, targets 9 1 6.
+    """
+
+    token_ids: Tensor  # [N]
+    positions: Tensor  # [N], from 0 in each row
+    lengths: Tensor  # [R], summing to N
+    predictors: Tensor  # [A] index into N of the token whose hidden state predicts the answer token
+    targets: Tensor  # [A] the answer tokens
+    behaviour: Tensor  # [A] log p under the law that produced the token
+    versions: Tensor  # [A] weight version that produced the token
+    advantages: Tensor  # [A]
+    weights: Tensor  # [A] weight in the loss; over all micro-batches of all ranks they follow the aggregation
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "PackedRows":
+        """The same on a device, floating-point fields as ``dtype``."""
+        moved = {name: getattr(self, name).to(device) for name in self.__slots__}
+        return PackedRows(**{k: t.to(dtype) if t.is_floating_point() else t for k, t in moved.items()})
+
+
+def pack(rows: Sequence[Row], max_tokens: int, world: int = 1) -> list[PackedRows]:
+    """Pack rows into micro-batches of at most ``max_tokens`` tokens; a row that is longer gets one by itself.
+
+    The number of micro-batches is a multiple of ``world`` and rank r takes ``[r::world]``: ranks that share a sharded
+    model must run equally many passes. Rows of like length come together, as attention pads to the longest of a
+    micro-batch. Deterministic.
+    """
+    if not rows:
+        return []
+    ordered = sorted(rows, key=lambda row: -row.length)  # stable: equal lengths stay in the order given
+    lengths = [row.length for row in ordered]
+    count = len(_cuts(lengths, max_tokens)) - 1
+    count = -(-count // world) * world
+    cuts = _cuts(lengths, _level(lengths, max_tokens, count))
+    packed = [_lay(ordered[a:b]) for a, b in pairwise(cuts)]
+    return packed + [_blank(ordered[0])] * (count - len(packed))
+
+
+def _cuts(lengths: list[int], capacity: int) -> list[int]:
+    """Where consecutive rows are cut when each bin is filled up to ``capacity``: 0, ..., R."""
+    cuts, filled = [0], 0
+    for i, length in enumerate(lengths):
+        if filled and filled + length > capacity:
+            cuts.append(i)
+            filled = 0
+        filled += length
+    return [*cuts, len(lengths)]
+
+
+def _level(lengths: list[int], max_tokens: int, count: int) -> int:
+    """The smallest capacity at which ``count`` bins still do: it levels the bins, hence the ranks."""
+    low, high = 1, max_tokens
+    while low < high:
+        middle = (low + high) // 2
+        if len(_cuts(lengths, middle)) - 1 <= count:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _lay(rows: Sequence[Row]) -> PackedRows:
+    """Lay rows end to end."""
+    answers = [len(row.completion.token_ids) for row in rows]
+    lengths = np.array([row.length for row in rows])
+    ends = lengths.cumsum()
+    predictors = [np.arange(end - 1 - n, end - 1) for end, n in zip(ends, answers, strict=True)]
+    completions = [row.completion for row in rows]
+
+    def joined(parts: Sequence[object], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.concatenate([np.asarray(part) for part in parts])).to(dtype)
+
+    return PackedRows(
+        token_ids=joined([[*row.prompt, *row.completion.token_ids] for row in rows], torch.int64),
+        positions=joined([np.arange(length) for length in lengths], torch.int64),
+        lengths=torch.from_numpy(lengths).to(torch.int64),
+        predictors=joined(predictors, torch.int64),
+        targets=joined([c.token_ids for c in completions], torch.int64),
+        behaviour=joined([c.logprobs for c in completions], torch.float64),
+        versions=joined([c.versions for c in completions], torch.int64),
+        advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float64).repeat_interleave(
+            torch.tensor(answers)
+        ),
+        weights=torch.tensor([row.weight for row in rows], dtype=torch.float64).repeat_interleave(
+            torch.tensor(answers)
+        ),
+    )
+
+
+def _blank(row: Row) -> PackedRows:
+    """A micro-batch that predicts nothing, for a rank without rows: one token of context."""
+    empty = np.zeros(0, dtype=np.int64)
+    nothing = Completion(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty)
+    return _lay([Row(prompt=row.prompt[:1], completion=nothing, advantage=0.0, weight=0.0)])
