@@ -1,0 +1,106 @@
+"""The main job: ``python -m bebop.run [overrides]``, asynchronous GRPO with speculative rollouts on Ray."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import yaml
+
+from bebop.compose import groups, job_config, run_main
+from bebop.config import JobConfig
+from bebop.errors import UserError
+
+HELP = """usage: python -m bebop.run [--help] [--cfg] [override ...]
+
+Runs GRPO with rollouts on speculative decoding, on Ray. Without arguments: the built-in model on chain_sum.
+
+  --help    this text
+  --cfg     print the configuration and stop
+
+Choose from a group with GROUP=CHOICE, set a value with GROUP.NAME=VALUE:
+{groups}
+Examples:
+  python -m bebop.run                                     the built-in model, about eight minutes on two cores
+  python -m bebop.run task=gcd decoding=target_only       another task, another decoding system
+  python -m bebop.run rollout.staleness=0 trainer.steps=5 synchronous, five steps
+  python -m bebop.run model.path=DIR model.init_mtp=true  a Hugging Face folder without MTP weights
+  python -m bebop.run runtime.dir=RUN runtime.resume=true go on from the last checkpoint of a run
+
+Every setting with its meaning: bebop/config.py. Output goes to runtime.dir (default runs/<date and time>).
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Parse, run, report; the exit code."""
+    if "--help" in arguments or "-h" in arguments:
+        listed = "".join(f"  {name:10} {', '.join(choices)}\n" for name, choices in groups().items())
+        sys.stdout.write(HELP.format(groups=listed))
+        return 0
+    overrides = [a for a in arguments if a != "--cfg"]
+    unknown = [a for a in overrides if a.startswith("--")]
+    if unknown:
+        raise UserError(f"{unknown[0]} is no option: there are --help and --cfg; settings are given as NAME=VALUE")
+    overrides = saved_overrides(overrides) + overrides
+    config = job_config(overrides)
+    if "--cfg" in arguments:
+        sys.stdout.write(yaml.safe_dump(plain(config), sort_keys=False))
+        return 0
+    run_dir, config = open_run(config, overrides)
+
+    from bebop.runtime import run_job  # Ray takes seconds to import; --help and errors should not wait for it
+
+    sys.stderr.write(f"run folder: {run_dir}\n")
+    finished = run_job(config, run_dir)
+    report(config, run_dir)
+    if not finished:
+        again = f"python -m bebop.run runtime.dir={run_dir} runtime.resume=true"
+        sys.stderr.write(f"interrupted; go on with: {again}\n")
+    return 0 if finished else 130
+
+
+def plain(config: JobConfig) -> dict[str, object]:
+    """The configuration as data that YAML knows."""
+    return dict(json.loads(json.dumps(dataclasses.asdict(config))))
+
+
+def saved_overrides(overrides: list[str]) -> list[str]:
+    """When a run is resumed: what it was started with. New overrides come after and win."""
+    given = dict(o.split("=", 1) for o in overrides if "=" in o)
+    file = Path(given.get("runtime.dir", "")) / "overrides.json"
+    if given.get("runtime.resume", "false").lower() != "true" or not file.is_file():
+        return []
+    return [o for o in json.loads(file.read_text()) if o.split("=")[0] not in given]
+
+
+def open_run(config: JobConfig, overrides: list[str]) -> tuple[Path, JobConfig]:
+    """Make the run folder and write down what was asked; a folder that holds a run is not overwritten."""
+    from bebop.runtime import run_name
+
+    run_dir = Path(config.runtime.dir or f"runs/{run_name()}").resolve()
+    if (run_dir / "metrics.jsonl").exists() and not config.runtime.resume:
+        raise UserError(
+            f"runtime.dir={str(run_dir)!r} holds a run: set runtime.resume=true to go on with it, or choose another"
+        )
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"runtime.dir={str(run_dir)!r} cannot be made: {error.strerror}") from error
+    config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, dir=str(run_dir)))
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(plain(config), sort_keys=False))
+    kept = [o for o in overrides if not o.startswith(("runtime.resume=", "runtime.dir="))]
+    (run_dir / "overrides.json").write_text(json.dumps(kept) + "\n")
+    return run_dir, config
+
+
+def report(config: JobConfig, run_dir: Path) -> None:
+    """Write report.html, unless it is switched off or no step was finished."""
+    from bebop.report import write_report
+
+    if config.monitor.plots and (run_dir / "metrics.jsonl").stat().st_size:
+        write_report([run_dir], run_dir / "report.html")
+        sys.stderr.write(f"report: {run_dir / 'report.html'}\n")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,34 @@
+"""Make the built-in model from nothing: ``python -m recipes.tiny.make [--out DIR]``, about 20 minutes on two cores."""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+
+from bebop.config import ModelConfig
+from bebop.model.checkpoint import load_policy, save_policy
+from recipes.tiny.head import train_head
+from recipes.tiny.sft import train_backbone
+
+
+def main() -> None:
+    """Train backbone, then head, and write the checkpoint in bfloat16."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.tiny.make", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/tiny"), help="where to write (default: runs/tiny)")
+    parser.add_argument("--steps", type=int, default=1600, help="steps of the backbone (default: 1600)")
+    parser.add_argument("--head-steps", type=int, default=600, help="steps of the MTP head (default: 600)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        train_backbone(Path(scratch), steps=options.steps, seed=options.seed)
+        policy = load_policy(ModelConfig(path=scratch, device="cpu", init_mtp=True))
+    torch.manual_seed(options.seed)
+    train_head(policy, steps=options.head_steps)
+    save_policy(policy, options.out, torch.bfloat16)
+
+
+if __name__ == "__main__":
+    main()
