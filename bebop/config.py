@@ -94,14 +94,12 @@ class RolloutConfig:
     slots: int = 64  # requests decoded side by side by one worker
     max_length: int = 512  # prompt + answer, tokens
     threads: int = 1  # CPU threads of one worker
-    compile: Literal["off", "on", "auto"] = "auto"
     on_update: Literal["keep", "recompute"] = "keep"  # KV entries of older weights when weights change in flight
     staleness: int = 1  # updates that a prompt's weights may lag behind; 0 is synchronous
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     def __post_init__(self) -> None:
         one_of("rollout.engine", self.engine, Literal["torch"])
-        one_of("rollout.compile", self.compile, Literal["off", "on", "auto"])
         one_of("rollout.on_update", self.on_update, Literal["keep", "recompute"])
         for name in ("workers", "slots", "threads"):
             check(getattr(self, name) >= 1, f"rollout.{name}", getattr(self, name), "give 1 or more")

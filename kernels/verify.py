@@ -11,14 +11,16 @@ def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
     """Draw from laws [..., V] (unnormalised) by inverting the CDF at uniforms [...] in [0, 1) -> tokens [...].
 
     Takes the first token with cumsum > u * total. Where rounding leaves none, the last token of positive mass, never
-    index V - 1 as such: a token of probability zero cannot come out.
+    index V - 1 as such. A token of probability zero cannot come out, not even on a GPU, whose parallel sums need not
+    be monotone: what such a flaw would let through is replaced by the likeliest token.
     """
     cdf = probs.cumsum(-1)
     total = cdf[..., -1:]
     token = (cdf <= uniforms[..., None].to(cdf.dtype) * total).sum(-1)
     # The CDF is flat over a tail of zeros, so the first index that reaches the total is the last of positive mass.
-    last = (cdf < total).sum(-1)
-    return torch.minimum(token, last)
+    token = torch.minimum(token, (cdf < total).sum(-1))
+    possible = probs.gather(-1, token[..., None])[..., 0] > 0
+    return torch.where(possible, token, probs.argmax(-1))
 
 
 def chain_verify(

@@ -140,7 +140,7 @@ class SlotContext:
         self.index = positions[:, None, :, None].expand(batch, kv_heads, width, head_dim)
         seen = torch.arange(used, device=positions.device) <= positions[..., None]  # [B,n,P]
         zero = torch.zeros((), dtype=self.keys.dtype, device=positions.device)
-        self.bias = torch.where(seen, zero, zero - float("inf"))[:, None, None]  # [B,1,1,n,P]
+        self.bias = torch.where(seen, zero, zero - float("inf"))[:, None, None]  # [B,1,1,n,P], one row per group
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See ``AttentionContext``."""
@@ -150,11 +150,11 @@ class SlotContext:
         keys.scatter_(2, self.index, key)
         values.scatter_(2, self.index, value)
         kv_heads, used = key.shape[1], self.bias.shape[-1]
-        groups = heads // kv_heads
-        q = (query * scaling).reshape(batch, kv_heads, groups * width, size)
-        scores = (q @ keys[:, :, :used].transpose(-1, -2)).view(batch, kv_heads, groups, width, used)
-        weights = (scores + self.bias).softmax(-1).view(batch, kv_heads, groups * width, used)
-        out = weights @ values[:, :, :used]
+        # The query heads of a group become rows of one query: keys and values are read once, without a copy.
+        rows_per_head = heads // kv_heads * width
+        q = query.reshape(batch, kv_heads, rows_per_head, size)
+        bias = self.bias.expand(batch, 1, heads // kv_heads, width, used).reshape(batch, 1, rows_per_head, used)
+        out = scaled_dot_product_attention(q, keys[:, :, :used], values[:, :, :used], bias, scale=scaling)
         return out.view(batch, heads, width, size).transpose(1, 2)
 
     @contextmanager

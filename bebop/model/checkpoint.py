@@ -187,7 +187,11 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         name = json.loads(file.read_text()).get("tokenizer_class") if file.is_file() else None
         generic = name in ("TokenizersBackend", "PreTrainedTokenizerFast") and (folder / "tokenizer.json").is_file()
         kind = PreTrainedTokenizerFast if generic else AutoTokenizer
-        return kind.from_pretrained(folder, local_files_only=True)
+        tokenizer = kind.from_pretrained(folder, local_files_only=True)
+    # transformers makes an empty tokenizer of the family's class where the files are missing.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise UserError(f"model.path={config.path!r} cannot be loaded: it has no tokenizer files (tokenizer.json, ...)")
+    return tokenizer
 
 
 @contextmanager

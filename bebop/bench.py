@@ -1,0 +1,71 @@
+"""Benchmarks: ``python -m bebop.bench rollout`` and ``python -m bebop.bench loop``."""
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+
+from bebop.benchmarks import loop, record, rollout
+from bebop.compose import run_main
+from bebop.config import ModelConfig, TaskConfig
+from bebop.errors import UserError
+from bebop.rollout.decoding.systems import SYSTEMS
+
+CHAIN_SUM = {"min_terms": 8, "max_terms": 11, "min_digits": 1, "max_digits": 1}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m bebop.bench", description=__doc__)
+    top.add_argument("--out", type=Path, help="folder for JSON, table and chart (default: runs/bench-<date and time>)")
+    kinds = top.add_subparsers(dest="kind", required=True)
+    one = kinds.add_parser("rollout", help="tokens/s of the decoding systems and of Hugging Face generate")
+    one.add_argument("--model", default="tiny", help="tiny, smollm2 or a Hugging Face folder (default: tiny)")
+    one.add_argument("--device", default="auto")
+    one.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    one.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    one.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
+    one.add_argument("--draft-tokens", type=int, default=3, help="K (default: 3)")
+    one.add_argument("--rounds", type=int, default=3, help="turns of each arm; the best counts (default: 3)")
+    one.add_argument("--waves", type=int, default=3, help="requests per slot (default: 3)")
+    one.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1, as a rollout worker has)")
+    two = kinds.add_parser("loop", help="asynchronous against synchronous jobs")
+    two.add_argument("--steps", type=int, default=15, help="steps of each job (default: 15)")
+    two.add_argument("--rounds", type=int, default=1, help="turns of each arm; the best counts (default: 1)")
+    two.add_argument("overrides", nargs="*", help="settings for every job, as for python -m bebop.run")
+    return top
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, print a table, keep the numbers."""
+    options = parser().parse_args(arguments)
+    out = options.out or Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
+    settings = {k: v for k, v in vars(options).items() if k != "out"}
+    if options.kind == "loop":
+        if options.steps <= loop.WARM_UP + 1:
+            raise UserError(f"--steps {options.steps} is not possible: give more than {loop.WARM_UP + 1}")
+        rows = loop.run(options.steps, options.rounds, options.overrides)
+        record.keep(out, "loop", rows, settings)
+        record.bars(out, "loop", [{**r, "job": ""} for r in rows], group="job", bar="arm", height="samples/s")
+    else:
+        torch.set_num_threads(options.threads)
+        bench = rollout.RolloutBench(
+            model=ModelConfig(path=options.model, device=options.device, dtype=options.dtype),
+            task=TaskConfig(name="chain_sum", args=CHAIN_SUM),
+            systems=tuple(options.systems),
+            batches=tuple(options.batches),
+            draft_tokens=options.draft_tokens,
+            rounds=options.rounds,
+            waves=options.waves,
+        )
+        rows = rollout.run(bench)
+        record.keep(out, "rollout", rows, settings)
+        record.bars(out, "rollout", rows, group="batch", bar="arm", height="tokens/s")
+    (out / f"{options.kind}.md").write_text(record.table(rows))
+    record.show(record.table(rows) + f"\nkept in {out}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,152 @@
+"""Decoding speed on one engine: plain, target-only and Bebop decoding beside Hugging Face ``generate``.
+
+The built-in model answers its own task, so acceptance is real. Every arm answers the same prompts; the arms take turns,
+and the best of the rounds counts, since other work on the machine can only slow a run down.
+"""
+
+import dataclasses
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM
+
+from bebop.config import DecodingConfig, ModelConfig, TaskConfig
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy
+from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.engine import Request
+from bebop.rollout.runner import ModelRunner
+from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.tasks.source import PromptSource, chat_encoder
+from bebop.trajectory import DecodeStats, SamplingParams
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBench:
+    """What is measured."""
+
+    model: ModelConfig
+    task: TaskConfig
+    systems: tuple[str, ...]
+    batches: tuple[int, ...]
+    draft_tokens: int
+    rounds: int
+    waves: int  # requests = waves * batch
+    max_new_tokens: int = 160
+
+
+def run(bench: RolloutBench) -> list[dict[str, Any]]:
+    """One row per arm and batch size."""
+    policy = load_policy(bench.model, need_mtp=any(s != "autoregressive" for s in bench.systems))
+    source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
+    arms = ["hf_generate", *bench.systems]
+    rows = []
+    progress = tqdm(total=len(bench.batches) * bench.rounds * len(arms), desc="rollout")
+    for batch in bench.batches:
+        asked = _requests(bench, policy, source, max(12, batch * bench.waves))
+        found: dict[str, dict[str, Any]] = {}
+        for _ in range(bench.rounds):
+            for arm in arms:
+                row = _hugging_face(bench, policy, asked, batch) if arm == "hf_generate" else _engine(
+                    bench, policy, asked, batch, arm
+                )  # fmt: skip
+                if arm not in found or row["tokens/s"] > found[arm]["tokens/s"]:
+                    found[arm] = row
+                progress.update()
+        plain = found.get("autoregressive", found["hf_generate"])["tokens/s"]
+        for arm in arms:
+            ratio = {"x plain": found[arm]["tokens/s"] / plain}
+            rows.append({"batch": batch, "arm": arm, "tokens/s": found[arm]["tokens/s"], **ratio, **found[arm]})
+    progress.close()
+    return rows
+
+
+def _requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: int) -> list[Request]:
+    """Prompts in groups of four, as training asks them."""
+    return [
+        Request(
+            id=i,
+            token_ids=source.prompt(i // 4).token_ids,
+            params=SamplingParams(
+                max_new_tokens=bench.max_new_tokens, stop_token_ids=policy.eos_token_ids, seed=i
+            ),
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def _engine(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch: int, system: str) -> dict[str, Any]:
+    config = DecodingConfig(system=system, draft_tokens=bench.draft_tokens)
+    engine = TorchEngine(policy, make_system(config), slots=batch, max_length=512)
+    with split(engine.runner) as seconds:
+        started = time.perf_counter()
+        answers = generate(engine, asked)
+        total = time.perf_counter() - started
+    stats = sum((a.stats for a in answers), DecodeStats())
+    shares = {f"{part} %": 100 * spent / total for part, spent in seconds.items()}
+    return {
+        "tokens/s": stats.tokens / total,
+        "accept length": stats.accept_length,
+        "passes/token": stats.target_forwards / stats.tokens,
+        "mean answer": stats.tokens / len(answers),
+        **shares,
+        "other %": 100 - sum(shares.values()),
+    }
+
+
+@contextmanager
+def split(runner: ModelRunner) -> Iterator[dict[str, float]]:
+    """Seconds spent in prefill, verification and drafting while the block runs; the rest is sampling and bookkeeping."""
+    seconds: dict[str, float] = defaultdict(float)
+    parts = {"prefill": "prefill", "verify": "verify", "draft_step": "draft", "draft_logits": "draft", "follow": "draft"}
+
+    def timed(method: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            started = time.perf_counter()
+            result = method(*args)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            seconds[part] += time.perf_counter() - started
+            return result
+
+        return call
+
+    for name, part in parts.items():
+        setattr(runner, name, timed(getattr(runner, name), part))
+    try:
+        yield seconds
+    finally:
+        for name in parts:
+            delattr(runner, name)
+
+
+def _hugging_face(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch: int) -> dict[str, Any]:
+    """The same requests through ``generate``, left-padded, batch after batch; each waits for its longest answer."""
+    stock = AutoModelForCausalLM.from_config(policy.backbone.config.__class__(**policy.backbone.config.to_dict()))
+    stock.load_state_dict(policy.backbone.state_dict())
+    stock = stock.to(dtype=policy.backbone.dtype, device=policy.device).eval()
+    pad, ends, tokens, passes, total = 0, set(policy.eos_token_ids), 0, 0, 0.0
+    torch.manual_seed(0)
+    for start in range(0, len(asked), batch):
+        prompts = [list(r.token_ids) for r in asked[start : start + batch]]
+        width = max(map(len, prompts))
+        ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=policy.device)
+        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=policy.device)
+        started = time.perf_counter()
+        with torch.inference_mode():
+            out = stock.generate(
+                ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+                max_new_tokens=bench.max_new_tokens, pad_token_id=pad, eos_token_id=sorted(ends),
+            )  # fmt: skip
+        total += time.perf_counter() - started
+        answers = out[:, width:].tolist()
+        tokens += sum(next((i + 1 for i, t in enumerate(a) if t in ends), len(a)) for a in answers)
+        passes += len(answers) * len(answers[0])
+    return {"tokens/s": tokens / total, "passes/token": passes / tokens, "mean answer": tokens / len(asked)}
+
+

@@ -1,0 +1,180 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bebop.kernels.verify import chain_verify, sample
+
+BELOW_ONE = 1 - 2.0**-53
+Verify = Callable[..., tuple[Tensor, Tensor]]
+
+
+def pick(law: list[float], u: float) -> int:
+    """First token with cumsum > u * total, else the last of positive mass."""
+    total, running = 0.0, 0.0
+    for mass in law:
+        total += mass
+    for token, mass in enumerate(law):
+        running += mass
+        if running > u * total:
+            return token
+    return max(token for token, mass in enumerate(law) if mass > 0)
+
+
+def loop(tokens: list[int], q: list[list[float]], p: list[list[float]], u: list[float], k: int) -> tuple[int, int]:
+    """SPEC 0.3 for one row with ``k`` of its drafts in use; ``u``: the tests, the residual, the bonus."""
+    n = k
+    for i in range(k):
+        if not u[i] * q[i][tokens[i]] < p[i][tokens[i]]:
+            n = i
+            break
+    if n == k:
+        return n, pick(p[k], u[-1])
+    residual = [max(0.0, a - b) for a, b in zip(p[n], q[n], strict=True)]
+    return n, pick(residual if sum(residual) > 0 else p[n], u[-2])
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Random chains: laws of small integers (so with zeros and ties), drafts of positive q, ragged lengths."""
+    batch, drafts, vocab = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    mass = st.lists(st.sampled_from([0, 0, 1, 2, 5]), min_size=vocab, max_size=vocab).filter(any)
+    number = st.one_of(st.sampled_from([0.0, 0.5, BELOW_ONE]), st.floats(0, BELOW_ONE))
+
+    def laws(rows: int) -> Tensor:
+        table = [[draw(mass) for _ in range(rows)] for _ in range(batch)]
+        x = torch.tensor(table, dtype=torch.float64)
+        return x / x.sum(-1, keepdim=True)
+
+    q, p = laws(drafts), laws(drafts + 1)
+    tokens = sample(q, torch.tensor([[draw(number) for _ in range(drafts)] for _ in range(batch)], dtype=torch.float64))
+    u = torch.tensor([[draw(number) for _ in range(drafts + 2)] for _ in range(batch)], dtype=torch.float64)
+    return tokens, q, p, u, torch.tensor([draw(st.integers(0, drafts)) for _ in range(batch)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(chains())
+def test_equals_the_plain_loop(chain: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]) -> None:
+    tokens, q, p, u, lengths = chain
+    accepted, token = chain_verify(tokens, q, p, u, lengths)
+    for row in range(len(tokens)):
+        k = int(lengths[row])
+        expected = loop(tokens[row].tolist(), q[row].tolist(), p[row].tolist(), u[row].tolist(), k)
+        assert (int(accepted[row]), int(token[row])) == expected
+        n = int(accepted[row])
+        emitted = [*tokens[row, :n].tolist(), int(token[row])]
+        assert all(p[row, i, v] > 0 for i, v in enumerate(emitted))
+
+
+@settings(max_examples=100, deadline=None)
+@given(chains())
+def test_no_lengths_means_all_drafts(chain: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]) -> None:
+    tokens, q, p, u, _ = chain
+    full = chain_verify(tokens, q, p, u, torch.full((len(tokens),), tokens.shape[1]))
+    assert all(torch.equal(a, b) for a, b in zip(chain_verify(tokens, q, p, u), full, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sample_at_the_ends_of_the_unit_interval(dtype: torch.dtype) -> None:
+    law = torch.tensor([[0, 0.2, 0, 0.3, 0, 0.5, 0, 0]], dtype=dtype).expand(4, -1)
+    u = torch.tensor([0.0, 0.2, BELOW_ONE, 1.0], dtype=torch.float64)  # BELOW_ONE is 1 in single precision
+    assert sample(law, u).tolist() == [1, 3 if dtype == torch.float64 else sample(law[:1], u[1:2]).item(), 5, 5]
+    wrong = (law.cumsum(-1) < u[:, None].to(dtype) * law.sum(-1, keepdim=True)).sum(-1)  # ">=" in place of ">"
+    assert wrong[0] == 0 and law[0, 0] == 0  # picks a token of probability zero at u = 0
+
+
+def test_sample_follows_the_law() -> None:
+    law = torch.tensor([0.1, 0.0, 0.25, 0.4, 0.0, 0.25], dtype=torch.float64)
+    u = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+    counts = sample(law.expand(4000, -1) * 7.0, u).bincount(minlength=6).double() / 4000  # unnormalised on purpose
+    assert (counts - law).abs().max() < 1e-9
+
+
+def grid(n: int) -> Tensor:
+    return (torch.arange(n, dtype=torch.float64) + 0.5) / n
+
+
+def output_law(verify: Verify, p: Tensor, q: Tensor, bonus: Tensor, n: int = 200) -> tuple[Tensor, Tensor]:
+    """Laws [V] of the first and (joint with an accepted first) second token of one draft, without randomness.
+
+    Each draft in proportion to q, the test and the next token's number over a grid of n x n.
+    """
+    first, second = torch.zeros_like(p), torch.zeros_like(p)
+    tests, draws = grid(n).repeat_interleave(n), grid(n).repeat(n)
+    for y in q.nonzero()[:, 0]:
+        tokens = y.expand(n * n, 1)
+        u = torch.stack([tests, draws, draws], 1)
+        size = (n * n, -1, -1)
+        accepted, token = verify(tokens, q.expand(size[0], 1, -1), torch.stack([p, bonus]).expand(size), u)
+        weight = q[y] / (n * n)
+        shown = torch.where(accepted == 1, tokens[:, 0], token)
+        first += weight * shown.bincount(minlength=len(p))
+        second += weight * token[accepted == 1].bincount(minlength=len(p))
+    return first, second
+
+
+P = torch.tensor([0.05, 0.0, 0.45, 0.2, 0.3], dtype=torch.float64)
+Q = torch.tensor([0.3, 0.25, 0.05, 0.4, 0.0], dtype=torch.float64)
+BONUS = torch.tensor([0.0, 0.7, 0.1, 0.0, 0.2], dtype=torch.float64)
+ONE_HOT = torch.tensor([0, 0, 0, 1.0, 0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("q", [Q, P, ONE_HOT, torch.tensor([0, 1.0, 0, 0, 0], dtype=torch.float64)])
+def test_output_law_is_the_targets(q: Tensor) -> None:
+    first, second = output_law(chain_verify, P, q, BONUS)
+    assert (first - P).abs().max() < 0.008
+    overlap = torch.minimum(P, q).sum()
+    assert (second.sum() - overlap).abs() < 0.008
+    assert (second - overlap * BONUS).abs().max() < 0.008
+
+
+def wrong_residual(tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """After a rejection draws from p itself."""
+    accepted, token = chain_verify(tokens, q, p, u)
+    return accepted, torch.where(accepted == 1, token, sample(p[:, 0], u[:, 1]))
+
+
+def wrong_test(tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Accepts with probability p, as if q were one-hot."""
+    accepted, token = chain_verify(tokens, torch.ones_like(q), p, u)
+    residual = sample((p[:, 0] - q[:, 0]).clamp_min(0), u[:, 1])
+    return accepted, torch.where(accepted == 1, token, residual)
+
+
+def wrong_bonus(tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Draws the bonus from row K, as printed in the paper."""
+    return chain_verify(tokens, q, p[:, [0, 0]], u)
+
+
+@pytest.mark.parametrize("verify", [wrong_residual, wrong_test, wrong_bonus])
+def test_broken_rules_are_caught(verify: Verify) -> None:
+    first, second = output_law(verify, P, Q, BONUS)
+    overlap = torch.minimum(P, Q).sum()
+    assert max((first - P).abs().max(), (second - overlap * BONUS).abs().max()) > 0.03
+
+
+def test_one_hot_draft_is_target_only() -> None:
+    """Accepted iff u < p(draft); else drawn from p without the draft: the same numbers decide both forms."""
+    n = 50
+    u = torch.rand(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    target = torch.stack([P, BONUS]).expand(n, -1, -1)
+    accepted, token = chain_verify(torch.full((n, 1), 3), ONE_HOT.expand(n, 1, -1), target, u)
+    assert torch.equal(accepted == 1, u[:, 0] < P[3])
+    rest = P * (1 - ONE_HOT)
+    expected = torch.where(accepted == 1, sample(target[:, 1], u[:, 2]), sample(rest.expand(n, -1), u[:, 1]))
+    assert torch.equal(token, expected) and 0 < accepted.sum() < n
+
+
+def test_equal_laws_accept_everything_and_survive_rounding() -> None:
+    p = torch.rand(64, 1, 50, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    target, u = torch.cat([p, p], 1), torch.full((64, 3), BELOW_ONE, dtype=torch.float64)
+    tokens = sample(p, torch.rand(64, 1, dtype=torch.float64))
+    assert chain_verify(tokens, p, target, u)[0].tolist() == [1] * 64
+    # q a hair above p everywhere: a test may fail, the residual has no mass, and the target's law steps in.
+    q = p * 1.01
+    accepted, token = chain_verify(tokens, q, target, u)
+    assert accepted.tolist() == [0] * 64
+    assert torch.equal(token, sample(p[:, 0], u[:, 1]))

@@ -1,0 +1,128 @@
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from bebop.errors import UserError
+from bebop.model.attention import ATTENTION, AttentionContext, CausalContext, PackedContext, SlotContext, attention
+from bebop.model.backbone import Policy
+from tests.builders import letters, tiny_policy
+
+LENGTHS = [5, 1, 9, 3]
+
+
+def llama_policy() -> Policy:
+    """Another family: no biases, head size of its own, three query heads a key-value head."""
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=12, hidden_size=36, intermediate_size=40, num_hidden_layers=3, num_attention_heads=6,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=64, initializer_range=0.2, bos_token_id=None,
+        eos_token_id=11, attn_implementation=ATTENTION,
+    )  # fmt: skip
+    return Policy(backbone=LlamaForCausalLM(config).eval(), tokenizer=letters(12), mtp=None, layout="mimo")
+
+
+@pytest.fixture(params=[tiny_policy, llama_policy], ids=["qwen2", "llama"], scope="module")
+def policy(request: pytest.FixtureRequest) -> Policy:
+    return request.param()
+
+
+def rows() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(0, 12, (n,), generator=generator) for n in LENGTHS]
+
+
+def stock_logits(policy: Policy, ids: Tensor) -> Tensor:
+    """Logits [T, V] of Hugging Face's own eager attention."""
+    config = copy.deepcopy(policy.backbone.config)  # from_config writes its attention into what it is given
+    stock = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    stock.load_state_dict(policy.backbone.state_dict())
+    return stock.eval()(input_ids=ids[None], use_cache=False).logits[0]
+
+
+def logits(policy: Policy, ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+    return policy.logits(policy.hidden(ids, positions, context))
+
+
+def packed(policy: Policy, lengths: list[int]) -> Tensor:
+    """Logits [N, V] of all rows end to end, told that they have ``lengths``."""
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+    return logits(policy, torch.cat(rows())[None], positions, PackedContext(torch.tensor(lengths)))[0]
+
+
+@torch.no_grad()
+def test_packed_rows_equal_rows_alone_and_stock_attention(policy: Policy) -> None:
+    together = packed(policy, LENGTHS).split(LENGTHS)
+    for row, out in zip(rows(), together, strict=True):
+        alone = logits(policy, row[None], torch.arange(len(row))[None], PackedContext(torch.tensor([len(row)])))[0]
+        assert torch.allclose(out, alone, atol=1e-5, rtol=1e-5)
+        assert torch.allclose(out, stock_logits(policy, row), atol=1e-5, rtol=1e-5)
+    broken = packed(policy, [6, 9, 3]).split(LENGTHS)  # the first two rows taken for one: only the second row differs
+    differs = [not torch.allclose(a, b, atol=1e-3) for a, b in zip(broken, together, strict=True)]
+    assert differs == [False, True, False, False]
+
+
+@torch.no_grad()
+def test_padded_rows_equal_stock_attention(policy: Policy) -> None:
+    width = max(LENGTHS)
+    ids = torch.stack([torch.nn.functional.pad(row, (0, width - len(row)), value=7) for row in rows()])
+    out = logits(policy, ids, torch.arange(width).expand(len(ids), -1), CausalContext())
+    for row, own in zip(rows(), out, strict=True):
+        assert torch.allclose(own[: len(row)], stock_logits(policy, row), atol=1e-5, rtol=1e-5)
+
+
+def slot_context(policy: Policy, slots: int, length: int = 24) -> SlotContext:
+    config, like = policy.backbone.config, policy.embed(torch.zeros(1, dtype=torch.long))
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return SlotContext(config.num_hidden_layers, slots, length, config.num_key_value_heads, size, like)
+
+
+def incremental(policy: Policy, late: int = 0) -> Tensor:
+    """Logits [3, 14, V] of one text in three slots, fed 4 + 1 + 3 + ... tokens; ``late`` shifts later positions."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(0, 12, (3, 14), generator=generator)
+    context, out, start = slot_context(policy, 3), [], 0
+    for step, width in enumerate((4, 1, 3, 1, 5)):
+        positions = (torch.arange(start, start + width) + (late if step else 0)).expand(3, width)
+        if step == 2:  # a rejected draft: written first, then overwritten
+            context.place(positions, 24)
+            policy.hidden((ids[:, start : start + width] + 1) % 12, positions, context)
+        context.place(positions, 24 if step % 2 else start + width + late)
+        out.append(logits(policy, ids[:, start : start + width], positions, context))
+        start += width
+    full = torch.stack([stock_logits(policy, row) for row in ids])
+    return torch.cat(out, 1) - full
+
+
+@torch.no_grad()
+def test_slots_fed_bit_by_bit_equal_one_pass(policy: Policy) -> None:
+    assert incremental(policy).abs().max() < 1e-5
+    assert incremental(policy, late=1).abs().max() > 1e-3  # an entry that was never written is looked at
+
+
+@torch.no_grad()
+def test_rows_of_their_own_length_and_copied_slots(policy: Policy) -> None:
+    texts, context = rows(), slot_context(policy, 6)
+    for slot, row in enumerate(texts):
+        if len(row) > 1:
+            positions = torch.arange(len(row) - 1)[None]
+            with context.at(slot):
+                context.place(positions, len(row) - 1)
+                policy.hidden(row[None, :-1], positions, context)
+    context.copy_slot(2, 2, 6, len(texts[2]) - 1)  # slots 2 to 5 all hold text 2 now, and text 3 is overwritten
+    held = [texts[i] for i in (0, 1, 2, 2, 2, 2)]
+    positions = torch.tensor([[len(row) - 1] for row in held])
+    context.place(positions, 24)
+    out = logits(policy, torch.stack([row[-1:] for row in held]), positions, context)
+    for row, own in zip(held, out, strict=True):
+        assert torch.allclose(own[-1], stock_logits(policy, row)[-1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("setting", ["sliding_window", "softcap"])
+def test_attention_of_another_kind_is_refused(setting: str) -> None:
+    one = torch.zeros(1, 1, 1, 1)
+    with pytest.raises(UserError, match=f"{setting}=7") as error:
+        attention(torch.nn.Identity(), one, one, one, None, context=CausalContext(), scaling=1.0, **{setting: 7})
+    assert "\n" not in str(error.value)

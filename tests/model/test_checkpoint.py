@@ -1,0 +1,291 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from bebop.config import ModelConfig
+from bebop.errors import UserError
+from bebop.model.attention import CausalContext, PackedContext
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import LAYOUTS, load_backbone, load_policy, load_tokenizer, save_policy
+from bebop.model.mtp import MTPHead
+from tests.builders import letters, tiny_policy
+
+DECODER = [
+    *(f"self_attn.{p}_proj.{kind}" for p in "qkv" for kind in ("weight", "bias")),
+    "self_attn.o_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight",
+    "input_layernorm.weight", "post_attention_layernorm.weight",
+]  # fmt: skip
+
+# What SGLang 0.5.23 reads: MiMoMTP.map_model_name_to_mtp_param_name (mimo_mtp.py); Qwen3NextForCausalLM.load_weights
+# with is_mtp (qwen3_next.py: "mtp.fc.weight", ...; what is left of "mtp" becomes "model"); and NextNEnabledConfig of
+# deepseek_weight_loader.py ("model.layers.L": shared_head.norm, eh_proj, enorm, hnorm; the rest is the decoder).
+ON_DISK = {
+    "mimo": [
+        *(f"model.mtp_layers.0.{n}.weight" for n in ("token_layernorm", "hidden_layernorm", "input_proj")),
+        "model.mtp_layers.0.final_layernorm.weight", *(f"model.mtp_layers.0.{n}" for n in DECODER),
+    ],
+    "qwen3_next": [
+        "mtp.fc.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.norm.weight",
+        *(f"mtp.layers.0.{n}" for n in DECODER),
+    ],
+    "deepseek": [
+        *(f"model.layers.2.{n}.weight" for n in ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
+        *(f"model.layers.2.{n}" for n in DECODER),
+    ],
+}  # fmt: skip
+PROJECT = {"mimo": "model.mtp_layers.0.input_proj", "qwen3_next": "mtp.fc", "deepseek": "model.layers.2.eh_proj"}
+
+
+def random_policy(layout: str = "mimo", **settings: object) -> Policy:
+    """A tiny policy of which no two weights are alike, norms included."""
+    policy = tiny_policy(**settings)  # type: ignore[arg-type]
+    policy.layout = layout
+    with torch.no_grad():
+        for module in policy.modules():
+            for parameter in module.parameters():
+                parameter.add_(torch.rand_like(parameter))
+    return policy
+
+
+def load(folder: Path, **settings: object) -> Policy:
+    return load_policy(ModelConfig(path=str(folder), device="cpu", **settings), need_mtp=True)  # type: ignore[arg-type]
+
+
+def equal(a: Policy, b: Policy) -> bool:
+    """Whether every weight is the same to the last bit."""
+    first, second = a.weights(mtp=True), b.weights(mtp=True)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def rewrite(folder: Path, **changes: Tensor | None) -> None:
+    """Change tensors of a checkpoint by name; None removes one."""
+    state = load_file(folder / "model.safetensors") | changes
+    save_file(
+        {n: t for n, t in state.items() if t is not None}, folder / "model.safetensors", metadata={"format": "pt"}
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_round_trip_is_bit_equal(layout: str, tmp_path: Path) -> None:
+    policy = random_policy(layout)
+    save_policy(policy, tmp_path)
+    again = load(tmp_path)
+    assert again.layout == layout and equal(policy, again)
+    assert again.eos_token_ids == policy.eos_token_ids and again.tokenizer.encode("abz") == [0, 1, 0]
+    name = PROJECT[layout] + ".weight"
+    rewrite(tmp_path, **{name: load_file(tmp_path / "model.safetensors")[name].flip(1)})
+    assert not equal(policy, load(tmp_path))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_names_on_disk_are_those_that_sglang_reads(layout: str, tmp_path: Path) -> None:
+    policy = random_policy(layout)
+    save_policy(policy, tmp_path)
+    names = set(load_file(tmp_path / "model.safetensors"))
+    assert names - {name for name, _ in policy.backbone.named_parameters()} == set(ON_DISK[layout])
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["num_nextn_predict_layers"] == 1 and config["num_hidden_layers"] == 2
+    assert (config["architectures"] == ["MiMoForCausalLM"]) == (layout == "mimo")
+
+
+def served(state: dict[str, Tensor], layout: str, policy: Policy, ids: Tensor, hidden: Tensor) -> Tensor:
+    """What a server feeds its decoder layer, from the tensors on disk: ``forward`` of the three files named above."""
+    names = {
+        "mimo": ("model.mtp_layers.0.hidden_layernorm", "model.mtp_layers.0.token_layernorm"),
+        "qwen3_next": ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden"),
+        "deepseek": ("model.layers.2.enorm", "model.layers.2.hnorm"),
+    }[layout]
+
+    def norm(name: str) -> Tensor:
+        x = hidden if "hidden" in name or "hnorm" in name else policy.embed(ids)
+        scale = (x.pow(2).mean(-1, keepdim=True) + policy.backbone.config.rms_norm_eps).rsqrt()
+        return x * scale * state[name + ".weight"]
+
+    return torch.cat([norm(n) for n in names], -1) @ state[PROJECT[layout] + ".weight"].T
+
+
+class Fed(torch.nn.Module):
+    """Stands in for the decoder layer and keeps what it is fed."""
+
+    def forward(self, x: Tensor, **_: object) -> Tensor:
+        self.x = x
+        return x
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@torch.no_grad()
+def test_projection_reads_its_halves_in_the_layouts_order(layout: str, tmp_path: Path) -> None:
+    policy = random_policy(layout)
+    save_policy(policy, tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    ids, positions, hidden = torch.arange(6)[None], torch.arange(1, 7)[None], torch.randn(1, 6, 32)
+    head = policy.mtp
+    assert head is not None
+    head.layer = Fed()
+    head(policy.embed(ids), hidden, positions, CausalContext())
+    assert torch.allclose(served(state, layout, policy, ids, hidden), head.layer.x, atol=1e-5)
+    broken = LAYOUTS[layout].hidden_first  # the halves as they are in memory are wrong on disk, for MiMo alone
+    state[PROJECT[layout] + ".weight"] = head.project.weight
+    assert torch.allclose(served(state, layout, policy, ids, hidden), head.layer.x, atol=1e-5) != broken
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@torch.no_grad()
+def test_stock_transformers_reads_the_same_folder(layout: str, tmp_path: Path) -> None:
+    policy = random_policy(layout)
+    save_policy(policy, tmp_path)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    ids, positions = torch.arange(9)[None], torch.arange(9)[None]
+    own = policy.logits(policy.hidden(ids, positions, PackedContext(torch.tensor([9]))))
+    assert torch.allclose(stock(input_ids=ids).logits, own, atol=1e-5, rtol=1e-5)
+
+
+def test_bf16_on_disk(tmp_path: Path) -> None:
+    policy = random_policy()
+    save_policy(policy, tmp_path, dtype=torch.bfloat16)
+    assert {t.dtype for t in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    again, own = load(tmp_path, dtype="bfloat16").weights(mtp=True), policy.weights(mtp=True)
+    assert all(torch.equal(again[name], own[name].bfloat16()) for name in own)
+    assert {p.dtype for p in own.values()} == {torch.float32}  # saving leaves the policy alone
+    wide = load(tmp_path).weights(mtp=True)
+    assert all(torch.equal(wide[name], own[name].bfloat16().float()) for name in own)
+
+
+def test_tied_embeddings_round_trip(tmp_path: Path) -> None:
+    base = tiny_policy()
+    config = base.backbone.config
+    config.tie_word_embeddings = True
+    backbone = type(base.backbone)(config).eval()
+    policy = Policy(backbone=backbone, tokenizer=base.tokenizer, mtp=MTPHead(backbone), layout="mimo")
+    save_policy(policy, tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    again = load(tmp_path)
+    assert equal(policy, again)
+    assert again.backbone.lm_head.weight is again.backbone.get_input_embeddings().weight
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(stock.lm_head.weight, policy.embed(torch.arange(12)))
+
+
+def test_a_generic_tokenizer_is_taken_as_it_is(tmp_path: Path) -> None:
+    policy = tiny_policy()
+    policy.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    save_policy(policy, tmp_path)
+    again = load_tokenizer(ModelConfig(path=str(tmp_path)))
+    assert type(again) is PreTrainedTokenizerFast and len(again) == 12
+    assert again.chat_template == policy.tokenizer.chat_template
+    assert again.special_tokens_map == policy.tokenizer.special_tokens_map
+    for text in ("abcabc", "a b<eos>k", "..."):
+        assert again.encode(text) == policy.tokenizer.encode(text)
+    # A family's own class is left to AutoTokenizer.
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "Qwen2Tokenizer"}))
+    assert type(load_tokenizer(ModelConfig(path=str(tmp_path)))).__name__ == "Qwen2Tokenizer"
+
+
+def no_weight(folder: Path) -> None:
+    rewrite(folder, **{"model.mtp_layers.0.mlp.up_proj.weight": None})
+
+
+def wrong_shape(folder: Path) -> None:
+    rewrite(folder, **{"model.mtp_layers.0.final_layernorm.weight": torch.ones(31)})
+
+
+def no_mtp(folder: Path) -> None:
+    rewrite(folder, **dict.fromkeys(ON_DISK["mimo"]))
+
+
+def no_backbone_weight(folder: Path) -> None:
+    rewrite(folder, **{"model.layers.1.mlp.up_proj.weight": None})
+
+
+def wrong_backbone_shape(folder: Path) -> None:
+    rewrite(folder, **{"model.layers.1.mlp.up_proj.weight": torch.ones(3, 32)})
+
+
+def large_tokenizer(folder: Path) -> None:
+    letters(20).save_pretrained(folder)
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def no_tokenizer(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def corrupt_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:500])
+
+
+def corrupt_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"not a safetensors file")
+
+
+def corrupt_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "qwen2",')
+
+
+def unknown_family(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "no-such-family"}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (no_weight, "lacks model.mtp_layers.0.mlp.up_proj.weight"),
+        (wrong_shape, r"final_norm.weight has shape \(31,\), the model needs \(32,\)"),
+        (no_mtp, "no MTP weights.*model.init_mtp=true"),
+        (no_backbone_weight, "1 missing weights.*model.layers.1.mlp.up_proj.weight"),
+        (wrong_backbone_shape, "1 mismatched weights.*model.layers.1.mlp.up_proj.weight"),
+        (large_tokenizer, "20 tokens, the model 12"),
+        (no_weights, "cannot be loaded"),
+        (no_config, "cannot be loaded"),
+        (no_tokenizer, "has no tokenizer files"),
+        (corrupt_weights, "cannot be loaded"),
+        (corrupt_header, "cannot be loaded"),
+        (corrupt_config, "cannot be loaded"),
+        (unknown_family, "cannot be loaded"),
+    ],
+)
+def test_a_damaged_folder_is_one_line(damage: object, words: str, tmp_path: Path) -> None:
+    save_policy(tiny_policy(), tmp_path)
+    load(tmp_path)
+    damage(tmp_path)  # type: ignore[operator]
+    with pytest.raises(UserError, match=words) as error:
+        load(tmp_path)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 450
+
+
+def test_missing_folder_and_device_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no-such-folder"):
+        ModelConfig(path=str(tmp_path / "no-such-folder"))
+    save_policy(tiny_policy(), tmp_path)
+    for device in ("tpu", "cuda:99", "cuda:x", ""):
+        with pytest.raises(UserError, match=r"model\.device"):
+            load_policy(ModelConfig(path=str(tmp_path), device=device))
+
+
+def test_a_fresh_head_is_made_only_where_there_is_none(tmp_path: Path) -> None:
+    policy = random_policy()
+    save_policy(policy, tmp_path)
+    assert equal(policy, load(tmp_path, init_mtp=True))
+    no_mtp(tmp_path)
+    fresh = load(tmp_path, init_mtp=True)
+    assert fresh.mtp is not None and fresh.layout == "mimo"
+    last = fresh.backbone.get_decoder().layers[-1].state_dict()
+    assert all(torch.equal(t, last[name]) for name, t in fresh.mtp.layer.state_dict().items())
+    assert load_policy(ModelConfig(path=str(tmp_path), device="cpu")).mtp is None
+    assert load_backbone(ModelConfig(path=str(tmp_path))).lm_head.weight.shape == (12, 32)

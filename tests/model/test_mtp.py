@@ -1,0 +1,179 @@
+"""The training chain is what the engine drafts, entry by entry; and both stand against the right position."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.model.attention import CausalContext, PackedContext
+from bebop.model.backbone import Policy
+from bebop.model.mtp import MTPHead, chain
+from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.runner import ModelRunner
+from bebop.rollout.slots import Slots, SlotSizes
+from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.trajectory import SamplingParams
+from tests.builders import requests, tiny_policy
+
+STEPS, LENGTH = 4, 16
+Chain = Callable[[MTPHead, Tensor, Tensor, int], Iterator[Tensor]]
+
+
+def text(seed: int = 0) -> Tensor:
+    return torch.randint(0, 11, (LENGTH,), generator=torch.Generator().manual_seed(seed))
+
+
+def trained(policy: Policy, ids: Tensor, run: Chain = chain) -> list[Tensor]:
+    """Hidden states [T - i, d] of steps i = 1, 2, ... over a text."""
+    assert policy.mtp is not None
+    hidden = policy.hidden(ids[None], torch.arange(len(ids))[None], PackedContext(torch.tensor([len(ids)])))
+    return [u[0] for u in run(policy.mtp, policy.embed(ids[None]), hidden, STEPS)]
+
+
+def runner_at(policy: Policy, ids: Tensor, anchors: list[int]) -> ModelRunner:
+    """One slot an anchor t: tokens 0..t are fed, token t + 1 is the newest, and the drafter stands at step 1."""
+    contexts = [ids[: t + 2].tolist() for t in anchors]
+    sizes = SlotSizes(slots=len(anchors), length=2 * LENGTH, drafts=STEPS, hidden=32, vocab=12)
+    slots = Slots(sizes, torch.float32, torch.device("cpu"))
+    slots.start(0, [SamplingParams()] * len(anchors), contexts)
+    runner = ModelRunner(policy, slots)
+    runner.prefill(0, contexts)
+    runner.begin(len(anchors), max(anchors) + 1)
+    return runner
+
+
+def drafted(runner: ModelRunner, ids: Tensor, anchors: list[int]) -> list[Tensor]:
+    """Hidden states [A, d] of steps 1, 2, ... that the engine computes when the text's own tokens are drafted."""
+    states = [runner.draft_hidden().clone()]
+    for step in range(STEPS - 1):
+        tokens = torch.stack([ids[t + 2 + step] for t in anchors])
+        states.append(runner.draft_step(step, tokens, states[-1]))
+    return states
+
+
+def gaps(policy: Policy, run: Chain) -> list[float]:
+    """Largest difference between training and drafting, step by step, over all anchors that have all steps."""
+    ids, anchors = text(), list(range(LENGTH - STEPS))
+    engine = drafted(runner_at(policy, ids, anchors), ids, anchors)
+    return [float((a - b[anchors]).abs().max()) for a, b in zip(engine, trained(policy, ids, run), strict=True)]
+
+
+def depthwise(head: MTPHead, embeddings: Tensor, hidden: Tensor, steps: int) -> Iterator[Tensor]:
+    """The inputs of step i at all anchors form one causal sequence (SPEC 0.5, variant a)."""
+    for step in range(1, steps + 1):
+        anchors = embeddings.shape[1] - step
+        positions = (torch.arange(anchors) + step - 1)[None]
+        hidden = head(embeddings[:, step:], hidden[:, :anchors], positions, CausalContext())
+        yield hidden
+
+
+def unmoved(head: MTPHead, embeddings: Tensor, hidden: Tensor, steps: int) -> Iterator[Tensor]:
+    """Recursive steps keep the anchor's position id."""
+
+    class Unmoved(MTPHead):
+        def forward(self, e: Tensor, h: Tensor, positions: Tensor, context: object) -> Tensor:
+            return head(e, h, positions - positions[:, :1], context)  # type: ignore[arg-type]
+
+    stub = Unmoved.__new__(Unmoved)
+    torch.nn.Module.__init__(stub)
+    yield from chain(stub, embeddings, hidden, steps)
+
+
+def early(head: MTPHead, embeddings: Tensor, hidden: Tensor, steps: int) -> Iterator[Tensor]:
+    """Every step reads the token that it already read: off by one."""
+    yield from chain(head, torch.cat([embeddings[:, :1], embeddings[:, :-1]], 1), hidden, steps)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@torch.no_grad()
+def test_the_training_chain_is_what_the_engine_drafts(seed: int) -> None:
+    assert max(gaps(tiny_policy(seed=seed), chain)) < 1e-5
+
+
+@pytest.mark.parametrize(("run", "first"), [(depthwise, 1), (unmoved, 1), (early, 0)])
+@torch.no_grad()
+def test_broken_chains_are_caught(run: Chain, first: int) -> None:
+    found = gaps(tiny_policy(), run)
+    assert max(found[:first], default=0.0) < 1e-5 and min(found[first:]) > 1e-3
+
+
+def second_cycle(policy: Policy, follow: bool) -> list[float]:
+    """The same after a cycle in which row b kept b of its drafts and the text went on otherwise than drafted."""
+    ids, anchors = text(5), [1, 4, 2, 6, 3]
+    kept = torch.tensor([0, 1, 2, 3, STEPS])
+    runner = runner_at(policy, ids, anchors)
+    true = torch.stack([ids[t + 2 : t + 2 + STEPS] for t in anchors])
+    drafts = torch.where(torch.arange(STEPS) < kept[:, None], true, (true + 1) % 11)
+    state = runner.draft_hidden()
+    for step in range(STEPS - 1):
+        state = runner.draft_step(step, drafts[:, step], state)
+    last = torch.stack([ids[t + 1 : t + 2] for t in anchors])
+    hidden, _ = runner.verify(torch.cat([last, drafts], 1))
+    tokens = torch.cat([drafts, drafts[:, -1:]], 1)
+    right = torch.stack([ids[t + 2 + k] for t, k in zip(anchors, kept, strict=True)])
+    tokens.scatter_(1, kept[:, None], right[:, None])
+    if follow:
+        runner.follow(tokens, hidden, kept + 1)
+    else:  # entries of the chain stay in the cache, and the last draft's state is gone on with
+        runner.slots.hidden[:] = state
+    runner.slots.fed[:] += kept + 1
+    now = [t + int(k) + 1 for t, k in zip(anchors, kept, strict=True)]
+    runner.begin(len(now), max(now) + 1)
+    engine, train = drafted(runner, ids, now), trained(policy, ids)
+    return [float((a - b[now]).abs().max()) for a, b in zip(engine, train, strict=True)]
+
+
+@torch.no_grad()
+def test_after_a_cycle_the_drafter_stands_on_real_hidden_states() -> None:
+    policy = tiny_policy(seed=2)
+    assert max(second_cycle(policy, follow=True)) < 1e-5
+    assert min(second_cycle(policy, follow=False)) > 1e-3
+
+
+def successor_policy(reads: str = "embedding") -> Policy:
+    """Backbone and head with hand-set weights: the backbone's law after token v is v + 1, whatever came before.
+
+    The head says (the token it is fed) + 1, so that step i at anchor t, fed token t + i, gives exactly the backbone's
+    law at position t + i. Reading the hidden state instead, it says what it should have said one step earlier.
+    """
+    policy = tiny_policy()
+    assert policy.mtp is not None
+    size, vocab = 32, 12
+    with torch.no_grad():
+        for layer in (*policy.backbone.get_decoder().layers, policy.mtp.layer):
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        policy.backbone.get_input_embeddings().weight.copy_(torch.eye(vocab, size))
+        policy.backbone.lm_head.weight.copy_(20 * torch.eye(vocab, size).roll(1, 0))
+        project = policy.mtp.project.weight.zero_()
+        columns = slice(0, size) if reads == "embedding" else slice(size, 2 * size)
+        project[:, columns] = torch.eye(size)
+    policy.mtp.zero_first = False
+    return policy
+
+
+@torch.no_grad()
+def test_step_i_at_anchor_t_stands_against_position_t_plus_i() -> None:
+    policy, ids = successor_policy(), text(7)
+    hidden = policy.hidden(ids[None], torch.arange(LENGTH)[None], PackedContext(torch.tensor([LENGTH])))[0]
+    target = policy.logits(hidden).softmax(-1)
+    assert torch.equal(target.argmax(-1), (ids + 1) % 12)
+    for i, u in enumerate(trained(policy, ids), start=1):
+        draft = policy.logits(u).softmax(-1)
+        assert draft.shape[0] == LENGTH - i
+        assert torch.allclose(draft, target[i:], atol=1e-6)
+        overlap = torch.minimum(draft[1:], target[i : LENGTH - 1]).sum(-1)  # one position early
+        assert overlap.mean() < 0.5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_engine_holds_each_draft_against_the_same_position(temperature: float) -> None:
+    asked = requests([[4, 3], [5, 1, 9], [2, 7]], temperature=temperature, max_new_tokens=16)
+    system = make_system(DecodingConfig(system="bebop", draft_tokens=3))
+    for answer in generate(TorchEngine(successor_policy(), system, slots=3, max_length=32), asked):
+        assert answer.stats.cycles == 4 and answer.stats.accepted.tolist() == [4, 4, 4]
+        assert (answer.token_ids[1:] == (answer.token_ids[:-1] + 1) % 12).all()
+    for answer in generate(TorchEngine(successor_policy("hidden"), system, slots=3, max_length=32), asked):
+        assert answer.stats.accepted.sum() == 0

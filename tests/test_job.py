@@ -1,0 +1,165 @@
+"""The real job on Ray: resume, deaths, interruption. Each run is a process of its own, as a user starts it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bebop.trainer import checkpoint
+
+pytestmark = pytest.mark.slow
+
+SMALL = [
+    "trainer.groups_per_step=4", "trainer.group_size=4", "rollout.slots=16", "rollout.sampling.max_new_tokens=96",
+    "monitor.tensorboard=false", "monitor.plots=false", "monitor.ray_metrics=false",
+]  # fmt: skip
+
+
+def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "bebop.run", f"runtime.dir={folder}", *SMALL, *overrides]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 240) -> tuple[int, str]:
+    try:
+        _, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        raise
+    return process.returncode, errors
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.time() + 150
+    while len(rows(folder)) < step:
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.time() < deadline, "no progress"
+        time.sleep(0.1)
+
+
+def pids(folder: Path, kind: str) -> list[int]:
+    lines = (line.split() for line in (folder / "pids.txt").read_text().splitlines())
+    return [int(pid) for name, pid in lines if name == kind]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def learned(folder: Path) -> dict[str, torch.Tensor]:
+    newest = checkpoint.latest(folder)
+    assert newest is not None
+    state = checkpoint.load(newest).trainer
+    return {**state["weights"], **state["optimizer"]}
+
+
+def same(a: Path, b: Path) -> bool:
+    """Whether weights, optimizer and every metric but the times are equal bit for bit."""
+    left, right = learned(a), learned(b)
+    timed = ("time/", "rollout/tokens_per_s", "rollout/restarts")
+    measured = [
+        [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows(folder)] for folder in (a, b)
+    ]
+    equal = left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+    return equal and measured[0] == measured[1]
+
+
+def test_synchronous_run_equals_half_and_resume_bit_for_bit(tmp_path: Path) -> None:
+    sync = ("rollout.staleness=0", "trainer.save_every=5")
+    assert finish(start(tmp_path / "whole", *sync, "trainer.steps=10"))[0] == 0
+    assert finish(start(tmp_path / "halves", *sync, "trainer.steps=5"))[0] == 0
+    code, errors = finish(start(tmp_path / "halves", *sync, "trainer.steps=10", "runtime.resume=true"))
+    assert code == 0, errors
+    assert [row["step"] for row in rows(tmp_path / "halves")] == list(range(1, 11))
+    assert same(tmp_path / "whole", tmp_path / "halves")
+    # The comparison can fail: another seed gives other weights.
+    assert finish(start(tmp_path / "other", *sync, "trainer.steps=5", "runtime.seed=1"))[0] == 0
+    assert not same(tmp_path / "whole", tmp_path / "other")
+
+
+def test_a_killed_rollout_worker_is_replaced(tmp_path: Path) -> None:
+    run = start(tmp_path, "trainer.steps=6", "rollout.workers=2")
+    wait_for_step(tmp_path, 2, run)
+    os.kill(pids(tmp_path, "rollout")[0], signal.SIGKILL)
+    code, errors = finish(run)
+    assert code == 0, errors
+    assert "prompts start again" in errors
+    found = rows(tmp_path)
+    assert [row["step"] for row in found] == list(range(1, 7))
+    assert found[-1]["rollout/restarts"] == 1
+    assert found[-1]["samples/prompts"] == 6 * 4
+    assert max(row["staleness/max"] for row in found) <= 1
+
+
+def test_a_killed_trainer_goes_back_to_the_last_checkpoint(tmp_path: Path) -> None:
+    run = start(tmp_path, "trainer.steps=6", "trainer.save_every=2")
+    wait_for_step(tmp_path, 3, run)
+    os.kill(pids(tmp_path, "trainer")[0], signal.SIGKILL)
+    code, errors = finish(run)
+    assert code == 0, errors
+    assert "going back to step_00000" in errors
+    found = rows(tmp_path)
+    assert [row["step"] for row in found] == list(range(1, 7))
+    assert found[-1]["samples/prompts"] == 6 * 4
+
+
+def test_an_interrupt_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:
+    run = start(tmp_path, "trainer.steps=50")
+    wait_for_step(tmp_path, 2, run)
+    others = pids(tmp_path, "trainer") + pids(tmp_path, "rollout")
+    assert all(map(alive, others))
+    run.send_signal(signal.SIGINT)
+    code, errors = finish(run)
+    assert code == 130 and "go on with" in errors
+    newest = checkpoint.latest(tmp_path)
+    assert newest is not None and newest.name == f"step_{len(rows(tmp_path)):06d}"
+    checkpoint.verify(newest)
+    deadline = time.time() + 10
+    while any(map(alive, others)) and time.time() < deadline:
+        time.sleep(0.1)
+    assert not any(map(alive, others))
+
+
+def test_a_reward_that_raises_ends_the_run_in_one_line_with_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "calls = 0\n"
+        "def reward(text, item):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    if calls > 40:\n"
+        "        raise KeyError('gold')\n"
+        "    return float(len(text) % 2)\n"
+    )
+    run = start(tmp_path / "run", "trainer.steps=20", f"task.reward={tmp_path}/reward.py:reward")
+    code, errors = finish(run)
+    assert code == 2
+    told = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert len(told) == 1 and "KeyError" in told[0] and "Traceback" not in errors
+    newest = checkpoint.latest(tmp_path / "run")
+    assert newest is not None and len(rows(tmp_path / "run")) >= 1
+
+
+def test_a_corrupt_checkpoint_is_named_and_kept(tmp_path: Path) -> None:
+    assert finish(start(tmp_path, "trainer.steps=1"))[0] == 0
+    newest = checkpoint.latest(tmp_path)
+    assert newest is not None
+    file = newest / "trainer.pt"
+    file.write_bytes(file.read_bytes()[:-7])
+    code, errors = finish(start(tmp_path, "trainer.steps=2", "runtime.resume=true"))
+    assert code == 2 and "trainer.pt" in errors and file.exists()
+    assert len(rows(tmp_path)) == 1
