@@ -130,20 +130,26 @@ class RayWorker:
     async def restart(self) -> None:
         """Start, or start again after a death."""
         self.close()
-        self.actor = ray.remote(RolloutActor).options(**self.options).remote()
-        self.pid = await _call(WorkerDied, self.actor.setup.remote(self.config))
+        actor = ray.remote(RolloutActor).options(**self.options).remote()
+        self.pid = await _call(WorkerDied, actor.setup.remote(self.config))
+        self.actor = actor  # not before it can serve: until then it counts as dead
 
     async def submit(self, prompts: Sequence[Prompt]) -> None:
         """See ``loop.Worker``."""
-        await _call(WorkerDied, self.actor.submit.remote(prompts))
+        await _call(WorkerDied, self._alive().submit.remote(prompts))
 
     async def collect(self) -> WorkerReport:
         """See ``loop.Worker``."""
-        return await _call(WorkerDied, self.actor.collect.remote())
+        return await _call(WorkerDied, self._alive().collect.remote())
 
     async def set_weights(self, weights: Any, version: int) -> None:
         """See ``loop.Worker``; ``weights`` is a Ray reference, resolved on the worker's side."""
-        await _call(WorkerDied, self.actor.set_weights.remote(weights, version))
+        await _call(WorkerDied, self._alive().set_weights.remote(weights, version))
+
+    def _alive(self) -> Any:
+        if self.actor is None:
+            raise WorkerDied("it is being replaced")
+        return self.actor
 
     def close(self) -> None:
         """End the process."""
@@ -251,7 +257,6 @@ def ray_session(config: JobConfig) -> Iterator[None]:
             include_dashboard=runtime.dashboard,
             dashboard_port=runtime.dashboard_port,
             _temp_dir=str(temp),
-            _node_ip_address="127.0.0.1",
             _metrics_export_port=runtime.metrics_port or free_port(),
             logging_level=logging.ERROR,
             log_to_driver=False,
