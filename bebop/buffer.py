@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+from bebop.errors import UserError
 from bebop.trajectory import Batch, Group
 
 
@@ -65,10 +66,15 @@ class GroupBuffer:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs: prompts in flight are not kept, they start again."""
-        return {"version": self.version, "ready": [self.ready[i] for i in sorted(self.ready)]}
+        ready = [self.ready[i] for i in sorted(self.ready)]
+        return {"version": self.version, "groups_per_batch": self.groups_per_batch, "ready": ready}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``."""
+        """Go on from ``state``; ``UserError`` if batches had another size, which would skip or repeat prompts."""
+        before = state["groups_per_batch"]
+        if before != self.groups_per_batch:
+            here = f"trainer.groups_per_step={self.groups_per_batch}"
+            raise UserError(f"{here} is not possible: the checkpoint was made with {before}, and prompts are counted")
         self.version = state["version"]
         self.admitted = self.taken
         self.ready = {group.prompt.index: group for group in state["ready"] if group.prompt.index >= self.taken}

@@ -8,9 +8,11 @@ from importlib import resources
 from typing import Any
 
 from hydra import compose, initialize_config_module
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from bebop.config import JobConfig, from_dict
 from bebop.errors import UserError
@@ -23,28 +25,61 @@ def job_config(overrides: Sequence[str]) -> JobConfig:
 
 def composed(overrides: Sequence[str]) -> dict[str, Any]:
     """``conf/config.yaml`` with overrides, as plain data."""
+    parsed = [_read(override) for override in overrides]
     try:
-        with initialize_config_module("bebop.conf", version_base="1.3"):
-            config = compose("config", overrides=list(overrides))
+        config = _compose(overrides)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise UserError(f"{error.full_key} is missing: give {error.full_key}=VALUE") from error
     except (HydraException, OmegaConfBaseException) as error:
-        reasons = [" ".join(str(e).split()) for e in _chain(error)]
-        raise UserError(f"{' '.join(overrides)}: {reasons[0]}{_hint(overrides)}") from error
+        _check_names(parsed)
+        reason = " ".join(str(error).split())
+        culprits = [o for o, p in zip(overrides, parsed, strict=True) if p.key_or_group in reason] or overrides
+        raise UserError(f"{' '.join(culprits)} is not possible: {reason}") from error
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    return [error] if error.__cause__ is None else [*_chain(error.__cause__), error]
+def _compose(overrides: Sequence[str]) -> DictConfig:
+    with initialize_config_module("bebop.conf", version_base="1.3"):
+        return compose("config", overrides=list(overrides))
 
 
-def _hint(overrides: Sequence[str]) -> str:
-    """The settings of the first override's group, if it names one."""
-    for override in overrides:
-        group = override.lstrip("+~").split("=")[0].split(".")[0]
-        if group not in groups():
-            return f" (groups: {', '.join(groups())})"
-    return ""
+def _read(override: str) -> Override:
+    """One override, parsed; ``UserError`` where Hydra would go on about its grammar or list its search path."""
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        how = "give GROUP=CHOICE or GROUP.NAME=VALUE, and quotes around a VALUE that holds = { or ["
+        raise UserError(f"{override!r} cannot be read: {how}") from error
+    name, choices = parsed.key_or_group, groups()
+    if parsed.package is not None:
+        raise UserError(f"{override} is not possible: a group stays where it is; leave out @{parsed.package}")
+    if not name:
+        raise UserError(f"{override!r} cannot be read: there is no name before the =")
+    if parsed.is_sweep_override():
+        raise UserError(f"{override} is not possible: give one value; a list is written [1,2], a text in quotes")
+    if name in choices and not parsed.is_delete() and parsed.value() not in choices[name]:
+        raise UserError(f"{override} is not possible: choose one of {', '.join(choices[name])}")
+    return parsed
+
+
+def _check_names(parsed: Sequence[Override]) -> None:
+    """``UserError`` for the first override of a setting that does not exist, with those that do."""
+    known: Any = OmegaConf.to_container(_compose([p.input_line or "" for p in parsed if p.key_or_group in groups()]))
+    for override in parsed:
+        if override.is_add():
+            continue
+        at, path = known, override.key_or_group.split(".")
+        for depth, name in enumerate(path):
+            where = ".".join(path[:depth])
+            if not isinstance(at, dict):
+                raise UserError(f"{override.key_or_group}: no such setting; {where} is a single value")
+            if name not in at:
+                there = f"{where} has {', '.join(at) or 'none'}" if where else f"the groups are {', '.join(at)}"
+                new = f" (+{override.input_line} adds one)" if where == "task.args" else ""
+                raise UserError(f"{override.key_or_group}: no such setting; {there}{new}")
+            at = at[name]
 
 
 def groups() -> dict[str, list[str]]:
@@ -64,6 +99,6 @@ def run_main(main: Callable[[list[str]], int]) -> None:
     try:
         code = main(sys.argv[1:])
     except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         code = 2
     sys.exit(code)

@@ -5,6 +5,7 @@ a mapping again. Every value that a user can get wrong raises ``UserError`` in o
 """
 
 import dataclasses
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from bebop.errors import UserError
 
 T = TypeVar("T")
+MAX_SEED = 1 << 23  # a rollout's 64-bit seed is this one shifted by 40 bits, plus the answer's number
+WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
 
 
 def check(condition: bool, name: str, value: object, allowed: str) -> None:
@@ -53,6 +56,7 @@ class TaskConfig:
     prompt_key: str = "question"
     answer_key: str = "answer"
     reward: str = "auto"  # auto, math_verify, or a dotted path to f(answer: str, item: dict) -> float
+    system: str | None = "auto"  # system message; null: none; auto: how to answer, for models that were not trained to
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -77,12 +81,15 @@ class SamplingConfig:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check(self.temperature >= 0, "rollout.sampling.temperature", self.temperature, "give 0 (greedy) or more")
+        heat = 0 <= self.temperature < math.inf
+        check(heat, "rollout.sampling.temperature", self.temperature, "give 0 (greedy) or more")
         check(self.top_k >= 0, "rollout.sampling.top_k", self.top_k, "give 0 (all) or more")
         check(0 < self.top_p <= 1, "rollout.sampling.top_p", self.top_p, "give a number above 0 and at most 1")
         check(0 <= self.min_p < 1, "rollout.sampling.min_p", self.min_p, "give a number from 0 to below 1")
-        check(self.repetition_penalty > 0, "rollout.sampling.repetition_penalty", self.repetition_penalty, "above 0")
+        penalty = self.repetition_penalty
+        check(0 < penalty < math.inf, "rollout.sampling.repetition_penalty", penalty, "give a number above 0")
         check(self.max_new_tokens >= 1, "rollout.sampling.max_new_tokens", self.max_new_tokens, "give 1 or more")
+        check("" not in self.stop, "rollout.sampling.stop", list(self.stop), "an empty text would end every answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +154,8 @@ class AlgorithmConfig:
         check(0 < self.clip_low <= 1, "algorithm.clip_low", self.clip_low, "give a number above 0 and at most 1")
         check(self.clip_high > 0, "algorithm.clip_high", self.clip_high, "give a number above 0")
         check(self.kl_coefficient >= 0, "algorithm.kl_coefficient", self.kl_coefficient, "give 0 or more")
+        bonus = self.entropy_coefficient
+        check(math.isfinite(bonus), "algorithm.entropy_coefficient", bonus, "give a finite number")
         check(self.tis_cap >= 1, "algorithm.tis_cap", self.tis_cap, "give 1 or more")
         check(self.minibatches >= 1, "algorithm.minibatches", self.minibatches, "give 1 or more")
 
@@ -176,7 +185,8 @@ class TrainerConfig:
             check(getattr(self, name) >= 1, f"trainer.{name}", getattr(self, name), "give 1 or more")
         check(self.group_size >= 2, "trainer.group_size", self.group_size, "GRPO compares answers: give 2 or more")
         for name in ("lr", "lr_warmup_steps", "weight_decay", "save_every"):
-            check(getattr(self, name) >= 0, f"trainer.{name}", getattr(self, name), "give 0 or more")
+            check(0 <= getattr(self, name) < math.inf, f"trainer.{name}", getattr(self, name), "give 0 or more")
+        check(all(0 <= b < 1 for b in self.betas), "trainer.betas", list(self.betas), "two numbers from 0 to below 1")
         check(self.max_grad_norm > 0, "trainer.max_grad_norm", self.max_grad_norm, "give a number above 0")
 
 
@@ -209,6 +219,8 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         check(self.max_restarts >= 0, "runtime.max_restarts", self.max_restarts, "give 0 or more")
+        check(0 <= self.seed < MAX_SEED, "runtime.seed", self.seed, f"give a number from 0 to {MAX_SEED - 1}")
+        check(not self.resume or bool(self.dir), "runtime.resume", self.resume, "give the run's folder as runtime.dir")
         for name in ("port", "dashboard_port", "metrics_port"):
             value = getattr(self, name)
             check(0 <= value <= 65535, f"runtime.{name}", value, "give a port from 0 to 65535")
@@ -233,7 +245,7 @@ class JobConfig:
         check(
             not truncated or self.algorithm.rescore,
             "rollout.sampling",
-            {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p},
+            {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p", "repetition_penalty")},
             "the trainer computes softmax(logits / temperature); set algorithm.rescore=true to train on truncated laws",
         )
         check(sampling.temperature > 0, "rollout.sampling.temperature", sampling.temperature, "training explores: > 0")
@@ -275,5 +287,5 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     wanted = origin or hint
     right = isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool)
-    check(right, where, value, f"a {wanted.__name__} is wanted here")
+    check(right, where, value, f"{WANTED[wanted]} is wanted here")
     return value

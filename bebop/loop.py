@@ -109,7 +109,9 @@ class Loop:
         self.buffer = GroupBuffer(config.trainer.groups_per_step, config.rollout.staleness)
         self.stopping = asyncio.Event()
         self.restarts = 0
-        self._weights: Any = None
+        self._most_restarts = config.runtime.max_restarts
+        self._published: tuple[Any, int] | None = None  # weights and their version
+        self._saved: int | None = None  # version of the newest checkpoint
         self._in_flight: list[set[int]] = [set() for _ in workers]
         self._locks = [asyncio.Lock() for _ in workers]
         self._clock = _Clock()
@@ -136,7 +138,6 @@ class Loop:
         """Update after update: the paper's figure."""
         steps, every = self.config.trainer.steps, self.config.trainer.save_every
         await self._publish()
-        saved = self.buffer.version
         while self.buffer.version < steps and not self.stopping.is_set():
             await self._admit()
             batch = await self._next_batch()
@@ -151,8 +152,7 @@ class Loop:
             self._write(batch, version, learned, began, updated)
             if every and self.buffer.version % every == 0:
                 await self._save()
-                saved = self.buffer.version
-        if saved != self.buffer.version:
+        if self._saved != self.buffer.version:
             await self._save()
         return self.buffer.version >= steps
 
@@ -186,12 +186,14 @@ class Loop:
 
     async def _publish(self) -> None:
         """Send the trainer's weights to every worker, which swap them in between two decoding cycles."""
-        self._weights = await self.trainer.weights()
-        for worker in self.workers:
-            try:
-                await worker.set_weights(self._weights, self.buffer.version)
-            except WorkerDied:
-                pass  # the replacement gets them from _replace
+        # One assignment: a replacement that starts meanwhile gets the old weights under their own version.
+        self._published = (await self.trainer.weights(), self.buffer.version)
+        for i, worker in enumerate(self.workers):
+            async with self._locks[i]:
+                try:
+                    await worker.set_weights(*self._published)
+                except WorkerDied:
+                    pass  # the replacement gets them from _replace
 
     async def _collect(self, i: int) -> None:
         """Take in what worker i finishes, and replace it when it dies."""
@@ -211,21 +213,28 @@ class Loop:
     async def _replace(self, i: int, death: WorkerDied) -> None:
         """A new worker with the current weights and all prompts that the dead one had not handed over."""
         self.restarts += 1
-        if self.restarts > self.config.runtime.max_restarts:
+        if self.restarts > self._most_restarts:
             raise RuntimeError(f"rollout workers died {self.restarts} times, the last time: {death}") from death
         log.warning("rollout worker %d died (%s); %d prompts start again", i, death, len(self._in_flight[i]))
         async with self._locks[i]:
-            await self.workers[i].restart()
-            await self.workers[i].set_weights(self._weights, self.buffer.version)
-            await self.workers[i].submit([self.prompt(index) for index in sorted(self._in_flight[i])])
+            try:
+                await self.workers[i].restart()
+                if self._published is not None:  # before that it has nothing to do, and the first publish comes to it
+                    await self.workers[i].set_weights(*self._published)
+                await self.workers[i].submit([self.prompt(index) for index in sorted(self._in_flight[i])])
+            except WorkerDied:
+                pass  # the next collect fails too and counts this death
 
     async def _save(self) -> None:
         await self.trainer.save(self.buffer.version, {"buffer": self.buffer.state(), "restarts": self.restarts})
+        self._saved = self.buffer.version
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what ``_save`` handed to the trainer's checkpoint."""
         self.buffer.restore(state["buffer"])
         self.restarts = state["restarts"]
+        self._most_restarts = self.restarts + self.config.runtime.max_restarts  # each run has its own allowance
+        self._saved = self.buffer.version
 
     def _write(self, batch: Batch, version: int, learned: Metrics, began: float, updated: float) -> None:
         """Send the metrics of a step to the sinks; ``version`` is the one that was trained on."""

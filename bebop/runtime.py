@@ -26,12 +26,12 @@ from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.loop import Loop, TrainerDied, WorkerDied
 from bebop.metrics import JsonlSink, Metrics, ProgressLine, Sink, TensorBoardSink, WandbSink
-from bebop.model.checkpoint import load_policy, load_tokenizer
+from bebop.model.checkpoint import load_policy, load_tokenizer, require_mtp
 from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker, WorkerReport
 from bebop.tasks.rewards import checked, make_reward
-from bebop.tasks.source import PromptSource, chat_encoder
+from bebop.tasks.source import PromptSource, chat_encoder, instruction
 from bebop.trainer import checkpoint
 from bebop.trainer.actor import TrainerWorker
 from bebop.trajectory import Batch, Prompt
@@ -272,10 +272,11 @@ def run_job(config: JobConfig, run_dir: Path) -> bool:
     """Run a job to its end in ``run_dir``; False if it was interrupted (a checkpoint is left behind)."""
     tokenizer = load_tokenizer(config.model)
     room = config.rollout.max_length - config.rollout.sampling.max_new_tokens
-    source = PromptSource(config.task, chat_encoder(tokenizer), room)
+    source = PromptSource(config.task, chat_encoder(tokenizer, instruction(config.task, tokenizer)), room)
     source.prompt(0)  # a task that cannot be asked fails here, before anything is started
     make_reward(config.task)
-    make_system(config.decoding)
+    if make_system(config.decoding).drafter is not None:
+        require_mtp(config.model)
     found = checkpoint.latest(run_dir) if config.runtime.resume else None
     if config.runtime.resume and found is None:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")

@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +165,21 @@ def test_a_corrupt_checkpoint_is_named_and_kept(tmp_path: Path) -> None:
     code, errors = finish(start(tmp_path, "trainer.steps=2", "runtime.resume=true"))
     assert code == 2 and "trainer.pt" in errors and file.exists()
     assert len(rows(tmp_path)) == 1
+
+
+def test_prometheus_can_scrape_the_metrics_of_a_run(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    run = start(tmp_path, "trainer.steps=100", "monitor.ray_metrics=true", f"runtime.metrics_port={port}")
+    wait_for_step(tmp_path, 1, run)
+    wanted, found, deadline = "ray_bebop_reward_mean", "", time.time() + 60
+    while wanted not in found and time.time() < deadline:
+        for host in ("127.0.0.1", socket.gethostbyname(socket.gethostname())):
+            try:
+                found += urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=2).read().decode()
+            except OSError:
+                time.sleep(0.5)
+    run.send_signal(signal.SIGINT)
+    assert finish(run)[0] == 130
+    assert wanted in found and "ray_bebop_rollout_accept_length" in found

@@ -1,24 +1,9 @@
-"""Checkpoints: Hugging Face folders in, the same layout out.
-
-The backbone is loaded and saved by transformers. MTP weights have no class there, so their keys are mapped here:
-
-====================  ==========================================  =====================
-layout                keys                                        projection reads
-====================  ==========================================  =====================
-``mimo``              ``model.mtp_layers.0.*``                    hidden, then embedding
-``qwen3_next``        ``mtp.*`` (Qwen3-Next, Qwen3.5)             embedding, then hidden
-``deepseek``          ``model.layers.L.*`` (DeepSeek-V3, GLM)     embedding, then hidden
-====================  ==========================================  =====================
-
-(Orders as in SGLang's ``mimo_mtp.py``, ``qwen3_next_mtp.py`` and ``deepseek_nextn.py``.) In memory the order is always
-embedding, then hidden.
-"""
+"""Checkpoints: Hugging Face folders in, the same layout out. MTP weights are mapped by ``bebop.model.layouts``."""
 
 import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -39,92 +24,10 @@ from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
+from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.model.mtp import MTPHead, init_from_backbone
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """How a family of checkpoints names its MTP weights; ``{L}`` is the number of backbone layers."""
-
-    prefix: str
-    names: dict[str, str]  # name in MTPHead -> name after the prefix, for all but the decoder layer
-    layer: str  # what precedes the decoder layer's own names
-    hidden_first: bool  # whether the projection reads the hidden state before the embedding
-    zero_first: bool  # whether the embedding at position 0 is served as zero
-
-
-LAYOUTS: dict[str, Layout] = {
-    "mimo": Layout(
-        prefix="model.mtp_layers.0.",
-        names={
-            "token_norm": "token_layernorm",
-            "hidden_norm": "hidden_layernorm",
-            "project": "input_proj",
-            "final_norm": "final_layernorm",
-        },
-        layer="",
-        hidden_first=True,
-        zero_first=True,
-    ),
-    "qwen3_next": Layout(
-        prefix="mtp.",
-        names={
-            "token_norm": "pre_fc_norm_embedding",
-            "hidden_norm": "pre_fc_norm_hidden",
-            "project": "fc",
-            "final_norm": "norm",
-        },
-        layer="layers.0.",
-        hidden_first=False,
-        zero_first=False,
-    ),
-    "deepseek": Layout(
-        prefix="model.layers.{L}.",
-        names={
-            "token_norm": "enorm",
-            "hidden_norm": "hnorm",
-            "project": "eh_proj",
-            "final_norm": "shared_head.norm",
-        },
-        layer="",
-        hidden_first=False,
-        zero_first=True,
-    ),
-}
-
-
-def to_layout(head: dict[str, Tensor], layout: Layout, layers: int) -> dict[str, Tensor]:
-    """Weights of an ``MTPHead`` under the names (and in the column order) of a layout."""
-    prefix = layout.prefix.format(L=layers)
-    out = {}
-    for name, tensor in head.items():
-        part, rest = name.split(".", 1)
-        if part == "layer":
-            out[prefix + layout.layer + rest] = tensor
-            continue
-        if part == "project" and layout.hidden_first:
-            tensor = _swap_halves(tensor)
-        out[f"{prefix}{layout.names[part]}.{rest}"] = tensor
-    return out
-
-
-def from_layout(found: dict[str, Tensor], layout: Layout, layers: int, wanted: list[str]) -> dict[str, Tensor]:
-    """The inverse of ``to_layout`` for the names in ``wanted``; a missing weight raises ``UserError``."""
-    names = to_layout({name: torch.empty(2, 2) for name in wanted}, layout, layers)
-    head = {}
-    for own, theirs in zip(wanted, names, strict=True):
-        if theirs not in found:
-            raise UserError(f"the checkpoint's MTP layer lacks {theirs}; there are {', '.join(sorted(found)[:4])}, ...")
-        tensor = found[theirs]
-        head[own] = _swap_halves(tensor) if own.startswith("project.") and layout.hidden_first else tensor
-    return head
-
-
-def _swap_halves(weight: Tensor) -> Tensor:
-    first, second = weight.chunk(2, dim=1)
-    return torch.cat([second, first], 1)
 
 
 def load_policy(config: ModelConfig, need_mtp: bool = False) -> Policy:
@@ -136,12 +39,9 @@ def load_policy(config: ModelConfig, need_mtp: bool = False) -> Policy:
         sizes = f"{len(tokenizer)} tokens, the model {backbone.config.vocab_size}"
         raise UserError(f"model.path={config.path!r}: the tokenizer has {sizes}; they do not belong together")
     backbone.to(find_device(config)).eval()
+    if need_mtp:
+        require_mtp(config)
     layout, mtp = load_mtp(folder, backbone, fresh=config.init_mtp)
-    if mtp is None and need_mtp:
-        raise UserError(
-            f"model.path={config.path!r} has no MTP weights ({', '.join(LAYOUTS)} layouts are known); "
-            "set model.init_mtp=true for a fresh head or decoding.system=autoregressive"
-        )
     return Policy(backbone=backbone, tokenizer=tokenizer, mtp=mtp, layout=layout)
 
 
@@ -220,13 +120,31 @@ def resolve(path: str) -> Path:
     return Path(path)
 
 
+def mtp_layout(folder: Path, layers: int) -> str | None:
+    """The layout of the MTP weights in a folder whose backbone has ``layers`` layers; None if it has none."""
+    prefixes = {name: layout.prefix.format(L=layers) for name, layout in LAYOUTS.items()}
+    return next((name for name, prefix in prefixes.items() if next(_tensors(folder, prefix), None)), None)
+
+
+def require_mtp(config: ModelConfig) -> None:
+    """Raise ``UserError`` if the checkpoint has no MTP weights and no fresh head is asked for; reads no weights."""
+    folder = resolve(config.path)
+    with _readable(config):
+        layers = AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers
+    if not config.init_mtp and mtp_layout(folder, layers) is None:
+        raise UserError(
+            f"model.path={config.path!r} has no MTP weights ({', '.join(LAYOUTS)} layouts are known); "
+            "set model.init_mtp=true for a fresh head or decoding.system=autoregressive"
+        )
+
+
 def load_mtp(folder: Path, backbone: PreTrainedModel, fresh: bool) -> tuple[str, MTPHead | None]:
     """The MTP head found in a folder and the name of its layout; a fresh one if asked for and none is there."""
     layers = backbone.config.num_hidden_layers
-    for name, layout in LAYOUTS.items():
+    name = mtp_layout(folder, layers)
+    if name is not None:
+        layout = LAYOUTS[name]
         found = dict(_tensors(folder, layout.prefix.format(L=layers)))
-        if not found:
-            continue
         head = MTPHead(backbone, zero_first=layout.zero_first)
         state = from_layout(found, layout, layers, list(head.state_dict()))
         for key, tensor in state.items():
@@ -281,7 +199,3 @@ def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) 
         backbone.generation_config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
 
-
-def backbone_config(path: str) -> dict[str, object]:
-    """The configuration of a checkpoint as plain data, without loading its weights."""
-    return dict(AutoConfig.from_pretrained(resolve(path), local_files_only=True).to_dict())

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from reasoning_gym.utils import SYSTEM_PROMPTS
+
 from bebop.config import TaskConfig
 from bebop.errors import UserError
 from bebop.tasks.files import FileItems
@@ -70,6 +72,19 @@ def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Questio
         return text, tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     return encode
+
+
+def instruction(config: TaskConfig, tokenizer: Any) -> str | None:
+    """The system message that ``task.system`` stands for.
+
+    ``auto``: a reasoning-gym task asks for an answer between tags, with reasoning-gym's own wording, unless the
+    tokenizer has those tags as tokens: such a model (the built-in one) was trained to use them.
+    """
+    if config.system != "auto":
+        return config.system
+    if config.source != "reasoning_gym" or "<answer>" in tokenizer.get_vocab():
+        return None
+    return str(SYSTEM_PROMPTS["default"])
 
 
 def _items(config: TaskConfig) -> Items:

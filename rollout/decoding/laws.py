@@ -51,8 +51,10 @@ class Laws:
             ranked = ranked * keep
             ranked = ranked / ranked.sum(-1, keepdim=True)
         if self.top_p is not None:
-            # A token is kept while the mass before it is below p; the first one always is.
-            keep &= (ranked.cumsum(-1) - ranked) < self.top_p[:, None, None]
+            # A token is kept while the mass before it is below p; the first one always is. Rounding may take a sum
+            # to 1 before the tail: p = 1 keeps all, whatever the rows beside it ask for.
+            bound = torch.where(self.top_p < 1, self.top_p, torch.inf)[:, None, None]
+            keep &= (ranked.cumsum(-1) - ranked) < bound
         ranked = ranked * keep
         ranked = ranked / ranked.sum(-1, keepdim=True)
         return torch.zeros_like(probs).scatter_(-1, order, ranked)

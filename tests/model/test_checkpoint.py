@@ -11,7 +11,8 @@ from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext, PackedContext
 from bebop.model.backbone import Policy
-from bebop.model.checkpoint import LAYOUTS, load_backbone, load_policy, load_tokenizer, save_policy
+from bebop.model.checkpoint import load_backbone, load_policy, load_tokenizer, save_policy
+from bebop.model.layouts import LAYOUTS
 from bebop.model.mtp import MTPHead
 from tests.builders import letters, tiny_policy
 

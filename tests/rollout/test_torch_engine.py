@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,7 @@ def engine(policy: Policy, system: str = "bebop", slots: int = 4, drafts: int = 
 
 def greedy(policy: Policy, prompt: list[int], count: int) -> list[int]:
     """Hugging Face's own greedy continuation, with its own attention."""
-    stock: Qwen2ForCausalLM = AutoModelForCausalLM.from_config(policy.backbone.config, attn_implementation="eager")
+    stock: Qwen2ForCausalLM = AutoModelForCausalLM.from_config(copy.deepcopy(policy.backbone.config), attn_implementation="eager")
     stock.load_state_dict(policy.backbone.state_dict())
     out = stock.eval().generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False, pad_token_id=0)
     return out[0, len(prompt) :].tolist()
@@ -41,7 +43,7 @@ def full_logprobs(policy: Policy, prompt: list[int], answer: Completion, tempera
     with torch.no_grad():
         hidden = policy.hidden(ids[None], torch.arange(len(ids))[None], PackedContext(torch.tensor([len(ids)])))
         table = (policy.logits(hidden)[0] / temperature).log_softmax(-1)
-    return table[torch.arange(len(prompt) - 1, len(ids) - 1), ids[len(prompt) :]].numpy()
+    return table[torch.arange(len(prompt) - 1, len(ids) - 1), ids[len(prompt) :]].float().numpy()
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -126,3 +128,22 @@ def test_counts_add_up() -> None:
         assert (stats.accepted <= stats.reached).all() and (stats.reached[1:] <= stats.accepted[:-1]).all()
         assert stats.tokens <= stats.cycles + stats.accepted.sum() <= stats.tokens + 1
         assert 0 < (stats.overlap / stats.reached).min() and (stats.overlap <= stats.reached).all()
+
+
+def test_bfloat16_logprobs_stay_near_a_full_forward() -> None:
+    policy = tiny_policy(seed=8, dtype=torch.bfloat16)
+    answers = generate(engine(policy), requests(PROMPTS, max_new_tokens=30))
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert np.abs(full_logprobs(policy, prompt, answer, 1.0) - answer.logprobs).max() < 0.3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_gpu_gives_the_tokens_of_the_cpu(system: str) -> None:
+    policy, other = tiny_policy(seed=9, dtype=torch.float64), tiny_policy(seed=9, dtype=torch.float64)
+    asked = requests(PROMPTS, max_new_tokens=24)
+    expected = [a.token_ids.tolist() for a in generate(engine(policy, system), asked)]
+    for module in other.modules():
+        module.to("cuda")
+    assert [a.token_ids.tolist() for a in generate(engine(other, system), asked)] == expected

@@ -1,4 +1,4 @@
-"""Make the built-in model from nothing: ``python -m recipes.tiny.make [--out DIR]``, about 20 minutes on two cores."""
+"""Make the built-in model from nothing: ``python -m recipes.tiny [--out DIR]``, about 20 minutes on two cores."""
 
 import argparse
 import tempfile
@@ -14,7 +14,7 @@ from recipes.tiny.sft import train_backbone
 
 def main() -> None:
     """Train backbone, then head, and write the checkpoint in bfloat16."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.tiny.make", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m recipes.tiny", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/tiny"), help="where to write (default: runs/tiny)")
     parser.add_argument("--steps", type=int, default=1600, help="steps of the backbone (default: 1600)")
     parser.add_argument("--head-steps", type=int, default=600, help="steps of the MTP head (default: 600)")

@@ -1,0 +1,103 @@
+"""How families of checkpoints name their MTP weights, and the map to and from ``MTPHead``.
+
+====================  ==========================================  =====================
+layout                keys                                        projection reads
+====================  ==========================================  =====================
+``mimo``              ``model.mtp_layers.0.*``                    hidden, then embedding
+``qwen3_next``        ``mtp.*`` (Qwen3-Next, Qwen3.5)             embedding, then hidden
+``deepseek``          ``model.layers.L.*`` (DeepSeek-V3, GLM)     embedding, then hidden
+====================  ==========================================  =====================
+
+(Orders as in SGLang's ``mimo_mtp.py``, ``qwen3_next_mtp.py`` and ``deepseek_nextn.py``.) In memory the order is always
+embedding, then hidden.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bebop.errors import UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a family of checkpoints names its MTP weights; ``{L}`` is the number of backbone layers."""
+
+    prefix: str
+    names: dict[str, str]  # name in MTPHead -> name after the prefix, for all but the decoder layer
+    layer: str  # what precedes the decoder layer's own names
+    hidden_first: bool  # whether the projection reads the hidden state before the embedding
+    zero_first: bool  # whether the embedding at position 0 is served as zero
+
+
+LAYOUTS: dict[str, Layout] = {
+    "mimo": Layout(
+        prefix="model.mtp_layers.0.",
+        names={
+            "token_norm": "token_layernorm",
+            "hidden_norm": "hidden_layernorm",
+            "project": "input_proj",
+            "final_norm": "final_layernorm",
+        },
+        layer="",
+        hidden_first=True,
+        zero_first=True,
+    ),
+    "qwen3_next": Layout(
+        prefix="mtp.",
+        names={
+            "token_norm": "pre_fc_norm_embedding",
+            "hidden_norm": "pre_fc_norm_hidden",
+            "project": "fc",
+            "final_norm": "norm",
+        },
+        layer="layers.0.",
+        hidden_first=False,
+        zero_first=False,
+    ),
+    "deepseek": Layout(
+        prefix="model.layers.{L}.",
+        names={
+            "token_norm": "enorm",
+            "hidden_norm": "hnorm",
+            "project": "eh_proj",
+            "final_norm": "shared_head.norm",
+        },
+        layer="",
+        hidden_first=False,
+        zero_first=True,
+    ),
+}
+
+
+def to_layout(head: dict[str, Tensor], layout: Layout, layers: int) -> dict[str, Tensor]:
+    """Weights of an ``MTPHead`` under the names (and in the column order) of a layout."""
+    prefix = layout.prefix.format(L=layers)
+    out = {}
+    for name, tensor in head.items():
+        part, rest = name.split(".", 1)
+        if part == "layer":
+            out[prefix + layout.layer + rest] = tensor
+            continue
+        if part == "project" and layout.hidden_first:
+            tensor = _swap_halves(tensor)
+        out[f"{prefix}{layout.names[part]}.{rest}"] = tensor
+    return out
+
+
+def from_layout(found: dict[str, Tensor], layout: Layout, layers: int, wanted: list[str]) -> dict[str, Tensor]:
+    """The inverse of ``to_layout`` for the names in ``wanted``; a missing weight raises ``UserError``."""
+    names = to_layout({name: torch.empty(2, 2) for name in wanted}, layout, layers)
+    head = {}
+    for own, theirs in zip(wanted, names, strict=True):
+        if theirs not in found:
+            raise UserError(f"the checkpoint's MTP layer lacks {theirs}; there are {', '.join(sorted(found)[:4])}, ...")
+        tensor = found[theirs]
+        head[own] = _swap_halves(tensor) if own.startswith("project.") and layout.hidden_first else tensor
+    return head
+
+
+def _swap_halves(weight: Tensor) -> Tensor:
+    first, second = weight.chunk(2, dim=1)
+    return torch.cat([second, first], 1)

@@ -1,0 +1,1 @@
+"""Recipes: what is built with bebop, and how its numbers were made."""
