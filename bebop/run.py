@@ -46,12 +46,12 @@ def main(arguments: list[str]) -> int:
     if "--cfg" in arguments:
         sys.stdout.write(yaml.safe_dump(plain(config), sort_keys=False))
         return 0
-    run_dir, config = open_run(config, overrides)
+    run_dir, config = open_run(config)
 
     from bebop.runtime import run_job  # Ray takes seconds to import; --help and errors should not wait for it
 
     sys.stderr.write(f"run folder: {run_dir}\n")
-    finished = run_job(config, run_dir)
+    finished = run_job(config, run_dir, lambda: write_down(config, overrides, run_dir))
     report(config, run_dir)
     if not finished:
         again = f"python -m bebop.run runtime.dir={run_dir} runtime.resume=true"
@@ -73,8 +73,8 @@ def saved_overrides(overrides: list[str]) -> list[str]:
     return [o for o in json.loads(file.read_text()) if o.split("=")[0] not in given]
 
 
-def open_run(config: JobConfig, overrides: list[str]) -> tuple[Path, JobConfig]:
-    """Make the run folder and write down what was asked; a folder that holds a run is not overwritten."""
+def open_run(config: JobConfig) -> tuple[Path, JobConfig]:
+    """Make the run folder; one that holds a run is only taken to go on with it."""
     from bebop.runtime import run_name
 
     run_dir = Path(config.runtime.dir or f"runs/{run_name()}").resolve()
@@ -86,11 +86,14 @@ def open_run(config: JobConfig, overrides: list[str]) -> tuple[Path, JobConfig]:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"runtime.dir={str(run_dir)!r} cannot be made: {error.strerror}") from error
-    config = dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, dir=str(run_dir)))
+    return run_dir, dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, dir=str(run_dir)))
+
+
+def write_down(config: JobConfig, overrides: list[str], run_dir: Path) -> None:
+    """Keep what was asked: for readers, and for the next resume. Called once nothing in it was found wrong."""
     (run_dir / "config.yaml").write_text(yaml.safe_dump(plain(config), sort_keys=False))
     kept = [o for o in overrides if not o.startswith(("runtime.resume=", "runtime.dir="))]
     (run_dir / "overrides.json").write_text(json.dumps(kept) + "\n")
-    return run_dir, config
 
 
 def report(config: JobConfig, run_dir: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import shutil
@@ -93,6 +94,10 @@ class TrainerActor:
         """See ``TrainerWorker``."""
         return self.worker.update(batch)
 
+    def version(self) -> int:
+        """See ``TrainerWorker``."""
+        return self.worker.version()
+
     def weights(self) -> dict[str, Tensor]:
         """See ``TrainerWorker``; the frozen head is not sent."""
         return self.worker.weights()
@@ -181,10 +186,10 @@ class RayTrainer:
         return (await self._all("update", [(shared,)] * len(self.actors)))[0]
 
     async def weights(self) -> Any:
-        """A Ray reference to rank 0's weights, wrapped so that awaiting this does not fetch them here."""
+        """A Ray reference to rank 0's weights, for workers to resolve; they do not pass through this process."""
         references = [actor.weights.remote() for actor in self.actors]
-        waits = [asyncio.to_thread(ray.wait, [reference], fetch_local=False) for reference in references]
-        await _call(TrainerDied, asyncio.gather(*waits))
+        # Ranks serve one call after another: once this one is answered, the weights are there, or the trainer is dead.
+        await self._all("version", [()] * len(self.actors))
         return references[0]
 
     async def save(self, step: int, loop_state: dict[str, Any]) -> None:
@@ -268,8 +273,11 @@ def ray_session(config: JobConfig) -> Iterator[None]:
             shutil.rmtree(temp, ignore_errors=True)
 
 
-def run_job(config: JobConfig, run_dir: Path) -> bool:
-    """Run a job to its end in ``run_dir``; False if it was interrupted (a checkpoint is left behind)."""
+def run_job(config: JobConfig, run_dir: Path, begin: Callable[[], None] = lambda: None) -> bool:
+    """Run a job to its end in ``run_dir``; False if it was interrupted (a checkpoint is left behind).
+
+    ``begin`` is called once everything that can be checked beforehand is found to be right.
+    """
     tokenizer = load_tokenizer(config.model)
     room = config.rollout.max_length - config.rollout.sampling.max_new_tokens
     source = PromptSource(config.task, chat_encoder(tokenizer, instruction(config.task, tokenizer)), room)
@@ -282,6 +290,7 @@ def run_job(config: JobConfig, run_dir: Path) -> bool:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
     if found is not None:
         checkpoint.verify(found)
+    begin()
     with ray_session(config):
         return asyncio.run(_run(config, run_dir, source.prompt, found))
 
@@ -341,7 +350,7 @@ def _sinks(config: JobConfig, run_dir: Path, start: int) -> list[Sink]:
     if monitor.tensorboard:
         sinks.append(TensorBoardSink(run_dir / "tensorboard", start + 1 if start else None))
     if monitor.wandb:
-        sinks.append(WandbSink(run_dir))
+        sinks.append(WandbSink(run_dir, dataclasses.asdict(config)))
     if monitor.ray_metrics:
         sinks.append(RaySink())
     if config.runtime.progress:

@@ -1,7 +1,7 @@
 """The whole job, asynchronous against synchronous: the same work, samples trained per second, and who waited.
 
-Synchronous work is also measured with every core given to whichever phase is running, so that asynchrony is not credited
-with a core that the synchronous job merely left idle.
+Synchronous work is also measured with every core given to whichever phase is running, so that asynchrony is not
+credited with a core that the synchronous job merely left idle.
 """
 
 import json
@@ -40,7 +40,12 @@ def run(steps: int, rounds: int, overrides: Sequence[str]) -> list[dict[str, Any
 
 def _measure(steps: int, overrides: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        settings = [f"runtime.dir={folder}/run", f"trainer.steps={steps}", "trainer.save_every=0", "monitor.plots=false"]
+        settings = [
+            f"runtime.dir={folder}/run",
+            f"trainer.steps={steps}",
+            "trainer.save_every=0",
+            "monitor.plots=false",
+        ]
         command = [sys.executable, "-m", "bebop.run", *settings, *overrides]
         subprocess.run(command, check=True, capture_output=True)
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()

@@ -101,9 +101,15 @@ def _engine(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch
 
 @contextmanager
 def split(runner: ModelRunner) -> Iterator[dict[str, float]]:
-    """Seconds spent in prefill, verification and drafting while the block runs; the rest is sampling and bookkeeping."""
+    """Seconds spent in prefill, verification and drafting while the block runs; the rest is sampling, bookkeeping."""
     seconds: dict[str, float] = defaultdict(float)
-    parts = {"prefill": "prefill", "verify": "verify", "draft_step": "draft", "draft_logits": "draft", "follow": "draft"}
+    parts = {
+        "prefill": "prefill",
+        "verify": "verify",
+        "draft_step": "draft",
+        "draft_logits": "draft",
+        "follow": "draft",
+    }
 
     def timed(method: Callable[..., Any], part: str) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -148,5 +154,3 @@ def _hugging_face(bench: RolloutBench, policy: Policy, asked: Sequence[Request],
         tokens += sum(next((i + 1 for i, t in enumerate(a) if t in ends), len(a)) for a in answers)
         passes += len(answers) * len(answers[0])
     return {"tokens/s": tokens / total, "passes/token": passes / tokens, "mean answer": tokens / len(asked)}
-
-

@@ -189,7 +189,8 @@ def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) 
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     config = backbone.config.to_dict()
     config["dtype"] = str(dtype or backbone.dtype).removeprefix("torch.")
-    config.pop("_attn_implementation", None)
+    for private in ("_attn_implementation", "_name_or_path"):  # the latter is where it was loaded from: a local path
+        config.pop(private, None)
     if policy.mtp is not None:
         config["num_nextn_predict_layers"] = 1
         if policy.layout == "mimo" and config["model_type"] == "qwen2":
@@ -198,4 +199,3 @@ def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) 
     if backbone.generation_config is not None:
         backbone.generation_config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
-

@@ -38,7 +38,7 @@ class EntropyLength:
         self.limit = limit
         self.draft_cost, self.verify_cost = draft_cost, verify_cost
         # A prior worth ten observations: acceptance falls with entropy.
-        middles = [0.01, *(math.sqrt(a * b) for a, b in zip(self.edges, self.edges[1:], strict=False)), 2.0, 3.0]
+        middles = [0.01, *(math.sqrt(a * b) for a, b in zip(self.edges, self.edges[1:], strict=False)), 3.0]
         self.tested = torch.full((len(middles),), 10.0, dtype=torch.float64)
         self.passed = 10.0 * torch.exp(-0.7 * torch.tensor(middles, dtype=torch.float64))
         self.emitted = 2.0

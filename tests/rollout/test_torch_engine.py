@@ -23,7 +23,9 @@ def engine(policy: Policy, system: str = "bebop", slots: int = 4, drafts: int = 
 
 def greedy(policy: Policy, prompt: list[int], count: int) -> list[int]:
     """Hugging Face's own greedy continuation, with its own attention."""
-    stock: Qwen2ForCausalLM = AutoModelForCausalLM.from_config(copy.deepcopy(policy.backbone.config), attn_implementation="eager")
+    stock: Qwen2ForCausalLM = AutoModelForCausalLM.from_config(
+        copy.deepcopy(policy.backbone.config), attn_implementation="eager"
+    )
     stock.load_state_dict(policy.backbone.state_dict())
     out = stock.eval().generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False, pad_token_id=0)
     return out[0, len(prompt) :].tolist()

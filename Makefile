@@ -1,0 +1,60 @@
+# Everything runs in .venv, which is made on first use and again when pyproject.toml or constraints.txt change.
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Two test workers on two cores: one thread each, and no spinning while a thread waits.
+QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+# torch comes first and alone: pip then takes the build that its configuration offers (CPU or CUDA) and keeps it.
+TORCH := torch==2.13.0
+
+.DEFAULT_GOAL := help
+.PHONY: help venv run test test-slow test-gpu lint format tiny bench clean
+
+help: ## this text
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo 'Arguments: make run ARGS="task=gcd trainer.steps=20", make test ARGS="tests/trainer -x"'
+
+venv: $(STAMP) ## .venv with everything that is needed, at the versions of constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || { \
+	  for python in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
+	    $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    echo "$$python -m venv $(VENV)"; exec $$python -m venv $(VENV); \
+	  done; \
+	  echo "error: no Python of at least 3.11 found; name one with PYTHON=..." >&2; exit 1; }
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt "$(TORCH)"
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+run: venv ## the main job: the built-in model on chain_sum
+	$(BIN)/python -m bebop.run $(ARGS)
+
+test: venv ## all tests that take seconds
+	$(QUIET) $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile $(ARGS)
+
+test-slow: venv ## tests that take longer, one after another
+	$(QUIET) $(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+test-gpu: venv ## tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+lint: venv ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: venv ## repair what ruff can repair
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+tiny: venv ## make the built-in model anew
+	$(BIN)/python -m recipes.tiny $(ARGS)
+
+bench: venv ## decoding systems, then asynchronous against synchronous; or ARGS="rollout --batches 1"
+	$(BIN)/python -m bebop.bench $(or $(ARGS),rollout)
+	$(if $(ARGS),,$(BIN)/python -m bebop.bench loop)
+
+clean: ## remove caches and build folders; runs and .venv stay
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

@@ -1,0 +1,286 @@
+"""Sampling laws against Hugging Face's logits processors, and on the engine against enumeration."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from bebop.config import DecodingConfig
+from bebop.model.attention import PackedContext
+from bebop.model.backbone import Policy
+from bebop.rollout.decoding.laws import Laws, entropy
+from bebop.rollout.decoding.protocols import Draft, DraftLengthPolicy, DraftModel, System, Verdict
+from bebop.rollout.decoding.rules import Rejection
+from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.runner import ModelRunner
+from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.trajectory import SamplingParams
+from tests.builders import requests, tiny_policy
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.4},
+    {"repetition_penalty": 0.7},
+    {"temperature": 0.6},
+    {"temperature": 1.7},
+    {"top_k": 1},
+    {"top_k": 5},
+    {"top_k": 500},
+    {"top_p": 0.3},
+    {"top_p": 0.9},
+    {"min_p": 0.05},
+    {"min_p": 0.5},
+    {"top_k": 8, "top_p": 0.8},
+    {"temperature": 0.7, "top_p": 0.9, "min_p": 0.1},
+    {"repetition_penalty": 1.3, "temperature": 0.8, "top_k": 12, "top_p": 0.95, "min_p": 0.02},
+]
+
+
+def hugging_face(logits: Tensor, context: Tensor, law: SamplingParams) -> Tensor:
+    """Probabilities [B, V] as transformers' generate makes them from logits [B, V] and the context [B, T]."""
+    steps = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(law.repetition_penalty)])
+    steps.append(TemperatureLogitsWarper(law.temperature))
+    if law.top_k:
+        steps.append(TopKLogitsWarper(law.top_k))
+    if law.top_p < 1:
+        steps.append(TopPLogitsWarper(law.top_p))
+    if law.min_p > 0:
+        steps.append(MinPLogitsWarper(law.min_p))
+    return steps(context, logits.clone()).softmax(-1)
+
+
+def laws_of(rows: Sequence[SamplingParams]) -> Laws:
+    """Laws with every column present."""
+
+    def column(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
+
+    return Laws(
+        temperature=column("temperature"),
+        top_k=column("top_k", torch.long),
+        top_p=column("top_p"),
+        min_p=column("min_p"),
+        penalty=column("repetition_penalty"),
+    )
+
+
+def inputs(rows: int, vocab: int = 40, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits [B, V], context [B, 6] and what it marks as seen [B, V]."""
+    torch.manual_seed(seed)
+    logits, context = 3 * torch.randn(rows, vocab), torch.randint(0, vocab, (rows, 6))
+    return logits, context, torch.zeros(rows, vocab, dtype=torch.bool).scatter(1, context, True)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_laws_are_those_of_hugging_face(setting: dict[str, Any]) -> None:
+    law = SamplingParams(**setting)
+    logits, context, seen = inputs(50)
+    expected = hugging_face(logits, context, law)
+    got = laws_of([law] * 50).probs(logits[:, None], seen[:, None])[:, 0]
+    assert (got - expected).abs().max() < 1e-6
+    assert ((got > 0) == (expected > 0)).all() and (got.sum(-1) - 1).abs().max() < 1e-6
+    if setting and setting.get("top_k") != 500:  # and the setting does something
+        assert (got - logits.softmax(-1)).abs().max() > 0.01
+
+
+def test_columns_left_out_are_neutral() -> None:
+    logits, _, seen = inputs(20)
+    neutral = laws_of([SamplingParams()] * 20).probs(logits[:, None], seen[:, None])
+    assert torch.allclose(Laws().probs(logits[:, None], seen[:, None]), neutral, atol=1e-7)
+
+
+def test_mixed_rows_do_not_touch_one_another() -> None:
+    rows = [SamplingParams(**setting) for setting in SETTINGS] + [SamplingParams(temperature=0.0, top_p=0.5)]
+    logits, context, seen = inputs(len(rows), seed=1)
+    got = laws_of(rows).probs(logits[:, None], seen[:, None])[:, 0]
+    for i, law in enumerate(rows[:-1]):
+        assert (got[i] - hugging_face(logits[i : i + 1], context[i : i + 1], law)[0]).abs().max() < 1e-6
+    assert got[-1].max() == 1 and got[-1].argmax() == logits[-1].argmax()
+
+
+def test_top_p_of_one_keeps_the_whole_tail_beside_a_truncated_row() -> None:
+    """Rounding takes the running sum to 1 before the tail; a neutral row must not feel that."""
+    logits = 4 * torch.randn(2, 1, 50_000, generator=torch.Generator().manual_seed(0))
+    got = Laws(top_p=torch.tensor([1.0, 0.9])).probs(logits)
+    assert (got[0] > 0).all() and (got[1] == 0).any()
+
+
+@pytest.mark.parametrize("setting", [{}, *SETTINGS[1:3], {"top_k": 3, "top_p": 0.4, "min_p": 0.2}], ids=str)
+def test_temperature_zero_is_one_hot_on_the_best(setting: dict[str, Any]) -> None:
+    law = SamplingParams(temperature=0.0, **setting)
+    logits, context, seen = inputs(30, seed=2)
+    best = RepetitionPenaltyLogitsProcessor(law.repetition_penalty)(context, logits.clone()).argmax(-1)
+    got = laws_of([law] * 30).probs(logits[:, None], seen[:, None])[:, 0]
+    assert torch.equal(got, torch.nn.functional.one_hot(best, 40).float())
+
+
+def test_entropy_of_known_laws() -> None:
+    laws = torch.tensor([[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0.25, 0.25, 0.25, 0.25]])
+    assert entropy(laws).tolist() == pytest.approx([0.0, np.log(2), np.log(4)])
+
+
+# On the engine: the joint law of the first two tokens, with every transform at work.
+
+VOCAB, DRAWS, LEVEL = 5, 4000, 1e-3
+PROMPT = [3, 3]
+ENGINE_SETTINGS: list[dict[str, Any]] = [
+    {"top_k": 3},
+    {"top_p": 0.8},
+    {"min_p": 0.25},
+    {"repetition_penalty": 2.5},
+    {"temperature": 1.2, "top_k": 4, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.5},
+]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return tiny_policy(VOCAB, seed=11, sharp=16.0)
+
+
+def next_law(policy: Policy, context: Sequence[int], law: SamplingParams, seen: int | None = None) -> np.ndarray:
+    """The exact law [V] of the token after ``context``: one plain forward, then transformers' processors.
+
+    ``seen``: how many of the context's tokens a penalty sees; None: all.
+    """
+    ids = torch.tensor([list(context)])
+    with torch.no_grad():
+        hidden = policy.hidden(ids, torch.arange(ids.shape[1])[None], PackedContext(torch.tensor([ids.shape[1]])))
+        logits = policy.logits(hidden)[:, -1]
+    return hugging_face(logits, ids[:, :seen], law)[0].double().numpy()
+
+
+def joint_law(policy: Policy, law: SamplingParams, remember: bool = True) -> np.ndarray:
+    """The exact joint law [V, V] of the next two tokens; ``remember``: penalties see the first of them."""
+    first, seen = next_law(policy, PROMPT, law), None if remember else len(PROMPT)
+    return np.stack([first[a] * next_law(policy, [*PROMPT, a], law, seen) for a in range(VOCAB)])
+
+
+def p_value(counts: np.ndarray, law: np.ndarray) -> float:
+    """Pearson's chi-square; 0 if something impossible was drawn. Cells below five expected draws are merged."""
+    expected, observed = law.ravel() * counts.sum(), counts.ravel()
+    if observed[law.ravel() == 0].sum():
+        return 0.0
+    small = expected < 5
+    expected = np.append(expected[~small], expected[small].sum())
+    observed = np.append(observed[~small], observed[small].sum())
+    if expected[-1] < 5:
+        expected[-2] += expected[-1]
+        observed[-2] += observed[-1]
+        expected, observed = expected[:-1], observed[:-1]
+    if len(expected) == 1:
+        return 1.0
+    return float(chi2.sf(((observed - expected) ** 2 / expected).sum(), len(expected) - 1))
+
+
+def smallest_p(
+    policy: Policy,
+    system: System,
+    setting: dict[str, Any],
+    runner: type | None = None,
+    expected: np.ndarray | None = None,
+) -> float:
+    """The smallest p-value of the joint law and of either token, times three (Bonferroni)."""
+    engine = TorchEngine(policy, system, slots=1000, max_length=16)
+    if runner is not None:
+        engine.runner.__class__ = runner
+    asked = requests([PROMPT] * DRAWS, max_new_tokens=4, **setting)
+    counts = np.zeros((VOCAB, VOCAB))
+    for tokens, count in Counter(tuple(a.token_ids[:2].tolist()) for a in generate(engine, asked)).items():
+        counts[tokens] = count
+    law = joint_law(policy, asked[0].params) if expected is None else expected
+    return 3 * min(p_value(counts, law), p_value(counts.sum(0), law.sum(0)), p_value(counts.sum(1), law.sum(1)))
+
+
+@pytest.mark.parametrize("setting", ENGINE_SETTINGS, ids=str)
+@pytest.mark.parametrize("name", ["autoregressive", "target_only", "bebop"])
+def test_the_engine_samples_the_truncated_law(policy: Policy, name: str, setting: dict[str, Any]) -> None:
+    assert smallest_p(policy, make_system(DecodingConfig(system=name, draft_tokens=2)), setting) > LEVEL
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftsFromTheWholeLaw:
+    """Broken: drafts come from the law without truncation, and the truncated q is what is verified."""
+
+    inner: Any
+
+    def propose(self, model: DraftModel, laws: Laws, length: DraftLengthPolicy, uniforms: Tensor) -> Draft:
+        whole = self.inner.propose(model, dataclasses.replace(laws, top_k=None, top_p=None), length, uniforms)
+        cut = Laws(top_k=laws.top_k, top_p=laws.top_p).probs(whole.probs.log())
+        return dataclasses.replace(whole, probs=cut)
+
+
+class VerifiesUntruncated:
+    """Broken: drafts are cut, but the target's mass outside top-k is kept."""
+
+    exact = True
+
+    def accept(self, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+        return Rejection().accept(draft, 0.9 * target_probs + 0.1 / VOCAB, uniforms)
+
+
+class ForgetsDrafts(ModelRunner):
+    """Broken: penalties see what the context held at the start of the answer, never what was drafted since."""
+
+    def seen(self) -> Tensor | None:
+        if self.slots.seen is None:
+            return None
+        start = torch.zeros_like(self.slots.seen[: self.batch])
+        start[:, sorted(set(PROMPT))] = True
+        return start
+
+
+def break_drafter(system: System) -> System:
+    return dataclasses.replace(system, drafter=DraftsFromTheWholeLaw(system.drafter))
+
+
+def break_rule(system: System) -> System:
+    return dataclasses.replace(system, rule=VerifiesUntruncated())
+
+
+@pytest.mark.parametrize("fault", [break_drafter, break_rule])
+@pytest.mark.parametrize("setting", ENGINE_SETTINGS[:2], ids=str)
+def test_laws_that_do_not_match_are_caught(
+    policy: Policy, fault: Callable[[System], System], setting: dict[str, Any]
+) -> None:
+    broken = fault(make_system(DecodingConfig(system="bebop", draft_tokens=2)))
+    assert smallest_p(policy, broken, setting) < LEVEL / 100
+
+
+def test_a_penalty_that_forgets_the_block_would_be_caught(policy: Policy) -> None:
+    """Drafts count for the tokens after them in the same block: without that the law is far from what is drawn."""
+    law = SamplingParams(repetition_penalty=2.5)
+    forgetful = joint_law(policy, law, remember=False)
+    system = make_system(DecodingConfig(system="bebop", draft_tokens=2))
+    assert smallest_p(policy, system, {"repetition_penalty": 2.5}, expected=forgetful) < LEVEL / 100
+
+
+def test_a_penalty_that_forgets_the_answer_is_caught(policy: Policy) -> None:
+    system = make_system(DecodingConfig(system="autoregressive"))
+    assert smallest_p(policy, system, {"repetition_penalty": 2.5}, ForgetsDrafts) < LEVEL / 100
+
+
+@pytest.mark.parametrize("name", ["autoregressive", "target_only", "bebop", "bebop_adaptive"])
+def test_logprobs_are_those_of_the_truncated_law(policy: Policy, name: str) -> None:
+    """Rows with different laws side by side; each token's log-prob against a plain forward and transformers."""
+    engine = TorchEngine(policy, make_system(DecodingConfig(system=name, draft_tokens=3)), slots=3, max_length=32)
+    prompts = [[3, 3, 1, 0], [0, 1], [2, 4, 4], [1], [0, 2, 1]]
+    laws = [SamplingParams(seed=i, max_new_tokens=12, **s) for i, s in enumerate(ENGINE_SETTINGS)]
+    asked = [dataclasses.replace(r, params=p) for r, p in zip(requests(prompts), laws, strict=True)]
+    for request, answer in zip(asked, generate(engine, asked), strict=True):
+        for t, token in enumerate(answer.token_ids.tolist()):
+            law = next_law(policy, [*request.token_ids, *answer.token_ids[:t].tolist()], request.params)
+            assert answer.logprobs[t] == pytest.approx(np.log(law[token]), abs=2e-5)

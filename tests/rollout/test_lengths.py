@@ -1,0 +1,102 @@
+"""Draft lengths: fixed, and drafting on while the draft's entropy makes it worth while."""
+
+import pytest
+import torch
+
+from bebop.rollout.decoding.lengths import EntropyLength, FixedLength
+from bebop.rollout.decoding.protocols import Draft, Verdict
+
+
+def policy(limit: int = 4, draft_cost: float = 0.15, verify_cost: float = 0.05) -> EntropyLength:
+    return EntropyLength(limit, draft_cost, verify_cost)
+
+
+def observed(entropies: list[list[float]], accepted: list[int], lengths: list[int] | None = None) -> tuple[Draft, Verdict]:
+    """A cycle in which the drafts had these entropies [B, K] and so many were accepted [B]."""
+    e = torch.tensor(entropies)
+    tokens = torch.zeros(e.shape, dtype=torch.long)
+    draft = Draft(
+        tokens=tokens,
+        probs=torch.ones(*e.shape, 1),
+        entropies=e,
+        lengths=None if lengths is None else torch.tensor(lengths),
+        forwards=e.shape[1],
+    )
+    return draft, Verdict(accepted=torch.tensor(accepted), next_token=torch.zeros(len(accepted), dtype=torch.long))
+
+
+def test_a_fixed_length_never_asks() -> None:
+    fixed = FixedLength(3)
+    assert fixed.limit == 3
+    assert all(fixed.extend(step, torch.full((2, step + 1), 9.0)) is None for step in range(3))
+    fixed.observe(*observed([[0.1, 0.1, 0.1]], [0]))
+    assert fixed.limit == 3
+
+
+def test_the_first_draft_is_always_made() -> None:
+    dear = policy(draft_cost=50.0)
+    assert dear.extend(0, torch.tensor([[0.0], [5.0]])).tolist() == [True, True]
+    assert dear.extend(1, torch.tensor([[0.0, 0.0], [5.0, 5.0]])).tolist() == [False, False]
+
+
+def test_goes_on_at_low_entropy_and_stops_at_high() -> None:
+    assert policy().extend(1, torch.tensor([[0.01, 0.01], [0.01, 3.0], [3.0, 0.01], [3.0, 3.0]])).tolist() == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_the_chance_is_that_of_the_whole_chain() -> None:
+    """Prior acceptance at 0.3 nats is about 0.82: one such draft is worth it, six are not."""
+    chain = policy(limit=8)
+    rates = [bool(chain.extend(step, torch.full((1, step + 1), 0.3))) for step in range(8)]
+    first_no = rates.index(False)
+    assert 1 < first_no < 8 and rates == [True] * first_no + [False] * (8 - first_no)
+    acceptance = float(torch.exp(torch.tensor(-0.7 * (0.2 * 0.4) ** 0.5)))
+    rate = 2.0 / (1 + 0.15 + 0.05)
+    expected = next(n for n in range(1, 9) if acceptance ** (n + 1) <= rate * 0.2)
+    assert first_no == expected
+
+
+def test_dearer_drafts_are_shorter() -> None:
+    lengths = []
+    for cost in (0.01, 0.1, 0.3, 1.0):
+        chain = policy(limit=16, draft_cost=cost, verify_cost=0.0)
+        lengths.append(sum(bool(chain.extend(s, torch.full((1, s + 1), 0.5))) for s in range(16)))
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] > lengths[-1] == 1
+
+
+def test_learns_what_was_accepted() -> None:
+    """Entropy of 2 nats always accepted, of 0.03 always rejected: afterwards it decides the other way round."""
+    chain = policy(limit=2)
+    high, low = torch.tensor([[2.0, 2.0]]), torch.tensor([[0.03, 0.03]])
+    assert not chain.extend(1, high) and chain.extend(1, low)
+    for _ in range(300):
+        chain.observe(*observed([[2.0, 2.0], [0.03, 0.03]], [2, 0]))
+    assert chain.extend(1, high) and not chain.extend(1, low)
+
+
+def test_counts_only_drafts_that_were_tested() -> None:
+    chain = policy(limit=3)
+    tested, passed = chain.tested.clone(), chain.passed.clone()
+    # Row 0: one of three accepted, so two were tested. Row 1: drafted one token, accepted; nothing else was tested.
+    chain.observe(*observed([[0.01, 0.3, 0.6], [0.15, 0.15, 0.15]], [1, 1], lengths=[3, 1]))
+    new_tested, new_passed = chain.tested - tested, chain.passed - passed
+    assert new_tested.tolist() == [1, 0, 0, 1, 1, 0, 0, 0, 0, 0]
+    assert new_passed.tolist() == pytest.approx([1, 0, 0, 1, 0, 0, 0, 0, 0, 0])
+
+
+def test_the_rate_follows_tokens_and_time() -> None:
+    chain = policy(limit=3)
+    for _ in range(10_000):  # 3 tokens in 1 + 2 * 0.2 steps, again and again; the start fades
+        chain.observe(*observed([[0.1, 0.1]], [2]))
+    assert chain.emitted / chain.spent == pytest.approx(3 / 1.4, rel=1e-3)
+    assert chain.emitted == pytest.approx(3000, rel=0.01)  # the memory of a thousand cycles
+
+
+def test_a_threshold_on_what_was_drawn_would_not_do() -> None:
+    """The rule takes laws only: rows with equal entropies decide alike, whatever tokens will be drawn."""
+    same = torch.tensor([[0.2, 0.7]]).repeat(5, 1)
+    assert len(set(policy().extend(1, same).tolist())) == 1

@@ -1,0 +1,196 @@
+"""The rollout worker on the real engine: complete groups, seeds that know only the answer's number, errors that rise."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from bebop.config import DecodingConfig, JobConfig, from_dict
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.rollout.worker import Reward, RolloutWorker
+from bebop.trajectory import Group, Prompt
+from tests.builders import tiny_policy
+
+SIZE, LONGEST = 3, 12
+
+
+def prompt(index: int) -> Prompt:
+    ids = tuple((index * 5 + j) % 11 for j in range(2 + index % 3))
+    return Prompt(index=index, task="test", text=str(ids), token_ids=ids, item={"answer": str(index)})
+
+
+def exact(seed: int = 0) -> Policy:
+    """In float64, so that rounding in batches of other sizes cannot change a token."""
+    return tiny_policy(seed=seed, dtype=torch.float64)
+
+
+def length_reward(text: str, asked: Prompt) -> float:
+    return len(text) + 100.0 * asked.index
+
+
+def worker(reward: Reward = length_reward, seed: int = 0, slots: int = 4, policy: Policy | None = None) -> RolloutWorker:
+    sections: dict[str, dict[str, Any]] = {
+        "rollout": {"sampling": {"max_new_tokens": LONGEST}},
+        "trainer": {"group_size": SIZE},
+        "runtime": {"seed": seed},
+    }
+    config = from_dict(JobConfig, sections)
+    engine = TorchEngine(policy or exact(), make_system(DecodingConfig(draft_tokens=2)), slots=slots, max_length=32)
+    return RolloutWorker(engine, reward, config, eos=(11,))
+
+
+@pytest.fixture
+def started() -> Iterator[list[RolloutWorker]]:
+    """Workers to be stopped at the end, whatever happens."""
+    workers: list[RolloutWorker] = []
+    yield workers
+    for one in workers:
+        one.stop()
+
+
+def finish(one: RolloutWorker, count: int) -> dict[int, Group]:
+    """Turn the worker by hand until ``count`` groups are done."""
+    done: dict[int, Group] = {}
+    for _ in range(500):
+        if len(done) == count:
+            break
+        one.turn()
+        done |= {g.prompt.index: g for g in one.collect(0).groups}
+    assert len(done) == count and not one.engine.unfinished
+    return done
+
+
+def tokens(group: Group) -> list[list[int]]:
+    return [t.completion.token_ids.tolist() for t in group.trajectories]
+
+
+def test_groups_are_complete_and_rewarded() -> None:
+    one = worker()
+    asked = [prompt(i) for i in (4, 0, 7)]
+    one.submit(asked[:2])  # two prompts, as a tuple of two, are not taken for weights
+    one.submit(asked[2:])
+    done = finish(one, 3)
+    assert {i: g.prompt for i, g in done.items()} == {p.index: p for p in asked}
+    for index, group in done.items():
+        assert len(group.trajectories) == SIZE
+        for trajectory in group.trajectories:
+            answer = trajectory.completion
+            assert trajectory.reward == len(answer.text) + 100.0 * index
+            assert answer.finish_reason == ("stop" if answer.token_ids[-1] == 11 else "length")
+            assert len(answer.token_ids) == LONGEST or answer.finish_reason == "stop"
+        assert len({tuple(t) for t in tokens(group)}) > 1  # the answers of a group are not copies
+
+
+def test_answers_depend_on_job_seed_and_number_only() -> None:
+    """The same answers whichever prompts are beside them, in whatever order and however many slots."""
+    together = worker(slots=7)
+    together.submit([prompt(i) for i in range(5)])
+    all_of_them = finish(together, 5)
+    for order in ([3], [4, 3, 1]):
+        few = worker(slots=2)
+        few.submit([prompt(i) for i in order])
+        some = finish(few, len(order))
+        assert {i: tokens(g) for i, g in some.items()} == {i: tokens(all_of_them[i]) for i in order}
+    other = worker(seed=1)
+    other.submit([prompt(3)])
+    assert tokens(finish(other, 1)[3]) != tokens(all_of_them[3])
+
+
+def test_seeds_differ_for_all_answers_and_jobs() -> None:
+    seeds = {worker(seed=s)._params(n).seed for s in (0, 1, (1 << 23) - 1) for n in (0, 1, 2, 10**6)}
+    assert len(seeds) == 12 and max(seeds) < 2**63  # fits the engine's 64-bit tensors
+
+
+def test_weights_come_before_prompts_submitted_later_and_in_flight_for_earlier_ones() -> None:
+    one, other = worker(), exact(seed=5)
+    one.submit([prompt(0)])
+    one.turn()
+    one.set_weights({n: w.detach().clone() for n, w in other.weights().items()}, 3)
+    one.submit([prompt(1)])
+    done = finish(one, 2)
+    straddling = [t.completion.versions.tolist() for t in done[0].trajectories]
+    assert all(v[0] == 0 and v == sorted(v) and set(v) <= {0, 3} for v in straddling)
+    assert any(v[-1] == 3 for v in straddling)
+    assert all((t.completion.versions == 3).all() for t in done[1].trajectories)
+    assert done[0].oldest_version == 0 and done[1].oldest_version == 3
+    # And they are the new weights: a worker that starts with them gives the same answers to the later prompt.
+    fresh = worker()
+    fresh.set_weights({n: w.detach().clone() for n, w in other.weights().items()}, 3)
+    fresh.submit([prompt(1)])
+    assert tokens(finish(fresh, 1)[1]) == tokens(done[1])
+
+
+def test_reports_count_tokens_and_seconds_once() -> None:
+    one = worker()
+    one.set_weights({}, 1)
+    one.submit([prompt(0), prompt(1)])
+    began, total, busy, swap, groups = time.perf_counter(), 0, 0.0, 0.0, []
+    while one.engine.unfinished or not groups:
+        one.turn()
+        report = one.collect(0)
+        total, busy, swap = total + report.tokens, busy + report.busy, swap + report.swap
+        groups += report.groups
+    assert total == sum(len(t) for g in groups for t in tokens(g))
+    assert 0 < swap < busy < time.perf_counter() - began
+    again = one.collect(0)
+    assert (again.groups, again.tokens, again.busy, again.swap) == ((), 0, 0.0, 0.0)
+
+
+def test_a_thread_works_until_it_is_stopped(started: list[RolloutWorker]) -> None:
+    before = set(threading.enumerate())
+    one = worker()
+    started.append(one)
+    one.start()
+    (thread,) = set(threading.enumerate()) - before
+    one.submit([prompt(0)])
+    one.submit([prompt(1)])
+    done: dict[int, Group] = {}
+    while len(done) < 2:
+        done |= {g.prompt.index: g for g in one.collect(5).groups}
+    by_hand = worker()
+    by_hand.submit([prompt(0), prompt(1)])
+    assert {i: tokens(g) for i, g in done.items()} == {i: tokens(g) for i, g in finish(by_hand, 2).items()}
+    one.stop()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_collect_waits_as_long_as_it_is_told(started: list[RolloutWorker]) -> None:
+    one = worker()
+    started.append(one)
+    one.start()
+    began = time.perf_counter()
+    assert one.collect(0.1).groups == ()
+    assert 0.09 < time.perf_counter() - began < 2
+    one.submit([prompt(0)])
+    began = time.perf_counter()
+    assert [g.prompt.index for g in one.collect(60).groups] == [0]  # comes back when there is something
+    assert time.perf_counter() - began < 20
+
+
+def test_what_a_reward_raises_is_raised_by_collect(started: list[RolloutWorker]) -> None:
+    def fails(text: str, asked: Prompt) -> float:
+        raise UserError(f"reward on prompt {asked.index}")
+
+    one = worker(fails)
+    started.append(one)
+    one.start()
+    one.submit([prompt(2)])
+    for _ in range(2):  # every time: the worker does nothing any more
+        with pytest.raises(UserError, match="reward on prompt 2"):
+            one.collect(10)
+
+
+def test_a_prompt_that_cannot_fit_is_raised_by_collect(started: list[RolloutWorker]) -> None:
+    one = worker()
+    started.append(one)
+    one.start()
+    one.submit([Prompt(index=0, task="test", text="", token_ids=tuple([1] * 30), item={})])
+    with pytest.raises(UserError, match="exceeds max_length=32"):
+        one.collect(10)

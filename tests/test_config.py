@@ -1,0 +1,184 @@
+"""Every setting that a user can get wrong is refused in one line; the YAML files and the dataclasses agree."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bebop.compose import composed, groups, job_config
+from bebop.config import JobConfig, RolloutConfig, SamplingConfig, TrainerConfig, from_dict
+from bebop.errors import UserError
+
+NAN, INF = float("nan"), float("inf")
+BAD: list[tuple[str, Any]] = [
+    ("model.path", "no/such/folder"), ("model.dtype", "float16"), ("model.dtype", True),
+    ("task.source", "web"),
+    ("rollout.engine", "vllm"), ("rollout.workers", 0), ("rollout.slots", 0), ("rollout.threads", -1),
+    ("rollout.staleness", -1), ("rollout.max_length", 160), ("rollout.on_update", "drop"), ("rollout.on_update", False),
+    ("rollout.sampling.temperature", -0.1), ("rollout.sampling.temperature", 0.0),
+    ("rollout.sampling.temperature", NAN), ("rollout.sampling.temperature", INF),
+    ("rollout.sampling.top_k", -1), ("rollout.sampling.top_p", 0.0), ("rollout.sampling.top_p", 1.5),
+    ("rollout.sampling.min_p", 1.0), ("rollout.sampling.min_p", -0.5),
+    ("rollout.sampling.repetition_penalty", 0.0), ("rollout.sampling.repetition_penalty", INF),
+    ("rollout.sampling.max_new_tokens", 0), ("rollout.sampling.stop", ["x", ""]),
+    ("decoding.draft_tokens", -1), ("decoding.draft_tokens", 17), ("decoding.draft_temperature", -1.0),
+    ("decoding.cost_ratio", -0.1), ("decoding.verify_ratio", NAN),
+    ("algorithm.advantage", "gae"), ("algorithm.aggregation", "mean"), ("algorithm.clip_low", 0.0),
+    ("algorithm.clip_low", 1.1), ("algorithm.clip_high", 0.0), ("algorithm.kl_coefficient", -1.0),
+    ("algorithm.entropy_coefficient", NAN), ("algorithm.tis_cap", 0.5), ("algorithm.minibatches", 0),
+    ("algorithm.minibatches", 3),
+    ("trainer.ranks", 0), ("trainer.threads", 0), ("trainer.steps", 0), ("trainer.groups_per_step", 0),
+    ("trainer.group_size", 1), ("trainer.lr", -1e-4), ("trainer.lr", NAN), ("trainer.lr", INF),
+    ("trainer.lr_warmup_steps", -1), ("trainer.lr_schedule", "step"), ("trainer.betas", [0.9, 1.0]),
+    ("trainer.betas", [-0.1, 0.9]), ("trainer.weight_decay", -0.1), ("trainer.max_grad_norm", 0.0),
+    ("trainer.max_tokens", 0), ("trainer.save_every", -1), ("trainer.keep", 0),
+    ("runtime.max_restarts", -1), ("runtime.port", 65536), ("runtime.dashboard_port", -1),
+    ("runtime.metrics_port", 70000), ("runtime.seed", -1), ("runtime.seed", 1 << 23), ("runtime.resume", True),
+]  # fmt: skip
+
+
+def nested(name: str, value: object) -> dict[str, Any]:
+    """``{"a": {"b": value}}`` for a.b."""
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def message(values: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        from_dict(JobConfig, values)
+    text = str(caught.value)
+    assert "\n" not in text and len(text) < 250
+    return text
+
+
+@pytest.mark.parametrize(("name", "value"), BAD, ids=lambda v: str(v))
+def test_a_value_that_is_not_possible_is_named(name: str, value: object) -> None:
+    shown = {True: "on", False: "off"}[value] if isinstance(value, bool) and name != "runtime.resume" else value
+    text = message(nested(name, value))
+    assert text.startswith(f"{name}={shown!r} is not possible: ")
+    allowed = text.split(": ", 1)[1]
+    assert re.search(r"give|choose|must|wanted|end every|two numbers|> 0", allowed)
+
+
+def test_every_check_has_a_case() -> None:
+    """Each setting that config.py checks by name, and each of its loops over names, is in the table above."""
+    source = Path(str(from_dict.__code__.co_filename)).read_text()
+    named = set(re.findall(r'"((?:model|task|rollout|decoding|algorithm|trainer|runtime)\.[a-z_.]+)"', source))
+    for section, names in {"rollout": 'for name in ("workers"', "trainer": 'for name in ("ranks"'}.items():
+        listed = source[source.index(names) :].split(")", 1)[0]
+        named |= {f"{section}.{name}" for name in re.findall(r'"(\w+)"', listed)}
+    elsewhere = {"task.path", "rollout.sampling"}  # tested below
+    assert named - {name for name, _ in BAD} == elsewhere
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [(None, "needs a .jsonl or .parquet file"), ("missing.jsonl", "no such file"), (__file__, "must end in .jsonl")],
+)
+def test_a_file_task_needs_its_file(path: str | None, reason: str) -> None:
+    text = message({"task": {"source": "file", "path": path}})
+    assert text.startswith(f"task.path={path!r} is not possible: ") and reason in text
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", 5), ("top_p", 0.9), ("min_p", 0.1), ("repetition_penalty", 1.2)])
+def test_training_on_truncated_laws_needs_rescoring(name: str, value: float) -> None:
+    sampling = {"rollout": {"sampling": {name: value}}}
+    text = message(sampling)
+    assert text.startswith("rollout.sampling={") and f"'{name}': {value}" in text and "algorithm.rescore=true" in text
+    made = from_dict(JobConfig, {**sampling, "algorithm": {"rescore": True}})
+    assert getattr(made.rollout.sampling, name) == value
+
+
+WRONG_TYPES = [
+    ("trainer.steps", 2.0, "a whole number"), ("trainer.steps", True, "a whole number"),
+    ("trainer.steps", "5", "a whole number"), ("trainer.steps", None, "a whole number"),
+    ("trainer.lr", "", "a number"), ("trainer.lr", False, "a number"), ("trainer.lr", "2e-4", "a number"),
+    ("model.init_mtp", 1, "true or false"), ("model.init_mtp", "true", "true or false"),
+    ("model.device", 0, "a text"), ("runtime.dir", 5, "a text"), ("decoding.draft_temperature", "cold", "a number"),
+    ("task.args", [1], "a mapping"), ("trainer", 3, "a mapping"), ("rollout.sampling", None, "a mapping"),
+    ("rollout.sampling.stop", "\n\n", "a list"), ("rollout.sampling.stop", [1], "a text"),
+    ("trainer.betas", 0.9, "a list"), ("trainer.betas", [0.9], "2 values"),
+    ("trainer.betas", [0.9, "x"], "a number"), ("trainer.betas", [True, 0.9], "a number"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "wanted"), WRONG_TYPES, ids=lambda v: str(v))
+def test_wrong_types_are_named(name: str, value: object, wanted: str) -> None:
+    verb = "are" if wanted.endswith("values") else "is"
+    culprits = value if isinstance(value, list) and wanted in ("a text", "a number") else [value]
+    texts = [f"{name}={culprit!r} is not possible: {wanted} {verb} wanted here" for culprit in culprits]
+    assert message(nested(name, value)) in texts
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        ("modle", "model, task"),
+        ("trainer.learning_rate", "ranks, threads"),
+        ("rollout.sampling.topk", "temperature, top_k"),
+    ],
+)
+def test_unknown_names_are_refused_with_those_there_are(name: str, there: str) -> None:
+    assert message(nested(name, 1)).startswith(f"{name}=1 is not possible: no such setting; there are {there}")
+
+
+def test_values_take_the_annotated_type() -> None:
+    made = from_dict(TrainerConfig, {"lr": 1, "betas": [0, 0.5], "max_grad_norm": INF})
+    assert made.lr == 1.0 and type(made.lr) is float
+    assert made.betas == (0.0, 0.5) and [type(b) for b in made.betas] == [float, float]
+    nothing = from_dict(JobConfig, {"decoding": {"draft_temperature": None}, "runtime": {"dir": None}})
+    assert nothing == JobConfig()
+    sampling = from_dict(RolloutConfig, {"sampling": {"stop": ["a", "b"]}}).sampling
+    assert sampling == SamplingConfig(stop=("a", "b"))
+
+
+def test_everything_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        JobConfig().trainer.steps = 3  # type: ignore[misc]
+
+
+CHOICES = [(group, choice) for group, choices in groups().items() for choice in choices]
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_every_choice_of_every_group_composes(group: str, choice: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "1+1", "answer": "2"}\n')
+    needs = {"folder": [f"model.path={tmp_path}"], "file": [f"task.path={file}"]}
+    made = job_config([f"{group}={choice}", *needs.get(choice, [])])
+    assert isinstance(made, JobConfig)
+    if choice in needs:
+        with pytest.raises(UserError, match=rf"^{group}\.path"):
+            job_config([f"{group}={choice}"])
+
+
+def leaves(values: dict[str, Any], where: str = "") -> dict[str, Any]:
+    """``{"a.b": value}`` of nested mappings; ``task.args`` is one value."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = isinstance(value, dict) and f"{where}{name}" != "task.args"
+        flat |= leaves(value, f"{where}{name}.") if inner else {f"{where}{name}": value}
+    return flat
+
+
+def test_yaml_defaults_are_those_of_the_dataclasses() -> None:
+    in_code = leaves(dataclasses.asdict(JobConfig()))
+    in_yaml = leaves(dataclasses.asdict(job_config([])))
+    differing = {name for name in in_code if in_code[name] != in_yaml[name]}
+    assert differing == {"task.args"}  # the default task names its arguments; the dataclass leaves them to the data set
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES)
+def test_yaml_files_list_every_setting(group: str, choice: str) -> None:
+    """All settings can be seen in conf/, save those that only file tasks have."""
+    section = next(f for f in dataclasses.fields(JobConfig) if f.name == group)
+    want = set(leaves(dataclasses.asdict(section.default_factory())))  # type: ignore[misc, call-overload]
+    needs = [f"{group}.path=x"] if choice in ("folder", "file") else []
+    have = set(leaves(composed([f"{group}={choice}", *needs])[group]))
+    only_files = {"path", "prompt_key", "answer_key"} if group == "task" else set()
+    args = {n for n in want | have if group == "task" and n.split(".")[0] == "args"} | {"args"}
+    assert want - have - args <= only_files and have - want - args == set()
