@@ -136,7 +136,7 @@ def test_entropy_of_known_laws() -> None:
 # On the engine: the joint law of the first two tokens, with every transform at work.
 
 VOCAB, DRAWS, LEVEL = 5, 4000, 1e-3
-PROMPT = [3, 3]
+PROMPT = [1, 1]  # one token, so that a penalty changes the law of whatever comes next
 ENGINE_SETTINGS: list[dict[str, Any]] = [
     {"top_k": 3},
     {"top_p": 0.8},
@@ -148,7 +148,7 @@ ENGINE_SETTINGS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    return tiny_policy(VOCAB, seed=11, sharp=16.0)
+    return tiny_policy(VOCAB, seed=3, sharp=16.0)
 
 
 def next_law(policy: Policy, context: Sequence[int], law: SamplingParams, seen: int | None = None) -> np.ndarray:
@@ -252,7 +252,7 @@ def break_rule(system: System) -> System:
 
 
 @pytest.mark.parametrize("fault", [break_drafter, break_rule])
-@pytest.mark.parametrize("setting", ENGINE_SETTINGS[:2], ids=str)
+@pytest.mark.parametrize("setting", [{"top_k": 2}, {"top_p": 0.6}], ids=str)
 def test_laws_that_do_not_match_are_caught(
     policy: Policy, fault: Callable[[System], System], setting: dict[str, Any]
 ) -> None:

@@ -11,7 +11,9 @@ def policy(limit: int = 4, draft_cost: float = 0.15, verify_cost: float = 0.05) 
     return EntropyLength(limit, draft_cost, verify_cost)
 
 
-def observed(entropies: list[list[float]], accepted: list[int], lengths: list[int] | None = None) -> tuple[Draft, Verdict]:
+def observed(
+    entropies: list[list[float]], accepted: list[int], lengths: list[int] | None = None
+) -> tuple[Draft, Verdict]:
     """A cycle in which the drafts had these entropies [B, K] and so many were accepted [B]."""
     e = torch.tensor(entropies)
     tokens = torch.zeros(e.shape, dtype=torch.long)

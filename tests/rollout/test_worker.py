@@ -1,4 +1,4 @@
-"""The rollout worker on the real engine: complete groups, seeds that know only the answer's number, errors that rise."""
+"""The rollout worker on the real engine: whole groups, seeds that know the answer's number alone, errors that rise."""
 
 import threading
 import time
@@ -34,7 +34,9 @@ def length_reward(text: str, asked: Prompt) -> float:
     return len(text) + 100.0 * asked.index
 
 
-def worker(reward: Reward = length_reward, seed: int = 0, slots: int = 4, policy: Policy | None = None) -> RolloutWorker:
+def worker(
+    reward: Reward = length_reward, seed: int = 0, slots: int = 4, policy: Policy | None = None
+) -> RolloutWorker:
     sections: dict[str, dict[str, Any]] = {
         "rollout": {"sampling": {"max_new_tokens": LONGEST}},
         "trainer": {"group_size": SIZE},

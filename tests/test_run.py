@@ -1,0 +1,151 @@
+"""Mistakes on the command line end in one readable line and exit code 2, before Ray is started."""
+
+import json
+import logging
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from bebop import compose, run
+
+BAD = [
+    (["trainer.foo=1"], r"trainer.foo: no such setting; trainer has ranks, threads"),
+    (["nonsense=1"], r"nonsense: no such setting; the groups are model, task"),
+    (["nonsense.x=1"], r"nonsense.x: no such setting; the groups are model, task"),
+    (["trainer.lr.x=1"], r"trainer.lr.x: no such setting; trainer.lr is a single value"),
+    (["task.args.terms=1"], r"task.args.terms: no such setting; task.args has min_terms, .* (+task.args.terms=1 adds"),
+    (["+trainer.foo=1"], r"trainer.foo=1 is not possible: no such setting; there are ranks"),
+    (["task=nonsense"], r"task=nonsense is not possible: choose one of chain_sum, file"),
+    (["trainer=5"], r"trainer=5 is not possible: choose one of default"),
+    (["trainer@here=default"], r"trainer@here=default is not possible: a group stays"),
+    (["foo"], r"'foo' cannot be read: give GROUP=CHOICE or GROUP.NAME=VALUE"),
+    (["trainer.lr={"], r"'trainer.lr={' cannot be read: give GROUP=CHOICE"),
+    (["=3"], r"'=3' cannot be read: there is no name"),
+    (["trainer.lr="], r"trainer.lr='' is not possible: a number is wanted here"),
+    (["trainer.steps=1,2"], r"trainer.steps=1,2 is not possible: give one value"),
+    (["task=gcd", "trainer.lr=${nope}"], r"trainer.lr=${nope} is not possible: Interpolation key 'nope' not found"),
+    (["model=folder"], r"model.path is missing: give model.path=VALUE"),
+    (["model=folder", "model.path=missing"], r"model.path='missing' is not possible: give tiny, smollm2 or a folder"),
+    (["task=file"], r"task.path=None is not possible: source=file needs a .jsonl or .parquet file"),
+    (["task=file", "task.path=missing.jsonl"], r"task.path='missing.jsonl' is not possible: there is no such file"),
+    (["rollout.staleness=-1"], r"rollout.staleness=-1 is not possible: give 0 (synchronous) or more"),
+    (["rollout.sampling.top_p=1.5"], r"rollout.sampling.top_p=1.5 is not possible: give a number above 0 and at most"),
+    (["trainer.group_size=1"], r"trainer.group_size=1 is not possible: GRPO compares answers: give 2 or more"),
+    (["decoding.system=warp"], r"decoding.system='warp' is not possible: choose one of autoregressive, target_only"),
+    (["decoding.draft_tokens=0"], r"decoding.draft_tokens=0 is not possible with decoding.system=bebop: give 1 or"),
+    (["task.name=warp"], r"task.name='warp': reasoning-gym has no such data set"),
+    (["task.reward=no.such.function"], r"task.reward='no.such.function' cannot be imported"),
+    (["runtime.resume=true"], r"HOLDS"),
+    (["--config"], r"--config is no option: there are --help and --cfg"),
+]  # the second of each pair is how the line goes on after "error: "; ".*" stands for anything
+
+
+def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    """Exit code and stderr lines of ``run_main(run.main)`` in this process; Ray must not have been started by it."""
+    argv, handlers, filters = sys.argv, list(logging.root.handlers), list(warnings.filters)
+    sys.argv = ["bebop.run", *arguments]
+    capsys.readouterr()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            compose.run_main(run.main)
+    finally:
+        sys.argv, logging.root.handlers[:] = argv, handlers
+        warnings.filters[:] = filters  # type: ignore[index]
+    ray = sys.modules.get("ray")
+    assert ray is None or not ray.is_initialized()
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code, capsys.readouterr().err.splitlines()
+
+
+def only_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    code, lines = call(arguments, capsys)
+    # The run folder's name comes before what the job itself finds out.
+    lines = [line for line in lines if not line.startswith("run folder: ")]
+    assert code == 2 and len(lines) == 1 and lines[0].startswith("error: "), lines
+    return lines[0].removeprefix("error: ")
+
+
+@pytest.mark.parametrize(("overrides", "text"), BAD, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+def test_bad_input_is_one_line_and_exit_code_two(
+    overrides: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = only_line([*overrides, f"runtime.dir={tmp_path}/run"], capsys)
+    if text == "HOLDS":
+        assert line == f"runtime.resume=true: {tmp_path}/run holds no finished checkpoint"
+        return
+    start, _, rest = text.partition(".*")
+    assert line.startswith(start) and rest in line
+    assert (
+        not any(word in line for word in ("hydra.cc", "object_type", "full_key", "struct", "Traceback")) or "${" in text
+    )
+
+
+def test_resuming_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert only_line(["runtime.resume=true"], capsys).startswith("runtime.resume=True is not possible: give the run's")
+
+
+def test_a_folder_that_holds_a_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    line = only_line([f"runtime.dir={tmp_path}", "trainer.steps=2"], capsys)
+    assert line.startswith(f"runtime.dir='{tmp_path}' holds a run: set runtime.resume=true")
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    line = only_line([f"runtime.dir={tmp_path}/file/run"], capsys)
+    assert line == f"runtime.dir='{tmp_path}/file/run' cannot be made: Not a directory"
+
+
+def test_a_failed_resume_leaves_what_the_run_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistake while resuming must not become what the next resume starts from."""
+    asked = json.dumps(["task=gcd", "trainer.lr=3e-4"])
+    (tmp_path / "overrides.json").write_text(asked)
+    (tmp_path / "config.yaml").write_text("kept\n")
+    (tmp_path / "metrics.jsonl").write_text("")
+    resume = [f"runtime.dir={tmp_path}", "runtime.resume=true"]
+    assert only_line([*resume, "decoding.system=warp"], capsys).startswith("decoding.system='warp'")
+    assert only_line(resume, capsys).endswith("holds no finished checkpoint")
+    assert (tmp_path / "overrides.json").read_text() == asked
+    assert (tmp_path / "config.yaml").read_text() == "kept\n"
+
+
+def test_saved_overrides_come_first_and_new_ones_win(tmp_path: Path) -> None:
+    (tmp_path / "overrides.json").write_text(json.dumps(["task=gcd", "trainer.lr=3e-4", "trainer.steps=5"]))
+    where = f"runtime.dir={tmp_path}"
+    new = [where, "runtime.resume=true", "trainer.steps=9"]
+    assert run.saved_overrides(new) == ["task=gcd", "trainer.lr=3e-4"]
+    assert run.saved_overrides([where]) == [] == run.saved_overrides([f"{where}/none", "runtime.resume=true"])
+    made = compose.job_config(run.saved_overrides(new) + new)
+    assert (made.task.name, made.trainer.lr, made.trainer.steps) == ("gcd", 3e-4, 9)
+
+
+def test_help_and_cfg_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {group}" in text and choice in text for group, all_ in compose.groups().items() for choice in all_)
+    assert run.main(["--cfg", "task=gcd", "trainer.lr=0.5"]) == 0
+    text = capsys.readouterr().out
+    assert "  name: gcd\n" in text and "  lr: 0.5\n" in text
+
+
+def test_an_error_of_several_lines_is_shown_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(arguments: list[str]) -> int:
+        raise run.UserError("first\n  second")
+
+    with pytest.raises(SystemExit) as ended:
+        compose.run_main(fails)
+    assert ended.value.code == 2 and capsys.readouterr().err == "error: first second\n"
+
+
+def test_as_a_command(tmp_path: Path) -> None:
+    """The whole way once: a process of its own, with whatever its imports print."""
+    command = [sys.executable, "-m", "bebop.run", "decoding.draft_tokens=0", f"runtime.dir={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("run folder: ")]
+    assert done.returncode == 2 and done.stdout == "" and len(lines) == 1
+    assert lines[0].startswith("error: decoding.draft_tokens=0 is not possible with decoding.system=bebop")
