@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from bebop.buffer import GroupBuffer
 from bebop.config import JobConfig
+from bebop.errors import UserError
 from bebop.metrics import Metrics, Sink, Sum, merge, values
 from bebop.monitor.estimators import rollout_metrics
 from bebop.trajectory import Batch, Group, Prompt
@@ -214,7 +215,7 @@ class Loop:
         """A new worker with the current weights and all prompts that the dead one had not handed over."""
         self.restarts += 1
         if self.restarts > self._most_restarts:
-            raise RuntimeError(f"rollout workers died {self.restarts} times, the last time: {death}") from death
+            raise UserError(f"rollout workers died {self.restarts} times, the last time: {death}") from death
         log.warning("rollout worker %d died (%s); %d prompts start again", i, death, len(self._in_flight[i]))
         async with self._locks[i]:
             try:

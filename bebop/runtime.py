@@ -323,7 +323,7 @@ async def _run(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt]
                 where = found.name if found else "the start"
                 log.warning("the trainer died (%s); going back to %s", death, where)
                 if deaths == config.runtime.max_restarts:
-                    raise
+                    raise UserError(f"the trainer died {deaths + 1} times, the last time: {death}") from death
         raise AssertionError("unreachable")
     finally:
         for sink in sinks:

@@ -232,7 +232,7 @@ def test_a_replacement_during_an_update_keeps_old_weights_under_their_own_versio
 def test_too_many_deaths_end_the_job_with_a_checkpoint() -> None:
     worker = FakeWorker(deaths={("collect", n) for n in range(8, 40)})
     loop, trainer, _ = make(job(steps=20, max_restarts=2), worker)
-    with pytest.raises(RuntimeError, match="died 3 times, the last time: in collect"):
+    with pytest.raises(UserError, match="died 3 times, the last time: in collect"):
         go(loop)
     assert trainer.version == 2 and list(trainer.saved) == [2]
     # Whoever resumes has the whole allowance again.
