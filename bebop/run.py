@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+import time
 from pathlib import Path
 
 import yaml
@@ -75,9 +76,7 @@ def saved_overrides(overrides: list[str]) -> list[str]:
 
 def open_run(config: JobConfig) -> tuple[Path, JobConfig]:
     """Make the run folder; one that holds a run is only taken to go on with it."""
-    from bebop.runtime import run_name
-
-    run_dir = Path(config.runtime.dir or f"runs/{run_name()}").resolve()
+    run_dir = Path(config.runtime.dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     if (run_dir / "metrics.jsonl").exists() and not config.runtime.resume:
         raise UserError(
             f"runtime.dir={str(run_dir)!r} holds a run: set runtime.resume=true to go on with it, or choose another"

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -374,8 +373,3 @@ def _write_pids(run_dir: Path, trainer: RayTrainer, workers: Sequence[RayWorker]
         *[f"rollout {w.pid}" for w in workers],
     ]
     (run_dir / "pids.txt").write_text("\n".join(lines) + "\n")
-
-
-def run_name() -> str:
-    """A run folder's name by date and time."""
-    return time.strftime("%Y%m%d-%H%M%S")

@@ -1,0 +1,195 @@
+"""The arms of the kernel benchmark: Bebop's kernels, plain and compiled PyTorch, and other projects' where installed.
+
+A peer is imported, or, where its package cannot be, loaded from its one file on the Python path: an unpacked wheel on
+PYTHONPATH is enough.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from bebop.kernels.verify import chain_verify, chain_verify_logits, logits_reference, reference
+
+
+class Skip(Exception):
+    """An arm that cannot be measured here; the message says why."""
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # draft, target -> [N]
+Linear = Callable[[Tensor, Tensor, Tensor], Tensor]  # hidden, weight, target hidden -> [N]
+MakeLoss = Callable[[str], Loss]
+MakeLinear = Callable[[str], Linear]
+MakeVerify = Callable[..., Callable[[], object]]  # device, tokens, draft, target, uniforms
+
+
+def _peer(module: str, distribution: str) -> ModuleType:
+    """A module of another project."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as failure:
+        reason = failure
+    relative = Path(*module.split(".")).with_suffix(".py")
+    for folder in sys.path:
+        file = Path(folder) / relative
+        if file.is_file() and (spec := importlib.util.spec_from_file_location(file.stem, file)) and spec.loader:
+            loaded = importlib.util.module_from_spec(spec)
+            try:
+                spec.loader.exec_module(loaded)
+            except ImportError as failure:
+                raise Skip(f"{distribution} is there but cannot be loaded: {failure}") from failure
+            return loaded
+    raise Skip(f"{distribution} is not installed ({reason})") from reason
+
+
+def _own(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ImportError as failure:
+        raise Skip(f"{module} cannot be imported: {failure}") from failure
+
+
+def _needs_gpu(device: str, name: str) -> None:
+    if torch.device(device).type != "cuda":
+        raise Skip(f"{name} needs a GPU")
+
+
+# ---- losses from logits
+
+
+def tv_of_softmaxes(draft: Tensor, target: Tensor) -> Tensor:
+    """What one writes first."""
+    return 1 - torch.minimum(draft.float().softmax(-1), target.float().softmax(-1)).sum(-1)
+
+
+def _bebop_loss(device: str) -> Loss:
+    losses = _own("bebop.kernels.losses")
+    return lambda draft, target: losses.tv_loss(draft, target).loss
+
+
+def _compiled_loss(device: str) -> Loss:
+    _needs_gpu(device, "torch.compile, as it is measured here,")
+    torch._dynamo.reset()  # each shape for itself
+    return torch.compile(tv_of_softmaxes, dynamic=False)
+
+
+def _speculators_loss(device: str) -> Loss:
+    _needs_gpu(device, "the fused loss of speculators")
+    fused = _peer("speculators.losses.fused", "speculators")
+    return lambda draft, target: fused.fused_tv_loss(draft[None], target[None])
+
+
+def _liger_loss(device: str) -> Loss:
+    _needs_gpu(device, "the fused loss of Liger")
+    fused = _peer("liger_kernel.ops.fused_ce_tvd", "liger-kernel")
+
+    def loss(draft: Tensor, target: Tensor) -> Tensor:
+        labels = torch.zeros(len(draft), dtype=torch.long, device=draft.device)
+        tvd: Tensor = fused.LigerFusedCETVDFunction.apply(draft, target, labels)[1]
+        return tvd
+
+    return loss
+
+
+LOSSES: dict[str, MakeLoss] = {
+    "bebop": _bebop_loss,
+    "eager": lambda device: tv_of_softmaxes,
+    "torch.compile": _compiled_loss,
+    "speculators": _speculators_loss,
+    "liger": _liger_loss,
+}
+
+
+# ---- losses from hidden states
+
+
+def _bebop_linear(device: str) -> Linear:
+    losses = _own("bebop.kernels.linear_losses")
+    return lambda hidden, weight, states: losses.linear_draft_loss(hidden, weight, states, weight, kind="tv").loss
+
+
+def _logits_then_bebop(device: str) -> Linear:
+    losses = _own("bebop.kernels.losses")
+    return lambda hidden, weight, states: losses.tv_loss(hidden @ weight.T, states @ weight.T).loss
+
+
+LINEAR: dict[str, MakeLinear] = {
+    "bebop": _bebop_linear,
+    "bebop from logits": _logits_then_bebop,
+    "eager": lambda device: lambda hidden, weight, states: tv_of_softmaxes(hidden @ weight.T, states @ weight.T),
+}
+
+
+# ---- chain verification
+
+
+def _sglang_verify(device: str, tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> Callable[[], object]:
+    _needs_gpu(device, "the verifier of SGLang")
+    peer = _peer("sglang.kernels.ops.speculative.reject_sampling", "sglang")
+    batch, drafts = tokens.shape
+    candidates = torch.cat([tokens[:, :1], tokens], 1)  # slot 0 is the token before the drafts
+    index = torch.arange(batch * (drafts + 1), dtype=torch.int32, device=device).view(batch, -1)
+    predicts = torch.zeros(batch * (drafts + 1), dtype=torch.int32, device=device)
+    accept_index, accepted = torch.full_like(index, -1), torch.zeros(batch, dtype=torch.int32, device=device)
+    tests, final = u[:, : drafts + 1].float(), u[:, -1].float().contiguous()
+
+    def verify() -> None:
+        peer.chain_speculative_sampling_triton(
+            predicts, accept_index, accepted, candidates, index, None, None, tests, final, p, q, 1.0, 1.0, True
+        )
+
+    return _tried(verify, "sglang")
+
+
+def _vllm_verify(device: str, tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> Callable[[], object]:
+    """With the draw of its bonus token and of its own random numbers, which the others are given or do inside."""
+    _needs_gpu(device, "the verifier of vLLM")
+    peer = _peer("vllm.v1.sample.rejection_sampler", "vllm")
+    batch, drafts = tokens.shape
+    vocabulary = p.shape[-1]
+    ends = torch.arange(1, batch + 1, dtype=torch.int32, device=device) * drafts
+    flat_q = q.reshape(-1, vocabulary)
+    flat_p, last = p[:, :drafts].reshape(-1, vocabulary).contiguous(), p[:, drafts].contiguous()
+    temperature = torch.ones(batch, device=device)
+    metadata = SimpleNamespace(all_greedy=False, all_random=True, temperature=temperature, generators={})
+    flat_tokens, counts = tokens.reshape(-1).int(), [drafts] * batch
+
+    def verify() -> None:
+        bonus = (last / torch.empty_like(last).exponential_()).argmax(-1, keepdim=True).int()
+        peer.rejection_sample(flat_tokens, counts, drafts, ends, flat_q, flat_p, bonus, metadata)
+
+    return _tried(verify, "vllm")
+
+
+def _tried(verify: Callable[[], object], name: str) -> Callable[[], object]:
+    """One call now: a peer whose signature or requirements have changed is skipped, with what it said."""
+    try:
+        verify()
+    except (TypeError, ValueError, AttributeError, AssertionError, RuntimeError) as failure:
+        if isinstance(failure, torch.OutOfMemoryError):
+            raise
+        raise Skip(f"{name} did not run: {type(failure).__name__}: {str(failure).splitlines()[0]}") from failure
+    return verify
+
+
+def _one_read(device: str, tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> Callable[[], object]:
+    """The sum of one row of p per request: what reading alone costs."""
+    return lambda: p[:, 0].sum(-1)
+
+
+PROBS: dict[str, MakeVerify] = {
+    "bebop": lambda device, *inputs: lambda: chain_verify(*inputs),
+    "eager": lambda device, *inputs: lambda: reference(*inputs),
+    "sglang": _sglang_verify,
+    "vllm": _vllm_verify,
+    "read one row": _one_read,
+}
+LOGITS: dict[str, MakeVerify] = {
+    "bebop": lambda device, *inputs: lambda: chain_verify_logits(*inputs),
+    "eager": lambda device, *inputs: lambda: logits_reference(*inputs),
+}
