@@ -1,10 +1,14 @@
-"""Chain verification by rejection sampling (SPEC 0.3), the plain PyTorch reference.
+"""Chain verification by rejection sampling (SPEC 0.3): the plain PyTorch reference, and Triton on a CUDA device.
 
 One code path serves rejection sampling and target-only verification: the latter is a one-hot draft law.
 """
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
+
+from bebop.errors import UserError
 
 
 def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
@@ -43,6 +47,69 @@ def chain_verify(
         accepted [B] in 0..K, and the next token [B]: from the residual max(0, p - q) after a rejection, from row K + 1
         of the target (not row K, as printed in the paper's Algorithms 3 and 4) after a full chain.
     """
+    if _compiled(draft_probs, target_probs):
+        from bebop.kernels import verify_triton
+
+        return verify_triton.launch(draft_tokens, draft_probs, target_probs, uniforms, lengths)
+    return reference(draft_tokens, draft_probs, target_probs, uniforms, lengths)
+
+
+def chain_verify_logits(
+    draft_tokens: Tensor,
+    draft_logits: Tensor,
+    target_logits: Tensor,
+    uniforms: Tensor,
+    temperature: float | Tensor = 1.0,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``chain_verify`` from logits [B, K, V] and [B, K + 1, V], both divided by ``temperature`` (a number or [B]).
+
+    The same uniforms decide as in ``chain_verify``. On a CUDA device no softmax is materialised.
+
+    Raises:
+        UserError: a temperature that is not positive (not checked in a tensor: that would wait for the device).
+    """
+    if isinstance(temperature, float | int) and not temperature > 0:
+        raise UserError(f"temperature {temperature} is not possible: it must be positive; for greedy use a one-hot law")
+    if _compiled(draft_logits, target_logits):
+        from bebop.kernels import verify_logits_triton
+
+        return verify_logits_triton.launch(
+            draft_tokens, draft_logits, target_logits, uniforms, temperature, lengths
+        )  # fmt: skip
+    return logits_reference(draft_tokens, draft_logits, target_logits, uniforms, temperature, lengths)
+
+
+def _compiled(draft: Tensor, target: Tensor) -> bool:
+    """Whether the Triton kernels can take it; fp64 and machines without Triton stay with the reference."""
+    return target.is_cuda and find_spec("triton") is not None and torch.float64 not in (draft.dtype, target.dtype)
+
+
+# ---- the references
+
+
+def logits_reference(
+    draft_tokens: Tensor,
+    draft_logits: Tensor,
+    target_logits: Tensor,
+    uniforms: Tensor,
+    temperature: float | Tensor = 1.0,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Plain PyTorch, in fp32 at least: both softmaxes, then ``reference``."""
+    scale = torch.as_tensor(temperature, device=target_logits.device).reshape(-1, 1, 1)
+
+    def law(logits: Tensor) -> Tensor:
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        return (logits.to(dtype) / scale.to(dtype)).softmax(-1)
+
+    return reference(draft_tokens, law(draft_logits), law(target_logits), uniforms, lengths)
+
+
+def reference(
+    draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Plain PyTorch, any dtype."""
     batch, drafts = draft_tokens.shape
     steps = torch.arange(drafts, device=draft_tokens.device)
     lengths = torch.full_like(draft_tokens[:, 0], drafts) if lengths is None else lengths

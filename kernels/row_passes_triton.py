@@ -1,0 +1,162 @@
+# mypy: disable-error-code="untyped-decorator"
+"""The three passes over a row of draft and target logits that every draft loss in Triton is made of.
+
+Numbers: fp32 throughout. Exponents are ``(x - max) * scale`` with scale = log2(e) / temperature: the difference is
+rounded relative to itself, and no compiler can contract it in one pass and not in another, so ``q <= p`` decides alike
+in passes 2 and 3 and a row of the gradient sums to 0. Maxima start at -1e30, which makes masked tiles harmless.
+"""
+
+import triton
+import triton.language as tl
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def load(row: tl.tensor, offsets: tl.tensor, V: tl.tensor) -> tl.tensor:
+    """A tile of logits in fp32; what lies beyond the row has no mass."""
+    return tl.load(row + offsets, mask=offsets < V, other=-float("inf")).to(tl.float32)
+
+
+@triton.jit
+def tile_offsets(tile: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """Columns of a tile as [BLOCK / 8, 8]: 8 neighbours per thread, one vector load in 16 bits.
+
+    Sums over the second axis stay inside of a thread, so a pass waits for other threads once, not at every tile.
+    """
+    lanes = tl.arange(0, BLOCK // 8)[:, None] * 8
+    return tile * BLOCK + lanes + tl.arange(0, 8)[None, :]
+
+
+@triton.jit
+def absorb(x: tl.tensor, top: tl.tensor, total: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """Running maxima and sums of exponentials per lane after one more tile [lanes, 8]."""
+    raised = tl.maximum(top, tl.max(x, 1))
+    kept = total * tl.exp2((top - raised) * scale)
+    return raised, kept + tl.sum(tl.exp2((x - raised[:, None]) * scale), 1)
+
+
+@triton.jit
+def merge(tops: tl.tensor, totals: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """One maximum and sum of exponentials from those of parts [parts]."""
+    top = tl.max(tops, 0)
+    return top, tl.sum(totals * tl.exp2((tops - top) * scale), 0)
+
+
+@triton.jit
+def normalise(
+    draft: tl.tensor, target: tl.tensor, first: tl.tensor, tiles: tl.tensor, V: tl.tensor, scale: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Pass 1: maximum and sum of exponentials of both rows over ``tiles`` tiles from tile ``first``."""
+    q_tops = tl.full((BLOCK // 8,), -1.0e30, tl.float32)
+    p_tops = tl.full((BLOCK // 8,), -1.0e30, tl.float32)
+    q_sums = tl.zeros((BLOCK // 8,), tl.float32)
+    p_sums = tl.zeros((BLOCK // 8,), tl.float32)
+    for i in range(0, tiles):
+        offsets = tile_offsets(first + i, BLOCK)
+        q_tops, q_sums = absorb(load(draft, offsets, V), q_tops, q_sums, scale)
+        p_tops, p_sums = absorb(load(target, offsets, V), p_tops, p_sums, scale)
+    q_top, q_sum = merge(q_tops, q_sums, scale)
+    p_top, p_sum = merge(p_tops, p_sums, scale)
+    return q_top, q_sum, p_top, p_sum
+
+
+@triton.jit
+def law(
+    row: tl.tensor, offsets: tl.tensor, V: tl.tensor, top: tl.tensor, total: tl.tensor, scale: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """A tile of probabilities and of their binary logarithms: the same rounded numbers in every pass."""
+    exponent = (load(row, offsets, V) - top) * scale
+    return tl.exp2(exponent) * (1.0 / total), exponent - tl.log2(total)  # one division per row, not per token
+
+
+@triton.jit
+def sums(
+    draft: tl.tensor, target: tl.tensor, out: tl.tensor, labels: tl.tensor, first: tl.tensor, tiles: tl.tensor,
+    V: tl.tensor, scale: tl.tensor, slope: tl.tensor, q_top: tl.tensor, q_sum: tl.tensor, p_top: tl.tensor,
+    p_sum: tl.tensor, KIND: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Pass 2, backwards: overlap, S, entropies and divergence in nats; WRITE: the CE-like gradient on the way."""
+    overlap = tl.zeros((BLOCK // 8,), tl.float32)
+    below = tl.zeros((BLOCK // 8,), tl.float32)
+    q_entropy = tl.zeros((BLOCK // 8,), tl.float32)
+    p_entropy = tl.zeros((BLOCK // 8,), tl.float32)
+    divergence = tl.zeros((BLOCK // 8,), tl.float32)
+    for i in range(0, tiles):
+        offsets = tile_offsets(first + tiles - 1 - i, BLOCK)
+        q, q_log = law(draft, offsets, V, q_top, q_sum, scale)
+        p, p_log = law(target, offsets, V, p_top, p_sum, scale)
+        overlap += tl.sum(tl.minimum(q, p, propagate_nan=tl.PropagateNan.ALL), 1)
+        below += tl.sum(tl.where(q <= p, q, 0.0), 1)
+        # 0 log 0 = 0, and a logit of -inf has a logarithm of -inf: only tokens with mass take part.
+        q_entropy -= tl.sum(tl.where(q > 0, q * q_log, 0.0), 1)
+        p_entropy -= tl.sum(tl.where(p > 0, p * p_log, 0.0), 1)
+        if KIND == "kl" or KIND == "ce" or KIND == "hybrid":
+            divergence += tl.sum(tl.where(p > 0, p * (p_log - q_log), 0.0), 1)
+        if KIND == "rkl":
+            divergence += tl.sum(tl.where(q > 0, q * (q_log - p_log), 0.0), 1)
+        if WRITE:
+            wanted = tl.where(offsets == labels, 1.0, 0.0) if KIND == "hard_ce" else p
+            tl.store(out + offsets, ((q - wanted) * slope).to(out.dtype.element_ty), mask=offsets < V)
+    overlap, below = tl.sum(overlap, 0), tl.sum(below, 0)
+    q_entropy, p_entropy = tl.sum(q_entropy, 0) * LN2, tl.sum(p_entropy, 0) * LN2
+    return overlap, below, q_entropy, p_entropy, tl.sum(divergence, 0) * LN2
+
+
+@triton.jit
+def write_gradient(
+    draft: tl.tensor, target: tl.tensor, out: tl.tensor, label: tl.tensor, first: tl.tensor, tiles: tl.tensor,
+    V: tl.tensor, scale: tl.tensor, slope: tl.tensor, eta: tl.tensor, q_top: tl.tensor, q_sum: tl.tensor,
+    p_top: tl.tensor, p_sum: tl.tensor, overlap: tl.tensor, below: tl.tensor, divergence: tl.tensor, KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Pass 3: d loss / d draft logits, times ``slope`` = 1 / temperature."""
+    for i in range(0, tiles):
+        offsets = tile_offsets(first + i, BLOCK)
+        q, q_log = law(draft, offsets, V, q_top, q_sum, scale)
+        p, p_log = law(target, offsets, V, p_top, p_sum, scale)
+        tv = q * (below - tl.where(q <= p, 1.0, 0.0))
+        if KIND == "tv":
+            grad = tv
+        elif KIND == "nla":
+            grad = tv * tl.where(overlap > 0, 1.0 / overlap, 0.0)
+        elif KIND == "hybrid":
+            weight = tl.exp2(-eta * overlap / LN2)
+            grad = weight * (q - p) + (1.0 - weight) * tv
+        elif KIND == "rkl":
+            grad = tl.where(q > 0, q * ((q_log - p_log) * LN2 - divergence), 0.0)
+        elif KIND == "hard_ce":
+            grad = q - tl.where(offsets == label, 1.0, 0.0)
+        else:
+            grad = q - p
+        tl.store(out + offsets, (grad * slope).to(out.dtype.element_ty), mask=offsets < V)
+
+
+@triton.jit
+def store_row(
+    stats: tl.tensor, row: tl.tensor, rows: tl.tensor, draft: tl.tensor, label: tl.tensor, V: tl.tensor,
+    scale: tl.tensor, eta: tl.tensor, q_top: tl.tensor, q_sum: tl.tensor, overlap: tl.tensor, q_entropy: tl.tensor,
+    p_entropy: tl.tensor, divergence: tl.tensor, KIND: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Loss, alpha and the entropies of one row into stats [4, rows]."""
+    if KIND == "tv":
+        loss = 1.0 - overlap
+    elif KIND == "nla":
+        loss = -tl.log2(overlap) * LN2
+    elif KIND == "hybrid":
+        weight = tl.exp2(-eta * overlap / LN2)
+        loss = weight * divergence + (1.0 - weight) * (1.0 - overlap)
+    elif KIND == "ce":
+        loss = p_entropy + divergence
+    elif KIND == "hard_ce":
+        # A label outside of the vocabulary must not read another row's memory: it gives NaN.
+        known = (label >= 0) & (label < V)
+        logit = tl.load(draft + label, mask=known, other=float("nan")).to(tl.float32)
+        loss = (tl.log2(q_sum) - (logit - q_top) * scale) * LN2
+    else:
+        loss = divergence
+    tl.store(stats + row, loss)
+    tl.store(stats + rows + row, overlap)
+    tl.store(stats + 2 * rows + row, q_entropy)
+    tl.store(stats + 3 * rows + row, p_entropy)

@@ -1,0 +1,181 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Chain verification of probabilities in Triton: two launches, V split over programs at every batch size.
+
+1. ``_masses``, one program per (request, tile): finds the rejection (K gathers side by side, repeated by each program
+   of a request because that is cheaper than a launch of its own), then sums its tile of the one row that the next
+   token comes from: max(0, p - q) after a rejection, p after a full chain.
+2. ``_draw``, one program per request: inverts the CDF over the tile masses, then inside the one tile that it hits.
+
+Memory traffic: the row of p, that of q after a rejection only, and one more tile; nothing of the other rows but the
+drafts' own entries. Numbers: tests in fp64 (exact for fp32 inputs), masses in fp32. What it draws always has mass: a
+token qualifies only if its own mass is positive, and where rounding leaves none, the last positive one is taken.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bebop.errors import UserError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BLOCK = 4096  # V = 151,936 gives 38 programs per request, enough for a device at batch 4
+
+
+@triton.jit
+def accepted_drafts(
+    tokens: tl.tensor, q: tl.tensor, p: tl.tensor, u: tl.tensor, length: tl.tensor, V: tl.tensor,
+    LANES: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Drafts of one request before the first that fails the strict test u * q < p; ``length`` if none fails."""
+    steps = tl.arange(0, LANES)
+    used = steps < length
+    entry = steps.to(tl.int64) * V + tl.load(tokens + steps, mask=used, other=0)
+    p_at = tl.load(p + entry, mask=used, other=0.0).to(tl.float64)
+    q_at = tl.load(q + entry, mask=used, other=0.0).to(tl.float64)
+    number = tl.load(u + steps, mask=used, other=0.0).to(tl.float64)
+    passed = number * q_at < p_at
+    return tl.min(tl.where(used & (passed == 0), steps, length), 0)
+
+
+@triton.jit
+def tile_of_laws(q: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor, rejected: tl.tensor) -> tl.tensor:
+    """One tile of the residual (of p itself where nothing was rejected; q is then not read) and of p."""
+    inside = offsets < V
+    target = tl.load(p + offsets, mask=inside, other=0.0).to(tl.float32)
+    draft = tl.load(q + offsets, mask=inside & rejected, other=0.0).to(tl.float32)
+    return tl.maximum(target - draft, 0.0), target
+
+
+@triton.jit
+def pick_lane(
+    mass: tl.tensor, before: tl.tensor, threshold: tl.tensor, lanes: tl.tensor, LANES: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """First lane of positive mass whose running sum exceeds ``threshold``, else the last of positive mass, else 0."""
+    hit = (before + tl.cumsum(mass, 0) > threshold) & (mass > 0)
+    first = tl.min(tl.where(hit, lanes, LANES), 0)
+    last = tl.max(tl.where(mass > 0, lanes, 0), 0)
+    return tl.where(first < LANES, first, last)
+
+
+@triton.jit
+def pick_tile(
+    masses: tl.tensor, factors: tl.tensor, number: tl.tensor, tiles: tl.tensor, LANES: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """From masses [2, tiles] of residual and target: tile, mass before it, threshold, and whether the target is used.
+
+    Masses are in units of ``factors`` (a number, or one per tile). A residual without mass means p = q up to rounding,
+    where p itself is the law.
+    """
+    lanes = tl.arange(0, LANES)
+    residual = tl.load(masses + lanes, mask=lanes < tiles, other=0.0) * factors
+    target = tl.load(masses + tiles + lanes, mask=lanes < tiles, other=0.0) * factors
+    use_target = tl.sum(residual, 0) <= 0
+    mass = tl.where(use_target, target, residual)
+    threshold = number * tl.sum(mass, 0)
+    tile = pick_lane(mass, 0.0, threshold, lanes, LANES)
+    return tile, tl.sum(tl.where(lanes < tile, mass, 0.0), 0), threshold, use_target
+
+
+@triton.jit
+def _masses(
+    tokens: tl.tensor, q: tl.tensor, p: tl.tensor, u: tl.tensor, lengths: tl.tensor, accepted: tl.tensor,
+    masses: tl.tensor, V: tl.tensor, tiles: tl.tensor, K: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    length = tl.load(lengths + row).to(tl.int32)
+    q += row * K * V
+    p += row * (K + 1) * V
+    n = accepted_drafts(tokens + row * K, q, p, u + row * (K + 2), length, V, LANES)
+    start = n.to(tl.int64) * V
+    offsets = tile * BLOCK + tl.arange(0, BLOCK)
+    residual, target = tile_of_laws(q + start, p + start, offsets, V, n < length)
+    tl.store(masses + row * 2 * tiles + tile, tl.sum(residual, 0))
+    tl.store(masses + (row * 2 + 1) * tiles + tile, tl.sum(target, 0))
+    if tile == 0:
+        tl.store(accepted + row, n.to(tl.int64))
+
+
+@triton.jit
+def _draw(
+    q: tl.tensor, p: tl.tensor, u: tl.tensor, lengths: tl.tensor, accepted: tl.tensor, masses: tl.tensor,
+    out: tl.tensor, V: tl.tensor, tiles: tl.tensor, K: tl.constexpr, TILE_LANES: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.load(accepted + row)
+    rejected = n < tl.load(lengths + row)
+    number = tl.load(u + row * (K + 2) + tl.where(rejected, K, K + 1)).to(tl.float32)
+    tile, before, threshold, use_target = pick_tile(masses + row * 2 * tiles, 1.0, number, tiles, TILE_LANES)
+    lanes = tl.arange(0, BLOCK)
+    q += (row * K + n) * V
+    p += (row * (K + 1) + n) * V
+    residual, target = tile_of_laws(q, p, tile * BLOCK + lanes, V, rejected)
+    token = tile * BLOCK + pick_lane(tl.where(use_target, target, residual), before, threshold, lanes, BLOCK)
+    tl.store(out + row, token.to(tl.int64))
+
+
+# ---- the public function
+
+
+def block_of(vocabulary: int, widest: int = BLOCK) -> int:
+    """Tile width: a power of two, no wider than the vocabulary needs."""
+    return min(widest, max(128, triton.next_power_of_2(vocabulary)))
+
+
+def check(draft_tokens: Tensor, draft: Tensor, target: Tensor, uniforms: Tensor, lengths: Tensor | None) -> Tensor:
+    """Shapes and dtypes of a chain; returns ``lengths``, K for all if None."""
+    batch, drafts = draft_tokens.shape
+    vocabulary = target.shape[-1]
+    for name, tensor, shape in (
+        ("draft", draft, (batch, drafts, vocabulary)),
+        ("target", target, (batch, drafts + 1, vocabulary)),
+        ("uniforms", uniforms, (batch, drafts + 2)),
+    ):
+        if tuple(tensor.shape) != shape or drafts < 1:
+            allowed = f"for {drafts} drafts (at least 1) it is {list(shape)}"
+            raise UserError(f"chain verification got {name} of shape {list(tensor.shape)}; {allowed}")
+    for tensor in (draft, target):
+        if tensor.dtype not in DTYPES:
+            raise UserError(f"chain verification in Triton takes fp32, bf16 or fp16, not {tensor.dtype}")
+    if lengths is None:
+        return torch.full((batch,), drafts, dtype=torch.int64, device=draft_tokens.device)
+    return lengths.contiguous()
+
+
+def launch(
+    draft_tokens: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    uniforms: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    block: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``chain_verify`` on a CUDA device (or in Triton's interpreter), with the same uniforms.
+
+    Inputs that are not contiguous cost a copy; beyond its results it allocates two fp32 numbers per request and tile.
+    The mass of a law is summed in fp32 tile by tile, so a uniform within rounding (1e-7 of the mass) of a boundary
+    between two tokens may fall to the other side than in the reference.
+
+    Raises:
+        UserError: a shape that does not fit, or a dtype other than fp32, bf16 and fp16.
+    """
+    lengths = check(draft_tokens, draft_probs, target_probs, uniforms, lengths)
+    tokens, q, p, u = (x.contiguous() for x in (draft_tokens, draft_probs, target_probs, uniforms))
+    (batch, drafts), V = tokens.shape, p.shape[-1]
+    block = block_of(V) if block is None else block
+    tiles = triton.cdiv(V, block)
+    accepted, token = (torch.empty(batch, dtype=torch.int64, device=p.device) for _ in range(2))
+    masses = torch.empty(batch, 2, tiles, dtype=torch.float32, device=p.device)
+    if batch:
+        warps = min(8, max(1, block // 512))
+        _masses[(batch, tiles)](
+            tokens, q, p, u, lengths, accepted, masses, V, tiles,
+            K=drafts, LANES=triton.next_power_of_2(drafts), BLOCK=block, num_warps=warps,
+        )  # fmt: skip
+        _draw[(batch,)](
+            q, p, u, lengths, accepted, masses, token, V, tiles,
+            K=drafts, TILE_LANES=triton.next_power_of_2(tiles), BLOCK=block, num_warps=warps,
+        )  # fmt: skip
+    return accepted, token

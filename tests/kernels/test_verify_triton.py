@@ -1,0 +1,274 @@
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from bebop.errors import UserError
+from bebop.kernels.verify import chain_verify, chain_verify_logits, logits_reference, reference, sample
+
+verify_triton = pytest.importorskip("bebop.kernels.verify_triton", reason="Triton is not installed")
+logits_triton = pytest.importorskip("bebop.kernels.verify_logits_triton")
+
+BELOW_ONE = 1 - 2.0**-53
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the kernels run in Triton's interpreter
+Verify = Callable[..., tuple[Tensor, Tensor]]
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def numbers(batch: int, drafts: int, seed: int) -> Tensor:
+    """Uniforms with some at the ends of the interval."""
+    u = torch.rand(batch, drafts + 2, dtype=torch.float64, generator=generator(seed))
+    ends = torch.rand(batch, drafts + 2, generator=generator(seed + 1))
+    return u.where(ends > 0.15, 0.0).where(ends < 0.85, BELOW_ONE)
+
+
+def same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
+    return all(torch.equal(a.cpu(), b) and a.dtype == b.dtype for a, b in zip(found, expected, strict=True))
+
+
+def on_device(*tensors: Tensor) -> list[Tensor]:
+    return [x.to(DEVICE) for x in tensors]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 127, 128, 129, 300])
+def test_equals_the_reference_where_sums_are_exact(vocabulary: int) -> None:
+    """Masses of a few 1024ths, many of them 0, add up without rounding in any order: not one token may differ."""
+    batch, drafts = 4, 3
+    mass = torch.randint(-4, 8, (2, batch, drafts + 1, vocabulary), generator=generator(vocabulary)).clamp_min(0)
+    mass[..., -1] += 1
+    p, q = mass[0] / 1024, mass[1, :, :drafts] / 1024
+    tokens = sample(q, torch.rand(batch, drafts, generator=generator(1)))
+    u = numbers(batch, drafts, vocabulary)
+    for lengths in (None, torch.tensor([0, 3, 1, 2])):
+        found = verify_triton.launch(
+            *on_device(tokens, q, p, u), None if lengths is None else lengths.to(DEVICE), block=128
+        )
+        assert same(found, reference(tokens, q, p, u, lengths))
+
+
+def laws(batch: int, drafts: int, vocabulary: int, seed: int, noise: float = 0.4) -> tuple[Tensor, Tensor, Tensor]:
+    """Drafted tokens, draft logits and target logits that resemble each other."""
+    target = torch.randn(batch, drafts + 1, vocabulary, generator=generator(seed)) * 2
+    draft = target[:, :drafts] + noise * torch.randn(batch, drafts, vocabulary, generator=generator(seed + 1))
+    draw = torch.rand(batch, drafts, dtype=torch.float64, generator=generator(seed + 2))
+    return sample(draft.softmax(-1), draw), draft, target
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equals_the_reference_on_softmaxes(dtype: torch.dtype) -> None:
+    tokens, draft, target = laws(8, 3, 500, 5)
+    q, p = draft.softmax(-1).to(dtype), target.softmax(-1).to(dtype)
+    u = torch.rand(8, 5, dtype=torch.float64, generator=generator(6))
+    expected = reference(tokens, q.float(), p.float(), u)
+    assert same(verify_triton.launch(*on_device(tokens, q, p, u), block=128), expected)
+    assert len(expected[0].unique()) >= 3
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("block", [128, 512])
+def test_logits_equal_the_reference(split: bool, block: int) -> None:
+    tokens, draft, target = laws(5, 3, 300, 8)
+    ramp = torch.linspace(0, 8, 300)  # the splits of a row have different maxima
+    draft, target = draft + ramp, target + ramp
+    draft[:, :, 280:] = -float("inf")  # a draft over a part of the vocabulary
+    target[:, :, :100] = -float("inf")
+    u = torch.rand(5, 5, dtype=torch.float64, generator=generator(6))
+    temperature, lengths = torch.tensor([0.5, 1.0, 2.0, 1.0, 0.7]), torch.tensor([3, 0, 2, 1, 3])
+    expected = logits_reference(tokens, draft, target, u, temperature, lengths)
+    found = logits_triton.launch(*on_device(tokens, draft, target, u, temperature, lengths), split=split, block=block)
+    assert same(found, expected)
+
+
+@pytest.mark.parametrize("kernel", ["probabilities", "logits"])
+def test_a_uniform_on_a_boundary_takes_the_token_above_it(kernel: str) -> None:
+    """Eight tokens of mass 1/8 and u = i/8: cumsum > u * total, strictly, gives the i-th."""
+    support = torch.tensor([3, 50, 127, 128, 200, 255, 256, 299])
+    target, draft = torch.full((8, 2, 300), -float("inf")), torch.full((8, 1, 300), -float("inf"))
+    target[:, :, support], draft[:, :, 7] = 0.0, 0.0
+    u = torch.stack([torch.zeros(8), torch.arange(8) / 8, torch.zeros(8)], 1).double()
+    inputs = on_device(torch.full((8, 1), 7), draft, target, u)
+    if kernel == "probabilities":
+        inputs[1:3] = on_device(draft.softmax(-1), target.softmax(-1))
+    launch = logits_triton.launch if kernel == "logits" else verify_triton.launch
+    accepted, token = launch(*inputs, block=128)
+    assert accepted.tolist() == [0] * 8 and torch.equal(token.cpu(), support)
+
+
+def test_logits_in_bf16_with_one_temperature() -> None:
+    tokens, draft, target = laws(6, 2, 150, 30)
+    draft, target = draft.bfloat16(), target.bfloat16()
+    u = torch.rand(6, 4, dtype=torch.float64, generator=generator(3))
+    expected = logits_reference(tokens, draft, target, u, 0.8)
+    assert same(logits_triton.launch(*on_device(tokens, draft, target, u), 0.8), expected)
+
+
+def test_cpu_path_of_logits_is_chain_verify_of_softmaxes() -> None:
+    tokens, draft, target = laws(50, 3, 40, 9)
+    u = torch.rand(50, 5, dtype=torch.float64, generator=generator(2))
+    expected = chain_verify(tokens, (draft / 0.7).softmax(-1), (target / 0.7).softmax(-1), u)
+    assert same(chain_verify_logits(tokens, draft, target, u, 0.7), expected)
+    assert not same(chain_verify_logits(tokens, draft, target, u, 1.0), expected)
+
+
+@pytest.mark.parametrize("kernel", ["probabilities", "logits"])
+def test_rounding_never_yields_a_token_without_mass(kernel: str) -> None:
+    """Masses down to 1e-38 beside one of nearly 1, zeros at both ends, a residual of a few ulps, u at both ends."""
+    V, inf = 300, float("inf")
+    logits = torch.full((6, 2, V), -inf)
+    logits[:, :, 7:250:3] = -60.0
+    logits[:2, :, 130] = 0.0  # one heavy token in the middle, a tail below rounding behind it
+    logits[2:4, :, 7:250] = torch.linspace(-80, 0, 243)
+    draft = logits[:, :1] + 1e-6 * torch.randn(6, 1, V, generator=generator(0))
+    q, p = draft.softmax(-1), logits.softmax(-1)
+    tokens = q.argmax(-1)
+    u = torch.tensor([[BELOW_ONE] * 3, [0.0] * 3] * 3, dtype=torch.float64)
+    if kernel == "logits":
+        accepted, token = logits_triton.launch(*on_device(tokens, draft, logits, u), block=128)
+    else:
+        accepted, token = verify_triton.launch(*on_device(tokens, q, p, u), block=128)
+    accepted, token = accepted.cpu(), token.cpu()
+    assert (p[torch.arange(6), accepted, token] > 0).all()
+
+
+def test_a_residual_without_mass_falls_back_to_the_target() -> None:
+    p = torch.rand(4, 1, 50, generator=generator(1)).softmax(-1)
+    q, target = p * 1.01, torch.cat([p, p], 1)
+    tokens = sample(p, torch.rand(4, 1, generator=generator(2)))
+    u = torch.tensor([[BELOW_ONE, 0.3, 0.9]] * 4, dtype=torch.float64)
+    accepted, token = verify_triton.launch(*on_device(tokens, q, target, u))
+    assert accepted.tolist() == [0] * 4
+    assert torch.equal(token.cpu(), sample(p[:, 0], u[:, 1]))
+
+
+def test_target_mass_of_zero_is_never_accepted_even_at_u_of_zero() -> None:
+    """Strict: with ">=" (0 * q <= 0) the draft would pass."""
+    q, p = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
+    arguments = torch.tensor([[0]]), q, p, torch.zeros(1, 3, dtype=torch.float64)
+    expected = (torch.tensor([0]), torch.tensor([1]))
+    assert same(reference(*arguments), expected)
+    assert same(verify_triton.launch(*on_device(*arguments)), expected)
+    logits = arguments[0], q.log(), p.log(), arguments[3]
+    assert all(same(logits_triton.launch(*on_device(*logits), split=s), expected) for s in (True, False))
+
+
+def test_strides_and_no_requests() -> None:
+    tokens, draft, target = laws(3, 2, 60, 12)
+    q, p = draft.softmax(-1), target.softmax(-1)
+    u = torch.rand(3, 4, dtype=torch.float64, generator=generator(4))
+    scattered = [x.to(DEVICE).transpose(0, 1).contiguous().transpose(0, 1) for x in (tokens, q, p, u)]
+    assert same(verify_triton.launch(*scattered), reference(tokens, q, p, u))
+    empty = [x[:0] for x in on_device(tokens, q, p, u)]
+    assert [len(x) for x in (*verify_triton.launch(*empty), *logits_triton.launch(*empty))] == [0] * 4
+
+
+def test_what_does_not_fit_is_named() -> None:
+    tokens, q, p = laws(3, 2, 60, 12)
+    u = torch.rand(3, 4, dtype=torch.float64)
+    with pytest.raises(UserError, match=r"target of shape \[3, 2, 60\].*\[3, 3, 60\]"):
+        verify_triton.launch(tokens, q, p[:, :2], u)
+    with pytest.raises(UserError, match=r"not torch\.float64"):
+        verify_triton.launch(tokens, q.double(), p.double(), u)
+    with pytest.raises(UserError, match="temperature 0"):
+        chain_verify_logits(tokens, q, p, u, 0)
+
+
+# ---- laws of the reference, which the kernels equal: 20,000 draws against the exact joint law
+
+V, K, DRAWS = 4, 2, 20_000
+
+
+def tables(seed: int) -> tuple[Tensor, Tensor]:
+    """Draft and target laws of the next token after any prefix of up to K tokens: [V ** 0 + ... + V ** K, V]."""
+    rows = sum(V**i for i in range(K + 1))
+    draft, target = torch.randn(2, rows, V, dtype=torch.float64, generator=generator(seed)).mul(1.2).softmax(-1)
+    target[:, 1] = 0  # a token that the target never emits
+    return draft, target / target.sum(-1, keepdim=True)
+
+
+def place(prefix: Tensor) -> Tensor:
+    """Row of the tables for prefixes [..., i]."""
+    i = prefix.shape[-1]
+    return sum((V**j for j in range(i)), torch.zeros(prefix.shape[:-1], dtype=torch.long)) + sum(
+        (prefix[..., j] * V ** (i - 1 - j) for j in range(i)), torch.zeros(prefix.shape[:-1], dtype=torch.long)
+    )
+
+
+def exact_joint(draft: Tensor, target: Tensor) -> dict[tuple[int, ...], float]:
+    """P(accepted, accepted tokens, next token) = product of min(p, q), then max(0, p - q), or p after K drafts."""
+    law = {}
+    for n in range(K + 1):
+        for tokens in product(range(V), repeat=n + 1):
+            rows = [int(place(torch.tensor(tokens[:i], dtype=torch.long))) for i in range(n + 1)]
+            mass = 1.0
+            for row, token in zip(rows[:n], tokens[:n], strict=True):
+                mass *= min(float(draft[row, token]), float(target[row, token]))
+            last = target[rows[n], tokens[n]] - (draft[rows[n], tokens[n]] if n < K else 0.0)
+            law[tokens] = mass * max(0.0, float(last))
+    return law
+
+
+def p_value(verify: Verify, seed: int) -> float:
+    """Chi-square of (accepted, tokens) over 20,000 chains."""
+    draft, target = tables(seed)
+    tokens = torch.empty(DRAWS, 0, dtype=torch.long)
+    u = torch.rand(DRAWS, 2 * K + 2, dtype=torch.float64, generator=generator(seed + 100))
+    for i in range(K):
+        tokens = torch.cat([tokens, sample(draft[place(tokens)], u[:, K + 2 + i])[:, None]], 1)
+    q = torch.stack([draft[place(tokens[:, :i])] for i in range(K)], 1)
+    p = torch.stack([target[place(tokens[:, :i])] for i in range(K + 1)], 1)
+    accepted, token = verify(tokens, q, p, u[:, : K + 2])
+    rows = zip(accepted.tolist(), tokens.tolist(), token.tolist(), strict=True)
+    counts = Counter((*chain[:n], last) for n, chain, last in rows)
+    law = exact_joint(draft, target)
+    assert abs(sum(law.values()) - 1) < 1e-12
+    if any(law[outcome] == 0 for outcome in counts):
+        return 0.0
+    cells = [(counts[o], mass * DRAWS) for o, mass in law.items() if mass * DRAWS >= 5]
+    cells.append((DRAWS - sum(seen for seen, _ in cells), DRAWS - sum(expected for _, expected in cells)))
+    cells = [cell for cell in cells if cell[1] >= 5]
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    return float(chi2.sf(statistic, len(cells) - 1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_joint_law_of_accepted_and_next_tokens(seed: int) -> None:
+    assert p_value(reference, seed) > 0.001 / 5
+
+
+def bonus_of_row_k(tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    return reference(tokens, q, torch.cat([p[:, :-1], p[:, -2:-1]], 1), u)
+
+
+def residual_is_p(tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    accepted, token = reference(tokens, q, p, u)
+    wrong = sample(p[torch.arange(len(p)), accepted], u[:, -2])
+    return accepted, torch.where(accepted == K, token, wrong)
+
+
+def one_number_for_test_and_draw(tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    return reference(tokens, q, p, torch.cat([u[:, :-2], u[:, :1], u[:, :1]], 1))
+
+
+@pytest.mark.parametrize("fault", [bonus_of_row_k, residual_is_p, one_number_for_test_and_draw])
+def test_planted_faults_are_rejected(fault: Verify) -> None:
+    assert p_value(fault, 0) < 1e-9
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: full vocabularies are slow interpreted")
+@pytest.mark.parametrize("vocabulary", [32_000, 151_936, 248_320])
+def test_full_vocabularies_on_the_device(vocabulary: int) -> None:
+    tokens, draft, target = (x.cuda() for x in laws(64, 3, vocabulary, 5))
+    u = torch.rand(64, 5, dtype=torch.float64, generator=generator(6)).cuda()
+    expected = reference(tokens, draft.softmax(-1), target.softmax(-1), u)
+    found = verify_triton.launch(tokens, draft.softmax(-1), target.softmax(-1), u)
+    for accepted, token in (found, *(logits_triton.launch(tokens, draft, target, u, split=s) for s in (True, False))):
+        # A uniform may fall within rounding of a boundary between two tokens: 1 in 64 may differ, no more.
+        assert (accepted != expected[0]).sum() <= 1 and (token != expected[1]).sum() <= 1
