@@ -1,0 +1,255 @@
+"""Losses for training a draft: of single steps, and of the product of acceptances over a chain of steps.
+
+Gradients go into the draft alone and come out of the forward pass (see ``row_losses.py``): what is kept for the
+backward pass is that gradient, one tensor of the logits' size, which the backward pass scales in place.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bebop.errors import UserError
+from bebop.kernels.row_losses import accumulator, check, row_losses
+from bebop.kernels.vocab_parallel import parallel_row_losses
+
+TOP_K_MODES = ("full", "renormalised")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftLoss:
+    """Numbers per row [N], fp32 (fp64 for fp64 logits); a gradient flows through ``loss`` alone."""
+
+    loss: Tensor
+    alpha: Tensor  # sum_v min(p, q): the probability that rejection sampling accepts a draft
+    draft_entropy: Tensor  # nats
+    target_entropy: Tensor  # nats
+
+
+def tv_loss(
+    draft_logits: Tensor,
+    target_logits: Tensor,
+    *,
+    temperature: float = 1.0,
+    kind: str = "tv",
+    labels: Tensor | None = None,
+    eta: float = 3.0,
+    top_k: int | None = None,
+    top_k_mode: str = "full",
+    group: dist.ProcessGroup | None = None,
+) -> DraftLoss:
+    """The draft loss of each row; total variation unless ``kind`` says otherwise.
+
+    Args:
+        draft_logits: [N, V], any row stride; fp32, bf16, fp16 or fp64. Receives the gradient.
+        target_logits: [N, V].
+        temperature: of both laws.
+        kind: tv, ce, hard_ce, kl, rkl, nla or hybrid; the table in ``row_losses.py`` has the formulas.
+        labels: [N] tokens, for hard_ce.
+        eta: of hybrid.
+        top_k: look at the K tokens with the largest draft logits only, in the reading that ``top_k_mode`` names (an
+            ablation of the paper; worse than all tokens, see ``_top_k_loss``).
+        top_k_mode: full or renormalised.
+        group: processes between which the vocabulary is split; the logits are then [N, V / size] shards.
+
+    Raises:
+        UserError: what ``row_losses`` refuses, or a combination with ``top_k`` that has no meaning.
+    """
+    check(draft_logits, target_logits, kind, temperature, labels, whole=group is None)
+    if top_k is not None:
+        _check_top_k(top_k, top_k_mode, kind, group)
+        return _top_k_loss(draft_logits, target_logits, temperature, kind, eta, top_k, top_k_mode)
+    options = {"temperature": temperature, "kind": kind, "labels": labels, "eta": eta, "group": group}
+    return _rows(draft_logits, target_logits, options)
+
+
+def e2e_tv_loss(
+    draft_logits: Tensor,
+    target_logits: Tensor,
+    mask: Tensor,
+    *,
+    temperature: float = 1.0,
+    tokens: Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """1 - expected accepted drafts / K_eff (SPEC Eq. 13), averaged over the anchors that have a step.
+
+    K_eff is the number of an anchor's steps before the first masked one; later ones are ignored, whatever they hold.
+
+    Args:
+        draft_logits: [N, K, V], of steps 1..K of N anchors; receives the gradient.
+        target_logits: [N, K, V].
+        mask: [N, K], the steps that exist.
+        temperature: of both laws.
+        tokens: [N, K], the token that the data has at each step, sampled from the target. With them the estimate is
+            unbiased ("e2e-corrected", SPEC 1.3): step j counts alpha_j times the product over i < j of
+            min(1, q_i(y_i) / p_i(y_i)), of which the gradient is kept too. Without them the prefix is the product of
+            the alpha_i on this path, which is biased because accepted prefixes are not distributed like the data.
+        group: as in ``tv_loss``; not together with ``tokens``.
+
+    Returns:
+        A scalar; 0 where no anchor has a step.
+
+    Raises:
+        UserError: shapes that do not fit, and what ``tv_loss`` refuses.
+    """
+    _check_steps(draft_logits, target_logits, mask, tokens, group)
+    valid = mask.bool().cumprod(-1).bool()
+    draft, target = (x.reshape(-1, x.shape[-1]) for x in (draft_logits, target_logits))
+    check(draft, target, "tv", temperature, None)
+    options = {"temperature": temperature, "kind": "tv", "group": group}
+    steps = _rows(draft, target, options, valid.flatten())
+    alpha, loss = steps.alpha.view(valid.shape), steps.loss.view(valid.shape)
+    length = valid.sum(-1)
+    anchors = (length > 0).sum().clamp_min(1)
+    if tokens is None:
+        accepted = alpha.cumprod(-1).sum(-1)  # alpha is 0 from the first masked step on, and so is the product
+        value = torch.where(length > 0, 1 - accepted / length.clamp_min(1), 0).sum() / anchors
+        # The value is that of the formula, the gradient that of the weighted TV losses: the bracket is 0.
+        return value + (e2e_weights(alpha, valid) * (loss - loss.detach())).sum() / anchors
+    ratio = _acceptance_of_tokens(draft, target, tokens, valid, temperature)
+    accepted = (_before(ratio) * (1 - loss) * valid).sum(-1)
+    return torch.where(length > 0, 1 - accepted / length.clamp_min(1), 0).sum() / anchors
+
+
+def e2e_weights(alpha: Tensor, mask: Tensor) -> Tensor:
+    """w_k [N, K] of SPEC Eq. 13: minus the derivative of an anchor's loss by alpha_k; it scales step k's TV gradient.
+
+    w_k = P R_k / K_eff, with P the product of alpha before k and R_k = 1 + alpha_(k+1) R_(k+1): no division by an
+    alpha, which may be 0. Steps from the first masked one on have weight 0. alpha and mask are [N, K].
+    """
+    valid = mask.bool().cumprod(-1).bool()
+    alpha = torch.where(valid, alpha, 0)
+    rest = torch.ones_like(alpha)
+    for k in range(alpha.shape[-1] - 2, -1, -1):
+        rest[:, k] = 1 + alpha[:, k + 1] * rest[:, k + 1]
+    return _before(alpha) * rest * valid / valid.sum(-1, keepdim=True).clamp_min(1)
+
+
+def _before(factors: Tensor) -> Tensor:
+    """Products [N, K] of the factors before each step; 1 at the first."""
+    return torch.cat((torch.ones_like(factors[:, :1]), factors[:, :-1]), -1).cumprod(-1)
+
+
+def _acceptance_of_tokens(draft: Tensor, target: Tensor, tokens: Tensor, valid: Tensor, temperature: float) -> Tensor:
+    """min(1, q(y) / p(y)) [N, K], differentiable; 1 where a step is masked."""
+    chosen = torch.where(valid, tokens, 0).flatten()
+    check(draft, target, "hard_ce", temperature, chosen)
+    options = {"temperature": temperature, "kind": "hard_ce", "labels": chosen}
+    q_log = -_rows(draft, target, options, valid.flatten()).loss
+    p_log = -row_losses(target, target, kind="hard_ce", temperature=temperature, labels=chosen, need_grad=False).loss
+    # Clamped before the exponential: where p(y) = 0 the derivative would be 0 * inf.
+    ratio = torch.where(valid.flatten(), q_log - p_log, 0).clamp_max(0).exp()
+    return ratio.view(valid.shape)
+
+
+# ---- one row at a time
+
+
+def _rows(draft: Tensor, target: Tensor, options: dict[str, Any], live: Tensor | None = None) -> DraftLoss:
+    """Autograd around ``row_losses``; rows that are not ``live`` [N] count 0 and get gradient 0, even from NaN."""
+    # Asked here: inside of the Function gradients are always off, and no_grad does not show.
+    wanted = torch.is_grad_enabled() and draft.requires_grad
+    loss, alpha, entropy, target_entropy = _RowLoss.apply(draft, target.detach(), options, live, wanted)
+    return DraftLoss(loss=loss, alpha=alpha, draft_entropy=entropy, target_entropy=target_entropy)
+
+
+class _RowLoss(torch.autograd.Function):
+    """Loss, alpha and entropies [N]; the gradient is made in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, draft: Tensor, target: Tensor, options: dict[str, Any], live: Tensor | None, wanted: bool
+    ) -> tuple[Tensor, ...]:
+        rows = {key: value for key, value in options.items() if key != "group"}
+        if options.get("group") is None:
+            found = row_losses(draft, target, need_grad=wanted, **rows)
+        else:
+            found = parallel_row_losses(draft, target, group=options["group"], need_grad=wanted, **rows)
+        numbers: tuple[Tensor, ...] = (found.loss, found.alpha, found.draft_entropy, found.target_entropy)
+        if live is not None:
+            numbers = tuple(torch.where(live, x, 0) for x in numbers)
+            if found.grad is not None:
+                found.grad[~live] = 0
+        ctx.mark_non_differentiable(*numbers[1:])
+        ctx.save_for_backward(found.grad)
+        return numbers
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = ctx.saved_tensors
+        if grad is None:
+            return (None,) * 5
+        if torch._C._autograd._get_current_graph_task_keep_graph():  # retain_graph: it will be needed again
+            grad = grad.clone()
+        return _scale(grad, upstream), None, None, None, None
+
+
+def _scale(grad: Tensor, upstream: Tensor) -> Tensor:
+    """Multiply rows [N, V] in place. On a CPU a bf16 tensor times fp32 numbers would be copied to fp32 as a whole."""
+    if grad.is_cuda or grad.dtype == upstream.dtype:
+        return grad.mul_(upstream[:, None])
+    step = max(1, 2**16 // grad.shape[-1])
+    for some, factors in zip(grad.split(step), upstream.split(step), strict=True):
+        some.mul_(factors[:, None])
+    return grad
+
+
+# ---- the paper's truncation
+
+
+def _top_k_loss(
+    draft: Tensor, target: Tensor, temperature: float, kind: str, eta: float, top_k: int, mode: str
+) -> DraftLoss:
+    """Only the K largest draft logits, in the paper's two possible readings (SPEC 1.4); plain PyTorch.
+
+    full: laws over the whole vocabulary, overlap over K tokens. The loss stays above 1 minus the target's mass there.
+    renormalised: both laws are restricted to K tokens and normalised there, then any kind.
+    Neither sees a token with large p and small q, which is where q should grow.
+    """
+    chosen = draft.detach().topk(min(top_k, draft.shape[-1]), -1).indices
+    if mode == "renormalised":
+        options = {"temperature": temperature, "kind": kind, "eta": eta}
+        return _rows(draft.gather(-1, chosen), target.gather(-1, chosen), options)
+    dtype = accumulator(draft, target)
+    q_log = (draft.to(dtype) / temperature).log_softmax(-1)
+    p_log = (target.detach().to(dtype) / temperature).log_softmax(-1)
+    alpha = torch.minimum(q_log.gather(-1, chosen).exp(), p_log.gather(-1, chosen).exp()).sum(-1)
+    with torch.no_grad():
+        entropies = [torch.special.entr(x.exp()).sum(-1) for x in (q_log, p_log)]
+    loss = 1 - alpha if kind == "tv" else -alpha.log()
+    return DraftLoss(loss=loss, alpha=alpha.detach(), draft_entropy=entropies[0], target_entropy=entropies[1])
+
+
+# ---- what is refused
+
+
+def _check_top_k(top_k: int, mode: str, kind: str, group: dist.ProcessGroup | None) -> None:
+    """K of at least 1, a known reading, and a kind that has it."""
+    if top_k < 1:
+        raise UserError(f"top_k must be at least 1, not {top_k}")
+    if mode not in TOP_K_MODES:
+        raise UserError(f"unknown top_k_mode {mode!r}; known are {', '.join(TOP_K_MODES)}")
+    if kind == "hard_ce" or (mode == "full" and kind not in ("tv", "nla")):
+        raise UserError(
+            f"top_k with mode {mode!r} has no kind {kind!r}; full takes tv and nla, renormalised no hard_ce"
+        )
+    if group is not None:
+        raise UserError("top_k needs whole rows: it does not go together with a process group")
+
+
+def _check_steps(
+    draft: Tensor, target: Tensor, mask: Tensor, tokens: Tensor | None, group: dist.ProcessGroup | None
+) -> None:
+    """[N, K, V] twice, [N, K] for mask and tokens; tokens on unsplit logits only."""
+    if draft.dim() != 3 or draft.shape != target.shape:
+        shapes = f"{list(draft.shape)} and {list(target.shape)}"
+        raise UserError(f"draft and target logits must both be [N, K, V], not {shapes}")
+    for name, given in (("mask", mask), ("tokens", tokens)):
+        if given is not None and given.shape != draft.shape[:2]:
+            raise UserError(f"{name} must be [N, K] = {list(draft.shape[:2])}, not {list(given.shape)}")
+    if tokens is not None and group is not None:
+        raise UserError("tokens need whole rows: they do not go together with a process group")

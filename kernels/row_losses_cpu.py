@@ -1,0 +1,177 @@
+"""Draft losses of whole rows on a CPU: a few rows at a time, so that everything but the gradient stays in the cache.
+
+Beyond its inputs it holds the gradient, [N, V] in the draft's dtype, and some ten tensors of one chunk. Plain autograd
+holds 4.6 tensors of [N, V] instead and waits for memory most of the time.
+
+One core serves twice. Eager, it makes each intermediate of a chunk in the second-level cache. Compiled by
+``torch.compile``, it runs as a handful of vectorised loops; that takes some seconds once per kind and dtype, so
+only calls that are large pay for it. Without a working C++ compiler, or with ``BEBOP_COMPILE=0``, the eager core does
+all of it.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from bebop.kernels.row_losses import RowLosses, accumulator
+
+# Elements of a chunk per thread. 2 rows of V = 32,768: 64 ms for 512 rows compiled, the same as 8 rows at best, but 8
+# rows fall out of the cache in some kinds (100 ms; one thread, 1 MB of second-level cache).
+CHUNK_ELEMENTS = 2**16
+SMALLEST_CHUNK = 2**12  # elements below which a chunk costs what its operators cost to call
+COMPILE_FROM = 2**22  # elements of a call that is worth seconds of compilation: some 60 ms in the eager core
+
+Core = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+
+logger = logging.getLogger(__name__)
+
+
+def run(
+    draft_logits: Tensor,
+    target_logits: Tensor,
+    kind: str,
+    temperature: float,
+    labels: Tensor | None,
+    eta: float,
+    need_grad: bool,
+) -> RowLosses:
+    """``row_losses`` on a CPU, or wherever Triton cannot go: [N, V], [N, V] -> RowLosses; inputs are checked there."""
+    chosen = compiled_core if worth_compiling(draft_logits) else core
+    return run_in_chunks(chosen, draft_logits, target_logits, kind, temperature, labels, eta, need_grad)
+
+
+def worth_compiling(logits: Tensor) -> bool:
+    """Large enough, on a CPU, not forbidden, and nobody watches operators (a compiled core shows none)."""
+    large = logits.numel() >= COMPILE_FROM and logits.device.type == "cpu"
+    return large and os.environ.get("BEBOP_COMPILE") != "0" and not is_in_torch_dispatch_mode()
+
+
+@torch.no_grad()
+def run_in_chunks(
+    core: Core,
+    draft_logits: Tensor,
+    target_logits: Tensor,
+    kind: str,
+    temperature: float,
+    labels: Tensor | None,
+    eta: float,
+    need_grad: bool,
+) -> RowLosses:
+    """Fill the results chunk by chunk. All chunks have the same number of rows, or a compiled core would be compiled
+    again for the last: that one goes back over rows which are done."""
+    rows, vocabulary = draft_logits.shape
+    dtype, device = accumulator(draft_logits, target_logits), draft_logits.device
+    scale, slope = (torch.tensor(x, dtype=dtype, device=device) for x in (1 / temperature, eta))
+    numbers = torch.empty(4, rows, dtype=dtype, device=device)
+    grad = torch.empty(rows, vocabulary, dtype=draft_logits.dtype, device=device) if need_grad else None
+    step = chunk_rows(rows, vocabulary)
+    for start in range(0, rows, step):
+        some = slice(min(start, rows - step), min(start, rows - step) + step)
+        draft, target = draft_logits[some].contiguous(), target_logits[some].contiguous()
+        out = None if grad is None else grad[some]
+        found = core(draft, target, None if labels is None else labels[some], scale, slope, kind, out)
+        for row, number in zip(numbers, found, strict=True):
+            row[some] = number
+    loss, alpha, draft_entropy, target_entropy = numbers
+    return RowLosses(loss=loss, alpha=alpha, draft_entropy=draft_entropy, target_entropy=target_entropy, grad=grad)
+
+
+def chunk_rows(rows: int, vocabulary: int) -> int:
+    """Rows that fit the cache, at most 1/64 of all unless those are tiny: a chunk takes about ten times its logits."""
+    cached = min(CHUNK_ELEMENTS * torch.get_num_threads() // vocabulary, rows // 64)
+    return max(1, cached, min(SMALLEST_CHUNK // vocabulary, rows))
+
+
+class CompiledCore:
+    """``core``, compiled at its first call; from a failure on, the eager one."""
+
+    def __init__(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        self.backend = backend
+        self.call: Core | None = None
+
+    def __call__(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What ``core`` returns and writes."""
+        if self.call is core:
+            return core(*arguments)
+        if self.call is None:
+            self.call = torch.compile(core, dynamic=True, fullgraph=True, backend=self.backend)
+        try:
+            # Seven kinds in three dtypes, for one row and for many, are more variants than torch allows by default.
+            with torch._dynamo.config.patch(recompile_limit=128):
+                return self.call(*arguments)
+        except torch._dynamo.exc.TorchDynamoException as error:  # no compiler, most of the time; nothing is written yet
+            reason = " ".join(str(error).strip().splitlines()[:2])  # the first names the backend, the second the cause
+            logger.warning("draft losses run uncompiled, several times slower: %s", reason)
+            self.call = core
+            return core(*arguments)
+
+
+def core(
+    draft: Tensor, target: Tensor, labels: Tensor | None, scale: Tensor, eta: Tensor, kind: str, out: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """loss, alpha and both entropies [R] of a chunk; its gradient goes to ``out`` [R, V].
+
+    ``scale`` is 1 / temperature in the dtype of sums. Writing into ``out`` instead of returning a tensor saves an
+    allocation of a megabyte per chunk, whose page faults cost as much as the arithmetic.
+
+    Probabilities are exponentials of z - max z times 1 / their sum. exp(z - logsumexp z) is shorter, but keeps four
+    digits where logits are in the thousands.
+    """
+    q_log, q = _law(draft, scale)
+    p_log, p = _law(target, scale)
+    common = q <= p
+    alpha = _sum(torch.where(common, q, p))
+    q_entropy = -_sum(torch.where(q > 0, q * q_log, 0))
+    p_entropy = -_sum(torch.where(p > 0, p * p_log, 0))
+    loss, grad = 1 - alpha, None
+    if kind in ("tv", "nla", "hybrid"):
+        below = _sum(torch.where(common, q, 0))[:, None]
+        grad = q * (below - common.to(q.dtype))  # the comparison that made ``below``: or rows would not add up to 0
+    else:
+        grad = q - p
+    if kind in ("ce", "kl", "hybrid"):
+        divergence = _sum(torch.where(p > 0, p * (p_log - q_log), 0))
+        loss = divergence + p_entropy if kind == "ce" else divergence
+    if kind == "hybrid":
+        weight = (-eta * alpha).exp()
+        loss = weight * divergence + (1 - weight) * (1 - alpha)
+        grad = weight[:, None] * (q - p) + (1 - weight[:, None]) * grad
+    elif kind == "nla":
+        loss = -alpha.log()
+        grad = grad * torch.where(alpha > 0, 1 / alpha, 0)[:, None]
+    elif kind == "rkl":
+        ratio = q_log - p_log
+        loss = _sum(torch.where(q > 0, q * ratio, 0))
+        grad = torch.where(q > 0, q * (ratio - loss[:, None]), 0)
+    elif kind == "hard_ce":
+        assert labels is not None
+        hit = torch.arange(q.shape[-1], device=q.device) == labels[:, None]
+        loss = -_sum(torch.where(hit, q_log, 0))
+        grad = q - hit.to(q.dtype)
+    if out is not None:
+        out.copy_(grad * scale)
+    return loss, alpha, q_entropy, p_entropy
+
+
+def _law(logits: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Logarithms and probabilities [R, V]."""
+    scaled = logits.to(scale.dtype) * scale
+    shifted = scaled - scaled.amax(-1, keepdim=True)
+    weights = shifted.exp()
+    total = _sum(weights)[:, None]
+    return shifted - total.log(), weights * (1 / total)
+
+
+def _sum(numbers: Tensor) -> Tensor:
+    """[R] of [R, V]. A compiled loop adds in sequence, which in fp32 costs 1e-6 at V = 32,000; in fp64 it is as fast.
+    Eager sums go pairwise (3e-7) and would first copy to fp64."""
+    total = numbers.sum(-1, dtype=torch.float64 if torch.compiler.is_compiling() else None)
+    return total.to(numbers.dtype)
+
+
+compiled_core = CompiledCore()

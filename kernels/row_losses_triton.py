@@ -1,0 +1,236 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Draft losses of whole rows of logits in Triton: loss, overlap, entropies and the gradient in one launch.
+
+Two launch paths share the three passes of ``row_passes_triton.py``; each pass runs over tiles of the vocabulary:
+
+1. ``normalise``: running maximum and sum of both rows;
+2. ``sums``: overlap, the mass S of tokens with q <= p, both entropies, the divergence that the kind needs;
+3. ``write_gradient``.
+
+*Row path*: one program per row does all three; CE-like kinds, whose gradient needs nothing of pass 2, write it there.
+*Split path*, where rows are too few to fill the device: three launches with V split over programs, and 9 numbers per
+split in between.
+
+Memory traffic in u = N * V * bytes of one logits tensor: 2u for the first pass and 1u for the gradient must reach
+memory; passes 2 and 3 read 2u each, from L2 as far as it holds the rows in flight (0.6 MB per row for both tensors at
+V = 151,936 in bf16, so 80 MB for 132 programs, more than the 50 MB of an H100). Pass 2 therefore runs backwards over
+the row and pass 3 forwards again: each starts on what the pass before it read last. Between 3u (all hits) and 7u
+(none), 5u for CE-like kinds without hits; not measured yet. 3u for certain would take slices that stay in registers
+and a barrier between the programs of a row: not built.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from bebop.errors import UserError
+from bebop.kernels.row_losses import KINDS, RowLosses
+from bebop.kernels.row_passes_triton import merge, normalise, store_row, sums, write_gradient
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BLOCK = 8192  # widest tile of the row path
+SPLIT_BLOCK = 4096  # widest tile of the split path: V = 151,936 gives up to 38 programs per row
+LOG2E = 1.4426950408889634
+
+
+# ---- row path
+
+
+@triton.jit
+def _row_kernel(
+    draft: tl.tensor, target: tl.tensor, out: tl.tensor, labels: tl.tensor, stats: tl.tensor, draft_stride: tl.tensor,
+    target_stride: tl.tensor, rows: tl.tensor, V: tl.tensor, scale: tl.tensor, slope: tl.tensor, eta: tl.tensor,
+    KIND: tl.constexpr, GRAD: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """One program per row: all passes."""
+    row = tl.program_id(0).to(tl.int64)
+    draft += row * draft_stride
+    target += row * target_stride
+    out += row * V
+    label = tl.load(labels + row) if KIND == "hard_ce" else -1
+    tiles = tl.cdiv(V, BLOCK)
+    early: tl.constexpr = KIND == "ce" or KIND == "kl" or KIND == "hard_ce"
+    q_top, q_sum, p_top, p_sum = normalise(draft, target, 0, tiles, V, scale, BLOCK)
+    overlap, below, q_entropy, p_entropy, divergence = sums(
+        draft, target, out, label, 0, tiles, V, scale, slope, q_top, q_sum, p_top, p_sum, KIND, GRAD and early, BLOCK
+    )
+    store_row(
+        stats, row, rows, draft, label, V, scale, eta,
+        q_top, q_sum, overlap, q_entropy, p_entropy, divergence, KIND,
+    )  # fmt: skip
+    if GRAD and not early:
+        write_gradient(
+            draft, target, out, label, 0, tiles, V, scale, slope, eta,
+            q_top, q_sum, p_top, p_sum, overlap, below, divergence, KIND, BLOCK,
+        )  # fmt: skip
+
+
+# ---- split path: program (row, split) has ``tiles`` tiles; partial [9, rows, splits]
+
+
+@triton.jit
+def _merged_normalisers(
+    partial: tl.tensor, row: tl.tensor, rows: tl.tensor, splits: tl.tensor, scale: tl.tensor, LANES: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Maxima and sums of a whole row from those of its splits."""
+    lane = tl.arange(0, LANES)
+    at = partial + row * splits + lane
+    step = rows * splits
+    q_tops = tl.load(at, mask=lane < splits, other=-1.0e30)
+    q_sums = tl.load(at + step, mask=lane < splits, other=0.0)
+    p_tops = tl.load(at + 2 * step, mask=lane < splits, other=-1.0e30)
+    p_sums = tl.load(at + 3 * step, mask=lane < splits, other=0.0)
+    q_top, q_sum = merge(q_tops, q_sums, scale)
+    p_top, p_sum = merge(p_tops, p_sums, scale)
+    return q_top, q_sum, p_top, p_sum
+
+
+@triton.jit
+def _merged_sum(
+    partial: tl.tensor, field: tl.constexpr, row: tl.tensor, rows: tl.tensor, splits: tl.tensor, LANES: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """One of the sums of pass 2 over the splits of a row."""
+    lane = tl.arange(0, LANES)
+    return tl.sum(tl.load(partial + (field * rows + row) * splits + lane, mask=lane < splits, other=0.0), 0)
+
+
+@triton.jit
+def _split_normalise(
+    draft: tl.tensor, target: tl.tensor, partial: tl.tensor, draft_stride: tl.tensor, target_stride: tl.tensor,
+    rows: tl.tensor, splits: tl.tensor, tiles: tl.tensor, V: tl.tensor, scale: tl.tensor, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Pass 1 of one split."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    draft += row * draft_stride
+    target += row * target_stride
+    q_top, q_sum, p_top, p_sum = normalise(draft, target, split * tiles, tiles, V, scale, BLOCK)
+    at = partial + row * splits + split
+    step = rows * splits
+    tl.store(at, q_top)
+    tl.store(at + step, q_sum)
+    tl.store(at + 2 * step, p_top)
+    tl.store(at + 3 * step, p_sum)
+
+
+@triton.jit
+def _split_sums(
+    draft: tl.tensor, target: tl.tensor, partial: tl.tensor, draft_stride: tl.tensor, target_stride: tl.tensor,
+    rows: tl.tensor, splits: tl.tensor, tiles: tl.tensor, V: tl.tensor, scale: tl.tensor, KIND: tl.constexpr,
+    BLOCK: tl.constexpr, LANES: tl.constexpr,
+) -> None:  # fmt: skip
+    """Pass 2 of one split."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    draft += row * draft_stride
+    target += row * target_stride
+    q_top, q_sum, p_top, p_sum = _merged_normalisers(partial, row, rows, splits, scale, LANES)
+    overlap, below, q_entropy, p_entropy, divergence = sums(
+        draft, target, partial, 0, split * tiles, tiles, V, scale, 1.0, q_top, q_sum, p_top, p_sum, KIND, False, BLOCK
+    )
+    at = partial + (4 * rows + row) * splits + split
+    step = rows * splits
+    tl.store(at, overlap)
+    tl.store(at + step, below)
+    tl.store(at + 2 * step, q_entropy)
+    tl.store(at + 3 * step, p_entropy)
+    tl.store(at + 4 * step, divergence)
+
+
+@triton.jit
+def _split_finish(
+    draft: tl.tensor, target: tl.tensor, partial: tl.tensor, out: tl.tensor, labels: tl.tensor, stats: tl.tensor,
+    draft_stride: tl.tensor, target_stride: tl.tensor, rows: tl.tensor, splits: tl.tensor, tiles: tl.tensor,
+    V: tl.tensor, scale: tl.tensor, slope: tl.tensor, eta: tl.tensor, KIND: tl.constexpr, GRAD: tl.constexpr,
+    BLOCK: tl.constexpr, LANES: tl.constexpr,
+) -> None:  # fmt: skip
+    """Pass 3 of one split; the first split of a row stores the row's numbers."""
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    draft += row * draft_stride
+    target += row * target_stride
+    label = tl.load(labels + row) if KIND == "hard_ce" else -1
+    q_top, q_sum, p_top, p_sum = _merged_normalisers(partial, row, rows, splits, scale, LANES)
+    overlap = _merged_sum(partial, 4, row, rows, splits, LANES)
+    below = _merged_sum(partial, 5, row, rows, splits, LANES)
+    divergence = _merged_sum(partial, 8, row, rows, splits, LANES)
+    if split == 0:
+        q_entropy = _merged_sum(partial, 6, row, rows, splits, LANES)
+        p_entropy = _merged_sum(partial, 7, row, rows, splits, LANES)
+        store_row(
+            stats, row, rows, draft, label, V, scale, eta,
+            q_top, q_sum, overlap, q_entropy, p_entropy, divergence, KIND,
+        )  # fmt: skip
+    if GRAD:
+        write_gradient(
+            draft, target, out + row * V, label, split * tiles, tiles, V, scale, slope, eta,
+            q_top, q_sum, p_top, p_sum, overlap, below, divergence, KIND, BLOCK,
+        )  # fmt: skip
+
+
+# ---- the public function
+
+
+def default_splits(rows: int, vocabulary: int, device: torch.device) -> int:
+    """Programs per row: 1 where the rows alone fill the device, else enough for two programs per multiprocessor."""
+    if device.type != "cuda" or rows == 0:
+        return 1
+    wanted = 2 * torch.cuda.get_device_properties(device).multi_processor_count
+    return 1 if 2 * rows >= wanted else min(wanted // rows, triton.cdiv(vocabulary, SPLIT_BLOCK))
+
+
+def launch(
+    draft_logits: Tensor,
+    target_logits: Tensor,
+    kind: str,
+    temperature: float,
+    labels: Tensor | None,
+    eta: float,
+    need_grad: bool,
+    *,
+    splits: int | None = None,
+    block: int | None = None,
+) -> RowLosses:
+    """``row_losses`` on a CUDA device (or in Triton's interpreter): [N, V], [N, V] -> RowLosses.
+
+    Any row stride; a last axis that is not contiguous costs a copy. Beyond its results it allocates 9 fp32 numbers per
+    row and split. ``splits`` and ``block`` (a power of two) choose the launch path and its tile, for tests and tuning.
+
+    Raises:
+        UserError: a dtype other than fp32, bf16 and fp16.
+    """
+    assert kind in KINDS and (kind != "hard_ce" or labels is not None), kind  # row_losses checks what users give
+    for logits in (draft_logits, target_logits):
+        if logits.dtype not in DTYPES:
+            raise UserError(f"draft losses in Triton take fp32, bf16 or fp16 logits, not {logits.dtype}")
+    draft, target = (x if x.stride(-1) == 1 else x.contiguous() for x in (draft_logits, target_logits))
+    rows, V = draft.shape
+    stats = torch.empty(4, rows, dtype=torch.float32, device=draft.device)
+    grad = torch.empty(rows, V, dtype=draft.dtype, device=draft.device) if need_grad else None
+    out = draft if grad is None else grad  # never written where no gradient is asked for
+    marks = stats if labels is None else labels.contiguous()
+    splits = default_splits(rows, V, draft.device) if splits is None else splits
+    widest = BLOCK if splits == 1 else SPLIT_BLOCK
+    block = min(widest, max(128, triton.next_power_of_2(V))) if block is None else block
+    numbers = (draft.stride(0), target.stride(0), rows)
+    scale, slope = LOG2E / temperature, 1.0 / temperature
+    options: dict[str, Any] = {"BLOCK": block, "num_warps": min(16, max(4, block // 512))}
+    results, last = (out, marks, stats), {"KIND": kind, "GRAD": need_grad, **options}
+    with torch.cuda.device_of(draft):
+        if rows and splits == 1:
+            _row_kernel[(rows,)](draft, target, *results, *numbers, V, scale, slope, eta, **last)
+        elif rows:
+            tiles = triton.cdiv(triton.cdiv(V, block), splits)
+            splits = triton.cdiv(triton.cdiv(V, block), tiles)  # none without a tile
+            lanes = triton.next_power_of_2(splits)
+            partial = torch.empty(9, rows, splits, dtype=torch.float32, device=draft.device)
+            common = (*numbers, splits, tiles, V, scale)
+            grid = (rows, splits)
+            _split_normalise[grid](draft, target, partial, *common, **options)
+            _split_sums[grid](draft, target, partial, *common, KIND=kind, LANES=lanes, **options)
+            grid = grid if need_grad else (rows, 1)
+            _split_finish[grid](draft, target, partial, *results, *common, slope, eta, LANES=lanes, **last)
+    return RowLosses(loss=stats[0], alpha=stats[1], draft_entropy=stats[2], target_entropy=stats[3], grad=grad)

@@ -1,0 +1,143 @@
+"""Draft losses of logits that are split over the vocabulary between the processes of a group.
+
+Two collectives in the forward pass, whatever the kind, and none for the gradient:
+
+1. an all-gather of 4 numbers per row: maximum and sum of exponentials of either side. (Reduced one after the
+   other they would be two collectives; merging gathered pairs is exact and costs ``size`` times 4 numbers per row.)
+2. a sum of 5 numbers per row: overlap, S, both entropies, and the divergence (or the label's logarithm) of the kind.
+   It cannot join the first: min(p, q) needs both normalisers, and so does alpha, which every kind reports.
+
+With alpha left out, ce, kl, rkl and hard_ce would need the first alone; tv, nla and hybrid need both.
+All processes merge the same numbers in the same order, so that losses agree to the last bit. Rows go in chunks, and
+probabilities are computed once per pass: three passes over the logits.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bebop.kernels.row_losses import RowLosses, accumulator
+
+CHUNK_ELEMENTS = {"cuda": 2**26, "cpu": 2**16}
+FLOOR = -1e30  # a maximum of -inf, in a shard without mass, would give -inf - -inf
+
+Law = tuple[Tensor, Tensor]  # logarithms and probabilities [R, V / size]
+
+
+def parallel_row_losses(
+    draft_logits: Tensor,
+    target_logits: Tensor,
+    *,
+    group: dist.ProcessGroup,
+    kind: str,
+    temperature: float = 1.0,
+    labels: Tensor | None = None,
+    eta: float = 3.0,
+    need_grad: bool = True,
+) -> RowLosses:
+    """``row_losses`` of [N, V / size] shards; shards may differ in width, and lie in the order of ranks.
+
+    ``labels`` are tokens of the whole vocabulary. ``grad`` is that of this process's shard; the rest is the same
+    everywhere. Arguments are checked by the caller.
+    """
+    dtype = accumulator(draft_logits, target_logits)
+    pair = (draft_logits, target_logits)
+    tops, totals, offset = _normalisers(pair, temperature, dtype, group)
+    rows, width = draft_logits.shape
+
+    def laws(some: slice) -> tuple[Law, Law]:
+        q, p = (
+            _law(x[some].to(dtype) / temperature, top[some], total[some])
+            for x, top, total in zip(pair, tops, totals, strict=True)
+        )
+        return q, p
+
+    def hits(some: slice) -> Tensor | None:
+        if labels is None:
+            return None
+        return torch.arange(width, device=labels.device) + offset == labels[some, None]
+
+    sums = torch.zeros(5, rows, dtype=dtype, device=draft_logits.device)
+    for some in _chunks(rows, width, sums.device):
+        sums[:, some] = _sums(*laws(some), hits(some), kind)
+    dist.all_reduce(sums, group=group)
+    alpha, _, q_entropy, p_entropy, divergence = sums
+    grad = torch.empty_like(draft_logits, memory_format=torch.contiguous_format) if need_grad else None
+    for some in _chunks(rows, width, sums.device) if grad is not None else ():
+        assert grad is not None
+        grad[some] = _gradient(*laws(some), hits(some), sums[:, some, None], kind, eta) / temperature
+    loss = _loss(alpha, p_entropy, divergence, kind, eta)
+    return RowLosses(loss=loss, alpha=alpha, draft_entropy=q_entropy, target_entropy=p_entropy, grad=grad)
+
+
+def _chunks(rows: int, width: int, device: torch.device) -> list[slice]:
+    step = max(1, CHUNK_ELEMENTS.get(device.type, 2**20) // width)
+    return [slice(start, start + step) for start in range(0, rows, step)]
+
+
+def _normalisers(
+    pair: tuple[Tensor, Tensor], temperature: float, dtype: torch.dtype, group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor, int]:
+    """Maxima [2, N], sums [2, N] of the whole rows, and the first token of this shard: the first collective."""
+    rows, width = pair[0].shape
+    mine = torch.empty(4 * rows + 1, dtype=dtype, device=pair[0].device)
+    local = mine[:-1].view(2, 2, rows)  # side, (maximum, sum), row
+    for side, logits in enumerate(pair):
+        for some in _chunks(rows, width, mine.device):
+            scaled = logits[some].to(dtype) / temperature
+            top = scaled.amax(-1).clamp_min(FLOOR)
+            local[side, 0, some], local[side, 1, some] = top, (scaled - top[:, None]).exp().sum(-1)
+    mine[-1] = width
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, mine, group=group)
+    shards = torch.stack([x[:-1].view(2, 2, rows) for x in every])
+    tops = shards[:, :, 0].amax(0)
+    totals = (shards[:, :, 1] * (shards[:, :, 0] - tops).exp()).sum(0)
+    return tops, totals, sum(int(x[-1]) for x in every[: dist.get_rank(group)])
+
+
+def _law(scaled: Tensor, top: Tensor, total: Tensor) -> Law:
+    shifted = scaled - top[:, None]
+    return shifted - total.log()[:, None], shifted.exp() * (1 / total)[:, None]
+
+
+def _sums(draft: Law, target: Law, hit: Tensor | None, kind: str) -> Tensor:
+    """This shard's part [5, R] of overlap, S, the entropies, and what the kind adds to them."""
+    (q_log, q), (p_log, p) = draft, target
+    if hit is not None:
+        last = -torch.where(hit, q_log, 0)
+    elif kind == "rkl":
+        last = torch.where(q > 0, q * (q_log - p_log), 0)
+    else:
+        last = torch.where(p > 0, p * (p_log - q_log), 0)
+    entropies = (-torch.where(x > 0, x * x_log, 0) for x_log, x in (draft, target))
+    terms = (torch.minimum(q, p), torch.where(q <= p, q, 0), *entropies, last)
+    return torch.stack([x.sum(-1) for x in terms])
+
+
+def _loss(alpha: Tensor, p_entropy: Tensor, divergence: Tensor, kind: str, eta: float) -> Tensor:
+    if kind == "tv":
+        return 1 - alpha
+    if kind == "nla":
+        return -alpha.log()
+    if kind == "hybrid":
+        weight = (-eta * alpha).exp()
+        return weight * divergence + (1 - weight) * (1 - alpha)
+    return divergence + p_entropy if kind == "ce" else divergence
+
+
+def _gradient(draft: Law, target: Law, hit: Tensor | None, sums: Tensor, kind: str, eta: float) -> Tensor:
+    """T * d loss / d logits [R, V / size], see the table of ``row_losses.py``; sums [5, R, 1] are of whole rows."""
+    (q_log, q), (p_log, p) = draft, target
+    alpha, below, _, _, divergence = sums
+    if hit is not None:
+        return q - hit.to(q.dtype)
+    if kind in ("ce", "kl"):
+        return q - p
+    if kind == "rkl":
+        return torch.where(q > 0, q * (q_log - p_log - divergence), 0)
+    tv = q * (below - (q <= p).to(q.dtype))
+    if kind == "nla":
+        return torch.where(alpha > 0, tv / alpha, 0)
+    weight = (-eta * alpha).exp()
+    return tv if kind == "tv" else weight * (q - p) + (1 - weight) * tv

@@ -1,0 +1,219 @@
+"""The Triton kernels against the reference in fp64: in the interpreter here, compiled where there is a GPU."""
+
+import importlib
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from bebop.errors import UserError
+from bebop.kernels.row_losses import KINDS, RowLosses, reference
+
+pytest.importorskip("triton")
+triton_losses = importlib.import_module("bebop.kernels.row_losses_triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INF = float("inf")
+ROOT = Path(__file__).resolve().parents[2]
+# A rounded gradient is off by half a unit in the last place; the interpreter truncates to bf16, which makes it a whole.
+BF16_ULP = 2.0**-8 if DEVICE == "cuda" else 2.0**-7
+
+# 0 * -inf under a mask: numpy speaks of what the kernel selects away.
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered:RuntimeWarning")
+
+
+def logits(rows: int, vocabulary: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Draft and target logits of laws that overlap by about two thirds."""
+    generator = torch.Generator().manual_seed(seed)
+    draft = torch.randn(rows, vocabulary, generator=generator) * 3
+    target = draft + torch.randn(rows, vocabulary, generator=generator)
+    return draft.to(DEVICE, dtype), target.to(DEVICE, dtype)
+
+
+def run(
+    draft: Tensor, target: Tensor, kind: str, temperature: float = 1.0, need_grad: bool = True, **path: int
+) -> RowLosses:
+    """The kernels, with the labels that ``expected`` uses."""
+    labels = labels_of(draft) if kind == "hard_ce" else None
+    return triton_losses.launch(draft, target, kind, temperature, labels, 3.0, need_grad, **path)
+
+
+def expected(draft: Tensor, target: Tensor, kind: str, temperature: float = 1.0) -> RowLosses:
+    """The reference in fp64."""
+    labels = labels_of(draft) if kind == "hard_ce" else None
+    return reference(draft.double(), target.double(), kind=kind, temperature=temperature, labels=labels, eta=3.0)
+
+
+def labels_of(draft: Tensor) -> Tensor:
+    """One possible token per row."""
+    return draft.argmax(-1)
+
+
+def deviation(found: RowLosses, wanted: RowLosses) -> float:
+    """Largest difference of the numbers per row; equal infinities do not differ."""
+    names = ("loss", "alpha", "draft_entropy", "target_entropy")
+    pairs = [(getattr(found, name).double(), getattr(wanted, name).double()) for name in names]
+    return max(torch.where(a == b, 0, (a - b).abs()).max().item() for a, b in pairs)
+
+
+def assert_equal(found: RowLosses, wanted: RowLosses, tolerance: float = 2e-6) -> None:
+    """Numbers of fp32, and a gradient rounded once to its dtype."""
+    assert deviation(found, wanted) < tolerance
+    if found.grad is not None:
+        relative = 0.0 if found.grad.dtype == torch.float32 else BF16_ULP
+        torch.testing.assert_close(found.grad.double(), wanted.grad.double(), rtol=relative, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", [{}, {"block": 128}, {"splits": 3, "block": 128}], ids=("row", "tiles", "split"))
+def test_every_kind_on_every_path(kind: str, path: dict[str, int]) -> None:
+    draft, target = logits(2, 1003)
+    assert_equal(run(draft, target, kind, 0.7, **path), expected(draft, target, kind, 0.7))
+
+
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 1), (2, 7), (1, 128), (1, 129), (3, 257)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_odd_shapes_and_dtypes(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
+    draft, target = logits(rows, vocabulary, dtype)
+    found = run(draft, target, "tv", splits=1, block=128)
+    assert found.loss.dtype == torch.float32
+    assert found.grad is not None and found.grad.dtype == dtype
+    assert_equal(found, expected(draft, target, "tv"))
+
+
+@pytest.mark.parametrize("path", [{"splits": 1}, {"splits": 4}], ids=("row", "split"))
+def test_a_real_vocabulary(path: dict[str, int]) -> None:
+    draft, target = logits(1, 32_003, torch.bfloat16)
+    assert_equal(run(draft, target, "hybrid", **path), expected(draft, target, "hybrid"))
+
+
+def test_no_rows_and_no_gradient() -> None:
+    empty = run(*logits(0, 50), "tv")
+    assert empty.loss.shape == (0,) and empty.grad is not None and empty.grad.shape == (0, 50)
+    draft, target = logits(2, 300)
+    for path in ({"splits": 1}, {"splits": 2, "block": 128}):
+        found = run(draft, target, "kl", need_grad=False, **path)
+        assert found.grad is None
+        assert_equal(found, expected(draft, target, "kl"))
+
+
+def test_rows_of_any_stride_are_read_in_place() -> None:
+    wide, target = logits(6, 400)
+    draft = wide[::2, 40:340]
+    assert draft.stride() == (800, 1)
+    turned = target[:3, :300].T.contiguous().T
+    assert_equal(run(draft, turned, "tv"), expected(draft, turned, "tv"))
+
+
+@pytest.mark.parametrize("kind", ("tv", "ce", "kl", "nla", "hybrid"))
+@pytest.mark.parametrize("path", [{"block": 128}, {"splits": 3, "block": 128}], ids=("row", "split"))
+def test_masked_tiles(kind: str, path: dict[str, int]) -> None:
+    """The first tile, and so a whole split, has no mass: where others return NaN."""
+    draft, target = logits(2, 300)
+    draft[:, :130] = target[:, :150] = -INF
+    draft[1, 200:] = target[1, 190:] = -INF
+    found = run(draft, target, kind, **path)
+    assert torch.isfinite(found.loss).all() and torch.isfinite(found.grad).all()
+    assert_equal(found, expected(draft, target, kind))
+
+
+def test_divergences_from_a_law_without_the_token_are_infinite() -> None:
+    draft, target = logits(1, 200)
+    without = draft.clone()
+    without[:, 3] = -INF
+    for kind, pair in (("kl", (without, target)), ("ce", (without, target)), ("rkl", (draft, without))):
+        assert run(*pair, kind, block=128).loss.item() == INF
+    assert math.isfinite(run(draft, without, "kl", block=128).loss.item())
+    assert math.isfinite(run(without, target, "rkl", block=128).loss.item())
+
+
+@pytest.mark.parametrize("path", [{"block": 128}, {"splits": 3, "block": 128}], ids=("row", "split"))
+def test_ties_and_identities_of_the_gradient(path: dict[str, int]) -> None:
+    """q = p is a tie at every token: no gradient; elsewhere its sum is 0 and its L1 norm 2 S (1 - S)."""
+    draft, target = logits(2, 300)
+    same = run(draft, draft, "tv", **path)
+    assert same.loss.abs().max() < 1e-6 and same.grad.abs().max() < 1e-7
+    found = run(draft, target, "tv", **path)
+    q, p = draft.double().softmax(-1), target.double().softmax(-1)
+    below = torch.where(q <= p, q, 0).sum(-1)
+    assert found.grad.double().sum(-1).abs().max() < 1e-6
+    torch.testing.assert_close(found.grad.double().abs().sum(-1), 2 * below * (1 - below), rtol=0, atol=1e-6)
+
+
+def test_one_hot_and_disjoint_laws() -> None:
+    """By hand: p = one-hot at 0 gives alpha = q_0; without a common token the loss is 1 and the gradient 0."""
+    draft, target = torch.zeros(2, 4, device=DEVICE), torch.full((2, 4), -INF, device=DEVICE)
+    target[0, 0] = target[1, 3] = 0.0
+    draft[1, 2:] = -INF
+    found = run(draft, target, "tv")
+    assert found.loss.tolist() == [0.75, 1.0]
+    assert found.target_entropy.tolist() == [0.0, 0.0]
+    torch.testing.assert_close(found.draft_entropy, torch.tensor([math.log(4), math.log(2)], device=DEVICE))
+    assert found.grad.tolist() == [[-0.1875, 0.0625, 0.0625, 0.0625], [0.0, 0.0, 0.0, 0.0]]
+
+
+def test_laws_without_a_common_token_and_rows_without_mass() -> None:
+    """Negative log acceptance: infinite, without a gradient. A row without a finite logit: NaN, others untouched."""
+    draft, target = logits(3, 40)
+    draft[0, 20:] = target[0, :20] = -INF
+    target[1] = -INF
+    found, wanted = run(draft, target, "nla"), expected(draft, target, "nla")
+    assert found.loss[0].item() == INF and found.grad[0].abs().max() == 0
+    assert found.loss[1].isnan()
+    torch.testing.assert_close(found.loss.double(), wanted.loss, rtol=0, atol=2e-6, equal_nan=True)
+    torch.testing.assert_close(found.grad[2].double(), wanted.grad[2], rtol=0, atol=1e-6)
+
+
+def test_large_logits_and_temperatures() -> None:
+    draft, target = logits(1, 300)
+    shifted = (draft * 4 + 3000, target * 4 - 2000)
+    for temperature in (0.05, 1.0, 50.0):
+        assert_equal(run(*shifted, "tv", temperature), expected(*shifted, "tv", temperature), tolerance=4e-6)
+
+
+def test_labels_outside_of_the_vocabulary_read_nothing() -> None:
+    draft, target = logits(2, 100)
+    labels = torch.tensor([100, -1], device=DEVICE)
+    assert triton_losses.launch(draft, target, "hard_ce", 1.0, labels, 3.0, True).loss.isnan().all()
+
+
+def test_the_comparison_sees_planted_faults() -> None:
+    """A wrong temperature, a lost tile and a gradient without its comparison are all far out of tolerance."""
+    draft, target = logits(2, 300)
+    found, wanted = run(draft, target, "tv"), expected(draft, target, "tv")
+    assert deviation(run(draft, target, "tv", 1.01), wanted) > 1e-4
+    assert deviation(run(draft[:, :128], target[:, :128], "tv"), wanted) > 1e-4
+    assert found.grad is not None
+    q = draft.softmax(-1)
+    without = replace(found, grad=found.grad + q * (q <= target.softmax(-1)))
+    with pytest.raises(AssertionError):
+        assert_equal(without, wanted)
+
+
+def test_dtypes_that_are_refused() -> None:
+    with pytest.raises(UserError, match="float64"):
+        run(*logits(1, 8, torch.float64), "tv")
+
+
+def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """The interpreter forgives what the compiler refuses; no GPU is needed to find out."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.kernels.compile_offline"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == 3 * len(KINDS) + 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 7, 300])  # few: split path; many: row path
+def test_full_vocabulary_compiled(kind: str, rows: int) -> None:
+    draft, target = logits(rows, 151_936, torch.bfloat16)
+    assert_equal(run(draft, target, kind), expected(draft, target, kind), tolerance=1e-5)
