@@ -1,4 +1,4 @@
-"""Benchmarks: ``python -m bebop.bench rollout`` and ``python -m bebop.bench loop``."""
+"""Benchmarks: ``python -m bebop.bench rollout``, ``loop`` and ``kernels``."""
 
 import argparse
 import time
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from bebop.benchmarks import loop, record, rollout
+from bebop.benchmarks import kernels, loop, record, rollout
 from bebop.compose import run_main
 from bebop.config import ModelConfig, TaskConfig
 from bebop.errors import UserError
@@ -34,6 +34,9 @@ def parser() -> argparse.ArgumentParser:
     two.add_argument("--steps", type=int, default=15, help="steps of each job (default: 15)")
     two.add_argument("--rounds", type=int, default=1, help="turns of each arm; the best counts (default: 1)")
     two.add_argument("overrides", nargs="*", help="settings for every job, as for python -m bebop.run")
+    three = kinds.add_parser("kernels", help="draft losses and verification against what others offer")
+    three.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    three.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
     return top
 
 
@@ -48,6 +51,13 @@ def main(arguments: list[str]) -> int:
         rows = loop.run(options.steps, options.rounds, options.overrides)
         record.keep(out, "loop", rows, settings)
         record.bars(out, "loop", [{**r, "job": ""} for r in rows], group="job", bar="arm", height="samples/s")
+    elif options.kind == "kernels":
+        torch.set_num_threads(options.threads)
+        choice = {"auto": kernels.default, "cpu": kernels.on_cpu, "cuda": kernels.on_gpu}[options.device]
+        rows = kernels.run(choice())
+        record.keep(out, "kernels", rows, settings)
+        for what, chosen in kernels.charts(rows).items():
+            record.bars(out, what, chosen, group="shape", bar="arm", height="ms")
     else:
         torch.set_num_threads(options.threads)
         bench = rollout.RolloutBench(

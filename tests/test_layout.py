@@ -321,7 +321,7 @@ def test_planted_files_are_caught(tmp_path: Path) -> None:
 
 def test_planted_text_is_caught() -> None:
     assert path_violations("run it in /" + "home/ada/bebop") and path_violations('"/' + 'tmp/x"')
-    assert path_violations("https://example.org/home-page/x and runs/tmp/y and ../opt/z") == []
+    assert path_violations("https://example.org/docs/x and runs/tmp/y and ../opt/z") == []
     assert data_violations(["bebop/model/tiny/merges.txt", "conf/a.yaml", "bebop/x.py"], ["*.yaml"]) == [
         "bebop/model/tiny/merges.txt"
     ]

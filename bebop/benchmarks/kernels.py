@@ -71,14 +71,20 @@ def run(bench: KernelBench) -> list[Row]:
     ends = time.monotonic() + bench.seconds
     bandwidth = _copy_bandwidth(timer)
     rows: list[Row] = [{"what": "copy", "shape": "256 MB", "arm": "torch", "ms": timer.copy_ms, "GB/s": bandwidth}]
-    shapes = [(_loss_cases, shape) for shape in bench.losses]
-    shapes += [(_linear_cases, shape) for shape in bench.linear]  # type: ignore[list-item]
-    shapes += [(_chain_cases, shape) for shape in bench.chains]  # type: ignore[list-item]
+    shapes: list[tuple[Callable[..., Iterator[Case]], tuple[int, ...]]] = [
+        *((_loss_cases, shape) for shape in bench.losses),
+        *((_linear_cases, shape) for shape in bench.linear),
+        *((_chain_cases, shape) for shape in bench.chains),
+    ]
     for cases, shape in tqdm(shapes, desc="kernels"):
-        found = [_measure(case, timer, ends, bandwidth) for case in cases(bench, shape)]
-        eager = next((row["ms"] for row in found if row["arm"] == "eager" and row["ms"] is not None), None)
+        if time.monotonic() > ends:
+            rows.append({"what": "left out", "shape": str(shape), "arm": "all", "skipped": "time is up"})
+            continue
+        found = [_measure(case, timer, bandwidth) for case in cases(bench, shape)]
+        eager = {row["what"]: row["ms"] for row in found if row["arm"] == "eager"}
         for row in found:
-            row["x eager"] = eager / row["ms"] if eager and row["ms"] else None
+            base = eager.get(row["what"])
+            row["x eager"] = base / row["ms"] if base and row["ms"] else None
         rows += found
     return rows
 
@@ -99,10 +105,10 @@ class Case:
         return {"what": self.what, "shape": self.shape, "arm": self.arm, **blank, **numbers}
 
 
-def _measure(case: Case, timer: "Timer", ends: float, bandwidth: float) -> Row:
-    if time.monotonic() > ends:
-        return case.row(skipped="time is up")
+def _measure(case: Case, timer: "Timer", bandwidth: float) -> Row:
     gc.collect()
+    if timer.cuda:
+        torch.cuda.empty_cache()
     try:
         call = case.prepare()
         ms = timer(call)
@@ -129,8 +135,8 @@ def _loss_cases(bench: KernelBench, shape: tuple[int, int]) -> Iterator[Case]:
             loss = make(draft.device.type)
 
             def step() -> None:
-                draft.grad = None
-                loss(draft, target).sum().backward()  # type: ignore[no-untyped-call]
+                loss(draft, target).sum().backward()
+                draft.grad = None  # after, not before: the gradient belongs to what a call needs
 
             return step
 
@@ -154,8 +160,8 @@ def _linear_cases(bench: KernelBench, shape: tuple[int, int]) -> Iterator[Case]:
             loss = make(bench.device)
 
             def step() -> None:
+                loss(hidden, weight, states).sum().backward()
                 hidden.grad = None
-                loss(hidden, weight, states).sum().backward()  # type: ignore[no-untyped-call]
 
             return step
 
@@ -169,9 +175,9 @@ def _chain_cases(bench: KernelBench, shape: tuple[int, int, int]) -> Iterator[Ca
     draft, target = (x.detach().view(batch, -1, vocabulary) for x in _logits(bench, batch * (drafts + 1), vocabulary))
     draft = draft[:, :drafts].contiguous()
     q, p = draft.float().softmax(-1), target.float().softmax(-1)
-    u = torch.rand(batch, drafts + 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    u = u.to(bench.device)
-    tokens = sample(q, torch.rand(batch, drafts, device=bench.device))
+    numbers = torch.rand(batch, 2 * drafts + 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    u, draws = numbers.to(bench.device).split([drafts + 2, drafts], 1)
+    u, tokens = u.contiguous(), sample(q, draws)
     accepted, _ = reference(tokens, q, p, u)
     rejected = int((accepted < drafts).sum())
     tested = int((accepted + 1).clamp_max(drafts).sum())
@@ -207,7 +213,7 @@ def _logits(bench: KernelBench, rows: int, vocabulary: int) -> tuple[Tensor, Ten
 
 
 class Timer:
-    """Median milliseconds of a call: device events with cold caches on a GPU, the wall clock on a CPU."""
+    """Median milliseconds of a call: device events with cold caches on a GPU; on a CPU the wall clock, caches warm."""
 
     def __init__(self, device: str, repeats: int) -> None:
         self.cuda = torch.device(device).type == "cuda"
@@ -256,7 +262,7 @@ class Timer:
 def _highest(profile: torch.profiler.profile) -> float:
     """The highest sum of allocations minus releases, in the order in which they happened."""
     assert profile.profiler is not None and profile.profiler.kineto_results is not None
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events: list[Any] = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     held, highest = 0, 0
     for event in sorted(events, key=lambda e: e.start_ns()):
         held += event.nbytes()
@@ -277,6 +283,10 @@ def default() -> KernelBench:
     return on_gpu() if torch.cuda.is_available() else on_cpu()
 
 
-def kinds(rows: Sequence[Row]) -> list[str]:
-    """What was measured apart from the copy: a table and a chart each."""
-    return [what for what in dict.fromkeys(row["what"] for row in rows) if what != "copy"]
+def charts(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """What was measured, apart from the copy and what was skipped: the rows of one bar chart each."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["what"] != "copy" and row.get("ms") is not None:
+            found.setdefault(row["what"], []).append(row)
+    return found
