@@ -1,7 +1,7 @@
 """Draft losses of whole rows on a CPU: a few rows at a time, so that everything but the gradient stays in the cache.
 
 Beyond its inputs it holds the gradient, [N, V] in the draft's dtype, and some ten tensors of one chunk. Plain autograd
-holds 4.6 tensors of [N, V] instead and waits for memory most of the time.
+holds 4.5 tensors of [N, V] instead and waits for memory most of the time.
 
 One core serves twice. Eager, it makes each intermediate of a chunk in the second-level cache. Compiled by
 ``torch.compile``, it runs as a handful of vectorised loops; that takes some seconds once per kind and dtype, so

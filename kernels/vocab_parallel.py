@@ -7,9 +7,9 @@ Two collectives in the forward pass, whatever the kind, and none for the gradien
 2. a sum of 5 numbers per row: overlap, S, both entropies, and the divergence (or the label's logarithm) of the kind.
    It cannot join the first: min(p, q) needs both normalisers, and so does alpha, which every kind reports.
 
-With alpha left out, ce, kl, rkl and hard_ce would need the first alone; tv, nla and hybrid need both.
-All processes merge the same numbers in the same order, so that losses agree to the last bit. Rows go in chunks, and
-probabilities are computed once per pass: three passes over the logits.
+With alpha left out, ce, kl, rkl and hard_ce could do with one gather of more numbers; tv, nla and hybrid need both.
+All processes merge the same numbers in the same order, so that normalisers agree to the last bit. Rows go in chunks,
+in three passes over the logits, each of which computes the probabilities again.
 """
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bebop.kernels.row_losses import RowLosses, accumulator
 
-CHUNK_ELEMENTS = {"cuda": 2**26, "cpu": 2**16}
+CHUNK_ELEMENTS = {"cuda": 2**24, "cpu": 2**16}
 FLOOR = -1e30  # a maximum of -inf, in a shard without mass, would give -inf - -inf
 
 Law = tuple[Tensor, Tensor]  # logarithms and probabilities [R, V / size]
