@@ -125,7 +125,7 @@ def test_an_interrupt_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None
     wait_for_step(tmp_path, 2, run)
     others = pids(tmp_path, "trainer") + pids(tmp_path, "rollout")
     assert all(map(alive, others))
-    run.send_signal(signal.SIGINT)
+    os.killpg(run.pid, signal.SIGINT)  # as Ctrl-C does: the whole foreground group gets it
     code, errors = finish(run)
     assert code == 130 and "go on with" in errors
     newest = checkpoint.latest(tmp_path)
