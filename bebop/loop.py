@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from bebop.buffer import GroupBuffer
 from bebop.config import JobConfig
 from bebop.errors import UserError
-from bebop.metrics import Metrics, Sink, Sum, merge, values
+from bebop.metrics import Metrics, Sum, merge, values
 from bebop.monitor.estimators import rollout_metrics
+from bebop.sinks import Sink
 from bebop.trajectory import Batch, Group, Prompt
 
 log = logging.getLogger(__name__)

@@ -1,25 +1,17 @@
-"""Metrics that carry their own reduction, and the places they are written to.
+"""Metrics that carry their own reduction.
 
 A metric keeps what it takes to merge it with its like from another worker: a mean its total and count, never its value
 alone. ``a + b`` over disjoint data equals the metric of the union, so a mean of means cannot be formed by merging.
-Values (plain floats) appear once, at the sinks. The Ray sink is elsewhere; no heavy library is imported here.
+Values (plain floats) appear once, at the sinks (``bebop.sinks``).
 """
 
-import json
 import math
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import StringIO
-from pathlib import Path
-from typing import Any, ClassVar, Protocol, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from tqdm import tqdm
-
-from bebop.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,160 +151,3 @@ def _numbers(source: ArrayLike) -> np.ndarray[Any, np.dtype[np.float64]]:
     if array.dtype == object:
         raise TypeError("numbers are wanted here; metrics are merged with +, never averaged")
     return array.astype(np.float64)
-
-
-class Sink(Protocol):
-    """Where the values of each step go. ``step`` counts finished updates, from 1."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the values of one step."""
-        ...
-
-    def close(self) -> None:
-        """Flush and let go of what is open."""
-        ...
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The steps in ``metrics.jsonl``. A torn last line (the process was killed in the middle of it) is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            if number == len(lines):
-                break
-            raise UserError(f"{path} line {number} is not JSON: repair or delete that line") from None
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise UserError(f"{path} line {number} has no whole-numbered step: repair or delete that line")
-        rows.append(row)
-    return rows
-
-
-class JsonlSink:
-    """One JSON object a step, ``step`` first, each line flushed; NaN and infinities become null.
-
-    Each step is in the file exactly once: going on from step n drops what came after it, whether the run starts anew
-    (``resume_from=n``) or goes back in flight (a ``write`` of a step that is already there). With ``None`` it starts
-    with an empty file.
-    """
-
-    def __init__(self, path: Path, resume_from: int | None = None) -> None:
-        """Start ``path``, or keep its steps up to and including ``resume_from``."""
-        self._path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._last = _keep(path, resume_from or 0)
-        self._file = path.open("a", encoding="utf-8")
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one line."""
-        if step <= self._last:
-            self._file.close()
-            _keep(self._path, step - 1)
-            self._file = self._path.open("a", encoding="utf-8")
-        self._file.write(_line({"step": step, **{k: v if isinstance(v, int) else float(v) for k, v in values.items()}}))
-        self._file.flush()
-        self._last = step
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def _keep(path: Path, step: int) -> int:
-    """Keep the lines up to and including ``step``, in one go, as a kill must not cost them; returns the last step."""
-    rows = read_jsonl(path) if path.exists() and step > 0 else []
-    kept = [row for row in rows if row["step"] <= step]
-    scratch = path.with_name(path.name + ".new")
-    scratch.write_text("".join(map(_line, kept)), encoding="utf-8")
-    scratch.replace(path)
-    return kept[-1]["step"] if kept else 0
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    """One step as a line of JSON, which knows no NaN and no infinity."""
-    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-    return json.dumps(clean, allow_nan=False) + "\n"
-
-
-class TensorBoardSink:
-    """TensorBoard events. After a resume at step n, ``purge_step=n + 1`` hides what the interrupted run wrote later."""
-
-    def __init__(self, dir: Path, purge_step: int | None = None) -> None:
-        """Events go to ``dir``; those of steps from ``purge_step`` on are hidden."""
-        # Imported here: it takes a second and most importers of this file want only Mean.
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(dir), purge_step=purge_step)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Add one scalar a name."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Close the event file."""
-        self._writer.close()
-
-
-class WandbSink:
-    """Weights & Biases, offline unless the environment's WANDB_MODE says otherwise. ``UserError`` if not installed."""
-
-    def __init__(self, dir: Path, config: Mapping[str, Any] | None = None, project: str = "bebop") -> None:
-        """Start a run named after ``dir``, whose files lie there."""
-        try:
-            import wandb
-        except ImportError:
-            raise UserError("monitor.wandb=True is not possible: pip install bebop-rl[wandb] first") from None
-        mode = os.environ.get("WANDB_MODE", "offline")
-        dir.mkdir(parents=True, exist_ok=True)
-        self._run: Any = wandb.init(project=project, name=dir.name, dir=str(dir), config=dict(config or {}), mode=mode)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Log one step."""
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
-
-
-class ProgressLine:
-    """A line on stderr with the step, the time to go and five numbers; one line a step where stderr is no terminal."""
-
-    # Short labels, so that the line fits into 80 columns.
-    SHOWN: ClassVar[dict[str, str]] = {
-        "reward/mean": "reward {:.3f}",
-        "response/length": "len {:.0f}",
-        "rollout/accept_length": "accept {:.2f}",
-        "rollout/tokens_per_s": "{:.0f} tok/s",
-        "staleness/max": "stale {:.0f}",
-    }
-
-    def __init__(self, total: int, start: int = 0, stream: TextIO | None = None) -> None:
-        """Count to ``total`` steps from ``start``, on ``stream`` (stderr)."""
-        self._stream = stream or sys.stderr
-        self._terminal = self._stream.isatty()
-        self._bar = tqdm(
-            total=total,
-            initial=start,
-            file=self._stream if self._terminal else StringIO(),
-            dynamic_ncols=True,
-            mininterval=0,
-            bar_format="step {n_fmt}/{total_fmt} {elapsed}<{remaining}  {desc}",
-        )
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Show one step."""
-        shown = [form.format(values[name]) for name, form in self.SHOWN.items() if name in values]
-        self._bar.set_description_str("  ".join(shown), refresh=False)
-        self._bar.update(step - self._bar.n)
-        if not self._terminal:
-            self._stream.write(f"{self._bar}\n")
-            self._stream.flush()
-
-    def close(self) -> None:
-        """Leave the last line standing."""
-        self._bar.close()

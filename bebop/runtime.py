@@ -25,11 +25,12 @@ from torch import Tensor
 from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.loop import Loop, TrainerDied, WorkerDied
-from bebop.metrics import JsonlSink, Metrics, ProgressLine, Sink, TensorBoardSink, WandbSink
+from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_policy, load_tokenizer, require_mtp
 from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker, WorkerReport
+from bebop.sinks import JsonlSink, ProgressLine, Sink, TensorBoardSink, WandbSink
 from bebop.tasks.rewards import checked, make_reward
 from bebop.tasks.source import PromptSource, chat_encoder, instruction
 from bebop.trainer import checkpoint

@@ -29,6 +29,7 @@ FLOORS = {
     "bebop.trajectory": 0,
     "bebop.config": 0,
     "bebop.metrics": 0,
+    "bebop.sinks": 0,
     "bebop.errors": 0,
     "bebop.conf": 0,
     # 1: parts that know no engine, no worker and no trainer
@@ -71,7 +72,7 @@ DOORS = {
     "verl": ("recipes.verl",),
     "megatron": ("recipes.megatron",),
     "plotly": ("bebop.monitor.report", "bebop.benchmarks.record"),
-    "wandb": ("bebop.metrics",),
+    "wandb": ("bebop.sinks",),
 }
 # Names that would hide a library when a script is run from its own folder.
 LIBRARIES = "torch triton transformers tokenizers safetensors numpy yaml tqdm tensorboard datasets vllm pytest"

@@ -13,21 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bebop.errors import UserError
-from bebop.metrics import (
-    Histogram,
-    JsonlSink,
-    Max,
-    Mean,
-    Metrics,
-    Min,
-    ProgressLine,
-    Sum,
-    TensorBoardSink,
-    WandbSink,
-    merge,
-    read_jsonl,
-    values,
-)
+from bebop.metrics import Histogram, Max, Mean, Metrics, Min, Sum, merge, values
+from bebop.sinks import JsonlSink, ProgressLine, TensorBoardSink, WandbSink, read_jsonl
 
 numbers = st.lists(st.integers(-50, 50), min_size=1, max_size=12)
 

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from bebop.errors import UserError
-from bebop.metrics import read_jsonl
+from bebop.sinks import read_jsonl
 
 DASH = "\N{EN DASH}"  # shown where there is no data
 
