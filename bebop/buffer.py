@@ -8,7 +8,6 @@ with later prompts.
 """
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any
 
 from bebop.errors import UserError
@@ -59,10 +58,6 @@ class GroupBuffer:
         for i in range(self.taken, self.taken + self.groups_per_batch):
             del self.ready[i]
         self.version += 1
-
-    def missing(self, indices: Iterable[int]) -> list[int]:
-        """Which of these prompts have neither come back nor been trained on."""
-        return [i for i in indices if i >= self.taken and i not in self.ready]
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs: prompts in flight are not kept, they start again."""

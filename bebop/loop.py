@@ -39,6 +39,11 @@ class Report(Protocol):
         ...
 
     @property
+    def tokens(self) -> int:
+        """Answer tokens in those groups."""
+        ...
+
+    @property
     def busy(self) -> float:
         """Seconds spent decoding."""
         ...
@@ -208,7 +213,7 @@ class Loop:
             for group in report.groups:
                 self._in_flight[i].discard(group.prompt.index)
                 await self.buffer.put(group)
-                self._clock.tokens += sum(len(t.completion.token_ids) for t in group.trajectories)
+            self._clock.tokens += report.tokens
             self._clock.rollout += report.busy
             self._clock.swap += report.swap
 

@@ -121,7 +121,7 @@ def test_prompts_are_handed_out_once_and_only_within_the_bound() -> None:
     assert buffer.admit() == []  # taken is not yet trained on
     buffer.advance()
     assert (buffer.version, buffer.taken) == (1, 3) and buffer.admit() == [6, 7, 8]
-    assert buffer.missing(range(9)) == [3, 4, 5, 6, 7, 8]
+    assert list(buffer.ready) == []  # what was trained on is gone, the rest has not come back
 
 
 async def fill(buffer: GroupBuffer, indices: list[int]) -> None:

@@ -25,6 +25,10 @@ class FakeReport:
     busy: float = 0.01
     swap: float = 0.001
 
+    @property
+    def tokens(self) -> int:
+        return sum(len(t.completion.token_ids) for g in self.groups for t in g.trajectories)
+
 
 @dataclass(kw_only=True)
 class FakeWorker:

@@ -85,17 +85,12 @@ class ChainContext:
     """Recursive MTP steps in training, seeing exactly what they see while drafting (SPEC 0.5, chain mask).
 
     A step-i query at anchor t sees the step-1 entries of anchors <= t, and its own chain's entries of steps 2..i.
-    Call ``next_step`` before each step; rows are right-padded, so causality alone hides the padding.
+    Each pass is the next step; rows are right-padded, so causality alone hides the padding.
     """
 
     def __init__(self) -> None:
-        self.step = 0
         self.keys: list[Tensor] = []  # one [B,Hkv,T,D] per step
         self.values: list[Tensor] = []
-
-    def next_step(self) -> None:
-        """Begin the next recursive step."""
-        self.step += 1
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See ``AttentionContext``; T anchors side by side. Later steps may hold fewer anchors than step 1."""

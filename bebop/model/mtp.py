@@ -68,7 +68,6 @@ def chain(head: MTPHead, embeddings: Tensor, hidden: Tensor, steps: int) -> Iter
     for step in range(1, steps + 1):
         anchors = length - step
         positions = torch.arange(anchors, device=hidden.device).expand(hidden.shape[0], -1) + step - 1
-        context.next_step()
         hidden = head(embeddings[:, step:], hidden[:, :anchors], positions, context)
         yield hidden
 
