@@ -7,13 +7,14 @@ With prefix weights w_0 = 1, w_i = min(1, w_{i-1} * p_i(y_i) / q_i(y_i)), where 
 Every i with u_i < h_i qualifies and the *largest* such i is accepted (0 if there is none; no test ends the search). The
 next token comes from max(0, w_i * p_{i+1} - q_{i+1}), or after all K drafts from row K + 1 of the target. The output
 law is the target's and the expected number of accepted drafts the largest that a rule which knows only the chain can
-have; chain verification is the special case that stops at the first failure. The reference implementation; no Triton.
+have; chain verification is the special case that stops at the first failure. The plain PyTorch reference, and Triton on
+a CUDA device.
 """
 
 import torch
 from torch import Tensor
 
-from bebop.kernels.verify import sample
+from bebop.kernels.verify import compiled, sample
 
 
 def block_verify(
@@ -29,6 +30,20 @@ def block_verify(
     uniforms [B, K + 2] in [0, 1) (K tests, the residual, the bonus), drafts per row ``lengths`` [B] -> accepted [B],
     next token [B]. In fp32 at least.
     """
+    if compiled(draft_probs, target_probs):
+        from bebop.kernels import block_verify_triton
+
+        return block_verify_triton.launch(draft_tokens, draft_probs, target_probs, uniforms, lengths)
+    return reference(draft_tokens, draft_probs, target_probs, uniforms, lengths)
+
+
+# ---- the reference
+
+
+def reference(
+    draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Plain PyTorch, any dtype."""
     batch, drafts = draft_tokens.shape
     rows = torch.arange(batch, device=draft_tokens.device)
     lengths = torch.full_like(draft_tokens[:, 0], drafts) if lengths is None else lengths

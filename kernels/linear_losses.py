@@ -1,28 +1,25 @@
 """Draft losses from hidden states: the head's matrix product and the loss in chunks of rows, logits never kept.
 
 For N rows, V tokens and a head of width d, logits of draft and target and their gradient would take 3 N V numbers; here
-they take 3 ``chunk_rows`` V, and what is kept for the backward pass is one [N, d] tensor. The gradient is computed in
-the forward pass: d loss_n / d hidden_n = (d loss_n / d logits_n) @ weight depends on row n alone, so it can be scaled
-by any upstream gradient afterwards, exactly. A gradient of the head cannot (it sums over rows); ``weight_grad=True``
-computes the logits again in the backward pass. The default leaves the head alone, as training of draft heads does.
+they take 3 ``chunk_rows`` V, and what is kept for the backward pass is one [N, d] tensor (see ``linear_chunks.py``).
+The default leaves the head alone, as training of draft heads does.
 
 Precision: products run in the dtype of the hidden states. In bf16, sums are fp32 inside the product and logits are
 rounded to bf16 once, like the logits that an engine samples from; loss and statistics are fp32 from there on.
 """
 
-from typing import Any
-
-import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from bebop.errors import UserError
-from bebop.kernels.losses import DraftLoss, e2e_weights
-from bebop.kernels.row_losses import RowLosses, row_losses
+from bebop.kernels import truncation
+from bebop.kernels.chain_losses import corrected_loss, counted, product_loss
+from bebop.kernels.linear_chunks import Plan, chunked_losses
+from bebop.kernels.losses import DraftLoss
+from bebop.kernels.row_losses import check_labels
 
 # Rows per chunk: large enough to keep matrix units busy; a CPU gains nothing past some hundred rows.
 CHUNK_ROWS = {"cuda": 1024, "cpu": 256}
-
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]  # hidden, weight, target_hidden, target_weight, labels
 
 
 def linear_draft_loss(
@@ -35,8 +32,11 @@ def linear_draft_loss(
     temperature: float = 1.0,
     labels: Tensor | None = None,
     eta: float = 3.0,
+    target_top_p: float = 1.0,
+    target_top_k: int = 0,
     chunk_rows: int | None = None,
     weight_grad: bool = False,
+    group: dist.ProcessGroup | None = None,
 ) -> DraftLoss:
     """The draft loss of each row, from hidden states and heads: equal to the unfused loss of ``hidden @ weight.T``.
 
@@ -49,24 +49,27 @@ def linear_draft_loss(
         temperature: of both laws.
         labels: [N], for hard_ce.
         eta: of hybrid.
+        target_top_p: the target's law is cut to its nucleus, at this temperature, before the loss; 1 for all of it.
+        target_top_k: the same for the K likeliest tokens, before the nucleus; 0 for all.
         chunk_rows: rows whose logits exist at a time; None for 1024 on a GPU and 256 on a CPU.
         weight_grad: also give the head its gradient, for one more product per chunk and a second pass over the logits.
+        group: processes between which the vocabulary is split: the heads are then [V / size, .] parts in the order of
+            ranks, the hidden states and the results the same in every process. Not together with a truncated target.
 
     Returns:
         DraftLoss of [N] each; only ``loss`` carries a gradient.
 
     Raises:
-        UserError: shapes that do not fit, or a chunk of less than one row.
+        UserError: shapes that do not fit, a chunk of less than one row, or a truncation that has no meaning.
     """
-    chunk = CHUNK_ROWS.get(hidden.device.type, 1024) if chunk_rows is None else chunk_rows
-    _check(hidden, weight, target_hidden, target_weight, chunk)
-    head = weight if weight_grad else weight.detach()
-    targets = (target_hidden.detach(), target_weight.detach())
-    # Asked here: inside of the Function gradients are always off, and no_grad does not show.
-    wanted = torch.is_grad_enabled() and hidden.requires_grad
-    options = {"kind": kind, "temperature": temperature, "eta": eta}
-    loss, alpha, entropy, target_entropy = _LinearLoss.apply(hidden, head, *targets, labels, chunk, wanted, options)
-    return DraftLoss(loss=loss, alpha=alpha, draft_entropy=entropy, target_entropy=target_entropy)
+    plan = Plan(
+        kinds=(kind,), temperature=temperature, eta=eta, target_top_p=target_top_p, target_top_k=target_top_k,
+        rows=_rows_of_chunk(hidden, chunk_rows), group=group,
+    )  # fmt: skip
+    inputs = hidden, weight, target_hidden, target_weight, labels
+    _check(*inputs, plan)
+    (found,) = chunked_losses(inputs, plan, weight_grad)
+    return found
 
 
 def linear_e2e_tv_loss(
@@ -76,9 +79,13 @@ def linear_e2e_tv_loss(
     target_weight: Tensor,
     mask: Tensor,
     *,
+    tokens: Tensor | None = None,
     temperature: float = 1.0,
+    target_top_p: float = 1.0,
+    target_top_k: int = 0,
     chunk_rows: int | None = None,
     weight_grad: bool = False,
+    group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """1 - expected accepted drafts / K_eff (SPEC Eq. 13), averaged over anchors, from hidden states and heads.
 
@@ -88,32 +95,52 @@ def linear_e2e_tv_loss(
         target_hidden: [N, K, D].
         target_weight: [V, D].
         mask: [N, K]; steps count up to the first one that is masked. Other rows are neither read nor computed.
+        tokens: [N, K], the token of the data at each step, for the unbiased form: as in ``losses.e2e_tv_loss``. They
+            cost one more pass over the logits of a chunk, and a product with the head for the gradient of log q(token).
         temperature: of both laws.
-        chunk_rows: as in ``linear_draft_loss``.
-        weight_grad: as in ``linear_draft_loss``.
+        target_top_p, target_top_k: as in ``linear_draft_loss``; tokens are then data of the truncated law.
+        chunk_rows, weight_grad, group: as in ``linear_draft_loss``.
 
     Returns:
-        A scalar; 0 where no anchor has a step. The gradient of step k is its weight from ``e2e_weights`` times that of
-        its TV loss, without a division by an acceptance.
+        A scalar; 0 where no anchor has a step. Without tokens the gradient of step k is its weight from ``e2e_weights``
+        times that of its TV loss, without a division by an acceptance.
+
+    Raises:
+        UserError: as ``linear_draft_loss``, and a mask or tokens of another shape.
     """
-    valid = mask.bool().cumprod(-1).bool()
+    _check_steps(hidden, target_hidden, mask, tokens)
+    valid = counted(mask)
     # Padding is left out before the product with the head, which is where the time goes; it may hold anything.
     rows = valid.flatten().nonzero()[:, 0]
     draft, target = (x.flatten(0, 1)[rows] for x in (hidden, target_hidden.detach()))
-    options: dict[str, Any] = {"temperature": temperature, "chunk_rows": chunk_rows, "weight_grad": weight_grad}
-    steps = linear_draft_loss(draft, weight, target, target_weight, **options)
-    blank = torch.zeros(valid.numel(), dtype=steps.loss.dtype, device=valid.device)
-    alpha, loss = (blank.index_put((rows,), x).view_as(valid) for x in (steps.alpha, steps.loss))
-    length = valid.sum(-1)
-    anchors = (length > 0).sum().clamp_min(1)
-    accepted = alpha.cumprod(-1).sum(-1)  # alpha is 0 from the first masked step on, and so are the products
-    value = torch.where(length > 0, 1 - accepted / length.clamp_min(1), 0).sum() / anchors
-    # The value is that of the formula, the gradient that of the weighted TV losses: the bracket is 0.
-    return value + (e2e_weights(alpha, valid) * (loss - loss.detach())).sum() / anchors
+    labels = None if tokens is None else tokens.flatten()[rows]
+    kinds = ("tv",) if labels is None else ("tv", "hard_ce")
+    plan = Plan(
+        kinds=kinds, temperature=temperature, eta=0.0, target_top_p=target_top_p, target_top_k=target_top_k,
+        rows=_rows_of_chunk(hidden, chunk_rows), group=group,
+    )  # fmt: skip
+    inputs = draft, weight, target, target_weight, labels
+    _check(*inputs, plan)
+    tv, *chosen = chunked_losses(inputs, plan, weight_grad)
+
+    def back(number: Tensor | None) -> Tensor:
+        """[N, K] of the rows; 0 for the others."""
+        assert number is not None
+        return number.new_zeros(valid.numel()).index_put((rows,), number).view_as(valid)
+
+    if not chosen:
+        return product_loss(back(tv.loss), back(tv.alpha), valid)
+    return corrected_loss(back(tv.loss), back(-chosen[0].loss), back(chosen[0].target_log), valid)
 
 
-def _check(hidden: Tensor, weight: Tensor, target_hidden: Tensor, target_weight: Tensor, chunk: int) -> None:
-    """Shapes [N, d], [V, d], [N, D], [V, D], and chunks of at least a row."""
+def _rows_of_chunk(hidden: Tensor, chunk_rows: int | None) -> int:
+    return CHUNK_ROWS.get(hidden.device.type, 1024) if chunk_rows is None else chunk_rows
+
+
+def _check(
+    hidden: Tensor, weight: Tensor, target_hidden: Tensor, target_weight: Tensor, labels: Tensor | None, plan: Plan
+) -> None:
+    """Shapes [N, d], [V, d], [N, D], [V, D], labels [N], chunks of at least a row, a truncation with a meaning."""
     named = {"hidden": hidden, "weight": weight, "target_hidden": target_hidden, "target_weight": target_weight}
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in named.items())
     fit = (
@@ -125,66 +152,23 @@ def _check(hidden: Tensor, weight: Tensor, target_hidden: Tensor, target_weight:
     )
     if not fit:
         raise UserError(f"[N, d], [V, d], [N, D] and [V, D] are needed; these do not fit: {shapes}")
-    if chunk < 1:
-        raise UserError(f"chunk_rows must be at least 1, not {chunk}")
+    if plan.rows < 1:
+        raise UserError(f"chunk_rows must be at least 1, not {plan.rows}")
+    if labels is not None:
+        check_labels(labels, len(hidden), len(weight) if plan.group is None else None)
+    truncation.check(plan.target_top_p, plan.target_top_k)
+    if plan.target_top_p < 1 or plan.target_top_k > 0:
+        if "rkl" in plan.kinds:
+            raise UserError("kind 'rkl' is infinite where the target is truncated: leave target_top_p and target_top_k")
+        if plan.group is not None:
+            raise UserError("a truncated target needs whole rows: it does not go together with a process group")
 
 
-class _LinearLoss(torch.autograd.Function):
-    """Loss, alpha and entropies [N] of hidden states; the gradient into them is made in the forward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        target_hidden: Tensor,
-        target_weight: Tensor,
-        labels: Tensor | None,
-        chunk: int,
-        wanted: bool,
-        options: dict[str, Any],
-    ) -> tuple[Tensor, ...]:
-        ctx.chunk, ctx.options = chunk, options
-        slices = [slice(start, start + chunk) for start in range(0, max(1, len(hidden)), chunk)]
-        inputs: Inputs = (hidden, weight, target_hidden, target_weight, labels)
-        gradient = torch.empty_like(hidden) if wanted else None
-        columns = []
-        for rows in slices:
-            part = _logit_losses(inputs, rows, options, need_grad=wanted)
-            columns.append((part.loss, part.alpha, part.draft_entropy, part.target_entropy))
-            if gradient is not None and part.grad is not None:
-                gradient[rows] = part.grad @ weight
-            del part  # or its logits' gradient would live on beside the next chunk's logits
-        loss, *statistics = (torch.cat(column) for column in zip(*columns, strict=True))
-        ctx.mark_non_differentiable(*statistics)
-        ctx.save_for_backward(gradient, *(inputs if ctx.needs_input_grad[1] else ()))
-        return loss, *statistics
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, *inputs = ctx.saved_tensors
-        into_hidden = None if gradient is None else (gradient * upstream[:, None]).to(gradient.dtype)
-        into_weight = _weight_gradient(upstream, inputs, ctx.chunk, ctx.options) if inputs else None
-        return into_hidden, into_weight, *[None] * 6
-
-
-def _logit_losses(inputs: Inputs, rows: slice, options: dict[str, Any], need_grad: bool) -> RowLosses:
-    """The losses of one chunk; its logits are gone on return."""
-    hidden, weight, target_hidden, target_weight, labels = inputs
-    logits = (hidden[rows] @ weight.T, target_hidden[rows] @ target_weight.T)
-    chosen = None if labels is None else labels[rows]
-    return row_losses(*logits, labels=chosen, need_grad=need_grad, **options)
-
-
-def _weight_gradient(upstream: Tensor, inputs: Inputs, chunk: int, options: dict[str, Any]) -> Tensor:
-    """d (upstream . loss) / d weight [V, d], from logits computed again; summed over chunks in fp32 at least."""
-    hidden, weight, *_ = inputs
-    total = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
-    for start in range(0, len(hidden), chunk):
-        rows = slice(start, start + chunk)
-        grad = _logit_losses(inputs, rows, options, need_grad=True).grad
-        assert grad is not None
-        total += (grad * upstream[rows, None].to(grad.dtype)).T @ hidden[rows]
-        del grad
-    return total.to(weight.dtype)
+def _check_steps(hidden: Tensor, target_hidden: Tensor, mask: Tensor, tokens: Tensor | None) -> None:
+    """[N, K, d] and [N, K, D]; [N, K] for mask and tokens."""
+    if hidden.dim() != 3 or target_hidden.dim() != 3:
+        shapes = f"{list(hidden.shape)} and {list(target_hidden.shape)}"
+        raise UserError(f"hidden states must be [N, K, d] and [N, K, D], not {shapes}")
+    for name, given in (("target_hidden", target_hidden[..., 0]), ("mask", mask), ("tokens", tokens)):
+        if given is not None and given.shape != hidden.shape[:2]:
+            raise UserError(f"{name} must be of [N, K] = {list(hidden.shape[:2])}, not {list(given.shape)}")

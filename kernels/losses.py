@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bebop.errors import UserError
-from bebop.kernels.row_losses import accumulator, check, row_losses
+from bebop.kernels.chain_losses import corrected_loss, counted, product_loss
+from bebop.kernels.row_losses import NUMBERS, accumulator, check, row_losses
 from bebop.kernels.vocab_parallel import parallel_row_losses
 
 TOP_K_MODES = ("full", "renormalised")
@@ -26,6 +27,7 @@ class DraftLoss:
     alpha: Tensor  # sum_v min(p, q): the probability that rejection sampling accepts a draft
     draft_entropy: Tensor  # nats
     target_entropy: Tensor  # nats
+    target_log: Tensor | None = None  # log p[label], of hard_ce alone
 
 
 def tv_loss(
@@ -87,7 +89,7 @@ def e2e_tv_loss(
             unbiased ("e2e-corrected", SPEC 1.3): step j counts alpha_j times the product over i < j of
             min(1, q_i(y_i) / p_i(y_i)), of which the gradient is kept too. Without them the prefix is the product of
             the alpha_i on this path, which is biased because accepted prefixes are not distributed like the data.
-        group: as in ``tv_loss``; not together with ``tokens``.
+        group: as in ``tv_loss``; tokens are those of the whole vocabulary.
 
     Returns:
         A scalar; 0 where no anchor has a step.
@@ -95,54 +97,20 @@ def e2e_tv_loss(
     Raises:
         UserError: shapes that do not fit, and what ``tv_loss`` refuses.
     """
-    _check_steps(draft_logits, target_logits, mask, tokens, group)
-    valid = mask.bool().cumprod(-1).bool()
+    _check_steps(draft_logits, target_logits, mask, tokens)
+    valid = counted(mask)
     draft, target = (x.reshape(-1, x.shape[-1]) for x in (draft_logits, target_logits))
-    check(draft, target, "tv", temperature, None)
-    options = {"temperature": temperature, "kind": "tv", "group": group}
-    steps = _rows(draft, target, options, valid.flatten())
+    check(draft, target, "tv", temperature, None, whole=group is None)
+    options = {"temperature": temperature, "group": group}
+    steps = _rows(draft, target, {"kind": "tv", **options}, valid.flatten())
     alpha, loss = steps.alpha.view(valid.shape), steps.loss.view(valid.shape)
-    length = valid.sum(-1)
-    anchors = (length > 0).sum().clamp_min(1)
     if tokens is None:
-        accepted = alpha.cumprod(-1).sum(-1)  # alpha is 0 from the first masked step on, and so is the product
-        value = torch.where(length > 0, 1 - accepted / length.clamp_min(1), 0).sum() / anchors
-        # The value is that of the formula, the gradient that of the weighted TV losses: the bracket is 0.
-        return value + (e2e_weights(alpha, valid) * (loss - loss.detach())).sum() / anchors
-    ratio = _acceptance_of_tokens(draft, target, tokens, valid, temperature)
-    accepted = (_before(ratio) * (1 - loss) * valid).sum(-1)
-    return torch.where(length > 0, 1 - accepted / length.clamp_min(1), 0).sum() / anchors
-
-
-def e2e_weights(alpha: Tensor, mask: Tensor) -> Tensor:
-    """w_k [N, K] of SPEC Eq. 13: minus the derivative of an anchor's loss by alpha_k; it scales step k's TV gradient.
-
-    w_k = P R_k / K_eff, with P the product of alpha before k and R_k = 1 + alpha_(k+1) R_(k+1): no division by an
-    alpha, which may be 0. Steps from the first masked one on have weight 0. alpha and mask are [N, K].
-    """
-    valid = mask.bool().cumprod(-1).bool()
-    alpha = torch.where(valid, alpha, 0)
-    rest = torch.ones_like(alpha)
-    for k in range(alpha.shape[-1] - 2, -1, -1):
-        rest[:, k] = 1 + alpha[:, k + 1] * rest[:, k + 1]
-    return _before(alpha) * rest * valid / valid.sum(-1, keepdim=True).clamp_min(1)
-
-
-def _before(factors: Tensor) -> Tensor:
-    """Products [N, K] of the factors before each step; 1 at the first."""
-    return torch.cat((torch.ones_like(factors[:, :1]), factors[:, :-1]), -1).cumprod(-1)
-
-
-def _acceptance_of_tokens(draft: Tensor, target: Tensor, tokens: Tensor, valid: Tensor, temperature: float) -> Tensor:
-    """min(1, q(y) / p(y)) [N, K], differentiable; 1 where a step is masked."""
-    chosen = torch.where(valid, tokens, 0).flatten()
-    check(draft, target, "hard_ce", temperature, chosen)
-    options = {"temperature": temperature, "kind": "hard_ce", "labels": chosen}
-    q_log = -_rows(draft, target, options, valid.flatten()).loss
-    p_log = -row_losses(target, target, kind="hard_ce", temperature=temperature, labels=chosen, need_grad=False).loss
-    # Clamped before the exponential: where p(y) = 0 the derivative would be 0 * inf.
-    ratio = torch.where(valid.flatten(), q_log - p_log, 0).clamp_max(0).exp()
-    return ratio.view(valid.shape)
+        return product_loss(loss, alpha, valid)
+    labels = torch.where(valid, tokens, 0).flatten()
+    check(draft, target, "hard_ce", temperature, labels, whole=group is None)
+    chosen = _rows(draft, target, {"kind": "hard_ce", "labels": labels, **options}, valid.flatten())
+    assert chosen.target_log is not None
+    return corrected_loss(loss, -chosen.loss.view(valid.shape), chosen.target_log.view(valid.shape), valid)
 
 
 # ---- one row at a time
@@ -152,12 +120,12 @@ def _rows(draft: Tensor, target: Tensor, options: dict[str, Any], live: Tensor |
     """Autograd around ``row_losses``; rows that are not ``live`` [N] count 0 and get gradient 0, even from NaN."""
     # Asked here: inside of the Function gradients are always off, and no_grad does not show.
     wanted = torch.is_grad_enabled() and draft.requires_grad
-    loss, alpha, entropy, target_entropy = _RowLoss.apply(draft, target.detach(), options, live, wanted)
-    return DraftLoss(loss=loss, alpha=alpha, draft_entropy=entropy, target_entropy=target_entropy)
+    loss, *others = _RowLoss.apply(draft, target.detach(), options, live, wanted)
+    return DraftLoss(loss=loss, **dict(zip(NUMBERS[1:], others, strict=False)))  # target_log is of hard_ce alone
 
 
 class _RowLoss(torch.autograd.Function):
-    """Loss, alpha and entropies [N]; the gradient is made in the forward pass."""
+    """The numbers [N] of ``NUMBERS``; the gradient is made in the forward pass."""
 
     @staticmethod
     def forward(
@@ -168,7 +136,7 @@ class _RowLoss(torch.autograd.Function):
             found = row_losses(draft, target, need_grad=wanted, **rows)
         else:
             found = parallel_row_losses(draft, target, group=options["group"], need_grad=wanted, **rows)
-        numbers: tuple[Tensor, ...] = (found.loss, found.alpha, found.draft_entropy, found.target_entropy)
+        numbers = found.numbers()
         if live is not None:
             numbers = tuple(torch.where(live, x, 0) for x in numbers)
             if found.grad is not None:
@@ -241,15 +209,11 @@ def _check_top_k(top_k: int, mode: str, kind: str, group: dist.ProcessGroup | No
         raise UserError("top_k needs whole rows: it does not go together with a process group")
 
 
-def _check_steps(
-    draft: Tensor, target: Tensor, mask: Tensor, tokens: Tensor | None, group: dist.ProcessGroup | None
-) -> None:
-    """[N, K, V] twice, [N, K] for mask and tokens; tokens on unsplit logits only."""
+def _check_steps(draft: Tensor, target: Tensor, mask: Tensor, tokens: Tensor | None) -> None:
+    """[N, K, V] twice, [N, K] for mask and tokens."""
     if draft.dim() != 3 or draft.shape != target.shape:
         shapes = f"{list(draft.shape)} and {list(target.shape)}"
         raise UserError(f"draft and target logits must both be [N, K, V], not {shapes}")
     for name, given in (("mask", mask), ("tokens", tokens)):
         if given is not None and given.shape != draft.shape[:2]:
             raise UserError(f"{name} must be [N, K] = {list(draft.shape[:2])}, not {list(given.shape)}")
-    if tokens is not None and group is not None:
-        raise UserError("tokens need whole rows: they do not go together with a process group")

@@ -17,8 +17,9 @@ hybrid     w KL(p||q) + (1 - w) (1 - alpha) w (q - p) + (1 - w) that of tv; w = 
 =========  ===============================  ==================================================
 
 A logit of -inf is a token without mass. Losses are then infinite where mathematics says so: ce and kl where q = 0 < p
-(gradient still finite), nla where no token is shared (gradient 0), rkl where p = 0 < q (that row's gradient is not
-finite; other rows are not touched). A row without any finite logit gives NaN.
+(gradient still finite), nla where no token is shared (gradient 0; in fp32 an overlap below 1e-38 is none), rkl where
+p = 0 < q (that row's gradient is not finite; other rows are not touched). A row that has no finite logit in draft or
+target is no law: all of its numbers and its gradient are NaN, whatever the kind; other rows are not touched.
 """
 
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from torch import Tensor
 from bebop.errors import UserError
 
 KINDS = ("tv", "ce", "hard_ce", "kl", "rkl", "nla", "hybrid")
+NUMBERS = ("loss", "alpha", "draft_entropy", "target_entropy", "target_log")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -42,6 +44,11 @@ class RowLosses:
     draft_entropy: Tensor  # [N], nats
     target_entropy: Tensor  # [N], nats
     grad: Tensor | None  # [N, V], d loss_n / d draft_logits[n]; divided by the temperature already
+    target_log: Tensor | None = None  # [N], log p[label], of hard_ce alone
+
+    def numbers(self) -> tuple[Tensor, ...]:
+        """Those of ``NUMBERS`` that there are."""
+        return tuple(x for x in (getattr(self, name) for name in NUMBERS) if x is not None)
 
 
 def row_losses(
@@ -157,5 +164,8 @@ def reference(
         loss, grad = -q_log.gather(-1, column)[:, 0], q.scatter_add(-1, column, torch.full_like(q[:, :1], -1))
     else:
         loss, grad = kl + p_entropy if kind == "ce" else kl, ce_grad
-    scaled = (grad / temperature).to(draft_logits.dtype) if need_grad else None
-    return RowLosses(loss=loss, alpha=alpha, draft_entropy=q_entropy, target_entropy=p_entropy, grad=scaled)
+    lost = torch.where(torch.isfinite(draft_logits.amax(-1) + target_logits.amax(-1)), 0.0, torch.nan).to(dtype)
+    target_log = None if labels is None else p_log.gather(-1, labels[:, None].long())[:, 0] + lost
+    scaled = ((grad + lost[:, None]) / temperature).to(draft_logits.dtype) if need_grad else None
+    loss, alpha, q_entropy, p_entropy = (x + lost for x in (loss, alpha, q_entropy, p_entropy))
+    return RowLosses(loss, alpha, q_entropy, p_entropy, scaled, target_log)

@@ -5,12 +5,13 @@ holds 4.5 tensors of [N, V] instead and waits for memory most of the time.
 
 One core serves twice. Eager, it makes each intermediate of a chunk in the second-level cache. Compiled by
 ``torch.compile``, it runs as a handful of vectorised loops; that takes some seconds once per kind and dtype, so
-only calls that are large pay for it. Without a working C++ compiler, or with ``BEBOP_COMPILE=0``, the eager core does
-all of it.
+only calls that are large pay for it, or smaller ones that come again and again. Without a working C++ compiler, or with
+``BEBOP_COMPILE=0``, the eager core does all of it.
 """
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -18,17 +19,20 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from bebop.kernels.row_losses import RowLosses, accumulator
+from bebop.kernels.row_losses import NUMBERS, RowLosses, accumulator
 
 # Elements of a chunk per thread. 2 rows of V = 32,768: 64 ms for 512 rows compiled, the same as 8 rows at best, but 8
 # rows fall out of the cache in some kinds (100 ms; one thread, 1 MB of second-level cache).
 CHUNK_ELEMENTS = 2**16
-SMALLEST_CHUNK = 2**12  # elements below which a chunk costs what its operators cost to call
-COMPILE_FROM = 2**22  # elements of a call that is worth seconds of compilation: some 60 ms in the eager core
+SMALLEST_CHUNK = 2**14  # elements below which a chunk costs what its operators cost to call
+COMPILE_FROM = 2**21  # elements of a call that is worth seconds of compilation: some 30 ms in the eager core
+COMPILE_AFTER = 2**24  # elements of a kind and dtype in all calls, after which smaller ones are worth it too
+COMPILE_LEAST = 2**17  # elements of a call below which calling a compiled core costs more than it saves
 
-Core = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+Core = Callable[..., tuple[Tensor, ...]]
 
 logger = logging.getLogger(__name__)
+done: Counter[tuple[str, torch.dtype]] = Counter()  # elements of all calls, by kind and dtype
 
 
 def run(
@@ -41,14 +45,21 @@ def run(
     need_grad: bool,
 ) -> RowLosses:
     """``row_losses`` on a CPU, or wherever Triton cannot go: [N, V], [N, V] -> RowLosses; inputs are checked there."""
-    chosen = compiled_core if worth_compiling(draft_logits) else core
+    done[kind, draft_logits.dtype] += draft_logits.numel()
+    chosen = compiled_core if worth_compiling(draft_logits, done[kind, draft_logits.dtype]) else core
     return run_in_chunks(chosen, draft_logits, target_logits, kind, temperature, labels, eta, need_grad)
 
 
-def worth_compiling(logits: Tensor) -> bool:
-    """Large enough, on a CPU, not forbidden, and nobody watches operators (a compiled core shows none)."""
-    large = logits.numel() >= COMPILE_FROM and logits.device.type == "cpu"
-    return large and os.environ.get("BEBOP_COMPILE") != "0" and not is_in_torch_dispatch_mode()
+def worth_compiling(logits: Tensor, so_far: int = 0) -> bool:
+    """Large enough, alone or with those before it, on a CPU, not forbidden, and nobody watches operators (a compiled
+    core shows none)."""
+    large = logits.numel() >= (COMPILE_FROM if so_far < COMPILE_AFTER else COMPILE_LEAST)
+    return (
+        large
+        and logits.device.type == "cpu"
+        and os.environ.get("BEBOP_COMPILE") != "0"
+        and not is_in_torch_dispatch_mode()
+    )
 
 
 @torch.no_grad()
@@ -67,7 +78,7 @@ def run_in_chunks(
     rows, vocabulary = draft_logits.shape
     dtype, device = accumulator(draft_logits, target_logits), draft_logits.device
     scale, slope = (torch.tensor(x, dtype=dtype, device=device) for x in (1 / temperature, eta))
-    numbers = torch.empty(4, rows, dtype=dtype, device=device)
+    numbers = torch.empty(5 if kind == "hard_ce" else 4, rows, dtype=dtype, device=device)
     grad = torch.empty(rows, vocabulary, dtype=draft_logits.dtype, device=device) if need_grad else None
     step = chunk_rows(rows, vocabulary)
     for start in range(0, rows, step):
@@ -77,8 +88,7 @@ def run_in_chunks(
         found = core(draft, target, None if labels is None else labels[some], scale, slope, kind, out)
         for row, number in zip(numbers, found, strict=True):
             row[some] = number
-    loss, alpha, draft_entropy, target_entropy = numbers
-    return RowLosses(loss=loss, alpha=alpha, draft_entropy=draft_entropy, target_entropy=target_entropy, grad=grad)
+    return RowLosses(grad=grad, **dict(zip(NUMBERS, numbers, strict=False)))
 
 
 def chunk_rows(rows: int, vocabulary: int) -> int:
@@ -94,7 +104,7 @@ class CompiledCore:
         self.backend = backend
         self.call: Core | None = None
 
-    def __call__(self, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         """What ``core`` returns and writes."""
         if self.call is core:
             return core(*arguments)
@@ -113,8 +123,8 @@ class CompiledCore:
 
 def core(
     draft: Tensor, target: Tensor, labels: Tensor | None, scale: Tensor, eta: Tensor, kind: str, out: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """loss, alpha and both entropies [R] of a chunk; its gradient goes to ``out`` [R, V].
+) -> tuple[Tensor, ...]:
+    """loss, alpha and both entropies [R] of a chunk, and log p[label] of hard_ce; its gradient goes to ``out`` [R, V].
 
     ``scale`` is 1 / temperature in the dtype of sums. Writing into ``out`` instead of returning a tensor saves an
     allocation of a megabyte per chunk, whose page faults cost as much as the arithmetic.
@@ -122,13 +132,14 @@ def core(
     Probabilities are exponentials of z - max z times 1 / their sum. exp(z - logsumexp z) is shorter, but keeps four
     digits where logits are in the thousands.
     """
-    q_log, q = _law(draft, scale)
-    p_log, p = _law(target, scale)
+    q_log, q, q_top = _law(draft, scale)
+    p_log, p, p_top = _law(target, scale)
     common = q <= p
     alpha = _sum(torch.where(common, q, p))
     q_entropy = -_sum(torch.where(q > 0, q * q_log, 0))
     p_entropy = -_sum(torch.where(p > 0, p * p_log, 0))
-    loss, grad = 1 - alpha, None
+    numbers: tuple[Tensor, ...] = (alpha, q_entropy, p_entropy)
+    loss = 1 - alpha
     if kind in ("tv", "nla", "hybrid"):
         below = _sum(torch.where(common, q, 0))[:, None]
         grad = q * (below - common.to(q.dtype))  # the comparison that made ``below``: or rows would not add up to 0
@@ -151,20 +162,22 @@ def core(
     elif kind == "hard_ce":
         assert labels is not None
         hit = torch.arange(q.shape[-1], device=q.device) == labels[:, None]
-        loss = -_sum(torch.where(hit, q_log, 0))
+        loss, numbers = -_sum(torch.where(hit, q_log, 0)), (*numbers, _sum(torch.where(hit, p_log, 0)))
         grad = q - hit.to(q.dtype)
+    lost = torch.where((q_top > -torch.inf) & (p_top > -torch.inf), 0.0, torch.nan).to(scale.dtype)  # rows: no laws
     if out is not None:
-        out.copy_(grad * scale)
-    return loss, alpha, q_entropy, p_entropy
+        out.copy_(grad * (scale + lost)[:, None])
+    return tuple(number + lost for number in (loss, *numbers))
 
 
-def _law(logits: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Logarithms and probabilities [R, V]."""
+def _law(logits: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logarithms and probabilities [R, V], and the largest scaled logit [R]."""
     scaled = logits.to(scale.dtype) * scale
-    shifted = scaled - scaled.amax(-1, keepdim=True)
+    top = scaled.amax(-1)
+    shifted = scaled - top[:, None]
     weights = shifted.exp()
     total = _sum(weights)[:, None]
-    return shifted - total.log(), weights * (1 / total)
+    return shifted - total.log(), weights * (1 / total), top
 
 
 def _sum(numbers: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ import triton.language as tl
 from torch import Tensor
 
 from bebop.errors import UserError
-from bebop.kernels.row_losses import KINDS, RowLosses
-from bebop.kernels.row_passes_triton import merge, normalise, store_row, sums, write_gradient
+from bebop.kernels.row_losses import KINDS, NUMBERS, RowLosses
+from bebop.kernels.row_passes_triton import lost, merge, normalise, store_row, sums, write_gradient
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BLOCK = 8192  # widest tile of the row path
@@ -54,12 +54,13 @@ def _row_kernel(
     tiles = tl.cdiv(V, BLOCK)
     early: tl.constexpr = KIND == "ce" or KIND == "kl" or KIND == "hard_ce"
     q_top, q_sum, p_top, p_sum = normalise(draft, target, 0, tiles, V, scale, BLOCK)
+    slope += lost(q_sum, p_sum)
     overlap, below, q_entropy, p_entropy, divergence = sums(
         draft, target, out, label, 0, tiles, V, scale, slope, q_top, q_sum, p_top, p_sum, KIND, GRAD and early, BLOCK
     )
     store_row(
-        stats, row, rows, draft, label, V, scale, eta,
-        q_top, q_sum, overlap, q_entropy, p_entropy, divergence, KIND,
+        stats, row, rows, draft, target, label, V, scale, eta,
+        q_top, q_sum, p_top, p_sum, overlap, q_entropy, p_entropy, divergence, KIND,
     )  # fmt: skip
     if GRAD and not early:
         write_gradient(
@@ -161,10 +162,11 @@ def _split_finish(
         q_entropy = _merged_sum(partial, 6, row, rows, splits, LANES)
         p_entropy = _merged_sum(partial, 7, row, rows, splits, LANES)
         store_row(
-            stats, row, rows, draft, label, V, scale, eta,
-            q_top, q_sum, overlap, q_entropy, p_entropy, divergence, KIND,
+            stats, row, rows, draft, target, label, V, scale, eta,
+            q_top, q_sum, p_top, p_sum, overlap, q_entropy, p_entropy, divergence, KIND,
         )  # fmt: skip
     if GRAD:
+        slope += lost(q_sum, p_sum)
         write_gradient(
             draft, target, out + row * V, label, split * tiles, tiles, V, scale, slope, eta,
             q_top, q_sum, p_top, p_sum, overlap, below, divergence, KIND, BLOCK,
@@ -208,7 +210,7 @@ def launch(
             raise UserError(f"draft losses in Triton take fp32, bf16 or fp16 logits, not {logits.dtype}")
     draft, target = (x if x.stride(-1) == 1 else x.contiguous() for x in (draft_logits, target_logits))
     rows, V = draft.shape
-    stats = torch.empty(4, rows, dtype=torch.float32, device=draft.device)
+    stats = torch.empty(5 if kind == "hard_ce" else 4, rows, dtype=torch.float32, device=draft.device)
     grad = torch.empty(rows, V, dtype=draft.dtype, device=draft.device) if need_grad else None
     out = draft if grad is None else grad  # never written where no gradient is asked for
     marks = stats if labels is None else labels.contiguous()
@@ -233,4 +235,4 @@ def launch(
             _split_sums[grid](draft, target, partial, *common, KIND=kind, LANES=lanes, **options)
             grid = grid if need_grad else (rows, 1)
             _split_finish[grid](draft, target, partial, *results, *common, slope, eta, LANES=lanes, **last)
-    return RowLosses(loss=stats[0], alpha=stats[1], draft_entropy=stats[2], target_entropy=stats[3], grad=grad)
+    return RowLosses(grad=grad, **dict(zip(NUMBERS, stats, strict=False)))

@@ -134,12 +134,29 @@ def write_gradient(
 
 
 @triton.jit
-def store_row(
-    stats: tl.tensor, row: tl.tensor, rows: tl.tensor, draft: tl.tensor, label: tl.tensor, V: tl.tensor,
-    scale: tl.tensor, eta: tl.tensor, q_top: tl.tensor, q_sum: tl.tensor, overlap: tl.tensor, q_entropy: tl.tensor,
-    p_entropy: tl.tensor, divergence: tl.tensor, KIND: tl.constexpr,
+def lost(q_sum: tl.tensor, p_sum: tl.tensor) -> tl.tensor:
+    """What a row's numbers and ``slope`` get added: NaN where a side has no finite logit, and so no law; else 0."""
+    return tl.where((q_sum > 0) & (p_sum > 0), 0.0, float("nan"))
+
+
+@triton.jit
+def label_log(
+    row: tl.tensor, label: tl.tensor, V: tl.tensor, top: tl.tensor, total: tl.tensor, scale: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
-    """Loss, alpha and the entropies of one row into stats [4, rows]."""
+    """Logarithm of the label's probability; a label outside of the vocabulary reads nothing and gives NaN."""
+    known = (label >= 0) & (label < V)
+    logit = tl.load(row + label, mask=known, other=float("nan")).to(tl.float32)
+    return ((logit - top) * scale - tl.log2(total)) * LN2
+
+
+@triton.jit
+def store_row(
+    stats: tl.tensor, row: tl.tensor, rows: tl.tensor, draft: tl.tensor, target: tl.tensor, label: tl.tensor,
+    V: tl.tensor, scale: tl.tensor, eta: tl.tensor, q_top: tl.tensor, q_sum: tl.tensor, p_top: tl.tensor,
+    p_sum: tl.tensor, overlap: tl.tensor, q_entropy: tl.tensor, p_entropy: tl.tensor, divergence: tl.tensor,
+    KIND: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Loss, alpha and the entropies of one row into stats [4, rows]; of hard_ce also log p[label], into a fifth."""
     if KIND == "tv":
         loss = 1.0 - overlap
     elif KIND == "nla":
@@ -150,13 +167,12 @@ def store_row(
     elif KIND == "ce":
         loss = p_entropy + divergence
     elif KIND == "hard_ce":
-        # A label outside of the vocabulary must not read another row's memory: it gives NaN.
-        known = (label >= 0) & (label < V)
-        logit = tl.load(draft + label, mask=known, other=float("nan")).to(tl.float32)
-        loss = (tl.log2(q_sum) - (logit - q_top) * scale) * LN2
+        loss = -label_log(draft, label, V, q_top, q_sum, scale)
+        tl.store(stats + 4 * rows + row, label_log(target, label, V, p_top, p_sum, scale) + lost(q_sum, p_sum))
     else:
         loss = divergence
-    tl.store(stats + row, loss)
-    tl.store(stats + rows + row, overlap)
-    tl.store(stats + 2 * rows + row, q_entropy)
-    tl.store(stats + 3 * rows + row, p_entropy)
+    void = lost(q_sum, p_sum)
+    tl.store(stats + row, loss + void)
+    tl.store(stats + rows + row, overlap + void)
+    tl.store(stats + 2 * rows + row, q_entropy + void)
+    tl.store(stats + 3 * rows + row, p_entropy + void)

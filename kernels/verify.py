@@ -47,7 +47,7 @@ def chain_verify(
         accepted [B] in 0..K, and the next token [B]: from the residual max(0, p - q) after a rejection, from row K + 1
         of the target (not row K, as printed in the paper's Algorithms 3 and 4) after a full chain.
     """
-    if _compiled(draft_probs, target_probs):
+    if compiled(draft_probs, target_probs):
         from bebop.kernels import verify_triton
 
         return verify_triton.launch(draft_tokens, draft_probs, target_probs, uniforms, lengths)
@@ -71,7 +71,7 @@ def chain_verify_logits(
     """
     if isinstance(temperature, float | int) and not temperature > 0:
         raise UserError(f"temperature {temperature} is not possible: it must be positive; for greedy use a one-hot law")
-    if _compiled(draft_logits, target_logits):
+    if compiled(draft_logits, target_logits):
         from bebop.kernels import verify_logits_triton
 
         return verify_logits_triton.launch(
@@ -80,7 +80,7 @@ def chain_verify_logits(
     return logits_reference(draft_tokens, draft_logits, target_logits, uniforms, temperature, lengths)
 
 
-def _compiled(draft: Tensor, target: Tensor) -> bool:
+def compiled(draft: Tensor, target: Tensor) -> bool:
     """Whether the Triton kernels can take it; fp64 and machines without Triton stay with the reference."""
     return target.is_cuda and find_spec("triton") is not None and torch.float64 not in (draft.dtype, target.dtype)
 

@@ -4,7 +4,7 @@ Two collectives in the forward pass, whatever the kind, and none for the gradien
 
 1. an all-gather of 4 numbers per row: maximum and sum of exponentials of either side. (Reduced one after the
    other they would be two collectives; merging gathered pairs is exact and costs ``size`` times 4 numbers per row.)
-2. a sum of 5 numbers per row: overlap, S, both entropies, and the divergence (or the label's logarithm) of the kind.
+2. a sum of 6 numbers per row: overlap, S, both entropies, and the divergence (or the label's logarithms) of the kind.
    It cannot join the first: min(p, q) needs both normalisers, and so does alpha, which every kind reports.
 
 With alpha left out, ce, kl, rkl and hard_ce could do with one gather of more numbers; tv, nla and hybrid need both.
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bebop.kernels.row_losses import RowLosses, accumulator
+from bebop.kernels.row_losses import NUMBERS, RowLosses, accumulator
 
 CHUNK_ELEMENTS = {"cuda": 2**24, "cpu": 2**16}
 FLOOR = -1e30  # a maximum of -inf, in a shard without mass, would give -inf - -inf
@@ -57,17 +57,20 @@ def parallel_row_losses(
             return None
         return torch.arange(width, device=labels.device) + offset == labels[some, None]
 
-    sums = torch.zeros(5, rows, dtype=dtype, device=draft_logits.device)
+    sums = torch.zeros(6, rows, dtype=dtype, device=draft_logits.device)
     for some in _chunks(rows, width, sums.device):
         sums[:, some] = _sums(*laws(some), hits(some), kind)
     dist.all_reduce(sums, group=group)
-    alpha, _, q_entropy, p_entropy, divergence = sums
+    alpha, _, q_entropy, p_entropy, divergence, target_log = sums
+    lost = torch.where((totals > 0).all(0), 0.0, torch.nan).to(dtype)  # rows that are no laws
     grad = torch.empty_like(draft_logits, memory_format=torch.contiguous_format) if need_grad else None
     for some in _chunks(rows, width, sums.device) if grad is not None else ():
         assert grad is not None
-        grad[some] = _gradient(*laws(some), hits(some), sums[:, some, None], kind, eta) / temperature
+        slope = 1 / temperature + lost[some, None]
+        grad[some] = _gradient(*laws(some), hits(some), sums[:, some, None], kind, eta) * slope
     loss = _loss(alpha, p_entropy, divergence, kind, eta)
-    return RowLosses(loss=loss, alpha=alpha, draft_entropy=q_entropy, target_entropy=p_entropy, grad=grad)
+    numbers = (loss, alpha, q_entropy, p_entropy, *([target_log] if kind == "hard_ce" else []))
+    return RowLosses(grad=grad, **{name: x + lost for name, x in zip(NUMBERS, numbers, strict=False)})
 
 
 def _chunks(rows: int, width: int, device: torch.device) -> list[slice]:
@@ -102,8 +105,9 @@ def _law(scaled: Tensor, top: Tensor, total: Tensor) -> Law:
 
 
 def _sums(draft: Law, target: Law, hit: Tensor | None, kind: str) -> Tensor:
-    """This shard's part [5, R] of overlap, S, the entropies, and what the kind adds to them."""
+    """This shard's part [6, R] of overlap, S, the entropies, what the kind adds to them, and log p[label]."""
     (q_log, q), (p_log, p) = draft, target
+    chosen = torch.zeros_like(q[:, :1]) if hit is None else torch.where(hit, p_log, 0)
     if hit is not None:
         last = -torch.where(hit, q_log, 0)
     elif kind == "rkl":
@@ -111,7 +115,7 @@ def _sums(draft: Law, target: Law, hit: Tensor | None, kind: str) -> Tensor:
     else:
         last = torch.where(p > 0, p * (p_log - q_log), 0)
     entropies = (-torch.where(x > 0, x * x_log, 0) for x_log, x in (draft, target))
-    terms = (torch.minimum(q, p), torch.where(q <= p, q, 0), *entropies, last)
+    terms = (torch.minimum(q, p), torch.where(q <= p, q, 0), *entropies, last, chosen)
     return torch.stack([x.sum(-1) for x in terms])
 
 
@@ -127,9 +131,9 @@ def _loss(alpha: Tensor, p_entropy: Tensor, divergence: Tensor, kind: str, eta: 
 
 
 def _gradient(draft: Law, target: Law, hit: Tensor | None, sums: Tensor, kind: str, eta: float) -> Tensor:
-    """T * d loss / d logits [R, V / size], see the table of ``row_losses.py``; sums [5, R, 1] are of whole rows."""
+    """T * d loss / d logits [R, V / size], see the table of ``row_losses.py``; sums [6, R, 1] are of whole rows."""
     (q_log, q), (p_log, p) = draft, target
-    alpha, below, _, _, divergence = sums
+    alpha, below, _, _, divergence, _ = sums
     if hit is not None:
         return q - hit.to(q.dtype)
     if kind in ("ce", "kl"):

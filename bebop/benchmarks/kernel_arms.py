@@ -8,12 +8,15 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import torch
 from torch import Tensor
 
+from bebop.kernels.block_verify import block_verify
+from bebop.kernels.block_verify import reference as block_reference
 from bebop.kernels.verify import chain_verify, chain_verify_logits, logits_reference, reference
 
 
@@ -128,7 +131,10 @@ LINEAR: dict[str, MakeLinear] = {
 # ---- chain verification
 
 
-def _sglang_verify(device: str, tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> Callable[[], object]:
+def _sglang_verify(
+    device: str, tokens: Tensor, q: Tensor, p: Tensor, u: Tensor, block: bool = False
+) -> Callable[[], object]:
+    """Of 0.5.23; ``block``: by block verification."""
     _needs_gpu(device, "the verifier of SGLang")
     peer = _peer("sglang.kernels.ops.speculative.reject_sampling", "sglang")
     batch, drafts = tokens.shape
@@ -138,10 +144,13 @@ def _sglang_verify(device: str, tokens: Tensor, q: Tensor, p: Tensor, u: Tensor)
     accept_index, accepted = torch.full_like(index, -1), torch.zeros(batch, dtype=torch.int32, device=device)
     tests, final = u[:, : drafts + 1].float(), u[:, -1].float().contiguous()
 
+    options = {"block_verification": True} if block else {}  # older ones have no such argument
+
     def verify() -> None:
         peer.chain_speculative_sampling_triton(
-            predicts, accept_index, accepted, candidates, index, None, None, tests, final, p, q, 1.0, 1.0, True
-        )
+            predicts, accept_index, accepted, candidates, index, None, None, tests, final, p, q, 1.0, 1.0, True,
+            **options,
+        )  # fmt: skip
 
     return _tried(verify, "sglang")
 
@@ -192,6 +201,11 @@ PROBS: dict[str, MakeVerify] = {
     "sglang": _sglang_verify,
     "vllm": _vllm_verify,
     "read its rows once": _read,
+}
+BLOCK: dict[str, MakeVerify] = {
+    "bebop": lambda device, *inputs: lambda: block_verify(*inputs),
+    "eager": lambda device, *inputs: lambda: block_reference(*inputs),
+    "sglang": partial(_sglang_verify, block=True),
 }
 LOGITS: dict[str, MakeVerify] = {
     "bebop": lambda device, *inputs: lambda: chain_verify_logits(*inputs),

@@ -5,6 +5,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -13,10 +14,13 @@ from tqdm import tqdm
 
 from bebop.benchmarks import kernel_arms
 from bebop.benchmarks.kernel_arms import Skip
+from bebop.kernels.block_verify import reference as block_reference
 from bebop.kernels.verify import reference, sample
 
 Row = dict[str, Any]
-FLUSH = 256 << 20  # bytes written between two runs on a GPU: more than any second-level cache
+# Bytes written between two runs on a GPU: more than any second-level cache, and some 0.3 ms, in which the launches of
+# what is timed are queued.
+FLUSH = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +75,7 @@ def run(bench: KernelBench) -> list[Row]:
     ends = time.monotonic() + bench.seconds
     bandwidth = _copy_bandwidth(timer)
     rows: list[Row] = [{"what": "copy", "shape": "256 MB", "arm": "torch", "ms": timer.copy_ms, "GB/s": bandwidth}]
-    shapes: list[tuple[Callable[..., Iterator[Case]], tuple[int, ...]]] = [
-        *((_loss_cases, shape) for shape in bench.losses),
-        *((_linear_cases, shape) for shape in bench.linear),
-        *((_chain_cases, shape) for shape in bench.chains),
-    ]
-    for cases, shape in tqdm(shapes, desc="kernels"):
+    for cases, shape in tqdm(_in_turns(bench), desc="kernels"):
         if time.monotonic() > ends:
             rows.append({"what": "left out", "shape": str(shape), "arm": "all", "skipped": "time is up"})
             continue
@@ -87,6 +86,13 @@ def run(bench: KernelBench) -> list[Row]:
             row["x eager"] = base / row["ms"] if base and row["ms"] else None
         rows += found
     return rows
+
+
+def _in_turns(bench: KernelBench) -> list[tuple[Callable[..., Iterator["Case"]], tuple[int, ...]]]:
+    """All shapes, one of each sort after the other: where time runs out, every sort has been measured."""
+    sorts = ((_loss_cases, bench.losses), (_linear_cases, bench.linear), (_chain_cases, bench.chains))
+    turns = zip_longest(*([(cases, shape) for shape in shapes] for cases, shapes in sorts))
+    return [one for turn in turns for one in turn if one is not None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,13 +185,14 @@ def _chain_cases(bench: KernelBench, shape: tuple[int, int, int]) -> Iterator[Ca
     u, draws = numbers.to(bench.device).split([drafts + 2, drafts], 1)
     u, tokens = u.contiguous(), sample(q, draws)
     accepted, _ = reference(tokens, q, p, u)
-    rejected = int((accepted < drafts).sum())
+    rejected, rejected_block = (int((n < drafts).sum()) for n in (accepted, block_reference(tokens, q, p, u)[0]))
     tested = int((accepted + 1).clamp_max(drafts).sum())
-    probs = (batch + rejected) * vocabulary * p.element_size()
+    probs, block = ((batch + n) * vocabulary * p.element_size() for n in (rejected, rejected_block))
     logits = (2 * tested + batch - rejected) * vocabulary * draft.element_size()
     name = f"B={batch} K={drafts} V={vocabulary}"
     for what, arms, inputs, traffic in (
         ("verify probs", kernel_arms.PROBS, (tokens, q, p, u), probs),
+        ("verify block", kernel_arms.BLOCK, (tokens, q, p, u), block),
         ("verify logits", kernel_arms.LOGITS, (tokens, draft, target, u), logits),
     ):
         for arm, make in arms.items():

@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels of the draft losses for an H100; needs no GPU. Prints one line per kernel.
+"""Compiles every Triton kernel for an H100; needs no GPU. Prints one line per kernel.
 
 The interpreter runs Python and forgives what the compiler refuses. ``python -m tests.kernels.compile_offline`` is a
 process of its own because triton decides on import whether it interprets.
@@ -12,37 +12,59 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from bebop.kernels import block_verify_triton as block
 from bebop.kernels import row_losses_triton as losses
+from bebop.kernels import stats_triton as stats
+from bebop.kernels import verify_logits_triton as logits
+from bebop.kernels import verify_triton as probs
 from bebop.kernels.row_losses import KINDS
 
 H100 = GPUTarget("cuda", 90, 32)
-POINTERS = {"stats": "*fp32", "partial": "*fp32"}
-FLOATS = ("scale", "slope", "eta")
+FLOATS = dict.fromkeys(("scale", "slope", "eta"), "fp32")
+SUMS = dict.fromkeys(("stats", "partial", "masses", "norms", "tops", "scales"), "*fp32")
+TOKENS = dict.fromkeys(("tokens", "lengths", "accepted"), "*i64")
 
 
-def compiled(kernel: Any, dtype: str, **constants: Any) -> str:
-    """The PTX of a kernel whose logits are of ``dtype``."""
-    logits = dict.fromkeys(("draft", "target", "out"), f"*{dtype}")
-    labels = {"labels": "*i64" if constants.get("KIND") == "hard_ce" else "*fp32"}
-    types = POINTERS | logits | labels | dict.fromkeys(FLOATS, "fp32") | dict.fromkeys(constants, "constexpr")
-    signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+def compiled(kernel: Any, dtype: str, types: dict[str, str] | None = None, **constants: Any) -> str:
+    """The PTX of a kernel whose logits or laws are of ``dtype``; what is not named is an i32."""
+    laws = dict.fromkeys(("draft", "target", "out", "q", "p"), f"*{dtype}")
+    known = FLOATS | SUMS | TOKENS | laws | {"u": "*fp64"} | (types or {}) | dict.fromkeys(constants, "constexpr")
+    signature = {name: known.get(name, "i32") for name in kernel.arg_names}
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     program = triton.compile(ASTSource(kernel, signature, constexprs=values), target=H100, options={"num_warps": 8})
     return str(program.asm["ptx"])
 
 
-def kernels() -> Iterator[tuple[str, str]]:
-    """(name, PTX) of every kernel and kind."""
+def loss_kernels() -> Iterator[tuple[str, str]]:
+    """(name, PTX) of every kind."""
     for kind in KINDS:
-        name = f"row {kind}"
-        yield name, compiled(losses._row_kernel, "bf16", KIND=kind, GRAD=True, BLOCK=1024)
+        labels = {"labels": "*i64" if kind == "hard_ce" else "*fp32"}
+        yield f"row {kind}", compiled(losses._row_kernel, "bf16", labels, KIND=kind, GRAD=True, BLOCK=1024)
         constants = {"KIND": kind, "BLOCK": 1024, "LANES": 16}
         yield f"split sums {kind}", compiled(losses._split_sums, "bf16", **constants)
-        yield f"split finish {kind}", compiled(losses._split_finish, "bf16", GRAD=True, **constants)
-    yield "row tv fp32", compiled(losses._row_kernel, "fp32", KIND="tv", GRAD=False, BLOCK=1024)
+        yield f"split finish {kind}", compiled(losses._split_finish, "bf16", labels, GRAD=True, **constants)
+    labels = {"labels": "*fp32"}
+    yield "row tv fp32", compiled(losses._row_kernel, "fp32", labels, KIND="tv", GRAD=False, BLOCK=1024)
     yield "split normalise", compiled(losses._split_normalise, "bf16", BLOCK=1024)
 
 
+def verify_kernels() -> Iterator[tuple[str, str]]:
+    """(name, PTX) of chain and block verification and of the statistics."""
+    chain, token = {"K": 3, "BLOCK": 1024}, {"out": "*i64"}
+    yield "chain masses", compiled(probs._masses, "fp32", LANES=4, **chain)
+    yield "chain draw", compiled(probs._draw, "fp32", token, TILE_LANES=32, **chain)
+    yield "block masses", compiled(block._masses, "fp32", LANES=4, **chain)
+    yield "block draw", compiled(block._draw, "fp32", token, LANES=4, TILE_LANES=32, **chain)
+    yield "logits normalisers", compiled(logits._normalisers, "bf16", **chain)
+    for split in (True, False):
+        yield f"logits accept {split}", compiled(logits._accept, "bf16", SPLIT=split, LANES=4, **chain)
+    yield "logits masses", compiled(logits._masses, "bf16", **chain)
+    yield "logits draw", compiled(logits._draw, "bf16", token, TILE_LANES=32, **chain)
+    for given in (True, False):
+        yield f"stats {given}", compiled(stats._stats, "bf16", {"out": "*fp32"}, LOGITS=given, BLOCK=1024)
+
+
 if __name__ == "__main__":
-    for name, ptx in kernels():
-        sys.stdout.write(f"{name}: {len(ptx.splitlines())} lines\n")
+    for kernels in (loss_kernels(), verify_kernels()):
+        for name, ptx in kernels:
+            sys.stdout.write(f"{name}: {len(ptx.splitlines())} lines\n")

@@ -1,12 +1,14 @@
 """A process of a split vocabulary, for test_losses.py: python -m tests.kernels.parallel_worker RANK SIZE PATH."""
 
 import sys
+from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
 from bebop.kernels.losses import e2e_tv_loss, tv_loss
 from bebop.kernels.row_losses import KINDS
 
@@ -24,6 +26,7 @@ def logits(*shape: int, seed: int) -> Tensor:
 def check_rows(group: dist.ProcessGroup, kind: str, mine: slice) -> None:
     """Numbers, the shard's gradient and the number of collectives of one kind."""
     draft, target = logits(5, 37, seed=0), logits(5, 37, seed=1)
+    target[4] = float("-inf")  # no law: NaN everywhere
     if kind == "rkl":
         target[0, :10] = 0
     labels = torch.tensor([36, 0, 8, 9, 20]) if kind == "hard_ce" else None
@@ -42,24 +45,53 @@ def check_rows(group: dist.ProcessGroup, kind: str, mine: slice) -> None:
     wanted.loss.backward(upstream.double())
     for name in ("loss", "alpha", "draft_entropy", "target_entropy"):
         pair = getattr(found, name).detach().double(), getattr(wanted, name).detach()
-        torch.testing.assert_close(*pair, rtol=1e-6, atol=1e-6)
+        scale = pair[1].abs().nan_to_num(posinf=1).clamp_min(1)  # relative above 1, where fp32 itself ends
+        torch.testing.assert_close(*(x / scale for x in pair), rtol=0, atol=1e-6, equal_nan=True)
+        assert pair[0][4].isnan() and not pair[0][:4].isnan().any()
     assert shard.grad is not None and whole.grad is not None
-    torch.testing.assert_close(shard.grad.double(), whole.grad[:, mine], rtol=0, atol=1e-6)
+    torch.testing.assert_close(shard.grad.double(), whole.grad[:, mine], rtol=0, atol=1e-6, equal_nan=True)
 
 
-def check_steps(group: dist.ProcessGroup, mine: slice) -> None:
-    """The product of acceptances."""
+MASK = torch.tensor([[1, 1], [1, 0], [0, 1]])
+TOKENS = torch.tensor([[36, 11], [12, -100], [-100, 3]])
+
+
+def check_steps(group: dist.ProcessGroup, mine: slice, tokens: Tensor | None) -> None:
+    """The product of acceptances, and its unbiased form."""
     draft, target = logits(3, 2, 37, seed=2), logits(3, 2, 37, seed=3)
-    mask = torch.tensor([[1, 1], [1, 0], [0, 1]])
     whole = draft.double().requires_grad_()
-    wanted = e2e_tv_loss(whole, target.double(), mask)
+    wanted = e2e_tv_loss(whole, target.double(), MASK, tokens=tokens)
     shard = draft[..., mine].clone().requires_grad_()
-    found = e2e_tv_loss(shard, target[..., mine], mask, group=group)
+    found = e2e_tv_loss(shard, target[..., mine], MASK, tokens=tokens, group=group)
     found.backward()
     wanted.backward()
+    close(found, wanted)
+    close(shard.grad, None if whole.grad is None else whole.grad[..., mine])
+
+
+def check_linear(group: dist.ProcessGroup, mine: slice, tokens: Tensor | None) -> None:
+    """From hidden states and parts of the heads: the gradient of the states is whole, that of the head is a part."""
+    generator = torch.Generator().manual_seed(4)
+    hidden, states = (torch.randn(3, 2, 8, generator=generator) for _ in range(2))
+    weight, head = (torch.randn(37, 8, generator=generator) * 0.5 for _ in range(2))
+    results = []
+    for convert, part, owner in ((torch.Tensor.double, slice(None), None), (torch.Tensor.clone, mine, group)):
+        h, w = (convert(x).requires_grad_() for x in (hidden, weight[part]))
+        heads = convert(states), convert(head[part])
+        options: dict[str, Any] = {"chunk_rows": 2, "weight_grad": True, "group": owner}
+        found = linear_draft_loss(h.flatten(0, 1), w, heads[0].flatten(0, 1), heads[1], kind="hybrid", **options)
+        steps = linear_e2e_tv_loss(h, w, *heads, MASK, tokens=tokens, temperature=0.8, **options)
+        (steps + (found.loss * torch.linspace(-1, 1, 6)).sum()).backward()
+        results.append((found.loss, found.alpha, steps, h.grad, w.grad))
+    wanted, found_here = results
+    for a, b in zip(found_here[:4], wanted[:4], strict=True):
+        close(a, b)
+    close(found_here[4], None if wanted[4] is None else wanted[4][mine])
+
+
+def close(found: Tensor | None, wanted: Tensor | None) -> None:
+    assert found is not None and wanted is not None
     torch.testing.assert_close(found.detach().double(), wanted.detach(), rtol=0, atol=1e-6)
-    assert shard.grad is not None and whole.grad is not None
-    torch.testing.assert_close(shard.grad.double(), whole.grad[..., mine], rtol=0, atol=1e-6)
 
 
 def main(rank: int, size: int, store: str) -> None:
@@ -71,7 +103,9 @@ def main(rank: int, size: int, store: str) -> None:
             mine = slice(sum(shards[:rank]), sum(shards[: rank + 1]))
             for kind in KINDS:
                 check_rows(group, kind, mine)
-            check_steps(group, mine)
+            for tokens in (None, TOKENS):
+                check_steps(group, mine, tokens)
+                check_linear(group, mine, tokens)
     dist.barrier()
     dist.destroy_process_group()
 

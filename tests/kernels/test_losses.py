@@ -4,6 +4,7 @@ import math
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from torch import Tensor
 
 from bebop.errors import UserError
 from bebop.kernels import row_losses_cpu
-from bebop.kernels.losses import e2e_tv_loss, e2e_weights, tv_loss
+from bebop.kernels.chain_losses import e2e_weights
+from bebop.kernels.losses import e2e_tv_loss, tv_loss
 from bebop.kernels.row_losses import KINDS, RowLosses, reference, row_losses
 
 INF = float("inf")
-NUMBERS = ("loss", "alpha", "draft_entropy", "target_entropy")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -66,6 +67,13 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-6) -> None:
     torch.testing.assert_close(a.double(), b.double(), rtol=0, atol=tolerance)
 
 
+def within(found: Tensor, wanted: Tensor, tolerance: float = 1e-6) -> None:
+    """Absolute up to 1, relative above: an fp32 number between 8 and 16 nats is itself rounded by up to 5e-7."""
+    scale = wanted.abs().nan_to_num(posinf=1).clamp_min(1).double()
+    pair = found.double() / scale, wanted.double() / scale
+    torch.testing.assert_close(*pair, rtol=0, atol=tolerance, equal_nan=True)
+
+
 # ---- against the definition
 
 
@@ -75,8 +83,9 @@ def test_every_kind_in_fp32(kind: str, temperature: float) -> None:
     draft, target = logits(5, 1003)
     wanted = naive(draft, target, kind, temperature)
     loss, grad = found(draft, target, kind, temperature=temperature)
-    torch.testing.assert_close(loss.double(), wanted[0], rtol=1e-6, atol=1e-6)
+    within(loss, wanted[0])
     close(grad, wanted[1])
+    assert torch.isfinite(loss).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,7 +105,7 @@ def test_a_bf16_gradient_is_rounded_once(kind: str) -> None:
     wanted = naive(draft, target, kind)
     loss, grad = found(draft, target, kind)
     assert loss.dtype == torch.float32 and grad.dtype == torch.bfloat16
-    torch.testing.assert_close(loss.double(), wanted[0], rtol=1e-6, atol=1e-6)
+    within(loss, wanted[0])
     # Half a unit in the last place of 8 bits is 2^-8 of a power of two; 1e-6 is what fp32 adds.
     ulp = torch.exp2(wanted[1].abs().clamp_min(1e-30).log2().floor() - 7)
     assert ((grad.double() - wanted[1]).abs() <= ulp / 2 + 1e-6).all()
@@ -107,8 +116,8 @@ def test_numbers_beside_the_loss() -> None:
     q, p = draft.double().softmax(-1), target.double().softmax(-1)
     result = tv_loss(draft.requires_grad_(), target, kind="kl")
     close(result.alpha, torch.minimum(q, p).sum(-1))
-    close(result.draft_entropy, torch.special.entr(q).sum(-1), 2e-6)
-    close(result.target_entropy, torch.special.entr(p).sum(-1), 2e-6)
+    within(result.draft_entropy, torch.special.entr(q).sum(-1))
+    within(result.target_entropy, torch.special.entr(p).sum(-1))
     assert result.loss.requires_grad and not result.alpha.requires_grad and not result.draft_entropy.requires_grad
 
 
@@ -207,10 +216,41 @@ def test_masked_logits(kind: str) -> None:
     for loss, grad in (found(draft, target, kind), (wanted.loss, wanted.grad)):
         assert torch.isfinite(loss).all() and torch.isfinite(grad).all()
         assert grad[:, :4096].abs().max() == 0 and grad[:, live].abs().max() > 0
-        close(loss, wanted.loss, 3e-6)
+        within(loss, wanted.loss)
         close(grad, wanted.grad)
-        close(loss[:1], by_hand[0], 3e-6)
+        within(loss[:1], by_hand[0])
         close(grad[:1, 4096:], by_hand[1])
+
+
+def tiled_normaliser(logits: Tensor, tile: int) -> tuple[Tensor, Tensor]:
+    """Running maximum and sum of one row as speculators 0.9.0 has them: from -inf, not from a finite number."""
+    top, total = torch.tensor(-INF), torch.tensor(0.0)
+    for part in logits.split(tile):
+        raised = torch.maximum(top, part.max())
+        total = total * (top - raised).exp() + (part - raised).exp().sum()
+        top = raised
+    return top, total
+
+
+def test_where_the_formulas_of_others_give_nan() -> None:
+    """The same number as with the masked tokens cut off. Theirs: 0 (log 0 - log 0), or -inf - -inf in a first tile."""
+    draft, target = logits(1, 600)
+    draft[:, :200] = target[:, :200] = -INF
+    q_log, p_log = draft.log_softmax(-1), target.log_softmax(-1)
+    for kind, theirs in (("kl", p_log.exp() * (p_log - q_log)), ("rkl", q_log.exp() * (q_log - p_log))):
+        assert theirs.sum().isnan()
+        loss, grad = found(draft, target, kind)
+        wanted = naive(draft[:, 200:], target[:, 200:], kind)
+        within(loss, wanted[0])
+        close(grad[:, 200:], wanted[1])
+        assert grad[:, :200].abs().max() == 0
+    assert tiled_normaliser(draft[0], 128)[1].isnan()
+    for kind in ("tv", "nla", "hybrid"):
+        loss, grad = found(draft, target, kind)
+        wanted = naive(draft[:, 200:], target[:, 200:], kind)
+        within(loss, wanted[0])
+        close(grad[:, 200:], wanted[1])
+        assert grad[:, :200].abs().max() == 0
 
 
 def test_divergences_of_laws_without_the_token_stay_in_their_row() -> None:
@@ -218,6 +258,38 @@ def test_divergences_of_laws_without_the_token_stay_in_their_row() -> None:
     target[0, 3] = -INF
     loss, grad = found(draft, target, "rkl")
     assert loss[0] == INF and torch.isfinite(loss[1]) and torch.isfinite(grad[1]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_no_laws(kind: str, dtype: torch.dtype) -> None:
+    """No finite logit on a side: NaN in every number and all of the gradient, as in the reference; others keep it."""
+    draft, target = logits(5, 30, dtype)
+    clean = row_losses(draft, target, kind=kind, labels=labels_for(kind, 5, 30))
+    draft[1] = target[2] = -INF
+    draft[3] = target[3] = -INF
+    labels = labels_for(kind, 5, 30)
+    for result in (
+        row_losses(draft, target, kind=kind, labels=labels),
+        reference(draft, target, kind=kind, labels=labels),
+    ):
+        for a, b in zip((*result.numbers(), result.grad), (*clean.numbers(), clean.grad), strict=True):
+            assert a is not None and b is not None
+            assert a[1:4].isnan().all()
+            torch.testing.assert_close(a[[0, 4]], b[[0, 4]], rtol=2.0**-8 if a.dtype == dtype else 1e-6, atol=1e-6)
+
+
+def test_no_common_token_in_nla() -> None:
+    """alpha = 0: an infinite loss with gradient 0; beside it, an overlap of 1e-30 has a gradient of order 1."""
+    draft, target = torch.zeros(2, 4), torch.full((2, 4), -INF)
+    draft[0, 2:] = -INF
+    target[0, 2] = 0
+    draft[1, 0], target[1, 0] = -70, 0
+    loss, grad = found(draft, target, "nla")
+    assert loss[0] == INF and grad[0].abs().max() == 0
+    within(loss[1:], naive(draft[1:], target[1:], "nla")[0])
+    close(grad[1:], naive(draft[1:], target[1:], "nla")[1])
+    assert grad[1, 0] == pytest.approx(-1)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (1, 7), (3, 4099), (70, 3)])
@@ -291,10 +363,10 @@ def test_any_values(
 
 def agree(a: RowLosses, b: RowLosses) -> None:
     assert a.grad is not None and b.grad is not None
-    for name in NUMBERS:
-        close(getattr(a, name), getattr(b, name), 2e-6)
+    for found_number, wanted in zip(a.numbers(), b.numbers(), strict=True):
+        within(found_number, wanted)
     ulp = 2.0**-8 if a.grad.dtype == torch.bfloat16 else 0.0
-    torch.testing.assert_close(a.grad.double(), b.grad.double(), rtol=ulp, atol=1e-6)
+    torch.testing.assert_close(a.grad.double(), b.grad.double(), rtol=ulp, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
@@ -305,8 +377,9 @@ def test_the_compiled_core(kind: str, dtype: torch.dtype) -> None:
     """Rows that start at odd addresses; the last chunk goes back over finished rows instead of being smaller."""
     draft, target = logits(132, 5001, dtype)
     draft[:, :2500] = target[:, :2500] = -INF
+    draft[70] = -INF
     compiled = row_losses_cpu.CompiledCore()
-    assert row_losses_cpu.chunk_rows(131, 5001) == 2
+    assert row_losses_cpu.chunk_rows(131, 5001) == 3
     agree(
         row_losses_cpu.run_in_chunks(compiled, draft[1:], target[1:], kind, 0.7, None, 3.0, True),
         reference(draft[1:].double(), target[1:].double(), kind=kind, temperature=0.7),
@@ -334,6 +407,9 @@ def test_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not row_losses_cpu.worth_compiling(large)  # not on a CPU
     big = torch.empty(1, 1).expand(512, 32_768)
     assert row_losses_cpu.worth_compiling(big)
+    often, middle = row_losses_cpu.COMPILE_AFTER, torch.empty(1, 1).expand(32, 32_768)
+    assert not row_losses_cpu.worth_compiling(middle, often - 1) and row_losses_cpu.worth_compiling(middle, often)
+    assert not row_losses_cpu.worth_compiling(small, often)
     monkeypatch.setenv("BEBOP_COMPILE", "0")
     assert not row_losses_cpu.worth_compiling(big)
 
@@ -355,7 +431,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 def test_memory_is_the_gradient_and_a_little_more() -> None:
-    draft, target = logits(128, 4096)
+    draft, target = logits(256, 4096)
     draft.requires_grad_()
     tensor = draft.numel() * 4
 
@@ -478,7 +554,8 @@ def test_the_corrected_loss_is_unbiased_and_the_product_is_not() -> None:
 def test_the_corrected_loss_of_impossible_tokens_is_finite() -> None:
     draft, target = chains(1, 2, 5)
     draft[0, 0, 1] = target[0, 0, 2] = -INF
-    for token in (1, 2):
+    draft[0, 0, 3] = target[0, 0, 3] = -INF  # and one that neither has
+    for token in (1, 2, 3):
         z = draft.clone().requires_grad_()
         e2e_tv_loss(z, target, torch.ones(1, 2), tokens=torch.tensor([[token, 0]])).backward()
         assert z.grad is not None and torch.isfinite(z.grad).all()
@@ -574,5 +651,10 @@ def test_a_split_vocabulary(tmp_path: Path) -> None:
         )
         for rank in range(4)
     ]
-    errors = [process.communicate(timeout=120)[1] for process in processes]
+    ends = time.monotonic() + 120
+    while time.monotonic() < ends and any(x.poll() is None for x in processes) and not any(x.poll() for x in processes):
+        time.sleep(0.1)
+    for process in processes:  # those that wait for one that has failed, or too long
+        process.kill()
+    errors = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, "\n".join(errors)[-3000:]

@@ -1,0 +1,134 @@
+"""Draft losses of hidden states, a chunk of rows at a time: the autograd function below ``linear_losses.py``.
+
+The gradient is computed in the forward pass: d loss_n / d hidden_n = (d loss_n / d logits_n) @ weight depends on row n
+alone, so it can be scaled by any upstream gradient afterwards, exactly. A gradient of the head cannot (it sums over
+rows): where it is wanted, the logits are computed again in the backward pass.
+
+With the vocabulary split between processes every process has all hidden states and its part of both heads. Each chunk
+has the two collectives of ``vocab_parallel.py``; one more adds up the gradients of the hidden states at the end.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bebop.kernels.losses import DraftLoss
+from bebop.kernels.row_losses import NUMBERS, RowLosses, accumulator, check, row_losses
+from bebop.kernels.truncation import truncate_
+from bebop.kernels.vocab_parallel import parallel_row_losses
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]  # hidden, weight, target_hidden, target_weight, labels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is computed from the logits of a chunk."""
+
+    kinds: tuple[str, ...]  # as in ``row_losses``; of several, labels are for hard_ce alone
+    temperature: float
+    eta: float
+    target_top_p: float
+    target_top_k: int
+    rows: int  # of a chunk
+    group: dist.ProcessGroup | None
+
+
+def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftLoss]:
+    """The losses [N] of every kind, from one product with either head per chunk; gradients as in ``linear_losses``."""
+    hidden, weight, target_hidden, target_weight, labels = inputs
+    head = weight if weight_grad else weight.detach()
+    # Asked here: inside of the Function gradients are always off, and no_grad does not show.
+    wanted = torch.is_grad_enabled() and hidden.requires_grad
+    targets = target_hidden.detach(), target_weight.detach()
+    losses, statistics = _ChunkedLosses.apply(hidden, head, *targets, labels, plan, wanted)
+    found = []
+    for kind, loss, numbers in zip(plan.kinds, losses, statistics, strict=True):
+        names = NUMBERS[1:] if kind == "hard_ce" else NUMBERS[1:4]
+        found.append(DraftLoss(loss=loss, **dict(zip(names, numbers, strict=False))))
+    return found
+
+
+class _ChunkedLosses(torch.autograd.Function):
+    """Losses [kinds, N] and the other numbers [kinds, 4, N]; the gradient into the states is made on the way."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        inputs, (plan, wanted) = arguments[:5], arguments[5:]
+        hidden, _, target_hidden, *_ = inputs
+        numbers = torch.zeros(
+            len(plan.kinds), 5, len(hidden), dtype=accumulator(hidden, target_hidden), device=hidden.device
+        )
+        gradient = hidden.new_empty(len(plan.kinds), *hidden.shape) if wanted else None
+        for rows in _chunks(len(hidden), plan.rows):
+            _chunk(inputs, rows, plan, numbers, gradient)
+        if gradient is not None and plan.group is not None:
+            dist.all_reduce(gradient, group=plan.group)
+        ctx.plan = plan
+        ctx.save_for_backward(gradient, *(inputs if ctx.needs_input_grad[1] else ()))
+        losses, statistics = numbers[:, 0].clone(), numbers[:, 1:]
+        ctx.mark_non_differentiable(statistics)
+        return losses, statistics
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, *inputs = ctx.saved_tensors
+        into_hidden = None
+        if gradient is not None:
+            into_hidden = sum(g * u[:, None] for g, u in zip(gradient, upstream, strict=True)).to(gradient.dtype)
+        into_weight = _weight_gradient(upstream, tuple(inputs), ctx.plan) if inputs else None
+        return into_hidden, into_weight, *[None] * 5
+
+
+def _chunks(count: int, rows: int) -> Iterator[slice]:
+    """One at least: what cannot be computed is refused where the logits are."""
+    return (slice(start, start + rows) for start in range(0, max(1, count), rows))
+
+
+def _chunk(inputs: Inputs, rows: slice, plan: Plan, numbers: Tensor, gradient: Tensor | None) -> None:
+    """Fill in the numbers and the gradient of one chunk; its logits are gone on return."""
+    pair = _logits(inputs, rows, plan)
+    for at, kind in enumerate(plan.kinds):
+        found = _row_losses(pair, kind, inputs[4], rows, plan, need_grad=gradient is not None)
+        for row, number in zip(numbers[at], found.numbers(), strict=False):
+            row[rows] = number
+        if gradient is not None and found.grad is not None:
+            gradient[at, rows] = found.grad @ inputs[1]
+        del found  # or its gradient would live on beside the next one
+
+
+def _logits(inputs: Inputs, rows: slice, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Of draft and target [R, V]; the target's are truncated."""
+    hidden, weight, target_hidden, target_weight, _ = inputs
+    target = target_hidden[rows] @ target_weight.T
+    return hidden[rows] @ weight.T, truncate_(target, plan.temperature, plan.target_top_p, plan.target_top_k)
+
+
+def _row_losses(
+    pair: tuple[Tensor, Tensor], kind: str, labels: Tensor | None, rows: slice, plan: Plan, need_grad: bool
+) -> RowLosses:
+    chosen = labels[rows] if labels is not None and (kind == "hard_ce" or len(plan.kinds) == 1) else None
+    options: dict[str, Any] = {"kind": kind, "temperature": plan.temperature, "labels": chosen}
+    if plan.group is None:
+        return row_losses(*pair, eta=plan.eta, need_grad=need_grad, **options)
+    check(*pair, **options, whole=False)
+    return parallel_row_losses(*pair, group=plan.group, eta=plan.eta, need_grad=need_grad, **options)
+
+
+def _weight_gradient(upstream: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
+    """d (upstream . losses) / d weight [V, d], from logits computed again; summed over chunks in fp32 at least."""
+    hidden, weight, *_ = inputs
+    total = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+    for rows in _chunks(len(hidden), plan.rows):
+        pair = _logits(inputs, rows, plan)
+        for kind, factors in zip(plan.kinds, upstream, strict=True):
+            grad = _row_losses(pair, kind, inputs[4], rows, plan, need_grad=True).grad
+            assert grad is not None
+            total += grad.mul_(factors[rows, None].to(grad.dtype)).T @ hidden[rows]
+            del grad
+        del pair
+    return total.to(weight.dtype)

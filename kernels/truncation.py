@@ -1,0 +1,58 @@
+"""Top-k and top-p truncation of target laws, inside of the losses: what sampling cannot emit gets a logit of -inf.
+
+The order and the border are those of ``rollout/decoding/laws.py``: temperature, top-k, renormalise, top-p; a token is
+kept while the mass before it is below p, and of equal tokens at the border the first ones in index order.
+"""
+
+import torch
+from torch import Tensor
+
+from bebop.errors import UserError
+from bebop.kernels.row_losses import accumulator
+
+CHUNK_ELEMENTS = {"cuda": 2**24, "cpu": 2**17}  # looked at together; they take some 30 bytes each
+# Tokens looked at first for top-p; a row that keeps more is sorted. At V = 49,152 on one core this takes 0.4 ms a row,
+# sorting it 4.4 ms.
+CANDIDATES = 1024
+
+
+def check(top_p: float, top_k: int) -> None:
+    """Refuse what no law can be cut to."""
+    if not 0 < top_p <= 1:
+        raise UserError(f"target_top_p must be above 0 and at most 1, not {top_p}")
+    if top_k < 0:
+        raise UserError(f"target_top_k must be at least 1, or 0 for all tokens, not {top_k}")
+
+
+@torch.no_grad()
+def truncate_(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Tensor:
+    """Set the logits [N, V] of tokens outside of the truncated law at ``temperature`` to -inf, in place."""
+    if top_p == 1 and top_k == 0:
+        return logits
+    rows = max(1, CHUNK_ELEMENTS.get(logits.device.type, 2**17) // logits.shape[-1])
+    for part in logits.split(rows):
+        probs = (part.to(accumulator(part, part)) / temperature).softmax(-1)
+        part.masked_fill_(~_kept(probs, top_p, top_k), -torch.inf)
+    return logits
+
+
+def _kept(probs: Tensor, top_p: float, top_k: int) -> Tensor:
+    """The tokens [N, V] of the truncated law."""
+    vocabulary = probs.shape[-1]
+    ranked = probs.topk(min(top_k or CANDIDATES, vocabulary)).values
+    count = _count(ranked, top_p, renormalise=top_k > 0)
+    if top_k == 0 and ranked.shape[-1] < vocabulary and bool((count == ranked.shape[-1]).any()):
+        ranked = probs.sort(descending=True).values
+        count = _count(ranked, top_p, renormalise=False)
+    border = ranked.gather(-1, count[:, None] - 1)
+    above, tied = probs > border, probs == border
+    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= (count - above.sum(-1))[:, None]))
+
+
+def _count(ranked: Tensor, top_p: float, renormalise: bool) -> Tensor:
+    """How many of the largest probabilities [N, M] a row keeps, at least 1."""
+    if renormalise:
+        ranked = ranked / ranked.sum(-1, keepdim=True)
+    # Rounding may take a sum to 1 before the tail: p = 1 keeps all.
+    bound = top_p if top_p < 1 else torch.inf
+    return (ranked.cumsum(-1) - ranked < bound).sum(-1).clamp_min(1)
