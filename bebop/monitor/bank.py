@@ -1,0 +1,161 @@
+"""The direct measure: the same contexts under the first laws (p_0, q_0) and under those of now (p_t, q_t).
+
+What acceptance would be if only the entropy had changed is read off the first laws: the mean overlap at each entropy,
+weighted by how often step t has that entropy (Oaxaca-Blinder). Entropy part = that minus the overlap then; mismatch =
+the overlap now minus that. No slope over steps enters, hence nothing that moves with entropy over time can hide in it.
+
+The mean over contexts of one entropy still compares different contexts, and those of high entropy may be harder for
+the head in themselves. With a ``Sweep`` of the first laws over temperatures each context is compared with itself alone:
+what its overlap was at the temperature that gave it the entropy it has now.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bebop.errors import UserError
+from bebop.monitor.drift import Decomposition, split
+from bebop.monitor.estimate import Array, Estimate, t_over_normal
+from bebop.monitor.window import resample
+
+KNOTS = 8  # of the curve overlap(H), at quantiles of the entropies of both times
+MIN_SUPPORT = 0.9  # share of step t's contexts whose entropy the first laws had too
+REACH = 0.05  # an entropy just beyond a context's sweep counts as inside: part of its range, and nats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BankText:
+    """A prompt with an answer of the first weights; each of its answer tokens is a context of the bank."""
+
+    prompt: tuple[int, ...]  # [P]
+    answer: tuple[int, ...]  # [T]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BankReading:
+    """Acceptance and entropy of the bank's N contexts under one pair of laws; contexts keep their order."""
+
+    overlap: Array  # [N] sum of min(p, q), or p(argmax q) where drafts are greedy
+    entropy: Array  # [N] H(p), nats
+    unit: NDArray[np.int64] | None = None  # [N] the answer each context was taken from; None: all apart
+    chance: float | None = None  # mean overlap of p of one context with q of another
+
+    def __post_init__(self) -> None:
+        shapes = {column.shape for column in (self.overlap, self.entropy, self.unit) if column is not None}
+        if len(shapes) != 1 or self.overlap.ndim != 1:
+            raise UserError(f"a bank reading has shapes {sorted(shapes)}: give one number a context")
+
+    def to_row(self) -> dict[str, Any]:
+        """For ``drift.jsonl``."""
+        unit = None if self.unit is None else self.unit.tolist()
+        rounded = {"overlap": np.round(self.overlap, 5).tolist(), "entropy": np.round(self.entropy, 5).tolist()}
+        return {**rounded, "unit": unit, "chance": self.chance}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "BankReading":
+        """The inverse of ``to_row``."""
+        unit = None if row.get("unit") is None else np.asarray(row["unit"], dtype=np.int64)
+        overlap, entropy = (np.asarray(row[name], dtype=float) for name in ("overlap", "entropy"))
+        return cls(overlap=overlap, entropy=entropy, unit=unit, chance=row.get("chance"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sweep:
+    """The first weights at several temperatures, the run's own among them: rollouts, the bank, or both."""
+
+    entropy: tuple[float, ...] = ()  # of rollouts, nats, per temperature
+    length: tuple[float, ...] = ()  # their accept lengths
+    bank: tuple[BankReading, ...] = ()  # the bank's contexts, per temperature (of p and q)
+
+    def to_row(self) -> dict[str, Any]:
+        """For ``drift.jsonl``."""
+        bank = [reading.to_row() for reading in self.bank]
+        return {"entropy": list(self.entropy), "length": list(self.length), "bank": bank}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Sweep":
+        """The inverse of ``to_row``."""
+        bank = tuple(BankReading.from_row(reading) for reading in row["bank"])
+        return cls(entropy=tuple(row["entropy"]), length=tuple(row["length"]), bank=bank)
+
+
+def direct(
+    before: BankReading, after: BankReading, sweep: Sequence[BankReading] = (), draws: int = 400, seed: int = 0
+) -> Decomposition:
+    """Split the change of the bank's mean overlap; contexts are resampled, the same ones at both times.
+
+    ``sweep``: the first laws at several temperatures; without it, other contexts of the same entropy stand in.
+    """
+    counts = {len(reading.overlap) for reading in (before, after, *sweep)}
+    if len(counts) != 1:
+        raise UserError(f"bank readings of {sorted(counts)} contexts: give the same bank each time")
+    unit = np.arange(len(before.overlap)) if before.unit is None else before.unit
+    present, number = np.unique(unit, return_inverse=True)
+    weights = resample(len(present), draws, np.random.default_rng([seed, len(unit)]))[:, number.reshape(-1)]
+    everything = np.concatenate([np.ones((1, len(unit))), weights])  # the first row is the point
+    if sweep:
+        expected, support = _matched((before, *sweep), after.entropy)
+        parts = _means(before, after, everything, (everything @ expected) / everything.sum(1))
+    else:
+        support = _support(before.entropy, after.entropy)
+        parts = _means(before, after, everything, _reweighted(before, after, everything))
+    wider = t_over_normal(len(present) - 1)
+    change, entropy, heat = (Estimate(point=float(p[0]), draws=p[0] + wider * (p[1:] - p[0])) for p in parts)
+    reason = (
+        "" if support >= MIN_SUPPORT else f"only {support:.0%} of the contexts have an entropy that occurred before"
+    )
+    if reason:
+        entropy = Estimate.unknown(draws)
+    source = "bank" if sweep else "reweighted bank"
+    return split("bank", "rate", source, change, entropy, heat, reason)
+
+
+def _means(before: BankReading, after: BankReading, weights: Array, expected: Array) -> tuple[Array, Array, Array]:
+    """Change of overlap, its entropy part and change of entropy, each [B]; ``expected`` [B]: by entropy alone."""
+    total = weights.sum(1)
+    was, now = weights @ before.overlap / total, weights @ after.overlap / total
+    return now - was, expected - was, weights @ (after.entropy - before.entropy) / total
+
+
+def _matched(readings: Sequence[BankReading], entropy: Array) -> tuple[Array, float]:
+    """Each context's overlap [N] at the temperature that gives it ``entropy`` [N]; share of contexts that reach it."""
+    heat = np.stack([reading.entropy for reading in readings])  # [T, N]
+    overlap = np.stack([reading.overlap for reading in readings])
+    order = heat.argsort(0, kind="stable")
+    heat, overlap = np.take_along_axis(heat, order, 0), np.take_along_axis(overlap, order, 0)
+    found = np.array([np.interp(entropy[i], heat[:, i], overlap[:, i]) for i in range(len(entropy))])
+    slack = REACH * (heat[-1] - heat[0]) + REACH
+    inside = (entropy >= heat[0] - slack) & (entropy <= heat[-1] + slack)
+    return found, float(inside.mean())
+
+
+def _reweighted(before: BankReading, after: BankReading, weights: Array) -> Array:
+    """Mean overlap [B] of the first laws if entropies were distributed as they are now, for weights [B, N]."""
+    knots = np.unique(np.quantile(np.concatenate([before.entropy, after.entropy]), np.linspace(0, 1, KNOTS)))
+    then, now = _hats(before.entropy, knots), _hats(after.entropy, knots)
+    total, size, middle = weights.sum(1), len(knots), before.overlap.mean()
+    gram = (weights @ (then[:, :, None] * then[:, None, :]).reshape(len(then), -1)).reshape(-1, size, size)
+    right = weights @ (then * (before.overlap - middle)[:, None])
+    # A touch of ridge: a knot that no context of a replicate is near gets the mean, not a crash.
+    ridge = 1e-9 * total[:, None, None] * np.eye(size)
+    curve = np.linalg.solve(gram + ridge, right[..., None])[..., 0]
+    found: Array = middle + ((weights @ now) * curve).sum(1) / total
+    return found
+
+
+def _hats(entropy: Array, knots: Array) -> Array:
+    """Piecewise linear basis [N, J]: a histogram whose bins overlap, so that it is unbiased within bins too."""
+    if len(knots) == 1:
+        return np.ones((len(entropy), 1))
+    return np.stack([np.interp(entropy, knots, row) for row in np.eye(len(knots))], 1)
+
+
+def _support(before: Array, after: Array) -> float:
+    """Share of the later entropies inside the range of the earlier ones."""
+    if not len(before):
+        return math.nan
+    return float(((after >= before.min() - 1e-9) & (after <= before.max() + 1e-9)).mean())

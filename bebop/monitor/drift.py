@@ -1,0 +1,115 @@
+"""Why acceptance moved: change = entropy part + mismatch part (SPEC 1.2, Eq. 16 with the signed slope).
+
+entropy part = slope x (H now - H then); mismatch part = the rest, which the head not fitting the policy any more, and
+everything else that is not entropy, amounts to. As the rest is a definition, the split is only as good as its slope.
+Slopes differ: for the built-in model a nat costs 2.1 tokens a cycle between answers (hard questions have both, entropy
+and rejections) and 0.6 over temperatures, which change entropy alone. ``bebop.monitor.bank`` does without a slope.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from bebop.monitor.estimate import Estimate
+from bebop.monitor.records import StepRecords
+from bebop.monitor.slope import Slope
+from bebop.monitor.window import Measure, Window
+
+IDENTITY = 1e-12  # change = entropy part + mismatch part, up to rounding
+SMALL = {"tokens": 0.05, "rate": 0.01}  # changes below these are of no consequence, whatever their interval
+Unit = Literal["tokens", "rate"]
+Key = Literal["task", "position", "version", "lag"]
+STRETCH = 64  # tokens: answers are cut at 64, 128, 256, ... to see drift by position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decomposition:
+    """A change against the reference, in two parts, each with its interval; NaN parts if ``unidentified``.
+
+    ``change.point == entropy.point + mismatch.point`` up to rounding.
+    """
+
+    name: str  # length, position/k, bank
+    unit: Unit
+    source: str  # of the slope: early, frozen, temperature; or bank, reweighted bank: measured directly
+    change: Estimate  # acceptance now minus then
+    entropy: Estimate  # part explained by the entropy's change
+    mismatch: Estimate  # the rest
+    entropy_change: Estimate  # nats
+    unidentified: str = ""  # why there are no parts; empty if there are
+
+    @property
+    def small(self) -> float:
+        """A change that is of no consequence, in the same unit."""
+        return SMALL[self.unit]
+
+    def metrics(self) -> dict[str, float]:
+        """Flat numbers for a log: ``drift/<name>/<part>`` with ``_low`` and ``_high``."""
+        row: dict[str, float] = {}
+        for part in ("change", "entropy", "mismatch", "entropy_change"):
+            values = getattr(self, part).triple()
+            row |= {f"drift/{self.name}/{part}{end}": v for end, v in zip(("", "_low", "_high"), values, strict=True)}
+        return row
+
+
+def decompose(measure: Measure, reference: Window, now: Window, slope: Slope) -> Decomposition:
+    """Split the change of ``measure`` from ``reference`` to ``now``."""
+    change = now.value(measure) - reference.value(measure)
+    heat = now.entropy(measure) - reference.entropy(measure)
+    unit: Unit = "tokens" if measure.position is None else "rate"
+    reason = slope.unidentified or _unusable(slope, heat, change, SMALL[unit])
+    entropy = slope.value * heat
+    if reason:
+        entropy = Estimate.unknown(len(change.draws))
+    return split(measure.name, unit, slope.source, change, entropy, heat, reason)
+
+
+def split(
+    name: str, unit: Unit, source: str, change: Estimate, entropy: Estimate, heat: Estimate, reason: str = ""
+) -> Decomposition:
+    """The parts, given the one that entropy explains."""
+    mismatch = change - entropy
+    gap = abs(change.point - (entropy.point + mismatch.point))
+    assert not gap > IDENTITY * max(1.0, abs(entropy.point), abs(change.point)), "parts do not add up to the change"
+    return Decomposition(
+        name=name,
+        unit=unit,
+        source=source,
+        change=change,
+        entropy=entropy,
+        mismatch=mismatch,
+        entropy_change=heat,
+        unidentified=reason,
+    )
+
+
+def by_key(key: Key, records: StepRecords) -> dict[str, StepRecords]:
+    """The rows of each task, stretch of the answer, weight version or lag; label -> rows."""
+    labels = _stretch(records) if key == "position" else getattr(records, key).astype(np.str_)
+    distinct = sorted(
+        set(labels.tolist()), key=lambda label: label if key == "task" else int(label.split("-")[0] or -1)
+    )
+    return {label: records.select(labels == label) for label in distinct}
+
+
+def _stretch(records: StepRecords) -> "np.ndarray[tuple[int], np.dtype[np.str_]]":
+    """``0-63``, ``64-127``, ``128-255``, ... for where each row begins."""
+    edges = STRETCH * 2.0 ** np.arange(-1, 24)
+    edges[0] = 0
+    place = np.searchsorted(edges, records.position, side="right") - 1
+    return np.array([f"{int(edges[i])}-{int(edges[i + 1]) - 1}" for i in place], dtype=np.str_)
+
+
+def _unusable(slope: Slope, heat: Estimate, change: Estimate, small: float) -> str:
+    """Why the slope's interval leaves nothing to be said: it alone blurs the parts by more than there is to split."""
+    if not slope.value.known:
+        return f"the {slope.source} slope has no interval"
+    if not heat.known:
+        return "entropy was not measured" if not np.isfinite(heat.point) else "too few answers for an interval"
+    low, high = slope.value.interval()
+    blur = (high - low) / 2 * abs(heat.point)
+    if blur > max(abs(change.point), small):
+        known = f"the {slope.source} slope {slope.value.text()} per nat"
+        return f"{known} over {heat.point:.2g} nats blurs the parts by {blur:.2g}"
+    return ""

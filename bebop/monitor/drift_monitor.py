@@ -1,0 +1,264 @@
+"""The monitor as one object: a step's records in, why acceptance moved and what to do about it out.
+
+Needs numpy alone. Fed by the job's loop (``collect.from_groups``), by a log (``logs.records_from_jsonl``) or by another
+trainer (``adapters``); the same records and settings give the same numbers, so a log replays a run.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bebop.monitor.advice import Costs, boundary, length_gain
+from bebop.monitor.bank import BankReading, Sweep, direct
+from bebop.monitor.controller import Action, Controller, ControllerConfig, Health, Signals, State, Verdict
+from bebop.monitor.drift import Decomposition, Key, by_key, decompose
+from bebop.monitor.estimate import Estimate
+from bebop.monitor.records import StepRecords, merge_records
+from bebop.monitor.slope import Slope, Source, early_slope, early_window, frozen_slope, temperature_slope
+from bebop.monitor.window import Measure, Rate, Window
+
+STATES: tuple[State, ...] = ("steady", "entropy-driven", "mismatch-driven", "broken")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorSettings:
+    """How the monitor looks."""
+
+    rate: Rate = "accepted"  # acceptance from: counts; overlap (sampled drafts); target_only (greedy drafts)
+    reference_steps: int = 5  # the first steps, against which changes are taken
+    window_steps: int = 3  # the last steps, whose change is explained
+    steps: int | None = None  # of the whole run, if known: the early window is 10 % of it, at least 20
+    draws: int = 400  # bootstrap replicates
+    seed: int = 0
+    units: int = 2048  # prompts of a step beyond which a random part is taken
+    costs: Costs | None = None  # needed to propose another draft length
+    controller: ControllerConfig = field(default_factory=ControllerConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Explanation:
+    """Why acceptance is what it is at one step."""
+
+    step: int
+    verdict: Verdict
+    length: Estimate  # accept length of the last steps, weighted by cycles
+    length_by_request: Estimate  # the same with equal weight for every answer
+    entropy: Estimate  # nats, last steps
+    boundary: Estimate | None  # overlap minus p(argmax q); None if they were not measured
+    parts: dict[str, Decomposition]  # length, position/1, ..., bank; empty before the reference is complete
+    slopes: dict[Source, Slope]  # early, frozen, temperature: of the accept length
+    by_slope: dict[Source, Decomposition]  # the accept length's change under each of them
+
+    @property
+    def state(self) -> State:
+        """steady, entropy-driven, mismatch-driven or broken."""
+        return self.verdict.state
+
+    @property
+    def action(self) -> Action:
+        """What is proposed."""
+        return self.verdict.action
+
+    def metrics(self) -> dict[str, float]:
+        """Flat numbers for a log; what is not known is left out."""
+        row = {"drift/state": float(STATES.index(self.state)), "drift/length_by_request": self.length_by_request.point}
+        if self.boundary is not None:
+            row |= dict(zip(_ends("drift/boundary"), self.boundary.triple(), strict=True))
+        for part in self.parts.values():
+            row |= part.metrics()
+        for source, slope in self.slopes.items():
+            row |= dict(zip(_ends(f"drift/slope/{source}"), slope.value.triple(), strict=True))
+        return {name: value for name, value in row.items() if math.isfinite(value)}
+
+
+class DriftMonitor:
+    """``observe`` a step at a time; ``explain`` what the last one showed."""
+
+    def __init__(self, settings: MonitorSettings | None = None) -> None:
+        self.settings = settings or MonitorSettings()
+        self.controller = Controller(self.settings.controller)
+        self._first: list[tuple[StepRecords, Window]] = []
+        self._recent: deque[tuple[StepRecords, Window]] = deque(maxlen=self.settings.window_steps + 1)
+        self._reference: Window | None = None
+        self._series: dict[Measure, list[tuple[float, float]]] = {}  # (entropy, value) of the early steps
+        self._slopes: dict[tuple[Source, Measure], Slope] = {}
+        self._bank: BankReading | None = None
+        self._sweep: Sweep | None = None
+        self._drift: Decomposition | None = None  # on the bank, at a step that has a reading
+        self._last: Explanation | None = None
+
+    def observe(
+        self,
+        records: StepRecords,
+        bank: BankReading | None = None,
+        sweep: Sweep | None = None,
+        health: Health | None = None,
+    ) -> Explanation | None:
+        """Take in one step; None if nothing was drafted in it. Steps come in order, each once.
+
+        ``bank``: the fixed contexts under the laws of now; the first reading is what later ones are held against.
+        ``sweep``: the first weights at several temperatures, once, as early as it is there.
+        """
+        if not len(records):
+            return None
+        s = self.settings
+        records = records.sample(s.units, s.seed)
+        window = Window.of(records, s.draws, s.seed)
+        self._recent.append((records, window))
+        self._remember(records, window)
+        if sweep is not None:
+            self._sweep = sweep
+            if sweep.entropy:
+                slope = temperature_slope(sweep.entropy, sweep.length, s.draws, s.seed)
+                self._slopes["temperature", self._length] = slope
+        if bank is not None:
+            first, known = self._bank, () if self._sweep is None else self._sweep.bank
+            self._drift = None if first is None else direct(first, bank, known, s.draws, s.seed)
+            self._bank = self._bank or bank
+        else:
+            self._drift = None  # what an earlier reading said is no evidence about this step
+        self._last = self._explain(records.step, health)
+        return self._last
+
+    def restart(self) -> None:
+        """Begin a new reference: what is decoded with changed on purpose. The controller goes on."""
+        controller = self.controller
+        self.__init__(self.settings)  # type: ignore[misc]
+        self.controller = controller
+
+    def explain(self) -> Explanation | None:
+        """What the last step showed; None before the first."""
+        return self._last
+
+    def breakdown(self, key: Key) -> dict[str, Decomposition]:
+        """The accept length's change by task, position in the answer, weight version or lag.
+
+        A task or position is held against itself in the reference, a version or lag against the whole of it.
+        """
+        if self._reference is None:
+            return {}
+        now = by_key(key, merge_records([records for records, _ in self._now()]))
+        own = by_key(key, merge_records([records for records, _ in self._first])) if key in ("task", "position") else {}
+        found = {}
+        for label, rows in now.items():
+            reference = self._window(own[label]) if label in own else None if own else self._reference
+            if reference is not None:
+                found[label] = decompose(self._length, reference, self._window(rows), self._slope(self._length))
+        return found
+
+    @property
+    def _length(self) -> Measure:
+        return Measure(rate=self.settings.rate)
+
+    def _window(self, records: StepRecords) -> Window:
+        return Window.of(records, self.settings.draws, self.settings.seed + 1)
+
+    def _now(self) -> list[tuple[StepRecords, Window]]:
+        return list(self._recent)[-self.settings.window_steps :]
+
+    def _pool(self, steps: Sequence[tuple[StepRecords, Window]]) -> Window:
+        """The window of some steps; steps of a single row (logs of averages) are resampled as units themselves."""
+        if any(window.units < 2 for _, window in steps):
+            return self._window(merge_records([records for records, _ in steps]))
+        total = steps[0][1]
+        for _, window in steps[1:]:
+            total = total + window
+        return total
+
+    def _remember(self, records: StepRecords, window: Window) -> None:
+        """Keep what the reference and the slopes are made of; make them when their steps are complete."""
+        s = self.settings
+        if self._reference is None:
+            self._first.append((records, window))
+            if len(self._first) == s.reference_steps:
+                self._reference = self._pool(self._first)
+                for measure in self._measures(self._reference):
+                    steps = [first for first, _ in self._first]
+                    self._slopes["frozen", measure] = frozen_slope(steps, measure, s.draws, s.seed)
+        need = early_window(s.steps)
+        for measure in self._measures(window):
+            series = self._series.setdefault(measure, [])
+            if len(series) < need:
+                series.append((window.entropy(measure).point, window.value(measure).point))
+                entropies, values = zip(*series, strict=True)
+                self._slopes["early", measure] = early_slope(entropies, values, s.draws, s.seed, need)
+
+    def _measures(self, window: Window) -> list[Measure]:
+        """The accept length, then each draft position."""
+        return [self._length, *(Measure(position=k, rate=self.settings.rate) for k in range(1, window.drafts + 1))]
+
+    def _slope(self, measure: Measure) -> Slope:
+        """The most trustworthy slope there is: over temperatures, else over answers, else over the early steps."""
+        order: tuple[Source, ...] = ("temperature", "frozen", "early")
+        found = [slope for source in order if (slope := self._slopes.get((source, measure))) is not None]
+        return next((slope for slope in found if not slope.unidentified), found[0])
+
+    def _explain(self, step: int, health: Health | None) -> Explanation:
+        now = self._pool(self._now())
+        parts: dict[str, Decomposition] = {}
+        by_slope: dict[Source, Decomposition] = {}
+        slopes = {source: slope for (source, measure), slope in self._slopes.items() if measure == self._length}
+        if self._reference is not None:
+            for measure in self._measures(self._reference):
+                parts[measure.name] = decompose(measure, self._reference, now, self._slope(measure))
+            for name, slope in slopes.items():
+                told = parts["length"]
+                again = told.source != name
+                by_slope[name] = decompose(self._length, self._reference, now, slope) if again else told
+            if self._drift is not None:
+                parts["bank"] = self._drift
+        edge = boundary(now)
+        # Greedy drafts have a one-hot law: its overlap is p(argmax q), and nothing can be told from their difference.
+        compared = edge if edge.known and edge.point != 0 else None
+        return Explanation(
+            step=step,
+            verdict=self.controller.judge(self._signals(step, now, parts, tuple(by_slope.values()), compared, health)),
+            length=now.value(self._length),
+            length_by_request=now.by_request()[0],
+            entropy=now.entropy(self._length),
+            boundary=compared,
+            parts=parts,
+            slopes=slopes,
+            by_slope=by_slope,
+        )
+
+    def _signals(
+        self,
+        step: int,
+        now: Window,
+        parts: dict[str, Decomposition],
+        others: tuple[Decomposition, ...],
+        edge: Estimate | None,
+        health: Health | None,
+    ) -> Signals:
+        """What the controller needs; the bank's word counts more than a slope's."""
+        s, controller = self.settings, self.controller
+        earlier = list(self._recent)[:-1][-s.window_steps :]
+        drafts = None
+        if s.costs is not None and controller.drafts is not None:
+            drafts = length_gain(now, controller.drafts, s.costs, s.rate)
+        before = self._pool(earlier).value(self._length) if earlier else None
+        return Signals(
+            step=step,
+            cause=parts.get("bank", parts.get("length")),
+            now=_alone(self._recent[-1][1].value(self._length), before, len(earlier)),
+            before=before,
+            others=others,
+            boundary=edge,
+            drafts=drafts,
+            health=health,
+            chance=None if self._bank is None else self._bank.chance,
+        )
+
+
+def _alone(now: Estimate, before: Estimate | None, steps: int) -> Estimate:
+    """A step's estimate; that of an average, which has no interval, takes it from the scatter of the steps before."""
+    if now.known or before is None or not before.known:
+        return now
+    # Away from ``before`` in the opposite direction, so that their difference is wide rather than narrow.
+    return Estimate(point=now.point, draws=now.point - math.sqrt(steps) * (before.draws - before.point))
+
+
+def _ends(name: str) -> tuple[str, str, str]:
+    return name, f"{name}_low", f"{name}_high"

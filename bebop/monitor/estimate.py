@@ -1,0 +1,104 @@
+"""A number with what is known about it: a point and bootstrap draws, which arithmetic carries along.
+
+Differences, sums and products of estimates are taken draw by draw, so what two of them share (the same resampled
+answers) stays shared in the result. There is no way to average estimates: means are formed once, in
+``bebop.monitor.window``, from totals and counts.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+LEVEL = 0.95  # of intervals that are shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Estimate:
+    """A point, and draws around it whose spread is its uncertainty.
+
+    >>> Estimate(point=-0.12, draws=np.array([-0.15, -0.09, -0.12])).text()
+    '-0.12 [-0.18, -0.06]'
+    """
+
+    point: float
+    draws: Array  # [B]
+
+    @classmethod
+    def unknown(cls, draws: int) -> "Estimate":
+        """NaN: not measured, or not identified."""
+        return cls(point=math.nan, draws=np.full(draws, math.nan))
+
+    def __add__(self, other: "Estimate") -> "Estimate":
+        return Estimate(point=self.point + other.point, draws=self.draws + other.draws)
+
+    def __sub__(self, other: "Estimate") -> "Estimate":
+        return Estimate(point=self.point - other.point, draws=self.draws - other.draws)
+
+    def __mul__(self, other: "Estimate") -> "Estimate":
+        return Estimate(point=self.point * other.point, draws=self.draws * other.draws)
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a number with an interval."""
+        return math.isfinite(self.point) and math.isfinite(self.error)
+
+    @property
+    def error(self) -> float:
+        """Standard error."""
+        away = self.draws - self.draws.mean()
+        return math.sqrt(float(away @ away) / (len(away) - 1))
+
+    @property
+    def low(self) -> float:
+        """Lower end of the 95 % interval."""
+        return self.interval()[0]
+
+    @property
+    def high(self) -> float:
+        """Upper end of the 95 % interval."""
+        return self.interval()[1]
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """Point -+ normal quantile x standard error: draws already carry the correction for few units."""
+        half = _quantile(level) * self.error
+        return self.point - half, self.point + half
+
+    def excludes_zero(self, level: float = LEVEL) -> bool:
+        """Whether the interval lies on one side of zero; False where nothing is known."""
+        low, high = self.interval(level)
+        return low > 0 or high < 0
+
+    def text(self) -> str:
+        """``point [low, high]`` for a sentence."""
+        low, high = self.interval()
+        return f"{self.point:.2g} [{low:.2g}, {high:.2g}]" if math.isfinite(high - low) else "unknown"
+
+    def triple(self) -> tuple[float, float, float]:
+        """(point, low, high)."""
+        return self.point, *self.interval()
+
+
+@cache
+def t_over_normal(freedom: float) -> float:
+    """How much wider a 95 % interval is under Student's t (Cornish-Fisher, within 3 % from 2 degrees on); inf below."""
+    if freedom < 2:
+        return math.inf
+    z = _quantile(LEVEL)
+    terms = (
+        z,
+        (z**3 + z) / 4 / freedom,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96 / freedom**2,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / freedom**3,
+    )
+    return sum(terms) / z
+
+
+@cache
+def _quantile(level: float) -> float:
+    """Of the normal law, for a two-sided interval."""
+    return NormalDist().inv_cdf(0.5 + level / 2)

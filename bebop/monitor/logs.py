@@ -1,0 +1,242 @@
+"""Logs in, a step's records out: drift.jsonl, metrics.jsonl, SGLang's and vLLM's numbers, other trainers' JSONL.
+
+One JSON object a line. What a line is, is told by its keys. A log of averages has one row a step: intervals then come
+from the scatter of steps. Where a step occurs twice (a run went back to a checkpoint), the later line counts.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bebop.errors import UserError
+from bebop.monitor.adapters import ACCEPTED, VLLM, VllmCounters, sglang_stats, sglang_stretches
+from bebop.monitor.bank import BankReading, Sweep
+from bebop.monitor.collect import from_averages, from_stats, with_entropy
+from bebop.monitor.controller import Health
+from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
+from bebop.monitor.records import StepRecords, merge_records
+from bebop.trajectory import DecodeStats
+
+# What a line of averages may call it; ``names`` goes before. A trailing / stands for position 1, 2, ...
+NAMES: dict[str, tuple[str, ...]] = {
+    "step": ("step", "global_step", "_step", "rollout_step"),
+    "accept_length": ("rollout/accept_length", "accept_length", "rollout/spec_accept_length", "spec_accept_length"),
+    "entropy": ("rollout/target_entropy", "policy/entropy", "actor/entropy", "rollout/entropy", "entropy"),
+    "tokens": ("response/tokens", "tokens"),
+    "accept_rate/": ("rollout/accept_rate/", "accept_rate/"),
+    "overlap/": ("rollout/overlap/", "overlap/"),
+    "target_only/": ("rollout/target_only/", "target_only/"),
+    "task": ("task",),
+    "prompt": ("prompt", "prompt_index", "group"),
+    "version": ("version", "weight_version"),
+    "lag": ("lag", "staleness/mean"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoggedStep:
+    """One step of a log."""
+
+    records: StepRecords
+    bank: BankReading | None = None
+    sweep: Sweep | None = None
+    health: Health | None = None
+    restart: bool = False  # from here on against a new reference
+
+    def tell(self, monitor: DriftMonitor) -> Explanation | None:
+        """Show it to a monitor."""
+        if self.restart:
+            monitor.restart()
+        return monitor.observe(self.records, self.bank, self.sweep, self.health)
+
+
+def log_row(
+    records: StepRecords,
+    bank: BankReading | None = None,
+    sweep: Sweep | None = None,
+    health: Health | None = None,
+    restart: bool = False,
+) -> dict[str, Any]:
+    """One line of ``drift.jsonl``: enough to recompute every estimate."""
+    extra = {"bank": bank, "sweep": sweep, "health": health}
+    row = records.to_row() | {name: part.to_row() for name, part in extra.items() if part is not None}
+    return row | ({"restart": True} if restart else {})
+
+
+def records_from_jsonl(path: Path, names: Mapping[str, str] | None = None) -> list[StepRecords]:
+    """The steps of a log, in order; see ``read_log``."""
+    return [step.records for step in read_log(path, names)]
+
+
+def replay(
+    path: Path, settings: MonitorSettings | None = None, names: Mapping[str, str] | None = None
+) -> list[Explanation]:
+    """What the monitor would have said, or did say, at every step of a log."""
+    monitor = DriftMonitor(settings)
+    explained = [step.tell(monitor) for step in read_log(path, names)]
+    return [explanation for explanation in explained if explanation is not None]
+
+
+def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedStep]:
+    """The steps of a log. ``names`` maps ours (keys of ``NAMES``) to the log's, for instance ``entropy=actor/entropy``.
+
+    ``UserError`` for a missing file, a broken line, an unknown name, or a log without acceptance.
+    """
+    unknown = sorted(set(names or {}) - set(NAMES))
+    if unknown:
+        raise UserError(f"cannot map {unknown[0]!r}: give one of {', '.join(NAMES)}")
+    known = {ours: ((names or {}).get(ours), *theirs) for ours, theirs in NAMES.items()}
+    steps: dict[int, list[LoggedStep]] = {}
+    counters: VllmCounters | None = None
+    keys: set[str] = set()
+    for number, row in _rows(path):
+        keys |= set(row)
+        step = _find(row, known["step"])
+        if not isinstance(step, int | float) or isinstance(step, bool) or step != int(step):
+            raise UserError(f"{path} line {number} has no whole-numbered step: name its key with step=NAME")
+        try:
+            found, counters = _read(row, int(step), known, counters)
+        except UserError as error:
+            raise UserError(f"{path} line {number}: {error}") from None
+        if found is not None:
+            # Averages and drift rows are whole steps; requests of one step follow one another.
+            together = "meta_info" in row or any(key in row for key in ACCEPTED)
+            steps[int(step)] = [*(steps.get(int(step), []) if together else []), found]
+    if not steps:
+        shown = ", ".join(sorted(keys)[:12])
+        raise UserError(f"{path} has no acceptance (keys: {shown}): name its key with accept_length=NAME")
+    return [_joined(steps[step]) for step in sorted(steps)]
+
+
+def read_row(row: Mapping[str, Any]) -> LoggedStep:
+    """A line of ``drift.jsonl``: the inverse of ``log_row``, up to its rounding."""
+    kinds: dict[str, Any] = {"bank": BankReading, "sweep": Sweep, "health": Health}
+    try:
+        extra = {name: kind.from_row(row[name]) for name, kind in kinds.items() if row.get(name) is not None}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{', '.join(kinds)} cannot be read ({error!r}): give drift.jsonl") from None
+    return LoggedStep(records=StepRecords.from_row(row), restart=bool(row.get("restart")), **extra)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Numbered objects of a JSONL file; a torn last line is left out."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text"
+        raise UserError(f"{path} cannot be read ({reason}): give a JSONL file") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            if number == len(lines):
+                return
+            raise UserError(f"{path} line {number} is not JSON: repair or delete that line") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path} line {number} is not an object: give one JSON object a line")
+        yield number, row
+
+
+def _read(
+    row: Mapping[str, Any], step: int, known: Mapping[str, tuple[str | None, ...]], counters: VllmCounters | None
+) -> tuple[LoggedStep | None, VllmCounters | None]:
+    """What one line says; None if nothing about drafts."""
+    if isinstance(row.get("reached"), list) and "unit" in row:
+        return read_row({**row, "step": step}), counters
+    if any(key.startswith(VLLM) for key in row):
+        now = VllmCounters.of(row)
+        stats = now.since(counters)
+        return (None if stats is None else _logged([(0, stats)], row, step, known)), now
+    meta = row.get("meta_info", row if any(key in row for key in (*ACCEPTED, "spec_verify_ct")) else None)
+    if isinstance(meta, Mapping):
+        if meta.get("bebop_verify"):
+            return _logged(sglang_stretches(meta["bebop_verify"]), row, step, known), counters
+        stats = sglang_stats(meta)
+        return (None if stats is None else _logged([(0, stats)], row, step, known)), counters
+    return _averages(row, step, known), counters
+
+
+def _logged(
+    stretches: list[tuple[int, DecodeStats]],
+    row: Mapping[str, Any],
+    step: int,
+    known: Mapping[str, tuple[str | None, ...]],
+) -> LoggedStep:
+    """Records of one answer (or of one reading of counters), with the labels of its line."""
+    count = len(stretches)
+    prompt, version, lag = (_whole(_find(row, known[name])) for name in ("prompt", "version", "lag"))
+    records = from_stats(
+        [stats for _, stats in stretches],
+        step,
+        unit=[prompt] * count,
+        answer=[0] * count,
+        position=[token for token, _ in stretches],
+        task=[str(_find(row, known["task"]) or "")] * count,
+        version=[version] * count,
+        lag=[lag] * count,
+    )
+    entropy = _find(row, known["entropy"])
+    if isinstance(entropy, int | float) and not np.isfinite(records.entropy_sum).all():
+        records = with_entropy(records, float(entropy))
+    return LoggedStep(records=records)
+
+
+def _averages(row: Mapping[str, Any], step: int, known: Mapping[str, tuple[str | None, ...]]) -> LoggedStep | None:
+    """A line of averages: one row, weighted by its number of tokens if there is one."""
+    length = _find(row, known["accept_length"])
+    if not isinstance(length, int | float) or not math.isfinite(length):
+        return None
+    if length < 1:
+        raise UserError(f"accept length {length} is below 1: it counts the token after the accepted drafts, so add 1")
+    tokens, entropy = _find(row, known["tokens"]), _find(row, known["entropy"])
+    rates = {name: _positions(row, known[f"{name}/"]) for name in ("accept_rate", "overlap", "target_only")}
+    records = from_averages(
+        step,
+        length=float(length),
+        entropy=float(entropy) if isinstance(entropy, int | float) else math.nan,
+        cycles=float(tokens) / length if isinstance(tokens, int | float) and tokens > 0 else 1.0,
+        accept_rate=rates["accept_rate"],
+        overlap=rates["overlap"],
+        target_only=rates["target_only"],
+    )
+    return LoggedStep(records=records)
+
+
+def _joined(parts: list[LoggedStep]) -> LoggedStep:
+    """The requests of one step; those without a prompt number are units of their own."""
+    records = merge_records([part.records for part in parts])
+    alone = records.unit < 0
+    unit = np.where(alone, records.unit.max(initial=-1) + 1 + records.answer, records.unit)
+    return dataclasses.replace(parts[-1], records=records.relabelled(unit))
+
+
+def _find(row: Mapping[str, Any], names: tuple[str | None, ...]) -> Any:
+    """The first of ``names`` that the row has."""
+    return next((row[name] for name in names if name is not None and row.get(name) is not None), None)
+
+
+def _positions(row: Mapping[str, Any], prefixes: tuple[str | None, ...]) -> list[float]:
+    """Numbers under ``<prefix>1``, ``<prefix>2``, ... for the first prefix that is there."""
+    for prefix in prefixes:
+        values: list[float] = []
+        while prefix is not None and isinstance(value := row.get(f"{prefix}{len(values) + 1}"), int | float):
+            values.append(float(value))
+        if values:
+            return values
+    return []
+
+
+def _whole(value: Any) -> int:
+    """A whole number for a label; -1 if there is none."""
+    try:
+        return round(float(value))
+    except (TypeError, ValueError):
+        return -1

@@ -1,0 +1,162 @@
+"""The slope of acceptance on entropy, *signed* (dvalue/dH, tokens or rate per nat), from three sources.
+
+``early``: least squares over the steps at the beginning of the run, as the paper does. Weights and entropy move
+together there, so mismatch that grows with the entropy's change is taken for slope. ``frozen``: answers of one step,
+hence of one set of weights, grouped by entropy. ``temperature``: the same weights sampled at several temperatures. A
+slope that the data do not give is marked *unidentified*, with the reason, and is NaN.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bebop.monitor.estimate import Array, Estimate, t_over_normal
+from bebop.monitor.records import StepRecords
+from bebop.monitor.window import Measure, per_unit, resample, table
+
+MIN_ENTROPY_SPREAD = 0.01  # nats; below this standard deviation the slope is unidentified (SPEC 1.2)
+MIN_STEPS = 20  # of the early window; it takes this or 10 % of the run's steps, whichever is more
+BLOCK = 5  # steps resampled together
+BUCKETS = 10  # of answers by entropy
+MIN_UNITS = 16  # prompts below which a frozen slope is not tried
+Source = Literal["early", "frozen", "temperature"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Slope:
+    """A signed slope and where it comes from."""
+
+    source: Source
+    value: Estimate  # per nat
+    spread: float  # standard deviation of the entropies it was fitted on, nats
+    unidentified: str = ""  # why it is NaN; empty if it is not
+
+
+def early_window(steps: int | None) -> int:
+    """m = max(20, 10 % of the run's steps); ``steps`` None if unknown."""
+    return max(MIN_STEPS, math.ceil(0.1 * steps) if steps else 0)
+
+
+def early_slope(
+    entropies: Sequence[float], values: Sequence[float], draws: int = 400, seed: int = 0, least: int = MIN_STEPS
+) -> Slope:
+    """Least squares over step values [m], with a bootstrap of its residuals in blocks of 5 neighbouring steps.
+
+    Fewer than ``least`` steps are not enough.
+    """
+    entropy, value = np.asarray(entropies, dtype=float), np.asarray(values, dtype=float)
+    reason = _too_little(entropy, value, least, "steps")
+    if reason:
+        return _none("early", reason, draws, entropy)
+    point, residuals, lever = _least_squares(entropy, value, np.ones_like(entropy))
+    count = len(entropy)
+    blocks = math.ceil(count / BLOCK)
+    starts = np.random.default_rng([seed, count]).integers(count, size=(draws, blocks))
+    picked = (starts[..., None] + np.arange(BLOCK)).reshape(draws, -1)[:, :count] % count
+    noise = residuals[picked] @ lever * math.sqrt(count / (count - 2))
+    wider = t_over_normal(count / BLOCK - 1)
+    return Slope(source="early", value=Estimate(point=point, draws=point + wider * noise), spread=float(entropy.std()))
+
+
+def frozen_slope(steps: Sequence[StepRecords], measure: Measure, draws: int = 400, seed: int = 0) -> Slope:
+    """Weighted least squares over buckets of answers by entropy, within steps; units are resampled.
+
+    Value and entropy of an answer are taken relative to those of its step, so that nothing which changes from step to
+    step enters. Buckets are formed once: their means are totals over counts.
+    """
+    answers = [(record.unit, *_within(np.stack(measure.sums(table(record))))) for record in steps if len(record)]
+    entropies = np.concatenate([entropy for _, _, _, entropy in answers]) if answers else np.zeros(0)
+    counts = np.concatenate([count for _, _, count, _ in answers]) if answers else np.zeros(0)
+    units = sum(len(np.unique(unit)) for unit, *_ in answers)
+    if units < MIN_UNITS:
+        return _none("frozen", f"{units} prompts, it takes {MIN_UNITS}", draws)
+    if not counts.any():
+        return _none("frozen", "entropy or acceptance was not measured", draws)
+    spread = math.sqrt(np.average(entropies**2, weights=counts))
+    if spread < MIN_ENTROPY_SPREAD:
+        flat = f"entropy varies by {spread:.3g} nats between answers, it takes {MIN_ENTROPY_SPREAD}"
+        return _none("frozen", flat, draws)
+    edges = np.quantile(entropies[counts > 0], np.linspace(0, 1, BUCKETS + 1)[1:-1])
+    sums = [_bucket_sums(*answer, edges) for answer in answers]  # each [U, 3 J]
+    rng = np.random.default_rng([seed, len(sums)])
+    weights = np.concatenate([resample(len(part), draws, rng) for part in sums], 1)  # [B, all U]
+    columns = np.concatenate(sums)
+    point = float(_bucket_slope(columns.sum(0)[None])[0])
+    away = t_over_normal(units - len(sums)) * (_bucket_slope(weights @ columns) - point)
+    return Slope(source="frozen", value=Estimate(point=point, draws=point + away), spread=spread)
+
+
+def temperature_slope(entropies: Sequence[float], values: Sequence[float], draws: int = 400, seed: int = 0) -> Slope:
+    """Least squares over (H, value) pairs of one set of weights at several temperatures; normal-theory interval."""
+    entropy, value = np.asarray(entropies, dtype=float), np.asarray(values, dtype=float)
+    reason = _too_little(entropy, value, 4, "temperatures")
+    if reason:
+        return _none("temperature", reason, draws, entropy)
+    point, residuals, _ = _least_squares(entropy, value, np.ones_like(entropy))
+    freedom = len(entropy) - 2
+    error = math.sqrt((residuals**2).sum() / freedom / ((entropy - entropy.mean()) ** 2).sum())
+    noise = np.random.default_rng([seed, len(entropy)]).normal(size=draws) * error * t_over_normal(freedom)
+    value_of = Estimate(point=point, draws=point + noise)
+    return Slope(source="temperature", value=value_of, spread=float(entropy.std()))
+
+
+def _within(sums: Array) -> tuple[Array, Array, Array]:
+    """Value, count and entropy [N] of a step's answers from ``Measure.sums`` [4, N], relative to the step's means.
+
+    An answer in which something was not measured has a count of 0.
+    """
+    total, count, entropy, positions = sums
+    kept = (count > 0) & (positions > 0) & np.isfinite(total) & np.isfinite(entropy)
+    weight = np.where(kept, count, 0.0)
+    value = np.divide(total, count, out=np.zeros_like(total), where=kept)
+    heat = np.divide(entropy, positions, out=np.zeros_like(total), where=kept)
+    if kept.any():
+        value = np.where(kept, value - np.average(value, weights=weight), 0.0)
+        heat = np.where(kept, heat - np.average(heat, weights=weight), 0.0)
+    return value, weight, heat
+
+
+def _bucket_sums(unit: NDArray[np.int64], value: Array, count: Array, entropy: Array, edges: Array) -> Array:
+    """Per unit and bucket [U, 3 J]: counts, then totals of value, then totals of entropy."""
+    member = np.eye(BUCKETS)[np.searchsorted(edges, entropy)] * count[:, None]
+    return per_unit(unit, np.concatenate([member, member * value[:, None], member * entropy[:, None]], 1))
+
+
+def _bucket_slope(sums: Array) -> Array:
+    """Slopes [B] of weighted least squares through bucket means, from ``_bucket_sums`` over all units [B, 3 J]."""
+    count, value, entropy = np.split(sums, 3, axis=1)
+    x, y = (np.divide(total, count, out=np.zeros_like(total), where=count > 0) for total in (entropy, value))
+    everything = count.sum(1)
+    x = x - ((count * x).sum(1) / everything)[:, None]
+    y = y - ((count * y).sum(1) / everything)[:, None]
+    slopes: Array = (count * x * y).sum(1) / (count * x * x).sum(1)
+    return slopes
+
+
+def _least_squares(x: Array, y: Array, weight: Array) -> tuple[float, Array, Array]:
+    """Slope, residuals [m], and the weights [m] with which an error in y enters the slope."""
+    centred = x - np.average(x, weights=weight)
+    lever = weight * centred / (weight * centred**2).sum()
+    slope = float(lever @ y)
+    return slope, y - np.average(y, weights=weight) - slope * centred, lever
+
+
+def _too_little(entropy: Array, value: Array, least: int, what: str) -> str:
+    """Why a slope over pairs cannot be had; empty if it can."""
+    assert entropy.shape == value.shape
+    if len(entropy) < least:
+        return f"{len(entropy)} {what}, it takes {least}"
+    if not (np.isfinite(entropy).all() and np.isfinite(value).all()):
+        return "entropy or acceptance was not measured"
+    if entropy.std() < MIN_ENTROPY_SPREAD:
+        return f"entropy varies by {entropy.std():.3g} nats over the {what}, it takes {MIN_ENTROPY_SPREAD}"
+    return ""
+
+
+def _none(source: Source, reason: str, draws: int, entropy: Array | None = None) -> Slope:
+    spread = float(entropy.std()) if entropy is not None and len(entropy) else math.nan
+    return Slope(source=source, value=Estimate.unknown(draws), spread=spread, unidentified=reason)

@@ -1,0 +1,169 @@
+"""Totals over answers, with bootstrap replicates of the totals: they merge by ``+`` and are divided once, at the end.
+
+The bootstrap resamples *units* (the answers to one prompt), never cycles: those of one answer resemble one another, and
+an interval over cycles is too narrow (SPEC 0.6). Replicates of disjoint data add up to replicates of the union, so
+windows of workers and of steps merge exactly as their points do.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bebop.monitor.estimate import Array, Estimate, t_over_normal
+from bebop.monitor.records import PER_POSITION, StepRecords
+
+Rate = Literal["accepted", "overlap", "target_only"]
+FIXED = ("cycles", "emitted", "entropy_sum", "entropy_count", "answers", "length_by_answer", "entropy_by_answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """What is followed: accept length (``position`` None, tokens per cycle) or the rate at a draft position (from 1).
+
+    ``rate`` says what acceptance is read from: counts, or the expectation given the laws, which has less variance:
+    ``overlap`` if drafts are sampled from q, ``target_only`` if they are q's most likely token (SPEC 0.6).
+    """
+
+    position: int | None = None
+    rate: Rate = "accepted"
+
+    @property
+    def name(self) -> str:
+        """``length`` or ``position/k``."""
+        return "length" if self.position is None else f"position/{self.position}"
+
+    def sums(self, columns: Array) -> tuple[Array, Array, Array, Array]:
+        """Value total and count, entropy total and count from columns [..., C] of ``table``."""
+        if self.position is not None:
+            return (
+                _per_position(columns, self.rate)[..., self.position - 1],
+                _per_position(columns, "reached")[..., self.position - 1],
+                _per_position(columns, "target_entropy")[..., self.position - 1],
+                _per_position(columns, "reached")[..., self.position - 1],
+            )
+        cycles, emitted, entropy, count = (columns[..., i] for i in range(4))
+        if self.rate != "accepted":
+            emitted = cycles + _per_position(columns, self.rate).sum(-1)
+        return emitted, cycles, entropy, count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Window:
+    """Totals of some answers and B bootstrap replicates of them; ``+`` merges disjoint data."""
+
+    totals: Array  # [C], see ``table``
+    replicates: Array  # [B, C]
+    units: int  # resampled units
+    strata: int  # steps (or parts) that were resampled each by itself
+
+    @classmethod
+    def of(cls, records: StepRecords, draws: int = 400, seed: int = 0) -> "Window":
+        """Resample the units of ``records``; the same step and seed give the same draws."""
+        columns = per_unit(records.unit, table(records))
+        weights = resample(len(columns), draws, np.random.default_rng([seed, records.step]))
+        return cls(totals=columns.sum(0), replicates=weights @ columns, units=len(columns), strata=1)
+
+    def __add__(self, other: "Window") -> "Window":
+        """The window of the union."""
+        if not isinstance(other, Window):
+            return NotImplemented
+        width = max(len(self.totals), len(other.totals))
+        return Window(
+            totals=_wide(self.totals, width) + _wide(other.totals, width),
+            replicates=_wide(self.replicates, width) + _wide(other.replicates, width),
+            units=self.units + other.units,
+            strata=self.strata + other.strata,
+        )
+
+    @property
+    def drafts(self) -> int:
+        """K."""
+        return (len(self.totals) - len(FIXED)) // len(PER_POSITION)
+
+    def value(self, measure: Measure) -> Estimate:
+        """The measure, weighted by cycles (by tokens)."""
+        totals, replicates = measure.sums(self.totals), measure.sums(self.replicates)
+        return self._ratio(totals[0], totals[1], replicates[0], replicates[1])
+
+    def entropy(self, measure: Measure) -> Estimate:
+        """The target's entropy where the measure is taken, nats."""
+        totals, replicates = measure.sums(self.totals), measure.sums(self.replicates)
+        return self._ratio(totals[2], totals[3], replicates[2], replicates[3])
+
+    def by_request(self) -> tuple[Estimate, Estimate]:
+        """Accept length and entropy with the same weight for every answer, however long."""
+        answers, replicated = self.totals[4], self.replicates[:, 4]
+        length, entropy = (self._ratio(self.totals[i], answers, self.replicates[:, i], replicated) for i in (5, 6))
+        return length, entropy
+
+    def gap(self, first: Rate, second: Rate, position: int | None = None) -> Estimate:
+        """Mean of ``first`` minus mean of ``second`` over the same verified positions (all of them, or one)."""
+        part = slice(None) if position is None else slice(position - 1, position)
+        totals, replicates = (
+            (
+                _per_position(columns, first)[..., part].sum(-1) - _per_position(columns, second)[..., part].sum(-1),
+                _per_position(columns, "reached")[..., part].sum(-1),
+            )
+            for columns in (self.totals, self.replicates)
+        )
+        return self._ratio(totals[0], totals[1], replicates[0], replicates[1])
+
+    def _ratio(self, total: Array, count: Array, totals: Array, counts: Array) -> Estimate:
+        """Total over count; draws widened for few units (Student's t). Unknown without data or with a single unit."""
+        wider = t_over_normal(self.units - self.strata)
+        if not (np.isfinite(total) and count > 0 and np.isfinite(wider)):
+            point = float(total / count) if count > 0 else float("nan")
+            return Estimate(point=point, draws=np.full(len(totals), np.nan))
+        point = float(total / count)
+        # A replicate without any count says nothing: it takes the point.
+        ratios = np.divide(totals, counts, out=np.full(len(totals), point), where=counts > 0)
+        return Estimate(point=point, draws=point + wider * (ratios - point))
+
+
+def table(records: StepRecords) -> Array:
+    """[N, C]: the columns FIXED, then each of PER_POSITION for position 1, those for position 2, and so on."""
+    answers, first, number = np.unique(records.answer, return_index=True, return_inverse=True)
+    opens = np.zeros(len(records))
+    opens[first] = 1.0
+    per_answer = [
+        np.bincount(number, getattr(records, name), len(answers))[number] if len(answers) else opens
+        for name in ("emitted", "cycles", "entropy_sum", "entropy_count")
+    ]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        length, entropy = opens * per_answer[0] / per_answer[1], opens * per_answer[2] / per_answer[3]
+    fixed = [records.cycles, records.emitted, records.entropy_sum, records.entropy_count, opens, length, entropy]
+    positions = np.stack([getattr(records, name) for name in PER_POSITION], -1).reshape(len(records), -1)
+    return np.concatenate([np.stack(fixed, 1), positions], 1)
+
+
+def per_unit(unit: NDArray[np.int64], columns: Array) -> Array:
+    """Sums [U, C] over the rows of each unit of columns [N, C]; units in ascending order."""
+    present, number = np.unique(unit, return_inverse=True)
+    sums = np.zeros((len(present), columns.shape[1]))
+    np.add.at(sums, number.reshape(-1), columns)
+    return sums
+
+
+def resample(units: int, draws: int, rng: np.random.Generator) -> Array:
+    """Bootstrap weights [B, U]: n - 1 of the n units with replacement, scaled by n / (n - 1) (Rao and Wu).
+
+    Taking n - 1 makes the variance unbiased, which matters where a step has few prompts. One unit: weights of 1.
+    """
+    if units < 2:
+        return np.ones((draws, units))
+    picks = rng.integers(units, size=(draws, units - 1)) + units * np.arange(draws)[:, None]
+    counts = np.bincount(picks.ravel(), minlength=draws * units).reshape(draws, units).astype(np.float64)
+    return counts * (units / (units - 1))
+
+
+def _per_position(columns: Array, name: str) -> Array:
+    """The columns [..., K] of one per-position sum."""
+    return columns[..., len(FIXED) + PER_POSITION.index(name) :: len(PER_POSITION)]
+
+
+def _wide(columns: Array, width: int) -> Array:
+    """Zeros for positions that only the other window has: nothing reached them here."""
+    missing = width - columns.shape[-1]
+    return np.concatenate([columns, np.zeros((*columns.shape[:-1], missing))], -1) if missing else columns

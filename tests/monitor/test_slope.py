@@ -1,0 +1,99 @@
+"""Slopes by hand and in repetition: sign, interval, and what must not enter."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from scipy.stats import linregress
+from scipy.stats import t as student
+
+from bebop.monitor.estimate import Array
+from bebop.monitor.records import StepRecords, merge_records
+from bebop.monitor.slope import Slope, early_slope, early_window, frozen_slope, temperature_slope
+from bebop.monitor.window import Measure
+from tests.monitor.synthetic import Truth, constant, step_records
+
+RUN = Truth(entropy=constant(0.5), mismatch=constant(0))
+
+
+def reference(seed: int, truth: Truth = RUN, steps: int = 5) -> list[StepRecords]:
+    rng = np.random.default_rng([31, seed])
+    return [step_records(truth, step, rng) for step in range(steps)]
+
+
+def share_covering(slopes: list[Slope], truth: float) -> float:
+    return float(np.mean([slope.value.low <= truth <= slope.value.high for slope in slopes]))
+
+
+def test_the_early_window() -> None:
+    assert early_window(None) == early_window(60) == 20 and early_window(1000) == 100
+
+
+@pytest.mark.parametrize("slope_of", [early_slope, temperature_slope])
+def test_exact_lines_have_their_signed_slope(slope_of) -> None:  # type: ignore[no-untyped-def]
+    entropy = np.linspace(0.3, 0.8, 20)
+    slope = slope_of(entropy, 3.2 - 0.8 * entropy)
+    assert slope.value.point == pytest.approx(-0.8) and slope.value.error < 1e-9
+    assert slope.spread == pytest.approx(entropy.std())
+
+
+def stepwise(seed: int, correlation: float) -> tuple[Array, Array]:
+    """Entropies and values of 20 steps whose errors depend on those before them."""
+    rng = np.random.default_rng([32, seed])
+    entropy = 0.5 + 0.01 * np.arange(20) + 0.02 * rng.normal(size=20)
+    error = np.zeros(20)
+    for i in range(20):
+        error[i] = correlation * error[i - 1] + 0.03 * rng.normal()
+    return entropy, 3.2 - 0.8 * entropy + error
+
+
+def textbook_covers(entropy: Array, value: Array) -> bool:
+    """The broken variant: an interval that takes the steps as independent."""
+    fit = linregress(entropy, value)
+    return bool(abs(fit.slope + 0.8) <= student.ppf(0.975, 18) * fit.stderr)
+
+
+def test_early_intervals_hold_with_dependent_steps_too() -> None:
+    independent, dependent = ([stepwise(seed, c) for seed in range(200)] for c in (0.0, 0.5))
+    assert share_covering([early_slope(*steps, draws=200) for steps in independent], -0.8) >= 0.95
+    assert share_covering([early_slope(*steps, draws=200) for steps in dependent], -0.8) >= 0.90
+    assert np.mean([textbook_covers(*steps) for steps in dependent]) < 0.85
+
+
+def test_frozen_intervals_hold() -> None:
+    slopes = [frozen_slope(reference(seed), Measure(), draws=200) for seed in range(100)]
+    assert share_covering(slopes, RUN.slope) >= 0.92
+    assert all(slope.value.excludes_zero(0.999) for slope in slopes)
+
+
+def test_what_changes_from_step_to_step_does_not_enter_the_frozen_slope() -> None:
+    """Entropy and mismatch rise together over the steps; answers of one step share their weights."""
+    moving = Truth(entropy=lambda step: 0.5 + 0.1 * step, mismatch=lambda step: -0.2 * step)
+    within = [frozen_slope(reference(seed, moving), Measure(), draws=200) for seed in range(20)]
+    assert share_covering(within, moving.slope) >= 0.85
+    pooled = [frozen_slope([merge_records(reference(seed, moving))], Measure(), draws=200) for seed in range(20)]
+    assert share_covering(pooled, moving.slope) < 0.2  # the broken variant: all steps as one
+
+
+def test_few_prompts_or_flat_entropy_leave_it_unidentified() -> None:
+    rng = np.random.default_rng(0)
+    few = frozen_slope([step_records(RUN, 0, rng, prompts=5)], Measure())
+    assert "5 prompts" in few.unidentified and not few.value.known
+    flat = frozen_slope(reference(0, dataclasses.replace(RUN, spread=0.002)), Measure())
+    assert "0.01" in flat.unidentified
+    assert frozen_slope([], Measure()).unidentified
+
+
+def test_steps_without_entropy_or_too_few_leave_the_early_slope_unidentified() -> None:
+    assert "19 steps" in early_slope(np.linspace(0, 1, 19), np.ones(19)).unidentified
+    assert "not measured" in early_slope([float("nan")] * 20, [2.0] * 20).unidentified
+    assert "3 temperatures" in temperature_slope([0.1, 0.5, 0.9], [3.0, 2.8, 2.6]).unidentified
+
+
+def test_answers_without_drafts_at_a_position_do_not_matter() -> None:
+    steps = reference(3)
+    bare = [dataclasses.replace(r, reached=r.reached.copy(), accepted=r.accepted.copy()) for r in steps]
+    for records in bare:
+        records.reached[:4, 2] = 0
+        records.accepted[:4, 2] = 0
+    assert frozen_slope(bare, Measure(position=3)).value.known
