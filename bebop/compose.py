@@ -1,12 +1,16 @@
 """From the command line to a checked configuration; shared by the entry points, the only importers of hydra."""
 
+import dataclasses
+import json
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -14,8 +18,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from bebop.adaptation.config import AdaptConfig
 from bebop.config import JobConfig, from_dict
 from bebop.errors import UserError
+
+OVERRIDES = "overrides.json"  # in a run folder: the overrides that it was started with
 
 
 def job_config(overrides: Sequence[str]) -> JobConfig:
@@ -23,16 +30,45 @@ def job_config(overrides: Sequence[str]) -> JobConfig:
     return from_dict(JobConfig, composed(overrides))
 
 
-def composed(overrides: Sequence[str]) -> dict[str, Any]:
-    """``conf/config.yaml`` with overrides, as plain data."""
+def adapt_config(overrides: Sequence[str]) -> AdaptConfig:
+    """The same for an adaptation."""
+    return from_dict(AdaptConfig, composed(overrides, "adapt"))
+
+
+def saved_overrides(overrides: Sequence[str], section: str = "") -> list[str]:
+    """What a run that is resumed was started with, where ``overrides`` do not say otherwise; empty for a new run.
+
+    ``section`` holds ``dir`` and ``resume``, and ends in a dot unless it is empty.
+    """
+    given = dict(o.split("=", 1) for o in overrides if "=" in o)
+    file = Path(given.get(f"{section}dir", "")) / OVERRIDES
+    if given.get(f"{section}resume", "false").lower() != "true" or not file.is_file():
+        return []
+    return [o for o in json.loads(file.read_text()) if o.split("=")[0] not in given]
+
+
+def write_down(config: Any, overrides: Sequence[str], folder: Path, section: str = "") -> None:
+    """Keep what was asked: for readers, and for the next resume. Called once nothing in it was found wrong."""
+    (folder / "config.yaml").write_text(as_yaml(config))
+    kept = [o for o in overrides if not o.startswith((f"{section}resume=", f"{section}dir="))]
+    (folder / OVERRIDES).write_text(json.dumps(kept) + "\n")
+
+
+def as_yaml(config: Any) -> str:
+    """A configuration dataclass as YAML."""
+    return yaml.safe_dump(json.loads(json.dumps(dataclasses.asdict(config))), sort_keys=False)
+
+
+def composed(overrides: Sequence[str], root: str = "config") -> dict[str, Any]:
+    """``conf/<root>.yaml`` with overrides, as plain data."""
     parsed = [_read(override) for override in overrides]
     try:
-        config = _compose(overrides)
+        config = _compose(overrides, root)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise UserError(f"{error.full_key} is missing: give {error.full_key}=VALUE") from error
     except (HydraException, OmegaConfBaseException) as error:
-        _check_names(parsed)
+        _check_names(parsed, root)
         reason = " ".join(str(error).split())
         culprits = [o for o, p in zip(overrides, parsed, strict=True) if p.key_or_group in reason] or overrides
         raise UserError(f"{' '.join(culprits)} is not possible: {reason}") from error
@@ -40,9 +76,9 @@ def composed(overrides: Sequence[str]) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-def _compose(overrides: Sequence[str]) -> DictConfig:
+def _compose(overrides: Sequence[str], root: str) -> DictConfig:
     with initialize_config_module("bebop.conf", version_base="1.3"):
-        return compose("config", overrides=list(overrides))
+        return compose(root, overrides=list(overrides))
 
 
 def _read(override: str) -> Override:
@@ -64,9 +100,10 @@ def _read(override: str) -> Override:
     return parsed
 
 
-def _check_names(parsed: Sequence[Override]) -> None:
+def _check_names(parsed: Sequence[Override], root: str) -> None:
     """``UserError`` for the first override of a setting that does not exist, with those that do."""
-    known: Any = OmegaConf.to_container(_compose([p.input_line or "" for p in parsed if p.key_or_group in groups()]))
+    chosen = [p.input_line or "" for p in parsed if p.key_or_group in groups()]
+    known: Any = OmegaConf.to_container(_compose(chosen, root))
     for override in parsed:
         if override.is_add():
             continue

@@ -191,14 +191,56 @@ class TrainerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """Training of the MTP head, before RL (``bebop.adapt``) or beside it (co-training)."""
+
+    objective: str = "e2e_tv"  # see trainer/objectives.py
+    depth: int = 5  # recursive steps
+    lr: float = 1e-3
+    lr_warmup_steps: int = 10  # then constant
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    max_tokens: int = 8192  # tokens in one micro-batch, padding included
+
+    def __post_init__(self) -> None:
+        check(1 <= self.depth <= 16, "head.depth", self.depth, "give a number from 1 to 16")
+        for name in ("lr", "lr_warmup_steps", "weight_decay"):
+            check(0 <= getattr(self, name) < math.inf, f"head.{name}", getattr(self, name), "give 0 or more")
+        check(all(0 <= b < 1 for b in self.betas), "head.betas", list(self.betas), "two numbers from 0 to below 1")
+        check(self.max_grad_norm > 0, "head.max_grad_norm", self.max_grad_norm, "give a number above 0")
+        check(self.max_tokens >= 1, "head.max_tokens", self.max_tokens, "give 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CotrainConfig:
+    """Whether the MTP head is trained during RL, and how."""
+
+    mode: Literal["off", "always", "auto"] = "off"  # auto: when the monitor says that the head does not fit any more
+    head: HeadConfig = field(default_factory=lambda: HeadConfig(depth=3, lr=5e-4))
+
+    def __post_init__(self) -> None:
+        one_of("cotrain.mode", self.mode, Literal["off", "always", "auto"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig:
     """What is measured during a run and where it is sent."""
 
     decode_stats: bool = True  # overlap and entropies of every verified position
+    drift: bool = True  # why acceptance moved: drift/* metrics, drift.jsonl, controller.jsonl
+    bank_every: int = 10  # steps between two readings of the fixed texts; more often while something is wrong; 0: never
+    bank_answers: int = 24  # answers of the first batch that become those texts
+    actions: bool = False  # carry out the proposals on system and draft length
     tensorboard: bool = True
     wandb: bool = False
     ray_metrics: bool = True
     plots: bool = True  # report.html at the end
+
+    def __post_init__(self) -> None:
+        check(self.bank_every >= 0, "monitor.bank_every", self.bank_every, "give 0 (never) or more")
+        check(self.bank_answers >= 2, "monitor.bank_answers", self.bank_answers, "give 2 or more")
+        check(self.drift or not self.actions, "monitor.actions", self.actions, "it takes monitor.drift=true")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +278,7 @@ class JobConfig:
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    cotrain: CotrainConfig = field(default_factory=CotrainConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
@@ -249,6 +292,9 @@ class JobConfig:
             "the trainer computes softmax(logits / temperature); set algorithm.rescore=true to train on truncated laws",
         )
         check(sampling.temperature > 0, "rollout.sampling.temperature", sampling.temperature, "training explores: > 0")
+        watched = self.monitor.drift and self.decoding.system != "autoregressive"
+        word = "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts"
+        check(self.cotrain.mode != "auto" or watched, "cotrain.mode", self.cotrain.mode, word)
         divides = self.trainer.groups_per_step % self.algorithm.minibatches == 0
         check(divides, "algorithm.minibatches", self.algorithm.minibatches, "it must divide trainer.groups_per_step")
 

@@ -1,17 +1,15 @@
 """The main job: ``python -m bebop.run [overrides]``, asynchronous GRPO with speculative rollouts on Ray."""
 
 import dataclasses
-import json
 import sys
 import time
 from pathlib import Path
 
-import yaml
-
-from bebop.compose import groups, job_config, run_main
+from bebop.compose import as_yaml, groups, job_config, run_main, saved_overrides, write_down
 from bebop.config import JobConfig
 from bebop.errors import UserError
 
+SECTION = "runtime."  # where dir and resume are
 HELP = """usage: python -m bebop.run [--help] [--cfg] [override ...]
 
 Runs GRPO with rollouts on speculative decoding, on Ray. Without arguments: the built-in model on chain_sum.
@@ -42,36 +40,22 @@ def main(arguments: list[str]) -> int:
     unknown = [a for a in overrides if a.startswith("--")]
     if unknown:
         raise UserError(f"{unknown[0]} is no option: there are --help and --cfg; settings are given as NAME=VALUE")
-    overrides = saved_overrides(overrides) + overrides
+    overrides = saved_overrides(overrides, SECTION) + overrides
     config = job_config(overrides)
     if "--cfg" in arguments:
-        sys.stdout.write(yaml.safe_dump(plain(config), sort_keys=False))
+        sys.stdout.write(as_yaml(config))
         return 0
     run_dir, config = open_run(config)
 
     from bebop.runtime import run_job  # Ray takes seconds to import; --help and errors should not wait for it
 
     sys.stderr.write(f"run folder: {run_dir}\n")
-    finished = run_job(config, run_dir, lambda: write_down(config, overrides, run_dir))
+    finished = run_job(config, run_dir, lambda: write_down(config, overrides, run_dir, SECTION))
     report(config, run_dir)
     if not finished:
         again = f"python -m bebop.run runtime.dir={run_dir} runtime.resume=true"
         sys.stderr.write(f"interrupted; go on with: {again}\n")
     return 0 if finished else 130
-
-
-def plain(config: JobConfig) -> dict[str, object]:
-    """The configuration as data that YAML knows."""
-    return dict(json.loads(json.dumps(dataclasses.asdict(config))))
-
-
-def saved_overrides(overrides: list[str]) -> list[str]:
-    """When a run is resumed: what it was started with. New overrides come after and win."""
-    given = dict(o.split("=", 1) for o in overrides if "=" in o)
-    file = Path(given.get("runtime.dir", "")) / "overrides.json"
-    if given.get("runtime.resume", "false").lower() != "true" or not file.is_file():
-        return []
-    return [o for o in json.loads(file.read_text()) if o.split("=")[0] not in given]
 
 
 def open_run(config: JobConfig) -> tuple[Path, JobConfig]:
@@ -86,13 +70,6 @@ def open_run(config: JobConfig) -> tuple[Path, JobConfig]:
     except OSError as error:
         raise UserError(f"runtime.dir={str(run_dir)!r} cannot be made: {error.strerror}") from error
     return run_dir, dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, dir=str(run_dir)))
-
-
-def write_down(config: JobConfig, overrides: list[str], run_dir: Path) -> None:
-    """Keep what was asked: for readers, and for the next resume. Called once nothing in it was found wrong."""
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(plain(config), sort_keys=False))
-    kept = [o for o in overrides if not o.startswith(("runtime.resume=", "runtime.dir="))]
-    (run_dir / "overrides.json").write_text(json.dumps(kept) + "\n")
 
 
 def report(config: JobConfig, run_dir: Path) -> None:

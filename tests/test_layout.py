@@ -31,6 +31,8 @@ FLOORS = {
     "bebop.metrics": 0,
     "bebop.sinks": 0,
     "bebop.errors": 0,
+    "bebop.intervals": 0,
+    "bebop.adaptation.config": 0,
     "bebop.conf": 0,
     # 1: parts that know no engine, no worker and no trainer
     "bebop.model": 1,
@@ -39,6 +41,7 @@ FLOORS = {
     "bebop.rollout.slots": 1,
     "bebop.rollout.decoding": 1,
     "bebop.trainer.advantages": 1,
+    "bebop.trainer.chains": 1,
     "bebop.trainer.logprobs": 1,
     "bebop.trainer.losses": 1,
     "bebop.trainer.packing": 1,
@@ -53,6 +56,7 @@ FLOORS = {
     # 3, 4: what joins them, without Ray and with it
     "bebop.loop": 3,
     "bebop.runtime": 4,
+    "bebop.adaptation": 4,
     # 5: entry points
     "bebop.compose": 5,
     "bebop.run": 5,

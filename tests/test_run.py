@@ -118,9 +118,13 @@ def test_saved_overrides_come_first_and_new_ones_win(tmp_path: Path) -> None:
     (tmp_path / "overrides.json").write_text(json.dumps(["task=gcd", "trainer.lr=3e-4", "trainer.steps=5"]))
     where = f"runtime.dir={tmp_path}"
     new = [where, "runtime.resume=true", "trainer.steps=9"]
-    assert run.saved_overrides(new) == ["task=gcd", "trainer.lr=3e-4"]
-    assert run.saved_overrides([where]) == [] == run.saved_overrides([f"{where}/none", "runtime.resume=true"])
-    made = compose.job_config(run.saved_overrides(new) + new)
+    assert compose.saved_overrides(new, run.SECTION) == ["task=gcd", "trainer.lr=3e-4"]
+    assert (
+        compose.saved_overrides([where], run.SECTION)
+        == []
+        == compose.saved_overrides([f"{where}/none", "runtime.resume=true"], run.SECTION)
+    )
+    made = compose.job_config(compose.saved_overrides(new, run.SECTION) + new)
     assert (made.task.name, made.trainer.lr, made.trainer.steps) == ("gcd", 3e-4, 9)
 
 

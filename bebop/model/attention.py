@@ -88,26 +88,29 @@ class ChainContext:
     Each pass is the next step; rows are right-padded, so causality alone hides the padding.
     """
 
-    def __init__(self) -> None:
-        self.keys: list[Tensor] = []  # one [B,Hkv,T,D] per step
+    def __init__(self, anchors: Tensor | None = None) -> None:
+        """``anchors`` [B,A]: the positions whose chains go on after step 1; None: all, from 0 on."""
+        self.anchors = anchors
+        self.keys: list[Tensor] = []  # [B,Hkv,T,D] of step 1, [B,Hkv,A,D] of each later one
         self.values: list[Tensor] = []
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See ``AttentionContext``; T anchors side by side. Later steps may hold fewer anchors than step 1."""
+        """See ``AttentionContext``; later steps may hold fewer anchors than earlier ones (the first of them)."""
         self.keys.append(key)
         self.values.append(value)
+        if len(self.keys) == 1:  # step 1 is plain causal attention, for which there are fused kernels
+            return CausalContext().attend(layer, query, key, value, scaling)
         batch, heads, width, size = query.shape
-        kv_heads = key.shape[1]
+        kv_heads, length = key.shape[1], self.keys[0].shape[2]
         q = query.reshape(batch, kv_heads, heads // kv_heads, width, size) * scaling
-        base_k, base_v = self.keys[0][:, :, None, :width], self.values[0][:, :, None, :width]
-        scores = q @ base_k.transpose(-1, -2)  # [B,Hkv,g,T,T]
-        hidden = torch.ones(width, width, dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(hidden, float("-inf"))
+        anchors = torch.arange(width, device=q.device)[None] if self.anchors is None else self.anchors[:, :width]
+        unseen = torch.arange(length, device=q.device) > anchors[..., None]  # [B,A,T]
+        scores = (q @ self.keys[0][:, :, None].transpose(-1, -2)).masked_fill(unseen[:, None, None], float("-inf"))
         own = [(q * k[:, :, None, :width]).sum(-1, keepdim=True) for k in self.keys[1:]]
         weights = torch.cat([scores, *own], -1).softmax(-1)
-        out = weights[..., :width] @ base_v
+        out = weights[..., :length] @ self.values[0][:, :, None]
         for i, v in enumerate(self.values[1:]):
-            out = out + weights[..., width + i : width + i + 1] * v[:, :, None, :width]
+            out = out + weights[..., length + i : length + i + 1] * v[:, :, None, :width]
         return out.reshape(batch, heads, width, size).transpose(1, 2)
 
 

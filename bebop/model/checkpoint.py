@@ -155,10 +155,22 @@ def load_mtp(folder: Path, backbone: PreTrainedModel, fresh: bool) -> tuple[str,
         return name, head.eval()
     if not fresh:
         return "mimo", None
+    strange = next((name for name in _names(folder) if "mtp" in name.lower() or "nextn" in name.lower()), None)
+    if strange is not None:
+        raise UserError(f"{folder}: MTP weight {strange} is in no known layout ({', '.join(LAYOUTS)})")
     head = MTPHead(backbone, zero_first=LAYOUTS["mimo"].zero_first)
     init_from_backbone(head, backbone)
     log.warning("a fresh MTP head was made from the last layer of %s; adapt it before relying on it", folder)
     return "mimo", head.eval()
+
+
+def _names(folder: Path) -> list[str]:
+    """The names of all tensors in the folder's safetensors files."""
+    names: list[str] = []
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            names += opened.keys()
+    return names
 
 
 def _tensors(folder: Path, prefix: str) -> Iterator[tuple[str, Tensor]]:

@@ -57,19 +57,34 @@ class MTPHead(nn.Module):
         return self.final_norm(x)
 
 
-def chain(head: MTPHead, embeddings: Tensor, hidden: Tensor, steps: int) -> Iterator[Tensor]:
+def chain(
+    head: MTPHead, embeddings: Tensor, hidden: Tensor, steps: int, anchors: Tensor | None = None
+) -> Iterator[Tensor]:
     """Recursive steps on given text, as they run while drafting: embeddings and hidden states [B,T,d] of its tokens.
 
-    Step i (from 1) yields hidden states [B,T-i,d]; its entry at anchor t predicts token t + i + 1 and stands against
-    the backbone's own law at position t + i.
+    Step i (from 1) yields hidden states; its entry at anchor t predicts token t + i + 1 and stands against the
+    backbone's own law at position t + i. Without ``anchors`` every t has a chain and step i yields [B,T-i,d]. With
+    ``anchors`` [B,A] (positions t) each step yields [B,A,d]; what a chain gives beyond the end of the text means
+    nothing. Only step 1 has to see the whole text, so few anchors make a long chain cheap.
     """
-    context = ChainContext()
+    context = ChainContext(anchors)
     length = hidden.shape[1]
     for step in range(1, steps + 1):
-        anchors = length - step
-        positions = torch.arange(anchors, device=hidden.device).expand(hidden.shape[0], -1) + step - 1
-        hidden = head(embeddings[:, step:], hidden[:, :anchors], positions, context)
+        if anchors is None or step == 1:
+            positions = torch.arange(length - step, device=hidden.device).expand(hidden.shape[0], -1)
+            fed = embeddings[:, step:]
+        else:
+            positions = anchors
+            fed = at(embeddings, (anchors + step).clamp_max(length - 1))
+        hidden = head(fed, hidden[:, : positions.shape[1]], positions + step - 1, context)
+        if anchors is not None and step == 1:
+            hidden = at(hidden, anchors.clamp_max(length - 2))
         yield hidden
+
+
+def at(values: Tensor, positions: Tensor) -> Tensor:
+    """Entries of [B,T,d] at positions [B,A] -> [B,A,d]."""
+    return values.gather(1, positions[..., None].expand(-1, -1, values.shape[-1]))
 
 
 @torch.no_grad()

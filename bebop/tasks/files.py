@@ -21,7 +21,7 @@ class FileItems:
     def __init__(self, path: str, prompt_key: str, answer_key: str, seed: int) -> None:
         """Read and check the file; ``UserError`` names the line or row that cannot be used."""
         self.prompt_key, self.answer_key, self.seed = prompt_key, answer_key, seed
-        self.rows = _read(Path(path))
+        self.rows = read_rows(Path(path), "task.path")
         self._orders: dict[tuple[int, int], list[int]] = {}
         for where, row in self.rows:
             question = lookup(row, prompt_key, "task.prompt_key", where)
@@ -69,22 +69,22 @@ def _check_question(question: Any, where: str) -> None:
     raise UserError(f"{where} holds {str(question)[:60]!r}; give a text or a list of messages with role and content")
 
 
-def _read(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The rows, each with the words that name its place in an error message."""
+def read_rows(path: Path, setting: str) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of a file that ``setting`` names, each with the words that name its place in an error message."""
     try:
-        rows = _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path)
+        rows = _read_parquet(path, setting) if path.suffix == ".parquet" else _read_jsonl(path)
     except OSError as error:
-        raise UserError(f"task.path={str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
+        raise UserError(f"{setting}={str(path)!r} cannot be read: {' '.join(str(error).split())}") from error
     if not rows:
-        raise UserError(f"task.path={str(path)!r} has no rows: give a file with at least one")
+        raise UserError(f"{setting}={str(path)!r} has no rows: give a file with at least one")
     return rows
 
 
-def _read_parquet(path: Path) -> list[tuple[str, dict[str, Any]]]:
+def _read_parquet(path: Path, setting: str) -> list[tuple[str, dict[str, Any]]]:
     try:
         table = pyarrow.parquet.read_table(path)
     except pyarrow.ArrowException as error:
-        raise UserError(f"task.path={str(path)!r} is no parquet file: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{setting}={str(path)!r} is no parquet file: {str(error).splitlines()[0]}") from error
     return [(f"row {n} of {path}", row) for n, row in enumerate(table.to_pylist(), start=1)]
 
 

@@ -45,12 +45,16 @@ class PromptSource:
             item = self.items.item(index, attempt)
             text, token_ids = self.encode(item["question"])
             if len(token_ids) <= self.max_prompt_tokens:
-                return Prompt(index=index, task=self.config.name, text=text, token_ids=token_ids, item=item)
+                return Prompt(index=index, task=self._task(item), text=text, token_ids=token_ids, item=item)
             lengths.append(len(token_ids))
         raise UserError(
             f"task.name={self.config.name!r}: {MAX_TRIES} prompts in a row take {min(lengths)} to {max(lengths)} "
             f"tokens, but {self.max_prompt_tokens} fit; raise rollout.max_length or choose shorter questions"
         )
+
+    def _task(self, item: dict[str, Any]) -> str:
+        """The data set that an item comes from; of a mixture the one that was drawn."""
+        return str(item["metadata"]["source_dataset"]) if self.config.name == "composite" else self.config.name
 
 
 def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Question], tuple[str, tuple[int, ...]]]:

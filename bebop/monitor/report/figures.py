@@ -177,23 +177,15 @@ def _line(run: Run, column: Sequence[float | None], name: str, shade: str, group
     return {"type": "scatter", **where, **style, "name": name, "legendgroup": group, "hovertemplate": "%{y:.4~g}"}
 
 
-def _layout(chart: Chart, runs: Sequence[Run], traces: Sequence[Trace]) -> dict[str, Any]:
-    """Axes and margins. Text is 12 px or more on any screen, since nothing is scaled."""
-    steps = [step for run in runs for step in run.steps]
-    few = max(steps) - min(steps) < 8
+def layout(x_title: str, zero: bool = False) -> dict[str, Any]:
+    """Axes and margins of any plot. Text is 12 px or more on any screen, since nothing is scaled."""
     axis = {"gridcolor": GRID, "zeroline": False, "automargin": True, "tickfont": {"size": 12}, "nticks": 6}
     axis |= {"ticks": "outside", "ticklen": 5, "tickcolor": "rgba(0,0,0,0)"}  # room between number and line
-    x = {**axis, "showgrid": False, "title": {"text": "step", "font": {"size": 12}, "standoff": 6}, "tickformat": "d"}
-    x |= {"showline": True, "linecolor": "#c3cad3"} | ({"dtick": 1} if few else {})
-    y = {**axis, "rangemode": "tozero" if chart.zero else "normal", "fixedrange": True}
-    heights = _heights(traces)
-    if min(heights) == max(heights):
-        y["range"] = _around(heights[0], chart.zero)
+    x = {**axis, "showgrid": False, "title": {"text": x_title, "font": {"size": 12}, "standoff": 6}}
+    x |= {"showline": True, "linecolor": "#c3cad3"}
     return {
         "xaxis": x,
-        "yaxis": y,
-        "barmode": "relative",
-        "bargap": 0.15 if len(steps) <= 80 else 0,
+        "yaxis": {**axis, "rangemode": "tozero" if zero else "normal", "fixedrange": True},
         "showlegend": False,
         "hovermode": "x unified",
         "margin": {"l": 44, "r": 14, "t": 10, "b": 40},
@@ -202,6 +194,17 @@ def _layout(chart: Chart, runs: Sequence[Run], traces: Sequence[Trace]) -> dict[
         "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12, "color": MUTED},
         "hoverlabel": {"font": {"size": 12, "color": INK}, "bgcolor": "#ffffff"},
     }
+
+
+def _layout(chart: Chart, runs: Sequence[Run], traces: Sequence[Trace]) -> dict[str, Any]:
+    """The layout of a chart over steps."""
+    steps = [step for run in runs for step in run.steps]
+    found = layout("step", chart.zero)
+    found["xaxis"] |= {"tickformat": "d"} | ({"dtick": 1} if max(steps) - min(steps) < 8 else {})
+    heights = _heights(traces)
+    if min(heights) == max(heights):
+        found["yaxis"]["range"] = _around(heights[0], chart.zero)
+    return found | {"barmode": "relative", "bargap": 0.15 if len(steps) <= 80 else 0}
 
 
 def _around(level: float, zero: bool) -> list[float]:

@@ -1,0 +1,1 @@
+"""Training an MTP head before RL: sequences in, a better head and its card out."""

@@ -1,0 +1,95 @@
+"""How well a head drafts on held-out prompts, measured by decoding with it: per position, with intervals."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bebop.adaptation.config import DataConfig
+from bebop.adaptation.corpus import run_engine
+from bebop.adaptation.ranks import ALONE, Ranks
+from bebop.config import DecodingConfig
+from bebop.intervals import Interval, ratio, ratio_difference
+from bebop.model.backbone import Policy
+from bebop.trajectory import Completion, Prompt
+
+Array = NDArray[np.float64]
+SUMS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Sums per answer, from decoding S prompts with K drafts a cycle; see ``DecodeStats`` for their meaning."""
+
+    tasks: tuple[str, ...]  # [S]
+    cycles: Array  # [S]
+    tokens: Array  # [S]
+    reached: Array  # [S, K]
+    accepted: Array  # [S, K]
+    overlap: Array  # [S, K]
+    target_only: Array  # [S, K]
+    draft_entropy: Array  # [S, K]
+    target_entropy: Array  # [S, K]
+
+    def of(self, task: str) -> "Measured":
+        """The answers to one task."""
+        chosen = np.array([t == task for t in self.tasks])
+        arrays = {f.name: getattr(self, f.name)[chosen] for f in dataclasses.fields(self) if f.name != "tasks"}
+        return Measured(tasks=tuple(t for t in self.tasks if t == task), **arrays)
+
+    def ratio_of(self, name: str, position: int | None = None) -> tuple[Array, Array]:
+        """Totals and counts [S] of a number: accept_length, or a sum at a position (from 1; None: all) over reached."""
+        if name == "accept_length":
+            return self.cycles + self.accepted.sum(1), self.cycles
+        where = slice(None) if position is None else slice(position - 1, position)
+        return getattr(self, name)[:, where].sum(1), self.reached[:, where].sum(1)
+
+    def interval(self, name: str, position: int | None = None) -> Interval:
+        """A number of ``ratio_of`` with its bootstrap interval over answers."""
+        return ratio(*self.ratio_of(name, position))
+
+    def summary(self) -> dict[str, Interval]:
+        """Every number: accept_length, and rates, overlaps and entropies at each position and over all."""
+        found = {"accept_length": self.interval("accept_length")}
+        names = {"accepted": "accept_rate", **{name: name for name in SUMS[2:]}}
+        for name, label in names.items():
+            found[label] = self.interval(name)
+            for k in range(1, self.reached.shape[1] + 1):
+                found[f"{label}/{k}"] = self.interval(name, k)
+        return found
+
+
+def change(after: Measured, before: Measured, name: str, position: int | None = None) -> Interval:
+    """How much a number rose from one head to another on the same prompts, resampled together."""
+    return ratio_difference(after.ratio_of(name, position), before.ratio_of(name, position))
+
+
+def measure(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    data: DataConfig,
+    decoding: DecodingConfig,
+    seed: int = 0,
+    label: str | None = None,
+    ranks: Ranks = ALONE,
+) -> Measured:
+    """Decode an answer to each prompt. Two heads measured with one seed draw the same random numbers."""
+    answers = run_engine(policy, prompts, data, decoding, seed, label, ranks)
+    return measured([p.task for p in prompts], answers, decoding.draft_tokens)
+
+
+def measured(tasks: Sequence[str], answers: Sequence[Completion], drafts: int) -> Measured:
+    """The statistics of some answers as arrays; an answer of one cycle may have reached fewer than ``drafts``."""
+
+    def table(name: str) -> Array:
+        rows = [getattr(a.stats, name) for a in answers]
+        return np.stack([np.pad(row, (0, drafts - len(row))) for row in rows])
+
+    sums: dict[str, Any] = {name: table(name) for name in SUMS}
+    cycles = np.array([a.stats.cycles for a in answers], float)
+    return Measured(
+        tasks=tuple(tasks), cycles=cycles, tokens=np.array([a.stats.tokens for a in answers], float), **sums
+    )

@@ -1,0 +1,220 @@
+"""An adaptation from end to end: sequences, acceptance before, training, acceptance after, checkpoint and card."""
+
+import copy
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from bebop.adaptation.card import write_card
+from bebop.adaptation.checkpoint import latest, read, write
+from bebop.adaptation.config import AdaptConfig
+from bebop.adaptation.corpus import drafting, from_file, keep, question_streams, read_back, run_engine, token_rows
+from bebop.adaptation.evaluation import measured
+from bebop.adaptation.page import write_page
+from bebop.adaptation.probe import probe
+from bebop.adaptation.ranks import ALONE, Ranks
+from bebop.adaptation.results import Results, Snapshot
+from bebop.errors import UserError
+from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
+from bebop.sinks import JsonlSink, Sink, TensorBoardSink
+from bebop.trainer.chains import TokenRow, rows_of_step
+from bebop.trainer.heads import HeadTrainer
+from bebop.trainer.objectives import Law, make_objective
+from bebop.trajectory import Prompt
+
+SYSTEMS = ("bebop", "target_only")
+
+
+class Adaptation:
+    """One rank of an adaptation. Every rank runs the same; rank 0 writes."""
+
+    def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
+        """Load the model; where several ranks share it a second time, to be split for training."""
+        make_objective(config.head.objective), make_objective(config.train.warm_objective)
+        self.config, self.folder, self.ranks = config, folder, ranks
+        torch.set_num_threads(config.train.threads)
+        torch.manual_seed(config.seed)  # a fresh head must be the same on every rank
+        model = dataclasses.replace(config.model, init_mtp=True)
+        self.policy = load_policy(model)
+        self.fresh = mtp_layout(resolve(model.path), self.policy.backbone.config.num_hidden_layers) is None
+        data = config.data.sampling
+        self.law = Law(temperature=data.temperature, target_top_p=data.top_p, target_top_k=data.top_k)
+        backbone = self.policy.backbone if ranks.world == 1 else load_policy(model).backbone
+        trained = dataclasses.replace(self.policy, backbone=backbone, mtp=copy.deepcopy(self.policy.mtp))
+        self.trainer = HeadTrainer(trained, config.head, self.law, ranks.rank, ranks.world)
+        self.seconds: dict[str, float] = {}
+
+    def run(self) -> Results:
+        """All phases; training goes on from the newest checkpoint if ``resume`` is set."""
+        self._restore()  # first of all: what is wrong with it should not wait for the sequences
+        began = time.perf_counter()
+        rows, held_out = self._sequences()
+        self._clock("sequences", began)
+        before, text = self._first_look(held_out)
+        self._train(rows, text)
+        after = self._snapshot(held_out, text, "after")
+        results = Results(
+            before=before,
+            after=after,
+            rows=len(rows),
+            tokens=sum(len(row.answer) for row in rows),
+            steps=self.trainer.version,
+            fresh=self.fresh,
+            seconds=self.seconds,
+        )
+        if self.ranks.rank == 0:
+            self._write(results)
+        self.ranks.wait()
+        return results
+
+    # ---- sequences
+
+    def _sequences(self) -> tuple[list[TokenRow], list[Prompt]]:
+        """Text to train on, and the prompts that are held out. Sampled text is kept, for a resume and for others."""
+        data, path = self.config.data, self.folder / "corpus.jsonl"
+        if data.source == "file":
+            return self._split_file(from_file(data, self.policy))
+        training, held_out = question_streams(self.config, self.policy)
+        if self.config.resume and path.is_file():
+            return read_back(path), held_out
+        decoding = drafting(self.policy)
+        answers = run_engine(self.policy, training, data, decoding, self.config.seed, self._label("sample"), self.ranks)
+        rows = token_rows(training, answers)
+        if self.ranks.rank == 0:
+            keep(rows, path)
+        return rows, held_out
+
+    def _split_file(self, rows: list[TokenRow]) -> tuple[list[TokenRow], list[Prompt]]:
+        """The last rows of a file are held out: their prompts are answered by the model itself."""
+        count = min(self.config.evaluation.prompts, len(rows) // 5)
+        if count < 2:
+            raise UserError(f"data.path={self.config.data.path!r} has {len(rows)} usable rows; give 10 or more")
+        room = self.config.data.max_length - self.config.data.sampling.max_new_tokens
+        held_out = [row for row in rows[-count:] if len(row.prompt) <= room]
+        if len(held_out) < 2:
+            longest = max(len(row.prompt) for row in rows[-count:])
+            limit = f"data.max_length={self.config.data.max_length}"
+            raise UserError(f"{limit}: held-out prompts of up to {longest} tokens leave no room for answers")
+        prompts = [
+            Prompt(index=i, task=row.task, text="", token_ids=row.prompt, item={}) for i, row in enumerate(held_out)
+        ]
+        return rows[:-count], prompts
+
+    # ---- measuring
+
+    def _first_look(self, held_out: Sequence[Prompt]) -> tuple[Snapshot, list[TokenRow]]:
+        """The head as it came; and the answers to the held-out prompts, the text that every head is probed on."""
+        began = time.perf_counter()
+        data, decoding = self.config.data, drafting(self.policy, draft_tokens=self.config.evaluation.draft_tokens)
+        label = self._label("held out")
+        answers = run_engine(self.policy, held_out, data, decoding, self.config.seed + 1, label, self.ranks)
+        text = token_rows(held_out, answers)
+        self._clock("held out", began)
+        return self._snapshot(held_out, text, "before"), text
+
+    def _snapshot(self, held_out: Sequence[Prompt], text: Sequence[TokenRow], when: str) -> Snapshot:
+        """Decode the held-out prompts with every system and probe the text."""
+        began = time.perf_counter()
+        drafts = self.config.evaluation.draft_tokens
+        found = {}
+        for system in SYSTEMS:
+            decoding, label = drafting(self.policy, system, drafts), self._label(f"{when}: {system}")
+            answers = run_engine(
+                self.policy, held_out, self.config.data, decoding, self.config.seed + 1, label, self.ranks
+            )
+            found[system] = measured([p.task for p in held_out], answers, drafts)
+        snapshot = Snapshot(decoded=found, probe=probe(self.policy, text, drafts, self.law))
+        self._clock(when, began)
+        return snapshot
+
+    # ---- training
+
+    def _train(self, rows: Sequence[TokenRow], text: Sequence[TokenRow]) -> None:
+        """Every step to the last, from the newest checkpoint on; the head of ``self.policy`` follows."""
+        began = time.perf_counter()
+        train, trainer = self.config.train, self.trainer
+        sinks = self._sinks() if self.ranks.rank == 0 else []
+        bar = tqdm(
+            total=train.steps, initial=trainer.version, desc="train", disable=self._label("train") is None, unit="step"
+        )
+        while trainer.version < train.steps:
+            chosen = rows_of_step(len(rows), train.rows_per_step, self.config.seed, trainer.version)
+            numbers = trainer.update([rows[i] for i in chosen], self._objective(trainer.version))
+            last = trainer.version == train.steps
+            if last or (train.eval_every and trainer.version % train.eval_every == 0):
+                numbers |= self._progress(text)
+            for sink in sinks:
+                sink.write(trainer.version, numbers)
+            bar.update()
+            bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
+            if last or (train.save_every and trainer.version % train.save_every == 0):
+                self._save()
+        bar.close()
+        for sink in sinks:
+            sink.close()
+        self._sync()
+        self._clock("train", began)
+
+    def _objective(self, step: int) -> str:
+        """The warm-up objective first, then the one that was asked for."""
+        train = self.config.train
+        return train.warm_objective if step < train.warm(self.fresh) else self.config.head.objective
+
+    def _progress(self, text: Sequence[TokenRow]) -> dict[str, float]:
+        """Numbers of the held-out text on the way, small enough to be taken often."""
+        self._sync()
+        found = probe(self.policy, text[:64], self.config.evaluation.draft_tokens, self.law)
+        lengths = {"eval/accept_length": found.accept_length(), "eval/accept_length_greedy": found.accept_length(True)}
+        steps = range(self.config.evaluation.draft_tokens)
+        overlaps = {f"eval/overlap/{k + 1}": found.mean(found.numbers["overlap"][:, k]) for k in steps}
+        entropy = {"eval/draft_entropy": found.mean(found.numbers["draft_entropy"][:, 0])}
+        return {name: interval.value for name, interval in (lengths | overlaps | entropy).items()}
+
+    def _sync(self) -> None:
+        """Give the head that decodes the weights of the head that is trained."""
+        assert self.policy.mtp is not None
+        own = dict(self.policy.mtp.named_parameters())
+        with torch.no_grad():
+            for name, tensor in self.trainer.weights().items():
+                own[name].copy_(tensor)
+
+    def _restore(self) -> None:
+        if not self.config.resume:
+            return
+        path = latest(self.folder)
+        if path is None:
+            raise UserError(f"resume=true: {self.folder} holds no checkpoint")
+        self.trainer.load_state_dict(read(path))
+
+    def _save(self) -> None:
+        state = self.trainer.state_dict()
+        if self.ranks.rank == 0:
+            write(self.folder, state, self.config.train.keep)
+
+    # ---- writing
+
+    def _write(self, results: Results) -> None:
+        """The checkpoint in the layout that it came in, its card, the numbers and the page."""
+        out = Path(self.config.out or self.folder / "model")
+        save_policy(self.policy, out)
+        (self.folder / "results.json").write_text(json.dumps(results.as_dict(), indent=2) + "\n")
+        write_card(out, self.config, results)
+        write_page(self.folder, self.config, results)
+
+    def _sinks(self) -> list[Sink]:
+        start = self.trainer.version
+        sinks: list[Sink] = [JsonlSink(self.folder / "metrics.jsonl", start or None)]
+        if self.config.tensorboard:
+            sinks.append(TensorBoardSink(self.folder / "tensorboard", start + 1 if start else None))
+        return sinks
+
+    def _label(self, text: str) -> str | None:
+        return text if self.config.progress and self.ranks.rank == 0 else None
+
+    def _clock(self, phase: str, began: float) -> None:
+        self.seconds[phase] = round(time.perf_counter() - began, 1)

@@ -1,0 +1,113 @@
+"""How well a head drafts on given text, token by token, without decoding: the same text for every head.
+
+Text sampled from the target itself makes the estimate of the expected accept length unbiased (SPEC 0.6, last form);
+for greedy drafts (target-only) a draft is accepted where the text holds the head's most likely token, as P(y) = p(y).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bebop.intervals import Interval, ratio
+from bebop.kernels.stats import pair_stats
+from bebop.kernels.truncation import truncate_
+from bebop.model.attention import CausalContext
+from bebop.model.backbone import Policy
+from bebop.trainer.chains import TokenRow, chain_rows
+from bebop.trainer.objectives import Law, Steps, unroll
+
+Array = NDArray[np.float64]
+NUMBERS = ("overlap", "target_only", "draft_entropy", "target_entropy", "alpha_p_gt_q", "alpha_q_ge_p", "kl_pq")
+CHUNK = 1024  # steps whose logits exist at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Numbers of n anchors with K steps each, NaN where a step does not exist."""
+
+    row: NDArray[np.int64]  # [n] which text an anchor is in
+    place: NDArray[np.int64]  # [n] index in the answer of the token that step 1 stands for
+    task: NDArray[np.str_]  # [n]
+    numbers: dict[str, Array]  # each [n, K]; see NUMBERS
+    accept: Array  # [n] unbiased estimate of accepted drafts + 1, sampled drafts
+    accept_greedy: Array  # [n] the same for greedy drafts
+
+    def accept_length(self, greedy: bool = False) -> Interval:
+        """Mean over anchors, bootstrapped over texts. Decoding starts its cycles elsewhere: close to it, not equal."""
+        return self.mean(self.accept_greedy if greedy else self.accept)
+
+    def mean(self, values: Array) -> Interval:
+        """Mean of one number an anchor [n], NaN left out, bootstrapped over texts."""
+        known = np.isfinite(values)
+        count = int(self.row.max()) + 1
+        totals = np.bincount(self.row[known], values[known], count)
+        return ratio(totals, np.bincount(self.row[known], minlength=count))
+
+
+@torch.no_grad()
+def probe(policy: Policy, rows: Sequence[TokenRow], depth: int, law: Law, batch: int = 64) -> Probe:
+    """Probe the head of ``policy`` on rows of text, ``batch`` at a time."""
+    assert policy.mtp is not None
+    parts = []
+    for start in range(0, len(rows), batch):
+        some = rows[start : start + batch]
+        layout = chain_rows(some, depth, policy.device)
+        if int(layout.steps.max()) == 0:
+            continue
+        positions = torch.arange(layout.token_ids.shape[1], device=policy.device).expand_as(layout.token_ids)
+        hidden = policy.hidden(layout.token_ids, positions, CausalContext())
+        weight = policy.backbone.get_output_embeddings().weight
+        steps = unroll(policy.mtp, policy.embed(layout.token_ids), hidden, weight, layout, law)
+        first = torch.tensor([len(row.prompt) for row in some], device=policy.device)
+        row = torch.arange(start, start + len(some), device=policy.device)[:, None].expand_as(layout.anchors)
+        chosen = layout.steps > 0
+        place = (layout.anchors + 2 - first[:, None])[chosen]
+        parts.append((row[chosen], place, *_numbers(steps, depth, chosen)))
+    row, place, numbers, sampled, greedy = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
+    tasks = np.array([r.task for r in rows])
+    table = {name: numbers[..., i].numpy().astype(float) for i, name in enumerate(NUMBERS)}
+    return Probe(
+        row=row.numpy(), place=place.numpy(), task=tasks[row.numpy()], numbers=table,
+        accept=sampled.numpy().astype(float), accept_greedy=greedy.numpy().astype(float),
+    )  # fmt: skip
+
+
+def _numbers(steps: Steps, depth: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the anchors with a step: NUMBERS [n, depth, len], and both estimates of the accept length [n]."""
+    mask, tokens = steps.mask[chosen], steps.tokens[chosen]  # [n, K]
+    found, log_ratio, hit = _pairs(steps.draft[chosen][mask], steps.target[chosen][mask], tokens[mask], steps)
+    shape = (*mask.shape[:1], depth)
+    where = torch.nn.functional.pad(mask, (0, depth - mask.shape[1]))
+
+    def spread(values: Tensor, blank: float) -> Tensor:
+        return torch.full(shape, float(blank), device=values.device).masked_scatter(where, values.float())
+
+    ratio_y, overlap, greedy = spread(log_ratio.clamp_max(0).exp(), 0), spread(found["overlap"], 0), spread(hit, 0)
+    before = torch.cat([torch.ones_like(ratio_y[:, :1]), ratio_y[:, :-1]], 1).cumprod(1)
+    table = torch.stack([spread(found[name], float("nan")) for name in NUMBERS], -1)
+    return table, 1 + (before * overlap).sum(1), 1 + greedy.cumprod(1).sum(1)
+
+
+def _pairs(draft: Tensor, target: Tensor, tokens: Tensor, steps: Steps) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Of m steps: NUMBERS, log q(y) - log p(y) of the text's token y, and whether y is the head's first choice."""
+    numbers: dict[str, list[Tensor]] = {name: [] for name in NUMBERS}
+    log_ratio, hit = [], []
+    for q_rows, p_rows, y in zip(draft.split(CHUNK), target.split(CHUNK), tokens.split(CHUNK), strict=True):
+        q, p = (_logits(x, steps) for x in (q_rows, p_rows))
+        found = pair_stats(q, p)
+        for name in NUMBERS:
+            numbers[name].append(getattr(found, name))
+        q_log, p_log = (x.float().log_softmax(-1).gather(1, y[:, None])[:, 0] for x in (q, p))
+        log_ratio.append(torch.where(p_log > -torch.inf, q_log - p_log, 0))  # p(y) = 0 is no data of this law
+        hit.append((q.argmax(-1) == y).float())
+    return {name: torch.cat(parts) for name, parts in numbers.items()}, torch.cat(log_ratio), torch.cat(hit)
+
+
+def _logits(hidden: Tensor, steps: Steps) -> Tensor:
+    """Logits [m, V] of the law that rollouts sample with, which truncate draft and target alike."""
+    law = steps.law
+    return truncate_(hidden @ steps.weight.T / law.temperature, 1.0, law.target_top_p, law.target_top_k)

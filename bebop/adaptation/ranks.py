@@ -1,0 +1,53 @@
+"""The processes of one adaptation: started by torchrun, or one alone."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Which of how many processes this is: rank 1 of 4."""
+
+    rank: int
+    world: int
+
+    def union(self, part: dict[int, T]) -> dict[int, T]:
+        """The parts of all ranks in one mapping, on every rank."""
+        if self.world == 1:
+            return part
+        parts: list[dict[int, T]] = [{}] * self.world
+        dist.all_gather_object(parts, part)
+        return {key: value for one in parts for key, value in one.items()}
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+        if self.world > 1:
+            dist.barrier()
+
+
+ALONE = Ranks(0, 1)
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Ranks]:
+    """The ranks that torchrun started (by its environment variables), with a process group for their time together."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        yield ALONE
+        return
+    cuda = device != "cpu" and torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if cuda else "gloo")
+    try:
+        yield Ranks(dist.get_rank(), world)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,79 @@
+"""Text to train on: sampled prompts and held-out ones stay apart, files are read or refused in one line."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bebop.adaptation.config import DataConfig
+from bebop.adaptation.corpus import HELD_OUT_SEED, from_file, keep, question_streams, read_back
+from bebop.config import ModelConfig
+from bebop.errors import UserError
+from bebop.model.checkpoint import load_tokenizer
+from bebop.trainer.chains import TokenRow
+from tests.adaptation.builders import config
+from tests.builders import tiny_policy
+
+
+def data(path: Path, *rows: Any, **changes: Any) -> DataConfig:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return DataConfig(source="file", path=str(path), **changes)
+
+
+def test_rows_come_back_as_they_were_kept(tmp_path: Path) -> None:
+    rows = [TokenRow(prompt=(1, 2), answer=(3, 4, 5), task="gcd"), TokenRow(prompt=(6,), answer=(), task="")]
+    keep(rows, tmp_path / "corpus.jsonl")
+    assert read_back(tmp_path / "corpus.jsonl") == rows
+    kept = DataConfig(source="file", path=str(tmp_path / "corpus.jsonl"))
+    assert from_file(kept, tiny_policy()) == rows[:1], "rows without an answer are of no use"
+
+
+def test_text_is_encoded_and_ends(tmp_path: Path) -> None:
+    found = from_file(data(tmp_path / "a.jsonl", {"prompt": "ab", "answer": "cd"}), tiny_policy())
+    assert found[0].prompt[:2] == (0, 1) and found[0].answer == (2, 3, 11), "11 ends a text"
+    named = data(tmp_path / "b.jsonl", {"q": "a", "a": "b", "task": "t"}, prompt_key="q", answer_key="a")
+    assert from_file(named, tiny_policy())[0].task == "t"
+
+
+BAD = [
+    ([], {}, "has no rows: give a file with at least one"),
+    ([{"prompt": "a"}], {}, "line 1 of .* has no 'answer'; it has prompt"),
+    ([{"prompt_ids": [1], "answer_ids": [2, 99]}], {}, "line 1 of .* has token 99, the model has 12"),
+    ([{"prompt_ids": [], "answer_ids": [2]}], {}, "line 1 of .* has an empty prompt"),
+    ([{"prompt_ids": "abc", "answer_ids": [2]}], {}, "line 1 of .* has token ids that are no whole numbers from 0 on"),
+    ([{"prompt_ids": [1], "answer_ids": [-2]}], {}, "line 1 of .* has token ids that are no whole numbers from 0 on"),
+    ([{"prompt_ids": 7, "answer_ids": [2]}], {}, "line 1 of .* has token ids that are no whole numbers from 0 on"),
+    ([{"prompt_ids": [1] * 600, "answer_ids": [2]}], {}, "none of its 1 rows has an answer and at most"),
+]
+
+
+@pytest.mark.parametrize(("rows", "changes", "message"), BAD)
+def test_what_cannot_be_used_is_refused(tmp_path: Path, rows: list[Any], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        from_file(data(tmp_path / "bad.jsonl", *rows, **changes), tiny_policy())
+    assert "\n" not in str(caught.value)
+
+
+def test_no_more_rows_are_read_than_asked_for(tmp_path: Path) -> None:
+    rows = [{"prompt_ids": [i], "answer_ids": [1]} for i in range(9)]
+    some = data(tmp_path / "x.jsonl", *rows, sequences=4)
+    assert len(from_file(some, tiny_policy())) == 4
+    assert len(from_file(dataclasses.replace(some, sequences=0), tiny_policy())) == 9
+
+
+def test_held_out_prompts_do_not_occur_in_training() -> None:
+    """Few different questions: the plain second stream would share most of them with the first."""
+    task = {"name": "chain_sum", "args": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}
+    settings = config(task={**task, "system": None}, data={"sequences": 100}, evaluation={"prompts": 20})
+    policy = dataclasses.replace(tiny_policy(64), tokenizer=load_tokenizer(ModelConfig(path="tiny")))  # knows digits
+    training, held_out = question_streams(settings, policy)
+    assert len(training) == 100 and len(held_out) == 20
+    texts = {p.text for p in training}
+    assert not texts & {p.text for p in held_out}
+    fresh = dataclasses.replace(settings.task, seed=settings.task.seed + HELD_OUT_SEED)
+    plain = question_streams(dataclasses.replace(settings, task=fresh), policy)[0]
+    assert texts & {p.text for p in plain[:20]}
+    other = dataclasses.replace(settings, seed=5)  # data of another seed of the run: the same questions
+    assert [p.text for p in question_streams(other, policy)[0]] == [p.text for p in training]

@@ -1,0 +1,248 @@
+"""Adaptation from the command line: a checkpoint in, a better head in the same layout out; mistakes are one line."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bebop import adapt, compose
+from bebop.config import ModelConfig
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy, load_tokenizer, mtp_layout, save_policy
+from bebop.model.layouts import LAYOUTS
+from tests.builders import letters, tiny_policy
+
+ROOT = Path(__file__).parents[1]
+SMALL = [
+    "model.device=cpu", "task=gcd", "data.sequences=12", "data.slots=12", "data.sampling.max_new_tokens=10",
+    "evaluation.prompts=4", "evaluation.draft_tokens=2", "train.rows_per_step=4", "train.warm_steps=1",
+    "train.save_every=2", "train.eval_every=2", "train.threads=1", "head.depth=2", "head.lr_warmup_steps=0",
+    "tensorboard=false", "progress=false",
+]  # fmt: skip
+
+
+def random_policy(layout: str = "mimo") -> Policy:
+    """A tiny policy of random weights with the built-in model's tokenizer."""
+    tokenizer = load_tokenizer(ModelConfig(path="tiny"))
+    return dataclasses.replace(tiny_policy(len(tokenizer)), tokenizer=tokenizer, layout=layout)
+
+
+def adapted(model: Path, folder: Path, steps: int, *more: str) -> dict[str, Tensor]:
+    """Run the command; the tensors of the checkpoint that it wrote."""
+    assert adapt.main([f"model.path={model}", f"dir={folder}", f"train.steps={steps}", *SMALL, *more]) == 0
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("model")
+    save_policy(random_policy(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an adaptation of four steps."""
+    folder: Path = tmp_path_factory.mktemp("runs") / "whole"
+    adapted(model, folder, 4)
+    return folder
+
+
+def test_the_head_is_trained_and_the_backbone_is_the_same_to_the_last_bit(model: Path, run: Path) -> None:
+    before, after = load_file(model / "model.safetensors"), load_file(run / "model" / "model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert before.keys() == after.keys()
+    assert changed == {name for name in before if name.startswith("model.mtp_layers.0.")}
+
+
+def test_everything_is_written(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert all({"head/loss", "head/grad_norm", "head/lr"} <= line.keys() for line in lines)
+    assert ["eval/accept_length" in line for line in lines] == [False, True, False, True]
+    results = json.loads((run / "results.json").read_text())
+    found = results["systems"]["bebop"]
+    gap = found["after"]["accept_length"]["value"] - found["before"]["accept_length"]["value"]
+    assert found["change"]["accept_length"]["value"] == pytest.approx(gap)
+    assert results["rows"] == 12 and results["steps"] == 4 and results["fresh"] is False
+    card = (run / "model" / "README.md").read_text()
+    assert f"{found['after']['accept_length']['value']:.3f} [" in card and str(run.parent) not in card
+    assert "const FIGURES" in (run / "report.html").read_text()
+    assert len((run / "corpus.jsonl").read_text().splitlines()) == 12
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
+    model: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    half = adapted(model, tmp_path, 2)
+    whole = load_file(run / "model" / "model.safetensors")
+    assert not same(half, whole)
+    assert adapt.main([f"dir={tmp_path}", "resume=true", "train.steps=4"]) == 0
+    assert "accept length" in capsys.readouterr().out
+    assert same(load_file(tmp_path / "model" / "model.safetensors"), whole)
+    assert (tmp_path / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "mimo"])
+def test_the_layout_is_the_one_it_came_in(layout: str, tmp_path: Path) -> None:
+    save_policy(random_policy(layout), tmp_path / "in")
+    before, after = load_file(tmp_path / "in" / "model.safetensors"), adapted(tmp_path / "in", tmp_path / "run", 1)
+    assert before.keys() == after.keys() and not same(before, after)
+    assert mtp_layout(tmp_path / "run" / "model", 2) == layout
+    assert load_policy(ModelConfig(path=str(tmp_path / "run" / "model"), device="cpu"), need_mtp=True).layout == layout
+
+
+def test_a_checkpoint_without_a_head_gets_one_and_text_may_come_from_a_file(tmp_path: Path) -> None:
+    save_policy(dataclasses.replace(random_policy(), mtp=None), tmp_path / "in")
+    rows = [{"prompt": f"{i} + 2 =", "answer": f"{i + 2}, which is the answer"} for i in range(20)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = ["data.source=file", "data.sequences=0", f"data.path={tmp_path / 'text.jsonl'}", f"out={tmp_path / 'out'}"]
+    given = [f"model.path={tmp_path / 'in'}", f"dir={tmp_path / 'run'}", "train.steps=1", *SMALL, *source]
+    assert adapt.main(given) == 0
+    assert mtp_layout(tmp_path / "out", 2) == "mimo"
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["fresh"] is True and results["rows"] == 16, "four prompts are held out"
+    assert "text.jsonl" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_two_ranks_adapt_as_one_does(model: Path, run: Path, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command = [*torchrun, "bebop.adapt", f"model.path={model}", f"dir={tmp_path}", "train.steps=4", *SMALL]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    ours, wanted = (load_file(folder / "model" / "model.safetensors") for folder in (tmp_path, run))
+    start = load_file(model / "model.safetensors")
+    moved = max(float((wanted[name] - start[name]).abs().max()) for name in start)
+    assert max(float((ours[name] - wanted[name]).abs().max()) for name in wanted) < 1e-4 < 1e-3 < moved
+    assert (tmp_path / "corpus.jsonl").read_text() == (run / "corpus.jsonl").read_text()
+
+
+# ---- mistakes
+
+
+def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr with which the command ends; exit code 2."""
+    monkeypatch.setattr(sys, "argv", ["bebop.adapt", *arguments])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        compose.run_main(adapt.main)
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("run folder:")]
+    assert ended.value.code == 2 and len(lines) == 1 and lines[0].startswith("error: "), lines
+    return lines[0]
+
+
+BAD = [
+    (["head.objective=warp"], "objective='warp' is not possible: choose one of ce, hard_ce, kl"),
+    (["train.warm_objective=warp"], "objective='warp' is not possible"),
+    (["head.depth=0"], "head.depth=0 is not possible: give a number from 1 to 16"),
+    (["head.warp=1"], "head.warp: no such setting; head has objective, depth"),
+    (["out=MODEL"], "it is model.path: give another folder, the original is kept"),
+    (["resume=true"], "resume=True is not possible: give the run's folder as dir"),
+    (["resume=true", "dir=NEW"], "holds no checkpoint"),
+    (["dir=RUN"], "holds an adaptation: set resume=true to go on with it, or choose another"),
+    (["data.source=file"], "data.path=None is not possible: there is no such file"),
+    (["data.source=file", "data.path=EMPTY"], "has no rows: give a file with at least one"),
+    (["data.source=file", "data.path=FEW", "dir=NEW"], "has 5 usable rows; give 10 or more"),
+    (["data.sampling.temperature=0"], "adaptation learns from samples: > 0"),
+    (["train.steps=0"], "train.steps=0 is not possible: give 1 or more"),
+    (["--warp"], "--warp is no option"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, model: Path, run: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "few.jsonl").write_text('{"prompt_ids": [1], "answer_ids": [2]}\n' * 5)
+    places = {"MODEL": model, "RUN": run, "NEW": tmp_path / "new", "EMPTY": tmp_path / "empty.jsonl"}
+    places["FEW"] = tmp_path / "few.jsonl"
+    monkeypatch.chdir(tmp_path)
+    given = [f"{name}={places.get(value, value)}" for name, _, value in (a.partition("=") for a in arguments)]
+    given = given if arguments != ["--warp"] else arguments
+    assert message in call([f"model.path={model}", *SMALL, *given], monkeypatch, capsys)
+
+
+def damaged(model: Path, folder: Path, how: str) -> None:
+    """A copy of a checkpoint with something wrong about it."""
+    shutil.copytree(model, folder)
+    file = folder / "model.safetensors"
+    state = load_file(file)
+    if how == "partly missing":
+        del state["model.mtp_layers.0.input_proj.weight"]
+    elif how == "wrong shape":
+        state["model.mtp_layers.0.input_proj.weight"] = torch.zeros(4, 4)
+    elif how == "unknown layout":
+        state = {name.replace("model.mtp_layers.0.", "model.mtp_block."): t for name, t in state.items()}
+    else:
+        letters(len(state["lm_head.weight"]) + 5).save_pretrained(folder)
+    save_file(state, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("partly missing", "input_proj.weight"),
+        ("wrong shape", "MTP weight project.weight has shape (4, 4), the model needs (32, 64)"),
+        ("unknown layout", "is in no known layout (mimo, qwen3_next, deepseek)"),
+        ("other vocabulary", "they do not belong together"),
+    ],
+)
+def test_checkpoints_that_do_not_fit_are_one_line(
+    how: str, message: str, model: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    damaged(model, tmp_path / "in", how)
+    assert message in call([f"model.path={tmp_path / 'in'}", f"dir={tmp_path / 'run'}", *SMALL], monkeypatch, capsys)
+
+
+def test_a_corrupt_checkpoint_is_one_line_and_an_older_one_goes_on(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    newest = folder / "checkpoints" / "head_000004.pt"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    message = call([f"dir={folder}", "resume=true"], monkeypatch, capsys)
+    assert "head_000004.pt is corrupt" in message and "remove it to resume from an older one" in message
+    newest.unlink()
+    assert adapt.main([f"dir={folder}", "resume=true"]) == 0
+    assert same(load_file(folder / "model" / "model.safetensors"), load_file(run / "model" / "model.safetensors"))
+
+
+def test_a_loss_that_is_not_finite_is_one_line_and_the_last_good_checkpoint_stays(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        f"model.path={model}",
+        f"dir={tmp_path}",
+        *SMALL,
+        "train.steps=9",
+        "train.save_every=1",
+        "head.lr=1e30",
+    ]
+    message = call(arguments, monkeypatch, capsys)
+    assert "head.lr=1e+30: the loss of the MTP head is not finite in 3 steps running" in message
+    kept = sorted((tmp_path / "checkpoints").glob("*.pt"))
+    assert kept and all(t.isfinite().all() for t in torch.load(kept[-1])["weights"].values())
+    assert not (tmp_path / "model").exists()
+
+
+def test_help_and_the_configuration_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert adapt.main(["--help"]) == 0 and "e2e_tv_corrected" in capsys.readouterr().out
+    assert adapt.main(["--cfg", "head.objective=nla"]) == 0 and "objective: nla" in capsys.readouterr().out

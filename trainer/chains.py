@@ -1,0 +1,72 @@
+"""Text as training of an MTP head sees it: right-padded rows, and which chains of drafts they hold.
+
+A chain at anchor t drafts tokens t + 2, t + 3, ...: step i stands for token t + i + 1. Chains start at the last anchor
+that can draft the first token of the answer, and a step counts while its token is in the answer.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """A prompt and an answer: prompt=(2, 17, 4), answer=(9, 1)."""
+
+    prompt: tuple[int, ...]  # [P], P >= 1
+    answer: tuple[int, ...]  # [T], the stop token included
+    task: str = ""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and answer."""
+        return (*self.prompt, *self.answer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainRows:
+    """Rows side by side, with their anchors."""
+
+    token_ids: Tensor  # [B, L], right-padded with 0
+    lengths: Tensor  # [B]
+    anchors: Tensor  # [B, A] positions; those beyond the end have no step
+    steps: Tensor  # [B, A] steps that exist at each anchor, 0..depth
+
+    def mask(self, depth: int) -> Tensor:
+        """Which steps exist [B, A, depth]."""
+        return torch.arange(depth, device=self.steps.device) < self.steps[..., None]
+
+    def tokens(self, step: int) -> Tensor:
+        """The token of ``step`` (from 1) at each anchor [B, A]; anything where the step does not exist."""
+        return self.token_ids.gather(1, (self.anchors + step + 1).clamp_max(self.token_ids.shape[1] - 1))
+
+
+def chain_rows(rows: Sequence[TokenRow], depth: int, device: torch.device | str = "cpu") -> ChainRows:
+    """Lay out rows with chains of at most ``depth`` steps; rows without an answer have no step."""
+    assert rows and all(row.prompt for row in rows), "every row needs a prompt of at least one token"
+    lengths = torch.tensor([len(row.token_ids) for row in rows])
+    first = torch.tensor([max(0, len(row.prompt) - 2) for row in rows])
+    width = max(2, int(lengths.max()))
+    token_ids = torch.zeros(len(rows), width, dtype=torch.long)
+    for i, row in enumerate(rows):
+        token_ids[i, : len(row.token_ids)] = torch.tensor(row.token_ids)
+    count = max(1, int((lengths - 1 - first).max()))
+    anchors = first[:, None] + torch.arange(count)
+    steps = (lengths[:, None] - 2 - anchors).clamp(0, depth)
+    answered = torch.tensor([bool(row.answer) for row in rows])
+    return ChainRows(
+        token_ids=token_ids.to(device),
+        lengths=lengths.to(device),
+        anchors=anchors.to(device),
+        steps=(steps * answered[:, None]).to(device),
+    )
+
+
+def rows_of_step(count: int, size: int, seed: int, step: int) -> list[int]:
+    """Which of ``count`` rows step ``step`` (from 0) trains on: epoch after epoch, each in an order of its own."""
+    places = [divmod(index, count) for index in range(step * size, (step + 1) * size)]
+    orders = {epoch: random.Random(f"{seed}/{epoch}").sample(range(count), count) for epoch in dict(places)}
+    return [orders[epoch][place] for epoch, place in places]

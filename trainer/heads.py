@@ -1,0 +1,236 @@
+"""Training of an MTP head: its own parameters, optimizer, learning rate and gradient norm; the backbone is a constant.
+
+Used before RL (``bebop.adapt``) and beside it (co-training). Master weights are fp32; a bfloat16 model runs under
+autocast. What it leaves out: dropout, and any gradient into embedding, language-model head or backbone.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils.rnn import pad_sequence
+
+from bebop.config import HeadConfig
+from bebop.errors import UserError
+from bebop.model.attention import CausalContext
+from bebop.model.backbone import Policy
+from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
+from bebop.trainer.objectives import Law, Objective, make_objective, share, unroll
+from bebop.trainer.scorer import like, whole
+
+MAX_SKIPPED = 3  # steps in a row without a finite gradient before training gives up
+
+State = dict[str, Any]
+Shared = tuple[Tensor, Tensor]  # token embedding and language-model head, both [V, d]
+
+
+class HeadLoss(nn.Module):
+    """The whole pass, from tokens to the loss, in one ``forward``: FSDP2 gathers weights around it."""
+
+    def __init__(self, policy: Policy, law: Law, mixed: bool) -> None:
+        super().__init__()
+        assert policy.mtp is not None
+        self.policy, self.law, self.mixed = policy, law, mixed
+        self.backbone, self.mtp = policy.backbone, policy.mtp
+
+    def forward(
+        self, rows: ChainRows, objective: Objective, hidden: Tensor | None = None, shared: Shared | None = None
+    ) -> Tensor:
+        """The loss of some rows; ``hidden`` [B, L, d] saves the backbone's pass where its states are known.
+
+        ``shared``: embedding and language-model head, where the backbone's own are split over the ranks.
+        """
+        with torch.autocast(rows.token_ids.device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False):
+            with torch.no_grad():
+                if hidden is None:
+                    positions = torch.arange(rows.token_ids.shape[1], device=rows.token_ids.device)
+                    hidden = self.policy.hidden(rows.token_ids, positions.expand_as(rows.token_ids), CausalContext())
+                table = None if shared is None else shared[0]
+                embeddings = self.policy.embed(rows.token_ids) if table is None else table[rows.token_ids]
+            weight = self.backbone.get_output_embeddings().weight if shared is None else shared[1]
+            if self.mixed:
+                hidden, embeddings, weight = (x.to(torch.bfloat16) for x in (hidden, embeddings, weight))
+            steps = unroll(self.mtp, embeddings, hidden, weight, rows, self.law)
+            return objective(steps)
+
+
+class HeadTrainer:
+    """One rank of head training. With ``world`` > 1 a process group must be there and all ranks make the same calls."""
+
+    def __init__(
+        self, policy: Policy, config: HeadConfig, law: Law, rank: int = 0, world: int = 1, beside: bool = False
+    ) -> None:
+        """Takes ``policy`` over: its head changes in place; with several ranks both are split over them (FSDP2).
+
+        ``beside``: the backbone is being trained by somebody else. It is left alone, and every rank keeps a whole head.
+        """
+        assert policy.mtp is not None
+        if getattr(policy.backbone.get_output_embeddings(), "bias", None) is not None:
+            raise UserError("the model's language-model head has a bias, which head training does not have")
+        self.policy, self.config, self.rank, self.world, self.beside = policy, config, rank, world, beside
+        self.version = 0  # finished updates
+        self._skipped = 0
+        self.mixed = policy.backbone.dtype == torch.bfloat16
+        if not beside:
+            policy.backbone.eval().requires_grad_(False)
+        policy.mtp.float().requires_grad_(True)
+        self.module = HeadLoss(policy, law, self.mixed)
+        if world > 1 and not beside:
+            mesh = init_device_mesh(policy.device.type, (world,))
+            for layer in policy.backbone.get_decoder().layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(self.module, mesh=mesh)
+        self.named = dict(policy.mtp.named_parameters())
+        decay = [p for p in self.named.values() if p.ndim > 1]
+        rest = [p for p in self.named.values() if p.ndim <= 1]
+        groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
+
+    def update(
+        self, rows: Sequence[TokenRow], objective: str | Objective | None = None, hidden: Sequence[Tensor] | None = None
+    ) -> dict[str, float]:
+        """One optimizer step on the mean loss of all rows (of all ranks, which are given the same rows).
+
+        ``objective``: a name in ``OBJECTIVES`` or a function that averages over steps; None: the configuration's.
+        ``hidden``: the backbone's states [L, d] of each row, where they are known; else they are computed.
+
+        Returns:
+            head/loss, head/grad_norm (before clipping), head/lr, head/skipped.
+
+        Raises:
+            UserError: fewer rows than ranks, no chain in any row, or the third gradient in a row that is not finite.
+        """
+        parts = self._micro_batches([len(row.token_ids) for row in rows])
+        total = share(chain_rows(rows, self.config.depth), _name(objective or self.config.objective))
+        # FSDP averages gradients over the ranks; the loss of the batch is the sum over them.
+        return self._learn(rows, parts, total, objective, hidden, scale=self.world)
+
+    def update_share(
+        self, rows: Sequence[TokenRow], hidden: Sequence[Tensor], shared: Shared | None = None
+    ) -> dict[str, float]:
+        """``update`` with rows and hidden states [L, d] that are this rank's own, ``beside`` a policy."""
+        assert self.beside
+        total = share(chain_rows(rows, self.config.depth), self.config.objective) if rows else 0
+        if self.world > 1:
+            everybody = torch.tensor(total, device=self.policy.device)
+            torch.distributed.all_reduce(everybody)
+            total = int(everybody)
+        return self._learn(rows, self._fitting(rows), max(1, total), None, hidden, shared=shared)
+
+    def _learn(
+        self,
+        rows: Sequence[TokenRow],
+        parts: Sequence[Sequence[int]],
+        total: int,
+        objective: str | Objective | None,
+        hidden: Sequence[Tensor] | None,
+        scale: float = 1.0,
+        shared: Shared | None = None,
+    ) -> dict[str, float]:
+        """Gradients of the micro-batches ``parts``, each weighted by its share of ``total``; then a step."""
+        if total == 0:
+            raise UserError("no answer in these rows is long enough to draft a token of: answers of 1 token or more")
+        chosen = objective or self.config.objective
+        function = make_objective(chosen) if isinstance(chosen, str) else chosen
+        self.optimizer.zero_grad()
+        loss = torch.zeros((), device=self.policy.device)
+        for part in parts:
+            batch = chain_rows([rows[i] for i in part], self.config.depth, self.policy.device)
+            known = None if hidden is None else pad_sequence([hidden[i] for i in part], batch_first=True)
+            value = self.module(batch, function, known, shared) * (share(batch, _name(chosen)) / total)
+            (value * scale).backward()
+            loss += value.detach()
+        return self._descend(loss)
+
+    def _fitting(self, rows: Sequence[TokenRow]) -> list[list[int]]:
+        """Rows by length, in micro-batches of at most ``max_tokens`` with padding."""
+        parts: list[list[int]] = []
+        for i in sorted(range(len(rows)), key=lambda i: -len(rows[i].token_ids)):
+            if parts and (len(parts[-1]) + 1) * len(rows[parts[-1][0]].token_ids) <= self.config.max_tokens:
+                parts[-1].append(i)
+            else:
+                parts.append([i])
+        return parts
+
+    def _micro_batches(self, lengths: Sequence[int]) -> list[list[int]]:
+        """This rank's rows in micro-batches of at most ``max_tokens`` with padding; as many of them on every rank."""
+        if len(lengths) < self.world:
+            raise UserError(f"{len(lengths)} rows cannot be split over {self.world} ranks: give more rows a step")
+        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+        shares = [order[rank :: self.world] for rank in range(self.world)]
+        fit = max(1, self.config.max_tokens // max(lengths))
+        count = min(len(shares[-1]), math.ceil(len(shares[0]) / fit))
+        mine = shares[self.rank]
+        ends = [math.ceil(len(mine) * i / count) for i in range(count + 1)]
+        return [mine[a:b] for a, b in pairwise(ends)]
+
+    def _descend(self, loss: Tensor) -> dict[str, float]:
+        """Clip and step; a gradient that is not finite is skipped, and too many of them in a row are an error."""
+        parameters = list(self.named.values())
+        if self.beside and self.world > 1:
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                torch.distributed.all_reduce(parameter.grad)
+        norm = whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        finite = bool(norm.isfinite())
+        rate = self.config.lr * min(1.0, (self.version + 1) / max(1, self.config.lr_warmup_steps))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if finite:
+            clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
+            self.optimizer.step()
+        self._skipped = 0 if finite else self._skipped + 1
+        if self._skipped >= MAX_SKIPPED:
+            raise UserError(
+                f"head.lr={self.config.lr}: the loss of the MTP head is not finite in {MAX_SKIPPED} steps running "
+                f"(gradient norm {float(norm)}); lower it, or look for weights that are not finite"
+            )
+        self.version += 1
+        if self.world > 1:
+            torch.distributed.all_reduce(loss)
+        names = {"head/loss": float(loss), "head/lr": rate, "head/skipped": float(not finite)}
+        return names | ({"head/grad_norm": float(norm)} if finite else {})
+
+    def weights(self) -> dict[str, Tensor]:
+        """The head's full fp32 weights on the CPU, by the names of ``MTPHead``; all ranks take part."""
+        return {name: whole(p.detach()).to("cpu", copy=True) for name, p in self.named.items()}
+
+    def state_dict(self) -> State:
+        """All that an exact resume needs, unsharded: any number of ranks can load it."""
+        found = {name: self.optimizer.state[p] for name, p in self.named.items() if p in self.optimizer.state}
+        moments = {
+            f"{name}/{key}": whole(value).to("cpu", copy=True)
+            for name, state in found.items()
+            for key, value in state.items()
+        }
+        return {"version": self.version, "skipped": self._skipped, "weights": self.weights(), "optimizer": moments}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over a ``state_dict``; ``UserError`` if it belongs to another head."""
+        found = {name: tuple(t.shape) for name, t in state["weights"].items()}
+        wanted = {name: tuple(p.shape) for name, p in self.named.items()}
+        if found != wanted:
+            name = next(n for n in {**wanted, **found} if found.get(n) != wanted.get(n))
+            raise UserError(
+                f"the checkpoint belongs to another head: {name} is {found.get(name)}, not {wanted.get(name)}"
+            )
+        with torch.no_grad():
+            for name, parameter in self.named.items():
+                parameter.copy_(like(state["weights"][name], parameter))
+        self.optimizer.state.clear()
+        for key, value in state["optimizer"].items():
+            name, field = key.rsplit("/", 1)
+            moment = value.clone() if value.dim() == 0 else like(value, self.named[name]).clone()
+            self.optimizer.state[self.named[name]][field] = moment
+        self.version, self._skipped = state["version"], state["skipped"]
+
+
+def _name(objective: str | Objective) -> str:
+    """By which ``share`` weighs micro-batches: a function averages over steps."""
+    return objective if isinstance(objective, str) else ""

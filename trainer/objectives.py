@@ -1,0 +1,105 @@
+"""What an MTP head is trained on: one function per objective, from hidden states of a chain to a loss.
+
+The backbone, its embedding and its language-model head are constants here: every tensor of theirs is detached, so that
+no gradient can reach the policy. Logits exist for a chunk of rows at a time (``kernels.linear_losses``).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bebop.errors import UserError
+from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
+from bebop.model.mtp import MTPHead, at, chain
+from bebop.trainer.chains import ChainRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Law:
+    """How logits become the laws that are compared: what rollouts sample with."""
+
+    temperature: float = 1.0
+    target_top_p: float = 1.0  # truncation of the target's law; the draft learns to follow it
+    target_top_k: int = 0  # 0 is all
+
+    def options(self) -> dict[str, Any]:
+        """As the losses take them."""
+        return {name: getattr(self, name) for name in ("temperature", "target_top_p", "target_top_k")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """A chain over rows, as hidden states: what an objective compares."""
+
+    draft: Tensor  # [B, A, K, d], of the head; carries the gradient
+    target: Tensor  # [B, A, K, d], of the backbone at the positions that the steps stand for
+    weight: Tensor  # [V, d], the language-model head of both
+    tokens: Tensor  # [B, A, K], of the data
+    mask: Tensor  # [B, A, K]
+    law: Law
+
+
+Objective = Callable[[Steps], Tensor]
+
+
+def unroll(head: MTPHead, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: ChainRows, law: Law) -> Steps:
+    """Run the head's recursive steps on given text; embeddings and hidden states [B, L, d] of its tokens.
+
+    Step i at anchor t predicts token t + i + 1 and stands against the backbone's law at position t + i (SPEC 0.5).
+    """
+    depth = max(1, int(rows.steps.max()))  # a rank without a step runs along: the others wait for its collectives
+    embeddings, hidden = embeddings.detach(), hidden.detach()
+    last = hidden.shape[1] - 1
+    draft = list(chain(head, embeddings, hidden, depth, rows.anchors))
+    target = [at(hidden, (rows.anchors + step).clamp_max(last)) for step in range(1, depth + 1)]
+    return Steps(
+        draft=torch.stack(draft, 2),
+        target=torch.stack(target, 2),
+        weight=weight.detach(),
+        tokens=torch.stack([rows.tokens(step) for step in range(1, depth + 1)], 2),
+        mask=rows.mask(depth),
+        law=law,
+    )
+
+
+def mean_over_steps(steps: Steps, kind: str) -> Tensor:
+    """The mean of a single-step loss over all steps that exist, whatever their depth; 0 where there is none."""
+    chosen = steps.mask
+    labels = steps.tokens[chosen] if kind == "hard_ce" else None
+    law = steps.law.options()
+    found = linear_draft_loss(
+        steps.draft[chosen], steps.weight, steps.target[chosen], steps.weight, kind=kind, labels=labels, **law
+    )
+    return found.loss.sum() / max(1, len(found.loss))
+
+
+def end_to_end(steps: Steps, corrected: bool) -> Tensor:
+    """1 - expected accepted drafts / K_eff, averaged over anchors (SPEC Eq. 13); corrected: its unbiased form (1.3)."""
+    draft, target, tokens, mask = (x.flatten(0, 1) for x in (steps.draft, steps.target, steps.tokens, steps.mask))
+    law = steps.law.options()
+    return linear_e2e_tv_loss(
+        draft, steps.weight, target, steps.weight, mask, tokens=tokens if corrected else None, **law
+    )
+
+
+OBJECTIVES: dict[str, Objective] = {
+    **{kind: partial(mean_over_steps, kind=kind) for kind in ("ce", "hard_ce", "kl", "rkl", "tv", "nla", "hybrid")},
+    "e2e_tv": partial(end_to_end, corrected=False),
+    "e2e_tv_corrected": partial(end_to_end, corrected=True),
+}
+
+
+def make_objective(name: str) -> Objective:
+    """The objective of a name."""
+    if name not in OBJECTIVES:
+        raise UserError(f"objective={name!r} is not possible: choose one of {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[name]
+
+
+def share(rows: ChainRows, name: str) -> int:
+    """What the mean of an objective is taken over: anchors with a step (end to end) or steps; weighs micro-batches."""
+    return int((rows.steps > 0).sum()) if name.startswith("e2e") else int(rows.steps.sum())
