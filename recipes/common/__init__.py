@@ -1,0 +1,1 @@
+"""What the recipes that reproduce findings share: sequences, heads, figures, records."""

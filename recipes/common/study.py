@@ -1,0 +1,166 @@
+"""Sequences and heads that the recipes share: made once per seed, kept under ``runs/reproduce``, and found again.
+
+Every head starts from the built-in model's own (hard-label cross-entropy, 600 steps) and sees the same sequences in the
+same order as its rivals of the same seed: what differs between two arms of a seed is the objective alone.
+"""
+
+import copy
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from bebop.adaptation.config import AdaptConfig
+from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
+from bebop.compose import adapt_config
+from bebop.config import HeadConfig, ModelConfig
+from bebop.model.attention import CausalContext
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy
+from bebop.trainer.chains import TokenRow, chain_rows, rows_of_step
+from bebop.trainer.heads import HeadTrainer
+from bebop.trainer.objectives import Law
+from bebop.trajectory import Prompt
+
+# Child processes are started with the same arguments, so that they know as well.
+QUICK = "--quick" in sys.argv  # a smoke run: everything happens, on next to nothing
+SEEDS = (0, 1, 2)
+FOLDER = Path(os.environ.get("BEBOP_REPRODUCE", "runs/reproduce-quick" if QUICK else "runs/reproduce"))
+SEQUENCES = 32 if QUICK else 800
+T = TypeVar("T")
+J = TypeVar("J")
+
+
+def results_folder(recipe: Path) -> Path:
+    """Where a recipe writes: its own folder; a smoke run elsewhere, so that it overwrites nothing."""
+    return FOLDER / recipe.name if QUICK else recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """How a head was trained: Arm(objective="e2e_tv", seed=0)."""
+
+    objective: str
+    seed: int
+    steps: int = 2 if QUICK else 100
+    rows_per_step: int = 16
+    depth: int = 3
+    lr: float = 2e-3
+    sequences: int = SEQUENCES  # fewer: the first ones, seen more often
+    order: int = 0  # another order of the same sequences: how much is chance
+    law: Law = field(default_factory=Law)
+
+    @property
+    def path(self) -> Path:
+        """Where the trained head is kept."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return FOLDER / "heads" / f"{self.objective}-{self.seed}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.pt"
+
+
+def settings(seed: int, *overrides: str) -> AdaptConfig:
+    """The configuration of a seed: the built-in model, its three tasks, prompts of its own."""
+    own = (f"seed={seed}", f"task.seed={100 + seed}", f"data.sequences={SEQUENCES}", "train.threads=1")
+    return adapt_config([*own, *overrides])
+
+
+def policy() -> Policy:
+    """The built-in model on the CPU, one thread."""
+    torch.set_num_threads(1)
+    return load_policy(ModelConfig(path="tiny", device="cpu"))
+
+
+def prompts(seed: int, count: int = 192) -> list[Prompt]:
+    """Held-out prompts of a seed."""
+    return question_streams(settings(seed, f"evaluation.prompts={count}"), policy())[1]
+
+
+def corpus(seed: int, *overrides: str) -> list[TokenRow]:
+    """Sequences that the built-in model sampled, kept as JSONL."""
+    config = settings(seed, *overrides)
+    key = hashlib.sha256(json.dumps(dataclasses.asdict(config.data), sort_keys=True).encode()).hexdigest()[:10]
+    path = FOLDER / "corpora" / f"seed{seed}-{key}.jsonl"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        model = policy()
+        training, _ = question_streams(config, model)
+        keep(token_rows(training, run_engine(model, training, config.data, drafting(model), seed)), path)
+    return read_back(path)
+
+
+def text(seed: int, count: int, *overrides: str) -> list[TokenRow]:
+    """Answers of the built-in model to held-out prompts, kept as JSONL: what every head of a seed is probed on."""
+    config = settings(seed, f"evaluation.prompts={count}", *overrides)
+    chosen = json.dumps([count, *overrides])
+    path = FOLDER / "text" / f"seed{seed}-{hashlib.sha256(chosen.encode()).hexdigest()[:10]}.jsonl"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        model = policy()
+        _, held_out = question_streams(config, model)
+        keep(token_rows(held_out, run_engine(model, held_out, config.data, drafting(model), seed + 1)), path)
+    return read_back(path)
+
+
+def head(arm: Arm) -> Policy:
+    """The built-in model with the head of an arm, trained now unless it is kept already."""
+    model = policy()
+    assert model.mtp is not None
+    if not arm.path.is_file():
+        data = [f"data.sampling.top_p={arm.law.target_top_p}"] if arm.law.target_top_p < 1 else []
+        train(model, arm, corpus(arm.seed, *data)[: arm.sequences])
+        arm.path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(model.mtp.state_dict(), arm.path)
+    model.mtp.load_state_dict(torch.load(arm.path, weights_only=True))
+    model.mtp.eval().requires_grad_(False)
+    return model
+
+
+def train(model: Policy, arm: Arm, rows: Sequence[TokenRow], objective: Any = None) -> list[dict[str, float]]:
+    """Train the head of ``model`` in place; the backbone's states are computed once, as it does not change."""
+    config = HeadConfig(objective=arm.objective, depth=arm.depth, lr=arm.lr, lr_warmup_steps=6, max_tokens=2048)
+    trainer = HeadTrainer(model, config, arm.law)
+    states = backbone_states(model, rows)
+    numbers = []
+    for step in range(arm.steps):
+        chosen = rows_of_step(len(rows), arm.rows_per_step, 1000 * arm.seed + arm.order, step)
+        numbers.append(trainer.update([rows[i] for i in chosen], objective, [states[i] for i in chosen]))
+    return numbers
+
+
+@torch.no_grad()
+def backbone_states(model: Policy, rows: Sequence[TokenRow], batch: int = 32) -> list[Tensor]:
+    """The backbone's hidden states [L, d] of each row; rows of like length are computed together."""
+    found: dict[int, Tensor] = {}
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
+    for start in range(0, len(order), batch):
+        part = order[start : start + batch]
+        ids = chain_rows([rows[i] for i in part], 1).token_ids
+        hidden = model.hidden(ids, torch.arange(ids.shape[1]).expand_as(ids), CausalContext())
+        found |= {i: hidden[place, : len(rows[i].token_ids)].clone() for place, i in enumerate(part)}
+    return [found[i] for i in range(len(rows))]
+
+
+def untrained(model: Policy) -> Policy:
+    """A copy with a head of its own, to be trained."""
+    return dataclasses.replace(model, mtp=copy.deepcopy(model.mtp))
+
+
+def everywhere(work: Callable[[J], T], jobs: Sequence[J], label: str, workers: int = 2) -> list[T]:
+    """``work`` on every job, in processes of one thread each; results in the order of the jobs.
+
+    ``work`` has to be in a module that can be imported: a fresh process does not import ``__main__`` of a package.
+    """
+    assert work.__module__ != "__main__", "put it in a module beside __main__.py"
+    os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        return list(tqdm(pool.map(work, jobs), total=len(jobs), desc=label, unit="job"))
