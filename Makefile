@@ -8,7 +8,7 @@ QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test test-slow test-gpu lint format tiny bench clean
+.PHONY: help venv run adapt test test-slow test-gpu lint format tiny reproduce bench clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ $(STAMP): pyproject.toml constraints.txt
 run: venv ## the main job: the built-in model on chain_sum
 	$(BIN)/python -m bebop.run $(ARGS)
 
+adapt: venv ## train the MTP head of the built-in model before RL
+	$(BIN)/python -m bebop.adapt $(ARGS)
+
 test: venv ## all tests that take seconds
 	$(QUIET) $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile $(ARGS)
 
@@ -50,6 +53,9 @@ format: venv ## repair what ruff can repair
 
 tiny: venv ## make the built-in model anew
 	$(BIN)/python -m recipes.tiny $(ARGS)
+
+reproduce: venv ## all recipes that reproduce the paper's findings, and RESULTS.md; hours: see there
+	$(BIN)/python -m recipes.reproduce $(ARGS)
 
 bench: venv ## decoding systems, then asynchronous against synchronous; or ARGS="rollout --batches 1"
 	$(BIN)/python -m bebop.bench $(or $(ARGS),rollout)

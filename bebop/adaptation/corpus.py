@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ def _token_ids(value: Any) -> bool:
 
 def keep(rows: Iterable[TokenRow], path: Path) -> None:
     """Write rows as JSONL, whole or not at all; ``from_file`` reads them."""
-    scratch = path.with_name(path.name + ".new")
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.new")
     lines = (json.dumps({"prompt_ids": r.prompt, "answer_ids": r.answer, "task": r.task}) + "\n" for r in rows)
     scratch.write_text("".join(lines), encoding="utf-8")
     scratch.replace(path)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from bebop.intervals import Interval, ratio
 from bebop.kernels.stats import pair_stats
@@ -49,8 +50,18 @@ class Probe:
 
 
 @torch.no_grad()
-def probe(policy: Policy, rows: Sequence[TokenRow], depth: int, law: Law, batch: int = 64) -> Probe:
-    """Probe the head of ``policy`` on rows of text, ``batch`` at a time."""
+def probe(
+    policy: Policy,
+    rows: Sequence[TokenRow],
+    depth: int,
+    law: Law,
+    batch: int = 64,
+    states: Sequence[Tensor] | None = None,
+) -> Probe:
+    """Probe the head of ``policy`` on rows of text, ``batch`` at a time.
+
+    ``states``: the backbone's hidden states [L, d] of each row, where they are known: for many heads on one text.
+    """
     assert policy.mtp is not None
     parts = []
     for start in range(0, len(rows), batch):
@@ -58,8 +69,11 @@ def probe(policy: Policy, rows: Sequence[TokenRow], depth: int, law: Law, batch:
         layout = chain_rows(some, depth, policy.device)
         if int(layout.steps.max()) == 0:
             continue
-        positions = torch.arange(layout.token_ids.shape[1], device=policy.device).expand_as(layout.token_ids)
-        hidden = policy.hidden(layout.token_ids, positions, CausalContext())
+        if states is None:
+            positions = torch.arange(layout.token_ids.shape[1], device=policy.device).expand_as(layout.token_ids)
+            hidden = policy.hidden(layout.token_ids, positions, CausalContext())
+        else:
+            hidden = pad_sequence(list(states[start : start + batch]), batch_first=True)
         weight = policy.backbone.get_output_embeddings().weight
         steps = unroll(policy.mtp, policy.embed(layout.token_ids), hidden, weight, layout, law)
         first = torch.tensor([len(row.prompt) for row in some], device=policy.device)

@@ -13,6 +13,7 @@ from recipes.boundary.charts import draw
 from recipes.boundary.judgement import judge
 from recipes.boundary.probing import COUNT, HEADS, Key, prepare, run
 from recipes.boundary.sides import Of, Sides
+from recipes.common.cli import start
 from recipes.common.record import keep
 from recipes.common.study import SEEDS, Arm, everywhere, results_folder
 from recipes.temperature.slopes import EDGES, bin_names
@@ -93,4 +94,4 @@ def many(results: Results, name: str, bin: int) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    start(main, __doc__)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bebop.intervals import Interval, across_seeds
+from recipes.common.cli import start
 from recipes.common.record import Finding, keep
 from recipes.common.study import SEEDS, Arm, everywhere, results_folder
 from recipes.temperature.charts import draw
@@ -131,4 +132,4 @@ def findings(results: Results) -> list[Finding]:
 
 
 if __name__ == "__main__":
-    main()
+    start(main, __doc__)

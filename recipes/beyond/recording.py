@@ -1,0 +1,95 @@
+"""Decoding with a look at every cycle: what would have been accepted further on, had the draft not been rejected."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bebop.adaptation.config import DataConfig
+from bebop.adaptation.corpus import drafting, params
+from bebop.model.backbone import Policy
+from bebop.rollout.decoding.protocols import AcceptanceRule, Draft, Verdict
+from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.engine import Request
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.trajectory import Completion, Prompt
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cycles:
+    """C decoding cycles of K drafts; a step is live unless a draft before it ends the answer."""
+
+    answer: NDArray[np.int64]  # [C] index of the prompt
+    start: NDArray[np.int64]  # [C] place in the answer of the first drafted token
+    accepted: Array  # [C] accepted drafts that count
+    survive: Array  # [C, K] min(1, p(y) / q(y)) of the drafted token y
+    overlap: Array  # [C, K] sum_v min(p, q) at the drafted prefix
+    live: Array  # [C, K] 1 or 0
+
+
+@dataclass(slots=True)
+class Watching:
+    """An acceptance rule that decides as another one does, and keeps what it saw."""
+
+    rule: AcceptanceRule
+    stops: tuple[int, ...]
+    seen: list[dict[str, Tensor]] = field(default_factory=list)
+
+    @property
+    def exact(self) -> bool:
+        """As the rule that decides."""
+        return self.rule.exact
+
+    def accept(self, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+        """See ``AcceptanceRule``."""
+        verdict = self.rule.accept(draft, target_probs, uniforms)
+        p, q = target_probs[:, :-1], draft.probs
+        of_token = [law.gather(-1, draft.tokens[..., None])[..., 0] for law in (p, q)]
+        stop = torch.isin(draft.tokens, torch.tensor(self.stops))
+        ended = stop.long().cumsum(1)
+        first = (ended == 0).sum(1)  # drafts before the first stop token
+        self.seen.append({
+            "accepted": torch.minimum(verdict.accepted, first + 1),
+            "emitted": torch.minimum(verdict.accepted, first) + 1,
+            "survive": (of_token[0] / of_token[1]).clamp_max(1),
+            "overlap": torch.minimum(p, q).sum(-1),
+            "live": (ended - stop.long() == 0).float(),
+        })  # fmt: skip
+        return verdict
+
+
+def record(
+    policy: Policy, prompts: Sequence[Prompt], data: DataConfig, draft_tokens: int, seed: int
+) -> tuple[Cycles, list[Completion]]:
+    """Decode an answer to each prompt; every cycle of every answer, and the answers."""
+    system = make_system(drafting(policy, draft_tokens=draft_tokens))
+    rule = Watching(system.rule, policy.eos_token_ids)
+    engine = TorchEngine(policy, dataclasses.replace(system, rule=rule), slots=data.slots, max_length=data.max_length)
+    for i, prompt in enumerate(prompts):
+        law = params(policy, data.sampling, (seed << 40) + i)
+        engine.add(Request(id=i, token_ids=prompt.token_ids, params=law))
+    done: dict[int, Completion] = {}
+    batches: list[list[int]] = []
+    while engine.unfinished:
+        # Rows of a cycle: what is running, then what is let in from the queue.
+        batches.append([r.id for r in [*engine.active, *engine.waiting]][: data.slots])
+        done |= {f.id: f.completion for f in engine.step()}
+    return cycles(rule.seen, batches), [done[i] for i in range(len(prompts))]
+
+
+def cycles(seen: Sequence[dict[str, Tensor]], batches: Sequence[Sequence[int]]) -> Cycles:
+    """One table of all cycles from what the rule saw at each step of the engine and whose rows these were."""
+    place: dict[int, int] = {}
+    starts = []
+    for found, batch in zip(seen, batches, strict=True):
+        for answer, emitted in zip(batch, found["emitted"].tolist(), strict=True):
+            starts.append(place.get(answer, 0))
+            place[answer] = starts[-1] + emitted
+    table = {name: torch.cat([found[name] for found in seen]).double().numpy() for name in seen[0] if name != "emitted"}
+    return Cycles(answer=np.array([i for batch in batches for i in batch]), start=np.array(starts), **table)
