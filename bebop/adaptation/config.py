@@ -43,7 +43,7 @@ class DataConfig:
 class TrainConfig:
     """How long, on how much at a time, and from what."""
 
-    steps: int = 400
+    steps: int = 300
     rows_per_step: int = 32
     warm_objective: str = "ce"  # of the first steps: a draft that shares no token with the target has no TV gradient
     warm_steps: int | None = None  # null: none for a head that came with the checkpoint, a third for a fresh one
@@ -51,12 +51,14 @@ class TrainConfig:
     save_every: int = 100  # steps between checkpoints for resuming; 0: only at the end
     keep: int = 2
     threads: int = 2  # CPU threads
+    cache_mb: int = 1024  # the backbone's hidden states of the training text are computed once if they fit; 0: never
 
     def __post_init__(self) -> None:
         for name in ("steps", "rows_per_step", "keep", "threads"):
             check(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "give 1 or more")
         for name in ("eval_every", "save_every"):
             check(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "give 0 (at the end) or more")
+        check(self.cache_mb >= 0, "train.cache_mb", self.cache_mb, "give 0 (never) or more")
         warm = self.warm_steps
         fits = warm is None or 0 <= warm <= self.steps
         check(fits, "train.warm_steps", warm, f"give a number from 0 to train.steps={self.steps}, or null")

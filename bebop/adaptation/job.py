@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from bebop.adaptation.card import write_card
@@ -19,6 +20,7 @@ from bebop.adaptation.page import write_page
 from bebop.adaptation.probe import probe
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.adaptation.results import Results, Snapshot
+from bebop.adaptation.states import backbone_states, size_of_states
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
 from bebop.sinks import JsonlSink, Sink, TensorBoardSink
@@ -142,9 +144,11 @@ class Adaptation:
         bar = tqdm(
             total=train.steps, initial=trainer.version, desc="train", disable=self._label("train") is None, unit="step"
         )
+        states = self._states(rows)
         while trainer.version < train.steps:
             chosen = rows_of_step(len(rows), train.rows_per_step, self.config.seed, trainer.version)
-            numbers = trainer.update([rows[i] for i in chosen], self._objective(trainer.version))
+            known = None if states is None else [states[i] for i in chosen]
+            numbers = trainer.update([rows[i] for i in chosen], self._objective(trainer.version), known)
             last = trainer.version == train.steps
             if last or (train.eval_every and trainer.version % train.eval_every == 0):
                 numbers |= self._progress(text)
@@ -159,6 +163,12 @@ class Adaptation:
             sink.close()
         self._sync()
         self._clock("train", began)
+
+    def _states(self, rows: Sequence[TokenRow]) -> list[Tensor] | None:
+        """The backbone's states of the training text, if they will be used more than once and fit."""
+        used = self.config.train.steps * self.config.train.rows_per_step
+        fits = size_of_states(self.policy, rows) <= self.config.train.cache_mb << 20
+        return backbone_states(self.policy, rows) if fits and used > len(rows) and self.ranks.world == 1 else None
 
     def _objective(self, step: int) -> str:
         """The warm-up objective first, then the one that was asked for."""

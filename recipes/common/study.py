@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
+from bebop.adaptation.states import backbone_states
 from bebop.compose import adapt_config
 from bebop.config import HeadConfig, ModelConfig
-from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.trainer.chains import TokenRow, chain_rows, rows_of_step
+from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Law
 from bebop.trajectory import Prompt
@@ -135,19 +134,6 @@ def train(model: Policy, arm: Arm, rows: Sequence[TokenRow], objective: Any = No
         chosen = rows_of_step(len(rows), arm.rows_per_step, 1000 * arm.seed + arm.order, step)
         numbers.append(trainer.update([rows[i] for i in chosen], objective, [states[i] for i in chosen]))
     return numbers
-
-
-@torch.no_grad()
-def backbone_states(model: Policy, rows: Sequence[TokenRow], batch: int = 32) -> list[Tensor]:
-    """The backbone's hidden states [L, d] of each row; rows of like length are computed together."""
-    found: dict[int, Tensor] = {}
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
-    for start in range(0, len(order), batch):
-        part = order[start : start + batch]
-        ids = chain_rows([rows[i] for i in part], 1).token_ids
-        hidden = model.hidden(ids, torch.arange(ids.shape[1]).expand_as(ids), CausalContext())
-        found |= {i: hidden[place, : len(rows[i].token_ids)].clone() for place, i in enumerate(part)}
-    return [found[i] for i in range(len(rows))]
 
 
 def untrained(model: Policy) -> Policy:

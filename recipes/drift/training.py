@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bebop.adaptation.corpus import params, token_rows
 from bebop.adaptation.probe import Probe, probe
+from bebop.adaptation.states import backbone_states
 from bebop.compose import job_config
 from bebop.config import DecodingConfig, HeadConfig, JobConfig
 from bebop.metrics import values
@@ -31,7 +32,7 @@ from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Law
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trajectory import Batch, Completion, Group, Prompt, Trajectory
-from recipes.common.study import QUICK, Arm, backbone_states, head, policy, text
+from recipes.common.study import QUICK, Arm, head, policy, text
 
 Array = NDArray[np.float64]
 STEPS = 4 if QUICK else 36
