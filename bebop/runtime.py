@@ -22,11 +22,15 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.metrics import Gauge
 from torch import Tensor
 
-from bebop.config import JobConfig
+from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
-from bebop.loop import Loop, TrainerDied, WorkerDied
+from bebop.loop import Loop
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_policy, load_tokenizer, require_mtp
+from bebop.monitor.bank import BankReading, BankText, Sweep
+from bebop.monitor.dashboards.provision import provision
+from bebop.monitor.watch import Watch
+from bebop.protocols import TrainerDied, WorkerDied
 from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker, WorkerReport
@@ -55,6 +59,7 @@ def make_worker(config: JobConfig) -> RolloutWorker:
         max_length=config.rollout.max_length,
         on_update=config.rollout.on_update,
         measure=config.monitor.decode_stats,
+        room=config.decoding.draft_tokens + 1 if config.monitor.actions else 0,
     )
     reward = make_reward(config.task)
     return RolloutWorker(engine, lambda text, prompt: checked(reward, text, prompt), config, policy.eos_token_ids)
@@ -81,6 +86,10 @@ class RolloutActor:
         """See ``RolloutWorker``."""
         self.worker.set_weights(weights, version)
 
+    def set_decoding(self, decoding: DecodingConfig) -> None:
+        """See ``RolloutWorker``."""
+        self.worker.set_decoding(decoding)
+
 
 class TrainerActor:
     """One rank of the trainer in a process of its own."""
@@ -90,17 +99,27 @@ class TrainerActor:
         self.worker = TrainerWorker(config, rank, world, meeting)
         return os.getpid()
 
-    def update(self, batch: Batch) -> tuple[Metrics, int]:
+    def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         """See ``TrainerWorker``."""
-        return self.worker.update(batch)
+        return self.worker.update(batch, cotrain)
+
+    def read_bank(
+        self, texts: Sequence[BankText], sweep: bool, decoding: DecodingConfig
+    ) -> tuple[BankReading, Sweep | None]:
+        """See ``TrainerWorker``."""
+        return self.worker.read_bank(texts, sweep, decoding)
 
     def version(self) -> int:
         """See ``TrainerWorker``."""
         return self.worker.version()
 
-    def weights(self) -> dict[str, Tensor]:
-        """See ``TrainerWorker``; the frozen head is not sent."""
-        return self.worker.weights()
+    def weights(self, head: bool) -> dict[str, Tensor]:
+        """See ``TrainerWorker``."""
+        return self.worker.weights(head)
+
+    def head_fingerprint(self) -> str:
+        """See ``TrainerWorker``."""
+        return self.worker.head_fingerprint()
 
     def save(self, folder: Path, loop_state: dict[str, Any]) -> None:
         """See ``TrainerWorker``."""
@@ -124,7 +143,7 @@ async def _call(death: type[Exception], result: Awaitable[T]) -> T:
 
 
 class RayWorker:
-    """A rollout worker behind Ray; see ``loop.Worker``."""
+    """A rollout worker behind Ray; see ``protocols.Worker``."""
 
     def __init__(self, config: JobConfig, gpus: float) -> None:
         options = {"num_cpus": config.rollout.threads, "num_gpus": gpus, "max_concurrency": 8}
@@ -140,16 +159,20 @@ class RayWorker:
         self.actor = actor  # not before it can serve: until then it counts as dead
 
     async def submit(self, prompts: Sequence[Prompt]) -> None:
-        """See ``loop.Worker``."""
+        """See ``protocols.Worker``."""
         await _call(WorkerDied, self._alive().submit.remote(prompts))
 
     async def collect(self) -> WorkerReport:
-        """See ``loop.Worker``."""
+        """See ``protocols.Worker``."""
         return await _call(WorkerDied, self._alive().collect.remote())
 
     async def set_weights(self, weights: Any, version: int) -> None:
-        """See ``loop.Worker``; ``weights`` is a Ray reference, resolved on the worker's side."""
+        """See ``protocols.Worker``; ``weights`` is a Ray reference, resolved on the worker's side."""
         await _call(WorkerDied, self._alive().set_weights.remote(weights, version))
+
+    async def set_decoding(self, decoding: DecodingConfig) -> None:
+        """See ``protocols.Worker``."""
+        await _call(WorkerDied, self._alive().set_decoding.remote(decoding))
 
     def _alive(self) -> Any:
         if self.actor is None:
@@ -164,7 +187,7 @@ class RayWorker:
 
 
 class RayTrainer:
-    """All ranks of the trainer behind Ray; see ``loop.Trainer``."""
+    """All ranks of the trainer behind Ray; see ``protocols.Trainer``."""
 
     def __init__(self, config: JobConfig, run_dir: Path, gpus: float) -> None:
         self.config, self.run_dir, self.gpus = config, run_dir, gpus
@@ -180,20 +203,31 @@ class RayTrainer:
         self.actors = [ray.remote(TrainerActor).options(**options).remote() for _ in range(world)]
         self.pids = await self._all("setup", [(self.config, rank, world, meeting) for rank in range(world)])
 
-    async def update(self, batch: Batch) -> tuple[Metrics, int]:
-        """See ``loop.Trainer``."""
+    async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
+        """See ``protocols.Trainer``."""
         shared = ray.put(batch)
-        return (await self._all("update", [(shared,)] * len(self.actors)))[0]
+        return (await self._all("update", [(shared, cotrain)] * len(self.actors)))[0]
 
-    async def weights(self) -> Any:
+    async def read_bank(
+        self, texts: Sequence[BankText], sweep: bool, decoding: DecodingConfig
+    ) -> tuple[BankReading, Sweep | None]:
+        """See ``protocols.Trainer``."""
+        return (await self._all("read_bank", [(texts, sweep, decoding)] * len(self.actors)))[0]
+
+    async def head_fingerprint(self) -> str:
+        """See ``protocols.Trainer``."""
+        mark: str = await _call(TrainerDied, self.actors[0].head_fingerprint.remote())
+        return mark
+
+    async def weights(self, head: bool) -> Any:
         """A Ray reference to rank 0's weights, for workers to resolve; they do not pass through this process."""
-        references = [actor.weights.remote() for actor in self.actors]
+        references = [actor.weights.remote(head) for actor in self.actors]
         # Ranks serve one call after another: once this one is answered, the weights are there, or the trainer is dead.
         await self._all("version", [()] * len(self.actors))
         return references[0]
 
     async def save(self, step: int, loop_state: dict[str, Any]) -> None:
-        """See ``loop.Trainer``; the oldest checkpoints beyond ``trainer.keep`` are removed afterwards."""
+        """See ``protocols.Trainer``; the oldest checkpoints beyond ``trainer.keep`` are removed afterwards."""
         folder = checkpoint.folder_of(self.run_dir, step)
         await self._all("save", [(folder, loop_state)] * len(self.actors))
         checkpoint.prune(self.run_dir, self.config.trainer.keep)
@@ -266,6 +300,8 @@ def ray_session(config: JobConfig) -> Iterator[None]:
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
+        if config.monitor.ray_metrics:  # Ray has written its own files by now; ours go beside them
+            provision((temp / "session_latest").resolve(), staleness=config.rollout.staleness)
         yield
     finally:
         ray.shutdown()
@@ -283,7 +319,7 @@ def run_job(config: JobConfig, run_dir: Path, begin: Callable[[], None] = lambda
     source = PromptSource(config.task, chat_encoder(tokenizer, instruction(config.task, tokenizer)), room)
     source.prompt(0)  # a task that cannot be asked fails here, before anything is started
     make_reward(config.task)
-    if make_system(config.decoding).drafter is not None:
+    if make_system(config.decoding).drafter is not None or config.cotrain.mode != "off":
         require_mtp(config.model)
     found = checkpoint.latest(run_dir) if config.runtime.resume else None
     if config.runtime.resume and found is None:
@@ -300,9 +336,9 @@ async def _run(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt]
     share = _gpu_share(config)
     trainer = RayTrainer(config, run_dir, share)
     workers = [RayWorker(config, share) for _ in range(config.rollout.workers)]
-    start = int(found.name.removeprefix("step_")) if found else 0
-    sinks = _sinks(config, run_dir, start)
+    sinks = _sinks(config, run_dir, _step_of(found))
     loop: Loop | None = None
+    watch: Watch | None = None
     stop = asyncio.Event()
     # Ctrl-C (and a polite kill) end the step in progress and leave a checkpoint; a second one ends at once.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -310,7 +346,8 @@ async def _run(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt]
     try:
         for deaths in range(config.runtime.max_restarts + 1):
             await asyncio.gather(trainer.restart(), *[w.restart() for w in workers])
-            loop = Loop(config, prompt, workers, trainer, sinks)
+            watch = _watch(config, run_dir, _step_of(found))
+            loop = Loop(config, prompt, workers, trainer, sinks, watch)
             if stop.is_set():
                 loop.stopping.set()
             if found is not None:
@@ -319,6 +356,8 @@ async def _run(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt]
             try:
                 return await loop.run()
             except TrainerDied as death:
+                if watch is not None:
+                    watch.close()
                 found = checkpoint.latest(run_dir)
                 where = found.name if found else "the start"
                 log.warning("the trainer died (%s); going back to %s", death, where)
@@ -328,6 +367,8 @@ async def _run(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt]
     finally:
         for sink in sinks:
             sink.close()
+        if watch is not None:
+            watch.close()
         trainer.close()
         for worker in workers:
             worker.close()
@@ -341,6 +382,17 @@ def _interrupt(loop: Loop | None, stop: asyncio.Event) -> None:
     stop.set()
     if loop is not None:
         loop.stopping.set()
+
+
+def _step_of(found: Path | None) -> int:
+    """The step of a checkpoint; 0 without one."""
+    return int(found.name.removeprefix("step_")) if found else 0
+
+
+def _watch(config: JobConfig, run_dir: Path, start: int) -> Watch | None:
+    """The monitor, going on after step ``start``; None if it is off or nothing is drafted."""
+    drafts = make_system(config.decoding).drafter is not None
+    return Watch(config, run_dir, start) if config.monitor.drift and drafts else None
 
 
 def _sinks(config: JobConfig, run_dir: Path, start: int) -> list[Sink]:

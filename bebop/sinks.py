@@ -46,34 +46,50 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-class JsonlSink:
-    """One JSON object a step, ``step`` first, each line flushed; NaN and infinities become null.
+class StepLog:
+    """One JSON object a step, each line flushed; NaN and infinities become null.
 
-    Each step is in the file exactly once: going on from step n drops what came after it, whether the run starts anew
+    Each step is in the file at most once: going on from step n drops what came after it, whether the run starts anew
     (``resume_from=n``) or goes back in flight (a ``write`` of a step that is already there). With ``None`` it starts
     with an empty file.
     """
 
     def __init__(self, path: Path, resume_from: int | None = None) -> None:
         """Start ``path``, or keep its steps up to and including ``resume_from``."""
-        self._path = path
+        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._last = _keep(path, resume_from or 0)
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one line."""
-        if step <= self._last:
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one line; ``row`` has a whole-numbered ``step``."""
+        if row["step"] <= self._last:
             self._file.close()
-            _keep(self._path, step - 1)
-            self._file = self._path.open("a", encoding="utf-8")
-        self._file.write(_line({"step": step, **{k: v if isinstance(v, int) else float(v) for k, v in values.items()}}))
+            _keep(self.path, row["step"] - 1)
+            self._file = self.path.open("a", encoding="utf-8")
+        self._file.write(_line(row))
         self._file.flush()
-        self._last = step
+        self._last = row["step"]
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+class JsonlSink:
+    """The values of a step in a ``StepLog``, ``step`` first."""
+
+    def __init__(self, path: Path, resume_from: int | None = None) -> None:
+        """See ``StepLog``."""
+        self._log = StepLog(path, resume_from)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one line."""
+        self._log.write({"step": step, **{k: v if isinstance(v, int) else float(v) for k, v in values.items()}})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._log.close()
 
 
 def _keep(path: Path, step: int) -> int:

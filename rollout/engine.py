@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from bebop.rollout.decoding.protocols import System
 from bebop.trajectory import Completion, SamplingParams
 
 
@@ -34,6 +35,7 @@ class Engine(Protocol):
     """A decoding engine driven step by step by one thread."""
 
     version: int  # of the weights in use
+    head: str  # fingerprint of the MTP head as it was after the last load of weights; empty without one
 
     def add(self, request: Request) -> None:
         """Queue a request; ``UserError`` if it can never fit."""
@@ -49,6 +51,10 @@ class Engine(Protocol):
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Replace weights in flight. Names as in ``Policy.weights``; those that are not sent stay."""
+        ...
+
+    def set_system(self, system: System) -> None:
+        """Decode with another system from the next cycle on; ``UserError`` if its drafts do not fit."""
         ...
 
     @property

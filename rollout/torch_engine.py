@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
+from bebop.model.fingerprint import fingerprint
 from bebop.rollout.decoding.protocols import System
 from bebop.rollout.decoding.step import cycle
 from bebop.rollout.engine import Finished, Request
@@ -30,8 +31,12 @@ class TorchEngine:
         max_length: int = 512,
         on_update: str = "keep",
         measure: bool = True,
+        room: int = 0,
     ) -> None:
-        """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute."""
+        """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute.
+
+        ``room``: drafts that a later ``set_system`` may want; the system's own always fit.
+        """
         if system.drafter is not None and policy.mtp is None:
             raise UserError(f"decoding.system={system.name!r} drafts with MTP weights, and the model has none")
         self.policy, self.system = policy, system
@@ -40,13 +45,14 @@ class TorchEngine:
         sizes = SlotSizes(
             slots=slots,
             length=max_length,
-            drafts=self.length.limit if system.drafter is not None else 0,
+            drafts=max(self.length.limit, room) if system.drafter is not None else 0,
             hidden=policy.backbone.config.hidden_size,
             vocab=policy.vocab_size,
         )
         self.slots = Slots(sizes, policy.backbone.dtype, policy.device)
         self.runner = ModelRunner(policy, self.slots)
         self.version = 0
+        self.head = self._fingerprint()
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []  # the request in slot i
         self.fed: list[int] = []  # its fed length, known without asking the device
@@ -112,9 +118,19 @@ class TorchEngine:
             raise UserError(f"weights do not fit the model: {unknown[0]} and {len(unknown) - 1} more are not known")
         for name, tensor in weights.items():
             own[name].data.copy_(tensor)
-        self.version = version
+        self.version, self.head = version, self._fingerprint()
         if self.on_update == "recompute" and self.active:
             self._prefill(0, [self._context(slot) for slot in range(len(self.active))])
+
+    def set_system(self, system: System) -> None:
+        """Running requests go on with it, whose output law is the same if both systems are exact."""
+        length, room = system.length(), self.slots.sizes.drafts
+        if (system.drafter is not None and room == 0) or length.limit > room:
+            raise UserError(f"decoding.draft_tokens={length.limit} is not possible now: the engine has room for {room}")
+        self.system, self.length = system, length
+
+    def _fingerprint(self) -> str:
+        return "" if self.policy.mtp is None else fingerprint(dict(self.policy.mtp.named_parameters()))
 
     def _admit(self) -> None:
         """Fill free slots from the queue, each distinct context computed once."""

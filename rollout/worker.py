@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from bebop.config import JobConfig
+from bebop.config import DecodingConfig, JobConfig
+from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Engine, Request
 from bebop.trajectory import Completion, Group, Prompt, SamplingParams, Trajectory
 
@@ -24,6 +25,8 @@ class WorkerReport:
     tokens: int  # generated in those groups
     busy: float  # seconds spent decoding
     swap: float  # seconds spent taking in weights
+    version: int  # of the weights in use
+    head: str  # fingerprint of the MTP head in use
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,10 +44,11 @@ class RolloutWorker:
         """``eos``: the tokens that end an answer."""
         self.engine, self.reward, self.config, self.eos = engine, reward, config, eos
         self._news = threading.Condition()
-        self._inbox: deque[Sequence[Prompt] | tuple[Weights, int]] = deque()
+        self._inbox: deque[Sequence[Prompt] | tuple[Weights, int] | DecodingConfig] = deque()
         self._open: dict[int, _Open] = {}
         self._done: list[Group] = []
         self._busy = self._swap = 0.0
+        self._loaded = (engine.version, engine.head)
         self._error: BaseException | None = None
         self._stop = False
 
@@ -60,6 +64,12 @@ class RolloutWorker:
             self._inbox.append((weights, version))
             self._news.notify_all()
 
+    def set_decoding(self, decoding: DecodingConfig) -> None:
+        """Queue another way of decoding, between two cycles; answers in progress go on with it."""
+        with self._news:
+            self._inbox.append(decoding)
+            self._news.notify_all()
+
     def collect(self, timeout: float) -> WorkerReport:
         """Finished groups, as soon as there are some or after ``timeout`` seconds; raises what stopped the worker."""
         with self._news:
@@ -68,7 +78,10 @@ class RolloutWorker:
                 raise self._error
             groups, self._done = tuple(self._done), []
             tokens = sum(len(t.completion.token_ids) for g in groups for t in g.trajectories)
-            report = WorkerReport(groups=groups, tokens=tokens, busy=self._busy, swap=self._swap)
+            version, head = self._loaded
+            report = WorkerReport(
+                groups=groups, tokens=tokens, busy=self._busy, swap=self._swap, version=version, head=head
+            )
             self._busy = self._swap = 0.0
         return report
 
@@ -101,7 +114,9 @@ class RolloutWorker:
         """Take in what was queued, run one engine cycle, close the groups that are complete."""
         while self._inbox:
             message = self._inbox.popleft()
-            if isinstance(message, tuple) and len(message) == 2 and isinstance(message[1], int):
+            if isinstance(message, DecodingConfig):
+                self.engine.set_system(make_system(message))
+            elif isinstance(message, tuple) and len(message) == 2 and isinstance(message[1], int):
                 self._take_weights(*message)
             else:
                 for prompt in message:
@@ -117,6 +132,7 @@ class RolloutWorker:
         self.engine.load_weights(weights, version)
         with self._news:
             self._swap += time.perf_counter() - started
+            self._loaded = (self.engine.version, self.engine.head)
 
     def _begin(self, prompt: Prompt) -> None:
         size = self.config.trainer.group_size

@@ -12,8 +12,9 @@ import pytest
 
 from bebop.config import JobConfig, from_dict
 from bebop.errors import UserError
-from bebop.loop import Loop, WorkerDied
+from bebop.loop import Loop
 from bebop.metrics import Mean, Metrics
+from bebop.protocols import WorkerDied
 from bebop.trajectory import Batch, Completion, DecodeStats, Group, Prompt, Trajectory
 
 GROUPS, SIZE = 3, 2
@@ -24,6 +25,8 @@ class FakeReport:
     groups: Sequence[Group]
     busy: float = 0.01
     swap: float = 0.001
+    version: int = 0
+    head: str = ""
 
     @property
     def tokens(self) -> int:
@@ -66,8 +69,8 @@ class FakeWorker:
         if self.calls["collect"] in self.raises:
             raise self.raises[self.calls["collect"]]
         if not self.queue or self.stuck:
-            return FakeReport(groups=(), busy=0.0, swap=0.0)
-        return FakeReport(groups=(answer(self.queue.pop(), self.version),))
+            return FakeReport(groups=(), busy=0.0, swap=0.0, version=self.version)
+        return FakeReport(groups=(answer(self.queue.pop(), self.version),), version=self.version)
 
     async def set_weights(self, weights: Any, version: int) -> None:
         await asyncio.sleep(0)
@@ -108,7 +111,7 @@ class FakeTrainer:
     slow: int = 0  # turns of the event loop that an update takes
     fetch: int = 7  # and that getting at the weights takes
 
-    async def update(self, batch: Batch) -> tuple[Metrics, int]:
+    async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         for _ in range(self.slow):
             await asyncio.sleep(0)
         self.batches.append([g.prompt.index for g in batch.groups])
@@ -117,7 +120,7 @@ class FakeTrainer:
         learned: Metrics = {"policy/entropy": Mean(1.0, 1), "train/kl": Mean(2.0, 4)}
         return learned, self.version
 
-    async def weights(self) -> str:
+    async def weights(self, head: bool) -> str:
         version = self.version
         for _ in range(self.fetch):
             await asyncio.sleep(0)
@@ -157,8 +160,8 @@ def make(config: JobConfig, *workers: FakeWorker, **trainer: Any) -> tuple[Loop,
     return Loop(config, prompt, workers, taught, [sink]), taught, sink
 
 
-def go(loop: Loop) -> bool:
-    return asyncio.run(asyncio.wait_for(loop.run(), 10))
+def go(loop: Loop, seconds: float = 10) -> bool:
+    return asyncio.run(asyncio.wait_for(loop.run(), seconds))
 
 
 def in_order(steps: int, first: int = 0) -> list[list[int]]:

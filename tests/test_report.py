@@ -19,7 +19,11 @@ def write_run(folder: Path, steps: int = 30, drafts: int = 3, drop: tuple[str, .
     """A run folder with every metric of the report, except those that start with a name in ``drop``."""
     rng = np.random.default_rng(steps + drafts)
     names = ["reward/mean", "response/length", "policy/entropy", "rollout/accept_length", "rollout/tokens_per_s"]
-    names += ["staleness/mean", "staleness/max", *(f"time/{x}" for x in ("step", "rollout", "update", "sync", "idle"))]
+    names += [
+        "staleness/mean",
+        "staleness/max",
+        *(f"time/{x}" for x in ("step", "rollout", "update", "sync", "idle", "monitor")),
+    ]
     names += [f"train/{x}" for x in ("loss", "grad_norm", "ratio_mean", "clip_frac")]
     names += ["draft/entropy", "rollout/target_entropy"] if drafts else []
     names += [f"rollout/{x}/{k}" for x in ("accept_rate", "overlap") for k in range(1, drafts + 1)]

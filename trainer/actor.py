@@ -3,6 +3,7 @@
 All ranks are given the same calls with the same arguments; each works on its share and rank 0's answers count.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bebop.config import JobConfig
+from bebop.config import DecodingConfig, JobConfig
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_policy
+from bebop.monitor.bank import BankReading, BankText, Sweep
 from bebop.trainer import checkpoint
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trajectory import Batch
@@ -34,17 +36,30 @@ class TrainerWorker:
         self.rank = rank
         self.trainer = PolicyTrainer(policy, config, rank, world)
 
-    def update(self, batch: Batch) -> tuple[Metrics, int]:
-        """Learn from a batch; metrics (of all ranks together) and the new version."""
-        return self.trainer.update(batch), self.trainer.version
+    def update(self, batch: Batch, cotrain: bool = False) -> tuple[Metrics, int]:
+        """Learn from a batch; metrics of all ranks together, and the new version. ``cotrain``: so does the head."""
+        return self.trainer.update(batch, cotrain), self.trainer.version
+
+    def read_bank(
+        self, texts: Sequence[BankText], sweep: bool, decoding: DecodingConfig
+    ) -> tuple[BankReading, Sweep | None]:
+        """The monitor's fixed texts under the weights of now, the same answer on every rank."""
+        return self.trainer.read_bank(texts, sweep, decoding)
 
     def version(self) -> int:
         """Updates finished so far."""
         return self.trainer.version
 
     def weights(self, mtp: bool = False) -> dict[str, Tensor]:
-        """Full weights for the engines, on rank 0; the other ranks take part in gathering and return an empty dict."""
-        return self.trainer.weights(mtp)
+        """Full weights for the engines, on rank 0; the other ranks take part in gathering and return an empty dict.
+
+        The head's are among them if asked for, and always once it has been trained: a replaced engine needs them too.
+        """
+        return self.trainer.weights(mtp or self.trainer.head_changed)
+
+    def head_fingerprint(self) -> str:
+        """Of the head that engines should have by now; empty without a head."""
+        return self.trainer.head_fingerprint()
 
     def save(self, folder: Path, loop_state: dict[str, Any]) -> None:
         """Write a checkpoint to ``folder``, atomically (rank 0 writes)."""

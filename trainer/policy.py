@@ -1,8 +1,8 @@
 """Batches in, weights out: the policy, its optimizer, and one GRPO update over any number of ranks.
 
-What it leaves out on purpose: dropout (the model stays in ``eval``, so that the trainer's law is the engine's), and the
-MTP head, which is frozen: the backbone's parameters alone are trained. Master weights are fp32; a bfloat16 model is
-trained under autocast and published in bfloat16.
+What it leaves out on purpose: dropout (the model stays in ``eval``, so that the trainer's law is the engine's). The
+MTP head is frozen, or co-trained beside the policy with an optimizer of its own (``cotrain.py``). Master weights are
+fp32; a bfloat16 model is trained under autocast and published in bfloat16.
 """
 
 import copy
@@ -18,11 +18,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from bebop.config import JobConfig
+from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.metrics import Mean, Metrics, Sum, merge
 from bebop.model.backbone import Policy
+from bebop.model.fingerprint import fingerprint
+from bebop.monitor.bank import BankReading, BankText, Sweep
 from bebop.trainer.advantages import advantages
+from bebop.trainer.bank import BankReader
+from bebop.trainer.cotrain import CoTrainer
 from bebop.trainer.losses import AGGREGATIONS, policy_loss, ratio_metrics
 from bebop.trainer.packing import PackedRows, Row, pack
 from bebop.trainer.schedule import learning_rate
@@ -49,6 +53,10 @@ class PolicyTrainer:
         if self.mixed:
             policy.backbone.float()
         temperature = config.rollout.sampling.temperature
+        self._trained_head: State | None = None  # of a run that co-trained before, while this one does not
+        self.cotrainer: CoTrainer | None = None
+        if config.cotrain.mode != "off":
+            self.cotrainer = CoTrainer(policy, config.cotrain.head, temperature, rank, world)
         self.scorer = Scorer(policy, temperature, self.mixed)
         self.reference = Scorer(_frozen(policy), temperature, self.mixed) if config.algorithm.kl_coefficient else None
         if world > 1:
@@ -57,8 +65,10 @@ class PolicyTrainer:
                 shard(scorer, mesh)
         self.optimizer = self._make_optimizer()
 
-    def update(self, batch: Batch) -> Metrics:
+    def update(self, batch: Batch, cotrain: bool = False) -> Metrics:
         """Learn from a batch: ``minibatches`` optimizer steps, then ``version`` + 1. The same metrics on every rank.
+
+        ``cotrain``: the MTP head takes a step as well, on the hidden states of this update.
 
         ``UserError`` for answers of an inexact system without ``algorithm.rescore``, and after the third step in a row
         whose gradient is not finite.
@@ -68,9 +78,46 @@ class PolicyTrainer:
         minibatches = [self._packed(groups) for groups in _split(batch.groups, count)]
         # Before any step. The first minibatch needs no pass of its own: its weights are still the proximal ones.
         proximal = [None, *(self._logprobs(rows) for rows in minibatches[1:])]
+        self.scorer.kept = [] if cotrain and self.cotrainer is not None else None
         parts = [self._step(rows, prox) for rows, prox in zip(minibatches, proximal, strict=True)]
+        if self.scorer.kept is not None and self.cotrainer is not None:
+            kept, self.scorer.kept = self.scorer.kept, None
+            learned = self.cotrainer.update(kept)
+            parts.append(learned if self.rank == 0 else {})
         self.version += 1
         return self._gathered(merge(*parts))
+
+    @property
+    def head_changed(self) -> bool:
+        """Whether the head is another one than the checkpoint's, so that engines have to be sent it."""
+        if self.cotrainer is None:
+            return self._trained_head is not None
+        return self.cotrainer.version > 0
+
+    def head_fingerprint(self) -> str:
+        """Of the head that engines should have, in the model's dtype; empty without a head."""
+        if self.policy.mtp is None:
+            return ""
+        dtype = torch.bfloat16 if self.mixed else None
+        return fingerprint(dict(self.policy.mtp.named_parameters()), dtype)
+
+    def read_bank(
+        self, texts: Sequence[BankText], sweep: bool = False, decoding: DecodingConfig | None = None
+    ) -> tuple[BankReading, Sweep | None]:
+        """The monitor's fixed texts under the weights of now; see ``BankReader``. All ranks take part.
+
+        ``decoding``: how drafts are made by now; None: as configured.
+        """
+        reader = BankReader(
+            policy=self.policy,
+            scorer=self.scorer,
+            sampling=self.config.rollout.sampling,
+            decoding=decoding or self.config.decoding,
+            max_tokens=self.config.trainer.max_tokens,
+            rank=self.rank,
+            world=self.world,
+        )
+        return reader.read(texts, sweep)
 
     def weights(self, mtp: bool = False) -> dict[str, Tensor]:
         """Full weights on the CPU, in the model's dtype, named as in ``Policy.weights()``; empty on ranks above 0."""
@@ -102,6 +149,7 @@ class PolicyTrainer:
             "rng": self._all_ranks(_rng()),
             "weights": self._collected(named),
             "optimizer": self._collected(moments),
+            "head": self._trained_head if self.cotrainer is None else self.cotrainer.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -126,8 +174,20 @@ class PolicyTrainer:
                 value.clone() if value.dim() == 0 else like(value, named[name]).clone()
             )
         self.version, self._skipped = state["version"], state["skipped"]
+        if state.get("head") is not None:
+            self._load_head(state["head"])
         if self.rank < len(state["rng"]):
             _set_rng(state["rng"][self.rank])
+
+    def _load_head(self, state: State) -> None:
+        """Go on with a co-trained head; where it is frozen from now on, its state is kept for later."""
+        if self.cotrainer is not None:
+            self.cotrainer.load_state_dict(state)
+        elif state["version"] > 0 and self.policy.mtp is not None:
+            self._trained_head = state
+            with torch.no_grad():
+                for name, parameter in self.policy.mtp.named_parameters():
+                    parameter.copy_(state["weights"][name])
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         """AdamW over the backbone; norms and biases do not decay."""

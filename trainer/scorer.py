@@ -28,6 +28,7 @@ class Scorer(nn.Module):
         self.backbone = policy.backbone
         self.temperature = temperature
         self.mixed = mixed
+        self.kept: list[tuple[PackedRows, Tensor]] | None = None  # rows and hidden states [N, d], where they are wanted
 
     def forward(self, rows: PackedRows) -> tuple[Tensor, Tensor]:
         """Log-probs [A] of the answer tokens and entropies [A] of the laws that they come from."""
@@ -36,6 +37,8 @@ class Scorer(nn.Module):
         with torch.autocast(device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False):
             context = PackedContext(rows.lengths)
             hidden = self.policy.hidden(rows.token_ids[None], rows.positions[None], context)[0]
+            if self.kept is not None:
+                self.kept.append((rows, hidden.detach()))
             head: Any = self.backbone.get_output_embeddings()
             return token_logprobs(
                 hidden[rows.predictors],
@@ -52,6 +55,15 @@ def shard(scorer: Scorer, mesh: DeviceMesh) -> None:
     for layer in scorer.backbone.get_decoder().layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(scorer, mesh=mesh)
+
+
+@torch.no_grad()
+def whole_tables(policy: Policy) -> tuple[Tensor, Tensor]:
+    """Token embedding and language-model head [V, d], whole and detached; every rank takes part."""
+    backbone = policy.backbone
+    tables = (backbone.get_input_embeddings().weight, backbone.get_output_embeddings().weight)
+    embedding, head = (whole(table.detach()) for table in tables)
+    return embedding, head
 
 
 def whole(tensor: Tensor) -> Tensor:

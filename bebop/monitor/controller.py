@@ -117,9 +117,9 @@ class Controller:
         self._acted = -self.config.pause  # step of the last action on system or length
 
     @property
-    def suspicious(self) -> bool:
-        """Whether anything but ``steady`` was seen at the last step, in force or not."""
-        return self.state != "steady" or (bool(self._seen) and self._seen[-1] != "steady")
+    def unsettled(self) -> bool:
+        """Whether a closer look would tell more: the last step said another state, or weights are being repaired."""
+        return self.state == "broken" or (bool(self._seen) and self._seen[-1] != self.state)
 
     def judge(self, signals: Signals) -> Verdict:
         """Take in one step."""

@@ -78,6 +78,10 @@ class DriftMonitor:
     def __init__(self, settings: MonitorSettings | None = None) -> None:
         self.settings = settings or MonitorSettings()
         self.controller = Controller(self.settings.controller)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with a new reference: what is decoded with changed on purpose. The controller goes on."""
         self._first: list[tuple[StepRecords, Window]] = []
         self._recent: deque[tuple[StepRecords, Window]] = deque(maxlen=self.settings.window_steps + 1)
         self._reference: Window | None = None
@@ -87,6 +91,11 @@ class DriftMonitor:
         self._sweep: Sweep | None = None
         self._drift: Decomposition | None = None  # on the bank, at a step that has a reading
         self._last: Explanation | None = None
+
+    @property
+    def banked(self) -> bool:
+        """Whether there is a first reading of the bank to hold others against."""
+        return self._bank is not None
 
     def observe(
         self,
@@ -120,12 +129,6 @@ class DriftMonitor:
             self._drift = None  # what an earlier reading said is no evidence about this step
         self._last = self._explain(records.step, health)
         return self._last
-
-    def restart(self) -> None:
-        """Begin a new reference: what is decoded with changed on purpose. The controller goes on."""
-        controller = self.controller
-        self.__init__(self.settings)  # type: ignore[misc]
-        self.controller = controller
 
     def explain(self) -> Explanation | None:
         """What the last step showed; None before the first."""

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bebop.monitor.collect import from_stats
 from bebop.monitor.estimate import Array
 from bebop.monitor.records import StepRecords
-from bebop.trajectory import DecodeStats
+from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
 
 DRAFTS = 3
 STEPS = 23
@@ -28,6 +29,7 @@ class Truth:
     spread: float = 0.15  # nats, between prompts and between answers
     noise: float = 0.08  # accept length, between prompts and between answers
     cycles: int = 30
+    greedy: float = 0.9  # p(argmax q) over the overlap
 
 
 def constant(value: float) -> Callable[[int], float]:
@@ -41,18 +43,44 @@ def ramp(start: float, by: float, steps: int = STEPS) -> Callable[[int], float]:
 def step_records(truth: Truth, step: int, rng: np.random.Generator, prompts: int = 12, answers: int = 4) -> StepRecords:
     """One step: answers of one prompt share part of their entropy and of their ease."""
     unit = np.repeat(np.arange(prompts), answers)
-    shared = rng.normal(size=(2, prompts))[:, unit]
-    own = rng.normal(size=(2, prompts * answers))
+    tasks = ["even" if u % 2 == 0 else "odd" for u in unit]
+    return from_stats(_answers(truth, step, rng, unit), step, unit=unit.tolist(), task=tasks)
+
+
+def step_groups(truth: Truth, step: int, seed: int = 0, prompts: int = 12, answers: int = 4) -> tuple[Group, ...]:
+    """The same as finished groups, with texts that say where they come from."""
+    rng = np.random.default_rng([77, seed, step])
+    stats = _answers(truth, step, rng, np.repeat(np.arange(prompts), answers))
+    groups = []
+    for p in range(prompts):
+        index = step * prompts + p
+        completions = [
+            Completion(
+                token_ids=np.array([index, a, 1]), logprobs=np.zeros(3, dtype=np.float32), versions=np.full(3, step),
+                stats=stats[p * answers + a],
+            )
+            for a in range(answers)
+        ]  # fmt: skip
+        prompt = Prompt(index=index, task="even" if p % 2 == 0 else "odd", text="", token_ids=(index,), item={})
+        groups.append(
+            Group(prompt=prompt, trajectories=tuple(Trajectory(completion=c, reward=0.0) for c in completions))
+        )
+    return tuple(groups)
+
+
+def _answers(truth: Truth, step: int, rng: np.random.Generator, unit: NDArray[np.int64]) -> list[DecodeStats]:
+    """Statistics of a step's answers [N]; those of one unit are dependent."""
+    shared = rng.normal(size=(2, int(unit.max()) + 1))[:, unit]
+    own = rng.normal(size=(2, len(unit)))
     heat, ease = (shared + own) / np.sqrt(2)
     entropy = truth.entropy(step) + truth.spread * heat
     value = truth.level + truth.slope * (entropy - 0.5) + truth.mismatch(step) + truth.noise * ease
     rate = np.clip(value if truth.rates else np.interp(value, _LENGTHS, _RATES), 0, 1)
     cycles = rng.integers(truth.cycles // 2, 3 * truth.cycles // 2, size=len(rate))
-    unit_tasks = ["even" if u % 2 == 0 else "odd" for u in unit]
-    return from_stats(_decoded(rng, cycles, rate, entropy), step, unit=unit.tolist(), task=unit_tasks)
+    return _decoded(rng, cycles, rate, entropy, truth.greedy)
 
 
-def _decoded(rng: np.random.Generator, cycles: Array, rate: Array, entropy: Array) -> list[DecodeStats]:
+def _decoded(rng: np.random.Generator, cycles: Array, rate: Array, entropy: Array, greedy: float) -> list[DecodeStats]:
     """Statistics of answers [N] whose drafts are accepted with one rate at every position."""
     chain = [cycles]
     for _ in range(DRAFTS):
@@ -65,7 +93,7 @@ def _decoded(rng: np.random.Generator, cycles: Array, rate: Array, entropy: Arra
             reached=reached[i],
             accepted=accepted[i],
             overlap=reached[i] * rate[i],
-            target_only=reached[i] * rate[i] * 0.9,
+            target_only=np.minimum(reached[i], reached[i] * rate[i] * greedy),
             draft_entropy=reached[i] * entropy[i],
             target_entropy=reached[i] * entropy[i],
         )

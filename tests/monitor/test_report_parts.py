@@ -58,12 +58,13 @@ def test_time_is_stacked_in_a_panel_for_each_run() -> None:
         "time__update": [2.0],
         "time__sync": [0.1],
         "time__idle": [3.4],
+        "time__monitor": [0.0],
         "time__step": [5.5],
     }
     figure = draw(TIME, [run("a", **times), run("b", **{k: v for k, v in times.items() if k != "time__idle"})])
     assert [[trace["type"] for trace in panel.traces] for panel in figure.panels] == [
+        ["bar"] * 4 + ["scatter"] * 2,
         ["bar"] * 3 + ["scatter"] * 2,
-        ["bar"] * 2 + ["scatter"] * 2,
     ]
     assert figure.panels[0].layout["yaxis"]["range"][1] == pytest.approx(5.5 * 1.06)
     assert figure.missing == {"b": ["time/idle"]}

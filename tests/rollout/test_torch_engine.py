@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from bebop.config import DecodingConfig
+from bebop.errors import UserError
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.systems import SYSTEMS, make_system
@@ -149,3 +150,41 @@ def test_a_gpu_gives_the_tokens_of_the_cpu(system: str) -> None:
     for module in other.modules():
         module.to("cuda")
     assert [a.token_ids.tolist() for a in generate(engine(other, system), asked)] == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_another_system_takes_over_between_two_cycles(temperature: float) -> None:
+    """Answers in progress go on: greedy ones remain Hugging Face's, sampled ones have the model's log-probs."""
+    policy = tiny_policy(seed=3)
+    one, done = engine(policy, drafts=2, room=4), {}
+    for request in requests(PROMPTS, temperature=temperature, max_new_tokens=24, stop_token_ids=(11,)):
+        one.add(request)
+    others = [DecodingConfig(system="target_only", draft_tokens=4), DecodingConfig(system="bebop", draft_tokens=1)]
+    for cycle in range(60):
+        if cycle % 2 == 0:
+            one.set_system(make_system(others[cycle // 2 % 2]))
+        done |= {f.id: f.completion for f in one.step()}
+    assert len(done) == len(PROMPTS)
+    work = [(answer.stats.cycles, answer.stats.draft_forwards) for answer in done.values()]
+    assert any(cycles < forwards < 4 * cycles for cycles, forwards in work), "both systems drafted"
+    for i, prompt in enumerate(PROMPTS):
+        if temperature == 0:
+            assert done[i].token_ids.tolist() == greedy(policy, prompt, 24)
+        else:
+            ratio = np.exp(full_logprobs(policy, prompt, done[i], temperature) - done[i].logprobs)
+            assert np.abs(ratio - 1).max() < 1e-5
+    with pytest.raises(UserError, match="room for 4"):
+        one.set_system(make_system(DecodingConfig(draft_tokens=5)))
+    with pytest.raises(UserError, match="room for 0"):
+        engine(policy, "autoregressive").set_system(make_system(DecodingConfig(draft_tokens=1)))
+
+
+def test_the_fingerprint_is_that_of_the_head_at_the_last_load() -> None:
+    policy, other = tiny_policy(seed=3), tiny_policy(seed=4)
+    one = engine(policy)
+    first = one.head
+    assert first == engine(tiny_policy(seed=3)).head != engine(other).head
+    one.load_weights({n: w.detach() for n, w in other.weights().items()}, 1)
+    assert one.head == first, "the backbone alone was sent"
+    one.load_weights({n: w.detach() for n, w in other.weights(mtp=True).items()}, 2)
+    assert one.head == engine(other).head

@@ -196,3 +196,29 @@ def test_a_prompt_that_cannot_fit_is_raised_by_collect(started: list[RolloutWork
     one.submit([Prompt(index=0, task="test", text="", token_ids=tuple([1] * 30), item={})])
     with pytest.raises(UserError, match="exceeds max_length=32"):
         one.collect(10)
+
+
+def test_decoding_changes_in_order_with_prompts_and_weights() -> None:
+    one = worker()
+    one.submit([prompt(0)])
+    one.turn()
+    one.set_decoding(DecodingConfig(system="target_only", draft_tokens=1))
+    one.submit([prompt(1)])
+    done = finish(one, 2)
+    assert one.engine.system.name == "target_only"  # type: ignore[attr-defined]
+    work = [
+        [(t.completion.stats.draft_forwards, t.completion.stats.cycles) for t in done[i].trajectories] for i in (0, 1)
+    ]
+    assert all(forwards == cycles for forwards, cycles in work[1])
+    assert all(forwards == cycles + 1 for forwards, cycles in work[0])  # the first cycle had two drafts
+
+
+def test_reports_name_weights_and_head_together() -> None:
+    one, other = worker(), exact(seed=5)
+    start = one.collect(0)
+    assert (start.version, start.head) == (0, one.engine.head)
+    one.set_weights({n: w.detach().clone() for n, w in other.weights(mtp=True).items()}, 4)
+    assert one.collect(0).version == 0, "queued is not taken in"
+    one.turn()
+    report = one.collect(0)
+    assert report.version == 4 and report.head == one.engine.head != start.head

@@ -1,6 +1,7 @@
 """One rank of ``test_sharding``, run as a process: ``python -m tests.trainer.one_rank RANK WORLD FOLDER``.
 
-Two updates, a checkpoint, a resume from it, one more update; then one update of a policy with tied embeddings.
+Two updates, a checkpoint, a resume from it, one more update; then one update of a policy with tied embeddings; then two
+with the head trained beside the policy, and the monitor's texts read.
 """
 
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from bebop.metrics import values
+from bebop.monitor.bank import BankText
 from bebop.trainer.actor import TrainerWorker
 from bebop.trainer.policy import PolicyTrainer
 from tests.trainer.builders import batch, job, policy
@@ -32,9 +34,23 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     worker.update(batch(policy(), seed=3))
     tied = PolicyTrainer(policy(tied=True), config, rank, world)
     tied.update(batch(policy(), seed=1))
-    shown = {"metrics": metrics, "second": second, "third": worker.weights(mtp=True), "tied": tied.weights()}
+    shown = beside(rank, world, folder)
+    shown |= {"metrics": metrics, "second": second, "third": worker.weights(mtp=True), "tied": tied.weights()}
     worker.close()
     return shown
+
+
+def beside(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Co-training on two batches, and a reading of the bank after it."""
+    head = {"objective": "e2e_tv", "depth": 3, "lr": 1e-2, "max_tokens": 64}
+    one = PolicyTrainer(policy(), job(str(folder / "model"), cotrain={"mode": "always", "head": head}), rank, world)
+    rows = [values(one.update(batch(policy(), seed=seed), cotrain=True)) for seed in (1, 2)]
+    texts = [BankText(prompt=(3, 4), answer=tuple(range(5, 5 + n))) for n in (2, 9, 4)]
+    reading, sweep = one.read_bank(texts, sweep=True)
+    assert sweep is not None
+    bank = [torch.tensor(column) for column in (reading.overlap, reading.entropy, reading.unit, sweep.length)]
+    found = {"head": one.weights(mtp=True), "head_metrics": rows, "bank": bank, "mark": one.head_fingerprint()}
+    return found | {"moments": one.state_dict()["head"]["optimizer"]}
 
 
 if __name__ == "__main__":

@@ -77,6 +77,24 @@ def test_metrics_are_those_of_one_rank_on_every_rank(two: list[dict[str, Any]], 
             assert ours == pytest.approx(wanted, abs=2e-5)
 
 
+def test_a_head_trained_beside_the_policy_is_that_of_one_rank(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    names = [name for name in one["head"] if name.startswith("mtp.")]
+    assert distance(two[0]["head"], one["head"]) < 1e-5
+    start = weights_of(policy())
+    assert max(float((one["head"][name] - start[name]).abs().max()) for name in names) > 1e-3
+    for rank in two:
+        for ours, wanted in zip(rank["head_metrics"], one["head_metrics"], strict=True):
+            assert ours == pytest.approx(wanted, abs=2e-5)
+        assert distance(rank["moments"], one["moments"]) < 1e-5
+    assert two[0]["mark"] == two[1]["mark"], "every rank has the same head, to the bit"
+
+
+def test_every_rank_reads_the_bank_as_one_does(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    for rank in two:
+        for ours, wanted in zip(rank["bank"], one["bank"], strict=True):
+            assert ours.shape == wanted.shape and float((ours - wanted).abs().max()) < 1e-5
+
+
 def test_a_checkpoint_of_two_ranks_is_one_for_one_rank(folder: Path, two: list[dict[str, Any]]) -> None:
     state = load(folder / "of-2" / "step_000002").trainer
     assert distance(state["weights"], two[0]["second"]) == 0

@@ -95,20 +95,21 @@ STALENESS = Chart(
 )
 TIME = Chart(
     title="Where the time goes",
-    text="The bars are the trainer's step: updating the weights, handing them to the rollout (sync) and waiting for "
-    "answers (idle); together they make up the whole step, the black line. Rollout is how long the workers were "
-    "generating in that time, on average over workers: close to the black line means that they were always busy; "
-    "the distance between the two is time that they waited. Synchronous runs have idle bars as high as the "
-    "rollout line; asynchronous runs shrink them.",
+    text="The bars are the trainer's step: updating the weights, handing them to the rollout (sync), waiting for "
+    "answers (idle) and asking why acceptance moves (monitor); together they make up the whole step, the black line. "
+    "Rollout is how long the workers were generating in that time, on average over workers: close to the black line "
+    "means that they were always busy; the distance between the two is time that they waited. Synchronous runs have "
+    "idle bars as high as the rollout line; asynchronous runs shrink them.",
     unit="seconds per step",
     series=(
         Series(label="update", metric="time/update"),
         Series(label="sync", metric="time/sync"),
         Series(label="idle", metric="time/idle"),
+        Series(label="monitor", metric="time/monitor"),
         Series(label="rollout", metric="time/rollout"),
         Series(label="step", metric="time/step"),
     ),
-    stacked=3,
+    stacked=4,
 )
 THROUGHPUT = Chart(
     title="Rollout speed",

@@ -12,7 +12,7 @@ from bebop.monitor.report.charts import WINDOW, Chart, Series, metrics
 from bebop.monitor.report.runs import Run
 
 PALETTE = ("#2563a8", "#d1603d", "#3a8f6d", "#8a63b5", "#c79a1e", "#4aa3b8", "#b0476f", "#6b7280")
-STACK = ("#e39a80", "#8a63b5", "#d5dae1", "#2563a8", "#1f2933")  # light bars, under dark lines
+STACK = ("#e39a80", "#8a63b5", "#d5dae1", "#8fc4a9", "#2563a8", "#1f2933")  # light bars, under dark lines
 INK, MUTED, GRID = "#1f2933", "#52606d", "#e8ebef"
 Trace = dict[str, Any]
 
@@ -107,7 +107,7 @@ def _panel_per_series(chart: Chart, runs: Sequence[Run]) -> list[Panel]:
         caption = ", ".join(filter(None, (series.label if len(chart.series) > 1 else "", chart.unit)))
         if traces:
             panels.append(Panel(caption=caption, traces=traces, layout=_layout(chart, runs, traces)))
-    return panels if chart.split else _same_scale(panels, chart.zero)
+    return panels if chart.split else same_scale(panels, chart.zero)
 
 
 def _stacked(chart: Chart, runs: Sequence[Run]) -> tuple[list[Panel], list[Key]]:
@@ -123,10 +123,10 @@ def _stacked(chart: Chart, runs: Sequence[Run]) -> tuple[list[Panel], list[Key]]
         for i, s in enumerate(chart.series)
         if any(run.has(s.metric) for run in runs)
     ]
-    return _same_scale(panels, chart.zero), keys
+    return same_scale(panels, chart.zero), keys
 
 
-def _same_scale(panels: list[Panel], zero: bool) -> list[Panel]:
+def same_scale(panels: list[Panel], zero: bool) -> list[Panel]:
     """Panels side by side in one unit get one y range, so that heights compare."""
     if len(panels) < 2:
         return panels

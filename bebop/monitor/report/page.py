@@ -1,11 +1,12 @@
 """The page on some run folders: a table and figures, each with the words that explain it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bebop.errors import UserError
 from bebop.monitor.report.charts import charts, metrics
 from bebop.monitor.report.document import Card, document, table
+from bebop.monitor.report.drift import Story, cards, load_story, stories
 from bebop.monitor.report.figures import Figure, draw, run_keys
 from bebop.monitor.report.runs import Run, load_runs
 from bebop.monitor.report.summary import HEADS, NOTE, summary
@@ -17,14 +18,26 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     out = out or folders[0] / "report.html"
     if not out.parent.is_dir() or out.is_dir():
         raise UserError(f"--out {out} cannot be written: give a file in a folder that exists")
-    out.write_text(render(runs), encoding="utf-8")
+    out.write_text(render(runs, stories(folders, runs)), encoding="utf-8")
     return out
 
 
-def render(runs: Sequence[Run]) -> str:
-    """The whole page as HTML."""
+def write_log_report(logs: Sequence[Path], names: Mapping[str, str], out: Path | None = None) -> Path:
+    """The cards on drift from logs of any trainer, by default beside the first; ``names`` as in ``logs.read_log``."""
+    out = out or logs[0].with_suffix(".html")
+    if not out.parent.is_dir() or out.is_dir():
+        raise UserError(f"--out {out} cannot be written: give a file in a folder that exists")
+    told = [load_story(path, path.stem, names=names) for path in logs]
+    title = told[0].name if len(told) == 1 else f"{len(told)} logs"
+    out.write_text(document("Bebop · drift of acceptance", title, cards(told)), encoding="utf-8")
+    return out
+
+
+def render(runs: Sequence[Run], told: Sequence[Story] = ()) -> str:
+    """The whole page as HTML; ``told``: what the monitor says about those runs that it watched."""
     figures = [draw(chart, runs) for chart in charts(runs)]
     drawn = [_card(figure, len(runs)) for figure in figures if figure.panels]
+    drawn += cards(told)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     return document("Bebop · run report", title, [_summary(runs), *drawn, *_left_out(figures)])
 

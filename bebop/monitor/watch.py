@@ -1,0 +1,163 @@
+"""The monitor beside a job: finished groups in, metrics and proposals out, everything on record. No Ray, no torch.
+
+``drift.jsonl`` holds what was observed and ``controller.jsonl`` what was concluded, one line a step. The monitor is
+shown what the log says, rounding included, so a resumed run replays its log and goes on as if it had never stopped.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from bebop.config import DecodingConfig, JobConfig, MonitorConfig
+from bebop.monitor.advice import Costs
+from bebop.monitor.bank import BankReading, BankText, Sweep
+from bebop.monitor.collect import from_groups
+from bebop.monitor.controller import GREEDY, SAMPLED, Action, ControllerConfig, Health
+from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
+from bebop.monitor.logs import log_row, read_log, read_row
+from bebop.sinks import StepLog
+from bebop.trajectory import Group
+
+COTRAIN = ("cotrain_start", "cotrain_stop")
+DECODING = ("set_system", "set_length")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one step showed: numbers for the log, and what the job has to do now (kind ``none``: nothing)."""
+
+    metrics: dict[str, float]
+    action: Action
+
+
+class Watch:
+    """Watches one job; ``observe`` once a step, in order."""
+
+    def __init__(self, config: JobConfig, folder: Path, resume_from: int = 0) -> None:
+        """Keeps its logs in ``folder``; goes on after step ``resume_from``, whose later lines are dropped."""
+        self.config = config
+        self.monitor = DriftMonitor(settings(config.decoding, config.monitor, config.trainer.steps))
+        self.texts: tuple[BankText, ...] = ()  # the bank
+        self.decoding = config.decoding  # as the actions so far have left it
+        self._restart_at: int | None = None  # first step that is decoded wholly as ``decoding`` says
+        self._observed = StepLog(folder / "drift.jsonl", resume_from)
+        self._concluded = StepLog(folder / "controller.jsonl", resume_from)
+        if self._observed.path.stat().st_size:
+            for logged in read_log(self._observed.path):
+                self._restart_at = None if logged.restart else self._restart_at
+                self._follow(logged.tell(self.monitor))
+
+    @property
+    def cotraining(self) -> bool:
+        """Whether the next update should train the head as well."""
+        mode = self.config.cotrain.mode
+        return mode == "always" or (mode == "auto" and self.monitor.controller.cotraining)
+
+    def bank_due(self, step: int, groups: Sequence[Group]) -> tuple[tuple[BankText, ...], bool] | None:
+        """The texts to be read before update ``step`` (from 1), and whether at several temperatures; None: not now.
+
+        The first batch's answers become the texts. While things are unsettled, or the head is being repaired, every
+        step is read.
+        """
+        every, mode = self.config.monitor.bank_every, self.config.cotrain.mode
+        if not self.texts and every:
+            self.texts = choose(groups, self.config.monitor.bank_answers)
+        if not every or len(self.texts) < 2:
+            return None
+        first = not self.monitor.banked
+        closely = self.monitor.controller.unsettled or (mode == "auto" and self.cotraining)
+        due = first or step % every == 0 or closely
+        return (self.texts, first) if due else None
+
+    def observe(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        version: int,
+        *,
+        bank: BankReading | None = None,
+        sweep: Sweep | None = None,
+        health: Health | None = None,
+    ) -> Seen:
+        """Take in the groups of update ``step``, trained on at ``version``."""
+        restart = self._restart_at is not None and step >= self._restart_at
+        self._restart_at = None if restart else self._restart_at
+        s = self.monitor.settings
+        records = from_groups(groups, step, version).sample(s.units, s.seed)
+        ill = health if health is not None and health.complaint() else None
+        row = log_row(records, bank, sweep, ill, restart)
+        told = read_row(row).tell(self.monitor)
+        self._observed.write(row)
+        if told is None:
+            return Seen(metrics={}, action=Action())
+        self._follow(told)
+        self._record(told)
+        taken = told.action if self._carried_out(told.action) else Action()
+        return Seen(metrics=told.metrics() | {"drift/cotraining": float(self.cotraining)}, action=taken)
+
+    def state(self) -> tuple[BankText, ...]:
+        """What the job's checkpoint has to keep; the rest is in the log."""
+        return self.texts
+
+    def restore(self, state: tuple[BankText, ...]) -> None:
+        """Go on from ``state``."""
+        self.texts = state
+
+    def close(self) -> None:
+        """Close the logs."""
+        self._observed.close()
+        self._concluded.close()
+
+    def _carried_out(self, action: Action) -> bool:
+        """Whether the job does what is proposed, rather than leaving it to whoever reads the log."""
+        if action.kind in DECODING:
+            return self.config.monitor.actions
+        return action.kind == "resync" or (action.kind in COTRAIN and self.config.cotrain.mode == "auto")
+
+    def _follow(self, told: Explanation | None) -> None:
+        """Note how drafts are made from now on; what was in flight at the change belongs to neither reference."""
+        if told is None or told.action.kind not in DECODING or not self._carried_out(told.action):
+            return
+        field = "system" if told.action.kind == "set_system" else "draft_tokens"
+        self.decoding = dataclasses.replace(self.decoding, **{field: told.action.value})  # type: ignore[arg-type]
+        self._restart_at = told.step + self.config.rollout.staleness + 1
+
+    def _record(self, told: Explanation) -> None:
+        """A line of ``controller.jsonl``, where the state changed or something is to be done."""
+        verdict = told.verdict
+        if not verdict.changed and verdict.action.kind == "none":
+            return
+        action = dataclasses.asdict(verdict.action) | {"carried_out": self._carried_out(verdict.action)}
+        self._concluded.write(
+            {"step": told.step, "state": verdict.state, "evidence": verdict.evidence, "action": action}
+        )
+
+
+def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None = None) -> MonitorSettings:
+    """How a job is watched. A greedy draft's law is one-hot, so its overlap is p(argmax q), what accepts it."""
+    fixed = decoding.system in (SAMPLED, GREEDY)
+    return MonitorSettings(
+        rate="overlap" if monitor.decode_stats else "accepted",
+        steps=steps,
+        costs=Costs(draft=decoding.cost_ratio, verify=decoding.verify_ratio),
+        controller=ControllerConfig(
+            system=decoding.system if fixed else None,
+            drafts=decoding.draft_tokens if fixed else None,
+            most_drafts=decoding.draft_tokens + 1 if monitor.actions else None,
+        ),
+    )
+
+
+def choose(groups: Sequence[Group], count: int) -> tuple[BankText, ...]:
+    """``count`` answers, from as many prompts as there are; an answer of a single token may have no context."""
+    members = [
+        [
+            BankText(prompt=group.prompt.token_ids, answer=tuple(t.completion.token_ids.tolist()))
+            for t in group.trajectories
+            if len(t.completion.token_ids) > 1
+        ]
+        for group in groups
+    ]
+    return tuple(text for text in chain.from_iterable(zip_longest(*members)) if text is not None)[:count]

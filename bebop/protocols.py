@@ -1,0 +1,101 @@
+"""What the loop needs of its parts: rollout workers and a trainer, wherever they run, and how they die."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from bebop.config import DecodingConfig
+from bebop.metrics import Metrics
+from bebop.monitor.bank import BankReading, BankText, Sweep
+from bebop.trajectory import Batch, Group, Prompt
+
+
+class WorkerDied(Exception):
+    """A rollout worker is gone; it is replaced and its prompts start again."""
+
+
+class TrainerDied(Exception):
+    """The trainer is gone; the job goes back to its last checkpoint."""
+
+
+class Report(Protocol):
+    """What a worker hands over; see ``rollout.worker.WorkerReport``."""
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """Finished groups."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Answer tokens in those groups."""
+        ...
+
+    @property
+    def busy(self) -> float:
+        """Seconds spent decoding."""
+        ...
+
+    @property
+    def swap(self) -> float:
+        """Seconds spent taking in weights."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Of the weights in use."""
+        ...
+
+    @property
+    def head(self) -> str:
+        """Fingerprint of the MTP head in use."""
+        ...
+
+
+class Worker(Protocol):
+    """A rollout worker as the loop sees it; every call raises ``WorkerDied`` if it is gone."""
+
+    async def submit(self, prompts: Sequence[Prompt]) -> None:
+        """Queue prompts."""
+        ...
+
+    async def collect(self) -> Report:
+        """What was finished since the last call; waits a while if there is nothing."""
+        ...
+
+    async def set_weights(self, weights: Any, version: int) -> None:
+        """Swap weights in flight, before any prompt that is submitted later."""
+        ...
+
+    async def set_decoding(self, decoding: DecodingConfig) -> None:
+        """Draft and verify in another way from the next cycle on."""
+        ...
+
+    async def restart(self) -> None:
+        """Replace a worker that died."""
+        ...
+
+
+class Trainer(Protocol):
+    """The trainer as the loop sees it; every call raises ``TrainerDied`` if it is gone."""
+
+    async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
+        """Learn from a batch; metrics and the new version. ``cotrain``: the MTP head learns as well."""
+        ...
+
+    async def read_bank(
+        self, texts: Sequence[BankText], sweep: bool, decoding: DecodingConfig
+    ) -> tuple[BankReading, Sweep | None]:
+        """The monitor's texts under the current weights; ``sweep``: at several temperatures."""
+        ...
+
+    async def weights(self, head: bool) -> Any:
+        """A handle to the current weights that workers can take; with the MTP head, which else comes if it changed."""
+        ...
+
+    async def head_fingerprint(self) -> str:
+        """Of the MTP head that workers should have by now."""
+        ...
+
+    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
+        """Write a checkpoint."""
+        ...

@@ -1,0 +1,81 @@
+"""The bank's reading against the laws written out, context by context."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from bebop.config import DecodingConfig
+from bebop.model.attention import CausalContext
+from bebop.model.backbone import Policy
+from bebop.model.mtp import chain
+from bebop.monitor.bank import BankText
+from bebop.trainer.bank import HEATS
+from bebop.trainer.policy import PolicyTrainer
+from tests.trainer.builders import TEMPERATURE, batch, job, policy
+
+TEXTS = (
+    BankText(prompt=(3, 4, 5), answer=(6, 7, 8, 9, 10)),
+    BankText(prompt=(1,), answer=(2, 3)),
+    BankText(prompt=(9, 9, 1, 2), answer=tuple(range(20, 40))),
+)
+
+
+@torch.no_grad()
+def by_hand(source: Policy, text: BankText, heat: float, greedy: bool = False) -> list[tuple[float, float]]:
+    """(acceptance, entropy) of the head's first step for every answer token that it can draft."""
+    assert source.mtp is not None
+    ids = torch.tensor([[*text.prompt, *text.answer]])
+    hidden = source.hidden(ids, torch.arange(ids.shape[1])[None], CausalContext())
+    drafted = source.logits(next(chain(source.mtp, source.embed(ids), hidden, 1)))[0] / heat
+    target = source.logits(hidden)[0] / heat
+    found = []
+    for place in range(max(2, len(text.prompt)), ids.shape[1]):  # of the token that is drafted and verified
+        q, p = drafted[place - 2].softmax(-1), target[place - 1].softmax(-1)
+        rate = p[q.argmax()] if greedy else torch.minimum(p, q).sum()
+        found.append((float(rate), float(-(p * p.log()).sum())))
+    return found
+
+
+def reader(source: Policy, **settings: dict[str, object]) -> PolicyTrainer:
+    return PolicyTrainer(source, job(**settings))
+
+
+@pytest.mark.parametrize("system", ["bebop", "target_only"])
+def test_a_reading_by_hand(system: str) -> None:
+    source = policy()
+    wanted = [by_hand(source, text, TEMPERATURE, system == "target_only") for text in TEXTS]
+    one = reader(source, trainer={"max_tokens": 16})
+    reading, sweep = one.read_bank(TEXTS, decoding=DecodingConfig(system=system))
+    flat = np.array([pair for part in wanted for pair in part])
+    assert sweep is None and reading.unit is not None
+    assert reading.unit.tolist() == [0] * 5 + [1] * 1 + [2] * 20  # the first token of a prompt of one has no draft
+    np.testing.assert_allclose(reading.overlap, flat[:, 0], atol=2e-5)
+    np.testing.assert_allclose(reading.entropy, flat[:, 1], atol=2e-5)
+    assert one.scorer.kept is None
+
+
+def test_a_sweep_divides_the_same_logits() -> None:
+    source = policy()
+    reading, sweep = reader(source).read_bank(TEXTS, sweep=True)
+    assert sweep is not None and len(sweep.bank) + 1 == len(HEATS) == len(sweep.entropy) == len(sweep.length)
+    for found, heat in zip((reading, *sweep.bank), HEATS, strict=True):
+        wanted = np.array([pair for text in TEXTS for pair in by_hand(source, text, TEMPERATURE * heat)])
+        np.testing.assert_allclose(found.overlap, wanted[:, 0], atol=2e-5)
+        np.testing.assert_allclose(found.entropy, wanted[:, 1], atol=2e-5)
+    assert sweep.entropy[0] == pytest.approx(reading.entropy.mean())
+    assert 1 + reading.overlap.mean() < sweep.length[0] < 1 + 3 * reading.overlap.mean()
+    assert reading.chance is not None and 0 < reading.chance < 1 and sweep.bank[0].chance is None
+
+
+def test_reading_leaves_the_trainer_alone() -> None:
+    """Also between two updates, and with the draft's own temperature."""
+    plain, read = reader(policy()), reader(policy())
+    read.read_bank(TEXTS, sweep=True, decoding=dataclasses.replace(DecodingConfig(), draft_temperature=0.5))
+    for one in (plain, read):
+        one.update(batch(policy()))
+    ours, theirs = plain.weights(mtp=True), read.weights(mtp=True)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    before, after = reader(policy()).read_bank(TEXTS)[0], read.read_bank(TEXTS)[0]
+    assert np.abs(before.overlap - after.overlap).max() > 1e-3, "an update moves the reading"

@@ -1,0 +1,173 @@
+"""Co-training: the policy does not notice it, and the engine gets what was learned."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.metrics import values
+from bebop.model.fingerprint import fingerprint
+from bebop.model.mtp import at, chain
+from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.trainer import checkpoint
+from bebop.trainer.objectives import Steps
+from bebop.trainer.policy import PolicyTrainer
+from tests.trainer.builders import batch, job, policy
+
+HEAD = {"objective": "tv", "depth": 3, "lr": 1e-2, "lr_warmup_steps": 0, "max_tokens": 64}
+
+
+def trainer(mode: str, dtype: str = "float32", head: dict[str, Any] | None = None, **settings: Any) -> PolicyTrainer:
+    source = policy(dtype=getattr(torch, dtype))
+    config = job(model={"dtype": dtype}, cotrain={"mode": mode, "head": {**HEAD, **(head or {})}}, **settings)
+    return PolicyTrainer(source, config)
+
+
+def learned(one: PolicyTrainer, cotrain: bool, updates: int = 3, scale: float = 1.0) -> list[dict[str, float]]:
+    rows = []
+    for seed in range(updates):
+        made = batch(policy(), seed=seed)
+        groups = [
+            dataclasses.replace(
+                g, trajectories=tuple(dataclasses.replace(t, reward=scale * t.reward) for t in g.trajectories)
+            )
+            for g in made.groups
+        ]
+        rows.append(values(one.update(dataclasses.replace(made, groups=tuple(groups)), cotrain)))
+    return rows
+
+
+def backbone(one: PolicyTrainer) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in one.policy.weights().items()}
+
+
+def head(one: PolicyTrainer) -> dict[str, Tensor]:
+    assert one.policy.mtp is not None
+    return {name: p.detach().clone() for name, p in one.policy.mtp.named_parameters()}
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_the_policy_is_the_same_to_the_bit_with_and_without(minibatches: int) -> None:
+    off, on = (trainer(mode, algorithm={"minibatches": minibatches}) for mode in ("off", "always"))
+    plain, both = learned(off, cotrain=True), learned(on, cotrain=True)  # off: there is nothing to train
+    assert equal(backbone(off), backbone(on))
+    assert equal(gradients(off), gradients(on))
+    for a, b in zip(plain, both, strict=True):
+        assert set(b) - set(a) == {"head/loss", "head/grad_norm", "head/lr", "head/skipped"}
+        assert a == {name: b[name] for name in a}
+    assert not equal(head(on), head(off)) and equal(head(off), head(trainer("off")))
+
+
+def gradients(one: PolicyTrainer) -> dict[str, Tensor]:
+    """What the last update has left in the policy: anything of the head's loss would be among it."""
+    return {name: p.grad.clone() for name, p in one.policy.weights().items() if p.grad is not None}
+
+
+def leaky(head: Any, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: Any, law: Any) -> Steps:
+    """``unroll`` with the language-model head left in the graph."""
+    depth, last = int(rows.steps.max()), hidden.shape[1] - 1
+    return Steps(
+        draft=torch.stack(list(chain(head, embeddings, hidden, depth, rows.anchors)), 2),
+        target=torch.stack([at(hidden, (rows.anchors + s).clamp_max(last)) for s in range(1, depth + 1)], 2),
+        weight=weight,
+        tokens=torch.stack([rows.tokens(step) for step in range(1, depth + 1)], 2),
+        mask=rows.mask(depth),
+        law=law,
+    )
+
+
+def plain_loss(steps: Steps) -> Tensor:
+    """An objective in plain autograd, which sends a gradient wherever it may go."""
+    draft, target = (x[steps.mask] @ steps.weight.T for x in (steps.draft, steps.target))
+    return torch.nn.functional.kl_div(
+        draft.log_softmax(-1), target.log_softmax(-1), log_target=True, reduction="batchmean"
+    )
+
+
+@pytest.mark.parametrize("leak", [False, True])
+def test_no_gradient_of_the_head_s_loss_reaches_the_policy(monkeypatch: pytest.MonkeyPatch, leak: bool) -> None:
+    """The same objective with and without the detached head: the comparison sees the difference."""
+    monkeypatch.setattr("bebop.trainer.heads.make_objective", lambda name: plain_loss)
+    if leak:
+        monkeypatch.setattr("bebop.trainer.heads.unroll", leaky)
+    off, on = trainer("off"), trainer("always")
+    for one in (off, on):
+        learned(one, cotrain=True, updates=1)
+    assert equal(gradients(off), gradients(on)) is not leak
+
+
+def test_clipping_of_one_does_not_depend_on_the_other() -> None:
+    """Losses of the other side a thousand times larger change neither norm nor weights of this one."""
+    small, large = (
+        trainer("always", head={"lr": lr, "max_grad_norm": clip}) for lr, clip in ((1e-2, 1.0), (10.0, 1e3))
+    )
+    rows = [learned(one, cotrain=True, updates=2) for one in (small, large)]
+    for a, b in zip(*rows, strict=True):
+        assert a["train/grad_norm"] == b["train/grad_norm"]
+    assert equal(backbone(small), backbone(large)) and not equal(head(small), head(large))
+    calm, loud = (trainer("always", algorithm={"advantage": "mean_only"}, trainer={"lr": 0.0}) for _ in range(2))
+    quiet, shouted = (learned(one, True, 2, scale) for one, scale in ((calm, 1.0), (loud, 1000.0)))
+    assert shouted[0]["train/grad_norm"] > 100 * quiet[0]["train/grad_norm"]
+    assert [r["head/grad_norm"] for r in quiet] == [r["head/grad_norm"] for r in shouted]
+    assert equal(head(calm), head(loud))
+
+
+def test_the_head_learns_to_draft_for_the_policy_of_now() -> None:
+    one = trainer("always", trainer={"lr": 0.0})
+    losses = [values(one.update(batch(policy(), seed=1), True))["head/loss"] for _ in range(12)]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_engine_gets_the_trained_head(dtype: str) -> None:
+    one = trainer("always", dtype)
+    engine = TorchEngine(
+        policy(dtype=getattr(torch, dtype)), make_system(DecodingConfig(draft_tokens=2)), max_length=64
+    )
+    assert engine.head == one.head_fingerprint() and not one.head_changed
+    learned(one, cotrain=True, updates=1)
+    assert one.head_changed and engine.head != one.head_fingerprint()
+    engine.load_weights(one.weights(mtp=one.head_changed), one.version)
+    assert engine.head == one.head_fingerprint()
+    served = {name: t.detach() for name, t in engine.policy.weights(mtp=True).items()}
+    assert equal(served, one.weights(mtp=True)) and served["mtp.project.weight"].dtype == getattr(torch, dtype)
+    with torch.no_grad():
+        engine.policy.weights(mtp=True)["mtp.project.weight"].zero_()
+    engine.load_weights(one.weights(mtp=False), one.version)
+    assert engine.head != one.head_fingerprint()  # a head spoiled on the way shows at the next load
+
+
+def test_a_frozen_head_is_not_sent() -> None:
+    one = trainer("off")
+    learned(one, cotrain=True, updates=1)
+    assert not one.head_changed and not any(name.startswith("mtp.") for name in one.weights(one.head_changed))
+
+
+def test_resume_is_exact_and_checkpoints_hold_the_trained_head(tmp_path: Path) -> None:
+    whole, first = trainer("always", "bfloat16"), trainer("always", "bfloat16")
+    learned(whole, True, 3)
+    learned(first, True, 2)
+    state = first.state_dict()
+    checkpoint.write(tmp_path / "step_000002", first.whole_policy(state["weights"]), state, {}, torch.bfloat16)
+    kept = checkpoint.load(tmp_path / "step_000002").trainer
+    again = trainer("always", "bfloat16")
+    again.load_state_dict(kept)
+    assert again.head_changed and again.head_fingerprint() == first.head_fingerprint()
+    again.update(batch(policy(), seed=2), True)
+    assert equal(backbone(whole), backbone(again)) and equal(head(whole), head(again))
+    # A run that freezes the head from here on drafts with what was learned, and sends it.
+    frozen = trainer("off", "bfloat16")
+    frozen.load_state_dict(kept)
+    assert frozen.head_changed and frozen.head_fingerprint() == first.head_fingerprint()
+    assert frozen.state_dict()["head"] is not None
+    mark = fingerprint({name.removeprefix("mtp."): t for name, t in frozen.weights(True).items() if "mtp." in name})
+    assert mark == first.head_fingerprint()

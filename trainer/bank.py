@@ -1,0 +1,150 @@
+"""The monitor's fixed texts under the current policy and its draft head: acceptance and entropy of every answer token.
+
+The policy's pass is the trainer's own (``Scorer``), so sharding and precision are those of an update; the head's steps
+run on the hidden states that it leaves behind.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bebop.config import DecodingConfig, SamplingConfig
+from bebop.kernels.stats import pair_stats
+from bebop.kernels.truncation import truncate_
+from bebop.model.backbone import Policy
+from bebop.monitor.bank import BankReading, BankText, Sweep
+from bebop.trainer.chains import chain_rows
+from bebop.trainer.cotrain import unpacked
+from bebop.trainer.heads import HeadLoss, Shared
+from bebop.trainer.objectives import Law, Steps
+from bebop.trainer.packing import PackedRows, Row, pack
+from bebop.trainer.scorer import Scorer, whole_tables
+from bebop.trajectory import Completion
+
+HEATS = (1.0, 0.4, 0.6, 0.8, 1.25, 1.5, 1.8)  # of the sweep, times the run's own temperature, which comes first
+CHUNK = 1 << 23  # logits held at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BankReader:
+    """Reads texts as the engine would draft on them (repetition penalty and min-p left out)."""
+
+    policy: Policy
+    scorer: Scorer
+    sampling: SamplingConfig
+    decoding: DecodingConfig
+    max_tokens: int
+    rank: int
+    world: int
+
+    @torch.no_grad()
+    def read(self, texts: Sequence[BankText], sweep: bool) -> tuple[BankReading, Sweep | None]:
+        """Step 1 of the head at every answer token; all ranks call it and get the same.
+
+        ``sweep``: at seven temperatures, with the accept length that ``draft_tokens`` steps would have on these texts.
+        """
+        heats = HEATS if sweep else HEATS[:1]
+        shared = whole_tables(self.policy) if self.world > 1 else None
+        found: dict[int, Tensor] = {}
+        for packed in self._packed(texts):
+            found |= self._measure(packed, heats, shared, self.decoding.draft_tokens if sweep else 1)
+        parts = [found] * self.world
+        if self.world > 1:
+            dist.all_gather_object(parts, {text: numbers.cpu() for text, numbers in found.items()})
+        merged = {text: numbers.cpu() for part in parts for text, numbers in part.items()}
+        unit = np.repeat(sorted(merged), [merged[text].shape[1] for text in sorted(merged)])
+        numbers = torch.cat([merged[text] for text in sorted(merged)], 1).double().numpy()  # [heats, N, 4]
+        readings = [
+            BankReading(overlap=n[:, 0], entropy=n[:, 1], unit=unit, chance=float(n[:, 3].mean()) if luck else None)
+            for n, luck in zip(numbers, [sweep] + [False] * (len(heats) - 1), strict=True)
+        ]
+        if not sweep:
+            return readings[0], None
+        entropy, length = numbers[..., 1].mean(1), numbers[..., 2].mean(1)
+        return readings[0], Sweep(entropy=tuple(entropy), length=tuple(length), bank=tuple(readings[1:]))
+
+    def _packed(self, texts: Sequence[BankText]) -> list[PackedRows]:
+        """This rank's micro-batches. A text's number travels as the version of its tokens, as packing sorts."""
+        rows = []
+        for number, text in enumerate(texts):
+            size = len(text.answer)
+            completion = Completion(
+                token_ids=np.array(text.answer, dtype=np.int64),
+                logprobs=np.zeros(size, dtype=np.float32),
+                versions=np.full(size, number),
+            )
+            rows.append(Row(prompt=text.prompt, completion=completion, advantage=0.0, weight=0.0))
+        packed = pack(rows, self.max_tokens, self.world)[self.rank :: self.world]
+        return [part.to(self.policy.device, self.policy.backbone.dtype) for part in packed]
+
+    def _measure(
+        self, packed: PackedRows, heats: Sequence[float], shared: Shared | None, depth: int
+    ) -> dict[int, Tensor]:
+        """Text -> numbers [heats, tokens, 4]: acceptance, entropy, accept length, acceptance of unrelated laws."""
+        self.scorer.kept = []
+        self.scorer(packed)
+        [(_, hidden)], self.scorer.kept = self.scorer.kept, None
+        rows, states, texts = [], [], []
+        first = 0
+        for row, part in zip(unpacked(packed), hidden.split(packed.lengths.tolist()), strict=True):
+            if row.answer:
+                rows.append(row)
+                states.append(part)
+                texts.append(int(packed.versions[first]))
+            first += len(row.answer)
+        if not rows:
+            return {}
+        layout = chain_rows(rows, depth, self.policy.device)
+        if int(layout.steps.max()) == 0:
+            return {}
+        known = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
+        seen: list[Tensor] = []
+
+        def look(steps: Steps) -> Tensor:
+            lucky = [len(heats) > 1, *[False] * (len(heats) - 1)]  # unrelated laws: once, in a sweep
+            seen.append(torch.stack([self._numbers(steps, *pair) for pair in zip(heats, lucky, strict=True)]))
+            return steps.draft.new_zeros(())
+
+        law = Law(temperature=self.sampling.temperature)
+        HeadLoss(self.policy, law, self.scorer.mixed)(layout, look, known, shared)
+        counts = (layout.steps > 0).sum(1).tolist()
+        return dict(zip(texts, seen[0].split(counts, 1), strict=True))
+
+    def _numbers(self, steps: Steps, heat: float, luck: bool) -> Tensor:
+        """[n, 4] of the anchors that have a step, in order."""
+        chosen = steps.mask[..., 0]
+        mask = steps.mask[chosen]  # [n, K]
+        found = self._rates(steps.draft[chosen][mask], steps.target[chosen][mask], steps.weight, heat, luck)
+        rates, entropy, chance = (torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, x) for x in found)
+        return torch.stack([rates[:, 0], entropy[:, 0], 1 + rates.cumprod(1).sum(1), chance[:, 0]], 1)
+
+    def _rates(self, draft: Tensor, target: Tensor, weight: Tensor, heat: float, luck: bool) -> tuple[Tensor, ...]:
+        """Acceptance and entropy of m steps [m, d]; with ``luck`` acceptance against rows far away, else the same."""
+        rates, entropies, chances = [], [], []
+        size = max(2, CHUNK // weight.shape[0])
+        for q_rows, p_rows in zip(draft.split(size), target.split(size), strict=True):
+            q, p = self._law(q_rows, weight, heat, draft=True), self._law(p_rows, weight, heat, draft=False)
+            pair = pair_stats(q, p)
+            unrelated = pair_stats(q, p.roll(len(p) // 2, 0)) if luck else pair
+            greedy = self._draft_temperature(heat) == 0
+            rates.append(pair.target_only if greedy else pair.overlap)
+            chances.append(unrelated.target_only if greedy else unrelated.overlap)
+            entropies.append(pair.target_entropy)
+        return torch.cat(rates), torch.cat(entropies), torch.cat(chances)
+
+    def _law(self, hidden: Tensor, weight: Tensor, heat: float, draft: bool) -> Tensor:
+        """Logits [m, V] of the law that the engine would sample from at ``heat`` times its temperature."""
+        temperature = self._draft_temperature(heat) if draft else self.sampling.temperature * heat
+        logits = (hidden @ weight.T).float() / (temperature or 1.0)
+        return truncate_(logits, 1.0, self.sampling.top_p, self.sampling.top_k)
+
+    def _draft_temperature(self, heat: float) -> float:
+        """0: the head's most likely token is drafted."""
+        if self.decoding.system == "target_only":
+            return 0.0
+        own = self.decoding.draft_temperature
+        return self.sampling.temperature * heat if own is None else own

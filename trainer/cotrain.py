@@ -1,0 +1,63 @@
+"""The MTP head trained beside the policy, on the hidden states that the policy's own update computes anyway.
+
+Everything of the policy is a constant here: hidden states are detached, embedding and language-model head too.
+Optimizer, learning rate, clipping and gradient norm are the head's own, so that the policy's update is the same to the
+bit with and without it.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from bebop.config import HeadConfig
+from bebop.metrics import Mean, Metrics
+from bebop.model.backbone import Policy
+from bebop.trainer.chains import TokenRow
+from bebop.trainer.heads import HeadTrainer, State
+from bebop.trainer.objectives import Law
+from bebop.trainer.packing import PackedRows
+from bebop.trainer.scorer import whole_tables
+
+
+class CoTrainer:
+    """One rank of co-training; all ranks make the same calls."""
+
+    def __init__(self, policy: Policy, config: HeadConfig, temperature: float, rank: int = 0, world: int = 1) -> None:
+        """``policy`` as it is handed to ``PolicyTrainer``, before its backbone is split over the ranks."""
+        self.policy, self.world = policy, world
+        self.heads = HeadTrainer(policy, config, Law(temperature=temperature), rank, world, beside=True)
+
+    @property
+    def version(self) -> int:
+        """Updates of the head so far; 0: it is the one that the checkpoint came with."""
+        return self.heads.version
+
+    def update(self, kept: Sequence[tuple[PackedRows, Tensor]]) -> Metrics:
+        """One step on the rows and hidden states [N, d] of a policy update; metrics ``head/*``."""
+        rows, hidden = [], []
+        for packed, states in kept:
+            for row, part in zip(unpacked(packed), states.split(packed.lengths.tolist()), strict=True):
+                if row.answer:
+                    rows.append(row)
+                    hidden.append(part)
+        shared = whole_tables(self.policy) if self.world > 1 else None
+        numbers = self.heads.update_share(rows, hidden, shared)
+        return {name: Mean(value, 1.0) for name, value in numbers.items()}
+
+    def state_dict(self) -> State:
+        """See ``HeadTrainer``."""
+        return self.heads.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """See ``HeadTrainer``."""
+        self.heads.load_state_dict(state)
+
+
+def unpacked(packed: PackedRows) -> Iterator[TokenRow]:
+    """The rows of a micro-batch, prompts and answers apart."""
+    ids, first = packed.token_ids.tolist(), 0
+    for length in packed.lengths.tolist():
+        inside = (packed.predictors >= first) & (packed.predictors < first + length)
+        split = first + length - int(inside.sum())
+        yield TokenRow(prompt=tuple(ids[first:split]), answer=tuple(ids[split : first + length]))
+        first += length
