@@ -12,8 +12,8 @@ from bebop.trainer.objectives import Law
 from recipes.common.study import QUICK, Arm, backbone_states, corpus, policy, text
 
 WAYS = ("ce", "tv", "nla", "hybrid", "ce_then_tv")
-STEPS = 4 if QUICK else 45
-EVERY = 2 if QUICK else 15  # steps between looks
+STEPS = 4 if QUICK else 30
+EVERY = 2 if QUICK else 10  # steps between looks
 COUNT = 4 if QUICK else 48  # prompts of a look
 
 Job = tuple[str, int]  # way, seed

@@ -18,9 +18,9 @@ from recipes.beyond.recording import record
 from recipes.common.study import QUICK, Arm, backbone_states, corpus, head, policy, prompts, settings, text, untrained
 
 DEPTH = 3
-COUNT = 6 if QUICK else 96  # prompts to decode
+COUNT = 6 if QUICK else 64  # prompts to decode
 PROBED = 8 if QUICK else 144  # prompts whose text is probed, those of the other recipes
-ENGINE = (0.0, 0.5, 1.0) if QUICK else (0.0, 0.25, 0.5, 0.75, 1.0, 1.25)  # draft temperatures decoded with
+ENGINE = (0.0, 0.5, 1.0) if QUICK else (0.0, 0.5, 0.75, 1.0)  # draft temperatures decoded with
 GRID = (0.0, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # those computed on text
 TOP_P = 0.9
 TRUNCATION = f"data.sampling.top_p={TOP_P}"
