@@ -1,0 +1,176 @@
+"""From configuration to SGLang's arguments, and refusals of what it cannot host or would ignore. No sglang needed."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bebop.config import DecodingConfig, JobConfig
+from bebop.errors import UserError
+from bebop.rollout.sglang_config import Pause, SglangConfig
+from bebop.trajectory import SamplingParams
+
+OLDEST = (0, 5, 14)  # the first with speculative_use_rejection_sampling
+SYSTEMS = ("autoregressive", "target_only", "bebop", "bebop_adaptive")
+CPU = {  # what a CPU without AMX takes; see recipes/sglang
+    "device": "cpu",
+    "attention_backend": "triton",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "disable_cuda_graph": True,
+    "disable_overlap_schedule": True,
+}
+
+
+def server_arguments(config: JobConfig, own: SglangConfig, folder: Path, device: str) -> dict[str, Any]:
+    """Arguments of ``sglang.Engine`` for a job; ``device`` is cpu or cuda."""
+    rollout = config.rollout
+    arguments: dict[str, Any] = {
+        "model_path": str(folder),
+        "dtype": config.model.dtype,
+        "context_length": rollout.max_length + 1 + config.decoding.draft_tokens,
+        "max_running_requests": rollout.slots,
+        "random_seed": config.runtime.seed,
+        "tp_size": own.tensor_parallel,
+        "dp_size": own.data_parallel,
+        "weight_version": "0",
+        "skip_server_warmup": True,
+        # Tokens go in and out; only stop texts have to be read as text.
+        "skip_tokenizer_init": not rollout.sampling.stop,
+        "log_level": "error",
+    }
+    optional = {
+        "mem_fraction_static": own.memory_fraction,
+        "max_total_tokens": own.cache_tokens,
+        "attention_backend": own.attention_backend,
+    }
+    arguments |= {name: value for name, value in optional.items() if value is not None}
+    if own.deterministic:
+        arguments["enable_deterministic_inference"] = True
+    if own.colocated:
+        arguments |= {"enable_memory_saver": True, "enable_draft_weights_cpu_backup": True}
+    if device == "cpu":
+        arguments = CPU | arguments
+    return arguments | speculation(config.decoding, own, folder, device) | own.extra
+
+
+def speculation(decoding: DecodingConfig, own: SglangConfig, folder: Path, device: str) -> dict[str, Any]:
+    """The arguments that say how tokens are drafted and verified; all are given, since SGLang's defaults vary."""
+    refuse_system(decoding, own, device)
+    if decoding.system == "autoregressive":
+        return {}
+    refuse_vocabulary(folder)
+    arguments: dict[str, Any] = {
+        "speculative_algorithm": "NEXTN",
+        "speculative_draft_model_path": str(folder),
+        "speculative_num_steps": decoding.draft_tokens,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": decoding.draft_tokens + 1,
+        "speculative_use_rejection_sampling": decoding.system != "target_only",
+    }
+    if own.block_verification:
+        arguments["speculative_use_block_verification"] = True
+    if decoding.system == "bebop_adaptive":
+        arguments["speculative_adaptive"] = True
+        if own.adaptive_steps is not None:
+            arguments["speculative_adaptive_config"] = own.adaptive_steps
+    return arguments
+
+
+def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> None:
+    """Raise ``UserError`` for a way of decoding that SGLang does not have."""
+    system, heat = decoding.system, decoding.draft_temperature
+    if system not in SYSTEMS:
+        raise UserError(f"decoding.system={system!r} is not possible with SGLang: choose one of {', '.join(SYSTEMS)}")
+    if heat is not None and not (heat == 0 and system == "target_only"):
+        raise UserError(
+            f"decoding.draft_temperature={heat} is not possible with SGLang: it drafts at the target's temperature; "
+            "give null, or decoding.system=target_only for greedy drafts"
+        )
+    sampled = system in ("bebop", "bebop_adaptive")
+    if own.block_verification and (device != "cuda" or not sampled):
+        raise UserError(
+            "rollout.sglang.block_verification=true is not possible: "
+            + ("it needs a GPU" if sampled else "it verifies sampled drafts, so decoding.system=bebop")
+        )
+    if own.deterministic and sampled and device != "cuda":
+        raise UserError("rollout.sglang.deterministic=true is not possible: SGLang's seeded drafts need a GPU")
+
+
+def refuse_vocabulary(folder: Path) -> None:
+    """Raise ``UserError`` if a checkpoint's heads draft from fewer tokens than the model has."""
+    settings = json.loads((folder / "config.json").read_text())
+    settings = settings.get("text_config") or settings
+    own, drafts = settings.get("vocab_size"), settings.get("draft_vocab_size")
+    if drafts is not None and drafts != own:
+        raise UserError(
+            f"{folder}: its heads draft from {drafts} of {own} tokens, which rejection sampling cannot verify; "
+            "use heads with the full vocabulary"
+        )
+
+
+def refuse_law(params: SamplingParams, speculative: bool, rescored: bool) -> None:
+    """Raise ``UserError`` for a law that SGLang would not sample from, or whose log-probs it does not give."""
+    if params.repetition_penalty != 1.0:
+        raise UserError(
+            f"repetition_penalty={params.repetition_penalty} is not possible with SGLang: its penalty is another law "
+            "than the trainer's, and a relaxed one under verification; give 1"
+        )
+    if params.min_p > 0 and speculative:
+        raise UserError(f"min_p={params.min_p} is not possible with SGLang's drafts: verification ignores it; give 0")
+    if params.truncated and not rescored:
+        raise UserError(
+            f"top_k={params.top_k}, top_p={params.top_p}, min_p={params.min_p}: SGLang's log-probs leave truncation "
+            "out; set algorithm.rescore=true, or sample without truncation"
+        )
+
+
+def refuse_version(version: str) -> None:
+    """Raise ``UserError`` for a version without rejection sampling of sampled drafts."""
+    numbers = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:3])
+    if numbers < OLDEST:
+        raise UserError(f"sglang {version} verifies no sampled drafts: install {'.'.join(map(str, OLDEST))} or newer")
+
+
+def refuse_server(info: Mapping[str, Any], decoding: DecodingConfig, url: str) -> None:
+    """Raise ``UserError`` if a running server drafts or verifies otherwise than asked for."""
+    refuse_version(str(info.get("version", "0")))
+    drafts = decoding.system != "autoregressive"
+    wanted: dict[str, Any] = {"speculative_algorithm": ("EAGLE", "NEXTN") if drafts else (None,)}
+    if drafts:
+        wanted |= {
+            "speculative_eagle_topk": (1,),
+            "speculative_use_rejection_sampling": (decoding.system != "target_only",),
+            "speculative_accept_threshold_single": (1.0,),
+            "speculative_accept_threshold_acc": (1.0,),
+        }
+    if drafts and decoding.system != "bebop_adaptive":
+        wanted["speculative_num_steps"] = (decoding.draft_tokens,)
+    for name, values in wanted.items():
+        if name in info and info[name] not in values:
+            allowed = " or ".join(map(repr, values))
+            raise UserError(f"{url} runs with {name}={info[name]!r}; decoding.system={decoding.system} needs {allowed}")
+
+
+def pause_mode(own: SglangConfig, on_update: str) -> Pause:
+    """What becomes of running answers while weights change."""
+    return own.pause or ("in_place" if on_update == "keep" else "retract")
+
+
+def sampling_arguments(params: SamplingParams, fresh: int, seeded: bool) -> dict[str, Any]:
+    """SGLang's sampling parameters for ``fresh`` more tokens."""
+    arguments: dict[str, Any] = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k or -1,
+        "min_p": params.min_p,
+        "max_new_tokens": fresh,
+        "stop_token_ids": list(params.stop_token_ids),
+        "ignore_eos": not params.stop_token_ids,
+        "skip_special_tokens": False,
+    }
+    if params.stop:
+        arguments["stop"] = list(params.stop)
+    if seeded:
+        arguments["sampling_seed"] = params.seed % (1 << 31)
+    return arguments

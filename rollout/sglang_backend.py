@@ -1,0 +1,130 @@
+"""An SGLang engine as the adapter sees it, wherever it runs; and the one inside this process."""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from bebop.rollout.sglang_arguments import refuse_version
+
+log = logging.getLogger(__name__)
+Reply = dict[str, Any]
+# One intermediate report would cut the plugin's entries, which are per verification step, at a number of tokens.
+WHOLE_ANSWERS = {"SGLANG_FORCE_STREAM_INTERVAL": str(1 << 30)}
+INTERPRETER = {"TRITON_INTERPRET": "1", "BEBOP_SGLANG_CPU": "1"}
+STRUCTS = {  # control calls, as SGLang's HTTP server names them, and their argument types
+    "pause_generation": "PauseGenerationReqInput",
+    "continue_generation": "ContinueGenerationReqInput",
+    "begin_weight_update": "BeginWeightUpdateReqInput",
+    "end_weight_update": "EndWeightUpdateReqInput",
+    "update_weights_from_tensor": "UpdateWeightsFromTensorReqInput",
+    "update_weights_from_distributed": "UpdateWeightsFromDistributedReqInput",
+    "update_weights_from_disk": "UpdateWeightFromDiskReqInput",
+    "update_weight_version": "UpdateWeightVersionReqInput",
+    "init_weights_update_group": "InitWeightsUpdateGroupReqInput",
+    "weights_checker": "CheckWeightsReqInput",
+    "release_memory_occupation": "ReleaseMemoryOccupationReqInput",
+    "resume_memory_occupation": "ResumeMemoryOccupationReqInput",
+}
+METHODS = {"weights_checker": "check_weights"}  # where the engine's own name is another
+
+
+class EngineDied(RuntimeError):
+    """An engine is gone, hangs, or holds unknown weights: replace it and ask its prompts again."""
+
+
+class Backend(Protocol):
+    """Requests and control calls; everything raises ``EngineDied`` if nobody is there."""
+
+    async def start(self) -> None:
+        """Make it ready; called again, bring it back."""
+        ...
+
+    async def generate(self, payload: Mapping[str, Any]) -> Reply:
+        """Answer one request: ``output_ids`` and ``meta_info``."""
+        ...
+
+    async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
+        """One of ``STRUCTS``, or ``abort_request``; a reply with ``success`` false raises ``EngineDied``."""
+        ...
+
+    def dead(self) -> str | None:
+        """Why it is known to be dead."""
+        ...
+
+    async def close(self) -> None:
+        """End what was started."""
+        ...
+
+
+class LocalBackend:
+    """``sglang.Engine`` in this process, its scheduler in child processes."""
+
+    def __init__(self, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        """``environment`` is set for SGLang's processes, and hence for this one."""
+        self.arguments, self.environment = dict(arguments), dict(environment)
+        self.engine: Any = None
+        self.children: set[int] = set()
+
+    async def start(self) -> None:
+        """Load the model. Blocks the event loop, which SGLang binds to."""
+        os.environ.update(WHOLE_ANSWERS | self.environment)
+        import sglang
+
+        refuse_version(sglang.__version__)
+        before = _children()
+        try:
+            self.engine = sglang.Engine(**self.arguments)
+        except (RuntimeError, OSError) as error:
+            raise EngineDied(f"SGLang did not start: {_line(error)}") from error
+        self.children = _children() - before
+        # SGLang's own watchdog would end this process; here a dead child is noticed by ``dead``.
+        watchdog = getattr(self.engine.tokenizer_manager, "_subprocess_watchdog", None)
+        if watchdog is not None:
+            watchdog.stop()
+
+    async def generate(self, payload: Mapping[str, Any]) -> Reply:
+        """See ``Backend``."""
+        output: Reply = await self.engine.async_generate(**payload)
+        return output
+
+    async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
+        """See ``Backend``."""
+        manager = self.engine.tokenizer_manager
+        if name == "abort_request":
+            manager.abort_request(**payload)
+            return {"success": True}
+        from sglang.srt.managers import io_struct
+
+        found = await getattr(manager, METHODS.get(name, name))(getattr(io_struct, STRUCTS[name])(**payload))
+        values = found if isinstance(found, tuple) else ()
+        reply = dict(zip(("success", "message", "ranks"), values, strict=False)) or {"success": True}
+        return checked(name, reply)
+
+    def dead(self) -> str | None:
+        """See ``Backend``."""
+        gone = self.children - _children()
+        return f"SGLang's process {min(gone)} ended" if gone else None
+
+    async def close(self) -> None:
+        """End SGLang's processes; SGLang ends every child of this process with them."""
+        if self.engine is not None:
+            await asyncio.to_thread(self.engine.shutdown)
+            self.engine = None
+
+
+def checked(name: str, reply: Reply) -> Reply:
+    """The reply of a control call, if it says that all went well."""
+    if not reply.get("success", True):
+        raise EngineDied(f"{name} failed: {_line(reply.get('message'))}")
+    return reply
+
+
+def _children() -> set[int]:
+    return {process.pid for process in multiprocessing.active_children() if process.pid is not None}
+
+
+def _line(error: object) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,99 @@
+"""An SGLang engine from a job's configuration, and the tokens that end its answers."""
+
+import os
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, GenerationConfig
+
+from bebop.config import JobConfig
+from bebop.errors import UserError
+from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve
+from bebop.rollout.sglang_arguments import pause_mode, refuse_law, refuse_system, server_arguments
+from bebop.rollout.sglang_backend import INTERPRETER, Backend, LocalBackend
+from bebop.rollout.sglang_carriers import Carrier, DiskCarrier, DistributedCarrier, TensorCarrier
+from bebop.rollout.sglang_config import SglangConfig
+from bebop.rollout.sglang_engine import EngineSpec, SglangEngine
+from bebop.rollout.sglang_http import Fleet, HttpBackend
+from bebop.rollout.sglang_weights import stored_head
+from bebop.trajectory import SamplingParams
+
+
+def make_engine(config: JobConfig, own: SglangConfig) -> tuple[SglangEngine, tuple[int, ...]]:
+    """Start SGLang, or meet the servers that there are; the engine, and the tokens that end an answer."""
+    check_job(config, own)
+    folder = resolve(config.model.path)
+    tokenizer = load_tokenizer(config.model)
+    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
+    layout = mtp_layout(folder, layers)
+    head = stored_head(folder, layout, layers) if layout is not None else {}
+    drafts = 0 if config.decoding.system == "autoregressive" else config.decoding.draft_tokens
+    spec = EngineSpec(
+        system=config.decoding.system,
+        drafts=drafts,
+        max_length=config.rollout.max_length,
+        layout=layout or "mimo",
+        layers=layers,
+        dtype=getattr(torch, config.model.dtype),
+        pause=pause_mode(own, config.rollout.on_update),
+        rescored=config.algorithm.rescore,
+        seeded=own.deterministic,
+        monitor_every=own.monitor_every if config.monitor.decode_stats else 0,
+        timeout=own.timeout,
+        retries=own.retries,
+    )
+    backend = make_backend(config, own, folder, spec.monitor_every)
+    carrier = make_carrier(own, folder, find_device(config.model))
+    engine = SglangEngine(backend, carrier, spec, lambda ids: str(tokenizer.decode(ids)), head)
+    return engine, end_tokens(folder, tokenizer.eos_token_id)
+
+
+def check_job(config: JobConfig, own: SglangConfig) -> None:
+    """Raise ``UserError`` for what SGLang cannot do for this job, before anything is started."""
+    folder, law = resolve(config.model.path), config.rollout.sampling
+    refuse_system(config.decoding, own, _device(config))
+    speculative = config.decoding.system != "autoregressive"
+    params = SamplingParams(
+        top_k=law.top_k, top_p=law.top_p, min_p=law.min_p, repetition_penalty=law.repetition_penalty
+    )
+    refuse_law(params, speculative, config.algorithm.rescore)
+    layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
+    if speculative and mtp_layout(folder, layers) is None:
+        raise UserError(
+            f"model.path={config.model.path!r} has no MTP weights, and SGLang serves checkpoints as they are: train a "
+            "head with bebop.adapt first, or set decoding.system=autoregressive"
+        )
+
+
+def make_backend(config: JobConfig, own: SglangConfig, folder: Path, every: int) -> Backend:
+    """The servers that are named, or an engine in this process."""
+    if own.urls:
+        key = os.environ.get(own.api_key_env)
+        servers = [HttpBackend(url, key, config.decoding, timeout=own.timeout, retries=own.retries) for url in own.urls]
+        return servers[0] if len(servers) == 1 else Fleet(servers)
+    device = _device(config)
+    environment = {"BEBOP_VERIFY_EVERY": str(every)} | (INTERPRETER if device == "cpu" else {})
+    return LocalBackend(server_arguments(config, own, folder, device), environment)
+
+
+def make_carrier(own: SglangConfig, folder: Path, device: torch.device) -> Carrier:
+    """How weights travel."""
+    if own.carrier == "disk":
+        assert own.folder is not None
+        return DiskCarrier(Path(own.folder), folder)
+    if own.carrier == "distributed":
+        return DistributedCarrier(own.tensor_parallel, own.address, device)
+    return TensorCarrier(own.tensor_parallel, text=bool(own.urls))
+
+
+def end_tokens(folder: Path, tokenizer_end: object) -> tuple[int, ...]:
+    """Every token that ends an answer, by the generation settings and the tokenizer."""
+    listed: object = None
+    if (folder / "generation_config.json").is_file():
+        listed = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    ids = {listed} if isinstance(listed, int) else set(listed if isinstance(listed, list) else ())
+    return tuple(sorted(ids | ({tokenizer_end} if isinstance(tokenizer_end, int) else set())))
+
+
+def _device(config: JobConfig) -> str:
+    return find_device(config.model).type

@@ -1,0 +1,155 @@
+"""Ways for weights to travel to SGLang: handles of shared memory, a process group, a folder."""
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bebop.rollout.sglang_backend import Backend
+from bebop.rollout.sglang_weights import Selector, Shipment
+
+KEPT = 2  # folders of weights that stay on disk
+GROUP = "bebop_weights"
+
+
+class Carrier(Protocol):
+    """A way for weights to travel."""
+
+    async def send(self, backend: Backend, load: Shipment, flush: bool) -> None:
+        """Put weights into a paused engine; ``flush`` drops the keys and values that old weights produced."""
+        ...
+
+
+def parts(load: Shipment, flush: bool) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:
+    """Tensors for each of SGLang's models, and what to say with them; the last one brings the version."""
+    shares: dict[Selector, dict[str, Tensor]] = {"target": load.target, "draft": load.draft}
+    shares = {selector: tensors for selector, tensors in shares.items() if tensors}
+    last = list(shares)[-1]
+    return [
+        (
+            tensors,
+            {
+                "load_format": "flattened_bucket",
+                "selector": selector,
+                "flush_cache": flush and selector == last,
+                "weight_version": str(load.version) if selector == last else None,
+            },
+        )
+        for selector, tensors in shares.items()
+    ]
+
+
+class TensorCarrier:
+    """Handles of tensors on this machine: shared memory, or memory of the same GPU."""
+
+    def __init__(self, ranks: int, text: bool) -> None:
+        """``ranks`` of tensor parallelism; ``text``: base64, for HTTP."""
+        self.ranks, self.text = ranks, text
+
+    async def send(self, backend: Backend, load: Shipment, flush: bool) -> None:
+        """See ``Carrier``."""
+        await backend.control("begin_weight_update", {"selector": load.selector})
+        for tensors, words in parts(load, flush):
+            payload = {"serialized_named_tensors": self._serialize(tensors), **words}
+            await backend.control("update_weights_from_tensor", payload)
+        await backend.control("end_weight_update", {})
+
+    def _serialize(self, tensors: Mapping[str, Tensor]) -> list[Any]:
+        """One flat tensor, so that one handle does for thousands; a copy for each rank, which gives it back."""
+        from sglang.srt.utils import MultiprocessingSerializer
+        from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
+
+        if self.text:  # servers do not descend from this process and cannot take over its file descriptors
+            torch.multiprocessing.set_sharing_strategy("file_system")
+        bucket = FlattenedTensorBucket(named_tensors=_plain(tensors))
+        flat = {"flattened_tensor": bucket.get_flattened_tensor(), "metadata": bucket.get_metadata()}
+        return [MultiprocessingSerializer.serialize(flat, output_str=self.text) for _ in range(self.ranks)]
+
+
+class DistributedCarrier:
+    """A process group of this process and SGLang's ranks. NCCL needs a GPU here that is none of theirs."""
+
+    def __init__(self, ranks: int, address: str, device: torch.device) -> None:
+        """``address`` of this machine, as the server sees it."""
+        self.ranks, self.address, self.device = ranks, address, device
+        self.group: Any = None
+
+    async def send(self, backend: Backend, load: Shipment, flush: bool) -> None:
+        """See ``Carrier``."""
+        if self.group is None:
+            self.group = await self._meet(backend)
+        await backend.control("begin_weight_update", {"selector": load.selector})
+        for tensors, words in parts(load, flush):
+            plain = _plain(tensors)
+            payload = {
+                "names": [name for name, _ in plain],
+                "dtypes": [str(t.dtype).removeprefix("torch.") for _, t in plain],
+                "shapes": [list(t.shape) for _, t in plain],
+                "group_name": GROUP,
+                **words,
+            }
+            flat = torch.cat([t.flatten().view(torch.uint8) for _, t in plain]).to(self.device)
+            sending = asyncio.to_thread(dist.broadcast, flat, src=0, group=self.group)
+            await asyncio.gather(backend.control("update_weights_from_distributed", payload), sending)
+        await backend.control("end_weight_update", {})
+
+    async def _meet(self, backend: Backend) -> Any:
+        from sglang.srt.utils import init_custom_process_group
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = int(probe.getsockname()[1])
+        kind = "nccl" if self.device.type == "cuda" else "gloo"
+        payload = {
+            "master_address": self.address,
+            "master_port": port,
+            "rank_offset": 1,
+            "world_size": 1 + self.ranks,
+            "group_name": GROUP,
+            "backend": kind,
+        }
+        meeting = asyncio.to_thread(
+            init_custom_process_group,
+            backend=kind,
+            init_method=f"tcp://{self.address}:{port}",
+            world_size=1 + self.ranks,
+            rank=0,
+            group_name=GROUP,
+        )
+        group, _ = await asyncio.gather(meeting, backend.control("init_weights_update_group", payload))
+        return group
+
+
+class DiskCarrier:
+    """A folder that both sides see: any number of replicas, any machine; costs a write and a read of all weights."""
+
+    def __init__(self, folder: Path, checkpoint: Path) -> None:
+        """``checkpoint``: whose configuration and tokenizer the folders get."""
+        self.folder, self.checkpoint = folder, checkpoint
+
+    async def send(self, backend: Backend, load: Shipment, flush: bool) -> None:
+        """See ``Carrier``."""
+        place = self.folder / f"version_{load.version}_{os.getpid()}"
+        place.mkdir(parents=True, exist_ok=True)
+        for file in self.checkpoint.iterdir():
+            if file.is_file() and file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
+                shutil.copy(file, place / file.name)
+        tensors = {name: t.detach().cpu().contiguous() for name, t in {**load.target, **load.draft}.items()}
+        save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+        payload = {"model_path": str(place), "weight_version": str(load.version), "flush_cache": flush}
+        await backend.control("update_weights_from_disk", payload)
+        own = sorted(self.folder.glob(f"version_*_{os.getpid()}"), key=lambda path: path.stat().st_mtime)
+        for old in own[:-KEPT]:
+            shutil.rmtree(old)
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    return [(name, tensor.detach().contiguous()) for name, tensor in tensors.items()]

@@ -1,0 +1,177 @@
+"""SGLang servers by address: retries with backoff, and several of them behind one."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from bebop.config import DecodingConfig
+from bebop.errors import UserError
+from bebop.rollout.sglang_arguments import refuse_server
+from bebop.rollout.sglang_backend import Backend, EngineDied, Reply, checked
+
+log = logging.getLogger(__name__)
+BUSY = (429, 500, 502, 503, 504)  # worth another try
+FIRST_WAIT = 0.5  # seconds before the second try; doubled each time, plus up to as much again by chance
+ONCE = ("begin_weight_update", "end_weight_update", "update_weights_from_distributed")  # not to be said twice
+
+
+class HttpBackend:
+    """One server, or one behind a router that forwards control calls too."""
+
+    def __init__(self, url: str, key: str | None, decoding: DecodingConfig, *, timeout: float, retries: int) -> None:
+        """``timeout`` bounds one call, in seconds: an answer may take as long as that."""
+        self.url, self.decoding, self.retries = url.rstrip("/"), decoding, retries
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, 10.0))
+        self.session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Look whether it is there and decodes as asked for."""
+        if self.session is None:
+            connector = aiohttp.TCPConnector(limit=0)
+            self.session = aiohttp.ClientSession(headers=self.headers, timeout=self.timeout, connector=connector)
+        info = await self._call("GET", "server_info", None)
+        refuse_server(info, self.decoding, self.url)
+        if not str((await self._call("GET", "model_info", None)).get("weight_version")).isdigit():
+            await self.control("update_weight_version", {"new_version": "0", "abort_all_requests": False})
+
+    async def generate(self, payload: Mapping[str, Any]) -> Reply:
+        """See ``Backend``."""
+        return await self._call("POST", "generate", payload)
+
+    async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
+        """See ``Backend``."""
+        return checked(name, await self._call("POST", name, payload))
+
+    def dead(self) -> str | None:
+        """Unknown until the next call."""
+        return None
+
+    async def close(self) -> None:
+        """Drop connections; the server stays."""
+        if self.session is not None:
+            await self.session.close()
+            self.session = None
+
+    async def _call(self, method: str, name: str, payload: Mapping[str, Any] | None) -> Reply:
+        """One call; what fails on its way is tried again, each time after a longer wait."""
+        assert self.session is not None, "not started"
+        tries = 1 if name in ONCE else self.retries + 1
+        for attempt in range(tries):
+            try:
+                async with self.session.request(method, f"{self.url}/{name}", json=payload) as response:
+                    if response.status not in BUSY:
+                        return await self._read(response, name)
+                    problem = f"status {response.status}"
+            except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+                problem = str(error) or type(error).__name__
+            if attempt + 1 < tries:
+                await asyncio.sleep(FIRST_WAIT * 2**attempt * (1 + random.random()))
+        raise EngineDied(f"{self.url}/{name}: {problem} ({tries} tries)")
+
+    async def _read(self, response: aiohttp.ClientResponse, name: str) -> Reply:
+        if response.status in (401, 403):
+            raise UserError(f"{self.url} refuses the key: set the variable that rollout.sglang.api_key_env names")
+        if response.status == 404:
+            raise UserError(f"{self.url} has no /{name}: it is no SGLang server of 0.5.14 or newer")
+        if response.content_type != "application/json":
+            return {"success": response.status < 400, "message": (await response.text())[:300]}
+        reply: Reply = await response.json()
+        if name == "generate" and response.status >= 400:
+            raise UserError(f"{self.url} refuses a request: {reply.get('error', reply)}")
+        return reply
+
+
+class Fleet:
+    """Several engines: each request to the least busy, control calls to all.
+
+    A member that died gets no more requests; those that it had go to the others. It may come back when new weights
+    are sent, which it needs before anything else.
+    """
+
+    def __init__(self, members: Sequence[Backend]) -> None:
+        self.members = list(members)
+        self.busy = [0] * len(members)
+        self.out: dict[int, str] = {}  # member -> why
+        self._last: tuple[object, int] = (None, 0)  # the last prompt, and who got it
+
+    async def start(self) -> None:
+        """Start all; every one must be there at first."""
+        await asyncio.gather(*[member.start() for member in self.members])
+
+    async def generate(self, payload: Mapping[str, Any]) -> Reply:
+        """See ``Backend``; asked again elsewhere if a member dies over it."""
+        while True:
+            chosen = self._choose(payload.get("input_ids"))
+            self.busy[chosen] += 1
+            try:
+                return await self.members[chosen].generate(payload)
+            except EngineDied as death:
+                self._drop(chosen, death)
+            finally:
+                self.busy[chosen] -= 1
+
+    async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
+        """See ``Backend``; the first member's reply. A pause for new weights brings dead members back."""
+        if name == "pause_generation":
+            await self._revive()
+        alive = self._alive()
+        replies = await asyncio.gather(*[self.members[i].control(name, payload) for i in alive], return_exceptions=True)
+        good: list[Reply] = []
+        for i, reply in zip(alive, replies, strict=True):
+            if isinstance(reply, EngineDied):
+                self._drop(i, reply)
+            elif isinstance(reply, BaseException):
+                raise reply
+            else:
+                good.append(reply)
+        if name == "weights_checker" and any(reply.get("ranks") != good[0].get("ranks") for reply in good):
+            raise EngineDied("the engines hold different weights after the same update")
+        return good[0]
+
+    def dead(self) -> str | None:
+        """See ``Backend``: only when all are."""
+        for i, member in enumerate(self.members):
+            if i not in self.out and (why := member.dead()):
+                self._mark(i, why)
+        return "; ".join(self.out.values()) if len(self.out) == len(self.members) else None
+
+    async def close(self) -> None:
+        """Close all."""
+        await asyncio.gather(*[member.close() for member in self.members])
+
+    def _choose(self, prompt: object) -> int:
+        """The least busy member; a prompt asked again at once goes where it is cached already."""
+        alive = self._alive()
+        before, chosen = self._last
+        if prompt != before or chosen not in alive:
+            chosen = min(alive, key=lambda i: self.busy[i])
+        self._last = (prompt, chosen)
+        return chosen
+
+    def _alive(self) -> list[int]:
+        alive = [i for i in range(len(self.members)) if i not in self.out]
+        if not alive:
+            raise EngineDied("; ".join(self.out.values()))
+        return alive
+
+    def _drop(self, i: int, death: EngineDied) -> None:
+        self._mark(i, str(death))
+        self._alive()
+
+    def _mark(self, i: int, why: str) -> None:
+        log.warning("engine %d of %d is out: %s", i + 1, len(self.members), why)
+        self.out[i] = why
+
+    async def _revive(self) -> None:
+        for i in list(self.out):
+            try:
+                await self.members[i].start()
+            except EngineDied:
+                continue
+            del self.out[i]
+            log.warning("engine %d is back", i + 1)

@@ -1,0 +1,99 @@
+"""From SGLang's outputs to completions: tokens, log-probs, versions and statistics under the names of every version."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bebop.errors import UserError
+from bebop.monitor.adapters import sglang_stats
+from bebop.trajectory import Completion, DecodeStats, FinishReason, SamplingParams
+
+STATISTICS = ("overlap", "target_only", "draft_entropy", "target_entropy")
+Decode = Callable[[Sequence[int]], str]
+
+
+def completion(
+    output: Mapping[str, Any],
+    params: SamplingParams,
+    decode: Decode,
+    drafts: int,
+    partial: Completion | None = None,
+) -> Completion:
+    """One output of SGLang, appended to ``partial`` if it went on with one. ``drafts`` is 0 for plain decoding."""
+    meta = output["meta_info"]
+    ids = np.asarray(output["output_ids"], dtype=np.int64)
+    before = partial if partial is not None else nothing()
+    whole = np.concatenate([before.token_ids, ids])
+    return Completion(
+        token_ids=whole,
+        logprobs=np.concatenate([before.logprobs, _logprobs(meta, ids, params)]),
+        versions=np.concatenate([before.versions, _versions(meta, len(ids))]),
+        text=decode(whole.tolist()),
+        finish_reason=_reason(meta),
+        stats=before.stats + _stats(meta, len(ids), drafts),
+    )
+
+
+def nothing() -> Completion:
+    """An answer that was not begun."""
+    empty = np.zeros(0, dtype=np.int64)
+    return Completion(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty, finish_reason="abort")
+
+
+def refused(output: Mapping[str, Any]) -> str | None:
+    """What SGLang says is wrong with a request; None if it was served, or aborted for another reason."""
+    reason = output["meta_info"].get("finish_reason") or {}
+    bad = reason.get("type") == "abort" and int(reason.get("status_code") or 0) == 400
+    return str(reason.get("message")) if bad else None
+
+
+def _reason(meta: Mapping[str, Any]) -> FinishReason:
+    found = (meta.get("finish_reason") or {}).get("type")
+    assert found in ("stop", "length", "abort"), f"finish_reason {found!r}"
+    return found
+
+
+def _logprobs(meta: Mapping[str, Any], ids: NDArray[np.int64], params: SamplingParams) -> NDArray[np.float32]:
+    """log p of each token. SGLang gives log softmax(logits / T); the greedy law has log p = 0 instead."""
+    if params.temperature == 0:
+        return np.zeros(len(ids), dtype=np.float32)
+    rows = (meta.get("output_token_logprobs") or [])[: len(ids)]
+    assert [row[1] for row in rows] == ids.tolist(), "log-probs belong to other tokens"
+    return np.array([row[0] for row in rows], dtype=np.float32)
+
+
+def _versions(meta: Mapping[str, Any], count: int) -> NDArray[np.int64]:
+    """The weight version of each token, from spans; a server without spans has one version for all."""
+    spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": count}]
+    versions = np.zeros(count, dtype=np.int64)
+    for span in spans:
+        if not str(span["version"]).isdigit():
+            raise UserError(f"a token has weight version {span['version']!r}: it must be a number, set by this job")
+        versions[span["start"] :] = int(span["version"])
+    return versions
+
+
+def _stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeStats:
+    """Counts of all verification steps; overlap and entropies of those that the plugin measured, weighted up.
+
+    Position k's sum is over measured steps that reached it, each times the number of steps that it stands for, so
+    that sum / reached estimates the mean. With adaptive steps ``reached`` counts shorter drafts as rejected.
+    """
+    if not drafts:
+        return DecodeStats(cycles=tokens, tokens=tokens, target_forwards=tokens)
+    if tokens <= 1 and not meta.get("spec_verify_ct"):  # the prefill's token, and no step yet
+        return DecodeStats(tokens=tokens)
+    counts = sglang_stats({name: value for name, value in meta.items() if name != "bebop_verify"})
+    if counts is None:
+        return DecodeStats(tokens=tokens)
+    counts.tokens, counts.target_forwards, counts.draft_forwards = tokens, counts.cycles, counts.cycles * drafts
+    width = len(counts.reached)
+    for name in STATISTICS:
+        setattr(counts, name, np.zeros(width))
+    for entry in meta.get("bebop_verify") or []:
+        reached = min(int(entry["accepted"]) + 1, len(entry["overlap"]), width)
+        for name in STATISTICS:
+            getattr(counts, name)[:reached] += entry.get("weight", 1) * np.asarray(entry[name])[:reached]
+    return counts

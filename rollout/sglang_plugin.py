@@ -1,0 +1,97 @@
+"""Plugin of SGLang (entry point group ``sglang.srt.plugins``): makes overlap and entropies of drafts visible.
+
+Does nothing unless ``BEBOP_VERIFY_EVERY`` is set, to the number of verification steps of which one is measured. SGLang
+logs and swallows what goes wrong in a plugin, so the engine's self-test looks for ``bebop_verify`` in an answer.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bebop.kernels.stats import PairStats, pair_stats
+
+EVERY = "BEBOP_VERIFY_EVERY"
+CPU = "BEBOP_SGLANG_CPU"
+TARGET = "sglang.srt.speculative.eagle_utils.eagle_sample"
+Sample = Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+def register() -> None:
+    """Called by SGLang in each of its processes."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    if os.environ.get(CPU) == "1":
+        from bebop.rollout.sglang_cpu import replace
+
+        replace()
+    every = int(os.environ.get(EVERY) or 0)
+    if every:
+        HookRegistry.register(TARGET, Measure(every), HookType.AROUND)
+
+
+class Measure:
+    """Wraps SGLang's verification; one in ``every`` steps gets an entry per request in ``meta_info``.
+
+    An entry: ``accepted`` drafts, ``weight`` (the steps that it stands for), and per draft position ``overlap``,
+    ``target_only``, ``draft_entropy`` and ``target_entropy``. Greedy requests have none of these laws, and no entry.
+    """
+
+    def __init__(self, every: int, reports: Callable[[], bool] | None = None) -> None:
+        """``reports``: whether this rank's results reach the answer; None asks SGLang."""
+        self.every, self.step = every, 0
+        self.reports = reports or _reports
+
+    def __call__(self, original: Sample, verify: Any, batch: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
+        """``eagle_sample``, with its own result."""
+        found = original(verify, batch, logits, *args, **kwargs)
+        if batch.forward_mode.is_idle() or batch.sampling_info.is_all_greedy:
+            return found
+        measured, self.step = self.step % self.every == 0, self.step + 1
+        if measured and self.reports():
+            entries = self._entries(verify, batch.sampling_info, logits.next_token_logits, found[1])
+            logits.customized_info = {**(logits.customized_info or {}), "bebop_verify": entries}
+        return found
+
+    def _entries(self, verify: Any, sampling: Any, logits: Tensor, lengths: Tensor) -> list[dict[str, Any]]:
+        """One entry a request. SGLang has put penalties and masks into the logits [B*(K+1), V] by now."""
+        rows, width = len(lengths), verify.draft_token_num
+        target = _law(logits, sampling, width).view(rows, width, -1)[:, :-1]
+        drafted = verify.draft_token.view(rows, width)[:, 1:]
+        names = ("overlap", "target_only", "draft_entropy", "target_entropy")
+        stats = statistics(verify.draft_probs, target, drafted)
+        table = torch.stack([getattr(stats, name).view(rows, width - 1) for name in names], 1).tolist()
+        accepted = (lengths - 1).tolist()
+        return [
+            {"accepted": count, "weight": self.every, **dict(zip(names, row, strict=True))}
+            for count, row in zip(accepted, table, strict=True)
+        ]
+
+
+def statistics(draft: Tensor | None, target: Tensor, drafted: Tensor) -> PairStats:
+    """Of draft laws q [B, K, V], or None for greedy drafts, and target laws p [B, K, V]; ``drafted`` is [B, K]."""
+    if draft is None:
+        draft = torch.zeros_like(target).scatter_(-1, drafted.long()[..., None], 1.0)
+    return pair_stats(draft.flatten(0, 1), target.flatten(0, 1), from_logits=False)
+
+
+def _law(logits: Tensor, sampling: Any, width: int) -> Tensor:
+    """The target's laws [B*(K+1), V] as verification uses them: temperature, top-k, top-p."""
+    probs = (logits.float() / sampling.temperatures.repeat_interleave(width, 0)).softmax(-1)
+    if not (sampling.need_top_k_sampling or sampling.need_top_p_sampling):
+        return probs
+    from sglang.kernels.ops.sampling.renorm import top_k_renorm_prob, top_p_renorm_prob
+
+    if sampling.need_top_k_sampling:
+        probs = top_k_renorm_prob(probs, sampling.top_ks.repeat_interleave(width, 0))
+    if sampling.need_top_p_sampling:
+        probs = top_p_renorm_prob(probs, sampling.top_ps.repeat_interleave(width, 0))
+    return probs
+
+
+def _reports() -> bool:
+    from sglang.srt.runtime_context import get_parallel
+
+    return int(get_parallel().attn_tp_rank) == 0

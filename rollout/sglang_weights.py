@@ -1,0 +1,116 @@
+"""New weights for SGLang: their names, and a check of what they changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from bebop.model.fingerprint import fingerprint
+from bebop.model.layouts import LAYOUTS, from_layout, to_layout
+from bebop.rollout.sglang_backend import EngineDied
+
+Selector = Literal["target", "draft", "all"]
+SHARED = ("embed_tokens", "lm_head")  # the draft uses the target's
+SAMPLE = 1 << 16  # elements of a tensor that tell whether it changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipment:
+    """Weights under the names that checkpoints have."""
+
+    target: dict[str, Tensor]
+    draft: dict[str, Tensor]
+    version: int
+
+    @property
+    def selector(self) -> Selector:
+        """Which of SGLang's models take part. A frozen draft must not: loading would process its weights again."""
+        if self.target and self.draft:
+            return "all"
+        return "target" if self.target else "draft"
+
+
+def shipment(weights: Mapping[str, Tensor], version: int, layout: str, layers: int) -> Shipment:
+    """From ``Policy.weights`` to checkpoint names; the head's go under the names of its layout."""
+    backbone, head = "backbone.", "mtp."
+    target = {name.removeprefix(backbone): t for name, t in weights.items() if name.startswith(backbone)}
+    own = {name.removeprefix(head): t for name, t in weights.items() if name.startswith(head)}
+    assert len(target) + len(own) == len(weights), f"unknown weights among {list(weights)[:3]}, ..."
+    return Shipment(target=target, draft=to_layout(own, LAYOUTS[layout], layers), version=version)
+
+
+def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
+    """The head in a checkpoint, under the names that ``MTPHead`` has."""
+    kind = LAYOUTS[layout]
+    prefix = kind.prefix.format(L=layers)
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            found |= {name: opened.get_tensor(name) for name in opened.keys() if name.startswith(prefix)}
+    return from_layout(found, kind, layers, [_own_name(name.removeprefix(prefix), layout) for name in found])
+
+
+def _own_name(name: str, layout: str) -> str:
+    """``hidden_layernorm.weight`` -> ``hidden_norm.weight``; what is no own part belongs to the decoder layer."""
+    for own, theirs in LAYOUTS[layout].names.items():
+        if name.startswith(theirs + "."):
+            return own + name.removeprefix(theirs)
+    return "layer." + name.removeprefix(LAYOUTS[layout].layer)
+
+
+@dataclass(slots=True)
+class WeightWatch:
+    """Compares SGLang's checksums before and after an update with what was sent.
+
+    What was not sent must not change (a draft that was zeroed, or processed again), and what was sent with other
+    values must change (a stale one). Values are compared as ``dtype``, the engine's.
+    """
+
+    dtype: torch.dtype
+    sums: dict[str, dict[str, str]] = field(default_factory=dict)  # role -> name -> checksum
+    sent: dict[str, str] = field(default_factory=dict)  # role -> mark of what it holds
+
+    def begin(self, reply: Mapping[str, Any], draft: Mapping[str, Tensor]) -> None:
+        """Take checksums as the state that holds; ``draft`` is the checkpoint's head."""
+        self.sums = by_role(reply)
+        if draft:
+            self.sent["draft"] = self._mark(draft)
+
+    def verify(self, reply: Mapping[str, Any], load: Shipment) -> None:
+        """Raise ``EngineDied`` if the checksums of now do not follow from those before and what was sent."""
+        now = by_role(reply)
+        for role, tensors in (("target", load.target), ("draft", load.draft)):
+            before, after = self.sums.get(role, {}), now.get(role, {})
+            changed = sorted(name for name in after if before and before.get(name) != after[name])
+            if changed and not tensors:
+                raise EngineDied(f"version {load.version} was not for the {role}, but its {changed[0]} changed")
+            mark = self._mark(tensors) if tensors else self.sent.get(role, "")
+            if tensors and before and not changed and self.sent.get(role, mark) != mark:
+                raise EngineDied(f"version {load.version} of the {role} was sent and did not arrive")
+            self.sent[role] = mark
+        self.sums = now
+
+    def check_draft(self, reply: Mapping[str, Any]) -> None:
+        """Raise ``EngineDied`` if the draft is not what it was; the target may be."""
+        if by_role(reply).get("draft") != self.sums.get("draft"):
+            raise EngineDied("the draft's weights changed while memory was released")
+
+    def _mark(self, tensors: Mapping[str, Tensor]) -> str:
+        """A fingerprint of the beginning of each tensor: an update changes some of it, and it is soon read."""
+        return fingerprint({name: t.reshape(-1)[:SAMPLE] for name, t in tensors.items()}, self.dtype)
+
+
+def by_role(reply: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Checksums of target and draft over all ranks; what the draft shares with the target counts as the target's."""
+    roles: dict[str, dict[str, str]] = {"target": {}}
+    for rank, entry in enumerate(reply.get("ranks") or []):
+        for name, value in entry["checksums"].items():
+            draft = name.startswith("draft")
+            if draft and any(shared in name for shared in SHARED):
+                continue
+            roles.setdefault("draft" if draft else "target", {})[f"{rank}.{name}"] = value
+    return roles

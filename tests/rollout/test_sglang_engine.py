@@ -1,0 +1,271 @@
+"""The adapter over a made-up SGLang: order of calls, aborts, cuts, deaths. The real one is in tests/sglang."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from bebop.errors import UserError
+from bebop.rollout.engine import Request
+from bebop.rollout.sglang_backend import EngineDied
+from bebop.rollout.sglang_engine import EngineSpec, SglangEngine
+from bebop.rollout.sglang_http import Fleet
+from bebop.rollout.sglang_weights import Shipment
+from bebop.trajectory import SamplingParams
+
+HEAD = {"final_norm.weight": torch.ones(4)}
+WEIGHTS = {"backbone.model.norm.weight": torch.full((4,), 2.0)}
+
+
+class Counting:
+    """Answers with the next numbers: the token after n is n + 1. Holds real tensors, and their checksums."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.calls, self.version = seconds, [], "0"
+        self.weights = {"target.norm": torch.ones(4), "draft.norm": torch.ones(4)}
+        self.cut: dict[str, asyncio.Event] = {}
+        self.going = asyncio.Event()
+        self.why: str | None = None
+        self.hung = False
+        self.plugin = True
+
+    async def start(self) -> None:
+        self.why = None
+        self.going.set()
+
+    async def generate(self, payload: Any) -> dict[str, Any]:
+        await self.going.wait()
+        if self.why is not None or self.hung:
+            await asyncio.sleep(3600 if self.hung else 0)
+            raise EngineDied(str(self.why))
+        wanted = payload["sampling_params"]["max_new_tokens"]
+        cut = self.cut[payload.get("rid", "")] = asyncio.Event()
+        ids: list[int] = []
+        while len(ids) < wanted and not cut.is_set() and self.why is None:
+            ids.append(payload["input_ids"][-1] + len(ids) + 1)
+            await asyncio.sleep(self.seconds)
+        if self.why is not None:
+            raise EngineDied(self.why)
+        measured = [1] if self.plugin and "rid" not in payload else []
+        meta = {
+            "finish_reason": {"type": "abort" if len(ids) < wanted else "length"},
+            "output_token_logprobs": [[-1.0, token, None] for token in ids],
+            "weight_version": self.version, "spec_verify_ct": len(ids), "spec_num_correct_drafts": 0,
+            "spec_num_proposed_drafts": 2 * len(ids), "bebop_verify": measured,
+        }  # fmt: skip
+        return {"output_ids": ids, "meta_info": meta}
+
+    async def control(self, name: str, payload: Any) -> dict[str, Any]:
+        if self.why is not None:
+            raise EngineDied(self.why)
+        self.calls.append(name)
+        if name == "abort_request" and payload["rid"] in self.cut:
+            self.cut[payload["rid"]].set()
+        if name == "pause_generation":
+            self.going.clear()
+            for event in self.cut.values() if payload["mode"] == "abort" else ():
+                event.set()
+        if name == "continue_generation":
+            self.going.set()
+        sums = {key: hashlib.sha256(t.numpy().tobytes()).hexdigest() for key, t in self.weights.items()}
+        return {"success": True, "ranks": [{"checksums": sums}]}
+
+    def dead(self) -> str | None:
+        return self.why
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+
+class Hand:
+    """Carries weights into ``Counting`` by hand; may lose them, or touch the draft."""
+
+    def __init__(self, lose: bool = False, zero: bool = False) -> None:
+        self.lose, self.zero = lose, zero
+
+    async def send(self, backend: Any, load: Shipment, flush: bool) -> None:
+        backend.calls.append(f"send {load.selector} {'flush' if flush else 'keep'}")
+        backend.version = str(load.version)
+        for role, tensors in (("target", load.target), ("draft", load.draft)):
+            for tensor in tensors.values() if not self.lose else ():
+                backend.weights[f"{role}.norm"] = tensor
+        if self.zero:
+            backend.weights["draft.norm"] = torch.zeros(4)
+
+
+def spec(**changes: Any) -> EngineSpec:
+    base: dict[str, Any] = {
+        "system": "bebop", "drafts": 2, "max_length": 64, "layout": "mimo", "layers": 2, "dtype": torch.float32,
+        "pause": "in_place", "rescored": False, "seeded": False, "monitor_every": 2, "timeout": 30.0, "retries": 2,
+    }  # fmt: skip
+    return EngineSpec(**base | changes)
+
+
+def make(backend: Any, carrier: Any = None, **changes: Any) -> SglangEngine:
+    return SglangEngine(backend, carrier or Hand(), spec(**changes), str, HEAD)
+
+
+@pytest.fixture
+def counting() -> Iterator[Counting]:
+    yield Counting(0.01)
+
+
+def request(number: int, tokens: int = 5, **params: Any) -> Request:
+    return Request(id=number, token_ids=(1, 10 * number), params=SamplingParams(max_new_tokens=tokens, **params))
+
+
+def drain(engine: SglangEngine) -> dict[int, Any]:
+    done: dict[int, Any] = {}
+    while engine.unfinished:
+        done |= {f.id: f.completion for f in engine.step()}
+    return done
+
+
+def test_requests_become_completions(counting: Counting) -> None:
+    engine = make(counting)
+    for number in range(4):
+        engine.add(request(number, 3 + number))
+    assert engine.unfinished == 4
+    done = drain(engine)
+    assert {n: c.token_ids.tolist() for n, c in done.items()} == {
+        n: list(range(10 * n + 1, 10 * n + 4 + n)) for n in range(4)
+    }
+    assert engine.step() == [] and engine.unfinished == 0
+    engine.close()
+    assert counting.calls[-1] == "close"
+
+
+def test_aborted_answers_go_on_where_they_were(counting: Counting) -> None:
+    engine = make(counting)
+    engine.add(request(1, 30))
+    engine.add(request(2, 30))
+    while not any(counting.cut):
+        time.sleep(0.001)
+    aborted = {f.id: f.completion for f in engine.abort([1])}
+    assert set(aborted) == {1} and aborted[1].finish_reason == "abort" and len(aborted[1].token_ids) < 30
+    engine.add(Request(id=1, token_ids=(1, 10), params=SamplingParams(max_new_tokens=30), partial=aborted[1]))
+    done = drain(engine)
+    assert done[1].token_ids.tolist() == list(range(11, 41)) and done[2].token_ids.tolist() == list(range(21, 51))
+    engine.add(request(3, 30))
+    assert [f.id for f in engine.abort()] == [3] and engine.step() == []
+    engine.close()
+
+
+@pytest.mark.parametrize("pause", ["in_place", "retract", "abort"])
+def test_weights_change_between_pause_and_continue(counting: Counting, pause: str) -> None:
+    engine = make(counting, pause=pause)
+    engine.add(request(1, 40))
+    while not any(counting.cut):
+        time.sleep(0.001)
+    counting.calls.clear()
+    engine.load_weights(WEIGHTS, 7)
+    kept = "keep" if pause == "in_place" else "flush"
+    order = ["pause_generation", f"send target {kept}", "weights_checker", "continue_generation"]
+    assert counting.calls == order
+    assert engine.version == 7
+    found = drain(engine)[1]
+    assert found.token_ids.tolist() == list(range(11, 51))  # nothing lost, nothing twice
+    assert found.versions[-1] == 7
+    engine.close()
+
+
+def test_the_head_is_sent_and_known(counting: Counting) -> None:
+    engine = make(counting)
+    before = engine.head
+    engine.load_weights({"mtp.final_norm.weight": torch.ones(4)}, 1)
+    assert engine.head == before and "send draft keep" in counting.calls
+    engine.load_weights(WEIGHTS | {"mtp.final_norm.weight": torch.zeros(4)}, 2)
+    assert engine.head != before and "send all keep" in counting.calls
+    engine.close()
+
+
+def test_weights_that_did_not_arrive_are_noticed(counting: Counting) -> None:
+    engine = make(counting, Hand(lose=True))
+    with pytest.raises(EngineDied, match="did not arrive"):
+        engine.load_weights({"mtp.final_norm.weight": torch.zeros(4)}, 1)
+    engine = make(Counting(), Hand(zero=True))
+    with pytest.raises(EngineDied, match="not for the draft"):
+        engine.load_weights(WEIGHTS, 1)
+
+
+def test_the_same_weights_again_are_no_mistake(counting: Counting) -> None:
+    engine = make(counting)
+    for version in (1, 2):
+        engine.load_weights(WEIGHTS, version)
+    assert engine.version == 2
+
+
+def test_a_missing_plugin_is_noticed(counting: Counting) -> None:
+    counting.plugin = False
+    with pytest.raises(UserError, match="monitor_every"):
+        make(counting)
+    make(counting, monitor_every=0).close()
+
+
+def test_deaths_and_hangs_raise(counting: Counting) -> None:
+    engine = make(counting)
+    engine.add(request(1, 1000 - 950))
+    counting.why = "process 7 ended"
+    with pytest.raises(EngineDied, match="process 7"):
+        drain(engine)
+    hung = Counting()
+    engine = make(hung, timeout=0.5)
+    hung.hung = True
+    engine.add(request(1))
+    with pytest.raises(EngineDied, match="nothing was finished"):
+        drain(engine)
+
+
+def test_requests_that_can_never_be_served(counting: Counting) -> None:
+    engine = make(counting)
+    for bad in (request(1, 63), request(1, min_p=0.1), request(1, top_p=0.5), request(1, repetition_penalty=2.0)):
+        with pytest.raises(UserError):
+            engine.add(bad)
+    with pytest.raises(UserError, match="empty"):
+        engine.add(Request(id=1, token_ids=(), params=SamplingParams()))
+    assert engine.unfinished == 0
+    engine.close()
+
+
+def test_a_fleet_loses_a_member_and_no_answer() -> None:
+    members = [Counting(0.01), Counting(0.01)]
+    fleet = Fleet(members)
+    engine = make(fleet, FleetHand(members))
+    for number in range(6):
+        engine.add(request(number, 20))
+    while not all(any(rid for rid in member.cut) for member in members):
+        time.sleep(0.001)
+    members[0].why = "gone"
+    done = drain(engine)
+    assert sorted(done) == list(range(6)) and all(len(c.token_ids) == 20 for c in done.values())
+    assert list(fleet.out) == [0]
+    engine.load_weights(WEIGHTS, 1)  # brings it back, with the weights of now
+    assert not fleet.out and members[0].version == members[1].version == "1"
+    for member in members:
+        member.why = "gone"
+    engine.add(request(9))
+    with pytest.raises(EngineDied, match="gone"):
+        drain(engine)
+
+
+def test_a_fleet_with_different_weights_is_noticed() -> None:
+    members = [Counting(), Counting()]
+    engine = make(Fleet(members), FleetHand(members[:1]))
+    with pytest.raises(EngineDied, match="different weights"):
+        engine.load_weights(WEIGHTS, 1)
+
+
+class FleetHand(Hand):
+    """Hands weights to each member."""
+
+    def __init__(self, members: list[Counting]) -> None:
+        super().__init__()
+        self.members = members
+
+    async def send(self, backend: Any, load: Shipment, flush: bool) -> None:
+        for member in self.members:
+            await super().send(member, load, flush)

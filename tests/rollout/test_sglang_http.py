@@ -1,0 +1,147 @@
+"""Calls to servers by address, over a real socket."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+import bebop.rollout.sglang_http as http
+from bebop.config import DecodingConfig
+from bebop.errors import UserError
+from bebop.rollout.sglang_backend import EngineDied
+from bebop.rollout.sglang_http import HttpBackend
+
+INFO = {
+    "version": "0.5.23", "speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1,
+    "speculative_use_rejection_sampling": True,
+}  # fmt: skip
+
+
+class Server:
+    """Answers on a port of its own; the first ``busy`` answers to /generate are 503."""
+
+    def __init__(self, busy: int = 0, key: str | None = None, version: str = "4", drops: int = 0) -> None:
+        self.busy, self.key, self.version, self.drops = busy, key, version, drops
+        self.calls: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        name = request.path.strip("/")
+        self.calls.append(name)
+        if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({}, status=401)
+        if name == "server_info":
+            return web.json_response(INFO)
+        if name == "model_info":
+            return web.json_response({"weight_version": self.version})
+        if name == "update_weight_version":
+            self.version = (await request.json())["new_version"]
+            return web.json_response({"success": True})
+        if name == "end_weight_update":
+            return web.json_response({"success": False, "message": "no session"}, status=400)
+        if name == "abort_request":
+            return web.Response()
+        if name == "generate":
+            if self.drops:
+                self.drops -= 1
+                assert request.transport is not None
+                request.transport.abort()
+                return web.Response()
+            if self.busy:
+                self.busy -= 1
+                return web.json_response({}, status=503)
+            body = await request.json()
+            if not body["input_ids"]:
+                return web.json_response({"error": {"message": "empty"}}, status=400)
+            return web.json_response({"output_ids": body["input_ids"], "meta_info": {}})
+        return web.json_response({}, status=404)
+
+
+def talk(server: Server, work: Callable[[HttpBackend], Awaitable[Any]], **settings: Any) -> Any:
+    """Run ``work`` against a server on the loopback address."""
+
+    async def main() -> Any:
+        app = web.Application()
+        app.router.add_route("*", "/{name}", server.answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        key = settings.pop("key", None)
+        backend = HttpBackend(
+            f"http://127.0.0.1:{port}/", key, DecodingConfig(), **{"timeout": 10.0, "retries": 3, **settings}
+        )
+        try:
+            await backend.start()
+            return await work(backend)
+        finally:
+            await backend.close()
+            await runner.cleanup()
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "FIRST_WAIT", 0.01)
+
+
+def ask(backend: HttpBackend) -> Awaitable[Any]:
+    return backend.generate({"input_ids": [1, 2]})
+
+
+def test_what_fails_on_its_way_is_tried_again() -> None:
+    server = Server(busy=1, drops=1)
+    assert talk(server, ask)["output_ids"] == [1, 2]
+    assert server.calls.count("generate") == 3
+
+
+def test_a_server_that_stays_busy_counts_as_dead() -> None:
+    server = Server(busy=99)
+    with pytest.raises(EngineDied, match=r"status 503 \(4 tries\)"):
+        talk(server, ask)
+    assert server.calls.count("generate") == 4
+
+
+def test_nobody_there() -> None:
+    async def work() -> None:
+        backend = HttpBackend("http://127.0.0.1:9", None, DecodingConfig(), timeout=2.0, retries=1)
+        try:
+            await backend.start()
+        finally:
+            await backend.close()
+
+    with pytest.raises(EngineDied, match="2 tries"):
+        asyncio.run(work())
+
+
+def test_keys() -> None:
+    assert talk(Server(key="secret"), ask, key="secret")["output_ids"] == [1, 2]
+    with pytest.raises(UserError, match="api_key_env"):
+        talk(Server(key="secret"), ask, key="wrong")
+
+
+def test_a_request_that_is_refused_is_not_tried_again() -> None:
+    server = Server()
+    with pytest.raises(UserError, match="empty"):
+        talk(server, lambda backend: backend.generate({"input_ids": []}))
+    assert server.calls.count("generate") == 1
+
+
+def test_control_calls() -> None:
+    assert talk(Server(), lambda backend: backend.control("abort_request", {"rid": "a"}))["success"]
+    with pytest.raises(EngineDied, match="no session"):
+        talk(Server(), lambda backend: backend.control("end_weight_update", {}))
+    with pytest.raises(UserError, match="no SGLang server"):
+        talk(Server(), lambda backend: backend.control("begin_weight_update", {}))
+
+
+def test_versions_are_made_numbers() -> None:
+    server = Server(version="default")
+    talk(server, ask)
+    assert server.version == "0"
+    server = Server(version="12")
+    talk(server, ask)
+    assert server.version == "12" and "update_weight_version" not in server.calls

@@ -1,0 +1,123 @@
+"""SGLang's outputs as completions."""
+
+import numpy as np
+import pytest
+
+from bebop.errors import UserError
+from bebop.rollout.sglang_outputs import completion, refused
+from bebop.trajectory import SamplingParams
+
+PARAMS = SamplingParams()
+
+
+def text(ids) -> str:
+    return " ".join(map(str, ids))
+
+
+def output(ids=(5, 6, 7, 8), reason: str = "length", **meta: object) -> dict:
+    """Three tokens from two verification steps after the prefill's token."""
+    base: dict = {
+        "finish_reason": {"type": reason, "length": 4},
+        "output_token_logprobs": [[-0.5 * token, token, None] for token in ids],
+        "weight_version": "3",
+        "completion_tokens": len(ids),
+        "spec_verify_ct": 2,
+        "spec_num_correct_drafts": 1,
+        "spec_num_proposed_drafts": 6,
+        "spec_correct_drafts_histogram": [1, 1],
+    }
+    return {"output_ids": list(ids), "meta_info": base | meta}
+
+
+def test_tokens_logprobs_and_version() -> None:
+    found = completion(output(), PARAMS, text, 3)
+    assert found.token_ids.tolist() == [5, 6, 7, 8] and found.text == "5 6 7 8"
+    np.testing.assert_allclose(found.logprobs, [-2.5, -3, -3.5, -4])
+    assert found.versions.tolist() == [3, 3, 3, 3]
+    assert (found.finish_reason, found.exact) == ("length", True)
+    assert (found.token_ids.dtype, found.logprobs.dtype, found.versions.dtype) == (np.int64, np.float32, np.int64)
+
+
+def test_versions_come_in_spans() -> None:
+    spans = [{"version": "1", "start": 0, "end": 1}, {"version": "2", "start": 1, "end": 3}]
+    spans.append({"version": "4", "start": 3, "end": 4})
+    assert completion(output(weight_versions=spans), PARAMS, text, 3).versions.tolist() == [1, 2, 2, 4]
+    with pytest.raises(UserError, match="default"):
+        completion(output(weight_version="default"), PARAMS, text, 3)
+
+
+def test_logprobs_of_other_tokens_are_noticed() -> None:
+    with pytest.raises(AssertionError):
+        completion(output(output_token_logprobs=[[-1.0, 9, None]] * 4), PARAMS, text, 3)
+    with pytest.raises(AssertionError):
+        completion(output(output_token_logprobs=[[-1.0, 5, None]]), PARAMS, text, 3)
+
+
+def test_the_greedy_law_has_no_logprob_but_zero() -> None:
+    assert not completion(output(), SamplingParams(temperature=0.0), text, 3).logprobs.any()
+
+
+def test_an_answer_that_was_cut_goes_on() -> None:
+    first = completion(output((5, 6), "abort"), PARAMS, text, 3)
+    assert first.finish_reason == "abort"
+    whole = completion(output((7,), "stop", weight_version="4"), PARAMS, text, 3, first)
+    assert whole.token_ids.tolist() == [5, 6, 7] and whole.text == "5 6 7"
+    assert whole.versions.tolist() == [3, 3, 4] and whole.finish_reason == "stop"
+    assert whole.stats.cycles == 4 and whole.stats.tokens == 3
+
+
+def test_an_answer_that_was_cut_before_it_began() -> None:
+    bare = {"output_ids": [], "meta_info": {"finish_reason": {"type": "abort"}, "weight_version": "0"}}
+    assert len(completion(bare, PARAMS, text, 3).token_ids) == 0
+
+
+def test_counts_of_all_steps() -> None:
+    stats = completion(output(), PARAMS, text, 3).stats
+    assert (stats.cycles, stats.tokens, stats.target_forwards, stats.draft_forwards) == (2, 4, 2, 6)
+    assert stats.reached.tolist() == [2, 1, 0] and stats.accepted.tolist() == [1, 0, 0]
+    assert not stats.overlap.any()
+
+
+def test_measured_steps_stand_for_the_others() -> None:
+    entry = {"accepted": 1, "weight": 2, "overlap": [0.5, 0.25, 0.9], "target_only": [0.4, 0.3, 0.9]}
+    entry |= {"draft_entropy": [1.0, 2.0, 9.0], "target_entropy": [0.5, 0.75, 9.0]}
+    stats = completion(output(bebop_verify=[entry]), PARAMS, text, 3).stats
+    # The third draft was not tested: its laws belong to a text that was thrown away.
+    assert stats.overlap.tolist() == [1.0, 0.5, 0.0] and stats.target_only.tolist() == [0.8, 0.6, 0.0]
+    assert stats.draft_entropy.tolist() == [2.0, 4.0, 0.0] and stats.target_entropy.tolist() == [1.0, 1.5, 0.0]
+    assert stats.reached.tolist() == [2, 1, 0]
+
+
+OLD_NAMES = [("spec_accept_token_num", "spec_draft_token_num"), ("spec_accepted_drafts", "spec_proposed_drafts")]
+
+
+@pytest.mark.parametrize("names", OLD_NAMES)
+def test_names_of_older_versions(names: tuple[str, str]) -> None:
+    found = output()
+    meta = found["meta_info"]
+    for new, old in zip(("spec_num_correct_drafts", "spec_num_proposed_drafts"), names, strict=True):
+        meta[old] = meta.pop(new)
+    meta["spec_accept_histogram"] = meta.pop("spec_correct_drafts_histogram")
+    stats = completion(found, PARAMS, text, 3).stats
+    assert stats.cycles == 2 and stats.accepted.tolist() == [1, 0, 0]
+
+
+def test_an_answer_of_one_token_has_no_step() -> None:
+    single = output((5,), spec_verify_ct=0)
+    assert completion(single, PARAMS, text, 3).stats.cycles == 0
+    for name in [name for name in single["meta_info"] if name.startswith("spec_")]:
+        del single["meta_info"][name]
+    assert completion(single, PARAMS, text, 3).stats.cycles == 0
+
+
+def test_plain_decoding_counts_one_pass_a_token() -> None:
+    stats = completion(output(), PARAMS, text, 0).stats
+    assert (stats.cycles, stats.tokens, stats.target_forwards) == (4, 4, 4)
+
+
+def test_refusals_are_told_from_aborts() -> None:
+    bad = {"type": "abort", "message": "too long", "status_code": 400}
+    assert refused(output(finish_reason=bad)) == "too long"
+    assert refused(output(finish_reason={"type": "abort", "message": "busy", "status_code": 503})) is None
+    assert refused(output(finish_reason={"type": "abort", "message": "Abort in waiting queue"})) is None
+    assert refused(output()) is None

@@ -1,0 +1,126 @@
+"""Names of weights for SGLang, what is said with them, and the check of checksums."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from bebop.model.checkpoint import resolve, save_policy
+from bebop.model.fingerprint import fingerprint
+from bebop.rollout.sglang_backend import EngineDied
+from bebop.rollout.sglang_carriers import parts
+from bebop.rollout.sglang_weights import WeightWatch, by_role, shipment, stored_head
+from tests.builders import tiny_policy
+
+
+def test_names_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    policy = tiny_policy()
+    save_policy(policy, tmp_path)
+    load = shipment(policy.weights(mtp=True), 3, "mimo", 2)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as opened:
+        stored = {name: opened.get_tensor(name) for name in opened.keys()}
+    sent = {**load.target, **load.draft}
+    assert sent.keys() == stored.keys() and load.selector == "all"
+    assert all(torch.equal(sent[name], stored[name]) for name in sent)
+    assert shipment(policy.weights(), 3, "mimo", 2).selector == "target"
+    assert shipment({"mtp.final_norm.weight": torch.ones(2)}, 3, "mimo", 2).selector == "draft"
+
+
+def test_unknown_names_are_a_mistake() -> None:
+    with pytest.raises(AssertionError):
+        shipment({"critic.weight": torch.ones(2)}, 1, "mimo", 2)
+
+
+@pytest.mark.parametrize("layout", ["mimo", "qwen3_next", "deepseek"])
+def test_the_stored_head_is_the_policys(tmp_path: Path, layout: str) -> None:
+    policy = tiny_policy()
+    policy.layout = layout
+    save_policy(policy, tmp_path)
+    assert policy.mtp is not None
+    own = dict(policy.mtp.named_parameters())
+    found = stored_head(tmp_path, layout, 2)
+    assert found.keys() == own.keys() and fingerprint(found) == fingerprint(own)
+
+
+def test_the_built_in_head() -> None:
+    assert "final_norm.weight" in stored_head(resolve("tiny"), "mimo", 12)
+
+
+def test_the_last_part_brings_version_and_flush() -> None:
+    weights = tiny_policy().weights(mtp=True)
+    words = [words for _, words in parts(shipment(weights, 5, "mimo", 2), flush=True)]
+    assert [(w["selector"], w["weight_version"], w["flush_cache"]) for w in words] == [
+        ("target", None, False),
+        ("draft", "5", True),
+    ]
+    frozen = {name: t for name, t in weights.items() if name.startswith("backbone.")}
+    ((_, only),) = parts(shipment(frozen, 6, "mimo", 2), flush=False)
+    assert (only["selector"], only["weight_version"], only["flush_cache"]) == ("target", "6", False)
+
+
+def reply(target: str = "a", draft: str = "b", shared: str = "c") -> dict:
+    sums = {"model.norm": target, "draft.model.final": draft, "draft.lm_head.weight": shared}
+    return {"ranks": [{"checksums": sums}, {"checksums": sums}]}
+
+
+def test_checksums_by_role() -> None:
+    assert by_role(reply()) == {
+        "target": {"0.model.norm": "a", "1.model.norm": "a"},
+        "draft": {"0.draft.model.final": "b", "1.draft.model.final": "b"},
+    }
+
+
+def load(target: float | None = None, draft: float | None = None):
+    weights = {} if target is None else {"backbone.model.norm.weight": torch.tensor([target, 1.0])}
+    weights |= {} if draft is None else {"mtp.final_norm.weight": torch.tensor([draft, 1.0])}
+    return shipment(weights, 1, "mimo", 2)
+
+
+def watch(dtype: torch.dtype = torch.float32) -> WeightWatch:
+    found = WeightWatch(dtype)
+    found.begin(reply(), load(draft=1.0).draft)
+    return found
+
+
+def test_updates_that_went_well() -> None:
+    found = watch()
+    found.verify(reply("a2", shared="c2"), load(2.0))  # the draft's copy of the target's head follows it
+    found.verify(reply("a3", "b3"), load(3.0, 3.0))
+    found.verify(reply("a3", "b3"), load(3.0, 3.0))
+    found.verify(reply("a3", "b4"), load(draft=4.0))
+
+
+@pytest.mark.parametrize(
+    ("sums", "sent", "word"),
+    [
+        (reply("a2", "zero"), load(2.0), "not for the draft"),
+        (reply("a2", "b2"), load(draft=2.0), "not for the target"),
+        (reply("a2", "b"), load(2.0, 2.0), "draft was sent and did not arrive"),
+        (reply("a", "b"), load(draft=2.0), "draft was sent and did not arrive"),
+    ],
+)
+def test_updates_that_went_wrong(sums: dict, sent, word: str) -> None:
+    with pytest.raises(EngineDied, match=word):
+        watch().verify(sums, sent)
+
+
+def test_a_target_that_stays_is_noticed_from_the_second_update_on() -> None:
+    found = watch()
+    found.verify(reply("a2"), load(2.0))
+    with pytest.raises(EngineDied, match="target was sent"):
+        found.verify(reply("a2"), load(3.0))
+
+
+def test_changes_too_small_for_the_engine_are_none() -> None:
+    found = watch(torch.bfloat16)
+    found.verify(reply(), load(draft=1.0 + 1e-5))
+    with pytest.raises(EngineDied):
+        watch(torch.float32).verify(reply(), load(draft=1.0 + 1e-5))
+
+
+def test_a_draft_lost_with_its_memory_is_noticed() -> None:
+    found = watch()
+    found.check_draft(reply("other"))
+    with pytest.raises(EngineDied, match="memory"):
+        found.check_draft(reply(draft="zero"))

@@ -1,0 +1,1 @@
+"""Stands in for vllm, which SGLang imports where it finds no CUDA; none of it is called."""
