@@ -133,7 +133,8 @@ def findings(runs: Sequence[Run]) -> list[Finding]:
         Finding(
             claim="C4", statement="Updating a TV head by cross-entropy during RL makes it worse than leaving it alone.",
             rule="confirmed if the change against the frozen head lies below 0 at the end, refuted if above",
-            verdict=verdict(negative(eroded)), evidence=f"{eroded} tokens; with TV updates instead {kept}. {UNFINISHED}",
+            verdict=verdict(negative(eroded)),
+            evidence=f"{eroded} tokens; with TV updates instead {kept}. {UNFINISHED}",
         ),
     ]  # fmt: skip
 
