@@ -86,8 +86,10 @@ class LocalBackend:
             watchdog.stop()
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
-        """See ``Backend``."""
-        output: Reply = await self.engine.async_generate(**payload)
+        """See ``Backend``. Below ``Engine.async_generate``, which does not pass every field on."""
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        output: Reply = await anext(self.engine.tokenizer_manager.generate_request(GenerateReqInput(**payload), None))
         return output
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:

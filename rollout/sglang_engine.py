@@ -150,7 +150,7 @@ class SglangEngine:
 
     def close(self) -> None:
         """End the engine and its processes."""
-        self._run(self.backend.close())
+        self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -211,6 +211,13 @@ class SglangEngine:
         self._watch.verify(await self._checksums(), load)
         self.version = version  # before answers go on: those that were cut are asked again under it
         await self.backend.control("continue_generation", {"torch_empty_cache": torch.cuda.is_available()})
+
+    async def _end(self) -> None:
+        await self.backend.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     async def _checksums(self) -> Mapping[str, Any]:
         return await self.backend.control("weights_checker", {"action": "checksum", "selector": "all"})
