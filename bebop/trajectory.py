@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 FinishReason = Literal["stop", "length", "abort"]
 
 
+STRETCH = 64  # tokens: answers are cut at 64, 128, 256, ... to see how drafting changes along them
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """The sampling law of one request, applied in this order: penalty, temperature, top-k, top-p, min-p (SPEC 0.4).
@@ -99,6 +102,16 @@ def _add(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
     return total
 
 
+def add_stretches(
+    before: tuple[tuple[int, DecodeStats], ...], after: tuple[tuple[int, DecodeStats], ...]
+) -> tuple[tuple[int, DecodeStats], ...]:
+    """Statistics by stretch of an answer that was interrupted."""
+    found = dict(before)
+    for start, stats in after:
+        found[start] = found.get(start, DecodeStats()) + stats
+    return tuple(sorted(found.items()))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """An answer as the engine produced it.
@@ -113,6 +126,7 @@ class Completion:
     text: str = ""
     finish_reason: FinishReason = "stop"
     stats: DecodeStats = field(default_factory=DecodeStats)
+    stretches: tuple[tuple[int, DecodeStats], ...] = ()  # the same by where a cycle began, see STRETCH; may be missing
     exact: bool = True  # False: the decoding system changes the output law
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bebop.rollout.decoding.laws import Laws
-from bebop.trajectory import SamplingParams
+from bebop.trajectory import STRETCH, SamplingParams
 
 STATS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
 NEUTRAL = {"temperature": 1.0, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0, "penalty": 1.0}
@@ -28,6 +28,15 @@ class SlotSizes:
     hidden: int  # d
     vocab: int  # V
     stops: int = 8  # stop tokens a request may have
+
+
+def starts(length: int) -> list[int]:
+    """Where the stretches of an answer of at most ``length`` tokens begin: 0, 64, 128, 256, ..."""
+    found, edge = [0], STRETCH
+    while edge < length:
+        found.append(edge)
+        edge *= 2
+    return found
 
 
 class Slots:
@@ -47,7 +56,10 @@ class Slots:
         self.tokens = torch.zeros(s, width, **long)  # [S, length + K + 1] answer tokens
         self.versions = torch.zeros(s, width, **long)  # same shape
         self.logprobs = torch.zeros(s, width, dtype=torch.float32, device=device)  # same shape
-        self.stats = torch.zeros(s, len(STATS), sizes.drafts, dtype=torch.float64, device=device)  # sums, see STATS
+        self.starts = torch.tensor(starts(sizes.length), device=device)  # [P] where the stretches of an answer begin
+        shape = (s, len(self.starts), len(STATS), sizes.drafts)  # sums by stretch, see STATS
+        self.stats = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.begun = torch.zeros(s, len(self.starts), **long)  # [S, P] cycles that began in each stretch
         self.work = torch.zeros(s, 3, **long)  # [S, 3] cycles, backbone passes, drafter passes
         self.settings = torch.tensor(list(NEUTRAL.values()), device=device).repeat(s, 1)  # [S, 5] in NEUTRAL's order
         self.seen: Tensor | None = None  # [S, V] tokens in the context; made when a request has a penalty
@@ -55,7 +67,7 @@ class Slots:
 
     def _all(self) -> list[Tensor]:
         own = [self.fed, self.last, self.count, self.limit, self.seed, self.stops, self.hidden, self.tokens]
-        own += [self.versions, self.logprobs, self.stats, self.work, self.settings]
+        own += [self.versions, self.logprobs, self.stats, self.begun, self.work, self.settings]
         return own if self.seen is None else [*own, self.seen]
 
     def start(self, first: int, params: Sequence[SamplingParams], contexts: Sequence[Sequence[int]]) -> None:
@@ -74,6 +86,7 @@ class Slots:
         self.stops[rows] = table[:, 4:]
         self.count[rows] = 0
         self.stats[rows] = 0
+        self.begun[rows] = 0
         self.work[rows] = 0
         laws = [(p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty) for p in params]
         self.settings[rows] = torch.tensor(laws, device=self.device)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.errors import UserError
@@ -16,7 +17,7 @@ from bebop.rollout.decoding.step import cycle
 from bebop.rollout.engine import Finished, Request
 from bebop.rollout.runner import ModelRunner
 from bebop.rollout.slots import STATS, Slots, SlotSizes
-from bebop.trajectory import Completion, DecodeStats, FinishReason
+from bebop.trajectory import Completion, DecodeStats, FinishReason, add_stretches
 
 
 class TorchEngine:
@@ -204,9 +205,10 @@ class TorchEngine:
         """The completion of a slot, copied off the device."""
         request, count = self.active[slot], int(self.slots.count[slot])
         ids = self.slots.tokens[slot, :count].to("cpu", copy=True).numpy()
-        sums = dict(zip(STATS, self.slots.stats[slot].cpu().numpy().copy(), strict=True))
+        by_stretch = self.slots.stats[slot].cpu().numpy().copy()  # [P, STATS, K]
+        sums = dict(zip(STATS, by_stretch.sum(0), strict=True))
         cycles, target, draft = self.slots.work[slot].tolist()
-        before = request.partial.stats if request.partial else DecodeStats()
+        before, earlier = (request.partial.stats, request.partial.stretches) if request.partial else (DecodeStats(), ())
         fresh = count - (len(request.partial.token_ids) if request.partial else 0)
         stats = DecodeStats(cycles=cycles, tokens=fresh, target_forwards=target, draft_forwards=draft, **sums)
         completion = Completion(
@@ -216,9 +218,20 @@ class TorchEngine:
             text=self.policy.tokenizer.decode(ids, skip_special_tokens=False),
             finish_reason=reason,
             stats=before + stats,
+            stretches=add_stretches(earlier, self._stretches(slot, by_stretch)),
             exact=self.system.rule.exact,
         )
         return Finished(id=request.id, completion=completion)
+
+    def _stretches(self, slot: int, sums: NDArray[np.float64]) -> tuple[tuple[int, DecodeStats], ...]:
+        """Statistics by stretch from sums [P, STATS, K], of those in which a cycle began."""
+        found = []
+        for start, cycles, rows in zip(self.slots.starts.tolist(), self.slots.begun[slot].tolist(), sums, strict=True):
+            if cycles:
+                named = dict(zip(STATS, rows, strict=True))
+                tokens = cycles + int(named["accepted"].sum())
+                found.append((start, DecodeStats(cycles=cycles, tokens=tokens, **named)))
+        return tuple(found)
 
     def _free(self, slot: int) -> None:
         """Give a slot back: the last active row moves into its place."""

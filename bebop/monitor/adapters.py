@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from bebop.errors import UserError
-from bebop.monitor.drift import STRETCH
 from bebop.monitor.estimate import Array
-from bebop.trajectory import DecodeStats
+from bebop.trajectory import STRETCH, DecodeStats
 
 ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num", "spec_accepted_tokens")
 PROPOSED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")

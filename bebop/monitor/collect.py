@@ -8,19 +8,26 @@ from numpy.typing import NDArray
 
 from bebop.monitor.estimate import Array
 from bebop.monitor.records import PER_POSITION, StepRecords
-from bebop.trajectory import Completion, DecodeStats, Group
+from bebop.trajectory import STRETCH, Completion, DecodeStats, Group
 
 
 def from_groups(groups: Sequence[Group], step: int, version: int | None = None) -> StepRecords:
     """A step's records from its finished groups; ``version`` is the trainer's, for the lag. O(answers)."""
     answers = [(group.prompt, t.completion) for group in groups for t in group.trajectories]
-    drafted = [(prompt, c) for prompt, c in answers if c.stats.cycles]
-    versions = [_version(c) for _, c in drafted]
+    drafted = [
+        (number, prompt, c, start, stats)
+        for number, (prompt, c) in enumerate(answers)
+        for start, stats in (c.stretches or ((0, c.stats),))
+        if stats.cycles
+    ]
+    versions = [_version(c, start) for _, _, c, start, _ in drafted]
     return from_stats(
-        [c.stats for _, c in drafted],
+        [stats for *_, stats in drafted],
         step,
-        unit=[prompt.index for prompt, _ in drafted],
-        task=[prompt.task for prompt, _ in drafted],
+        unit=[prompt.index for _, prompt, *_ in drafted],
+        answer=[number for number, *_ in drafted],
+        position=[start for *_, start, _ in drafted],
+        task=[prompt.task for _, prompt, *_ in drafted],
         version=versions,
         lag=[-1 if version is None or v < 0 else version - v for v in versions],
     )
@@ -109,8 +116,10 @@ def with_entropy(records: StepRecords, entropy: float) -> StepRecords:
     )
 
 
-def _version(completion: Completion) -> int:
-    return int(np.median(completion.versions)) if len(completion.versions) else -1
+def _version(completion: Completion, start: int) -> int:
+    """The weights that wrote the stretch from ``start`` on: it ends where twice as much is written."""
+    written = completion.versions[start : 2 * max(start, STRETCH // 2)] if completion.stretches else completion.versions
+    return int(np.median(written)) if len(written) else -1
 
 
 def _labels(values: Iterable[int] | None, default: Iterable[int]) -> NDArray[np.int64]:

@@ -15,12 +15,12 @@ from bebop.monitor.estimate import Estimate
 from bebop.monitor.records import StepRecords
 from bebop.monitor.slope import Slope
 from bebop.monitor.window import Measure, Window
+from bebop.trajectory import STRETCH
 
 IDENTITY = 1e-12  # change = entropy part + mismatch part, up to rounding
 SMALL = {"tokens": 0.05, "rate": 0.01}  # changes below these are of no consequence, whatever their interval
 Unit = Literal["tokens", "rate"]
 Key = Literal["task", "position", "version", "lag"]
-STRETCH = 64  # tokens: answers are cut at 64, 128, 256, ... to see drift by position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -99,7 +99,11 @@ def _measure(
         overlap = torch.minimum(p, draft.probs).sum(-1)
         seen = (overlap, p.gather(-1, best)[..., 0], draft.entropies, entropy(p))
         rows += [torch.where(reached, value, 0.0).double() for value in seen]
-    runner.slots.stats[: runner.batch, : len(rows), :drafts] += torch.stack(rows, 1)
+    slots, batch = runner.slots, runner.batch
+    stretch = torch.bucketize(slots.count[:batch], slots.starts, right=True) - 1
+    row = torch.arange(batch, device=emitted.device)
+    slots.begun[row, stretch] += 1
+    slots.stats[row, stretch, : len(rows), :drafts] += torch.stack(rows, 1)
 
 
 def _seen(runner: ModelRunner, draft: Draft | None) -> Tensor | None:

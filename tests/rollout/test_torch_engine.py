@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -188,3 +189,26 @@ def test_the_fingerprint_is_that_of_the_head_at_the_last_load() -> None:
     assert one.head == first, "the backbone alone was sent"
     one.load_weights({n: w.detach() for n, w in other.weights(mtp=True).items()}, 2)
     assert one.head == engine(other).head
+
+
+def test_statistics_by_stretch_of_the_answer() -> None:
+    """A cycle belongs to where it begins; an interruption changes nothing."""
+    policy = tiny_policy(seed=1)
+    [long] = generate(engine(policy), requests([[1, 2, 3]], max_new_tokens=90))
+    [short] = generate(engine(policy), requests([[1, 2, 3]], max_new_tokens=64))  # the same tokens, cut off
+    assert [start for start, _ in long.stretches] == [0, 64] and [start for start, _ in short.stretches] == [0]
+    assert long.stretches[0][1].cycles == short.stats.cycles < long.stats.cycles
+    np.testing.assert_array_equal(long.stretches[0][1].overlap[:1], short.stats.overlap[:1])
+    for name in ("cycles", "reached", "accepted", "overlap", "target_entropy"):
+        parts = sum(getattr(stats, name) for _, stats in long.stretches)
+        np.testing.assert_allclose(parts, getattr(long.stats, name), rtol=1e-12)
+    one = engine(policy)
+    one.add(requests([[1, 2, 3]], max_new_tokens=90)[0])
+    while int(one.slots.count[0]) < 70:
+        one.step()
+    [cut] = one.abort()
+    [resumed] = generate(engine(policy), [replace(requests([[1, 2, 3]], max_new_tokens=90)[0], partial=cut.completion)])
+    assert [start for start, _ in resumed.stretches] == [0, 64]
+    for (_, a), (_, b) in zip(resumed.stretches, long.stretches, strict=True):
+        assert a.cycles == b.cycles
+        np.testing.assert_allclose(a.accepted, b.accepted)
