@@ -4,6 +4,7 @@ The policy's pass is the trainer's own (``Scorer``), so sharding and precision a
 run on the hidden states that it leaves behind.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from bebop.config import DecodingConfig, SamplingConfig
 from bebop.kernels.stats import pair_stats
 from bebop.kernels.truncation import truncate_
 from bebop.model.backbone import Policy
-from bebop.monitor.bank import BankReading, BankText, Sweep
+from bebop.monitor.bank import BankReading, BankText, Look, Sweep
 from bebop.trainer.chains import chain_rows
 from bebop.trainer.cotrain import unpacked
 from bebop.trainer.heads import HeadLoss, Shared
@@ -27,6 +28,8 @@ from bebop.trajectory import Completion
 
 HEATS = (1.0, 0.4, 0.6, 0.8, 1.25, 1.5, 1.8)  # of the sweep, times the run's own temperature, which comes first
 CHUNK = 1 << 23  # logits held at once
+LIKELY = 6  # tokens of each law that are kept at the contexts one can look at
+READ_BEFORE = 16  # tokens before them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +53,21 @@ class BankReader:
         heats = HEATS if sweep else HEATS[:1]
         shared = whole_tables(self.policy) if self.world > 1 else None
         found: dict[int, Tensor] = {}
+        looks: dict[int, Look] = {}
         for packed in self._packed(texts):
-            found |= self._measure(packed, heats, shared, self.decoding.draft_tokens if sweep else 1)
-        parts = [found] * self.world
+            found |= self._measure(packed, heats, shared, self.decoding.draft_tokens if sweep else 1, texts, looks)
+        parts: list[tuple[dict[int, Tensor], dict[int, Look]]] = [(found, looks)] * self.world
         if self.world > 1:
-            dist.all_gather_object(parts, {text: numbers.cpu() for text, numbers in found.items()})
-        merged = {text: numbers.cpu() for part in parts for text, numbers in part.items()}
+            dist.all_gather_object(parts, ({text: numbers.cpu() for text, numbers in found.items()}, looks))
+        merged = {text: numbers.cpu() for part, _ in parts for text, numbers in part.items()}
+        seen = {text: look for _, part in parts for text, look in part.items()}
         unit = np.repeat(sorted(merged), [merged[text].shape[1] for text in sorted(merged)])
         numbers = torch.cat([merged[text] for text in sorted(merged)], 1).double().numpy()  # [heats, N, 4]
         readings = [
             BankReading(overlap=n[:, 0], entropy=n[:, 1], unit=unit, chance=float(n[:, 3].mean()) if luck else None)
             for n, luck in zip(numbers, [sweep] + [False] * (len(heats) - 1), strict=True)
         ]
+        readings[0] = dataclasses.replace(readings[0], looks=tuple(seen[text] for text in sorted(seen)))
         if not sweep:
             return readings[0], None
         entropy, length = numbers[..., 1].mean(1), numbers[..., 2].mean(1)
@@ -82,9 +88,18 @@ class BankReader:
         return [part.to(self.policy.device, self.policy.backbone.dtype) for part in packed]
 
     def _measure(
-        self, packed: PackedRows, heats: Sequence[float], shared: Shared | None, depth: int
+        self,
+        packed: PackedRows,
+        heats: Sequence[float],
+        shared: Shared | None,
+        depth: int,
+        bank: Sequence[BankText],
+        looks: dict[int, Look],
     ) -> dict[int, Tensor]:
-        """Text -> numbers [heats, tokens, 4]: acceptance, entropy, accept length, acceptance of unrelated laws."""
+        """Text -> numbers [heats, tokens, 4]: acceptance, entropy, accept length, acceptance of unrelated laws.
+
+        ``looks`` gets both laws at the chosen token of each text.
+        """
         self.scorer.kept = []
         self.scorer(packed)
         [(_, hidden)], self.scorer.kept = self.scorer.kept, None
@@ -107,12 +122,45 @@ class BankReader:
         def look(steps: Steps) -> Tensor:
             lucky = [len(heats) > 1, *[False] * (len(heats) - 1)]  # unrelated laws: once, in a sweep
             seen.append(torch.stack([self._numbers(steps, *pair) for pair in zip(heats, lucky, strict=True)]))
+            looks.update(self._looks(steps, texts, counts, bank))
             return steps.draft.new_zeros(())
 
         law = Law(temperature=self.sampling.temperature)
-        HeadLoss(self.policy, law, self.scorer.mixed)(layout, look, known, shared)
         counts = (layout.steps > 0).sum(1).tolist()
+        HeadLoss(self.policy, law, self.scorer.mixed)(layout, look, known, shared)
         return dict(zip(texts, seen[0].split(counts, 1), strict=True))
+
+    def _looks(
+        self, steps: Steps, texts: Sequence[int], counts: Sequence[int], bank: Sequence[BankText]
+    ) -> dict[int, Look]:
+        """Both laws of the first step at the token that each text names."""
+        chosen = steps.mask[..., 0]
+        draft, target = steps.draft[chosen][:, 0], steps.target[chosen][:, 0]
+        found, start = {}, 0
+        for text, count in zip(texts, counts, strict=True):
+            # The first chain drafts the answer's first token; behind a prompt of one token, its second.
+            place = bank[text].look - (len(bank[text].prompt) == 1)
+            if 0 <= place < count:
+                rows = slice(start + place, start + place + 1)
+                q = self._law(draft[rows], steps.weight, 1.0, draft=True)
+                p = self._law(target[rows], steps.weight, 1.0, draft=False)
+                found[text] = self._look(text, bank[text], q[0].softmax(-1), p[0].softmax(-1))
+            start += count
+        return found
+
+    def _look(self, number: int, text: BankText, q: Tensor, p: Tensor) -> Look:
+        likely = torch.cat([law.topk(min(LIKELY, len(law))).indices for law in (p, q)]).unique()
+        likely = likely[p[likely].argsort(descending=True)]
+        decode = self.policy.tokenizer.decode
+        return Look(
+            text=number,
+            context=str(decode([*text.prompt, *text.answer[: text.look]][-READ_BEFORE:])),
+            ids=tuple(likely.tolist()),
+            tokens=tuple(str(decode([token])) for token in likely.tolist()),
+            target=tuple(round(x, 4) for x in p[likely].tolist()),
+            draft=tuple(round(x, 4) for x in q[likely].tolist()),
+            overlap=round(float(torch.minimum(p, q).sum()), 4),
+        )
 
     def _numbers(self, steps: Steps, heat: float, luck: bool) -> Tensor:
         """[n, 4] of the anchors that have a step, in order."""

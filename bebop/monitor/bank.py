@@ -9,6 +9,7 @@ the head in themselves. With a ``Sweep`` of the first laws over temperatures eac
 what its overlap was at the temperature that gave it the entropy it has now.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,20 @@ class BankText:
 
     prompt: tuple[int, ...]  # [P]
     answer: tuple[int, ...]  # [T]
+    look: int = 1  # the token of the answer at which both laws are kept whole, for eyes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Both laws at one context: the M tokens that either thinks likely."""
+
+    text: int  # number of the bank's text
+    context: str  # the end of what was read
+    ids: tuple[int, ...]  # [M]
+    tokens: tuple[str, ...]  # [M] as text; several ids may have the same, or none
+    target: tuple[float, ...]  # [M] p
+    draft: tuple[float, ...]  # [M] q
+    overlap: float  # over the whole vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,6 +58,7 @@ class BankReading:
     entropy: Array  # [N] H(p), nats
     unit: NDArray[np.int64] | None = None  # [N] the answer each context was taken from; None: all apart
     chance: float | None = None  # mean overlap of p of one context with q of another
+    looks: tuple[Look, ...] = ()
 
     def __post_init__(self) -> None:
         shapes = {column.shape for column in (self.overlap, self.entropy, self.unit) if column is not None}
@@ -53,14 +69,16 @@ class BankReading:
         """For ``drift.jsonl``."""
         unit = None if self.unit is None else self.unit.tolist()
         rounded = {"overlap": np.round(self.overlap, 5).tolist(), "entropy": np.round(self.entropy, 5).tolist()}
-        return {**rounded, "unit": unit, "chance": self.chance}
+        looks = [dataclasses.asdict(look) for look in self.looks]
+        return {**rounded, "unit": unit, "chance": self.chance, "looks": looks}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "BankReading":
         """The inverse of ``to_row``."""
         unit = None if row.get("unit") is None else np.asarray(row["unit"], dtype=np.int64)
         overlap, entropy = (np.asarray(row[name], dtype=float) for name in ("overlap", "entropy"))
-        return cls(overlap=overlap, entropy=entropy, unit=unit, chance=row.get("chance"))
+        looks = tuple(Look(**{k: _frozen(v) for k, v in look.items()}) for look in row.get("looks", ()))
+        return cls(overlap=overlap, entropy=entropy, unit=unit, chance=row.get("chance"), looks=looks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,6 +99,10 @@ class Sweep:
         """The inverse of ``to_row``."""
         bank = tuple(BankReading.from_row(reading) for reading in row["bank"])
         return cls(entropy=tuple(row["entropy"]), length=tuple(row["length"]), bank=bank)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def direct(

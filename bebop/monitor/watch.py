@@ -18,7 +18,7 @@ from bebop.monitor.controller import GREEDY, SAMPLED, Action, ControllerConfig, 
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.logs import log_row, read_log, read_row
 from bebop.sinks import StepLog
-from bebop.trajectory import Group
+from bebop.trajectory import Completion, Group
 
 COTRAIN = ("cotrain_start", "cotrain_stop")
 DECODING = ("set_system", "set_length")
@@ -153,11 +153,12 @@ def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None
 def choose(groups: Sequence[Group], count: int) -> tuple[BankText, ...]:
     """``count`` answers, from as many prompts as there are; an answer of a single token may have no context."""
     members = [
-        [
-            BankText(prompt=group.prompt.token_ids, answer=tuple(t.completion.token_ids.tolist()))
-            for t in group.trajectories
-            if len(t.completion.token_ids) > 1
-        ]
-        for group in groups
+        [_text(group, t.completion) for t in group.trajectories if len(t.completion.token_ids) > 1] for group in groups
     ]
     return tuple(text for text in chain.from_iterable(zip_longest(*members)) if text is not None)[:count]
+
+
+def _text(group: Group, answer: Completion) -> BankText:
+    """An answer, to be looked at where the policy surprised itself most: its laws are wide there."""
+    rarest = 1 + int(answer.logprobs[1:].argmin())
+    return BankText(prompt=group.prompt.token_ids, answer=tuple(answer.token_ids.tolist()), look=rarest)

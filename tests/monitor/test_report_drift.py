@@ -10,20 +10,36 @@ import plotly.graph_objects as go
 import pytest
 
 from bebop.config import JobConfig, from_dict
-from bebop.monitor.bank import BankReading, Sweep
+from bebop.monitor.bank import BankReading, Look, Sweep
 from bebop.monitor.watch import Watch
 from bebop.report import main
+from tests.browser import CHROMIUM, browse
 from tests.monitor.synthetic import Truth, step_groups
 from tests.test_report import headings, specs, write_run
 
 CARDS = ["Why the accept length moved", "Accept length against entropy", "The same texts, then and now"]
-CARDS += ["The controller's log", "Where it moved"]
+CARDS += ["Where the laws moved", "The controller's log", "Where it moved"]
 TRUTH = Truth(entropy=lambda step: 0.5 + 0.01 * step, mismatch=lambda step: 0.0 if step <= 8 else -0.5)
 
 
 def reading(shift: float, heat: float = 1.0) -> BankReading:
     entropy = heat * np.random.default_rng(0).gamma(2.0, 0.2, 64)
-    return BankReading(overlap=0.8 - 0.2 * entropy + shift, entropy=entropy, unit=np.arange(64) // 4, chance=0.1)
+    overlap, unit = 0.8 - 0.2 * entropy + shift, np.arange(64) // 4
+    return BankReading(overlap=overlap, entropy=entropy, unit=unit, chance=0.1, looks=tuple(looks(shift)))
+
+
+def looks(shift: float) -> list[Look]:
+    """Eight contexts of which the last moves most; q stays, p moves."""
+    names = ("7", "", " ", "7", "-", "8", "9")  # two tokens look the same
+    moved = [shift * i / 8 for i in range(8)]
+    return [
+        Look(
+            text=i, context=f"{i} + 1 =\n", ids=tuple(range(10, 17)), tokens=names, overlap=0.7 + move,
+            target=(0.5 + move, 0.2 - move, 0.1, 0.1, 0.06, 0.03, 0.01),
+            draft=(0.6, 0.2, 0.1, 0.06, 0.03, 0.006, 0.004),
+        )
+        for i, move in enumerate(moved)
+    ]  # fmt: skip
 
 
 def watched_run(folder: Path, steps: int = 14) -> Path:
@@ -57,11 +73,11 @@ def drawn(page: str, title: str) -> list[dict[str, Any]]:
 
 
 def test_every_card_is_there_and_explained(page: str) -> None:
-    assert headings(page)[-5:] == [*CARDS[:3], "The controller&#x27;s log", CARDS[4]]
+    assert headings(page)[-6:] == [*CARDS[:4], "The controller&#x27;s log", CARDS[5]]
     for plot in specs(page):
         go.Figure(plot)
     texts = re.findall(r"</h2>.*?<p>(.*?)</p></section>", page)
-    assert all(len(text) > 60 for text in texts[-5:])
+    assert all(len(text) > 60 for text in texts[-6:])
 
 
 @pytest.mark.parametrize("title", [CARDS[0], CARDS[2]])
@@ -87,6 +103,16 @@ def test_slopes_go_through_the_first_steps(page: str) -> None:
     line = next(line for line in lines if line["name"] == "over temperatures")
     slope = (line["y"][1] - line["y"][0]) / (line["x"][1] - line["x"][0])
     assert slope == pytest.approx(-1.03, abs=0.1) and "per nat" in line["hovertemplate"]
+
+
+def test_laws_are_shown_where_they_moved_most(page: str) -> None:
+    plots = drawn(page, CARDS[3])
+    assert len(plots) == 6 and "after “7 + 1 =⏎”: overlap 0.70 → 0.61" in page and "after “1 + 1" not in page
+    bars = {trace["name"]: trace for trace in plots[0]["data"]}
+    assert bars["policy, first"]["x"] == ["7 #10", "(nothing)", "␣", "7 #13", "-", "8"]
+    assert bars["policy, first"]["y"][:2] == [0.5, 0.2]
+    assert bars["policy, last"]["y"][:2] == pytest.approx([0.4125, 0.2875])
+    assert bars["head, first"]["y"] == bars["head, last"]["y"]
 
 
 def test_the_controller_and_the_breakdown_are_tables(page: str) -> None:
@@ -126,3 +152,16 @@ def test_a_log_of_another_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert errors.count("\n") == 3 and "OURS=THEIRS" in errors and "accept_length=NAME" in errors
     with pytest.raises(SystemExit, match="2"):
         main([str(tmp_path), "--from", str(log)])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_draws_everything(page: str, tmp_path: Path, width: int) -> None:
+    (tmp_path / "page.html").write_text(page)
+    seen = browse(tmp_path / "page.html", tmp_path, width)
+    assert seen.width == width and seen.drawn == len(specs(page)) > 8 and seen.errors == []
+    assert seen.overflow <= width and seen.smallest >= 10 and seen.narrowest > 200
+    broken = page.replace("Plotly.newPlot", "Plotly.newPlat")
+    (tmp_path / "page.html").write_text(broken)
+    assert browse(tmp_path / "page.html", tmp_path, width).errors

@@ -1,6 +1,7 @@
 """The bank's reading against the laws written out, context by context."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from bebop.config import DecodingConfig
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import chain
-from bebop.monitor.bank import BankText
+from bebop.monitor.bank import BankReading, BankText
 from bebop.trainer.bank import HEATS
 from bebop.trainer.policy import PolicyTrainer
 from tests.trainer.builders import TEMPERATURE, batch, job, policy
@@ -54,6 +55,22 @@ def test_a_reading_by_hand(system: str) -> None:
     np.testing.assert_allclose(reading.overlap, flat[:, 0], atol=2e-5)
     np.testing.assert_allclose(reading.entropy, flat[:, 1], atol=2e-5)
     assert one.scorer.kept is None
+
+
+def test_looks_are_both_laws_at_the_named_token() -> None:
+    source = policy()
+    texts = [dataclasses.replace(text, look=look) for text, look in zip(TEXTS, (2, 1, 9), strict=True)]
+    reading, _ = reader(source, trainer={"max_tokens": 16}).read_bank(texts)
+    places = (2, 5 + 0, 5 + 1 + 9)  # among the contexts of all texts: a prompt of one token has no draft of its first
+    assert [look.text for look in reading.looks] == [0, 1, 2]
+    for look, place, text in zip(reading.looks, places, texts, strict=True):
+        assert look.overlap == pytest.approx(reading.overlap[place], abs=1e-4)
+        inside = sum(map(min, look.target, look.draft))
+        assert inside <= look.overlap + 1e-3 and len(set(look.ids)) == len(look.tokens) >= 6
+        assert look.target == tuple(sorted(look.target, reverse=True)) and sum(look.target) <= 1.001
+        ids = [*text.prompt, *text.answer[: text.look]]
+        assert look.context == source.tokenizer.decode(ids[-16:])
+    assert BankReading.from_row(json.loads(json.dumps(reading.to_row()))).looks == reading.looks
 
 
 def test_a_sweep_divides_the_same_logits() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 from bebop.config import DecodingConfig, MonitorConfig, from_dict
 from bebop.errors import UserError
+from bebop.monitor.bank import Look
 from bebop.monitor.controller import Kind
 from bebop.monitor.drift import Decomposition, Key
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.logs import read_log
-from bebop.monitor.report import figures
+from bebop.monitor.report import figures, looks
 from bebop.monitor.report.document import Card, table
 from bebop.monitor.report.figures import INK, MUTED, Panel, Trace, layout
 from bebop.monitor.report.runs import DASH, Run
@@ -65,6 +66,7 @@ class Story:
     name: str
     told: list[Explanation]
     breakdown: dict[Key, dict[str, Decomposition]]
+    looks: list[tuple[Look, Look]]  # at the first and at the last reading of the bank, the same contexts
 
 
 def load_story(
@@ -72,8 +74,11 @@ def load_story(
 ) -> Story:
     """Replay a log; ``names`` as in ``logs.read_log``."""
     monitor = DriftMonitor(rules)
-    told = [one for step in read_log(path, names) if (one := step.tell(monitor)) is not None]
-    return Story(name=name, told=told, breakdown={key: monitor.breakdown(key) for key, _ in KEYS})
+    steps = list(read_log(path, names))
+    told = [one for step in steps if (one := step.tell(monitor)) is not None]
+    read = [{look.text: look for look in step.bank.looks} for step in steps if step.bank is not None]
+    looks = [(look, read[-1][text]) for text, look in read[0].items() if text in read[-1]] if len(read) > 1 else []
+    return Story(name=name, told=told, breakdown={key: monitor.breakdown(key) for key, _ in KEYS}, looks=looks)
 
 
 def stories(folders: Sequence[Path], runs: Sequence[Run]) -> list[Story]:
@@ -90,6 +95,7 @@ def cards(told: Sequence[Story]) -> list[Card]:
         _parts(told, "length", "Why the accept length moved", "tokens per pass", LENGTH),
         _heat(told),
         _parts(told, "bank", "The same texts, then and now", "acceptance rate", BANK),
+        looks.card([(story.name, story.looks) for story in told]),
         _controller(told),
         _breakdown(told),
     ]
