@@ -1,4 +1,4 @@
-"""Benchmarks: ``python -m bebop.bench rollout``, ``loop`` and ``kernels``."""
+"""Benchmarks: ``python -m bebop.bench rollout``, ``loop``, ``kernels`` and ``monitor``."""
 
 import argparse
 import time
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from bebop.benchmarks import kernels, loop, record, rollout
-from bebop.compose import run_main
+from bebop.benchmarks import kernels, loop, monitor, record, rollout
+from bebop.compose import job_config, run_main
 from bebop.config import ModelConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.rollout.decoding.systems import SYSTEMS
@@ -37,6 +37,9 @@ def parser() -> argparse.ArgumentParser:
     three = kinds.add_parser("kernels", help="draft losses and verification against what others offer")
     three.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     three.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    four = kinds.add_parser("monitor", help="what watching acceptance costs")
+    four.add_argument("--rounds", type=int, default=8, help="turns with and without statistics (default: 8)")
+    four.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
     return top
 
 
@@ -51,6 +54,14 @@ def main(arguments: list[str]) -> int:
         rows = loop.run(options.steps, options.rounds, options.overrides)
         record.keep(out, "loop", rows, settings)
         record.bars(out, "loop", [{**r, "job": ""} for r in rows], group="job", bar="arm", height="samples/s")
+    elif options.kind == "monitor":
+        if options.rounds < 2:
+            raise UserError(f"--rounds {options.rounds} is not possible: give 2 or more")
+        config = job_config(options.overrides)
+        torch.set_num_threads(config.rollout.threads)
+        rows = monitor.run(config, options.rounds)
+        record.keep(out, "monitor", rows, settings)
+        record.bars(out, "monitor", [{**r, "job": ""} for r in rows], group="job", bar="part", height="added %")
     elif options.kind == "kernels":
         torch.set_num_threads(options.threads)
         choice = {"auto": kernels.default, "cpu": kernels.on_cpu, "cuda": kernels.on_gpu}[options.device]

@@ -1,0 +1,129 @@
+"""What watching costs: decoding with and without statistics in turns, the monitor's own work, and readings of the bank.
+
+Processor seconds of this process, so that other work on the machine counts little. The share is of the rollout time
+of a step: what the decoding without statistics takes for as many answers.
+"""
+
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from bebop.config import JobConfig
+from bebop.intervals import resampled
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy
+from bebop.monitor.watch import Watch, choose
+from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.engine import Request
+from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.tasks.source import PromptSource, chat_encoder
+from bebop.trainer.policy import PolicyTrainer
+from bebop.trajectory import Completion, Group, SamplingParams, Trajectory
+
+
+def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
+    """One row a part of the monitor: seconds a step with it, without it, and what it adds in percent."""
+    policy = load_policy(config.model, need_mtp=True)
+    source = PromptSource(config.task, chat_encoder(policy.tokenizer), 1024)
+    spent: dict[bool, list[float]] = defaultdict(list)
+    answers: list[Completion] = []
+    progress = tqdm(total=2 * rounds, desc="monitor")
+    for turn in range(rounds + 1):
+        for measure in (True, False) if turn % 2 else (False, True):
+            asked = _requests(config, policy, source)
+            seconds, found = _decode(config, policy, asked, measure)
+            if turn:  # the first turn warms up
+                spent[measure].append(seconds)
+                progress.update()
+            answers = found if measure else answers
+    progress.close()
+    plain = float(np.median(spent[False]))
+    groups = _groups(config, source, answers)
+    watching, reading = _watching(config, groups), _reading(config, policy, groups)
+    every, added = config.monitor.bank_every, _percent(spent)
+    return [
+        {"part": "statistics of drafts", "s/step": plain, "added s": added["added %"] / 100 * plain, **added},
+        {"part": "monitor", "s/step": plain, "added s": watching, "added %": 100 * watching / plain},
+        {
+            "part": f"bank, each {every} steps",
+            "s/step": plain,
+            "added s": reading / every,
+            "added %": 100 * reading / every / plain,
+        },
+    ]
+
+
+def _requests(config: JobConfig, policy: Policy, source: PromptSource) -> list[Request]:
+    """The answers of one step."""
+    size, most = config.trainer.group_size, config.rollout.sampling.max_new_tokens
+    return [
+        Request(
+            id=number,
+            token_ids=source.prompt(number // size).token_ids,
+            params=SamplingParams(max_new_tokens=most, stop_token_ids=policy.eos_token_ids, seed=number),
+        )
+        for number in range(size * config.trainer.groups_per_step)
+    ]
+
+
+def _decode(
+    config: JobConfig, policy: Policy, asked: Sequence[Request], measure: bool
+) -> tuple[float, list[Completion]]:
+    """Processor seconds of one step's answers; the same tokens with and without statistics."""
+    engine = TorchEngine(
+        policy,
+        make_system(config.decoding),
+        slots=config.rollout.slots,
+        max_length=config.rollout.max_length,
+        measure=measure,
+    )
+    started = time.process_time()
+    answers = generate(engine, asked)
+    return time.process_time() - started, answers
+
+
+def _groups(config: JobConfig, source: PromptSource, answers: Sequence[Completion]) -> list[Group]:
+    size = config.trainer.group_size
+    return [
+        Group(
+            prompt=source.prompt(i // size),
+            trajectories=tuple(Trajectory(completion=a, reward=0.0) for a in answers[i : i + size]),
+        )
+        for i in range(0, len(answers), size)
+    ]
+
+
+def _watching(config: JobConfig, groups: Sequence[Group], steps: int = 20) -> float:
+    """Seconds a step: to collect, estimate, explain and write down; the last half of the steps, with all windows."""
+    with tempfile.TemporaryDirectory() as folder:
+        watch, seconds = Watch(config, Path(folder)), []
+        for step in range(1, steps + 1):
+            started = time.process_time()
+            watch.observe(step, groups, step - 1)
+            seconds.append(time.process_time() - started)
+        watch.close()
+    return float(np.median(seconds[steps // 2 :]))
+
+
+def _reading(config: JobConfig, policy: Policy, groups: Sequence[Group]) -> float:
+    """Seconds of one reading of the bank, later ones, without the sweep."""
+    trainer, texts = PolicyTrainer(policy, config), choose(groups, config.monitor.bank_answers)
+    seconds = []
+    for _ in range(4):
+        started = time.process_time()
+        trainer.read_bank(texts)
+        seconds.append(time.process_time() - started)
+    return float(np.median(seconds[1:]))
+
+
+def _percent(spent: dict[bool, list[float]]) -> dict[str, float]:
+    """Total over total, rounds resampled."""
+    on, off = np.array(spent[True]), np.array(spent[False])
+    found = resampled(lambda weights: (weights @ on) / (weights @ off), len(on))
+    return {"added %": 100 * (found.value - 1), "low %": 100 * (found.low - 1), "high %": 100 * (found.high - 1)}
