@@ -12,7 +12,7 @@ class DataConfig:
     """Sequences to train on: sampled by the model itself (default), or read from a file."""
 
     source: Literal["sample", "file"] = "sample"
-    sequences: int = 2000  # sampled answers; from a file: the most that are read, 0 for all
+    sequences: int = 1200  # sampled answers; from a file: the most that are read, 0 for all
     path: str | None = None  # .jsonl or .parquet, for source=file
     prompt_key: str = "prompt"
     answer_key: str = "answer"
@@ -43,12 +43,12 @@ class DataConfig:
 class TrainConfig:
     """How long, on how much at a time, and from what."""
 
-    steps: int = 300
+    steps: int = 160
     rows_per_step: int = 32
     warm_objective: str = "ce"  # of the first steps: a draft that shares no token with the target has no TV gradient
     warm_steps: int | None = None  # null: none for a head that came with the checkpoint, a third for a fresh one
-    eval_every: int = 50  # steps between evaluations on held-out text; 0: only at both ends
-    save_every: int = 100  # steps between checkpoints for resuming; 0: only at the end
+    eval_every: int = 40  # steps between evaluations on held-out text; 0: only at both ends
+    save_every: int = 80  # steps between checkpoints for resuming; 0: only at the end
     keep: int = 2
     threads: int = 2  # CPU threads
     cache_mb: int = 1024  # the backbone's hidden states of the training text are computed once if they fit; 0: never
