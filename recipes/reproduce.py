@@ -13,7 +13,7 @@ from recipes.common.study import FOLDER, QUICK, results_folder
 from recipes.common.summary import page, read
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = ("objectives", "temperature", "boundary", "top_k", "drift", "throughput", "beyond")
+RECIPES = ("objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond")
 
 
 def main() -> None:
