@@ -32,9 +32,10 @@ def looks(shift: float) -> list[Look]:
     """Eight contexts of which the last moves most; q stays, p moves."""
     names = ("7", "", " ", "7", "-", "8", "9")  # two tokens look the same
     moved = [shift * i / 8 for i in range(8)]
+    moved.append(moved[-1])  # another answer that begins like the last
     return [
         Look(
-            text=i, context=f"{i} + 1 =\n", ids=tuple(range(10, 17)), tokens=names, overlap=0.7 + move,
+            text=i, context=f"{min(i, 7)} + 1 =\n", ids=tuple(range(10, 17)), tokens=names, overlap=0.7 + move,
             target=(0.5 + move, 0.2 - move, 0.1, 0.1, 0.06, 0.03, 0.01),
             draft=(0.6, 0.2, 0.1, 0.06, 0.03, 0.006, 0.004),
         )
@@ -108,6 +109,7 @@ def test_slopes_go_through_the_first_steps(page: str) -> None:
 def test_laws_are_shown_where_they_moved_most(page: str) -> None:
     plots = drawn(page, CARDS[3])
     assert len(plots) == 6 and "after “7 + 1 =⏎”: overlap 0.70 → 0.61" in page and "after “1 + 1" not in page
+    assert page.count("after “7 + 1") == 1
     bars = {trace["name"]: trace for trace in plots[0]["data"]}
     assert bars["policy, first"]["x"] == ["7 #10", "(nothing)", "␣", "7 #13", "-", "8"]
     assert bars["policy, first"]["y"][:2] == [0.5, 0.2]

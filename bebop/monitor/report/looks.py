@@ -25,7 +25,9 @@ TEXT = (
 def card(told: Sequence[tuple[str, Sequence[tuple[Look, Look]]]]) -> Card | None:
     """A panel a context; ``told``: runs with their contexts, each at the first and the last reading."""
     pairs = [(name, *pair) for name, found in told for pair in found]
-    pairs.sort(key=lambda pair: -abs(pair[2].overlap - pair[1].overlap))
+    pairs.sort(key=lambda pair: abs(pair[2].overlap - pair[1].overlap))
+    apart = {(name, last.context): (name, first, last) for name, first, last in pairs}  # many answers begin alike
+    pairs = sorted(apart.values(), key=lambda pair: -abs(pair[2].overlap - pair[1].overlap))
     runs = len({name for name, *_ in pairs})
     panels = [_panel(first, last, f"{name}: " if runs > 1 else "") for name, first, last in pairs[:SHOWN]]
     keys = [Key(label=label, color=shade, style="block", group=f"look {label}") for label, shade, *_ in LAWS]
