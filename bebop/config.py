@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from bebop.config_sglang import SglangConfig
 from bebop.errors import UserError
 
 T = TypeVar("T")
@@ -82,21 +83,21 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         heat = 0 <= self.temperature < math.inf
-        check(heat, "rollout.sampling.temperature", self.temperature, "give 0 (greedy) or more")
-        check(self.top_k >= 0, "rollout.sampling.top_k", self.top_k, "give 0 (all) or more")
-        check(0 < self.top_p <= 1, "rollout.sampling.top_p", self.top_p, "give a number above 0 and at most 1")
-        check(0 <= self.min_p < 1, "rollout.sampling.min_p", self.min_p, "give a number from 0 to below 1")
+        check(heat, "sampling.temperature", self.temperature, "give 0 (greedy) or more")
+        check(self.top_k >= 0, "sampling.top_k", self.top_k, "give 0 (all) or more")
+        check(0 < self.top_p <= 1, "sampling.top_p", self.top_p, "give a number above 0 and at most 1")
+        check(0 <= self.min_p < 1, "sampling.min_p", self.min_p, "give a number from 0 to below 1")
         penalty = self.repetition_penalty
-        check(0 < penalty < math.inf, "rollout.sampling.repetition_penalty", penalty, "give a number above 0")
-        check(self.max_new_tokens >= 1, "rollout.sampling.max_new_tokens", self.max_new_tokens, "give 1 or more")
-        check("" not in self.stop, "rollout.sampling.stop", list(self.stop), "an empty text would end every answer")
+        check(0 < penalty < math.inf, "sampling.repetition_penalty", penalty, "give a number above 0")
+        check(self.max_new_tokens >= 1, "sampling.max_new_tokens", self.max_new_tokens, "give 1 or more")
+        check("" not in self.stop, "sampling.stop", list(self.stop), "an empty text would end every answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
     """Rollout workers and their engine."""
 
-    engine: Literal["torch"] = "torch"
+    engine: Literal["torch", "sglang"] = "torch"  # embedded, or SGLang
     workers: int = 1
     slots: int = 64  # requests decoded side by side by one worker
     max_length: int = 512  # prompt + answer, tokens
@@ -104,9 +105,10 @@ class RolloutConfig:
     on_update: Literal["keep", "recompute"] = "keep"  # KV entries of older weights when weights change in flight
     staleness: int = 1  # updates that a prompt's weights may lag behind; 0 is synchronous
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    sglang: SglangConfig = field(default_factory=SglangConfig)  # for engine=sglang
 
     def __post_init__(self) -> None:
-        one_of("rollout.engine", self.engine, Literal["torch"])
+        one_of("rollout.engine", self.engine, Literal["torch", "sglang"])
         one_of("rollout.on_update", self.on_update, Literal["keep", "recompute"])
         for name in ("workers", "slots", "threads"):
             check(getattr(self, name) >= 1, f"rollout.{name}", getattr(self, name), "give 1 or more")
@@ -307,7 +309,13 @@ def from_dict(cls: type[T], values: dict[str, Any], where: str = "") -> T:
     for name, value in values.items():
         check(name in names, f"{where}{name}", value, "no such setting; there are " + ", ".join(names))
         arguments[name] = _convert(hints[name], value, f"{where}{name}")
-    return cls(**arguments)
+    try:
+        return cls(**arguments)
+    except UserError as error:
+        # A section says its own name (sampling.top_p); which one it is, is known here (data.sampling.top_p).
+        own = where.split(".")[-2] + "." if where else ""
+        full = where + str(error).removeprefix(own) if own and str(error).startswith(own) else str(error)
+        raise UserError(full) from None
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

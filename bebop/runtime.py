@@ -1,4 +1,4 @@
-"""Builds the parts of a job from its configuration and makes them Ray actors. The only file that imports ray."""
+"""Builds the parts of a job from its configuration, runs it on Ray, and brings a dead trainer back."""
 
 import asyncio
 import contextlib
@@ -7,244 +7,35 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import ray
-import torch
-from ray.exceptions import RayActorError, RayTaskError
 from ray.util.metrics import Gauge
-from torch import Tensor
 
-from bebop.config import DecodingConfig, JobConfig
+from bebop.actors import free_port
+from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.loop import Loop
-from bebop.metrics import Metrics
-from bebop.model.checkpoint import load_policy, load_tokenizer, require_mtp
-from bebop.monitor.bank import BankReading, BankText, Sweep
+from bebop.model.checkpoint import load_tokenizer, require_mtp
 from bebop.monitor.dashboards.provision import provision
 from bebop.monitor.watch import Watch
+from bebop.placement import pools, reserve
 from bebop.protocols import TrainerDied, WorkerDied
+from bebop.remote import RayTrainer, RayWorker
 from bebop.rollout.decoding.systems import make_system
-from bebop.rollout.torch_engine import TorchEngine
-from bebop.rollout.worker import RolloutWorker, WorkerReport
+from bebop.rollout.sglang_builder import check_job
 from bebop.sinks import JsonlSink, ProgressLine, Sink, TensorBoardSink, WandbSink
-from bebop.tasks.rewards import checked, make_reward
+from bebop.tasks.rewards import make_reward
 from bebop.tasks.source import PromptSource, chat_encoder, instruction
 from bebop.trainer import checkpoint
-from bebop.trainer.actor import TrainerWorker
-from bebop.trajectory import Batch, Prompt
+from bebop.trajectory import Prompt
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-COLLECT_SECONDS = 5.0  # a collect call that finds nothing returns after this long
-
-
-def make_worker(config: JobConfig) -> RolloutWorker:
-    """A rollout worker with the embedded engine, not started."""
-    torch.set_num_threads(config.rollout.threads)
-    torch.manual_seed(config.runtime.seed)  # a fresh MTP head must be the same everywhere
-    system = make_system(config.decoding)
-    policy = load_policy(config.model, need_mtp=system.drafter is not None)
-    engine = TorchEngine(
-        policy,
-        system,
-        slots=config.rollout.slots,
-        max_length=config.rollout.max_length,
-        on_update=config.rollout.on_update,
-        measure=config.monitor.decode_stats,
-        room=config.decoding.draft_tokens + 1 if config.monitor.actions else 0,
-    )
-    reward = make_reward(config.task)
-    return RolloutWorker(engine, lambda text, prompt: checked(reward, text, prompt), config, policy.eos_token_ids)
-
-
-class RolloutActor:
-    """A rollout worker in a process of its own; calls come in on threads beside the decoding thread."""
-
-    def setup(self, config: JobConfig) -> int:
-        """Load model and task and start decoding; the process id."""
-        self.worker = make_worker(config)
-        self.worker.start()
-        return os.getpid()
-
-    def submit(self, prompts: Sequence[Prompt]) -> None:
-        """See ``RolloutWorker``."""
-        self.worker.submit(prompts)
-
-    def collect(self) -> WorkerReport:
-        """See ``RolloutWorker``."""
-        return self.worker.collect(COLLECT_SECONDS)
-
-    def set_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See ``RolloutWorker``."""
-        self.worker.set_weights(weights, version)
-
-    def set_decoding(self, decoding: DecodingConfig) -> None:
-        """See ``RolloutWorker``."""
-        self.worker.set_decoding(decoding)
-
-
-class TrainerActor:
-    """One rank of the trainer in a process of its own."""
-
-    def setup(self, config: JobConfig, rank: int, world: int, meeting: str | None) -> int:
-        """Load the policy and meet the other ranks; the process id."""
-        self.worker = TrainerWorker(config, rank, world, meeting)
-        return os.getpid()
-
-    def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
-        """See ``TrainerWorker``."""
-        return self.worker.update(batch, cotrain)
-
-    def read_bank(
-        self, texts: Sequence[BankText], sweep: bool, decoding: DecodingConfig
-    ) -> tuple[BankReading, Sweep | None]:
-        """See ``TrainerWorker``."""
-        return self.worker.read_bank(texts, sweep, decoding)
-
-    def version(self) -> int:
-        """See ``TrainerWorker``."""
-        return self.worker.version()
-
-    def weights(self, head: bool) -> dict[str, Tensor]:
-        """See ``TrainerWorker``."""
-        return self.worker.weights(head)
-
-    def head_fingerprint(self) -> str:
-        """See ``TrainerWorker``."""
-        return self.worker.head_fingerprint()
-
-    def save(self, folder: Path, loop_state: dict[str, Any]) -> None:
-        """See ``TrainerWorker``."""
-        self.worker.save(folder, loop_state)
-
-    def load(self, folder: Path) -> dict[str, Any]:
-        """See ``TrainerWorker``."""
-        return self.worker.load(folder)
-
-
-async def _call(death: type[Exception], result: Awaitable[T]) -> T:
-    """Await a Ray call; a dead actor becomes ``death``, a ``UserError`` from inside is raised as itself."""
-    try:
-        return await result
-    except RayTaskError as error:
-        if isinstance(error.cause, UserError):
-            raise UserError(str(error.cause)) from None
-        raise
-    except RayActorError as error:
-        raise death(str(error).strip().splitlines()[0]) from error
-
-
-class RayWorker:
-    """A rollout worker behind Ray; see ``protocols.Worker``."""
-
-    def __init__(self, config: JobConfig, gpus: float) -> None:
-        options = {"num_cpus": config.rollout.threads, "num_gpus": gpus, "max_concurrency": 8}
-        self.config, self.options = config, options
-        self.pid = 0
-        self.actor: Any = None
-
-    async def restart(self) -> None:
-        """Start, or start again after a death."""
-        self.close()
-        actor = ray.remote(RolloutActor).options(**self.options).remote()
-        self.pid = await _call(WorkerDied, actor.setup.remote(self.config))
-        self.actor = actor  # not before it can serve: until then it counts as dead
-
-    async def submit(self, prompts: Sequence[Prompt]) -> None:
-        """See ``protocols.Worker``."""
-        await _call(WorkerDied, self._alive().submit.remote(prompts))
-
-    async def collect(self) -> WorkerReport:
-        """See ``protocols.Worker``."""
-        return await _call(WorkerDied, self._alive().collect.remote())
-
-    async def set_weights(self, weights: Any, version: int) -> None:
-        """See ``protocols.Worker``; ``weights`` is a Ray reference, resolved on the worker's side."""
-        await _call(WorkerDied, self._alive().set_weights.remote(weights, version))
-
-    async def set_decoding(self, decoding: DecodingConfig) -> None:
-        """See ``protocols.Worker``."""
-        await _call(WorkerDied, self._alive().set_decoding.remote(decoding))
-
-    def _alive(self) -> Any:
-        if self.actor is None:
-            raise WorkerDied("it is being replaced")
-        return self.actor
-
-    def close(self) -> None:
-        """End the process."""
-        if self.actor is not None:
-            ray.kill(self.actor)
-            self.actor = None
-
-
-class RayTrainer:
-    """All ranks of the trainer behind Ray; see ``protocols.Trainer``."""
-
-    def __init__(self, config: JobConfig, run_dir: Path, gpus: float) -> None:
-        self.config, self.run_dir, self.gpus = config, run_dir, gpus
-        self.actors: list[Any] = []
-        self.pids: list[int] = []
-
-    async def restart(self) -> None:
-        """Start all ranks, or start them again after a death."""
-        self.close()
-        world = self.config.trainer.ranks
-        meeting = f"tcp://127.0.0.1:{free_port()}" if world > 1 else None
-        options = {"num_cpus": self.config.trainer.threads, "num_gpus": self.gpus}
-        self.actors = [ray.remote(TrainerActor).options(**options).remote() for _ in range(world)]
-        self.pids = await self._all("setup", [(self.config, rank, world, meeting) for rank in range(world)])
-
-    async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
-        """See ``protocols.Trainer``."""
-        shared = ray.put(batch)
-        return (await self._all("update", [(shared, cotrain)] * len(self.actors)))[0]
-
-    async def read_bank(
-        self, texts: Sequence[BankText], sweep: bool, decoding: DecodingConfig
-    ) -> tuple[BankReading, Sweep | None]:
-        """See ``protocols.Trainer``."""
-        return (await self._all("read_bank", [(texts, sweep, decoding)] * len(self.actors)))[0]
-
-    async def head_fingerprint(self) -> str:
-        """See ``protocols.Trainer``."""
-        mark: str = await _call(TrainerDied, self.actors[0].head_fingerprint.remote())
-        return mark
-
-    async def weights(self, head: bool) -> Any:
-        """A Ray reference to rank 0's weights, for workers to resolve; they do not pass through this process."""
-        references = [actor.weights.remote(head) for actor in self.actors]
-        # Ranks serve one call after another: once this one is answered, the weights are there, or the trainer is dead.
-        await self._all("version", [()] * len(self.actors))
-        return references[0]
-
-    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
-        """See ``protocols.Trainer``; the oldest checkpoints beyond ``trainer.keep`` are removed afterwards."""
-        folder = checkpoint.folder_of(self.run_dir, step)
-        await self._all("save", [(folder, loop_state)] * len(self.actors))
-        checkpoint.prune(self.run_dir, self.config.trainer.keep)
-
-    async def load(self, folder: Path) -> dict[str, Any]:
-        """Go on from a checkpoint; the loop's state."""
-        return (await self._all("load", [(folder,)] * len(self.actors)))[0]
-
-    async def _all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        calls = [getattr(a, method).remote(*args) for a, args in zip(self.actors, arguments, strict=True)]
-        return list(await asyncio.gather(*[_call(TrainerDied, call) for call in calls]))
-
-    def close(self) -> None:
-        """End all ranks."""
-        for actor in self.actors:
-            ray.kill(actor)
-        self.actors = []
 
 
 class RaySink:
@@ -263,13 +54,6 @@ class RaySink:
 
     def close(self) -> None:
         """Nothing to close: Ray owns the gauges."""
-
-
-def free_port() -> int:
-    """A TCP port that is free on the loopback address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -321,6 +105,8 @@ def run_job(config: JobConfig, run_dir: Path, begin: Callable[[], None] = lambda
     make_reward(config.task)
     if make_system(config.decoding).drafter is not None or config.cotrain.mode != "off":
         require_mtp(config.model)
+    if config.rollout.engine == "sglang":
+        check_job(config)
     found = checkpoint.latest(run_dir) if config.runtime.resume else None
     if config.runtime.resume and found is None:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
@@ -328,14 +114,20 @@ def run_job(config: JobConfig, run_dir: Path, begin: Callable[[], None] = lambda
         checkpoint.verify(found)
     begin()
     with ray_session(config):
-        return asyncio.run(_run(config, run_dir, source.prompt, found))
+        ranks, places = (reserve(pool) for pool in pools(config, ray.cluster_resources().get("GPU", 0.0)))
+        trainer, workers = RayTrainer(config, run_dir, ranks), [RayWorker(config, place) for place in places]
+        return asyncio.run(_run(config, run_dir, source.prompt, found, trainer, workers))
 
 
-async def _run(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], found: Path | None) -> bool:
+async def _run(
+    config: JobConfig,
+    run_dir: Path,
+    prompt: Callable[[int], Prompt],
+    found: Path | None,
+    trainer: RayTrainer,
+    workers: Sequence[RayWorker],
+) -> bool:
     """Run the loop; when the trainer dies, go back to the newest checkpoint with fresh actors."""
-    share = _gpu_share(config)
-    trainer = RayTrainer(config, run_dir, share)
-    workers = [RayWorker(config, share) for _ in range(config.rollout.workers)]
     sinks = _sinks(config, run_dir, _step_of(found))
     loop: Loop | None = None
     watch: Watch | None = None
@@ -345,7 +137,7 @@ async def _run(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt]
         asyncio.get_running_loop().add_signal_handler(number, lambda: _interrupt(loop, stop))
     try:
         for deaths in range(config.runtime.max_restarts + 1):
-            await asyncio.gather(trainer.restart(), *[w.restart() for w in workers])
+            await _start(trainer, workers)
             watch = _watch(config, run_dir, _step_of(found))
             loop = Loop(config, prompt, workers, trainer, sinks, watch)
             if stop.is_set():
@@ -372,6 +164,14 @@ async def _run(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt]
         trainer.close()
         for worker in workers:
             worker.close()
+
+
+async def _start(trainer: RayTrainer, workers: Sequence[RayWorker]) -> None:
+    """Start all parts; what cannot even start is no death to recover from."""
+    try:
+        await asyncio.gather(trainer.restart(), *[worker.restart() for worker in workers])
+    except (TrainerDied, WorkerDied) as death:
+        raise UserError(f"a part of the job did not start: {death}") from death
 
 
 def _interrupt(loop: Loop | None, stop: asyncio.Event) -> None:
@@ -408,14 +208,6 @@ def _sinks(config: JobConfig, run_dir: Path, start: int) -> list[Sink]:
     if config.runtime.progress:
         sinks.append(ProgressLine(config.trainer.steps, start))
     return sinks
-
-
-def _gpu_share(config: JobConfig) -> float:
-    """The part of a GPU that each process gets: all share those that there are."""
-    if config.model.device == "cpu" or not torch.cuda.is_available():
-        return 0.0
-    processes = config.trainer.ranks + config.rollout.workers
-    return min(1.0, torch.cuda.device_count() / processes)
 
 
 def _write_pids(run_dir: Path, trainer: RayTrainer, workers: Sequence[RayWorker]) -> None:

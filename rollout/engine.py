@@ -31,8 +31,12 @@ class Finished:
     completion: Completion
 
 
+class EngineDied(RuntimeError):
+    """An engine is gone, hangs, or holds unknown weights: its worker is replaced and its prompts start again."""
+
+
 class Engine(Protocol):
-    """A decoding engine driven step by step by one thread."""
+    """A decoding engine driven step by step by one thread. ``EngineDied`` may come out of any call."""
 
     version: int  # of the weights in use
     head: str  # fingerprint of the MTP head as it was after the last load of weights; empty without one

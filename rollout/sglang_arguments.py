@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from bebop.config import DecodingConfig, JobConfig
+from bebop.config_sglang import Pause, SglangConfig
 from bebop.errors import UserError
-from bebop.rollout.sglang_config import Pause, SglangConfig
 from bebop.trajectory import SamplingParams
 
 OLDEST = (0, 5, 14)  # the first with speculative_use_rejection_sampling
@@ -95,6 +95,20 @@ def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> N
         )
     if own.deterministic and sampled and device != "cuda":
         raise UserError("rollout.sglang.deterministic=true is not possible: SGLang's seeded drafts need a GPU")
+
+
+def refuse_loop(config: JobConfig) -> None:
+    """Raise ``UserError`` for a loop that cannot drive SGLang."""
+    own, rollout = config.rollout.sglang, config.rollout
+    if config.monitor.actions:
+        raise UserError("monitor.actions=true is not possible with SGLang: it decodes as it was started")
+    if own.urls and rollout.workers > 1:
+        raise UserError(f"rollout.workers={rollout.workers} is not possible with rollout.sglang.urls: one serves all")
+    if own.colocated and (rollout.staleness or own.urls):
+        raise UserError(
+            "rollout.sglang.colocated=true is not possible here: memory changes hands between rollout and update, so "
+            "rollout.staleness=0, and the engine is the worker's own"
+        )
 
 
 def refuse_vocabulary(folder: Path) -> None:

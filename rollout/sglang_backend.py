@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from bebop.rollout.engine import EngineDied
 from bebop.rollout.sglang_arguments import refuse_version
 
 log = logging.getLogger(__name__)
@@ -29,10 +30,6 @@ STRUCTS = {  # control calls, as SGLang's HTTP server names them, and their argu
     "resume_memory_occupation": "ResumeMemoryOccupationReqInput",
 }
 METHODS = {"weights_checker": "check_weights"}  # where the engine's own name is another
-
-
-class EngineDied(RuntimeError):
-    """An engine is gone, hangs, or holds unknown weights: replace it and ask its prompts again."""
 
 
 class Backend(Protocol):

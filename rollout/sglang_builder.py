@@ -1,27 +1,29 @@
 """An SGLang engine from a job's configuration, and the tokens that end its answers."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, GenerationConfig
 
 from bebop.config import JobConfig
+from bebop.config_sglang import SglangConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve
-from bebop.rollout.sglang_arguments import pause_mode, refuse_law, refuse_system, server_arguments
+from bebop.rollout.sglang_arguments import pause_mode, refuse_law, refuse_loop, refuse_system, server_arguments
 from bebop.rollout.sglang_backend import INTERPRETER, Backend, LocalBackend
 from bebop.rollout.sglang_carriers import Carrier, DiskCarrier, DistributedCarrier, TensorCarrier
-from bebop.rollout.sglang_config import SglangConfig
 from bebop.rollout.sglang_engine import EngineSpec, SglangEngine
 from bebop.rollout.sglang_http import Fleet, HttpBackend
 from bebop.rollout.sglang_weights import stored_head
 from bebop.trajectory import SamplingParams
 
 
-def make_engine(config: JobConfig, own: SglangConfig) -> tuple[SglangEngine, tuple[int, ...]]:
+def make_engine(config: JobConfig) -> tuple[SglangEngine, tuple[int, ...]]:
     """Start SGLang, or meet the servers that there are; the engine, and the tokens that end an answer."""
-    check_job(config, own)
+    check_job(config)
+    own = config.rollout.sglang
     folder = resolve(config.model.path)
     tokenizer = load_tokenizer(config.model)
     layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
@@ -36,6 +38,7 @@ def make_engine(config: JobConfig, own: SglangConfig) -> tuple[SglangEngine, tup
         layers=layers,
         dtype=getattr(torch, config.model.dtype),
         pause=pause_mode(own, config.rollout.on_update),
+        colocated=own.colocated,
         rescored=config.algorithm.rescore,
         seeded=own.deterministic,
         monitor_every=own.monitor_every if config.monitor.decode_stats else 0,
@@ -48,10 +51,13 @@ def make_engine(config: JobConfig, own: SglangConfig) -> tuple[SglangEngine, tup
     return engine, end_tokens(folder, tokenizer.eos_token_id)
 
 
-def check_job(config: JobConfig, own: SglangConfig) -> None:
+def check_job(config: JobConfig) -> None:
     """Raise ``UserError`` for what SGLang cannot do for this job, before anything is started."""
-    folder, law = resolve(config.model.path), config.rollout.sampling
+    own, folder, law = config.rollout.sglang, resolve(config.model.path), config.rollout.sampling
+    if find_spec("sglang") is None and not (own.urls and own.carrier == "disk"):
+        raise UserError("rollout=sglang needs SGLang: pip install 'bebop-rl[sglang]', see recipes/sglang")
     refuse_system(config.decoding, own, _device(config))
+    refuse_loop(config)
     speculative = config.decoding.system != "autoregressive"
     params = SamplingParams(
         top_k=law.top_k, top_p=law.top_p, min_p=law.min_p, repetition_penalty=law.repetition_penalty

@@ -2,24 +2,25 @@
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from bebop.config_sglang import Pause
 from bebop.errors import UserError
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.decoding.protocols import System
-from bebop.rollout.engine import Finished, Request
+from bebop.rollout.engine import EngineDied, Finished, Request
 from bebop.rollout.sglang_arguments import refuse_law, sampling_arguments
-from bebop.rollout.sglang_backend import Backend, EngineDied
+from bebop.rollout.sglang_backend import Backend
 from bebop.rollout.sglang_carriers import Carrier
-from bebop.rollout.sglang_config import Pause
 from bebop.rollout.sglang_outputs import Decode, completion, nothing, refused
 from bebop.rollout.sglang_weights import WeightWatch, shipment
 from bebop.trajectory import Completion, SamplingParams
@@ -27,6 +28,7 @@ from bebop.trajectory import Completion, SamplingParams
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 STEP_SECONDS = 0.2  # a step that finds nothing finished returns after this long
+LOOK_SECONDS = 1.0  # between two looks whether an engine that owes a reply still lives
 ABORT_SECONDS = 0.05  # between two tries to abort: a request may not have reached the scheduler yet
 
 
@@ -41,6 +43,7 @@ class EngineSpec:
     layers: int  # of the backbone
     dtype: torch.dtype  # of the engine's weights
     pause: Pause
+    colocated: bool  # whether memory is given away when all answers are there, until new weights come
     rescored: bool  # whether the trainer computes behaviour log-probs itself
     seeded: bool  # whether each answer has a seed of its own
     monitor_every: int
@@ -68,10 +71,11 @@ class SglangEngine:
         self._aborted: set[int] = set()
         self._count = 0
         self._moved = time.monotonic()  # when something was finished or added last
+        self._awake = True  # whether the GPU's memory is ours
         self._watch = WeightWatch(spec.dtype)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="sglang", daemon=True).start()
-        self._run(backend.start())
+        self._run(backend.start(), limit=math.inf)
         draft = {f"mtp.{name}": tensor for name, tensor in head.items()}
         load = shipment(draft, 0, spec.layout, spec.layers)
         self._watch.begin(self._run(self._checksums()), load.draft if spec.drafts else {})
@@ -85,6 +89,7 @@ class SglangEngine:
 
     def add(self, request: Request) -> None:
         """Queue a request."""
+        assert self._awake, "the weights are not there: new ones have to come first"
         spec, params = self.spec, request.params
         refuse_law(params, spec.drafts > 0, spec.rescored)
         if not request.token_ids:
@@ -113,6 +118,8 @@ class SglangEngine:
             why = f"{len(self._open)} answers are open and nothing was finished for {self.spec.timeout:.0f} s"
         if why is not None and self._open:
             raise EngineDied(why)
+        if self.spec.colocated and finished and not self._open:
+            self.release_memory()
         return finished
 
     def abort(self, ids: Sequence[int] | None = None) -> list[Finished]:
@@ -126,6 +133,8 @@ class SglangEngine:
 
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Replace weights between two cycles; running answers go on as ``pause`` says."""
+        if not self._awake:
+            self.resume_memory()
         self._run(self._update(weights, version))
         self.version = version
         head = {name.removeprefix("mtp."): tensor for name, tensor in weights.items() if name.startswith("mtp.")}
@@ -142,20 +151,31 @@ class SglangEngine:
         """Give the GPU to the trainer, with no request open: weights and keys and values leave it."""
         assert not self._open, "answers are open"
         self._run(self.backend.control("release_memory_occupation", {}))
+        self._awake = False
 
     def resume_memory(self) -> None:
         """Take the GPU back. Target weights have to be loaded before the next request; the draft's must have stayed."""
         self._run(self.backend.control("resume_memory_occupation", {}))
+        self._awake = True
         self._watch.check_draft(self._run(self._checksums()))
 
     def close(self) -> None:
-        """End the engine and its processes."""
-        self._run(self._end())
+        """End the engine and its processes, dead or alive."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(self.spec.timeout)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for something in the event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _run(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
+        """Wait for something in the event loop, as long as there is somebody to wait for."""
+        future, limit = asyncio.run_coroutine_threadsafe(work, self._loop), limit or self.spec.timeout
+        deadline = time.monotonic() + limit
+        while not wait([future], LOOK_SECONDS).done:
+            why = self.backend.dead()
+            if why is None and time.monotonic() > deadline:
+                why = f"SGLang did not reply for {limit:.0f} s"
+            if why is not None:
+                future.cancel()
+                raise EngineDied(why)
+        return future.result()
 
     def _notice(self, id: int, ended: Future[Completion]) -> None:
         with self._news:

@@ -1,6 +1,7 @@
 """SGLang servers by address: retries with backoff, and several of them behind one."""
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,9 @@ import aiohttp
 
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
+from bebop.rollout.engine import EngineDied
 from bebop.rollout.sglang_arguments import refuse_server
-from bebop.rollout.sglang_backend import Backend, EngineDied, Reply, checked
+from bebop.rollout.sglang_backend import Backend, Reply, checked
 
 log = logging.getLogger(__name__)
 BUSY = (429, 500, 502, 503, 504)  # worth another try
@@ -30,7 +32,7 @@ class HttpBackend:
         self.session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        """Look whether it is there and decodes as asked for."""
+        """Look whether it is there and decodes as asked for; end what a job that died may have left in it."""
         if self.session is None:
             connector = aiohttp.TCPConnector(limit=0)
             self.session = aiohttp.ClientSession(headers=self.headers, timeout=self.timeout, connector=connector)
@@ -38,6 +40,10 @@ class HttpBackend:
         refuse_server(info, self.decoding, self.url)
         if not str((await self._call("GET", "model_info", None)).get("weight_version")).isdigit():
             await self.control("update_weight_version", {"new_version": "0", "abort_all_requests": False})
+        with contextlib.suppress(EngineDied):  # no session is open
+            await self.control("end_weight_update", {})
+        await self.control("abort_request", {"abort_all": True})
+        await self.control("continue_generation", {"torch_empty_cache": False})
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
         """See ``Backend``."""

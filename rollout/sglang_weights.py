@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bebop.model.fingerprint import fingerprint
 from bebop.model.layouts import LAYOUTS, from_layout, to_layout
-from bebop.rollout.sglang_backend import EngineDied
+from bebop.rollout.engine import EngineDied
 
 Selector = Literal["target", "draft", "all"]
 SHARED = ("embed_tokens", "lm_head")  # the draft uses the target's

@@ -158,6 +158,7 @@ BAD = [
     (["data.source=file", "data.path=EMPTY"], "has no rows: give a file with at least one"),
     (["data.source=file", "data.path=FEW", "dir=NEW"], "has 5 usable rows; give 10 or more"),
     (["data.sampling.temperature=0"], "adaptation learns from samples: > 0"),
+    (["data.sampling.top_p=2"], "data.sampling.top_p=2.0 is not possible"),
     (["train.steps=0"], "train.steps=0 is not possible: give 1 or more"),
     (["--warp"], "--warp is no option"),
 ]

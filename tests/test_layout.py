@@ -20,7 +20,8 @@ from setuptools import find_namespace_packages
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKS = ("rollout", "trainer", "kernels", "conf")  # bebop/<name> -> ../<name>
-BARE = ("rollout", "trainer", "kernels")  # folders that must not become packages of their own
+LENT = {"recipes/verl": "verl_job", "recipes/megatron": "megatron_job"}  # bebop/<value> -> ../<key>, for the wheel
+BARE = ("rollout", "trainer", "kernels", *LENT)  # folders that must not become packages of their own
 
 # A module may import its own floor or lower. The longest matching prefix decides; a module without one is a mistake.
 FLOORS = {
@@ -33,6 +34,7 @@ FLOORS = {
     "bebop.errors": 0,
     "bebop.intervals": 0,
     "bebop.adaptation.config": 0,
+    "bebop.config_sglang": 0,
     "bebop.conf": 0,
     # 1: parts that know no engine, no worker and no trainer
     "bebop.model": 1,
@@ -58,6 +60,9 @@ FLOORS = {
     "bebop.loop": 3,
     "bebop.runtime": 4,
     "bebop.adaptation": 4,
+    "bebop.remote": 4,
+    "bebop.placement": 4,
+    "bebop.actors": 4,
     # 5: entry points
     "bebop.compose": 5,
     "bebop.run": 5,
@@ -66,16 +71,18 @@ FLOORS = {
     "bebop.benchmarks": 5,
     "bebop.adapt": 5,
     "bebop.certify": 5,
+    "bebop.verl_job": 5,
+    "bebop.megatron_job": 5,
     "recipes": 5,
 }
 # Heavy libraries have a door: the only modules that may import them. A trailing _ matches the start of a file's name.
 DOORS = {
-    "ray": ("bebop.runtime",),
+    "ray": ("bebop.runtime", "bebop.placement", "bebop.remote", "bebop.verl_job"),
     "hydra": ("bebop.compose",),
     "omegaconf": ("bebop.compose",),
     "sglang": ("bebop.rollout.sglang_",),
-    "verl": ("recipes.verl",),
-    "megatron": ("recipes.megatron",),
+    "verl": ("bebop.verl_job",),
+    "megatron": ("bebop.megatron_job", "bebop.verl_job.megatron_"),
     "plotly": ("bebop.monitor.report", "bebop.benchmarks.record"),
     "wandb": ("bebop.sinks",),
 }
@@ -101,7 +108,10 @@ def files(root: Path = ROOT) -> Iterator[Path]:
 
 
 def module_name(path: Path) -> str:
-    """rollout/decoding/laws.py -> bebop.rollout.decoding.laws."""
+    """rollout/decoding/laws.py -> bebop.rollout.decoding.laws; recipes/verl/plugin.py -> bebop.verl_job.plugin."""
+    if (lent := LENT.get("/".join(path.parts[:2]))) is not None:
+        path = Path("bebop", lent, *path.parts[2:])
+        return ".".join([*path.parts[:-1], path.stem])
     parts = [*path.parts[:-1], *([] if path.stem == "__init__" else [path.stem])]
     return ".".join(["bebop", *parts] if parts[0] in LINKS else parts)
 
@@ -180,7 +190,8 @@ SOURCE_RULES = (floor_violations, side_violations, door_violations, form_violati
 
 def init_violations(paths: Sequence[Path]) -> list[str]:
     """A regular package ``kernels`` at the root would hide Hugging Face's, which others import."""
-    return [str(p) for p in paths if p.name == "__init__.py" and p.parts[0] in BARE]
+    inside = [p for p in paths if p.name == "__init__.py"]
+    return [str(p) for p in inside if p.parts[0] in BARE or "/".join(p.parts[:2]) in BARE]
 
 
 def name_violations(paths: Sequence[Path]) -> list[str]:
@@ -190,7 +201,8 @@ def name_violations(paths: Sequence[Path]) -> list[str]:
 
 def link_violations(root: Path) -> list[str]:
     """Links inside bebop/ that are missing, absolute, or lead nowhere."""
-    links = {name: root / "bebop" / name for name in LINKS}
+    places = {name: name for name in LINKS} | LENT
+    links = {name: root / "bebop" / place for name, place in places.items()}
     return [
         name
         for name, link in links.items()
@@ -243,12 +255,22 @@ def test_no_file_holds_a_machine_path() -> None:
     assert {str(p): found for p, text in texts.items() if (found := path_violations(text))} == {}
 
 
+def shipped(path: Path) -> str | None:
+    """The name of a file in the wheel; None if it stays out: of a lent recipe, its modules and settings are shipped."""
+    lent = LENT.get("/".join(path.parts[:2]))
+    if lent is not None:
+        return "/".join(["bebop", lent, *path.parts[2:]]) if path.suffix in (".py", ".yaml", ".json") else None
+    if path.parts[0] in LINKS:
+        return f"bebop/{path}"
+    return str(path) if path.parts[0] == "bebop" else None
+
+
 def test_packages_and_data_are_complete() -> None:
     packages = set(find_namespace_packages(str(ROOT), include=["bebop*"]))
     tree = sources()
     missing = {m for m in tree if under(m, "bebop") and m not in packages and m.rpartition(".")[0] not in packages}
     assert missing == set()
-    inside = [str(p) for p in files() if p.parts[0] in ("bebop", *LINKS)]
+    inside = [name for p in files() if (name := shipped(p))]
     assert data_violations(inside, settings()["tool"]["setuptools"]["package-data"]["*"]) == []
 
 
@@ -322,7 +344,7 @@ def test_planted_files_are_caught(tmp_path: Path) -> None:
     (tmp_path / "bebop" / "trainer").symlink_to("../trainer")  # right
     (tmp_path / "bebop" / "kernels").symlink_to(tmp_path / "kernels")  # absolute
     (tmp_path / "bebop" / "conf").mkdir()  # a copy
-    assert link_violations(tmp_path) == ["rollout", "kernels", "conf"]
+    assert link_violations(tmp_path) == ["rollout", "kernels", "conf", *LENT]
 
 
 def test_planted_text_is_caught() -> None:
@@ -345,7 +367,6 @@ def test_wheel_holds_everything(tmp_path: Path) -> None:
     subprocess.run([*build, str(source)], check=True, stdin=subprocess.DEVNULL)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         held = {name for name in wheel.namelist() if name.startswith("bebop/")}
-    placed = [p for p in files() if p.parts[0] in ("bebop", *LINKS)]
-    assert held == {str(p) if p.parts[0] == "bebop" else f"bebop/{p}" for p in placed}
+    assert held == {name for p in files() if (name := shipped(p))}
     for folder in ("bebop/rollout", "bebop/trainer", "bebop/kernels", "bebop/conf/decoding", "bebop/model/tiny"):
         assert any(name.startswith(f"{folder}/") for name in held), folder

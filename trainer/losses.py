@@ -93,13 +93,16 @@ def k3(logp: Tensor, reference: Tensor) -> Tensor:
 def ratio_metrics(proximal: Tensor, behaviour: Tensor, versions: Tensor, version: int) -> Metrics:
     """How far the trainer's law at the start of an update is from the one that produced the tokens, all [A].
 
-    ``train/ratio_error_max`` is over tokens of the weights in force (``version``), where anything but rounding is a
-    bug; it is absent where there are none.
+    ``rollout/logprob_diff`` is the mean |log p - log p|, over tokens of all weights: older ones add what was learned
+    since. Over tokens of the weights in force (``version``), if there are any, it is ``rollout/logprob_diff_current``,
+    what two implementations of one law differ by; there ``train/ratio_error_max`` beyond rounding is a bug.
     """
-    ratio = (proximal - behaviour).exp()
-    metrics: Metrics = {"train/ratio_mean": mean(ratio)}
+    difference = proximal - behaviour
+    ratio = difference.exp()
+    metrics: Metrics = {"train/ratio_mean": mean(ratio), "rollout/logprob_diff": mean(difference.abs())}
     current = versions == version
     if bool(current.any()):
+        metrics["rollout/logprob_diff_current"] = mean(difference[current].abs())
         metrics["train/ratio_error_max"] = Max(float((ratio[current] - 1).abs().max()))
     return metrics
 

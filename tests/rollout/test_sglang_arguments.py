@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bebop.config import AlgorithmConfig, DecodingConfig, JobConfig, RolloutConfig
+from bebop.config import AlgorithmConfig, DecodingConfig, JobConfig, MonitorConfig, RolloutConfig
+from bebop.config_sglang import SglangConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
+from bebop.rollout import sglang_builder
 from bebop.rollout.sglang_arguments import (
     pause_mode,
     refuse_law,
@@ -20,7 +22,6 @@ from bebop.rollout.sglang_arguments import (
     server_arguments,
 )
 from bebop.rollout.sglang_builder import check_job, end_tokens
-from bebop.rollout.sglang_config import SglangConfig
 from bebop.trajectory import SamplingParams
 
 TINY = resolve("tiny")
@@ -205,12 +206,43 @@ def test_sampling_arguments() -> None:
     assert bare["ignore_eos"] is True and "sampling_seed" not in bare and "stop" not in bare
 
 
-def test_a_job_is_checked_before_anything_starts(tmp_path: Path) -> None:
-    check_job(job(), SglangConfig())
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main environment has no SGLang; what is checked here needs none."""
+    monkeypatch.setattr(sglang_builder, "find_spec", lambda name: True)
+
+
+def test_a_job_is_checked_before_anything_starts(installed: None) -> None:
+    check_job(job())
     law = dataclasses.replace(RolloutConfig().sampling, min_p=0.1)
     config = JobConfig(rollout=RolloutConfig(sampling=law), algorithm=AlgorithmConfig(rescore=True))
     with pytest.raises(UserError, match="min_p"):
-        check_job(config, SglangConfig())
+        check_job(config)
+
+
+SERVERS = ("http://a:1", "http://b:1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"monitor": MonitorConfig(actions=True)}, "monitor.actions"),
+        ({"rollout": RolloutConfig(workers=2, sglang=SglangConfig(urls=SERVERS, carrier="disk", folder="x"))}, "one"),
+        ({"rollout": RolloutConfig(sglang=SglangConfig(colocated=True))}, "staleness=0"),
+        ({"rollout": RolloutConfig(staleness=0, sglang=SglangConfig(urls=SERVERS, colocated=True))}, "worker's own"),
+    ],
+)
+def test_loops_that_cannot_drive_it(installed: None, changes: dict, word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        check_job(JobConfig(**changes))
+
+
+def test_sglang_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang_builder, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install"):
+        check_job(job())
+    own = SglangConfig(urls=SERVERS, carrier="disk", folder="x")
+    check_job(JobConfig(rollout=RolloutConfig(engine="sglang", sglang=own)))  # weights by file, requests by HTTP
 
 
 def test_end_tokens(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+import bebop.rollout.sglang_engine as sglang_engine
 from bebop.errors import UserError
-from bebop.rollout.engine import Request
-from bebop.rollout.sglang_backend import EngineDied
+from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.sglang_engine import EngineSpec, SglangEngine
 from bebop.rollout.sglang_http import Fleet
 from bebop.rollout.sglang_weights import Shipment
@@ -97,10 +98,18 @@ class Hand:
             backend.weights["draft.norm"] = torch.zeros(4)
 
 
+class Silent(Hand):
+    """Never done."""
+
+    async def send(self, backend: Any, load: Shipment, flush: bool) -> None:
+        await asyncio.sleep(3600)
+
+
 def spec(**changes: Any) -> EngineSpec:
     base: dict[str, Any] = {
         "system": "bebop", "drafts": 2, "max_length": 64, "layout": "mimo", "layers": 2, "dtype": torch.float32,
-        "pause": "in_place", "rescored": False, "seeded": False, "monitor_every": 2, "timeout": 30.0, "retries": 2,
+        "pause": "in_place", "colocated": False, "rescored": False, "seeded": False, "monitor_every": 2,
+        "timeout": 30.0, "retries": 2,
     }  # fmt: skip
     return EngineSpec(**base | changes)
 
@@ -218,6 +227,41 @@ def test_deaths_and_hangs_raise(counting: Counting) -> None:
     engine.add(request(1))
     with pytest.raises(EngineDied, match="nothing was finished"):
         drain(engine)
+
+
+def test_a_call_that_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang_engine, "LOOK_SECONDS", 0.05)
+    backend = Counting()
+    engine = make(backend, Silent(), timeout=0.3)
+    with pytest.raises(EngineDied, match="did not reply"):
+        engine.load_weights(WEIGHTS, 1)
+    engine = make(backend, Silent())
+    threading.Timer(0.3, lambda: setattr(backend, "why", "process 7 ended")).start()
+    with pytest.raises(EngineDied, match="process 7"):
+        engine.load_weights(WEIGHTS, 1)
+    engine.close()  # a dead one too
+
+
+def test_memory_changes_hands_between_rollout_and_update(counting: Counting) -> None:
+    engine = make(counting, colocated=True)
+    engine.load_weights(WEIGHTS, 0)
+    engine.add(request(1, 3))
+    engine.add(request(2, 9))
+    drain(engine)
+    assert counting.calls.count("release_memory_occupation") == 1
+    with pytest.raises(AssertionError, match="weights"):
+        engine.add(request(3))
+    counting.calls.clear()
+    engine.load_weights(WEIGHTS, 1)
+    assert counting.calls[:3] == ["resume_memory_occupation", "weights_checker", "pause_generation"]
+    engine.add(request(3))
+    assert len(drain(engine)) == 1
+    engine.load_weights(WEIGHTS, 2)
+    engine.add(request(4))
+    drain(engine)
+    counting.weights["draft.norm"] = torch.zeros(4)
+    with pytest.raises(EngineDied, match="while memory was released"):
+        engine.load_weights(WEIGHTS, 3)
 
 
 def test_requests_that_can_never_be_served(counting: Counting) -> None:

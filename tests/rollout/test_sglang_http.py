@@ -10,7 +10,7 @@ from aiohttp import web
 import bebop.rollout.sglang_http as http
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
-from bebop.rollout.sglang_backend import EngineDied
+from bebop.rollout.engine import EngineDied
 from bebop.rollout.sglang_http import HttpBackend
 
 INFO = {
@@ -40,7 +40,7 @@ class Server:
             return web.json_response({"success": True})
         if name == "end_weight_update":
             return web.json_response({"success": False, "message": "no session"}, status=400)
-        if name == "abort_request":
+        if name in ("abort_request", "continue_generation"):
             return web.Response()
         if name == "generate":
             if self.drops:
@@ -136,6 +136,12 @@ def test_control_calls() -> None:
         talk(Server(), lambda backend: backend.control("end_weight_update", {}))
     with pytest.raises(UserError, match="no SGLang server"):
         talk(Server(), lambda backend: backend.control("begin_weight_update", {}))
+
+
+def test_what_a_dead_job_left_is_ended() -> None:
+    server = Server()
+    talk(server, ask)
+    assert server.calls[-4:-1] == ["end_weight_update", "abort_request", "continue_generation"]
 
 
 def test_versions_are_made_numbers() -> None:

@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from bebop.model.checkpoint import resolve, save_policy
 from bebop.model.fingerprint import fingerprint
-from bebop.rollout.sglang_backend import EngineDied
+from bebop.rollout.engine import EngineDied
 from bebop.rollout.sglang_carriers import parts
 from bebop.rollout.sglang_weights import WeightWatch, by_role, shipment, stored_head
 from tests.builders import tiny_policy

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from bebop.config import DecodingConfig, JobConfig, ModelConfig, MonitorConfig, RolloutConfig, SamplingConfig
+from bebop.config_sglang import SglangConfig
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, save_policy
@@ -20,7 +21,6 @@ from bebop.model.mtp import MTPHead
 from bebop.rollout.engine import Request
 from bebop.rollout.sglang_arguments import sampling_arguments
 from bebop.rollout.sglang_builder import make_engine
-from bebop.rollout.sglang_config import SglangConfig
 from bebop.rollout.sglang_engine import SglangEngine
 from bebop.trajectory import Completion, SamplingParams
 from tests.builders import letters
@@ -62,11 +62,15 @@ def job(folder: Path, system: str = "bebop", **rollout: Any) -> JobConfig:
     )
 
 
+def with_sglang(config: JobConfig, **own: Any) -> JobConfig:
+    settings = SglangConfig(**{"monitor_every": 1, "cache_tokens": 8192, **own})
+    return dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, engine="sglang", sglang=settings))
+
+
 @contextmanager
 def engine(config: JobConfig, **own: Any) -> Iterator[SglangEngine]:
     """A real SGLang, always shut down."""
-    settings = SglangConfig(**{"monitor_every": 1, "cache_tokens": 8192, **own})
-    found, _ = make_engine(config, settings)
+    found, _ = make_engine(with_sglang(config, **own))
     try:
         yield found
     finally:

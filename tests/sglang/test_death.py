@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from bebop.config import JobConfig
-from bebop.rollout.sglang_backend import EngineDied, LocalBackend
+from bebop.rollout.engine import EngineDied
+from bebop.rollout.sglang_backend import LocalBackend
 from bebop.rollout.sglang_builder import make_engine
-from bebop.rollout.sglang_config import SglangConfig
 from bebop.rollout.worker import RolloutWorker
 from bebop.trajectory import Group, Prompt
-from tests.sglang.builders import PROMPT, checkpoint, job
+from tests.sglang.builders import PROMPT, checkpoint, job, with_sglang
 
 
 def start(config: JobConfig) -> RolloutWorker:
-    engine, eos = make_engine(config, SglangConfig(monitor_every=1, cache_tokens=8192))
+    engine, eos = make_engine(config)
     worker = RolloutWorker(engine, lambda text, prompt: float(len(text)), config, eos)
     worker.start()
     return worker
@@ -33,7 +33,7 @@ def kill(worker: RolloutWorker) -> None:
 
 
 def test_nothing_is_lost(tmp_path: Path) -> None:
-    config = job(checkpoint(tmp_path))
+    config = with_sglang(job(checkpoint(tmp_path)))
     prompts = {i: Prompt(index=i, task="t", text="", token_ids=PROMPT, item={}) for i in range(6)}
     worker, done, deaths = start(config), dict[int, Group](), 0
     worker.submit(list(prompts.values()))

@@ -10,8 +10,7 @@ import torch
 
 from bebop.adaptation.probe import probe
 from bebop.rollout.decoding.systems import make_system
-from bebop.rollout.engine import Request
-from bebop.rollout.sglang_backend import EngineDied
+from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.sglang_engine import SglangEngine
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trainer.chains import TokenRow

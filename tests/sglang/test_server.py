@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from bebop.config import DecodingConfig
+from bebop.config_sglang import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.sglang_arguments import server_arguments
 from bebop.rollout.sglang_backend import INTERPRETER, WHOLE_ANSWERS
-from bebop.rollout.sglang_config import SglangConfig
 from tests.sglang.builders import PROMPT, answers, ask, checkpoint, engine, job, logprobs, policy
 
 KEY = "for-this-test"

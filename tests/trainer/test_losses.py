@@ -102,7 +102,11 @@ def test_ratio_error_looks_at_current_tokens_only() -> None:
     metrics = values(ratio_metrics(proximal, behaviour, versions, 5))
     assert metrics["train/ratio_mean"] == pytest.approx(4.1 / 3)
     assert metrics["train/ratio_error_max"] == pytest.approx(0.1)
-    assert "train/ratio_error_max" not in ratio_metrics(proximal, behaviour, versions, 6)
+    assert metrics["rollout/logprob_diff"] == pytest.approx(np.log([2.0, 1.1]).sum() / 3)
+    assert metrics["rollout/logprob_diff_current"] == pytest.approx(np.log(1.1) / 2)
+    stale = ratio_metrics(proximal, behaviour, versions, 6)
+    assert "train/ratio_error_max" not in stale and "rollout/logprob_diff_current" not in stale
+    assert "rollout/logprob_diff" in stale  # at every step
 
 
 ROWS = [((1, 2), [3, 4, 5]), ((6,), [7]), ((8, 9, 10), [11, 12]), ((13,), [14, 15, 16, 17, 18, 19])]

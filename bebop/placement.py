@@ -1,0 +1,80 @@
+"""Where actors run: a pool of shares for the trainer and one for the rollout, reserved as Ray placement groups."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from bebop.config import JobConfig
+from bebop.errors import UserError
+
+WAIT_SECONDS = 60.0  # for a reservation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Equal shares, one an actor; each lies on one machine."""
+
+    name: str
+    count: int
+    cpus: int
+    gpus: float
+    strategy: str  # of Ray: STRICT_PACK puts all of them on one machine
+
+
+def pools(config: JobConfig, gpus: float) -> tuple[Pool, Pool]:
+    """Trainer and rollout on a cluster with that many GPUs. Engines that span GPUs have them for themselves."""
+    rollout, trainer = config.rollout, config.trainer
+    each, left = _engine_gpus(config), gpus
+    if config.model.device == "cpu" or not gpus:
+        each = share = 0.0
+    elif each >= 1 and gpus - each * rollout.workers >= 1:
+        left = gpus - each * rollout.workers
+        share = _share(left, trainer.ranks)
+    elif each > 1:
+        wanted = each * rollout.workers + 1
+        raise UserError(f"rollout.sglang.tensor_parallel={each:.0f} is not possible: {wanted:.0f} of {gpus:.0f} GPUs")
+    elif each:
+        each = share = _share(gpus, trainer.ranks + rollout.workers)
+    else:
+        share = _share(gpus, trainer.ranks)
+    return (
+        Pool(name="trainer", count=trainer.ranks, cpus=trainer.threads, gpus=share, strategy="STRICT_PACK"),
+        Pool(name="rollout", count=rollout.workers, cpus=rollout.threads, gpus=each, strategy="PACK"),
+    )
+
+
+def reserve(pool: Pool) -> list[dict[str, Any]]:
+    """Ray's options for each actor of a pool; ``UserError`` if the cluster has no room for it."""
+    bundle = {"CPU": float(pool.cpus)} | ({"GPU": pool.gpus} if pool.gpus else {})
+    group = placement_group([bundle] * pool.count, strategy=pool.strategy)
+    if not group.wait(WAIT_SECONDS):
+        offered = {name: value for name, value in ray.available_resources().items() if name in bundle}
+        where = "on one machine" if pool.strategy == "STRICT_PACK" else "in the cluster"
+        raise UserError(f"the {pool.name} needs {pool.count} times {bundle} {where}; free in all are {offered}")
+    return [
+        {
+            "num_cpus": pool.cpus,
+            "num_gpus": pool.gpus,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, place),
+        }
+        for place in range(pool.count)
+    ]
+
+
+def _engine_gpus(config: JobConfig) -> float:
+    """GPUs that a worker's engine takes: below 1 means a share like any other process's, 0 none."""
+    own = config.rollout.sglang
+    if config.rollout.engine == "torch":
+        return 0.5
+    if own.urls:
+        return 0.5 if own.carrier == "distributed" else 0.0
+    return float(own.tensor_parallel * own.data_parallel)
+
+
+def _share(gpus: float, processes: int) -> float:
+    """The part of a GPU for each process, the same for all."""
+    return 1 / max(1, math.ceil(processes / gpus))

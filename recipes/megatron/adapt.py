@@ -1,0 +1,90 @@
+"""Pre-RL adaptation on megatron-core: ``torchrun --nproc-per-node N -m bebop.megatron_job.adapt model.path=DIR ...``"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from bebop.adapt import open_folder
+from bebop.compose import adapt_config, as_yaml, run_main, saved_overrides, write_down
+from bebop.config import from_dict
+from bebop.errors import UserError
+
+HELP = """usage: torchrun --nproc-per-node N -m bebop.megatron_job.adapt [--help] [--cfg] [override ...]
+
+Trains the MTP head of a Hugging Face checkpoint on megatron-core, the backbone frozen, and writes the checkpoint back
+in the layout it came in. As python -m bebop.adapt, whose settings it takes, with the model split over processes:
+
+  parallel.tensor=T     tensor parallel ranks (1); heads, vocabulary and feed-forward width must divide by T
+  parallel.pipeline=P   pipeline stages (1); layers must divide by P
+  parallel.evaluate=B   decode held-out prompts before and after (true). Every process then holds the whole model too;
+                        false: train on a file of text, and measure acceptance on its last rows
+
+N must be a multiple of T times P; what is left is data parallel. Context parallelism is refused.
+
+  --help    this text (python -m bebop.adapt --help has the other settings)
+  --cfg     print the configuration and stop
+
+Examples:
+  python -m bebop.megatron_job.adapt                           the built-in model, one process
+  torchrun --nproc-per-node 2 -m bebop.megatron_job.adapt parallel.tensor=2
+  torchrun --nproc-per-node 8 -m bebop.megatron_job.adapt parallel.tensor=4 parallel.evaluate=false \\
+      model.path=DIR model.dtype=bfloat16 data.source=file data.path=text.jsonl head.lr=3.5e-5
+  torchrun --nproc-per-node 2 -m bebop.megatron_job.adapt dir=RUN resume=true       from the last checkpoint
+"""
+OWN = "parallel."
+
+
+def main(arguments: list[str]) -> int:
+    """Parse, adapt, say what changed; the exit code."""
+    if "--help" in arguments or "-h" in arguments:
+        sys.stdout.write(HELP)
+        return 0
+    overrides = [a for a in arguments if a != "--cfg"]
+    if unknown := [a for a in overrides if a.startswith("--")]:
+        raise UserError(f"{unknown[0]} is no option: there are --help and --cfg; settings are given as NAME=VALUE")
+    overrides = saved_overrides(overrides) + overrides
+    config = adapt_config([o for o in overrides if not o.startswith(OWN)])
+    split = settings([o for o in overrides if o.startswith(OWN)])
+    # megatron-core takes seconds to import; mistakes should not wait.
+    from bebop.megatron_job.parallel import ParallelConfig, joined
+
+    parallel = from_dict(ParallelConfig, split, OWN)
+    if not parallel.evaluate and config.data.source != "file":
+        raise UserError("parallel.evaluate=false has no model to sample text with: set data.source=file, data.path=...")
+    if "--cfg" in arguments:
+        sys.stdout.write(as_yaml(config) + yaml.safe_dump({"parallel": split or "defaults"}))
+        return 0
+    with joined(parallel, config.model.device) as place:
+        import torch.distributed as dist
+
+        from bebop.adaptation.ranks import Ranks
+        from bebop.megatron_job.job import MegatronAdaptation
+
+        ranks = Ranks(dist.get_rank(), dist.get_world_size())
+        folder = open_folder(config, ranks)
+        job = MegatronAdaptation(config, parallel, folder, place)
+        if ranks.rank == 0:
+            sys.stderr.write(f"run folder: {folder}\n")
+            write_down(config, overrides, folder)
+        results: Any = job.run() if parallel.evaluate else job.train_alone()
+        if ranks.rank == 0:
+            text = results if parallel.evaluate else "".join(f"{name} {x:.4f}\n" for name, x in results.items())
+            sys.stdout.write(f"{text}checkpoint: {config.out or folder / 'model'}\n")
+    return 0
+
+
+def settings(overrides: Sequence[str]) -> dict[str, Any]:
+    """parallel.NAME=VALUE as a mapping."""
+    found = {}
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        if not equals:
+            raise UserError(f"{override!r} cannot be read: give parallel.NAME=VALUE")
+        found[name.removeprefix(OWN)] = yaml.safe_load(value)
+    return found
+
+
+if __name__ == "__main__":
+    run_main(main)

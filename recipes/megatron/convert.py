@@ -1,0 +1,91 @@
+"""Hugging Face folders to megatron-core's distributed checkpoints and back, exact to the bit.
+
+torchrun --nproc-per-node N -m bebop.megatron_job.convert to-megatron model=DIR out=FOLDER [parallel.tensor=T ...]
+torchrun --nproc-per-node N -m bebop.megatron_job.convert to-huggingface model=DIR source=FOLDER out=DIR
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bebop.compose import run_main
+from bebop.config import ModelConfig, from_dict
+from bebop.errors import UserError
+from bebop.megatron_job.adapt import OWN, settings
+
+HELP = """usage: torchrun --nproc-per-node N -m bebop.megatron_job.convert to-megatron|to-huggingface NAME=VALUE ...
+
+  to-megatron      model=DIR (a Hugging Face folder, with its MTP head if it has one) -> out=FOLDER
+  to-huggingface   source=FOLDER -> out=DIR, with the tokenizer, the settings and the layout of model=DIR
+
+  parallel.tensor=T, parallel.pipeline=P   how the model is split meanwhile; the result does not depend on it
+  dtype=float32|bfloat16                   of the weights (as in model=DIR)
+"""
+NAMES = ("model", "out", "source", "dtype")
+
+
+def main(arguments: list[str]) -> int:
+    """Parse, convert; the exit code."""
+    if not arguments or "--help" in arguments or "-h" in arguments:
+        sys.stdout.write(HELP)
+        return 0
+    direction, rest = arguments[0], arguments[1:]
+    if direction not in ("to-megatron", "to-huggingface"):
+        raise UserError(f"{direction!r} is not possible: choose to-megatron or to-huggingface")
+    given = dict(pair for pair in (a.split("=", 1) for a in rest if not a.startswith(OWN)) if len(pair) == 2)
+    wanted = ("model", "out", "source") if direction == "to-huggingface" else ("model", "out")
+    if unknown := [a for a in rest if not a.startswith(OWN) and a.split("=", 1)[0] not in NAMES]:
+        raise UserError(f"{unknown[0]}: no such setting; there are {', '.join(NAMES)} and parallel.*")
+    if missing := [name for name in wanted if name not in given]:
+        raise UserError(f"{missing[0]} is missing: give {missing[0]}=PATH")
+    from bebop.megatron_job.parallel import ParallelConfig, joined
+
+    parallel = from_dict(ParallelConfig, settings([a for a in rest if a.startswith(OWN)]), OWN)
+    with joined(parallel, "cpu") as place:
+        convert(direction, given, parallel, place)
+    return 0
+
+
+def convert(direction: str, given: dict[str, str], parallel: Any, place: Any) -> None:
+    """Every process takes its part; rank 0 writes a Hugging Face folder."""
+    from bebop.megatron_job.architecture import build
+    from bebop.megatron_job.checkpoint import load_model, save_model
+    from bebop.megatron_job.source import Checkpoint
+    from bebop.megatron_job.weights import gather_model, load
+
+    config = ModelConfig(path=given["model"], device="cpu", init_mtp=True)
+    source = Checkpoint(config)
+    name = given.get("dtype") or str(source.config.dtype or "float32").removeprefix("torch.")
+    if name not in ("float32", "bfloat16"):
+        raise UserError(f"dtype={name!r} is not possible: choose float32 or bfloat16")
+    dtype = getattr(torch, name)
+    model = build(source.config, parallel, place, dtype, torch.device("cpu"))
+    groups, heads = source.config.num_key_value_heads, source.config.num_attention_heads
+    if direction == "to-megatron":
+        load(model, source, place, groups)
+        save_model(Path(given["out"]).resolve(), model)
+        return
+    load_model(Path(given["source"]).resolve(), model)
+    whole = gather_model(model, place, groups, heads // groups)
+    if dist.get_rank() == 0:
+        write(whole, config, Path(given["out"]), dtype)
+    dist.barrier()
+
+
+def write(whole: dict[str, torch.Tensor], config: ModelConfig, out: Path, dtype: torch.dtype) -> None:
+    """Weights by the names of ``Policy.weights`` as a Hugging Face folder like that of ``config``."""
+    from bebop.model.checkpoint import load_policy, save_policy
+
+    policy = load_policy(config)
+    assert policy.mtp is not None
+    with torch.no_grad():
+        for name, parameter in policy.weights(mtp=True).items():
+            parameter.copy_(whole[name])
+    save_policy(policy, out, dtype)
+
+
+if __name__ == "__main__":
+    run_main(main)

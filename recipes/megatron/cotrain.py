@@ -1,0 +1,193 @@
+"""Training of an MTP head beside a policy, within any loop over a megatron-core GPTModel.
+
+    with head_left_out(chunks):                # Megatron's gradient buffers and optimizer do not see the head
+        chunks = [DistributedDataParallel(...) for ...]
+        optimizer = get_megatron_optimizer(...)
+    head = HeadCotrainer(chunks, config, law, zero_first=True)
+    ...                                        # forward and backward as ever, with loss_mask given to the model
+    numbers = head.step()                      # after the policy's own step
+
+The head's loss is computed where the model ends, on constants (hidden states, embedding, language-model head), and its
+backward pass runs there and then, within the forward pass: it has no edge to the policy's graph, so that the policy's
+gradients are the same to the bit with the head and without it, under any pipeline schedule.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor, nn
+
+from bebop.config import HeadConfig
+from bebop.errors import UserError
+from bebop.megatron_job.anchors import masked_rows, side_by_side
+from bebop.megatron_job.head import MegatronHead, constant
+from bebop.megatron_job.laws import split_law
+from bebop.megatron_job.optimizer import HeadOptimizer
+from bebop.megatron_job.parallel import here
+from bebop.model.mtp import MTPHead
+from bebop.trainer.chains import ChainRows
+from bebop.trainer.objectives import Law, make_objective, share, unroll
+
+
+class HeadCotrainer:
+    """The head of a model that is being trained: its loss, its gradients, its optimizer. Lives on every rank."""
+
+    def __init__(
+        self,
+        chunks: Sequence[nn.Module],
+        config: HeadConfig,
+        law: Law,
+        *,
+        zero_first: bool,
+        anchors: int = 0,
+        logits: bool = False,
+    ) -> None:
+        """Hook into the model chunks of this rank, wrapped or not.
+
+        ``anchors``: as ``most`` of ``masked_rows``.
+        ``logits``: the model gives logits, though it is given labels (verl does so, and takes the loss itself).
+
+        Raises:
+            UserError: context parallelism, a head in Megatron's gradient buffers, a model without one MTP layer.
+        """
+        if parallel_state.get_context_parallel_world_size() > 1:
+            raise UserError("context parallelism is not possible with MTP training: set context_parallel_size=1")
+        self.config, self.anchors, self.logits, self.place = config, anchors, logits, here()
+        self.law, self.objective = split_law(law, self.place), make_objective(config.objective)
+        models = [plain(chunk) for chunk in chunks]
+        self.model: Any = next((m for m in models if getattr(m, "mtp", None) is not None), None)
+        if self.place.last and self.model is None:
+            raise UserError("the model has no MTP layer: load a checkpoint with one, or set model.mtp.enable=false")
+        device = next(models[0].parameters()).device
+        self.sums = torch.zeros(2, device=device)  # loss, what it was summed over
+        named: dict[str, nn.Parameter] = {}
+        if self.model is not None:
+            named = self._hook(zero_first)
+        self.optimizer = HeadOptimizer(named, config, self.place, device)
+
+    def _hook(self, zero_first: bool) -> dict[str, nn.Parameter]:
+        model = self.model
+        if len(model.mtp.layers) != 1:
+            raise UserError(f"the model has {len(model.mtp.layers)} MTP layers; one that is used recursively is known")
+        named = {f"mtp.{name}": p for name, p in model.mtp.named_parameters()}
+        if any(hasattr(p, "main_grad") for p in named.values()):
+            raise UserError("the MTP head is in Megatron's gradient buffers: wrap the model within head_left_out")
+        self.head: Any = MegatronHead(model.mtp.layers[0], model.rotary_pos_emb, zero_first)
+        model._postprocess = self._postprocess
+        return named
+
+    def _postprocess(
+        self,
+        hidden_states: Tensor,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        loss_mask: Tensor | None = None,
+        packed_seq_params: Any = None,
+        runtime_gather_output: bool | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """In the place of GPTModel's: the head's pass, then logits [b, s, V] (or the loss, as GPTModel decides)."""
+        if loss_mask is not None and torch.is_grad_enabled() and self.model.training:
+            states = constant(hidden_states, self.model.config.sequence_parallel)
+            self._learn(states, input_ids, loss_mask, packed_seq_params)
+        return self._finish(hidden_states, labels, runtime_gather_output)
+
+    def _finish(self, hidden_states: Tensor, labels: Tensor | None, gather: bool | None) -> Tensor:
+        """What GPTModel does after its MTP losses."""
+        model = self.model
+        tied = model.share_embeddings_and_output_weights
+        weight = model.shared_embedding_or_output_weight() if tied else None
+        logits, _ = model.output_layer(hidden_states, weight=weight, runtime_gather_output=gather)
+        if labels is None or self.logits:
+            return logits.transpose(0, 1).contiguous()
+        return model.compute_language_model_loss(labels, logits)
+
+    def _learn(self, hidden: Tensor, token_ids: Tensor, loss_mask: Tensor, packed: Any) -> None:
+        """Add the gradient of one micro-batch: of the sum over its steps (or anchors), which ``step`` divides.
+
+        ``loss_mask`` is Megatron's: its entry at t stands for token t + 1.
+        """
+        states = hidden.transpose(0, 1)
+        answer = loss_mask.roll(1, -1)
+        answer[:, 0] = 0
+        if packed is not None:
+            padded = getattr(packed, "cu_seqlens_q_padded", None)
+            starts = packed.cu_seqlens_q if padded is None else padded
+            # Rolled within its row, a row's last entry stands for its first token, which is never drafted.
+            token_ids, states, answer = (side_by_side(x[0], starts) for x in (token_ids, states, answer))
+            answer[:, 0] = 0
+        rows = masked_rows(token_ids, answer, self.config.depth, self.anchors)
+        count = share(rows, self.config.objective)
+        if count == 0:
+            return
+        with torch.enable_grad():
+            loss = self.loss(rows, states) * count
+            loss.backward()
+        self.sums += torch.stack([loss.detach(), loss.new_tensor(count)])
+
+    def loss(self, rows: ChainRows, states: Tensor) -> Tensor:
+        """The objective on rows with known states [B, L, d]."""
+        model = self.model
+        tied = model.share_embeddings_and_output_weights
+        weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+        with torch.no_grad():
+            embeddings = embedded(model.embedding.word_embeddings, rows.token_ids)
+        head: MTPHead = self.head  # called as one
+        return self.objective(unroll(head, embeddings, states, weight, rows, self.law))
+
+    def step(self) -> dict[str, float]:
+        """One step of the head on what was added since the last; every rank calls it.
+
+        Returns:
+            head/loss, head/grad_norm (before clipping), head/lr, head/skipped; nothing where there was no chain.
+        """
+        if self.place.last:
+            dist.all_reduce(self.sums, group=self.place.data_group)
+        last = dist.get_global_rank(self.place.pipeline_group, self.place.pipelines - 1)
+        dist.broadcast(self.sums, last, group=self.place.pipeline_group)
+        loss, count = self.sums.tolist()
+        self.sums.zero_()
+        numbers = {"head/loss": loss / count, **self.optimizer.step(1 / count)} if count else {}
+        self.optimizer.zero_grad()
+        return numbers
+
+    def discard(self) -> None:
+        """Forget what was added since the last step."""
+        self.sums.zero_()
+        self.optimizer.zero_grad()
+
+
+def embedded(table: Any, token_ids: Tensor) -> Tensor:
+    """Whole embeddings [B, L, d], where sequence parallelism would scatter them too."""
+    scatters, table.reduce_scatter_embeddings = table.reduce_scatter_embeddings, False
+    try:
+        return table(token_ids)
+    finally:
+        table.reduce_scatter_embeddings = scatters
+
+
+def plain(chunk: nn.Module) -> nn.Module:
+    """The GPTModel inside of Megatron's wrappers."""
+    inner: Any = chunk
+    while hasattr(inner, "module"):
+        inner = inner.module
+    return getattr(inner, "language_model", inner)
+
+
+@contextmanager
+def head_left_out(chunks: Sequence[nn.Module]) -> Iterator[None]:
+    """Within this block the head's parameters look frozen: buffers and optimizers that are made do not take them in."""
+    models = [getattr(plain(chunk), "mtp", None) for chunk in chunks]
+    parameters = [p for mtp in models if mtp is not None for p in mtp.parameters()]
+    before = [p.requires_grad for p in parameters]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.requires_grad_(value)

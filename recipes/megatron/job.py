@@ -1,0 +1,147 @@
+"""An adaptation whose head is trained on megatron-core; everything around the training is that of ``bebop.adapt``."""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from bebop.adaptation.config import AdaptConfig
+from bebop.adaptation.corpus import from_file
+from bebop.adaptation.job import Adaptation
+from bebop.adaptation.ranks import Ranks
+from bebop.errors import UserError
+from bebop.megatron_job.architecture import BackboneModel, build, check_sizes
+from bebop.megatron_job.parallel import ParallelConfig, Place
+from bebop.megatron_job.source import Checkpoint
+from bebop.megatron_job.trainer import MegatronHeadTrainer
+from bebop.megatron_job.weights import load
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import find_device, load_policy, load_tokenizer, save_policy
+from bebop.trainer.chains import TokenRow
+from bebop.trainer.objectives import Law, make_objective
+
+
+class MegatronAdaptation(Adaptation):
+    """One process of an adaptation; rank 0 writes. Checkpoints are distributed ones, readable by any other split."""
+
+    def __init__(self, config: AdaptConfig, parallel: ParallelConfig, folder: Path, place: Place) -> None:
+        """Load this process's part of the model; and the whole one, where held-out prompts are to be decoded."""
+        make_objective(config.head.objective), make_objective(config.train.warm_objective)
+        self.config, self.parallel, self.folder, self.place = config, parallel, folder, place
+        self.ranks = Ranks(dist.get_rank(), dist.get_world_size())
+        self.seconds: dict[str, float] = {}
+        torch.set_num_threads(config.train.threads)
+        torch.manual_seed(config.seed)
+        source = Checkpoint(config.model)
+        check_sizes(source.config, parallel)
+        self.check_rows()
+        self.fresh = source.fresh
+        self.policy = self._policy(source)
+        data = config.data.sampling
+        self.law = Law(temperature=data.temperature, target_top_p=data.top_p, target_top_k=data.top_k)
+        device, dtype = find_device(config.model), getattr(torch, config.model.dtype)
+        model = build(source.config, parallel, place, dtype, device, BackboneModel)
+        load(model, source, place, source.config.num_key_value_heads)
+        self.trainer = MegatronHeadTrainer(model, config.head, self.law, place, zero_first=source.zero_first)
+
+    def check_rows(self) -> None:
+        """Every data parallel rank needs a row of each step."""
+        rows, datas = self.config.train.rows_per_step, self.place.datas
+        if rows < datas:
+            raise UserError(f"train.rows_per_step={rows} cannot be split over {datas} data parallel ranks: give more")
+
+    def train_alone(self) -> dict[str, float]:
+        """Training without decoding, for models that fit no process whole: rows come from a file.
+
+        Returns:
+            eval/overlap/1.. on held-out rows, before and after.
+        """
+        self._restore()
+        rows = from_file(self.config.data, self.policy)
+        count = max(2, min(self.config.evaluation.prompts, len(rows) // 5))
+        if len(rows) < 10:
+            raise UserError(f"data.path={self.config.data.path!r} has {len(rows)} usable rows; give 10 or more")
+        held_out = rows[-count:]
+        before = self._progress(held_out)
+        self._train(rows[:-count], held_out)
+        after = self._progress(held_out)
+        found = {f"before/{k}": v for k, v in before.items()} | {f"after/{k}": v for k, v in after.items()}
+        weights = self.trainer.weights()
+        if self.ranks.rank == 0:
+            self._write_alone(weights, found)
+        self.ranks.wait()
+        return found
+
+    # ---- what differs from the base
+
+    def _policy(self, source: Checkpoint) -> Policy:
+        """The whole model where it decodes; else its tokenizer and its sizes."""
+        if self.parallel.evaluate:
+            return load_policy(dataclasses.replace(self.config.model, init_mtp=True))
+        with torch.device("meta"):
+            backbone = AutoModelForCausalLM.from_config(source.config)
+        tokenizer = load_tokenizer(self.config.model)
+        return Policy(backbone=backbone, tokenizer=tokenizer, mtp=None, layout=source.layout)
+
+    def _states(self, rows: Sequence[TokenRow]) -> list[Tensor] | None:
+        """The backbone's states of the training text, if a rank uses more rows than there are, and they fit."""
+        trainer = self._megatron()
+        train = self.config.train
+        used = train.steps * train.rows_per_step / self.place.datas
+        size = sum(len(row.token_ids) for row in rows) * trainer.model.config.hidden_size
+        fits = size * trainer.model.config.params_dtype.itemsize <= train.cache_mb << 20
+        return trainer.backbone_states(rows) if fits and used > len(rows) else None
+
+    def _progress(self, text: Sequence[TokenRow]) -> dict[str, float]:
+        """Where the whole model is there, the numbers of ``bebop.adapt``; else acceptance on the text, by position."""
+        if self.parallel.evaluate:
+            return super()._progress(text)
+        return self._megatron().overlaps(text[:64], self.config.evaluation.draft_tokens)
+
+    def _sync(self) -> None:
+        if self.parallel.evaluate:
+            super()._sync()
+
+    def _restore(self) -> None:
+        if not self.config.resume:
+            return
+        found = self._checkpoints()
+        if not found:
+            raise UserError(f"resume=true: {self.folder} holds no checkpoint")
+        self._megatron().restore(found[-1])
+
+    def _save(self) -> None:
+        trainer = self._megatron()
+        trainer.save(self.folder / "checkpoints" / f"head_{trainer.version:06d}")
+        if self.ranks.rank == 0:
+            for old in self._checkpoints()[: -self.config.train.keep]:
+                for file in sorted(old.rglob("*"), reverse=True):
+                    file.rmdir() if file.is_dir() else file.unlink()
+                old.rmdir()
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.folder / "checkpoints").glob("head_*"))
+
+    def _megatron(self) -> MegatronHeadTrainer:
+        assert isinstance(self.trainer, MegatronHeadTrainer)
+        return self.trainer
+
+    def _write_alone(self, weights: dict[str, Tensor], found: dict[str, Any]) -> None:
+        """The checkpoint in the layout it came in, and the numbers; the whole model passes through rank 0's memory."""
+        began = time.perf_counter()
+        model = dataclasses.replace(self.config.model, init_mtp=True, device="cpu")
+        policy = load_policy(model)
+        assert policy.mtp is not None
+        policy.mtp.load_state_dict(weights)
+        save_policy(policy, Path(self.config.out or self.folder / "model"))
+        self._clock("write", began)
+        kept = {name: value for name, value in found.items() if math.isfinite(value)}
+        (self.folder / "results.json").write_text(json.dumps({**kept, "seconds": self.seconds}, indent=2) + "\n")

@@ -1,0 +1,64 @@
+"""Weights from a trainer to replicas elsewhere, through Ray's object store: ``checkpoint_engine.backend=bebop``.
+
+verl's own carriers need NCCL, RDMA or their like; this one needs nothing, and is as slow as a copy through host memory.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import ray
+from torch import Tensor
+from verl.checkpoint_engine.base import CheckpointEngine
+
+from bebop.verl_job.letterbox import Letterbox
+
+LETTERBOX = "bebop_letterbox"
+
+
+class ObjectStoreCarrier(CheckpointEngine):
+    """See ``CheckpointEngine``; rank 0 of the trainer sends, every replica reads the same object."""
+
+    _letterbox: Any = None  # kept by whoever builds the topology, for as long as it lives
+
+    def __init__(self, bucket_size: int = 0, is_master: bool = False) -> None:
+        self.is_master = is_master
+        self.box: Any = None
+
+    def prepare(self) -> None:
+        """Nothing to tell."""
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Everybody is told of the letterbox."""
+        if cls._letterbox is None:
+            cls._letterbox = ray.remote(Letterbox).options(name=LETTERBOX, get_if_exists=True, num_cpus=0).remote()
+        return {"box": [cls._letterbox] * actor_wg_world_size}, {"box": [cls._letterbox] * rollout_world_size}
+
+    def init_process_group(self, box: Any) -> None:
+        """See ``CheckpointEngine``."""
+        self.box = box
+
+    def finalize(self) -> None:
+        """Forget the weights once everybody has them."""
+        if self.is_master:
+            ray.get(self.box.clear.remote())
+
+    async def send_weights(
+        self, weights: Iterator[tuple[str, Tensor]], global_steps: int | None = None
+    ) -> dict[str, float]:
+        """Gather whole tensors, on every rank, and leave them in the letterbox, on rank 0."""
+        named = {}
+        for name, tensor in weights:
+            if self.is_master:
+                named[name] = tensor.detach().to("cpu", copy=True)
+        if self.is_master:
+            await self.box.put.remote([ray.put(named)])
+        return {}
+
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Tensor]]:
+        """Name and tensor, one after another."""
+        (reference,) = await self.box.get.remote()
+        for name, tensor in (await reference).items():
+            yield name, tensor

@@ -1,0 +1,111 @@
+"""What cannot work is refused in the driver, in one line, before anything heavy is started."""
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from bebop.config import DecodingConfig, check
+from bebop.errors import UserError
+from bebop.rollout.decoding.systems import make_system
+from bebop.verl_job.settings import HEADS, VerlConfig, parse_engine
+
+OLDEST_SGLANG = "0.5.14"
+PARALLEL = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+REJECTION = "speculative_use_rejection_sampling"
+
+
+def check_job(config: Any, wanted: VerlConfig) -> None:
+    """``UserError`` for the first thing in a verl configuration that does not go together."""
+    rollout = config.actor_rollout_ref.rollout
+    _check_sizes(config)
+    if rollout.name == "bebop":
+        _check_embedded(rollout)
+    if rollout.name == "sglang":
+        _check_sglang(config)
+    if wanted.train_head:
+        _check_head(config, wanted)
+
+
+def _check_sizes(config: Any) -> None:
+    """verl asserts most of this too, but in a worker, long after the start."""
+    rollout = config.actor_rollout_ref.rollout
+    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    size = 1
+    for name in PARALLEL:
+        size *= int(rollout[name])
+    if not rollout.nnodes:  # the replicas share the trainer's devices
+        why = f"{devices} devices of the trainer must be a multiple of the {size} that one replica takes"
+        check(devices % size == 0, "rollout." + PARALLEL[0], rollout[PARALLEL[0]], why)
+    rows = config.data.train_batch_size * rollout.n
+    why = f"with rollout.n={rollout.n} that is {rows} answers, which must be a multiple of {devices} devices"
+    check(rows % devices == 0 or bool(config.actor_rollout_ref.actor.use_dynamic_bsz), "data.train_batch_size",
+          config.data.train_batch_size, why)  # fmt: skip
+
+
+def _check_embedded(rollout: Any) -> None:
+    wrong = next((name for name in PARALLEL if rollout[name] != 1), None)
+    if wrong is not None:
+        raise UserError(f"rollout.{wrong}={rollout[wrong]} is not possible with rollout.name=bebop: give 1")
+    engine = parse_engine(rollout.engine_kwargs.get("bebop"))
+    make_system(DecodingConfig(system=engine.system, draft_tokens=engine.draft_tokens))
+
+
+def _check_sglang(config: Any) -> None:
+    """Rejection sampling is there from a certain version on, for chains of drafts alone."""
+    options = config.actor_rollout_ref.rollout.engine_kwargs.get("sglang") or {}
+    mtp = config.actor_rollout_ref.model.mtp
+    if not options.get(REJECTION):
+        return
+    setting = f"rollout.engine_kwargs.sglang.{REJECTION}"
+    drafts = bool(mtp.enable and mtp.enable_rollout)
+    check(drafts, setting, True, "it takes model.mtp.enable=true and model.mtp.enable_rollout=true")
+    check(mtp.speculative_eagle_topk == 1, "model.mtp.speculative_eagle_topk", mtp.speculative_eagle_topk,
+          "rejection sampling verifies chains: give 1")  # fmt: skip
+    steps, tokens = mtp.speculative_num_steps, mtp.speculative_num_draft_tokens
+    check(tokens == steps + 1, "model.mtp.speculative_num_draft_tokens", tokens, f"with {steps} steps give {steps + 1}")
+    try:
+        found = version("sglang")
+    except PackageNotFoundError:
+        raise UserError("rollout.name='sglang' is not possible: SGLang is not installed here") from None
+    new = Version(found) >= Version(OLDEST_SGLANG)
+    check(new, setting, True, f"SGLang {found} lacks rejection sampling; install {OLDEST_SGLANG} or newer")
+
+
+def _check_head(config: Any, wanted: VerlConfig) -> None:
+    """A head is trained where the whole model runs in one place, and for an engine that has one."""
+    job = config.actor_rollout_ref
+    on, strategy = "bebop.train_head", job.actor.strategy
+    check(strategy in HEADS, on, True, f"actor.strategy={strategy!r} does not have it; choose {' or '.join(HEADS)}")
+    if strategy == "megatron":
+        trained = bool(job.model.mtp.enable and job.model.mtp.enable_train)
+        check(trained, on, True, "the Megatron engine needs model.mtp.enable=true and model.mtp.enable_train=true")
+    else:
+        parallel = int(job.actor.fsdp_config.get("ulysses_sequence_parallel_size", 1))
+        parallel = max(parallel, int(job.actor.get("ulysses_sequence_parallel_size", 1) or 1))
+        check(parallel == 1, on, True, f"sequences are split {parallel} ways; give ulysses_sequence_parallel_size=1")
+    carrier = job.rollout.checkpoint_engine.backend
+    check("delta" not in carrier, on, True, f"checkpoint_engine.backend={carrier!r} sends differences, no head")
+    lora = max(job.model.get("lora_rank", 0), (job.model.get("lora") or {}).get("rank", 0))
+    check(lora == 0, on, True, "LoRA leaves the head's inputs to an adapter; train all weights")
+    if job.rollout.name == "bebop":
+        engine = parse_engine(job.rollout.engine_kwargs.get("bebop"))
+        check(engine.system != "autoregressive", on, True, "the rollout engine drafts nothing (autoregressive)")
+    else:
+        drafts = bool(job.model.mtp.enable and job.model.mtp.enable_rollout)
+        check(drafts, on, True, "the rollout engine uses no head; set model.mtp.enable and model.mtp.enable_rollout")
+    _check_checkpoint(job.model.path, wanted.init_head)
+
+
+def _check_checkpoint(path: str, init_head: bool) -> None:
+    """A folder without MTP weights, seen before it is loaded; paths elsewhere are left to the worker."""
+    if init_head or not Path(path).is_dir():
+        return
+    from bebop.config import ModelConfig
+    from bebop.model.checkpoint import require_mtp
+
+    try:
+        require_mtp(ModelConfig(path=path))
+    except UserError as error:
+        raise UserError(f"bebop.train_head=True: {str(error).split(';')[0]}; set bebop.init_head=true") from None

@@ -1,0 +1,23 @@
+"""What the plug-in adds to verl's own choices: a rollout engine, and a carrier of weights for machines without NCCL."""
+
+import importlib
+from types import ModuleType
+
+NAME = "bebop"
+
+
+def add_adapter(base: ModuleType) -> None:
+    """``rollout.name=bebop``, the side of the training worker: verl looks the class up by its path."""
+    base._ROLLOUT_REGISTRY[NAME, "async"] = "bebop.verl_job.rollout.EmbeddedAdapter"
+
+
+def add_replica(replica: ModuleType) -> None:
+    """``rollout.name=bebop``, the server."""
+    load = "bebop.verl_job.rollout"
+    replica.RolloutReplicaRegistry.register(NAME, lambda: importlib.import_module(load).EmbeddedReplica)
+
+
+def add_carrier(base: ModuleType) -> None:
+    """``rollout.checkpoint_engine.backend=bebop``."""
+    carrier = importlib.import_module("bebop.verl_job.carrier")
+    base.CheckpointEngineRegistry.register(NAME)(carrier.ObjectStoreCarrier)

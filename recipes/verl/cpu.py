@@ -1,0 +1,133 @@
+"""The CPU as a platform of verl, which has none built in: for tests and demonstrations on a machine without a GPU.
+
+Asked for with ``VERL_PLATFORM=cpu``. Ray's GPUs are only numbers there: give ``ray_init.num_gpus``.
+"""
+
+import contextlib
+from types import ModuleType
+from typing import Any
+
+import torch
+from verl.plugin.platform.platform_base import PlatformBase
+
+from bebop.verl_job.hooks import wrap
+
+CONSTANTS = {
+    **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"), 0),
+    **dict.fromkeys(("empty_cache", "reset_peak_memory_stats", "ipc_collect", "set_device"), None),
+    **dict.fromkeys(("manual_seed", "manual_seed_all"), None),
+    "mem_get_info": (0, 1),
+    "get_device_name": "CPU",
+}
+
+
+class CpuDevice:
+    """``torch.cpu`` with the calls of ``torch.cuda`` that verl makes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("get_rng_state", "set_rng_state"):
+            return getattr(torch, name)
+        if name in CONSTANTS:
+            return lambda *args, **kwargs: CONSTANTS[name]
+        return getattr(torch.cpu, name)
+
+
+class PlatformCPU(PlatformBase):
+    """See ``PlatformBase``."""
+
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = CpuDevice()
+
+    def is_available(self) -> bool:
+        """There always is one."""
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        """Whether it may be chosen unasked: never."""
+        return False
+
+    def current_device(self) -> Any:
+        """Where tensors go: the device itself, for torch refuses the number 0 here."""
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        """One."""
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        """Nothing to choose."""
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """Nothing runs behind our back."""
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed torch."""
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Seed torch."""
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        """There are none."""
+
+    def empty_cache(self) -> None:
+        """There is none."""
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        """Unknown."""
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        """Gloo."""
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        """A name that nobody else reads."""
+        return "VERL_CPU_VISIBLE_DEVICES"
+
+    def nvtx_range(self, msg: str) -> Any:
+        """No ranges."""
+        return contextlib.nullcontext()
+
+    def profiler_start(self) -> None:
+        """No profiler."""
+
+    def profiler_stop(self) -> None:
+        """No profiler."""
+
+    def ray_resource_name(self) -> str:
+        """Ray hands out its GPUs, which are only numbers here."""
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        """None."""
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        """No."""
+        return False
+
+    def cudart(self) -> Any:
+        """None."""
+        return None
+
+
+def register_platform(manager: ModuleType) -> None:
+    """Make ``VERL_PLATFORM=cpu`` a choice."""
+    manager.PlatformRegistry.register(platform="cpu")(PlatformCPU)
+
+
+def register_engine(module: ModuleType) -> None:
+    """Let verl's FSDP2 engine train on the CPU; it is registered for GPU and NPU alone."""
+    module.EngineRegistry.register("language_model", "fsdp2", device="cpu")(module.FSDPEngineWithLMHead)
+
+
+def one_backend(distributed: ModuleType) -> None:
+    """verl asks for ``cpu:gloo,<device>:<backend>``; where the device is the CPU, torch takes that name only once."""
+
+    def around(original: Any, timeout_second: float | None = None, backend: str | None = None) -> Any:
+        return original(timeout_second, backend or "cpu:gloo")
+
+    wrap(distributed, "initialize_global_process_group_ray", around)

@@ -1,0 +1,205 @@
+"""The MTP head in verl's FSDP2 engine: trained beside the policy, checkpointed with it, sent to the rollout with it.
+
+The policy does not notice: the head sees detached hidden states of the policy's own update (those that its
+language-model head reads), has its own optimizer, schedule and gradient norm, and draws no random numbers. One head
+step follows each optimizer step of the policy, on the same answers. Every rank keeps a whole head, and its gradient is
+summed over the ranks.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bebop.errors import UserError
+from bebop.model.attention import ATTENTION
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_mtp
+from bebop.model.mtp import MTPHead
+from bebop.trainer.chains import TokenRow
+from bebop.trainer.heads import HeadTrainer
+from bebop.trainer.objectives import Law
+from bebop.trainer.scorer import whole_tables
+from bebop.verl_job.hooks import wrap
+from bebop.verl_job.names import head_to_checkpoint
+from bebop.verl_job.settings import VerlConfig, current
+
+FILE = "bebop_head.pt"  # in the folder of verl's actor checkpoint
+ENGINE = "bebop_head"  # the attribute of verl's engine
+
+
+class HeadBeside:
+    """The head of one rank's engine."""
+
+    def __init__(self, engine: Any, module: Any, config: VerlConfig) -> None:
+        """``module``: the model before it is split over the ranks."""
+        self.engine, self.config = engine, config
+        self.layout, head = make_head(Path(engine.model_config.local_path), module, config.init_head)
+        # The tokenizer is for text, which is not looked at here.
+        self.policy = Policy(backbone=module, tokenizer=None, mtp=head, layout=self.layout)
+        self.rows: list[TokenRow] = []  # of the update in progress
+        self.hidden: list[Tensor] = []  # [L, d] of each row
+        self.temperature = 1.0
+        self._state: Tensor | None = None
+        self._keeping = False
+        self._trainer: HeadTrainer | None = None
+        module.get_decoder().norm.register_forward_hook(self._keep)
+
+    @contextmanager
+    def keeping(self, micro_batch: Any) -> Iterator[None]:
+        """Keep the hidden states of the forward pass in this block."""
+        self._state, self._keeping = None, True
+        try:
+            yield
+        finally:
+            self._keeping = False
+        if self._state is None:
+            raise UserError("bebop.train_head=True: the model ran without its final norm, so no hidden state was seen")
+        ids = [row.tolist() for row in micro_batch["input_ids"].unbind()]
+        answers = [len(row) for row in micro_batch["responses"].unbind()]
+        self.temperature = _first(micro_batch["temperature"])
+        for row, answer, states in zip(ids, answers, split_rows(self._state, [len(row) for row in ids]), strict=True):
+            if 0 < answer < len(row):
+                self.rows.append(TokenRow(prompt=tuple(row[:-answer]), answer=tuple(row[-answer:])))
+                self.hidden.append(states)
+        self._state = None
+
+    def update(self) -> dict[str, float]:
+        """One step on what was kept; metrics ``head/*``. All ranks take part."""
+        rows, hidden = self.rows, self.hidden
+        self.rows, self.hidden = [], []
+        return self.trainer().update_share(rows, hidden, whole_tables(self.policy))
+
+    def trainer(self) -> HeadTrainer:
+        """Made at its first use, when the model is where it stays."""
+        if self._trainer is None:
+            from verl.utils.device import get_device_id
+
+            assert self.policy.mtp is not None
+            self.policy.backbone = self.engine.module
+            self.policy.mtp.to(get_device_id())
+            law = Law(temperature=self.temperature)
+            rank, world = dist.get_rank(), dist.get_world_size()
+            self._trainer = HeadTrainer(self.policy, self.config.head, law, rank, world, beside=True)
+            mixed = self.engine._autocast_dtype == torch.bfloat16
+            self._trainer.mixed = self._trainer.module.mixed = mixed
+        return self._trainer
+
+    def weights(self) -> dict[str, Tensor]:
+        """For the rollout, under the names of the checkpoint; empty while the head is the checkpoint's own."""
+        if self._trainer is None or self._trainer.version == 0:
+            return {}
+        layers = self.policy.backbone.config.num_hidden_layers
+        return head_to_checkpoint(self._trainer.weights(), self.layout, layers)
+
+    def save(self, folder: Path) -> None:
+        """Beside verl's checkpoint, by rank 0: every rank has the whole head."""
+        if self._trainer is not None and dist.get_rank() == 0:
+            kept = {"state": self._trainer.state_dict(), "temperature": self.temperature}
+            torch.save(kept, folder / f"{FILE}.new")
+            (folder / f"{FILE}.new").replace(folder / FILE)
+
+    def load(self, folder: Path) -> None:
+        """Go on where ``save`` was called; a checkpoint from before the head was trained leaves it as it is."""
+        if (folder / FILE).is_file():
+            kept = torch.load(folder / FILE, map_location="cpu", weights_only=True)
+            self.temperature = kept["temperature"]
+            self.trainer().load_state_dict(kept["state"])
+
+    def _keep(self, module: Any, inputs: Any, output: Tensor) -> None:
+        if self._keeping:
+            self._state = output.detach()
+
+
+def make_head(path: Path, module: Any, fresh: bool) -> tuple[str, MTPHead]:
+    """The head of a checkpoint for a model, the same on every rank; other ranks than 0 may hold an empty model."""
+    with torch.random.fork_rng(), _attention(module.config):
+        layout, head = load_mtp(path, module, fresh)
+    if head is None:
+        raise UserError(f"bebop.train_head=True: {path} has no MTP weights; set bebop.init_head=true for a fresh head")
+    if next(head.parameters()).is_meta:
+        head.to_empty(device="cpu")
+    for parameter in head.parameters():
+        dist.broadcast(parameter.data, src=0)
+    return layout, head
+
+
+def split_rows(states: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """Hidden states [L, d] of each row, from rows side by side [B, L, d] or end to end [1, N, d], padding behind."""
+    if states.shape[0] == len(lengths):
+        return [row[:length] for row, length in zip(states, lengths, strict=True)]
+    assert states.shape[0] == 1 and states.shape[1] >= sum(lengths), (states.shape, lengths)
+    return list(states[0, : sum(lengths)].split(list(lengths)))
+
+
+def train_beside(transformer_impl: ModuleType) -> None:
+    """Change verl's FSDP engine."""
+    config = current()
+    assert config is not None
+    engine_class = transformer_impl.FSDPEngineWithLMHead
+
+    def build(original: Any, engine: Any, module: Any) -> Any:
+        if not engine.engine_config.forward_only and engine.model_config.model_type == "language_model":
+            setattr(engine, ENGINE, HeadBeside(engine, module, config))
+        return original(engine, module)
+
+    def forward(original: Any, engine: Any, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
+        beside = getattr(engine, ENGINE, None)
+        if beside is None or forward_only:
+            return original(engine, micro_batch, loss_function, forward_only)
+        with beside.keeping(micro_batch):
+            return original(engine, micro_batch, loss_function, forward_only)
+
+    def train(original: Any, engine: Any, data: Any, loss_function: Any) -> Any:
+        output = original(engine, data, loss_function)
+        beside = getattr(engine, ENGINE, None)
+        if beside is not None:
+            # A list each: verl chains the lists of its micro-batches.
+            output["metrics"] |= {name: [value] for name, value in beside.update().items()}
+        return output
+
+    def send(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+        weights, settings = original(engine, *args, **kwargs)
+        beside = getattr(engine, ENGINE, None)
+        return (weights if beside is None else chain(weights, beside.weights().items())), settings
+
+    def save(original: Any, engine: Any, local_path: str, *args: Any, **kwargs: Any) -> Any:
+        found = original(engine, local_path, *args, **kwargs)
+        if getattr(engine, ENGINE, None) is not None:
+            getattr(engine, ENGINE).save(Path(local_path))
+        return found
+
+    def load(original: Any, engine: Any, local_path: str, *args: Any, **kwargs: Any) -> Any:
+        # Before verl's own: it may be told to delete the folder once it has loaded it.
+        if getattr(engine, ENGINE, None) is not None and local_path is not None:
+            getattr(engine, ENGINE).load(Path(local_path))
+        return original(engine, local_path, *args, **kwargs)
+
+    wrap(engine_class, "_build_fsdp_module", build)
+    wrap(engine_class, "forward_step", forward)
+    wrap(engine_class, "train_batch", train)
+    wrap(engine_class, "get_per_tensor_param", send)
+    wrap(engine_class, "save_checkpoint", save)
+    wrap(engine_class, "load_checkpoint", load)
+
+
+@contextmanager
+def _attention(config: Any) -> Iterator[None]:
+    """A head copies the model's configuration, with the attention that head training needs in place of the model's."""
+    own = config._attn_implementation
+    config._attn_implementation = ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = own
+
+
+def _first(value: Any) -> float:
+    """One temperature for all: that of the first row."""
+    return float(value.flatten()[0]) if isinstance(value, Tensor) else float(value)

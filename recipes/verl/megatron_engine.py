@@ -1,0 +1,144 @@
+"""The MTP head in verl's Megatron engine: trained beside the policy on our objectives, with an optimizer of its own.
+
+What verl does with ``mtp.enable_train`` (cross-entropy, added to the policy's loss, one optimizer, one gradient norm)
+is replaced: verl still hands tokens and the loss mask to the model, and the rest is ``bebop.megatron_job.cotrain``. The
+head is a part of verl's model, so that verl's own checkpoints hold its weights and its bridge sends them to the
+rollout; the optimizer's state is kept beside them.
+
+Run so far: ``cotrain`` itself, under megatron-core's gradient buffers and schedules on CPU processes (tests/megatron).
+Not run: this file within verl, which needs a GPU for its Megatron engine (Transformer Engine, a bridge).
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from bebop.errors import UserError
+from bebop.model.checkpoint import mtp_layout
+from bebop.model.layouts import LAYOUTS
+from bebop.trainer.objectives import Law
+from bebop.verl_job.hooks import wrap
+from bebop.verl_job.settings import VerlConfig, current
+
+FOLDER = "bebop_head"  # in the folder of verl's actor checkpoint
+ENGINE = "bebop_head"  # the attribute of verl's engine
+
+
+def train_beside(transformer_impl: ModuleType) -> None:
+    """Change verl's Megatron engine."""
+    config = current()
+    assert config is not None
+    engine_class = transformer_impl.MegatronEngine
+
+    def build(original: Any, engine: Any) -> Any:
+        if not trains(engine):
+            return original(engine)
+        check(engine)
+        with left_out_of_buffers():
+            return original(engine)
+
+    def optimizer(original: Any, engine: Any) -> Any:
+        if not trains(engine):
+            return original(engine)
+        from bebop.megatron_job.cotrain import head_left_out
+
+        with head_left_out(engine.module):
+            made = original(engine)
+        setattr(engine, ENGINE, beside(engine, config))  # after verl's own changes to the model's last step
+        return made
+
+    def train(original: Any, engine: Any, data: Any, loss_function: Any) -> Any:
+        head = getattr(engine, ENGINE, None)
+        if head is None:
+            return original(engine, data, loss_function)
+        head.discard()
+        head.law = dataclasses.replace(head.law, temperature=_first(data["temperature"]))
+        output = original(engine, data, loss_function)
+        numbers = head.step()  # every rank takes part
+        if engine.is_mp_src_rank_with_outputs():
+            output["metrics"] |= {name: [value] for name, value in numbers.items()}
+        return output
+
+    def save(original: Any, engine: Any, local_path: str, *args: Any, **kwargs: Any) -> Any:
+        found = original(engine, local_path, *args, **kwargs)
+        if (head := getattr(engine, ENGINE, None)) is not None:
+            from bebop.megatron_job.checkpoint import save_head
+
+            save_head(Path(local_path) / FOLDER, head.model, head.optimizer)
+        return found
+
+    def load(original: Any, engine: Any, local_path: str, *args: Any, **kwargs: Any) -> Any:
+        # Before verl's own: it may be told to delete the folder once it has loaded it.
+        head = getattr(engine, ENGINE, None)
+        if head is not None and local_path is not None and (Path(local_path) / FOLDER).is_dir():
+            from bebop.megatron_job.checkpoint import load_head
+
+            load_head(Path(local_path) / FOLDER, head.model, head.optimizer)
+        return original(engine, local_path, *args, **kwargs)
+
+    wrap(engine_class, "_build_megatron_module", build)
+    wrap(engine_class, "_build_optimizer", optimizer)
+    wrap(engine_class, "train_batch", train)
+    wrap(engine_class, "save_checkpoint", save)
+    wrap(engine_class, "load_checkpoint", load)
+
+
+def trains(engine: Any) -> bool:
+    """Whether this engine updates a policy."""
+    return not engine.engine_config.forward_only and engine.model_config.model_type == "language_model"
+
+
+def check(engine: Any) -> None:
+    """``UserError`` for settings that do not go together, before the model is made."""
+    mtp, megatron = engine.model_config.mtp, engine.engine_config
+    if not (mtp.enable and mtp.enable_train):
+        raise UserError(
+            "bebop.train_head=True: the Megatron engine trains a head with actor_rollout_ref.model.mtp.enable=true "
+            "and actor_rollout_ref.model.mtp.enable_train=true"
+        )
+    if megatron.context_parallel_size > 1 or megatron.dynamic_context_parallel:
+        raise UserError("bebop.train_head=True: context parallelism is not possible; set context_parallel_size=1")
+    if megatron.use_megatron_fsdp:
+        raise UserError("bebop.train_head=True: use_megatron_fsdp is not possible; set it to false")
+
+
+def beside(engine: Any, config: VerlConfig) -> Any:
+    """The head of one rank's engine."""
+    from bebop.megatron_job.cotrain import HeadCotrainer
+
+    path = Path(engine.model_config.local_path)
+    layout = mtp_layout(path, int(engine.model_config.hf_config.num_hidden_layers))
+    if layout is None:
+        raise UserError(f"bebop.train_head=True: {path} has no MTP weights of a known layout ({', '.join(LAYOUTS)})")
+    return HeadCotrainer(engine.module, config.head, Law(), zero_first=LAYOUTS[layout].zero_first, logits=True)
+
+
+@contextmanager
+def left_out_of_buffers() -> Iterator[None]:
+    """Gradient buffers that are made in this block, wherever verl's bridge makes them, do not take the head in."""
+    from megatron.core.distributed import DistributedDataParallel
+
+    from bebop.megatron_job.cotrain import head_left_out
+
+    original = DistributedDataParallel.__init__
+
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        module = kwargs["module"] if "module" in kwargs else args[2]  # config, ddp_config, module
+        with head_left_out([module]):
+            original(self, *args, **kwargs)
+
+    DistributedDataParallel.__init__ = make
+    try:
+        yield
+    finally:
+        DistributedDataParallel.__init__ = original
+
+
+def _first(value: Any) -> float:
+    """One temperature for all: that of the first row."""
+    return float(value.flatten()[0]) if isinstance(value, Tensor) else float(value)

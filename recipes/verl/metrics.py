@@ -1,0 +1,143 @@
+"""Acceptance of drafts in verl's own logger, under the names of ``bebop.run``, and why it moved.
+
+Answers carry their statistics (``stats.FIELD``); the trainer sums them over the batch that it has just learned from.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from bebop.errors import UserError
+from bebop.metrics import Mean, values
+from bebop.monitor.collect import from_stats
+from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
+from bebop.monitor.estimators import decode_metrics
+from bebop.trajectory import DecodeStats
+from bebop.verl_job.gauges import Gauges
+from bebop.verl_job.hooks import wrap
+from bebop.verl_job.settings import VerlConfig, current
+from bebop.verl_job.stats import FIELD, decode, emitted, total
+
+HEAD = "actor/head/"  # verl puts actor/ before what its actor reports
+
+
+class Reporter:
+    """One trainer's view of its batches, step after step."""
+
+    def __init__(self, config: VerlConfig, steps: int | None = None) -> None:
+        """``steps``: of the whole run, if known."""
+        self.config, self.steps = config, steps
+        self.seen = 0  # steps
+        self.monitor: DriftMonitor | None = None
+        self.gauges = Gauges() if config.prometheus else None
+
+    def report(
+        self,
+        step: int,
+        answers: Sequence[tuple[str, int, Mapping[str, Any] | None]],
+        metrics: dict[str, Any],
+    ) -> None:
+        """Add to a step's ``metrics``; ``answers``: prompt, version of the weights, statistics."""
+        self.seen = step
+        for name in [name for name in metrics if name.startswith(HEAD)]:
+            metrics[name.removeprefix("actor/")] = metrics.pop(name)
+        known = [(prompt, version, decode(stats)) for prompt, version, stats in answers if stats is not None]
+        drafted = [answer for answer in known if answer[2].cycles]
+        if drafted:
+            metrics.update(self._numbers(step, drafted))
+        if self.gauges is not None:
+            self.gauges.write(step, metrics)
+
+    def _numbers(self, step: int, answers: Sequence[tuple[str, int, DecodeStats]]) -> dict[str, float]:
+        stats = [each for _, _, each in answers]
+        found = values(acceptance(stats))
+        if not self.config.monitor:
+            return found
+        units = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompt for prompt, _, _ in answers))}
+        versions = [version for _, version, _ in answers]
+        records = from_stats(
+            stats,
+            step,
+            unit=[units[prompt] for prompt, _, _ in answers],
+            version=versions,
+            lag=[max(0, step - 1 - version) for version in versions],
+        )
+        if self.monitor is None:
+            measured = bool(np.nan_to_num(records.overlap).any())
+            settings = MonitorSettings(rate="overlap" if measured else "accepted", steps=self.steps)
+            self.monitor = DriftMonitor(settings)
+        told = self.monitor.observe(records)
+        return found | ({} if told is None else told.metrics())
+
+
+def acceptance(stats: Sequence[DecodeStats]) -> dict[str, Any]:
+    """``rollout/accept_length``, rates and overlaps by position, entropies: as ``bebop.run`` logs them."""
+    whole = total(stats)
+    found = dict(decode_metrics(whole))
+    # Engines that do not say how many drafts each cycle accepted still say how many tokens came out.
+    found["rollout/accept_length"] = Mean(sum(emitted(each) for each in stats), whole.cycles)
+    return found
+
+
+def report_v1(trainer_base: ModuleType) -> None:
+    """The trainer of verl 0.9 in its modes sync, colocate_async and separate_async."""
+    queue = trainer_base.tq
+
+    def around(
+        original: Any, trainer: Any, batch: Any, metrics: dict[str, Any], *args: Any, global_steps: int, **kwargs: Any
+    ) -> None:
+        original(trainer, batch, metrics, *args, global_steps=global_steps, **kwargs)
+        data = queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
+        rows = zip(batch.keys, batch.tags, data.pop("extra_fields").tolist(), strict=True)
+        answers = [
+            (key.rsplit("_", 2)[0], int(tag.get("max_global_steps") or 0), dict(extra or {}).get(FIELD))
+            for key, tag, extra in rows
+            if not tag.get("is_padding", False)
+        ]
+        if answers and all(stats is None for _, _, stats in answers) and speculates(trainer.config):
+            raise UserError(
+                "bebop.metrics=True: answers came without statistics of their drafts, so the hook on the rollout "
+                "engine did not take; set bebop.metrics=false to go on without"
+            )
+        _reporter(trainer, trainer.total_training_steps).report(global_steps, answers, metrics)
+
+    wrap(trainer_base.PPOTrainer, "_compute_metrics", around)
+
+
+def report_batch(ray_trainer: ModuleType) -> None:
+    """The trainers that hold whole batches, such as ``fully_async_policy``; there the fields lie beside the tensors."""
+
+    def around(original: Any, batch: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        metrics: dict[str, Any] = original(batch, *args, **kwargs)
+        columns = batch.non_tensor_batch
+        if FIELD in columns:
+            prompts = columns.get("uid", np.arange(len(columns[FIELD])))
+            versions = columns.get("max_global_steps", np.zeros(len(prompts)))
+            rows = zip(prompts, versions, columns[FIELD], strict=True)
+            answers = [(str(prompt), int(version or 0), stats) for prompt, version, stats in rows]
+            reporter = _reporter(ray_trainer)
+            reporter.report(reporter.seen + 1, answers, metrics)
+        return metrics
+
+    wrap(ray_trainer, "compute_data_metrics", around)
+
+
+def speculates(config: Any) -> bool:
+    """Whether the job's rollout engine drafts, as far as its configuration says."""
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name == "bebop":
+        engine = rollout.engine_kwargs.get("bebop") or {}
+        return bool(engine.get("system", "bebop") != "autoregressive")
+    mtp = config.actor_rollout_ref.model.mtp
+    return bool(rollout.name == "sglang" and mtp.enable and mtp.enable_rollout)
+
+
+def _reporter(owner: Any, steps: int | None = None) -> Reporter:
+    """The one reporter of a trainer (or of a module, where there is one trainer a process)."""
+    config = current()
+    assert config is not None
+    found: Reporter = owner.__dict__.setdefault("bebop_reporter", None) or Reporter(config, steps)
+    owner.__dict__["bebop_reporter"] = found
+    return found

@@ -1,0 +1,59 @@
+"""The plug-in for verl, entry point group ``verl.plugins``: which of verl's modules are changed, and for what.
+
+verl imports this file in every process, ahead of everything, and does not call what it finds: importing it registers.
+Nothing of verl is imported here. Without a ``bebop`` block in the configuration it only adds choices: a rollout engine
+``bebop``, a checkpoint engine ``bebop`` and a platform ``cpu``.
+"""
+
+import os
+
+from bebop.verl_job.hooks import Hook, install
+from bebop.verl_job.settings import current
+
+CHOICES = (
+    Hook(module="verl.workers.rollout.base", function="choices.add_adapter"),
+    Hook(module="verl.workers.rollout.replica", function="choices.add_replica"),
+    Hook(module="verl.checkpoint_engine.base", function="choices.add_carrier"),
+)
+DRIVER = (Hook(module="verl.trainer.constants_ppo", function="driver.hand_over"),)
+CPU = (
+    Hook(module="verl.plugin.platform.platform_manager", function="cpu.register_platform"),
+    Hook(module="verl.workers.engine.fsdp.transformer_impl", function="cpu.register_engine"),
+    Hook(module="verl.utils.distributed", function="cpu.one_backend"),
+)
+CHECKED = (
+    Hook(module="verl.trainer.ppo.v1.trainer_base", function="selftest.check_trainer"),
+    Hook(module="verl.workers.engine_workers", function="selftest.answer_worker"),
+)
+PARTS = {
+    "metrics": (
+        Hook(module="verl.workers.rollout.llm_server", function="collection.note_answers"),
+        Hook(module="verl.experimental.agent_loop.agent_loop", function="collection.sum_answers"),
+        Hook(module="verl.workers.rollout.sglang_rollout.async_sglang_server", function="meta_info.read_meta_info"),
+        Hook(module="verl.trainer.ppo.v1.trainer_base", function="metrics.report_v1"),
+        Hook(module="verl.experimental.separation.ray_trainer", function="metrics.report_batch"),
+    ),
+    "train_head": (
+        Hook(module="verl.workers.engine.fsdp.transformer_impl", function="head.train_beside"),
+        Hook(module="verl.workers.engine.megatron.transformer_impl", function="megatron_engine.train_beside"),
+    ),
+}
+
+
+def register() -> None:
+    """Install the hooks of this process; a second call does nothing."""
+    if register.__dict__.setdefault("done", False):
+        return
+    register.__dict__["done"] = True
+    hooks = [*CHOICES, *DRIVER]
+    if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+        hooks += CPU
+    config = current()
+    if config is not None and config.parts:
+        hooks += CHECKED
+        for part, wanted in PARTS.items():
+            hooks += wanted if getattr(config, part) else ()
+    install(hooks)
+
+
+register()

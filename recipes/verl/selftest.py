@@ -1,0 +1,52 @@
+"""At the start of a job: which parts are live, and an error where one did not take.
+
+verl logs at DEBUG alone when a plug-in cannot be loaded, and a hook on a module that is never imported is silent too.
+The trainer asks its own process and every training worker; that rollouts bring statistics shows at the first step.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from bebop.errors import UserError
+from bebop.verl_job.hooks import applied, wrap
+from bebop.verl_job.settings import EXTERNAL, HEADS, VARIABLE, VerlConfig, current
+
+REPORT = "metrics.report_v1"  # what must have run in the trainer's process; in its workers, HEADS
+
+
+def check_trainer(trainer_base: ModuleType) -> None:
+    """Look before the first step."""
+
+    def around(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(trainer, *args, **kwargs)
+        workers, job = trainer.actor_rollout_wg.bebop_applied(), trainer.config.actor_rollout_ref
+        line = verdict(current(), applied(), workers, job.actor.strategy)
+        sys.stderr.write(f"bebop: rollout {job.rollout.name}, live: {line}\n")
+        return found
+
+    wrap(trainer_base.PPOTrainer, "init", around)
+
+
+def answer_worker(engine_workers: ModuleType) -> None:
+    """Let a training worker say what took in its process."""
+
+    def bebop_applied(self: Any) -> tuple[str, ...]:
+        return applied()
+
+    everywhere = engine_workers.register(dispatch_mode=engine_workers.Dispatch.ONE_TO_ALL)
+    engine_workers.ActorRolloutRefWorker.bebop_applied = everywhere(bebop_applied)
+
+
+def verdict(config: VerlConfig | None, own: tuple[str, ...], workers: list[tuple[str, ...]], strategy: str) -> str:
+    """The parts that are live; ``UserError`` naming the one that is asked for and is not."""
+    if config is None:
+        raise UserError(f"the job has a bebop block, and {VARIABLE} is not set: is {EXTERNAL} overwritten?")
+    for part in config.parts:
+        missing = [REPORT] if part in ("metrics", "monitor", "prometheus") and REPORT not in own else []
+        if part == "train_head":
+            hook = HEADS[strategy]
+            missing = [f"{hook} in worker {i}" for i, hooks in enumerate(workers) if hook not in hooks]
+        if missing:
+            raise UserError(f"bebop.{part}=True did not take: {', '.join(missing)} never ran; is verl 0.9.x installed?")
+    return ", ".join(config.parts)

@@ -1,0 +1,91 @@
+"""What a verl job asks of Bebop: the ``bebop`` block of its configuration, checked once in the driver.
+
+The driver hands it to every process of the job in one environment variable, since verl gives a worker only its own part
+of the configuration.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bebop.config import HeadConfig, check, from_dict
+
+VARIABLE = "BEBOP_VERL"
+EXTERNAL = "VERL_USE_EXTERNAL_MODULES"  # verl's own: modules that it imports first, and loudly
+# By the actor's strategy: the hook that trains the head in a worker.
+HEADS = {"fsdp2": "head.train_beside", "megatron": "megatron_engine.train_beside"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerlConfig:
+    """The parts; each can be switched off alone, and with all of them off the job is the stock job."""
+
+    metrics: bool = False  # acceptance of drafts in verl's logger, for every engine and mode
+    monitor: bool = False  # why it moved (drift/*); needs metrics
+    prometheus: bool = False  # the same numbers as gauges that Ray exports
+    verify_every: int = 8  # SGLang: verification steps of which one is measured (overlap, entropies); 0: counts alone
+    train_head: bool = False  # train the MTP head beside the policy (FSDP2)
+    init_head: bool = False  # start from a fresh head where the checkpoint has none
+    head: HeadConfig = field(default_factory=lambda: HeadConfig(depth=3, lr=1e-4))
+
+    def __post_init__(self) -> None:
+        check(self.metrics or not self.monitor, "bebop.monitor", self.monitor, "it takes bebop.metrics=true")
+        check(self.metrics or not self.prometheus, "bebop.prometheus", self.prometheus, "it takes bebop.metrics=true")
+
+        check(self.verify_every >= 0, "bebop.verify_every", self.verify_every, "give 0 (never) or more")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Those that are on."""
+        return tuple(name for name in ("metrics", "monitor", "prometheus", "train_head") if getattr(self, name))
+
+
+def parse(block: Any) -> VerlConfig:
+    """From the ``bebop`` block; ``UserError`` for what is not known or not possible."""
+    return from_dict(VerlConfig, plain(block), "bebop.")
+
+
+def to_variable(config: VerlConfig) -> str:
+    """As the environment variable carries it."""
+    return json.dumps(dataclasses.asdict(config))
+
+
+def current() -> VerlConfig | None:
+    """What this process's job asked for; None outside of such a job."""
+    text = os.environ.get(VARIABLE)
+    return from_dict(VerlConfig, json.loads(text), "bebop.") if text else None
+
+
+def plain(node: Any) -> Any:
+    """Nested mappings and lists of any kind (OmegaConf's too) as dictionaries and lists."""
+    if isinstance(node, Mapping):
+        return {str(key): plain(value) for key, value in node.items()}
+    if isinstance(node, Sequence) and not isinstance(node, str | bytes):
+        return [plain(value) for value in node]
+    return node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The embedded engine behind verl: ``actor_rollout_ref.rollout.engine_kwargs.bebop``."""
+
+    system: str = "bebop"  # see rollout/decoding/systems.py
+    draft_tokens: int = 3
+    slots: int = 32  # requests decoded side by side
+    threads: int = 1  # CPU threads
+    on_update: str = "keep"  # keys and values of older weights, when weights change in flight
+    init_head: bool = False  # a fresh head where the checkpoint has none
+
+    def __post_init__(self) -> None:
+        for name in ("slots", "threads"):
+            check(getattr(self, name) >= 1, f"engine_kwargs.bebop.{name}", getattr(self, name), "give 1 or more")
+        known = self.on_update in ("keep", "recompute")
+        check(known, "engine_kwargs.bebop.on_update", self.on_update, "choose keep or recompute")
+
+
+def parse_engine(block: Any) -> EngineConfig:
+    """From ``engine_kwargs.bebop``; ``UserError`` for what is not known or not possible."""
+    return from_dict(EngineConfig, plain(block or {}), "engine_kwargs.bebop.")

@@ -1,0 +1,54 @@
+"""verl's own tests for the CPU, which its wheel carries: they end with the plug-in and all its parts as without."""
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from importlib.util import find_spec
+from pathlib import Path
+
+from bebop.verl_job.settings import VARIABLE, VerlConfig, to_variable
+
+ALL = VerlConfig(metrics=True, monitor=True, prometheus=True, train_head=True)
+# Wanting a model hub, a GPU or minutes; the rest are those that touch what the plug-in changes, and the algorithms.
+CHOSEN = (
+    "trainer",
+    "experimental/agent_loop/test_agent_loop_extra_fields_schema_on_cpu.py",
+    "experimental/agent_loop/test_tool_call_id_on_cpu.py",
+    "checkpoint_engine/test_global_steps_on_cpu.py",
+    "plugin",
+    "test_protocol_v2_on_cpu.py",
+    "test_base_config_on_cpu.py",
+)
+
+
+def folder() -> Path:
+    """Where the wheel put verl's tests."""
+    spec = find_spec("verl")
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]).parent / "tests"
+
+
+def outcomes(scratch: Path, environment: dict[str, str]) -> dict[str, str]:
+    """How each of verl's tests ended."""
+    report = scratch / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command += ["--rootdir", str(folder().parent), *(str(folder() / name) for name in CHOSEN)]
+    own = {k: v for k, v in os.environ.items() if k not in (VARIABLE, "VERL_PLATFORM")} | environment
+    done = subprocess.run(command, cwd=scratch, env=own, capture_output=True, text=True, timeout=300)
+    assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
+    found = {}
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        kinds = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
+        found[f"{case.get('classname')}.{case.get('name')}"] = kinds[0] if kinds else "passed"
+    return found
+
+
+def test_they_end_as_without_the_plug_in(tmp_path: Path) -> None:
+    (tmp_path / "with").mkdir()
+    (tmp_path / "without").mkdir()
+    ours = outcomes(tmp_path / "with", {VARIABLE: to_variable(ALL)})
+    stock = outcomes(tmp_path / "without", {"VERL_USE_EXTERNAL_PLUGINS": "none"})
+    assert sum(kind == "passed" for kind in stock.values()) > 150
+    assert {name: kind for name, kind in ours.items() if kind != stock.get(name)} == {}
+    assert ours.keys() == stock.keys()

@@ -1,0 +1,33 @@
+"""A tiny engine and server of the plug-in, with the built-in model."""
+
+from typing import Any
+
+from bebop.config import DecodingConfig, ModelConfig
+from bebop.model.checkpoint import load_policy, resolve
+from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.verl_job.server import EmbeddedServer, ServerConfig
+from bebop.verl_job.settings import EngineConfig
+
+PROMPT = (2, 17, 40, 3)
+
+
+def make_engine() -> TorchEngine:
+    """Four slots of 64 tokens."""
+    policy = load_policy(ModelConfig(device="cpu"))
+    return TorchEngine(policy, make_system(DecodingConfig()), slots=4, max_length=64)
+
+
+def make_server(**changes: Any) -> EmbeddedServer:
+    """As verl's replica makes it."""
+    settings: dict[str, Any] = {
+        "path": str(resolve("tiny")),
+        "dtype": "float32",
+        "device": "cpu",
+        "prompt_length": 24,
+        "response_length": 40,
+        "max_length": 64,
+        "seed": 1,
+        "engine": EngineConfig(slots=4),
+    }
+    return EmbeddedServer(ServerConfig(**(settings | changes)))

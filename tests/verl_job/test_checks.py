@@ -1,0 +1,153 @@
+"""What is refused before anything starts, and that the driver says so in one line."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from bebop.errors import UserError
+from bebop.model.checkpoint import resolve
+from bebop.verl_job import checks
+from bebop.verl_job.checks import check_job
+from bebop.verl_job.driver import EVERY, hand_over
+from bebop.verl_job.selftest import verdict
+from bebop.verl_job.settings import EXTERNAL, VARIABLE, VerlConfig, parse
+
+MTP = {
+    "enable": True,
+    "enable_rollout": True,
+    "enable_train": False,
+    "speculative_eagle_topk": 1,
+    "speculative_num_steps": 3,
+    "speculative_num_draft_tokens": 4,
+}
+JOB = {
+    "trainer": {"n_gpus_per_node": 4, "nnodes": 1},
+    "data": {"train_batch_size": 16},
+    "actor_rollout_ref": {
+        "actor": {"strategy": "fsdp2", "use_dynamic_bsz": False, "fsdp_config": {"ulysses_sequence_parallel_size": 1}},
+        "model": {"path": str(resolve("tiny")), "lora_rank": 0, "mtp": MTP},
+        "rollout": {
+            "name": "sglang",
+            "n": 8,
+            "nnodes": 0,
+            "tensor_model_parallel_size": 2,
+            "data_parallel_size": 1,
+            "pipeline_model_parallel_size": 1,
+            "checkpoint_engine": {"backend": "naive"},
+            "engine_kwargs": {"sglang": {"speculative_use_rejection_sampling": True}},
+        },
+    },
+}
+ROLLOUT, MODEL, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "actor_rollout_ref.actor"
+EMBEDDED = {f"{ROLLOUT}.name": "bebop", f"{ROLLOUT}.tensor_model_parallel_size": 1}
+
+
+def job(changes: dict[str, Any] | None = None) -> DictConfig:
+    config = OmegaConf.create(JOB)
+    for name, value in (changes or {}).items():
+        OmegaConf.update(config, name, value)
+    return config
+
+
+@pytest.fixture(autouse=True)
+def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "version", lambda name: "0.5.23")
+
+
+@pytest.mark.parametrize("changes", [{}, EMBEDDED])
+def test_what_goes_together_passes(changes: dict[str, Any]) -> None:
+    check_job(job(changes), VerlConfig(metrics=True, train_head=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({f"{ROLLOUT}.tensor_model_parallel_size": 3}, "tensor_model_parallel_size=3 .* multiple of the 3"),
+        ({"data.train_batch_size": 17, f"{ROLLOUT}.n": 1}, "train_batch_size=17 .* multiple of 4 devices"),
+        ({f"{MODEL}.mtp.enable_rollout": False}, "it takes model.mtp.enable=true"),
+        ({f"{MODEL}.mtp.speculative_eagle_topk": 4}, "speculative_eagle_topk=4 .* give 1"),
+        ({f"{MODEL}.mtp.speculative_num_draft_tokens": 8}, "speculative_num_draft_tokens=8 .* give 4"),
+        (
+            {**EMBEDDED, f"{ROLLOUT}.data_parallel_size": 2},
+            "data_parallel_size=2 is not possible with rollout.name=bebop",
+        ),
+        ({**EMBEDDED, f"{ROLLOUT}.engine_kwargs.bebop.system": "warp"}, "decoding.system='warp' is not possible"),
+        ({**EMBEDDED, f"{ROLLOUT}.engine_kwargs.bebop.draft_tokens": 99}, "decoding.draft_tokens=99"),
+        ({f"{ACTOR}.strategy": "fsdp"}, "strategy='fsdp' does not have it; choose fsdp2 or megatron"),
+        ({f"{ACTOR}.strategy": "megatron"}, "needs model.mtp.enable=true and model.mtp.enable_train=true"),
+        ({f"{ROLLOUT}.checkpoint_engine.backend": "delta_sharded"}, "sends differences, no head"),
+        ({f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2}, "train_head=True .* split 2 ways"),
+        ({f"{MODEL}.lora_rank": 8}, "train_head=True .* LoRA"),
+        ({**EMBEDDED, f"{ROLLOUT}.engine_kwargs.bebop.system": "autoregressive"}, "the rollout engine drafts nothing"),
+        ({f"{ROLLOUT}.name": "vllm", f"{MODEL}.mtp.enable": False}, "the rollout engine uses no head"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        check_job(job(changes), VerlConfig(metrics=True, train_head=True))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_sglang_without_rejection_sampling_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "version", lambda name: "0.5.12")
+    with pytest.raises(UserError, match=r"SGLang 0.5.12 lacks rejection sampling; install 0.5.14 or newer"):
+        check_job(job(), VerlConfig())
+    check_job(job({f"{ROLLOUT}.engine_kwargs.sglang.speculative_use_rejection_sampling": False}), VerlConfig())
+
+
+def test_a_checkpoint_without_a_head_is_seen_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((resolve("tiny") / "config.json").read_text())
+    config = job({f"{MODEL}.path": str(tmp_path)})
+    with pytest.raises(UserError, match=r"has no MTP weights .* set bebop.init_head=true"):
+        check_job(config, VerlConfig(train_head=True))
+    check_job(config, VerlConfig(train_head=True, init_head=True))
+
+
+def constants() -> Any:
+    return SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {"A": "1"}})
+
+
+def test_the_driver_hands_the_block_to_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(EXTERNAL, "somebody.elses")
+    module = constants()
+    hand_over(module)
+    block = {"metrics": True, "train_head": True, "verify_every": 4}
+    found = module.get_ppo_ray_runtime_env(job({"bebop": block}))["env_vars"]
+    monkeypatch.setenv(VARIABLE, found[VARIABLE])
+    assert found["A"] == "1" and found[EVERY] == "4"
+    assert found[EXTERNAL] == "somebody.elses,bebop.verl_job.plugin"
+    assert OmegaConf.create(found)[VARIABLE] == found[VARIABLE]  # verl merges it as a configuration
+    assert parse(block).parts == ("metrics", "train_head")
+
+
+def test_without_a_block_nothing_is_handed_over() -> None:
+    module = constants()
+    hand_over(module)
+    assert module.get_ppo_ray_runtime_env(job())["env_vars"] == {"A": "1"}
+    assert module.get_ppo_ray_runtime_env()["env_vars"] == {"A": "1"}
+
+
+def test_the_driver_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    module = constants()
+    hand_over(module)
+    with pytest.raises(SystemExit) as caught:
+        module.get_ppo_ray_runtime_env(job({"bebop": {"monitor": True}}))
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "error: bebop.monitor=True is not possible: it takes bebop.metrics=true\n"
+
+
+def test_the_self_test_names_the_part_that_did_not_take() -> None:
+    wanted = VerlConfig(metrics=True, train_head=True)
+    own, worker = ("metrics.report_v1",), ("head.train_beside",)
+    assert verdict(wanted, own, [worker, worker], "fsdp2") == "metrics, train_head"
+    with pytest.raises(UserError, match=r"bebop.train_head=True did not take: head.train_beside in worker 1"):
+        verdict(wanted, own, [worker, ()], "fsdp2")
+    with pytest.raises(UserError, match=r"bebop.train_head=True did not take: megatron_engine.train_beside"):
+        verdict(wanted, own, [worker], "megatron")
+    with pytest.raises(UserError, match=r"bebop.metrics=True did not take: metrics.report_v1"):
+        verdict(wanted, (), [worker], "fsdp2")
+    with pytest.raises(UserError, match=f"{VARIABLE} is not set"):
+        verdict(None, own, [worker], "fsdp2")

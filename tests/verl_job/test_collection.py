@@ -1,0 +1,97 @@
+"""Statistics on their way through verl's layers, here played by classes with verl's own shapes of call."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from bebop.trajectory import DecodeStats
+from bebop.verl_job.collection import note_answers, sum_answers
+from bebop.verl_job.stats import FIELD, decode, emitted, encode, fields
+
+
+def stats(cycles: int, accepted: list[float]) -> DecodeStats:
+    reached = np.array([cycles, *accepted[:-1]], dtype=float)
+    ones = np.ones(len(accepted))
+    return DecodeStats(
+        cycles=cycles,
+        tokens=cycles + int(sum(accepted)),
+        target_forwards=cycles,
+        draft_forwards=3 * cycles,
+        reached=reached,
+        accepted=np.array(accepted),
+        overlap=ones * 0.5,
+        target_only=ones * 0.25,
+        draft_entropy=ones,
+        target_entropy=ones,
+    )
+
+
+def output(piece: DecodeStats | None) -> Any:
+    return SimpleNamespace(extra_fields={} if piece is None else fields(piece, 3), token_ids=[1])
+
+
+def layers(pieces: list[DecodeStats | None]) -> tuple[Any, Any]:
+    """A client that asks again after an abort and forgets what came before, and a worker of agent loops."""
+    waiting = list(pieces)
+
+    class Client:
+        async def generate(self) -> Any:
+            await asyncio.sleep(0)
+            return output(waiting.pop(0))
+
+    class Resuming(Client):
+        async def generate(self) -> Any:
+            await super().generate()
+            await super().generate()
+            return output(None)
+
+    class Worker:
+        async def _run_agent_loop(self, turns: int) -> Any:
+            first: dict[str, Any] = {}
+            for _ in range(turns):
+                first = first or (await asyncio.create_task(Resuming().generate())).extra_fields
+            answer = SimpleNamespace(extra_fields=first)
+            await self._compute_score([answer], kwargs={})
+            return answer
+
+        async def _compute_score(self, outputs: list[Any], kwargs: Any) -> None:
+            await asyncio.sleep(0)
+
+    return SimpleNamespace(LLMServerClient=Client), SimpleNamespace(AgentLoopWorker=Worker)
+
+
+def test_statistics_survive_the_trip_as_plain_data() -> None:
+    one = stats(4, [3.0, 2.0])
+    again = decode(encode(one))
+    assert encode(again) == encode(one)
+    assert emitted(one) == 9 and emitted(DecodeStats(cycles=4, tokens=9)) == 9
+    assert fields(one, 3)["spec_num_draft_tokens"] == 12 and fields(one, 3)["spec_num_accepted_tokens"] == 5
+
+
+def test_an_answer_of_several_pieces_and_turns_has_the_sum_of_their_statistics() -> None:
+    pieces = [stats(4, [3.0, 2.0]), stats(2, [1.0, 0.0]), stats(8, [8.0, 7.0]), stats(1, [0.0, 0.0])]
+    client, worker = layers([*pieces])
+    note_answers(client)
+    sum_answers(worker)
+    answer = asyncio.run(worker.AgentLoopWorker()._run_agent_loop(2))
+    assert decode(answer.extra_fields[FIELD]).cycles == 15
+    assert decode(answer.extra_fields[FIELD]).accepted.tolist() == [12.0, 9.0]
+
+
+def test_without_the_hooks_they_are_lost() -> None:
+    _, worker = layers([stats(4, [3.0]), stats(2, [1.0])])
+    assert FIELD not in asyncio.run(worker.AgentLoopWorker()._run_agent_loop(1)).extra_fields
+
+
+def test_answers_side_by_side_do_not_mix() -> None:
+    client, worker = layers([stats(n, [0.0]) for n in range(1, 9)])
+    note_answers(client)
+    sum_answers(worker)
+
+    async def both() -> list[Any]:
+        return list(await asyncio.gather(*(worker.AgentLoopWorker()._run_agent_loop(2) for _ in range(2))))
+
+    cycles = [decode(answer.extra_fields[FIELD]).cycles for answer in asyncio.run(both())]
+    assert sum(cycles) == 36 and len(cycles) == 2 and min(cycles) >= 10

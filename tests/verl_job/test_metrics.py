@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from bebop.metrics import values
+from bebop.monitor.estimators import decode_metrics
+from bebop.trajectory import DecodeStats
+from bebop.verl_job.metrics import Reporter, acceptance
+from bebop.verl_job.settings import VerlConfig
+from bebop.verl_job.stats import encode
+
+
+def answer(rng: np.random.Generator, rate: float) -> DecodeStats:
+    """One answer of 20 cycles with two drafts each; the more uncertain, the less is accepted."""
+    rate = float(np.clip(rate + rng.uniform(-0.2, 0.2), 0.0, 1.0))
+    first = int(rng.binomial(20, rate))
+    second = int(rng.binomial(first, rate))
+    reached = np.array([20.0, first])
+    return DecodeStats(
+        cycles=20,
+        tokens=20 + first + second,
+        reached=reached,
+        accepted=np.array([first, second], dtype=float),
+        overlap=reached * rate,
+        target_only=reached * rate * 0.8,
+        draft_entropy=reached * 0.5,
+        target_entropy=reached * (1.2 - rate),
+    )
+
+
+def batch(seed: int, rate: float = 0.8) -> list[DecodeStats]:
+    rng = np.random.default_rng(seed)
+    return [answer(rng, rate) for _ in range(32)]
+
+
+def test_the_numbers_are_those_of_the_sum_over_answers() -> None:
+    stats = batch(0)
+    found, whole = values(acceptance(stats)), values(decode_metrics(sum(stats, DecodeStats())))
+    assert found == pytest.approx(whole)
+    assert found["rollout/accept_rate/1"] == pytest.approx(sum(s.accepted[0] for s in stats) / 640)
+
+
+def test_an_engine_without_positions_still_has_an_accept_length() -> None:
+    plain = [DecodeStats(cycles=10, tokens=25), DecodeStats(cycles=30, tokens=35)]
+    assert values(acceptance(plain)) == {"rollout/accept_length": pytest.approx(60 / 40)}
+
+
+def report(reporter: Reporter, step: int, stats: list[DecodeStats], **metrics: float) -> dict[str, float]:
+    answers = [(f"prompt{i // 4}", step - 1, encode(each)) for i, each in enumerate(stats)]
+    reporter.report(step, [*answers, ("padding", 0, None)], metrics)
+    return metrics
+
+
+def test_the_monitor_splits_a_change_once_it_has_a_reference() -> None:
+    reporter = Reporter(VerlConfig(metrics=True, monitor=True), steps=20)
+    rows = [report(reporter, step, batch(step, 0.8 if step < 8 else 0.5)) for step in range(1, 13)]
+    assert "drift/length_by_request" in rows[0] and not any("entropy" in name for name in rows[0] if "drift" in name)
+    names = [name for name in rows[-1] if name.startswith("drift/length/")]
+    assert any("mismatch" in name for name in names) and any("entropy" in name for name in names)
+    assert rows[-1]["rollout/accept_length"] < rows[0]["rollout/accept_length"] - 0.3
+
+
+def test_the_heads_metrics_get_their_own_names() -> None:
+    found = report(Reporter(VerlConfig(metrics=True)), 1, batch(0), **{"actor/head/loss": 0.5, "actor/loss": 1.0})
+    assert found["head/loss"] == 0.5 and found["actor/loss"] == 1.0 and "actor/head/loss" not in found
+
+
+def test_a_batch_without_drafts_adds_nothing() -> None:
+    metrics: dict[str, float] = {}
+    Reporter(VerlConfig(metrics=True, monitor=True)).report(
+        1, [("a", 0, None), ("b", 0, encode(DecodeStats()))], metrics
+    )
+    assert metrics == {}
