@@ -8,10 +8,10 @@ QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run adapt test test-slow test-gpu lint format tiny reproduce bench clean
+.PHONY: help venv run adapt test test-slow test-gpu test-sglang test-verl test-megatron lint format tiny reproduce bench clean
 
 help: ## this text
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo 'Arguments: make run ARGS="task=gcd trainer.steps=20", make test ARGS="tests/trainer -x"'
 
 venv: $(STAMP) ## .venv with everything that is needed, at the versions of constraints.txt
@@ -41,6 +41,30 @@ test-slow: venv ## tests that take longer, one after another
 
 test-gpu: venv ## tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+# SGLang, verl and Megatron want versions that contradict one another: an environment each. Their pins are complete, so that
+# nothing is resolved, and CUDA packages that a CPU has no use for are left out.
+define environment
+.venv-$(1)/.installed: pyproject.toml constraints-$(1).txt
+	@test -x .venv-$(1)/bin/python || $(or $(PYTHON),python3.11) -m venv .venv-$(1)
+	.venv-$(1)/bin/pip install -q --disable-pip-version-check "$(TORCH)"
+	.venv-$(1)/bin/pip install -q --disable-pip-version-check --no-deps -r constraints-$(1).txt
+	.venv-$(1)/bin/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $$@
+
+endef
+$(eval $(call environment,sglang))
+$(eval $(call environment,verl))
+$(eval $(call environment,megatron))
+
+test-sglang: .venv-sglang/.installed ## real SGLang on the CPU, in .venv-sglang
+	$(QUIET) .venv-sglang/bin/python -m pytest tests/sglang $(ARGS)
+
+test-verl: .venv-verl/.installed ## real verl jobs on the CPU, in .venv-verl
+	$(QUIET) .venv-verl/bin/python -m pytest tests/verl $(ARGS)
+
+test-megatron: .venv-megatron/.installed ## real megatron-core on the CPU, in .venv-megatron
+	$(QUIET) .venv-megatron/bin/python -m pytest tests/megatron $(ARGS)
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check

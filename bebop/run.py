@@ -24,7 +24,9 @@ Examples:
   python -m bebop.run task=gcd decoding=target_only       another task, another decoding system
   python -m bebop.run rollout.staleness=0 trainer.steps=5 synchronous, five steps
   python -m bebop.run model.path=DIR model.init_mtp=true  a Hugging Face folder without MTP weights
+  python -m bebop.run rollout=sglang model.path=DIR       SGLang as the engine
   python -m bebop.run runtime.dir=RUN runtime.resume=true go on from the last checkpoint of a run
+  python -m bebop.run runtime=verl bebop=reasoning ...    a job of verl, with verl's overrides (recipes/verl/README.md)
 
 Every setting with its meaning: bebop/config.py. Output goes to runtime.dir (default runs/<date and time>).
 """
@@ -36,6 +38,10 @@ def main(arguments: list[str]) -> int:
         listed = "".join(f"  {name:10} {', '.join(choices)}\n" for name, choices in groups().items())
         sys.stdout.write(HELP.format(groups=listed))
         return 0
+    if "runtime=verl" in arguments:
+        from bebop.verl_job.run import run  # verl has a configuration of its own: nothing of ours is composed
+
+        return run([a for a in arguments if a != "runtime=verl"])
     overrides = [a for a in arguments if a != "--cfg"]
     unknown = [a for a in overrides if a.startswith("--")]
     if unknown:
