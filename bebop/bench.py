@@ -1,4 +1,4 @@
-"""Benchmarks: ``python -m bebop.bench rollout``, ``loop``, ``kernels`` and ``monitor``."""
+"""Benchmarks: ``python -m bebop.bench rollout``, ``sglang``, ``loop``, ``kernels`` and ``monitor``."""
 
 import argparse
 import time
@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 
-from bebop.benchmarks import kernels, loop, monitor, record, rollout
+from bebop.benchmarks import kernels, loop, monitor, record, rollout, served
 from bebop.compose import job_config, run_main
 from bebop.config import ModelConfig, TaskConfig
+from bebop.config_sglang import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.decoding.systems import SYSTEMS
 
@@ -40,7 +41,36 @@ def parser() -> argparse.ArgumentParser:
     four = kinds.add_parser("monitor", help="what watching acceptance costs")
     four.add_argument("--rounds", type=int, default=8, help="turns with and without statistics (default: 8)")
     four.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
+    five = kinds.add_parser("sglang", help="tokens/s of SGLang, with and without the plugin that measures drafts")
+    five.add_argument("--model", default="tiny", help="tiny or a Hugging Face folder with MTP weights (default: tiny)")
+    five.add_argument("--device", default="auto")
+    five.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
+    five.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
+    plain_first = ["autoregressive", "target_only", "bebop"]
+    five.add_argument("--systems", nargs="+", default=plain_first, choices=[*plain_first, "bebop_adaptive"])
+    five.add_argument("--draft-tokens", type=int, default=3, help="K (default: 3)")
+    five.add_argument("--rounds", type=int, default=3, help="turns at each size; the best counts (default: 3)")
+    five.add_argument("--waves", type=int, default=4, help="requests per place (default: 4)")
+    five.add_argument("--max-new-tokens", type=int, default=256)
+    five.add_argument("--every", type=int, default=4, help="steps of which the plugin measures one (default: 4)")
+    five.add_argument("--memory-fraction", type=float, help="of the GPU (default: SGLang decides)")
+    five.add_argument("--cache-tokens", type=int, help="room for keys and values (default: what fits)")
     return top
+
+
+def _served(options: argparse.Namespace) -> served.ServedBench:
+    return served.ServedBench(
+        model=ModelConfig(path=options.model, device=options.device, dtype=options.dtype),
+        task=TaskConfig(name="chain_sum", args=CHAIN_SUM),
+        systems=tuple(options.systems),
+        batches=tuple(options.batches),
+        draft_tokens=options.draft_tokens,
+        rounds=options.rounds,
+        waves=options.waves,
+        max_new_tokens=options.max_new_tokens,
+        every=options.every,
+        sglang=SglangConfig(memory_fraction=options.memory_fraction, cache_tokens=options.cache_tokens),
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -54,6 +84,11 @@ def main(arguments: list[str]) -> int:
         rows = loop.run(options.steps, options.rounds, options.overrides)
         record.keep(out, "loop", rows, settings)
         record.bars(out, "loop", [{**r, "job": ""} for r in rows], group="job", bar="arm", height="samples/s")
+    elif options.kind == "sglang":
+        rows = served.run(_served(options))
+        record.keep(out, "sglang", rows, settings)
+        charted = [{**row, "arm": f"{row['arm']}, plugin {row['plugin']}"} for row in rows]
+        record.bars(out, "sglang", charted, group="batch", bar="arm", height="tokens/s")
     elif options.kind == "monitor":
         if options.rounds < 2:
             raise UserError(f"--rounds {options.rounds} is not possible: give 2 or more")

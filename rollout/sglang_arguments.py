@@ -15,6 +15,7 @@ SYSTEMS = ("autoregressive", "target_only", "bebop", "bebop_adaptive")
 CPU = {  # what a CPU without AMX takes; see recipes/sglang
     "device": "cpu",
     "attention_backend": "triton",
+    "triton_attention_num_kv_splits": 1,
     "sampling_backend": "pytorch",
     "grammar_backend": "none",
     "disable_cuda_graph": True,

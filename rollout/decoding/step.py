@@ -94,16 +94,19 @@ def _measure(
     accepted = steps < torch.minimum(verdict.accepted, emitted)[:, None]
     rows = [reached.double(), accepted.double()]
     if everything:
-        p = probs[:, :drafts]
-        best = draft.probs.argmax(-1, keepdim=True)
-        overlap = torch.minimum(p, draft.probs).sum(-1)
-        seen = (overlap, p.gather(-1, best)[..., 0], draft.entropies, entropy(p))
-        rows += [torch.where(reached, value, 0.0).double() for value in seen]
+        rows += [torch.where(reached, value, 0.0).double() for value in _laws_beside(draft, probs[:, :drafts])]
     slots, batch = runner.slots, runner.batch
     stretch = torch.bucketize(slots.count[:batch], slots.starts, right=True) - 1
     row = torch.arange(batch, device=emitted.device)
     slots.begun[row, stretch] += 1
     slots.stats[row, stretch, : len(rows), :drafts] += torch.stack(rows, 1)
+
+
+def _laws_beside(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Overlap, p(argmax q) and both entropies [B, K]: what watching costs in a cycle."""
+    best = draft.probs.argmax(-1, keepdim=True)
+    overlap = torch.minimum(p, draft.probs).sum(-1)
+    return overlap, p.gather(-1, best)[..., 0], draft.entropies, entropy(p)
 
 
 def _seen(runner: ModelRunner, draft: Draft | None) -> Tensor | None:

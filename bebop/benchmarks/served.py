@@ -1,0 +1,133 @@
+"""SGLang's decoding speed: plain, greedy drafts and sampled drafts at several batch sizes, with and without the plugin.
+
+Each arm has an engine of its own, since drafting is settled when SGLang starts; the best of the rounds counts. Needs
+SGLang, and a GPU for numbers that mean anything.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from bebop.config import (
+    DecodingConfig,
+    JobConfig,
+    ModelConfig,
+    MonitorConfig,
+    RolloutConfig,
+    SamplingConfig,
+    TaskConfig,
+)
+from bebop.config_sglang import SglangConfig
+from bebop.model.checkpoint import load_tokenizer
+from bebop.rollout.engine import Engine, Request
+from bebop.rollout.sglang_builder import make_engine
+from bebop.tasks.source import PromptSource, chat_encoder
+from bebop.trajectory import Completion, DecodeStats, SamplingParams
+
+LONGEST_PROMPT = 1024  # tokens
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ServedBench:
+    """What is measured."""
+
+    model: ModelConfig
+    task: TaskConfig
+    systems: tuple[str, ...]
+    batches: tuple[int, ...]
+    draft_tokens: int
+    rounds: int
+    waves: int  # requests = waves * batch
+    max_new_tokens: int
+    every: int  # verification steps of which the plugin measures one, in the arms that have it
+    sglang: SglangConfig
+
+
+def run(bench: ServedBench) -> list[dict[str, Any]]:
+    """One row per arm and batch size; ``x plain`` and ``x without plugin`` are ratios of tokens/s at the same size."""
+    rows: list[dict[str, Any]] = []
+    with tqdm(total=len(list(arms(bench))), desc="sglang") as progress:
+        for system, every in arms(bench):
+            rows += _arm(bench, system, every)
+            progress.update()
+    bare = {(row["arm"], row["batch"]): row["tokens/s"] for row in rows if row["plugin"] == "off"}
+    for row in rows:
+        plain = bare.get(("autoregressive", row["batch"]))
+        row["x plain"] = row["tokens/s"] / plain if plain else None
+        row["x without plugin"] = row["tokens/s"] / bare[row["arm"], row["batch"]]
+    return sorted(rows, key=lambda row: int(row["batch"]))
+
+
+def arms(bench: ServedBench) -> Iterator[tuple[str, int]]:
+    """System and sampling of the plugin; 0 is without it."""
+    for system in bench.systems:
+        yield system, 0
+        if system != "autoregressive" and bench.every:
+            yield system, bench.every
+
+
+def job(bench: ServedBench, system: str, every: int) -> JobConfig:
+    """The configuration that an arm's engine is made from."""
+    return JobConfig(
+        model=bench.model,
+        task=bench.task,
+        decoding=DecodingConfig(system=system, draft_tokens=bench.draft_tokens),
+        rollout=RolloutConfig(
+            engine="sglang",
+            slots=max(bench.batches),
+            max_length=LONGEST_PROMPT + bench.max_new_tokens,
+            sampling=SamplingConfig(max_new_tokens=bench.max_new_tokens),
+            sglang=dataclasses.replace(bench.sglang, monitor_every=every),
+        ),
+        monitor=MonitorConfig(decode_stats=every > 0),
+    )
+
+
+def _arm(bench: ServedBench, system: str, every: int) -> list[dict[str, Any]]:
+    config = job(bench, system, every)
+    engine, ends = make_engine(config)
+    try:
+        asked = _requests(bench, max(bench.batches) * bench.waves, ends)
+        side_by_side(engine, asked[:2], 2)  # the first answers compile, capture and allocate
+        rows = []
+        for batch in bench.batches:
+            found = [_measure(engine, asked[: batch * bench.waves], batch) for _ in range(bench.rounds)]
+            best = max(found, key=lambda row: float(row["tokens/s"]))
+            plugin = f"1 in {every}" if every else "off"
+            rows.append({"batch": batch, "arm": system, "plugin": plugin, **best})
+        return rows
+    finally:
+        engine.close()
+
+
+def _requests(bench: ServedBench, count: int, ends: tuple[int, ...]) -> list[Request]:
+    """Prompts in groups of four, as training asks them."""
+    source = PromptSource(bench.task, chat_encoder(load_tokenizer(bench.model)), LONGEST_PROMPT)
+    params = SamplingParams(max_new_tokens=bench.max_new_tokens, stop_token_ids=ends)
+    return [Request(id=i, token_ids=source.prompt(i // 4).token_ids, params=params) for i in range(count)]
+
+
+def _measure(engine: Engine, asked: Sequence[Request], batch: int) -> dict[str, Any]:
+    started = time.perf_counter()
+    answers = side_by_side(engine, asked, batch)
+    seconds = time.perf_counter() - started
+    stats = sum((answer.stats for answer in answers), DecodeStats())
+    return {
+        "tokens/s": stats.tokens / seconds,
+        "accept length": stats.accept_length,
+        "mean answer": stats.tokens / len(answers),
+        "seconds": seconds,
+    }
+
+
+def side_by_side(engine: Engine, asked: Sequence[Request], batch: int) -> list[Completion]:
+    """All answers, never more than ``batch`` at a time."""
+    waiting, done = list(reversed(asked)), list[Completion]()
+    while waiting or engine.unfinished:
+        while waiting and engine.unfinished < batch:
+            engine.add(waiting.pop())
+        done += [finished.completion for finished in engine.step()]
+    return done
