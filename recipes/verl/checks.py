@@ -23,9 +23,15 @@ def check_job(config: Any, wanted: VerlConfig) -> None:
     if rollout.name == "bebop":
         _check_embedded(rollout)
     if rollout.name == "sglang":
-        _check_sglang(config)
+        _check_sglang(config, sends_head(config, wanted))
     if wanted.train_head:
         _check_head(config, wanted)
+
+
+def sends_head(config: Any, wanted: VerlConfig) -> bool:
+    """Whether the trainer sends an MTP head with its weights: ours always, verl's Megatron engine if it has one."""
+    job = config.actor_rollout_ref
+    return bool(wanted.train_head or (job.actor.strategy == "megatron" and job.model.mtp.enable))
 
 
 def _check_sizes(config: Any) -> None:
@@ -52,7 +58,7 @@ def _check_embedded(rollout: Any) -> None:
     make_system(DecodingConfig(system=engine.system, draft_tokens=engine.draft_tokens))
 
 
-def _check_sglang(config: Any) -> None:
+def _check_sglang(config: Any, head_sent: bool) -> None:
     """Rejection sampling is there from a certain version on, for chains of drafts alone."""
     options = config.actor_rollout_ref.rollout.engine_kwargs.get("sglang") or {}
     mtp = config.actor_rollout_ref.model.mtp
@@ -65,6 +71,9 @@ def _check_sglang(config: Any) -> None:
           "rejection sampling verifies chains: give 1")  # fmt: skip
     steps, tokens = mtp.speculative_num_steps, mtp.speculative_num_draft_tokens
     check(tokens == steps + 1, "model.mtp.speculative_num_draft_tokens", tokens, f"with {steps} steps give {steps + 1}")
+    loading = config.actor_rollout_ref.rollout.load_format
+    why = "the head is not sent, so the draft would stay as it was made, at random; give auto"
+    check(head_sent or loading != "dummy", "rollout.load_format", loading, why)
     try:
         found = version("sglang")
     except PackageNotFoundError:

@@ -6,9 +6,9 @@ from types import ModuleType
 from typing import Any
 
 from bebop.errors import UserError
-from bebop.verl_job.checks import check_job
+from bebop.verl_job.checks import check_job, sends_head
 from bebop.verl_job.hooks import wrap
-from bebop.verl_job.settings import EXTERNAL, VARIABLE, parse, to_variable
+from bebop.verl_job.settings import EXTERNAL, SELECTOR, VARIABLE, parse, to_variable
 
 MODULE = "bebop.verl_job.plugin"
 EVERY = "BEBOP_VERIFY_EVERY"  # what our plug-in for SGLang reads
@@ -31,6 +31,7 @@ def hand_over(constants: ModuleType) -> None:
         # By name as well as by entry point: verl is silent about an entry point that cannot be loaded.
         modules = [name for name in os.environ.get(EXTERNAL, "").split(",") if name and name != MODULE]
         environment["env_vars"] |= {VARIABLE: to_variable(wanted), EXTERNAL: ",".join([*modules, MODULE])}
+        environment["env_vars"][SELECTOR] = "all" if sends_head(config, wanted) else "target"
         if wanted.metrics and wanted.verify_every:
             environment["env_vars"][EVERY] = str(wanted.verify_every)
         return environment

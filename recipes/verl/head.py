@@ -6,7 +6,7 @@ step follows each optimizer step of the policy, on the same answers. Every rank 
 summed over the ranks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -37,9 +37,9 @@ ENGINE = "bebop_head"  # the attribute of verl's engine
 class HeadBeside:
     """The head of one rank's engine."""
 
-    def __init__(self, engine: Any, module: Any, config: VerlConfig) -> None:
-        """``module``: the model before it is split over the ranks."""
-        self.engine, self.config = engine, config
+    def __init__(self, engine: Any, module: Any, config: VerlConfig, device: Callable[[], Any]) -> None:
+        """``module``: the model before it is split over the ranks; ``device``: where the engine computes."""
+        self.engine, self.config, self.device = engine, config, device
         self.layout, head = make_head(Path(engine.model_config.local_path), module, config.init_head)
         # The tokenizer is for text, which is not looked at here.
         self.policy = Policy(backbone=module, tokenizer=None, mtp=head, layout=self.layout)
@@ -62,7 +62,7 @@ class HeadBeside:
         if self._state is None:
             raise UserError("bebop.train_head=True: the model ran without its final norm, so no hidden state was seen")
         ids = [row.tolist() for row in micro_batch["input_ids"].unbind()]
-        answers = [len(row) for row in micro_batch["responses"].unbind()]
+        answers = answer_lengths(micro_batch)
         self.temperature = _first(micro_batch["temperature"])
         for row, answer, states in zip(ids, answers, split_rows(self._state, [len(row) for row in ids]), strict=True):
             if 0 < answer < len(row):
@@ -79,24 +79,23 @@ class HeadBeside:
     def trainer(self) -> HeadTrainer:
         """Made at its first use, when the model is where it stays."""
         if self._trainer is None:
-            from verl.utils.device import get_device_id
-
             assert self.policy.mtp is not None
             self.policy.backbone = self.engine.module
-            self.policy.mtp.to(get_device_id())
+            self.policy.mtp.to(self.device())
             law = Law(temperature=self.temperature)
             rank, world = dist.get_rank(), dist.get_world_size()
             self._trainer = HeadTrainer(self.policy, self.config.head, law, rank, world, beside=True)
+            if self.engine._autocast_dtype == torch.float16:
+                raise UserError("bebop.train_head=True: fp16 is not possible; set mixed_precision.param_dtype to bf16")
             mixed = self.engine._autocast_dtype == torch.bfloat16
             self._trainer.mixed = self._trainer.module.mixed = mixed
         return self._trainer
 
     def weights(self) -> dict[str, Tensor]:
-        """For the rollout, under the names of the checkpoint; empty while the head is the checkpoint's own."""
-        if self._trainer is None or self._trainer.version == 0:
-            return {}
-        layers = self.policy.backbone.config.num_hidden_layers
-        return head_to_checkpoint(self._trainer.weights(), self.layout, layers)
+        """For the rollout, under the names of the checkpoint; always, as an engine may have been started without."""
+        assert self.policy.mtp is not None
+        head = {name: p.detach().to("cpu", copy=True) for name, p in self.policy.mtp.named_parameters()}
+        return head_to_checkpoint(head, self.layout, self.policy.backbone.config.num_hidden_layers)
 
     def save(self, folder: Path) -> None:
         """Beside verl's checkpoint, by rank 0: every rank has the whole head."""
@@ -130,6 +129,15 @@ def make_head(path: Path, module: Any, fresh: bool) -> tuple[str, MTPHead]:
     return layout, head
 
 
+def answer_lengths(micro_batch: Any) -> list[int]:
+    """Tokens of each answer, from verl's batches without padding or with it (left of prompts, right of answers)."""
+    mask = micro_batch["response_mask"]
+    if mask.is_nested:
+        return [len(row) for row in mask.unbind()]
+    lengths: list[int] = micro_batch["attention_mask"][:, -mask.shape[1] :].sum(1).tolist()
+    return lengths
+
+
 def split_rows(states: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     """Hidden states [L, d] of each row, from rows side by side [B, L, d] or end to end [1, N, d], padding behind."""
     if states.shape[0] == len(lengths):
@@ -146,7 +154,7 @@ def train_beside(transformer_impl: ModuleType) -> None:
 
     def build(original: Any, engine: Any, module: Any) -> Any:
         if not engine.engine_config.forward_only and engine.model_config.model_type == "language_model":
-            setattr(engine, ENGINE, HeadBeside(engine, module, config))
+            setattr(engine, ENGINE, HeadBeside(engine, module, config, transformer_impl.get_device_id))
         return original(engine, module)
 
     def forward(original: Any, engine: Any, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:

@@ -101,10 +101,9 @@ def check(engine: Any) -> None:
             "bebop.train_head=True: the Megatron engine trains a head with actor_rollout_ref.model.mtp.enable=true "
             "and actor_rollout_ref.model.mtp.enable_train=true"
         )
-    if megatron.context_parallel_size > 1 or megatron.dynamic_context_parallel:
-        raise UserError("bebop.train_head=True: context parallelism is not possible; set context_parallel_size=1")
-    if megatron.use_megatron_fsdp:
-        raise UserError("bebop.train_head=True: use_megatron_fsdp is not possible; set it to false")
+    for name in ("dynamic_context_parallel", "use_megatron_fsdp"):
+        if getattr(megatron, name):
+            raise UserError(f"bebop.train_head=True: actor.megatron.{name}=true is not possible; set it to false")
 
 
 def beside(engine: Any, config: VerlConfig) -> Any:

@@ -6,6 +6,7 @@ Nothing of verl is imported here. Without a ``bebop`` block in the configuration
 """
 
 import os
+from functools import cache
 
 from bebop.verl_job.hooks import Hook, install
 from bebop.verl_job.settings import current
@@ -33,6 +34,7 @@ PARTS = {
         Hook(module="verl.trainer.ppo.v1.trainer_base", function="metrics.report_v1"),
         Hook(module="verl.experimental.separation.ray_trainer", function="metrics.report_batch"),
     ),
+    "sessions": (Hook(module="verl.workers.rollout.sglang_rollout.sglang_rollout", function="sessions.in_sessions"),),
     "train_head": (
         Hook(module="verl.workers.engine.fsdp.transformer_impl", function="head.train_beside"),
         Hook(module="verl.workers.engine.megatron.transformer_impl", function="megatron_engine.train_beside"),
@@ -40,11 +42,9 @@ PARTS = {
 }
 
 
+@cache
 def register() -> None:
     """Install the hooks of this process; a second call does nothing."""
-    if register.__dict__.setdefault("done", False):
-        return
-    register.__dict__["done"] = True
     hooks = [*CHOICES, *DRIVER]
     if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
         hooks += CPU

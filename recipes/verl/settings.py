@@ -14,6 +14,7 @@ from typing import Any
 from bebop.config import HeadConfig, check, from_dict
 
 VARIABLE = "BEBOP_VERL"
+SELECTOR = "BEBOP_VERL_SELECTOR"  # which of SGLang's models are sent weights: target, or all
 EXTERNAL = "VERL_USE_EXTERNAL_MODULES"  # verl's own: modules that it imports first, and loudly
 # By the actor's strategy: the hook that trains the head in a worker.
 HEADS = {"fsdp2": "head.train_beside", "megatron": "megatron_engine.train_beside"}
@@ -27,6 +28,7 @@ class VerlConfig:
     monitor: bool = False  # why it moved (drift/*); needs metrics
     prometheus: bool = False  # the same numbers as gauges that Ray exports
     verify_every: int = 8  # SGLang: verification steps of which one is measured (overlap, entropies); 0: counts alone
+    sessions: bool = False  # SGLang: weight updates in sessions, which newer versions demand; a frozen draft left alone
     train_head: bool = False  # train the MTP head beside the policy (FSDP2)
     init_head: bool = False  # start from a fresh head where the checkpoint has none
     head: HeadConfig = field(default_factory=lambda: HeadConfig(depth=3, lr=1e-4))
@@ -40,7 +42,8 @@ class VerlConfig:
     @property
     def parts(self) -> tuple[str, ...]:
         """Those that are on."""
-        return tuple(name for name in ("metrics", "monitor", "prometheus", "train_head") if getattr(self, name))
+        names = ("metrics", "monitor", "prometheus", "sessions", "train_head")
+        return tuple(name for name in names if getattr(self, name))
 
 
 def parse(block: Any) -> VerlConfig:

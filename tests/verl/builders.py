@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,13 +58,13 @@ def run_job(
     own = {name: value for name, value in os.environ.items() if name not in DROPPED}
     own |= QUIET | {"VERL_FILE_LOGGER_PATH": str(log)} | dict(environment or {})
     command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", "--config-dir", str(conf)]
-    command += [
-        f"hydra.run.dir={folder / 'hydra'}",
-        f"++example={example}",
-        "trainer.logger=[console,file]",
-        *overrides,
-    ]
-    done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=seconds)
+    sockets = tempfile.mkdtemp(prefix="ray-")  # their paths must be short, and pytest's folders are deep
+    command += [f"hydra.run.dir={folder / 'hydra'}", f"++example={example}", "trainer.logger=[console,file]"]
+    command += [f"+ray_kwargs.ray_init._temp_dir={sockets}", *overrides]
+    try:
+        done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=seconds)
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
     rows = [json.loads(line)["data"] for line in log.read_text().splitlines()] if log.exists() else []
     output = done.stdout + done.stderr
     (folder / "output.txt").write_text(output)

@@ -49,7 +49,7 @@ def test_the_recipes_are_the_papers_settings_and_verl_takes_them(name: str) -> N
 def test_the_others_compose_and_pass(name: str) -> None:
     config = composed(name, "trainer.n_gpus_per_node=8")
     check_job(config, parse(config.bebop))
-    assert parse(config.bebop).parts == ("metrics", "monitor")
+    assert parse(config.bebop).parts == ("metrics", "monitor", "sessions")
 
 
 def test_off_changes_nothing_but_its_own_block() -> None:

@@ -39,7 +39,6 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[J
     done = {}
     for name, (overrides, environment) in ARMS.items():
         place = [f"trainer.default_local_dir={folder / name / 'checkpoints'}", *OWN, *overrides]
-        place.append(f"+ray_kwargs.ray_init._temp_dir={folder / 'ray'}")
         job = run_job(folder / name, folder / "example", place, STOCK | environment, conf=HERE / "conf")
         assert job.code == 0, job.output[-4000:]
         done[name] = (job, folder / name / "checkpoints" / "global_step_5" / "actor")

@@ -13,7 +13,7 @@ from bebop.verl_job import checks
 from bebop.verl_job.checks import check_job
 from bebop.verl_job.driver import EVERY, hand_over
 from bebop.verl_job.selftest import verdict
-from bebop.verl_job.settings import EXTERNAL, VARIABLE, VerlConfig, parse
+from bebop.verl_job.settings import EXTERNAL, SELECTOR, VARIABLE, VerlConfig, parse
 
 MTP = {
     "enable": True,
@@ -33,6 +33,7 @@ JOB = {
             "name": "sglang",
             "n": 8,
             "nnodes": 0,
+            "load_format": "auto",
             "tensor_model_parallel_size": 2,
             "data_parallel_size": 1,
             "pipeline_model_parallel_size": 1,
@@ -98,6 +99,13 @@ def test_an_sglang_without_rejection_sampling_is_refused(monkeypatch: pytest.Mon
     check_job(job({f"{ROLLOUT}.engine_kwargs.sglang.speculative_use_rejection_sampling": False}), VerlConfig())
 
 
+def test_a_draft_that_nobody_gives_weights_is_refused() -> None:
+    dummy = job({f"{ROLLOUT}.load_format": "dummy"})
+    with pytest.raises(UserError, match=r"load_format='dummy' .* the draft would stay as it was made, at random"):
+        check_job(dummy, VerlConfig())
+    check_job(dummy, VerlConfig(train_head=True))
+
+
 def test_a_checkpoint_without_a_head_is_seen_before_the_start(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((resolve("tiny") / "config.json").read_text())
     config = job({f"{MODEL}.path": str(tmp_path)})
@@ -117,7 +125,7 @@ def test_the_driver_hands_the_block_to_every_process(monkeypatch: pytest.MonkeyP
     block = {"metrics": True, "train_head": True, "verify_every": 4}
     found = module.get_ppo_ray_runtime_env(job({"bebop": block}))["env_vars"]
     monkeypatch.setenv(VARIABLE, found[VARIABLE])
-    assert found["A"] == "1" and found[EVERY] == "4"
+    assert found["A"] == "1" and found[EVERY] == "4" and found[SELECTOR] == "all"
     assert found[EXTERNAL] == "somebody.elses,bebop.verl_job.plugin"
     assert OmegaConf.create(found)[VARIABLE] == found[VARIABLE]  # verl merges it as a configuration
     assert parse(block).parts == ("metrics", "train_head")

@@ -1,0 +1,51 @@
+"""Weight updates of SGLang in sessions, and for those of its models alone that are sent something.
+
+Newer versions (0.5.23 was read) refuse weights outside of a session, which verl 0.9.1 does not open; and they would take
+the draft into every update: a frozen one that is processed again drafts nonsense. So a session is opened around verl's
+update, for the target alone unless the trainer sends a head as well.
+"""
+
+import importlib
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import ModuleType
+from typing import Any
+
+from bebop.verl_job.hooks import wrap
+from bebop.verl_job.settings import SELECTOR
+
+UPDATE = "update_weights_from_tensor"
+
+
+def in_sessions(sglang_rollout: ModuleType) -> None:
+    """Change verl's SGLang adapter, which every training worker has."""
+    if not hasattr(importlib.import_module("sglang.srt.managers.io_struct"), "BeginWeightUpdateReqInput"):
+        return  # an SGLang that knows no sessions
+
+    async def around(original: Any, adapter: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
+        await adapter._init_server_adapter()
+        if adapter._engine is None or kwargs.get("peft_config") is not None:
+            return await original(adapter, weights, *args, **kwargs)
+        async with session(adapter._engine, os.environ.get(SELECTOR, "target")):
+            return await original(adapter, weights, *args, **kwargs)
+
+    wrap(sglang_rollout.ServerAdapter, "update_weights", around)
+
+
+@asynccontextmanager
+async def session(client: Any, selector: str) -> AsyncIterator[None]:
+    """A session of one server; ``client`` is verl's, whose updates in this block are for ``selector``."""
+    request = client._make_async_request
+
+    async def chosen(endpoint: str, payload: Any = None, *args: Any, **kwargs: Any) -> Any:
+        named = {**payload, "selector": selector} if endpoint == UPDATE else payload
+        return await request(endpoint, named, *args, **kwargs)
+
+    await request("begin_weight_update", {"selector": selector})
+    client._make_async_request = chosen
+    try:
+        yield
+    finally:
+        client._make_async_request = request
+        await request("end_weight_update")
