@@ -9,12 +9,12 @@ from torch.nn.utils.rnn import pad_sequence
 from bebop.trainer.chains import ChainRows
 
 
-def masked_rows(token_ids: Tensor, answer: Tensor, depth: int, most: int = 0) -> ChainRows:
+def masked_rows(token_ids: Tensor, answer: Tensor, depth: int, most: int = 0, seed: int = 0) -> ChainRows:
     """Chains of right-padded rows [B, L] whose drafted tokens all lie where ``answer`` [B, L] holds.
 
     For a prompt and an answer these are the chains of ``chain_rows``; a hole (what a tool wrote) ends a chain.
 
-    ``most``: at most as many anchors a row, drawn anew each time; 0 for all. Attention of later steps takes
+    ``most``: at most as many anchors a row, drawn by ``seed``; 0 for all. Attention of later steps takes
     anchors times length numbers a head, which for 64 K tokens is too much for all anchors.
     """
     length = token_ids.shape[1]
@@ -23,7 +23,8 @@ def masked_rows(token_ids: Tensor, answer: Tensor, depth: int, most: int = 0) ->
     steps = ahead.long().cumprod(-1).sum(-1)  # [B, L]
     rank = (steps > 0).double()
     if most:
-        rank = rank * (1 + torch.rand(rank.shape, device=rank.device))
+        numbers = torch.Generator().manual_seed(seed)  # on the CPU: ranks that share rows must draw the same
+        rank = rank * (1 + torch.rand(rank.shape, generator=numbers).to(rank.device))
     count = max(1, int((steps > 0).sum(1).max()))
     count = min(count, most) if most else count
     anchors = rank.sort(stable=True, dim=1, descending=True).indices[:, :count].sort(1).values

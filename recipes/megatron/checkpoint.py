@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
+from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_tensor
 from torch import Tensor, nn
 
@@ -39,12 +39,19 @@ def load_head(folder: Path, model: nn.Module, adam: HeadOptimizer) -> None:
 
 def save_model(folder: Path, model: Any) -> None:
     """Write a whole GPTModel, under megatron-core's own names."""
-    _write(folder, model.sharded_state_dict(prefix=""))
+    _write(folder, _model_state(model))
 
 
 def load_model(folder: Path, model: Any) -> None:
     """Fill a GPTModel from a distributed checkpoint."""
-    model.load_state_dict(_read(folder, model.sharded_state_dict(prefix="")), strict=False)
+    model.load_state_dict(_read(folder, _model_state(model)), strict=False)
+
+
+def _model_state(model: Any) -> dict[str, Any]:
+    """The group is asked for where an MTP layer has its own copy of the embedding, on a last stage."""
+    copies = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    state: dict[str, Any] = model.sharded_state_dict(prefix="", metadata={"dp_cp_group": copies})
+    return state
 
 
 def _head_state(model: Any, adam: HeadOptimizer) -> dict[str, Any]:
@@ -81,5 +88,5 @@ def _read(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = dist_checkpointing.load(wanted, str(folder))
     except (OSError, RuntimeError, ValueError, KeyError, dist_checkpointing.core.CheckpointingException) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder} is no checkpoint of this head, or is damaged: {reason}") from error
+        raise UserError(f"{folder} is no checkpoint of this model, or is damaged: {reason}") from error
     return found

@@ -12,6 +12,7 @@ backward pass runs there and then, within the forward pass: it has no edge to th
 gradients are the same to the bit with the head and without it, under any pipeline schedule.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,10 +25,11 @@ from torch import Tensor, nn
 from bebop.config import HeadConfig
 from bebop.errors import UserError
 from bebop.megatron_job.anchors import masked_rows, side_by_side
+from bebop.megatron_job.contexts import share_of, whole_rows
 from bebop.megatron_job.head import MegatronHead, constant
 from bebop.megatron_job.laws import split_law
 from bebop.megatron_job.optimizer import HeadOptimizer
-from bebop.megatron_job.parallel import here
+from bebop.megatron_job.parallel import Place, here
 from bebop.model.mtp import MTPHead
 from bebop.trainer.chains import ChainRows
 from bebop.trainer.objectives import Law, make_objective, share, unroll
@@ -52,11 +54,10 @@ class HeadCotrainer:
         ``logits``: the model gives logits, though it is given labels (verl does so, and takes the loss itself).
 
         Raises:
-            UserError: context parallelism, a head in Megatron's gradient buffers, a model without one MTP layer.
+            UserError: a head in Megatron's gradient buffers, a model without one MTP layer of a kind that is known.
         """
-        if parallel_state.get_context_parallel_world_size() > 1:
-            raise UserError("context parallelism is not possible with MTP training: set context_parallel_size=1")
-        self.config, self.anchors, self.logits, self.place = config, anchors, logits, here()
+        self.context: dist.ProcessGroup = parallel_state.get_context_parallel_group()
+        self.config, self.anchors, self.logits, self.place = config, anchors, logits, _place()
         self.law, self.objective = split_law(law, self.place), make_objective(config.objective)
         models = [plain(chunk) for chunk in chunks]
         self.model: Any = next((m for m in models if getattr(m, "mtp", None) is not None), None)
@@ -64,6 +65,7 @@ class HeadCotrainer:
             raise UserError("the model has no MTP layer: load a checkpoint with one, or set model.mtp.enable=false")
         device = next(models[0].parameters()).device
         self.sums = torch.zeros(2, device=device)  # loss, what it was summed over
+        self.seen = 0  # micro-batches
         named: dict[str, nn.Parameter] = {}
         if self.model is not None:
             named = self._hook(zero_first)
@@ -111,16 +113,20 @@ class HeadCotrainer:
 
         ``loss_mask`` is Megatron's: its entry at t stands for token t + 1.
         """
-        states = hidden.transpose(0, 1)
-        answer = loss_mask.roll(1, -1)
-        answer[:, 0] = 0
-        if packed is not None:
-            padded = getattr(packed, "cu_seqlens_q_padded", None)
-            starts = packed.cu_seqlens_q if padded is None else padded
-            # Rolled within its row, a row's last entry stands for its first token, which is never drafted.
-            token_ids, states, answer = (side_by_side(x[0], starts) for x in (token_ids, states, answer))
-            answer[:, 0] = 0
-        rows = masked_rows(token_ids, answer, self.config.depth, self.anchors)
+        parts = hidden, token_ids.T, loss_mask.T  # [s, b, ...]
+        starts = None if packed is None else _starts(packed)
+        split = dist.get_world_size(self.context) > 1
+        if split:
+            parts = tuple(whole_rows(x, starts, self.context) for x in parts)  # type: ignore[assignment]
+        if starts is None:
+            states, token_ids, mask = (x.transpose(0, 1) for x in parts)
+        else:
+            states, token_ids, mask = (side_by_side(x[:, 0], starts) for x in parts)
+        answer = mask.roll(1, -1)
+        answer[:, 0] = 0  # a row's first token is never drafted
+        self.seen += 1
+        rows = masked_rows(token_ids, answer, self.config.depth, self.anchors, self.seen)
+        rows = share_of(rows, self.context) if split else rows
         count = share(rows, self.config.objective)
         if count == 0:
             return
@@ -159,6 +165,17 @@ class HeadCotrainer:
         """Forget what was added since the last step."""
         self.sums.zero_()
         self.optimizer.zero_grad()
+
+
+def _place() -> Place:
+    """Gradients of context parallel ranks add up as those of data parallel ranks do."""
+    return dataclasses.replace(here(), data_group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+
+
+def _starts(packed: Any) -> Tensor:
+    """Where rows that lie end to end begin, padding included, and the end of the last."""
+    padded = getattr(packed, "cu_seqlens_q_padded", None)
+    return packed.cu_seqlens_q if padded is None else padded
 
 
 def embedded(table: Any, token_ids: Tensor) -> Tensor:

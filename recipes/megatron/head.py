@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bebop.errors import UserError
 from bebop.model.attention import AttentionContext, CausalContext
 
-ROUND = 1024  # lengths of the table of rotations: megatron-core keeps one for each
+ROUND = 1024  # lengths of the table of rotations
 
 
 class ContextAttention(nn.Module):
@@ -45,14 +45,15 @@ class MegatronHead(nn.Module):
         """
         super().__init__()
         # Through tuples, so that parameters have one name only.
-        self._layer, self._rotary = (layer,), (rotary,)
+        self._layer, self._rotary = (layer,), tuple[Any]((rotary,))
         self.zero_first = zero_first
         attention = inner(layer).self_attention
-        if not hasattr(attention, "linear_qkv") or not isinstance(rotary, RotaryEmbedding):
+        if not hasattr(attention, "linear_qkv") or type(rotary) is not RotaryEmbedding:
             kinds = f"{type(attention).__name__} with {type(rotary).__name__}"
             raise UserError(f"an MTP layer of {kinds} is not known: grouped-query attention with rotary positions is")
         if not isinstance(attention.core_attention, ContextAttention):
             attention.core_attention = ContextAttention(attention.config)
+        attention.checkpoint_core_attention = False  # run again, it would add its keys to the chain again
         self._core = (attention.core_attention,)
         whole(layer)
 
@@ -61,7 +62,7 @@ class MegatronHead(nn.Module):
         if self.zero_first:
             embeddings = embeddings.masked_fill((positions == 0)[..., None], 0)
         layer: Any = self._layer[0]
-        table = self._rotary[0]((int(positions.max()) // ROUND + 1) * ROUND)  # [length, 1, 1, D]
+        table = self._rotary[0].get_emb((int(positions.max()) // ROUND + 1) * ROUND)  # [length, 1, 1, D]
         turns = table[positions.T][:, :, 0]  # [n, B, 1, D]
         self._core[0].context = context
         x = layer._concat_embeddings(hidden.transpose(0, 1), embeddings.transpose(0, 1))

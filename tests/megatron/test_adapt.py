@@ -13,7 +13,7 @@ from bebop.megatron_job import adapt
 from bebop.model.checkpoint import resolve
 
 SETTINGS = [
-    "data.sequences=320", "data.sampling.max_new_tokens=128", "evaluation.prompts=96", "head.depth=3",
+    "data.sequences=256", "data.sampling.max_new_tokens=128", "evaluation.prompts=64", "head.depth=3",
     "train.rows_per_step=16", "train.eval_every=0", "train.threads=1", "train.warm_steps=20", "tensorboard=false",
     "progress=false", "model.device=cpu",
 ]  # fmt: skip
@@ -26,7 +26,7 @@ def accept_length(folder: Path, when: str) -> dict[str, float]:
 
 
 def test_it_reaches_what_bebop_adapt_reaches(tmp_path: Path) -> None:
-    settings = [*SETTINGS, "train.steps=100", "train.save_every=50"]
+    settings = [*SETTINGS, "train.steps=80", "train.save_every=40"]
     assert plain.main([*settings, f"dir={tmp_path / 'plain'}"]) == 0
     assert adapt.main([*settings, f"dir={tmp_path / 'megatron'}"]) == 0
     before, wanted, found = (
@@ -39,7 +39,7 @@ def test_it_reaches_what_bebop_adapt_reaches(tmp_path: Path) -> None:
     after = load_file(trained / "model.safetensors")
     assert same.keys() == after.keys()
     assert all((same[name].float() == after[name]).all() for name in same if "mtp" not in name)
-    assert [p.name for p in sorted((tmp_path / "megatron" / "checkpoints").iterdir())] == ["head_000050", "head_000100"]
+    assert [p.name for p in sorted((tmp_path / "megatron" / "checkpoints").iterdir())] == ["head_000040", "head_000080"]
     assert (tmp_path / "megatron" / "report.html").is_file()
 
 
@@ -66,5 +66,5 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
     broken = tmp_path / "checkpoints" / "head_000002"
     broken.mkdir(parents=True)
     (broken / "metadata.json").write_text("{")
-    with pytest.raises(UserError, match="is no checkpoint of this head, or is damaged"):
+    with pytest.raises(UserError, match="is no checkpoint of this model, or is damaged"):
         adapt.main([*SETTINGS, f"dir={tmp_path}", "resume=true"])

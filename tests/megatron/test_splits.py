@@ -17,6 +17,7 @@ from bebop.model.checkpoint import load_policy
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import OBJECTIVES, Law
 from tests.megatron.builders import STEPS, checkpoint, rows, run, trainer
+from tests.megatron.policy import context_step
 
 ROOT = Path(__file__).parents[2]
 ONE = ParallelConfig()
@@ -36,7 +37,7 @@ def saved(folder: Path) -> Path:
 def two(folder: Path, saved: Path) -> list[dict[str, Any]]:
     """What each of two processes has to show."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "tests.megatron.worker"]
+    command = [sys.executable, "-m", "tests.megatron.rank"]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), "2", str(saved), str(folder)],
@@ -133,6 +134,16 @@ def test_a_head_beside_a_policy_under_megatrons_schedules(two: list[dict[str, An
             for kind in ("loss", "grad_norm"):
                 numbers = [x[f"head/{kind}"] for x in found["numbers"]]
                 assert numbers == pytest.approx([x[f"head/{kind}"] for x in wanted], rel=1e-4), name
+
+
+@pytest.mark.parametrize("name", ["side by side", "packed"])
+def test_context_parallel_ranks_learn_from_whole_rows(
+    two: list[dict[str, Any]], saved: Path, place: Place, name: str
+) -> None:
+    wanted = context_step(saved, place, packed=name == "packed")
+    assert wanted["head/grad_norm"] > 1e-2
+    for rank in two:
+        assert rank["contexts"][name] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_conversion_there_and_back_is_exact(two: list[dict[str, Any]], saved: Path, folder: Path) -> None:

@@ -1,20 +1,19 @@
-"""One of two processes of ``test_splits``: ``python -m tests.megatron.worker RANK WORLD CHECKPOINT FOLDER``."""
+"""What each of the two processes of ``test_splits`` does; ``rank`` starts it."""
 
 import dataclasses
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 
 from bebop.megatron_job.convert import convert
 from bebop.megatron_job.cpu import prepare
-from bebop.megatron_job.parallel import ParallelConfig, split
+from bebop.megatron_job.parallel import ParallelConfig, here, split
 from bebop.trainer.objectives import OBJECTIVES
 from tests.megatron.builders import rows, run, trainer
-from tests.megatron.policy import cotrainer, scheduled, wrapped
+from tests.megatron.policy import context_step, cotrainer, scheduled, wrapped
 
 SPLITS = {
     "tp2": ParallelConfig(tensor=2),
@@ -109,19 +108,26 @@ def beside(checkpoint: Path) -> dict[str, Any]:
     return found
 
 
+def contexts(checkpoint: Path) -> dict[str, dict[str, float]]:
+    """A head's step on parts of each row, side by side and end to end."""
+    parallel_state.initialize_model_parallel(context_parallel_size=2)
+    place = here()
+    found = {name: context_step(checkpoint, place, packed=name == "packed") for name in ("side by side", "packed")}
+    parallel_state.destroy_model_parallel()
+    return found
+
+
 def main(rank: int, world: int, checkpoint: Path, folder: Path) -> None:
+    """Every split, one after the other, in groups of their own."""
+    torch.set_num_threads(1)
     prepare()
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=world)
     found: dict[str, Any] = {name: trained(checkpoint, parallel) for name, parallel in SPLITS.items()}
     found["first"] = first_losses(checkpoint)
     found["broken"] = broken(checkpoint)
     found["beside"] = beside(checkpoint)
+    found["contexts"] = contexts(checkpoint)
     found["resumed"] = resumed(checkpoint, folder)
-    converted(checkpoint, folder)
     torch.save(found, folder / f"rank{rank}.pt")
+    converted(checkpoint, folder)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
