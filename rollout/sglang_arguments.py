@@ -94,6 +94,8 @@ def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> N
             "rollout.sglang.block_verification=true is not possible: "
             + ("it needs a GPU" if sampled else "it verifies sampled drafts, so decoding.system=bebop")
         )
+    if own.colocated and device != "cuda":
+        raise UserError("rollout.sglang.colocated=true is not possible: memory changes hands on a GPU only")
     if own.deterministic and sampled and device != "cuda":
         raise UserError("rollout.sglang.deterministic=true is not possible: SGLang's seeded drafts need a GPU")
 

@@ -56,8 +56,8 @@ def check_job(config: JobConfig) -> None:
     own, folder, law = config.rollout.sglang, resolve(config.model.path), config.rollout.sampling
     if find_spec("sglang") is None and not (own.urls and own.carrier == "disk"):
         raise UserError("rollout=sglang needs SGLang: pip install 'bebop-rl[sglang]', see recipes/sglang")
-    refuse_system(config.decoding, own, _device(config))
     refuse_loop(config)
+    refuse_system(config.decoding, own, _device(config))
     speculative = config.decoding.system != "autoregressive"
     params = SamplingParams(
         top_k=law.top_k, top_p=law.top_p, min_p=law.min_p, repetition_penalty=law.repetition_penalty

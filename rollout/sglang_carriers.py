@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -132,8 +133,8 @@ class DiskCarrier:
     """A folder that both sides see: any number of replicas, any machine; costs a write and a read of all weights."""
 
     def __init__(self, folder: Path, checkpoint: Path) -> None:
-        """``checkpoint``: whose configuration and tokenizer the folders get."""
-        self.folder, self.checkpoint = folder, checkpoint
+        """``checkpoint``: whose configuration, tokenizer, and weights that are never sent the folders get."""
+        self.folder, self.checkpoint, self.last = folder, checkpoint, checkpoint
 
     async def send(self, backend: Backend, load: Shipment, flush: bool) -> None:
         """See ``Carrier``."""
@@ -142,13 +143,25 @@ class DiskCarrier:
         for file in self.checkpoint.iterdir():
             if file.is_file() and file.suffix != ".safetensors" and not file.name.endswith(".index.json"):
                 shutil.copy(file, place / file.name)
+        # Complete folders: from disk SGLang always loads target and draft, and other programs may read them too.
         tensors = {name: t.detach().cpu().contiguous() for name, t in {**load.target, **load.draft}.items()}
+        tensors |= unsent(self.last, tensors)
         save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
         payload = {"model_path": str(place), "weight_version": str(load.version), "flush_cache": flush}
         await backend.control("update_weights_from_disk", payload)
+        self.last = place
         own = sorted(self.folder.glob(f"version_*_{os.getpid()}"), key=lambda path: path.stat().st_mtime)
         for old in own[:-KEPT]:
             shutil.rmtree(old)
+
+
+def unsent(folder: Path, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a folder's safetensors files that are not among those sent."""
+    found: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            found |= {name: opened.get_tensor(name) for name in opened.keys() if name not in sent}
+    return found
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:

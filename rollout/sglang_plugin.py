@@ -20,15 +20,14 @@ Sample = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def register() -> None:
-    """Called by SGLang in each of its processes."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
+    """Called by SGLang in each of its processes, wherever bebop is installed beside it."""
     if os.environ.get(CPU) == "1":
         from bebop.rollout.sglang_cpu import replace
 
         replace()
-    every = int(os.environ.get(EVERY) or 0)
-    if every:
+    if every := int(os.environ.get(EVERY) or 0):
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
         HookRegistry.register(TARGET, Measure(every), HookType.AROUND)
 
 

@@ -1,7 +1,13 @@
 #!/usr/bin/env bash
-# Several nodes: server.sh runs on each rollout node already; here the trainer's nodes form a Ray cluster.
-# URLS: http://node1:30000,http://node2:30000  FOLDER: on a file system that all nodes see  RAY: the cluster's address
+# Several machines that form a Ray cluster:
+#
+#     first machine:   ray start --head --port 6379
+#     every other one: ray start --address FIRST:6379
+#     first machine:   MODEL=... WORKERS=8 TP=2 RANKS=8 several_nodes.sh runtime.dir=/shared/run
+#
+# The rollout's placement group has a bundle of TP GPUs for each engine, on any machine; the trainer's lies on one machine.
+# bebop, SGLang, MODEL and runtime.dir must be found under the same path everywhere.
 set -euo pipefail
-exec python -m bebop.run rollout=sglang model=folder model.path="${MODEL:?}" model.dtype=bfloat16 \
-    rollout.sglang.urls="[${URLS:?}]" rollout.sglang.carrier=disk rollout.sglang.folder="${FOLDER:?}" \
-    runtime.address="${RAY:?}" trainer.ranks="${RANKS:?}" "$@"
+exec python -m bebop.run rollout=sglang model=folder model.path="${MODEL:?a checkpoint with MTP weights}" \
+    runtime.address="${RAY:-auto}" rollout.workers="${WORKERS:?engines}" rollout.sglang.tensor_parallel="${TP:-1}" \
+    trainer.ranks="${RANKS:?GPUs of the trainer}" decoding=bebop decoding.draft_tokens="${K:-3}" "$@"

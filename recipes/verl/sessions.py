@@ -1,8 +1,8 @@
 """Weight updates of SGLang in sessions, and for those of its models alone that are sent something.
 
-Newer versions (0.5.23 was read) refuse weights outside of a session, which verl 0.9.1 does not open; and they would take
-the draft into every update: a frozen one that is processed again drafts nonsense. So a session is opened around verl's
-update, for the target alone unless the trainer sends a head as well.
+Newer versions (0.5.23 was read) refuse weights outside of a session, which verl 0.9.1 does not open; and they would
+take the draft into every update: a frozen one that is processed again drafts nonsense. So a session is opened
+around verl's update, for the target alone unless the trainer sends a head as well.
 """
 
 import importlib

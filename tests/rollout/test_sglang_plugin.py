@@ -1,10 +1,13 @@
 """The plugin's numbers, from made-up verification steps; whether SGLang calls it is tested in tests/sglang."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
+from bebop.rollout import sglang_plugin as plugin
 from bebop.rollout.sglang_plugin import Measure, statistics
 
 B, K, V = 3, 2, 7
@@ -113,3 +116,17 @@ def test_the_result_is_sglangs_own() -> None:
     verify, batch, output = step()
     found = Measure(1, lambda: True)(lambda *args, **kwargs: original(*args), verify, batch, output, None, extra=1)
     assert found[1].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("every", [None, "", "0"])
+def test_nothing_happens_unasked(monkeypatch: pytest.MonkeyPatch, every: str | None) -> None:
+    """SGLang may be there for somebody else: nothing of it is touched, or even imported."""
+    monkeypatch.delenv(plugin.CPU, raising=False)
+    monkeypatch.delenv(plugin.EVERY, raising=False)
+    if every is not None:
+        monkeypatch.setenv(plugin.EVERY, every)
+    monkeypatch.setitem(sys.modules, "sglang", None)  # importing it raises
+    plugin.register()
+    monkeypatch.setenv(plugin.EVERY, "4")
+    with pytest.raises(ImportError):
+        plugin.register()

@@ -1,15 +1,17 @@
 """Names of weights for SGLang, what is said with them, and the check of checksums."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from bebop.model.checkpoint import resolve, save_policy
+from bebop.config import ModelConfig
+from bebop.model.checkpoint import load_policy, resolve, save_policy
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.sglang_carriers import parts
+from bebop.rollout.sglang_carriers import DiskCarrier, parts
 from bebop.rollout.sglang_weights import WeightWatch, by_role, shipment, stored_head
 from tests.builders import tiny_policy
 
@@ -124,3 +126,27 @@ def test_a_draft_lost_with_its_memory_is_noticed() -> None:
     found.check_draft(reply("other"))
     with pytest.raises(EngineDied, match="memory"):
         found.check_draft(reply(draft="zero"))
+
+
+def test_a_folder_of_weights_is_a_whole_checkpoint(tmp_path: Path) -> None:
+    """SGLang loads target and draft from it, whichever was sent."""
+    policy, other = tiny_policy(seed=1), tiny_policy(seed=2)
+    save_policy(policy, tmp_path / "model")
+    asked: list[dict] = []
+
+    class Backend:
+        async def control(self, name: str, payload: dict) -> dict:
+            asked.append(payload)
+            return {"success": True}
+
+    carrier, heads = DiskCarrier(tmp_path / "weights", tmp_path / "model"), []
+    for version, weights in enumerate((other.weights(), other.weights(mtp=True), policy.weights())):
+        load = shipment(weights, version, "mimo", 2)
+        asyncio.run(carrier.send(Backend(), load, flush=True))  # type: ignore[arg-type]
+        loaded = load_policy(ModelConfig(path=asked[-1]["model_path"], device="cpu"), need_mtp=True)
+        assert fingerprint(loaded.weights()) == fingerprint((policy if version == 2 else other).weights())
+        heads.append(loaded)
+    marks = [fingerprint(dict(head.mtp.named_parameters())) for head in (policy, other, other)]  # type: ignore[union-attr]
+    assert [fingerprint(dict(head.mtp.named_parameters())) for head in heads] == marks  # type: ignore[union-attr]
+    assert [payload["weight_version"] for payload in asked] == ["0", "1", "2"]
+    assert len(list((tmp_path / "weights").iterdir())) == 2  # older ones are removed

@@ -1,7 +1,10 @@
 """A model small enough for Triton's interpreter, SGLang on it, and what its numbers should be."""
 
+import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils.logging import set_verbosity_error
 
 from bebop.config import DecodingConfig, JobConfig, ModelConfig, MonitorConfig, RolloutConfig, SamplingConfig
 from bebop.config_sglang import SglangConfig
@@ -30,11 +34,11 @@ PROMPT = (3, 1, 4)
 Array = NDArray[np.float64]
 
 
-def policy(seed: int = 0) -> Policy:
-    """One layer, two heads of 16; laws neither flat nor peaked, and a draft that differs from the target."""
+def policy(seed: int = 0, heads: int = 1) -> Policy:
+    """One layer; laws neither flat nor peaked, and a draft that differs from the target. Time goes with the heads."""
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=heads,
         num_key_value_heads=1, max_position_embeddings=256, tie_word_embeddings=False, bos_token_id=None,
         eos_token_id=VOCAB - 1, pad_token_id=None, initializer_range=0.2, attn_implementation=ATTENTION,
     )  # fmt: skip
@@ -48,8 +52,8 @@ def policy(seed: int = 0) -> Policy:
     return Policy(backbone=backbone, tokenizer=letters(VOCAB), mtp=head, layout="mimo")
 
 
-def checkpoint(folder: Path, seed: int = 0) -> Path:
-    save_policy(policy(seed), folder)
+def checkpoint(folder: Path, seed: int = 0, heads: int = 1) -> Path:
+    save_policy(policy(seed, heads), folder)
     return folder
 
 
@@ -78,8 +82,8 @@ def engine(config: JobConfig, **own: Any) -> Iterator[SglangEngine]:
 
 
 def ask(count: int, tokens: int, temperature: float = 1.0, prompt: Sequence[int] = PROMPT) -> list[Request]:
-    params = SamplingParams(temperature=temperature, max_new_tokens=tokens)
-    return [Request(id=i, token_ids=tuple(prompt), params=params) for i in range(count)]
+    laws = [SamplingParams(temperature=temperature, max_new_tokens=tokens, seed=i) for i in range(count)]
+    return [Request(id=i, token_ids=tuple(prompt), params=params) for i, params in enumerate(laws)]
 
 
 def answers(engine: Any, requests: Sequence[Request]) -> list[Completion]:
@@ -103,12 +107,18 @@ def raw(engine: SglangEngine, request: Request) -> dict[str, Any]:
     return engine._run(engine.backend.generate(payload))
 
 
+@functools.cache
+def stock(folder: Path) -> PreTrainedModel:
+    """The backbone as transformers has it, with its own attention."""
+    set_verbosity_error()  # it lists the head's weights as unexpected
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+
+
 @torch.no_grad()
 def logprobs(folder: Path, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0) -> Array:
     """log p of each token of an answer by transformers, with its own attention."""
     ids = torch.tensor([[*prompt, *answer]])
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
-    laws = (model(ids).logits[0] / temperature).log_softmax(-1)
+    laws = (stock(folder)(ids).logits[0] / temperature).log_softmax(-1)
     rows = torch.arange(len(prompt) - 1, len(prompt) + len(answer) - 1)
     return laws[rows, ids[0, len(prompt) :]].double().numpy()
 
@@ -116,7 +126,7 @@ def logprobs(folder: Path, prompt: Sequence[int], answer: Sequence[int], tempera
 @torch.no_grad()
 def joint_law(folder: Path, prompt: Sequence[int], temperature: float = 1.0) -> Array:
     """Exact law [V, V, V] of the first three tokens."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, local_files_only=True).eval()
+    model = copy.deepcopy(stock(folder)).double()
 
     def law(ids: Tensor) -> Tensor:
         return (model(ids).logits[:, -1] / temperature).softmax(-1)
@@ -143,14 +153,30 @@ def chi_square(counts: Array, law: Array) -> float:
 
 
 def tokens_law_test(found: Sequence[Completion], folder: Path) -> None:
-    """Single tokens and joint pairs follow the target's law; the same counts reject a slightly hotter one."""
-    ids = np.stack([completion.token_ids[:3] for completion in found])
-    counts = np.zeros((VOCAB,) * 3)
-    np.add.at(counts, tuple(ids.T), 1)
+    """Single tokens and joint pairs follow the target's law; the same counts reject a slightly hotter one.
+
+    The first two tokens of all answers, and the third of those that have one.
+    """
     law, hotter = joint_law(folder, PROMPT), joint_law(folder, PROMPT, temperature=1.25)
-    for axes in ((1, 2), (0, 2), (0, 1), (0,), (2,)):  # summed out
-        assert chi_square(counts.sum(axes), law.sum(axes)) > 1e-4, axes
-    assert chi_square(counts.sum(0), hotter.sum(0)) < 1e-6
+    for width, summed_out in ((2, ((), (0,), (1,))), (3, ((2,), (0,), (1,), (0, 1)))):
+        ids = np.stack([c.token_ids[:width] for c in found if len(c.token_ids) >= width])
+        counts = np.zeros((VOCAB,) * width)
+        np.add.at(counts, tuple(ids.T), 1)
+        wanted, wrong = (joint.sum(tuple(range(width, 3))) for joint in (law, hotter))
+        for axes in summed_out:
+            assert chi_square(counts.sum(axes), wanted.sum(axes)) > 1e-4, (width, axes)
+        assert width == 3 or chi_square(counts, wrong) < 1e-6
+        if len(found[0].token_ids) == len(found[-1].token_ids):
+            return  # all have the same length
+
+
+def ask_many(engine: SglangEngine, rounds: Mapping[int, int], batch: int = 50) -> list[Completion]:
+    """``rounds`` of so many batches for each length, and what they took."""
+    began, found = time.perf_counter(), []
+    for tokens, count in rounds.items():
+        found += [c for _ in range(count) for c in answers(engine, ask(batch, tokens))]
+    print(f"{len(found)} requests in {time.perf_counter() - began:.0f} s")
+    return found
 
 
 def with_pause(engine: SglangEngine, pause: str) -> None:

@@ -1,5 +1,15 @@
 """Real SGLang on the CPU, in its own environment (make test-sglang); elsewhere nothing here is collected."""
 
+import os
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 collect_ignore_glob = [] if find_spec("sglang") else ["test_*.py"]
+
+# SGLang imports two packages that have no build for this torch; its processes, and Ray's, look for them as well.
+STUBS = str(Path(__file__).with_name("stubs"))
+if find_spec("sglang"):
+    sys.path.append(STUBS)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), STUBS]))
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -21,6 +21,7 @@ from tests.sglang.builders import (
     PROMPT,
     answers,
     ask,
+    ask_many,
     checkpoint,
     collect,
     engine,
@@ -32,8 +33,6 @@ from tests.sglang.builders import (
     tokens_law_test,
     with_pause,
 )  # fmt: skip
-
-BATCH, ROUNDS = 50, 40  # requests of the test of the law
 
 
 @pytest.fixture(scope="module")
@@ -99,21 +98,20 @@ def test_statistics_are_those_of_the_logits(sglang: SglangEngine, folder: Path) 
 
 def test_acceptance_agrees_with_the_embedded_engine(sglang: SglangEngine, folder: Path) -> None:
     theirs, own = (
-        sum((c.stats for c in answers(found, ask(48, 24))), DecodeStats()) for found in (sglang, embedded(folder))
+        sum((c.stats for c in answers(found, ask(40, 16))), DecodeStats()) for found in (sglang, embedded(folder))
     )
     for k in range(DRAFTS):
         rates = [stats.accepted[k] / stats.reached[k] for stats in (theirs, own)]
         error = np.sqrt(sum(r * (1 - r) / s.reached[k] for r, s in zip(rates, (theirs, own), strict=True)))
-        assert abs(rates[0] - rates[1]) < 4 * error, (k, rates)
+        assert abs(rates[0] - rates[1]) < 4 * error, (k, rates, theirs, own)
         overlaps = [stats.overlap[k] / stats.reached[k] for stats in (theirs, own)]
         assert abs(overlaps[0] - overlaps[1]) < 4 * error, (k, overlaps)
 
 
 def test_the_law_of_tokens(sglang: SglangEngine, folder: Path) -> None:
-    began = time.perf_counter()
-    found = [c for _ in range(ROUNDS) for c in answers(sglang, ask(BATCH, 3))]
-    print(f"{len(found)} requests in {time.perf_counter() - began:.0f} s")
-    assert sum(float(c.stats.accepted.sum()) for c in found) > 100  # accepted drafts are among the tokens
+    """Two tokens end after one verification; the third is a bonus, a second draft, or from the next cycle."""
+    found = ask_many(sglang, {2: 30, 3: 10})
+    assert len(found) == 2000 and sum(float(c.stats.accepted.sum()) for c in found) > 100
     tokens_law_test(found, folder)
 
 
@@ -138,16 +136,16 @@ def test_the_target_changes_under_running_answers(
 ) -> None:
     other = checkpoint(tmp_path / "other", seed=5)
     with_pause(fresh, pause)
-    for request in ask(3, 40):
+    for request in ask(3, 30):
         fresh.add(request)
-    time.sleep(2)
+    time.sleep(1)
     head = fresh.head
     fresh.load_weights({n: t for n, t in policy(5).weights().items()}, 3)
     found = collect(fresh, 3)
     assert fresh.head == head and fresh.version == 3
     for answer in found:
         ids, versions = answer.token_ids.tolist(), answer.versions
-        assert len(ids) == 40 and set(versions.tolist()) <= {0, 3} and (np.diff(versions) >= 0).all()
+        assert len(ids) == 30 and set(versions.tolist()) <= {0, 3} and (np.diff(versions) >= 0).all()
         before = versions == 0
         np.testing.assert_allclose(answer.logprobs[before], logprobs(folder, PROMPT, ids)[before], atol=1e-4)
         new = logprobs(other, PROMPT, ids)
