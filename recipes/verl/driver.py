@@ -8,9 +8,8 @@ from typing import Any
 from bebop.errors import UserError
 from bebop.verl_job.checks import check_job, sends_head
 from bebop.verl_job.hooks import wrap
-from bebop.verl_job.settings import EXTERNAL, SELECTOR, VARIABLE, parse, to_variable
+from bebop.verl_job.settings import EXTERNAL, MODULE, SELECTOR, VARIABLE, parse, plain, to_variable
 
-MODULE = "bebop.verl_job.plugin"
 EVERY = "BEBOP_VERIFY_EVERY"  # what our plug-in for SGLang reads
 
 
@@ -28,12 +27,25 @@ def hand_over(constants: ModuleType) -> None:
         except UserError as error:
             sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
             raise SystemExit(2) from None
-        # By name as well as by entry point: verl is silent about an entry point that cannot be loaded.
-        modules = [name for name in os.environ.get(EXTERNAL, "").split(",") if name and name != MODULE]
-        environment["env_vars"] |= {VARIABLE: to_variable(wanted), EXTERNAL: ",".join([*modules, MODULE])}
+        modules = _external(config)
+        environment["env_vars"] |= {VARIABLE: to_variable(wanted), EXTERNAL: modules}
         environment["env_vars"][SELECTOR] = "all" if sends_head(config, wanted) else "target"
         if wanted.metrics and wanted.verify_every:
             environment["env_vars"][EVERY] = str(wanted.verify_every)
         return environment
 
     wrap(constants, "get_ppo_ray_runtime_env", around)
+
+
+def _external(config: Any) -> str:
+    """The modules that every process imports first: what the user names, and the plug-in.
+
+    By name as well as by entry point, since verl is silent about an entry point that cannot be loaded. What the
+    configuration says of them wins over verl's environment, so it is told of the user's too.
+    """
+    own = plain(config.get("ray_kwargs") or {}).get("ray_init", {}).get("runtime_env", {}).get("env_vars") or {}
+    named = f"{os.environ.get(EXTERNAL, '')},{own.get(EXTERNAL, '')}".split(",")
+    modules = ",".join(dict.fromkeys([*(name for name in named if name and name != MODULE), MODULE]))
+    if EXTERNAL in own:
+        config.ray_kwargs.ray_init.runtime_env.env_vars[EXTERNAL] = modules
+    return modules

@@ -5,8 +5,9 @@ is replaced: verl still hands tokens and the loss mask to the model, and the res
 head is a part of verl's model, so that verl's own checkpoints hold its weights and its bridge sends them to the
 rollout; the optimizer's state is kept beside them.
 
-Run so far: ``cotrain`` itself, under megatron-core's gradient buffers and schedules on CPU processes (tests/megatron).
-Not run: this file within verl, which needs a GPU for its Megatron engine (Transformer Engine, a bridge).
+Run: verl's engine on a CPU, from its gradient buffers and optimizer to ``train_batch``, on a GPTModel made here
+(tests/megatron/test_verl_engine.py); ``cotrain`` under every split (tests/megatron/test_splits.py). Not run: verl's
+bridges and Transformer Engine, which need a GPU, and so a whole verl job on Megatron.
 """
 
 import dataclasses
@@ -27,6 +28,9 @@ from bebop.verl_job.settings import VerlConfig, current
 
 FOLDER = "bebop_head"  # in the folder of verl's actor checkpoint
 ENGINE = "bebop_head"  # the attribute of verl's engine
+# The most chains a row. Attention of a later step takes chains times tokens numbers a head: 1,024 chains over 64 K
+# tokens are some 2 GB in bf16 for 4 heads and 2 later steps, all of them 130 GB.
+ANCHORS = 1024
 
 
 def train_beside(transformer_impl: ModuleType) -> None:
@@ -114,7 +118,8 @@ def beside(engine: Any, config: VerlConfig) -> Any:
     layout = mtp_layout(path, int(engine.model_config.hf_config.num_hidden_layers))
     if layout is None:
         raise UserError(f"bebop.train_head=True: {path} has no MTP weights of a known layout ({', '.join(LAYOUTS)})")
-    return HeadCotrainer(engine.module, config.head, Law(), zero_first=LAYOUTS[layout].zero_first, logits=True)
+    zero_first = LAYOUTS[layout].zero_first
+    return HeadCotrainer(engine.module, config.head, Law(), zero_first=zero_first, anchors=ANCHORS, logits=True)
 
 
 @contextmanager

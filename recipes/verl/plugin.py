@@ -6,10 +6,11 @@ Nothing of verl is imported here. Without a ``bebop`` block in the configuration
 """
 
 import os
+from collections.abc import Mapping
 from functools import cache
 
 from bebop.verl_job.hooks import Hook, install
-from bebop.verl_job.settings import current
+from bebop.verl_job.settings import EXTERNAL, MODULE, current
 
 CHOICES = (
     Hook(module="verl.workers.rollout.base", function="choices.add_adapter"),
@@ -42,18 +43,25 @@ PARTS = {
 }
 
 
+def wanted(environment: Mapping[str, str]) -> list[Hook]:
+    """The hooks of a process with these variables."""
+    hooks = [*CHOICES, *DRIVER]
+    if environment.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+        hooks += CPU
+    config = current(environment)
+    # Named by the job, but told nothing: the driver did not load the plug-in. The self-test will say so.
+    untold = config is None and MODULE in environment.get(EXTERNAL, "")
+    if untold or (config is not None and config.parts):
+        hooks += CHECKED
+    for part in () if config is None else config.parts:
+        hooks += PARTS.get(part, ())
+    return hooks
+
+
 @cache
 def register() -> None:
     """Install the hooks of this process; a second call does nothing."""
-    hooks = [*CHOICES, *DRIVER]
-    if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-        hooks += CPU
-    config = current()
-    if config is not None and config.parts:
-        hooks += CHECKED
-        for part, wanted in PARTS.items():
-            hooks += wanted if getattr(config, part) else ()
-    install(hooks)
+    install(wanted(os.environ))
 
 
 register()

@@ -10,7 +10,7 @@ from typing import Any
 
 from bebop.errors import UserError
 from bebop.verl_job.hooks import applied, wrap
-from bebop.verl_job.settings import EXTERNAL, HEADS, VARIABLE, VerlConfig, current
+from bebop.verl_job.settings import HEADS, VARIABLE, VerlConfig, current
 
 REPORT = "metrics.report_v1"  # what must have run in the trainer's process; in its workers, HEADS
 
@@ -41,7 +41,8 @@ def answer_worker(engine_workers: ModuleType) -> None:
 def verdict(config: VerlConfig | None, own: tuple[str, ...], workers: list[tuple[str, ...]], strategy: str) -> str:
     """The parts that are live; ``UserError`` naming the one that is asked for and is not."""
     if config is None:
-        raise UserError(f"the job has a bebop block, and {VARIABLE} is not set: is {EXTERNAL} overwritten?")
+        where = f"where the job was started ({VARIABLE} is not set)"
+        raise UserError(f"the plug-in was not loaded {where}: is bebop-rl installed there, with its entry points?")
     for part in config.parts:
         missing = [REPORT] if part in ("metrics", "monitor", "prometheus") and REPORT not in own else []
         if part == "train_head":

@@ -5,8 +5,8 @@ take the draft into every update: a frozen one that is processed again drafts no
 around verl's update, for the target alone unless the trainer sends a head as well.
 """
 
-import importlib
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import ModuleType
@@ -16,11 +16,12 @@ from bebop.verl_job.hooks import wrap
 from bebop.verl_job.settings import SELECTOR
 
 UPDATE = "update_weights_from_tensor"
+STRUCTS = "sglang.srt.managers.io_struct"  # of SGLang, which verl's adapter has imported
 
 
 def in_sessions(sglang_rollout: ModuleType) -> None:
     """Change verl's SGLang adapter, which every training worker has."""
-    if not hasattr(importlib.import_module("sglang.srt.managers.io_struct"), "BeginWeightUpdateReqInput"):
+    if not hasattr(sys.modules.get(STRUCTS), "BeginWeightUpdateReqInput"):
         return  # an SGLang that knows no sessions
 
     async def around(original: Any, adapter: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from bebop.config import HeadConfig, check, from_dict
 
 VARIABLE = "BEBOP_VERL"
 SELECTOR = "BEBOP_VERL_SELECTOR"  # which of SGLang's models are sent weights: target, or all
+MODULE = "bebop.verl_job.plugin"
 EXTERNAL = "VERL_USE_EXTERNAL_MODULES"  # verl's own: modules that it imports first, and loudly
 # By the actor's strategy: the hook that trains the head in a worker.
 HEADS = {"fsdp2": "head.train_beside", "megatron": "megatron_engine.train_beside"}
@@ -56,9 +57,9 @@ def to_variable(config: VerlConfig) -> str:
     return json.dumps(dataclasses.asdict(config))
 
 
-def current() -> VerlConfig | None:
+def current(environment: Mapping[str, str] = os.environ) -> VerlConfig | None:
     """What this process's job asked for; None outside of such a job."""
-    text = os.environ.get(VARIABLE)
+    text = environment.get(VARIABLE)
     return from_dict(VerlConfig, json.loads(text), "bebop.") if text else None
 
 

@@ -131,6 +131,18 @@ def test_the_driver_hands_the_block_to_every_process(monkeypatch: pytest.MonkeyP
     assert parse(block).parts == ("metrics", "train_head")
 
 
+def test_what_the_configuration_names_and_the_user_names_are_both_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(EXTERNAL, "somebody.elses")
+    module = constants()
+    hand_over(module)
+    variables = {EXTERNAL: "bebop.verl_job.plugin", "B": "2"}
+    config = job({"bebop": {"metrics": True}, "ray_kwargs": {"ray_init": {"runtime_env": {"env_vars": variables}}}})
+    OmegaConf.set_struct(config, True)  # as Hydra hands it over
+    module.get_ppo_ray_runtime_env(config)
+    wanted = {EXTERNAL: "somebody.elses,bebop.verl_job.plugin", "B": "2"}
+    assert OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env.env_vars) == wanted
+
+
 def test_without_a_block_nothing_is_handed_over() -> None:
     module = constants()
     hand_over(module)
