@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.sglang_arguments import refuse_version
 
@@ -75,6 +76,8 @@ class LocalBackend:
         before = _children()
         try:
             self.engine = sglang.Engine(**self.arguments)
+        except (ValueError, AssertionError) as error:  # arguments that do not fit together, or not the model
+            raise UserError(f"SGLang refuses its arguments: {_line(error)}") from error
         except (RuntimeError, OSError) as error:
             raise EngineDied(f"SGLang did not start: {_line(error)}") from error
         self.children = _children() - before

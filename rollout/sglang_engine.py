@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -72,6 +73,8 @@ class SglangEngine:
         self._count = 0
         self._moved = time.monotonic()  # when something was finished or added last
         self._awake = True  # whether the GPU's memory is ours
+        # Keys and values are found again under this name alone: never those of other weights, or of another job.
+        self._cache = uuid4().hex
         self._watch = WeightWatch(spec.dtype)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="sglang", daemon=True).start()
@@ -210,8 +213,7 @@ class SglangEngine:
             ),
             "return_logprob": True,
             "logprob_start_len": -1,
-            # Keys and values of other weights are not reused, even where running answers keep theirs.
-            "extra_key": f"version {self.version}",
+            "extra_key": self._cache,
         }
 
     async def _abort(self, ids: Sequence[int]) -> None:
@@ -229,7 +231,7 @@ class SglangEngine:
         await self.backend.control("pause_generation", {"mode": self.spec.pause})
         await self.carrier.send(self.backend, load, flush=self.spec.pause != "in_place")
         self._watch.verify(await self._checksums(), load)
-        self.version = version  # before answers go on: those that were cut are asked again under it
+        self.version, self._cache = version, uuid4().hex  # before answers go on: those that were cut are asked again
         await self.backend.control("continue_generation", {"torch_empty_cache": torch.cuda.is_available()})
 
     async def _end(self) -> None:

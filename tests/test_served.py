@@ -41,7 +41,8 @@ def test_every_arm_with_drafts_runs_with_and_without_the_plugin() -> None:
         rounds=1, waves=1, max_new_tokens=8, every=4, sglang=SglangConfig(cache_tokens=99),
     )  # fmt: skip
     assert list(arms(bench)) == [("autoregressive", 0), ("bebop", 0), ("bebop", 4)]
-    made = job(bench, "bebop", 4)
+    made = job(bench, "bebop", 4, 30)
     assert made.rollout.sglang.monitor_every == 4 and made.rollout.sglang.cache_tokens == 99
     assert made.monitor.decode_stats and made.rollout.slots == 4 and made.decoding.draft_tokens == 2
-    assert not job(bench, "bebop", 0).monitor.decode_stats
+    assert made.rollout.max_length == 38
+    assert not job(bench, "bebop", 0, 30).monitor.decode_stats

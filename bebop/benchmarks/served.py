@@ -48,10 +48,10 @@ class ServedBench:
 
 def run(bench: ServedBench) -> list[dict[str, Any]]:
     """One row per arm and batch size; ``x plain`` and ``x without plugin`` are ratios of tokens/s at the same size."""
-    rows: list[dict[str, Any]] = []
+    asked, rows = prompts(bench), list[dict[str, Any]]()
     with tqdm(total=len(list(arms(bench))), desc="sglang") as progress:
         for system, every in arms(bench):
-            rows += _arm(bench, system, every)
+            rows += _arm(bench, asked, system, every)
             progress.update()
     bare = {(row["arm"], row["batch"]): row["tokens/s"] for row in rows if row["plugin"] == "off"}
     for row in rows:
@@ -69,8 +69,14 @@ def arms(bench: ServedBench) -> Iterator[tuple[str, int]]:
             yield system, bench.every
 
 
-def job(bench: ServedBench, system: str, every: int) -> JobConfig:
-    """The configuration that an arm's engine is made from."""
+def prompts(bench: ServedBench) -> list[tuple[int, ...]]:
+    """As many as the largest batch needs, in groups of four, as training asks them."""
+    source = PromptSource(bench.task, chat_encoder(load_tokenizer(bench.model)), LONGEST_PROMPT)
+    return [source.prompt(i // 4).token_ids for i in range(max(bench.batches) * bench.waves)]
+
+
+def job(bench: ServedBench, system: str, every: int, longest: int) -> JobConfig:
+    """The configuration that an arm's engine is made from; ``longest`` prompt, in tokens."""
     return JobConfig(
         model=bench.model,
         task=bench.task,
@@ -78,7 +84,7 @@ def job(bench: ServedBench, system: str, every: int) -> JobConfig:
         rollout=RolloutConfig(
             engine="sglang",
             slots=max(bench.batches),
-            max_length=LONGEST_PROMPT + bench.max_new_tokens,
+            max_length=longest + bench.max_new_tokens,
             sampling=SamplingConfig(max_new_tokens=bench.max_new_tokens),
             sglang=dataclasses.replace(bench.sglang, monitor_every=every),
         ),
@@ -86,28 +92,21 @@ def job(bench: ServedBench, system: str, every: int) -> JobConfig:
     )
 
 
-def _arm(bench: ServedBench, system: str, every: int) -> list[dict[str, Any]]:
-    config = job(bench, system, every)
-    engine, ends = make_engine(config)
+def _arm(bench: ServedBench, asked: Sequence[tuple[int, ...]], system: str, every: int) -> list[dict[str, Any]]:
+    engine, ends = make_engine(job(bench, system, every, max(map(len, asked))))
+    params = SamplingParams(max_new_tokens=bench.max_new_tokens, stop_token_ids=ends)
+    requests = [Request(id=i, token_ids=prompt, params=params) for i, prompt in enumerate(asked)]
     try:
-        asked = _requests(bench, max(bench.batches) * bench.waves, ends)
-        side_by_side(engine, asked[:2], 2)  # the first answers compile, capture and allocate
+        side_by_side(engine, requests[:2], 2)  # the first answers compile, capture and allocate
         rows = []
         for batch in bench.batches:
-            found = [_measure(engine, asked[: batch * bench.waves], batch) for _ in range(bench.rounds)]
+            found = [_measure(engine, requests[: batch * bench.waves], batch) for _ in range(bench.rounds)]
             best = max(found, key=lambda row: float(row["tokens/s"]))
             plugin = f"1 in {every}" if every else "off"
             rows.append({"batch": batch, "arm": system, "plugin": plugin, **best})
         return rows
     finally:
         engine.close()
-
-
-def _requests(bench: ServedBench, count: int, ends: tuple[int, ...]) -> list[Request]:
-    """Prompts in groups of four, as training asks them."""
-    source = PromptSource(bench.task, chat_encoder(load_tokenizer(bench.model)), LONGEST_PROMPT)
-    params = SamplingParams(max_new_tokens=bench.max_new_tokens, stop_token_ids=ends)
-    return [Request(id=i, token_ids=source.prompt(i // 4).token_ids, params=params) for i in range(count)]
 
 
 def _measure(engine: Engine, asked: Sequence[Request], batch: int) -> dict[str, Any]:

@@ -22,10 +22,11 @@ from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.mtp import MTPHead
+from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Request
-from bebop.rollout.sglang_arguments import sampling_arguments
 from bebop.rollout.sglang_builder import make_engine
 from bebop.rollout.sglang_engine import SglangEngine
+from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion, SamplingParams
 from tests.builders import letters
 
@@ -81,6 +82,10 @@ def engine(config: JobConfig, **own: Any) -> Iterator[SglangEngine]:
         found.close()
 
 
+def embedded(folder: Path, system: str = "bebop") -> TorchEngine:
+    return TorchEngine(reload(folder), make_system(job(folder, system).decoding), slots=64, max_length=120)
+
+
 def ask(count: int, tokens: int, temperature: float = 1.0, prompt: Sequence[int] = PROMPT) -> list[Request]:
     laws = [SamplingParams(temperature=temperature, max_new_tokens=tokens, seed=i) for i in range(count)]
     return [Request(id=i, token_ids=tuple(prompt), params=params) for i, params in enumerate(laws)]
@@ -102,9 +107,7 @@ def collect(engine: Any, count: int, done: dict[int, Completion] | None = None) 
 
 def raw(engine: SglangEngine, request: Request) -> dict[str, Any]:
     """SGLang's own output for a request."""
-    arguments = sampling_arguments(request.params, request.params.max_new_tokens, False)
-    payload = {"input_ids": list(request.token_ids), "sampling_params": arguments, "return_logprob": True}
-    return engine._run(engine.backend.generate(payload))
+    return engine._run(engine.backend.generate(engine._payload(request, None)))
 
 
 @functools.cache

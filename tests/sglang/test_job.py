@@ -18,8 +18,8 @@ STEPS, PROMPTS, GROUP = 4, 4, 4
 
 
 def command(folder: Path, model: Path) -> list[str]:
-    (folder / "task.jsonl").write_text("".join(json.dumps({"question": q, "answer": "c"}) + "\n" for q in ("ab", "ba")))
-    (folder / "reward.py").write_text("def reward(text, item):\n    return text.count('c') / max(1, len(text))\n")
+    (folder / "task.jsonl").write_text("".join(json.dumps({"question": q, "answer": "a"}) + "\n" for q in ("ab", "ba")))
+    (folder / "reward.py").write_text("def reward(text, item):\n    return text.count('a') / max(1, len(text))\n")
     return [
         sys.executable, "-m", "bebop.run", "rollout=sglang", "model=folder", f"model.path={model}", "model.device=cpu",
         "model.dtype=float32", "task=file", f"task.path={folder}/task.jsonl", f"task.reward={folder}/reward.py:reward",
@@ -70,7 +70,7 @@ def test_a_job_whose_engine_is_killed(tmp_path: Path) -> None:
     # The trainer computes the same law, and corrects for what it does not.
     assert all(row["rollout/logprob_diff"] >= 0 and row["train/tis_mean"] > 0 for row in found)
     assert found[0]["rollout/logprob_diff_current"] < 1e-4 and found[0]["train/ratio_error_max"] < 1e-3
-    assert len({row["reward/mean"] for row in found}) > 1 and found[-1]["reward/mean"] > found[0]["reward/mean"]
+    assert found[-1]["reward/mean"] > found[0]["reward/mean"] + 0.2
     assert all(1 < row["rollout/accept_length"] <= 3 for row in found)
     # The head was trained, sent and found by its fingerprint to be the one that was sent.
     told = [json.loads(line) for line in (tmp_path / "run" / "controller.jsonl").read_text().splitlines()]

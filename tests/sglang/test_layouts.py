@@ -35,6 +35,7 @@ def write(folder: Path, kind: str, settings: dict[str, Any], layout: str) -> Non
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **{**SIZES, **settings})
     backbone = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).eval()
+    backbone.config.architectures = [type(backbone).__name__]  # as every checkpoint has it
     save_policy(Policy(backbone=backbone, tokenizer=letters(12), mtp=MTPHead(backbone).eval(), layout=layout), folder)
 
 

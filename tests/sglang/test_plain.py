@@ -1,21 +1,19 @@
-"""Plain decoding: what drafts are compared with."""
+"""Plain decoding: greedy answers are those that drafts give (``test_rejection``), sampled ones have the same law."""
 
 from pathlib import Path
 
 import numpy as np
 
-from tests.sglang.builders import PROMPT, answers, ask, checkpoint, engine, job, logprobs
+from tests.sglang.builders import PROMPT, answers, ask, checkpoint, embedded, engine, job, logprobs
 
 
 def test_plain_decoding(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path, heads=2)  # on one pair of keys and values
-    config = job(folder)
-    with engine(config) as drafting:
-        drafted = answers(drafting, ask(1, 24, temperature=0.0))[0]
+    folder = checkpoint(tmp_path)
     with engine(job(folder, "autoregressive")) as plain:
-        greedy = answers(plain, ask(1, 24, temperature=0.0))[0]
+        greedy = answers(plain, ask(2, 24, temperature=0.0))
         sampled = answers(plain, ask(2, 12))
-    assert drafted.token_ids.tolist() == greedy.token_ids.tolist()
-    assert greedy.stats.cycles == greedy.stats.tokens == 24
+    wanted = answers(embedded(folder, "autoregressive"), ask(2, 24, temperature=0.0))
+    assert [c.token_ids.tolist() for c in greedy] == [c.token_ids.tolist() for c in wanted]
+    assert greedy[0].stats.cycles == greedy[0].stats.tokens == 24
     for found in sampled:
         np.testing.assert_allclose(found.logprobs, logprobs(folder, PROMPT, found.token_ids.tolist()), atol=1e-4)

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from bebop.adaptation.probe import probe
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.sglang_engine import SglangEngine
-from bebop.rollout.torch_engine import TorchEngine
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Law
 from bebop.trajectory import DecodeStats
@@ -24,6 +22,7 @@ from tests.sglang.builders import (
     ask_many,
     checkpoint,
     collect,
+    embedded,
     engine,
     job,
     logprobs,
@@ -54,11 +53,8 @@ def fresh(sglang: SglangEngine, folder: Path) -> Iterator[SglangEngine]:
     sglang.load_weights(reload(folder).weights(mtp=True), 0)
 
 
-def embedded(folder: Path, system: str = "bebop") -> TorchEngine:
-    return TorchEngine(reload(folder), make_system(job(folder, system).decoding), slots=64, max_length=120)
-
-
 def test_greedy_answers_are_those_of_plain_decoding(sglang: SglangEngine, folder: Path) -> None:
+    """``test_plain`` compares SGLang's plain decoding with the same answers of the embedded engine."""
     plain = answers(embedded(folder, "autoregressive"), ask(2, 24, temperature=0.0))
     drafted = answers(sglang, ask(2, 24, temperature=0.0))
     assert [c.token_ids.tolist() for c in drafted] == [c.token_ids.tolist() for c in plain]
