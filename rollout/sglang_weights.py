@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from bebop.model.experts import join_experts, split_experts
 from bebop.model.fingerprint import fingerprint
 from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.rollout.engine import EngineDied
@@ -40,7 +41,7 @@ def shipment(weights: Mapping[str, Tensor], version: int, layout: str, layers: i
     target = {name.removeprefix(backbone): t for name, t in weights.items() if name.startswith(backbone)}
     own = {name.removeprefix(head): t for name, t in weights.items() if name.startswith(head)}
     assert len(target) + len(own) == len(weights), f"unknown weights among {list(weights)[:3]}, ..."
-    return Shipment(target=target, draft=to_layout(own, LAYOUTS[layout], layers), version=version)
+    return Shipment(target=split_experts(target), draft=to_layout(own, LAYOUTS[layout], layers), version=version)
 
 
 def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
@@ -51,6 +52,7 @@ def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             found |= {name: opened.get_tensor(name) for name in opened.keys() if name.startswith(prefix)}
+    found = join_experts(found)
     return from_layout(found, kind, layers, [_own_name(name.removeprefix(prefix), layout) for name in found])
 
 

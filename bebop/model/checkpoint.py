@@ -24,10 +24,12 @@ from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
+from bebop.model.experts import split_experts
 from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.model.mtp import MTPHead, init_from_backbone
 
 log = logging.getLogger(__name__)
+SPLIT = ("qwen3_next",)  # model types whose checkpoints hold experts one by one
 
 
 def load_policy(config: ModelConfig, need_mtp: bool = False) -> Policy:
@@ -194,6 +196,8 @@ def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) 
     folder.mkdir(parents=True, exist_ok=True)
     backbone, layers = policy.backbone, policy.backbone.config.num_hidden_layers
     state = {name: p.detach() for name, p in backbone.named_parameters()}
+    if backbone.config.model_type in SPLIT:
+        state = split_experts(state)
     if policy.mtp is not None:
         head = {name: p.detach() for name, p in policy.mtp.named_parameters()}
         state |= to_layout(head, LAYOUTS[policy.layout], layers)

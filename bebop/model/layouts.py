@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bebop.errors import UserError
+from bebop.model.experts import join_experts, split_experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,11 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def to_layout(head: dict[str, Tensor], layout: Layout, layers: int) -> dict[str, Tensor]:
-    """Weights of an ``MTPHead`` under the names (and in the column order) of a layout."""
+    """Weights of an ``MTPHead`` under the names (and in the column order) of a layout; experts one by one."""
+    return split_experts(_renamed(head, layout, layers))
+
+
+def _renamed(head: dict[str, Tensor], layout: Layout, layers: int) -> dict[str, Tensor]:
     prefix = layout.prefix.format(L=layers)
     out = {}
     for name, tensor in head.items():
@@ -88,8 +93,8 @@ def to_layout(head: dict[str, Tensor], layout: Layout, layers: int) -> dict[str,
 
 def from_layout(found: dict[str, Tensor], layout: Layout, layers: int, wanted: list[str]) -> dict[str, Tensor]:
     """The inverse of ``to_layout`` for the names in ``wanted``; a missing weight raises ``UserError``."""
-    names = to_layout({name: torch.empty(2, 2) for name in wanted}, layout, layers)
-    head = {}
+    names = _renamed({name: torch.empty(2, 2) for name in wanted}, layout, layers)
+    found, head = join_experts(found), {}
     for own, theirs in zip(wanted, names, strict=True):
         if theirs not in found:
             raise UserError(f"the checkpoint's MTP layer lacks {theirs}; there are {', '.join(sorted(found)[:4])}, ...")

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from bebop.verl_job.hooks import wrap
-from bebop.verl_job.stats import COLLECTED, FIELD, encode, note, total
+from bebop.verl_job.stats import COLLECTED, note, whole
 
 
 def note_answers(llm_server: ModuleType) -> None:
@@ -35,7 +35,7 @@ def sum_answers(agent_loop: ModuleType) -> None:
     async def storing(original: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         collected = COLLECTED.get()
         if collected:
-            outputs[-1].extra_fields[FIELD] = encode(total(collected))
+            outputs[-1].extra_fields.update(whole(collected))
         return await original(self, outputs, *args, **kwargs)
 
     wrap(worker, "_run_agent_loop", collecting)

@@ -17,7 +17,9 @@ from bebop.trajectory import DecodeStats
 FIELD = "bebop_stats"
 ARRAYS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
 COUNTS = ("cycles", "tokens", "target_forwards", "draft_forwards")
-COLLECTED: ContextVar[list[DecodeStats] | None] = ContextVar("bebop_collected", default=None)
+# verl's own counts of the same: drafts made, drafts accepted, verification steps.
+SPEC = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+COLLECTED: ContextVar[list[dict[str, Any]] | None] = ContextVar("bebop_collected", default=None)
 
 
 def encode(stats: DecodeStats) -> dict[str, Any]:
@@ -38,12 +40,8 @@ def fields(stats: DecodeStats, drafts: int) -> dict[str, Any]:
 
     ``drafts``: tokens drafted per cycle, for verl's acceptance rate.
     """
-    return {
-        FIELD: encode(stats),
-        "spec_num_draft_tokens": stats.cycles * drafts,
-        "spec_num_accepted_tokens": emitted(stats) - stats.cycles,
-        "spec_num_verify_steps": stats.cycles,
-    }
+    counts = (stats.cycles * drafts, emitted(stats) - stats.cycles, stats.cycles)
+    return {FIELD: encode(stats), **dict(zip(SPEC, counts, strict=True))}
 
 
 def emitted(stats: DecodeStats) -> int:
@@ -52,12 +50,27 @@ def emitted(stats: DecodeStats) -> int:
 
 
 def note(extra: Mapping[str, Any]) -> None:
-    """Leave the statistics of a piece of an answer with the task that collects them, if there is one."""
+    """Leave the statistics of a piece of an answer with the task that collects them, if there is one.
+
+    An engine that gives verl's counts alone (vLLM) still has an accept length.
+    """
     collected = COLLECTED.get()
-    if collected is not None and extra.get(FIELD) is not None:
-        collected.append(decode(extra[FIELD]))
+    if collected is None:
+        return
+    piece = {name: extra[name] for name in (FIELD, *SPEC) if extra.get(name) is not None}
+    if FIELD not in piece and all(name in piece for name in SPEC):
+        _, accepted, cycles = (int(piece[name]) for name in SPEC)
+        piece[FIELD] = encode(DecodeStats(cycles=cycles, tokens=cycles + accepted))
+    if FIELD in piece:
+        collected.append(piece)
 
 
-def total(pieces: Sequence[DecodeStats]) -> DecodeStats:
-    """The sum over the pieces of an answer."""
-    return sum(pieces, DecodeStats())
+def whole(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields of an answer from those of its pieces; there is at least one."""
+    summed = {name: sum(int(p[name]) for p in pieces) for name in SPEC if all(name in p for p in pieces)}
+    return {FIELD: encode(total([decode(p[FIELD]) for p in pieces])), **summed}
+
+
+def total(stats: Sequence[DecodeStats]) -> DecodeStats:
+    """The sum of statistics."""
+    return sum(stats, DecodeStats())

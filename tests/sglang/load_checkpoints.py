@@ -28,7 +28,9 @@ SHARED = ("embed_tokens", "lm_head")  # a draft is given the target's
 
 def prepare(folder: str) -> ServerArgs:
     """One rank on the CPU, as a scheduler would set itself up."""
-    arguments = ServerArgs(model_path=folder, device="cpu", attention_backend="triton", dtype="float32")
+    arguments = ServerArgs(
+        model_path=folder, device="cpu", attention_backend="triton", dtype="float32", disable_radix_cache=True
+    )
     publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0))
     return arguments
 

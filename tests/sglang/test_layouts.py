@@ -24,10 +24,17 @@ SIZES = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "bos_token_id": None, "eos_token_id": 11, "pad_token_id": None,
 }  # fmt: skip
-FAMILIES = {  # model type of transformers, settings, layout of the head, SGLang's draft
+HYBRID = {"layer_types": ["linear_attention", "full_attention"], "full_attention_interval": 2}
+EXPERTS = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+}  # fmt: skip
+FAMILIES: dict[
+    str, tuple[str, dict[str, Any], str, str]
+] = {  # model type, settings, layout of the head, SGLang's draft
     "mimo": ("qwen2", {}, "mimo", "MiMoMTP"),
-    "qwen3_next": ("qwen3_next", {"num_experts": 0}, "qwen3_next", "Qwen3NextForCausalLMMTP"),
-    "qwen3_5": ("qwen3_5_text", {}, "qwen3_next", "Qwen3_5ForCausalLMMTP"),
+    "qwen3_next": ("qwen3_next", HYBRID | EXPERTS, "qwen3_next", "Qwen3NextForCausalLMMTP"),
+    "qwen3_5": ("qwen3_5_text", HYBRID, "qwen3_next", "Qwen3_5ForCausalLMMTP"),
+    "qwen3_5_moe": ("qwen3_5_moe_text", HYBRID | EXPERTS, "qwen3_next", "Qwen3_5ForCausalLMMTP"),
 }
 
 

@@ -93,6 +93,7 @@ def check(job: Job, folder: Path, example: Path, steps: int) -> None:
         }
         assert own == pytest.approx(recomputed(folder, example, step), abs=1e-9), step
         assert 0 < row["rollout/overlap/1"] <= 1 and row["rollout/target_entropy"] > 0
+        assert 1 < row["rollout/spec_accept_length"] <= 4  # verl's own, which its asynchronous modes lack
     assert any(name.startswith("drift/length/mismatch") for name in job.rows[-1])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from bebop.trajectory import DecodeStats
 from bebop.verl_job.collection import note_answers, sum_answers
-from bebop.verl_job.stats import FIELD, decode, emitted, encode, fields
+from bebop.verl_job.stats import FIELD, SPEC, decode, emitted, encode, fields
 
 
 def stats(cycles: int, accepted: list[float]) -> DecodeStats:
@@ -78,6 +78,23 @@ def test_an_answer_of_several_pieces_and_turns_has_the_sum_of_their_statistics()
     answer = asyncio.run(worker.AgentLoopWorker()._run_agent_loop(2))
     assert decode(answer.extra_fields[FIELD]).cycles == 15
     assert decode(answer.extra_fields[FIELD]).accepted.tolist() == [12.0, 9.0]
+    assert [answer.extra_fields[name] for name in SPEC] == [45, 21, 15]  # verl's own, which its client had dropped
+
+
+def test_an_engine_with_verls_counts_alone_has_an_accept_length_in_every_mode() -> None:
+    client, worker = layers([stats(4, [3.0]), stats(2, [1.0])])
+    stock = client.LLMServerClient.generate
+
+    async def counts_alone(self: Any) -> Any:
+        answer = await stock(self)
+        del answer.extra_fields[FIELD]
+        return answer
+
+    client.LLMServerClient.generate = counts_alone
+    note_answers(client)
+    sum_answers(worker)
+    answer = asyncio.run(worker.AgentLoopWorker()._run_agent_loop(1))
+    assert emitted(decode(answer.extra_fields[FIELD])) == 10 and decode(answer.extra_fields[FIELD]).cycles == 6
 
 
 def test_without_the_hooks_they_are_lost() -> None:
