@@ -51,13 +51,14 @@ def run_job(
     environment: Mapping[str, str] | None = None,
     conf: Path = CONF,
     seconds: int = 300,
+    main: str = "verl.trainer.main_ppo",
 ) -> Job:
-    """``python -m verl.trainer.main_ppo`` with the example's files; its log goes to ``folder``."""
+    """One of verl's entry points with the example's files; its log goes to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "metrics.jsonl"
     own = {name: value for name, value in os.environ.items() if name not in DROPPED}
     own |= QUIET | {"VERL_FILE_LOGGER_PATH": str(log)} | dict(environment or {})
-    command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", "--config-dir", str(conf)]
+    command = [sys.executable, "-W", "ignore", "-m", main, "--config-dir", str(conf)]
     sockets = tempfile.mkdtemp(prefix="ray-")  # their paths must be short, and pytest's folders are deep
     command += [f"hydra.run.dir={folder / 'hydra'}", f"++example={example}", "trainer.logger=[console,file]"]
     command += [f"+ray_kwargs.ray_init._temp_dir={sockets}", *overrides]

@@ -34,14 +34,14 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(folder: Path, example: Path, *overrides: str) -> Job:
+def start(folder: Path, example: Path, *overrides: str, main: str = "verl.trainer.main_ppo") -> Job:
     """The example job; its answers are written down on the way, and its batches by verl."""
     (folder / "answers").mkdir(parents=True)
     environment = {"VERL_USE_EXTERNAL_MODULES": "recorder", "PYTHONPATH": str(HERE)}
     environment["RECORD_ANSWERS"] = str(folder / "answers")
     environment["VERL_LOGGING_LEVEL"] = "WARNING"  # verl 0.9.1 fails on a log line of separate_async at INFO
     place = [f"trainer.rollout_data_dir={folder / 'batches'}", f"trainer.default_local_dir={folder / 'checkpoints'}"]
-    job = run_job(folder, example, ["+bebop=example", *SMALL, *place, *overrides], environment, seconds=600)
+    job = run_job(folder, example, ["+bebop=example", *SMALL, *place, *overrides], environment, seconds=600, main=main)
     assert job.code == 0, job.output[-4000:]
     return job
 
@@ -141,3 +141,18 @@ def test_separate_and_asynchronous_with_a_head_that_is_trained(tmp_path: Path, e
     kept = torch.load(tmp_path / "checkpoints" / "global_step_5" / "actor" / "bebop_head.pt", weights_only=True)
     drafted = {extra["bebop_head"] for pieces in answers(tmp_path, example).values() for p in pieces for extra in p}
     assert fingerprint(kept["state"]["weights"]) in drafted and len(drafted) >= 5
+
+
+def test_fully_asynchronous(tmp_path: Path, example: Path) -> None:
+    """verl's other trainer, which holds whole batches: six updates, some of them on answers of older weights."""
+    place = ("rollout.nnodes=1", "rollout.n_gpus_per_node=1", "rollout.n=8", "rollout.total_rollout_steps=48")
+    place += ("actor_rollout_ref.hybrid_engine=false", "actor_rollout_ref.rollout.checkpoint_engine.backend=bebop")
+    pace = ("async_training.trigger_parameter_sync_step=1", "async_training.staleness_threshold=0.5")
+    data = ("data.train_batch_size=0", "data.gen_batch_size=1", "ray_kwargs.ray_init.num_cpus=64")
+    main = "verl.experimental.fully_async_policy.fully_async_main"
+    job = start(tmp_path, example, *place, *pace, *data, main=main)
+    rows = [row for row in job.rows if "rollout/accept_length" in row]
+    assert len(rows) >= 5
+    assert all(1 < row["rollout/accept_length"] <= 4 and 0 < row["rollout/overlap/1"] <= 1 for row in rows)
+    assert rows[-1]["fully_async/count/stale_trajectory_processed"] > 0
+    assert any(name.startswith("drift/length/mismatch") for name in rows[-1])
