@@ -118,6 +118,7 @@ def test_synchronous(tmp_path: Path, example: Path) -> None:
     assert max(job.column("training/off_policy/trajectory_staleness/max")) == 0
 
 
+@pytest.mark.slow
 def test_colocated_and_asynchronous(tmp_path: Path, example: Path) -> None:
     port = free_port()
     mode = ("trainer.v1.trainer_mode=colocate_async", "bebop.prometheus=true")
@@ -143,6 +144,7 @@ def test_separate_and_asynchronous_with_a_head_that_is_trained(tmp_path: Path, e
     assert fingerprint(kept["state"]["weights"]) in drafted and len(drafted) >= 5
 
 
+@pytest.mark.slow
 def test_fully_asynchronous(tmp_path: Path, example: Path) -> None:
     """verl's other trainer, which holds whole batches: six updates, some of them on answers of older weights."""
     place = ("rollout.nnodes=1", "rollout.n_gpus_per_node=1", "rollout.n=8", "rollout.total_rollout_steps=48")
