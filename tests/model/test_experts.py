@@ -44,7 +44,11 @@ def test_a_mixture_of_experts_is_read_back(tmp_path: Path, kind: str) -> None:
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **SIZES)
     backbone = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).eval()
-    policy = Policy(backbone=backbone, tokenizer=letters(12), mtp=MTPHead(backbone).eval(), layout="qwen3_next")
+    head = MTPHead(backbone).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():  # experts begin as what the memory held
+            parameter.normal_()
+    policy = Policy(backbone=backbone, tokenizer=letters(12), mtp=head, layout="qwen3_next")
     save_policy(policy, tmp_path)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as opened:
         assert "mtp.layers.0.mlp.experts.2.down_proj.weight" in opened.keys()

@@ -43,7 +43,11 @@ def write(folder: Path, kind: str, settings: dict[str, Any], layout: str) -> Non
     config = AutoConfig.for_model(kind, **{**SIZES, **settings})
     backbone = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).eval()
     backbone.config.architectures = [type(backbone).__name__]  # as every checkpoint has it
-    save_policy(Policy(backbone=backbone, tokenizer=letters(12), mtp=MTPHead(backbone).eval(), layout=layout), folder)
+    head = MTPHead(backbone).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():  # experts begin as what the memory held
+            parameter.normal_()
+    save_policy(Policy(backbone=backbone, tokenizer=letters(12), mtp=head, layout=layout), folder)
 
 
 @pytest.fixture(scope="module")
