@@ -32,7 +32,7 @@ def completion(
         versions=np.concatenate([before.versions, _versions(meta, len(ids))]),
         text=decode(whole.tolist()),
         finish_reason=_reason(meta),
-        stats=before.stats + _stats(meta, len(ids), drafts),
+        stats=before.stats + request_stats(meta, len(ids), drafts),
     )
 
 
@@ -75,7 +75,7 @@ def _versions(meta: Mapping[str, Any], count: int) -> NDArray[np.int64]:
     return versions
 
 
-def _stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeStats:
+def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeStats:
     """Counts of all verification steps; overlap and entropies of those that the plugin measured, weighted up.
 
     Position k's sum is over measured steps that reached it, each times the number of steps that it stands for, so

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from bebop.monitor.adapters import PROPOSED
-from bebop.rollout.sglang_outputs import _stats
+from bebop.rollout.sglang_outputs import request_stats
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.stats import fields
 
@@ -18,7 +18,7 @@ SEEN: ContextVar[list[Mapping[str, Any]] | None] = ContextVar("bebop_meta_info",
 
 def spec_fields(meta: Mapping[str, Any], drafts: int) -> dict[str, Any]:
     """``extra_fields`` of one answer; empty where nothing was verified. ``UserError`` if there is nothing to read."""
-    stats = _stats(meta, int(meta.get("completion_tokens") or 0), drafts)
+    stats = request_stats(meta, int(meta.get("completion_tokens") or 0), drafts)
     if not stats.cycles:
         return {}
     proposed = next((int(meta[name]) for name in PROPOSED if meta.get(name) is not None), stats.cycles * drafts)
