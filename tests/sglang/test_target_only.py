@@ -8,7 +8,7 @@ from tests.sglang.builders import ask_many, checkpoint, engine, job, tokens_law_
 def test_the_law_of_tokens(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path)
     with engine(job(folder, "target_only")) as sglang:
-        found = ask_many(sglang, {2: 20})
+        found = ask_many(sglang, {2: 40})
     tokens_law_test(found, folder)
     overlap, only = (sum(float(getattr(c.stats, name).sum()) for c in found) for name in ("overlap", "target_only"))
     assert overlap == only > 0

@@ -162,9 +162,13 @@ LEARNING = (
     Panel(
         title="Trainer against engine",
         description="Ratio of the trainer's probability of a token to the engine's. Its largest distance from 1 on "
-        "tokens of the weights in force is rounding, or a bug.",
+        "tokens of the weights in force is rounding, or a bug. Beside it the mean distance of their log-probs.",
         unit="",
-        queries=(gauge("train/ratio_mean", "mean"), gauge("train/ratio_error_max", "largest distance from 1")),
+        queries=(
+            gauge("train/ratio_mean", "mean"),
+            gauge("train/ratio_error_max", "largest distance from 1"),
+            gauge("rollout/logprob_diff", "log-probs"),
+        ),
     ),
     Panel(
         title="Head: loss",
