@@ -5,10 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bebop.intervals import Interval
-from recipes.common.figures import bars, figure
 from recipes.common.record import Finding, keep, verdict
 from recipes.common.study import QUICK, SEEDS, SEQUENCES, Arm, everywhere, results_folder
-from recipes.objectives.comparison import FEW, Job, Results, decoded, gain, over_seeds, prepare, row, run
+from recipes.objectives.comparison import FEW, Job, Results, beside, decoded, gain, prepare, row, run
 
 HERE = results_folder(Path(__file__).parent)
 LOSSES = ("hard_ce", "ce", "nla", "e2e_tv")
@@ -40,7 +39,7 @@ def main() -> None:
         "Objectives": [row(results, label) for label in labels],
         "Decoded": [line for label in DECODED for line in decoded(results, label)],
     }
-    draw(results, labels)
+    beside(HERE / "figures" / "budget.svg", results, labels)
     figures = {
         "budget.svg": f"Accept length after {STEPS} steps with {SEQUENCES} answers and with {FEW} (few); sampled "
         "drafts (left), greedy drafts (right); mean of three seeds and its 95 % interval.",
@@ -91,16 +90,3 @@ def findings(results: Results) -> list[Finding]:
             evidence=f"Greedy drafts change by {greedy} tokens, sampled ones by {half}.",
         ),
     ]
-
-
-def draw(results: Results, labels: list[str]) -> None:
-    """Accept lengths of all arms."""
-    with figure(HERE / "figures" / "budget.svg", 2, 5.2) as (left, right):
-        for axes, name, title in (
-            (left, "accept_length", "sampled drafts, rejection sampling"),
-            (right, "accept_length_greedy", "greedy drafts, target-only"),
-        ):
-            means = [over_seeds(results, label, name) for label in labels]
-            bars(axes, [label.removesuffix(", few") for label in labels], means, labels)
-            axes.set(title=title, ylabel="accept length (accepted + 1)")
-        right.sharey(left)

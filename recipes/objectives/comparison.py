@@ -220,9 +220,9 @@ def findings(results: Results) -> list[Finding]:
     ]
 
 
-def draw(results: Results, labels: Sequence[str]) -> None:
-    """Both figures."""
-    with figure(HERE / "figures" / "objectives.svg", 2, 5.6) as (left, right):
+def beside(path: Path, results: Results, labels: Sequence[str]) -> None:
+    """Accept lengths of all arms: sampled drafts on the left, greedy ones on the right."""
+    with figure(path, 2, 5.6) as (left, right):
         for axes, name, title in (
             (left, "accept_length", "sampled drafts, rejection sampling"),
             (right, "accept_length_greedy", "greedy drafts, target-only"),
@@ -231,6 +231,11 @@ def draw(results: Results, labels: Sequence[str]) -> None:
             bars(axes, [label.removesuffix(", few") for label in labels], means, labels)
             axes.set(title=title, ylabel="accept length (accepted + 1)")
         right.sharey(left)
+
+
+def draw(results: Results, labels: Sequence[str]) -> None:
+    """Both figures."""
+    beside(HERE / "figures" / "objectives.svg", results, labels)
     with figure(HERE / "figures" / "positions.svg", 2, 5.2) as (left, right):
         tasks = (*TASKS, "lcm")
         for label in ("start", "hard_ce", "ce", "nla", "tv", "e2e_tv"):
