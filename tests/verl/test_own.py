@@ -43,7 +43,8 @@ def outcomes(scratch: Path, environment: dict[str, str], on_ray: bool) -> dict[s
     return ended
 
 
-@pytest.mark.parametrize(("on_ray", "least"), [(False, 400), pytest.param(True, 8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("on_ray", "least"), [(False, 400), (True, 8)])
 def test_they_end_as_without_the_plug_in(tmp_path: Path, on_ray: bool, least: int) -> None:
     ours = outcomes(tmp_path / "with", {VARIABLE: to_variable(ALL)}, on_ray)
     stock = outcomes(tmp_path / "without", {"VERL_USE_EXTERNAL_PLUGINS": "none"}, on_ray)
