@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+os.environ.setdefault("VERL_PLATFORM", "cpu")  # read when verl is imported
 pytest.importorskip("verl")
 pytest.importorskip("tensordict")
-os.environ.setdefault("VERL_PLATFORM", "cpu")
 
 from bebop.config import HeadConfig, ModelConfig
 from bebop.errors import UserError
