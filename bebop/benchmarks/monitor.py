@@ -18,6 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bebop.config import JobConfig
+from bebop.errors import UserError
 from bebop.intervals import resampled
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
@@ -32,7 +33,10 @@ from bebop.trajectory import Completion, Group, SamplingParams, Trajectory
 
 
 def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
-    """One row a part of the monitor: seconds a step with it, without it, and what it adds in percent."""
+    """One row a part of the monitor: seconds a step without it, and what it adds. ``UserError`` if nothing drafts."""
+    if config.rollout.engine != "torch" or make_system(config.decoding).drafter is None:
+        what = f"rollout.engine={config.rollout.engine} decoding.system={config.decoding.system}"
+        raise UserError(f"{what} cannot be measured here: give the embedded engine and a system that drafts")
     policy = load_policy(config.model, need_mtp=True)
     source = PromptSource(config.task, chat_encoder(policy.tokenizer), 1024)
     spent: dict[bool, list[float]] = defaultdict(list)
@@ -52,9 +56,8 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
     progress.close()
     plain = float(np.median(spent[False]))
     groups = _groups(config, source, answers)
-    watching, reading = _watching(config, groups), _reading(config, policy, groups)
-    every, added = config.monitor.bank_every, _percent(spent)
-    return [
+    watching, added = _watching(config, groups), _percent(spent)
+    rows: list[dict[str, Any]] = [
         {
             "part": "statistics of drafts, timed",
             "s/step": plain,
@@ -68,13 +71,12 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
             **added,
         },
         {"part": "monitor", "s/step": plain, "added s": watching, "added %": 100 * watching / plain},
-        {
-            "part": f"bank, each {every} steps",
-            "s/step": plain,
-            "added s": reading / every,
-            "added %": 100 * reading / every / plain,
-        },
     ]
+    if every := config.monitor.bank_every:
+        share = _reading(config, policy, groups) / every
+        part = f"bank, each {every} steps"
+        rows.append({"part": part, "s/step": plain, "added s": share, "added %": 100 * share / plain})
+    return rows
 
 
 @contextmanager
@@ -97,12 +99,17 @@ def timed(module: Any, name: str) -> Iterator[list[float]]:
 
 def _requests(config: JobConfig, policy: Policy, source: PromptSource) -> list[Request]:
     """The answers of one step."""
-    size, most = config.trainer.group_size, config.rollout.sampling.max_new_tokens
+    size, law = config.trainer.group_size, config.rollout.sampling
     return [
         Request(
             id=number,
             token_ids=source.prompt(number // size).token_ids,
-            params=SamplingParams(max_new_tokens=most, stop_token_ids=policy.eos_token_ids, seed=number),
+            params=SamplingParams(
+                temperature=law.temperature,
+                max_new_tokens=law.max_new_tokens,
+                stop_token_ids=policy.eos_token_ids,
+                seed=number,
+            ),
         )
         for number in range(size * config.trainer.groups_per_step)
     ]

@@ -63,7 +63,7 @@ class HeadBeside:
             raise UserError("bebop.train_head=True: the model ran without its final norm, so no hidden state was seen")
         ids = [row.tolist() for row in micro_batch["input_ids"].unbind()]
         answers = answer_lengths(micro_batch)
-        self.temperature = _first(micro_batch["temperature"])
+        self.temperature = first_temperature(micro_batch["temperature"])
         for row, answer, states in zip(ids, answers, split_rows(self._state, [len(row) for row in ids]), strict=True):
             if 0 < answer < len(row):
                 self.rows.append(TokenRow(prompt=tuple(row[:-answer]), answer=tuple(row[-answer:])))
@@ -208,6 +208,6 @@ def _attention(config: Any) -> Iterator[None]:
         config._attn_implementation = own
 
 
-def _first(value: Any) -> float:
+def first_temperature(value: Any) -> float:
     """One temperature for all: that of the first row."""
     return float(value.flatten()[0]) if isinstance(value, Tensor) else float(value)

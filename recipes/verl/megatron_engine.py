@@ -17,12 +17,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import Tensor
-
 from bebop.errors import UserError
 from bebop.model.checkpoint import mtp_layout
 from bebop.model.layouts import LAYOUTS
 from bebop.trainer.objectives import Law
+from bebop.verl_job.head import first_temperature
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.settings import VerlConfig, current
 
@@ -61,7 +60,7 @@ def train_beside(transformer_impl: ModuleType) -> None:
         if head is None:
             return original(engine, data, loss_function)
         head.discard()
-        head.law = dataclasses.replace(head.law, temperature=_first(data["temperature"]))
+        head.law = dataclasses.replace(head.law, temperature=first_temperature(data["temperature"]))
         output = original(engine, data, loss_function)
         numbers = head.step()  # every rank takes part
         if engine.is_mp_src_rank_with_outputs():
@@ -141,8 +140,3 @@ def left_out_of_buffers() -> Iterator[None]:
         yield
     finally:
         DistributedDataParallel.__init__ = original
-
-
-def _first(value: Any) -> float:
-    """One temperature for all: that of the first row."""
-    return float(value.flatten()[0]) if isinstance(value, Tensor) else float(value)
