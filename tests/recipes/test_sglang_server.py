@@ -18,7 +18,11 @@ def launch(folder: Path, *arguments: str, **environment: str) -> tuple[subproces
     clean = {name: value for name, value in os.environ.items() if name not in ("HOST", "PORT", "SGLANG_API_KEY")}
     own = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "RECORD": str(record), "MODEL": "/checkpoint"}
     done = subprocess.run(
-        ["bash", str(SCRIPT), *arguments], env={**clean, **own, **environment}, capture_output=True, text=True, timeout=20
+        ["bash", str(SCRIPT), *arguments],
+        env={**clean, **own, **environment},
+        capture_output=True,
+        text=True,
+        timeout=20,
     )
     return done, record.read_text().splitlines() if record.exists() else []
 
