@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from tests.test_layout import ROOT, files, imports, module_name, pin_violations, sources, under
 
-# Which extras a module may rely on: it is reached only where that was asked for. All others have the dependencies alone.
+# Which extras a module may rely on, since nothing reaches it without them. All others have the dependencies alone.
 EXTRAS = {
     "bebop.rollout.sglang_": ("sglang",),
     "bebop.verl_job": ("verl",),
