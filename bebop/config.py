@@ -235,6 +235,7 @@ class MonitorConfig:
     bank_every: int = 10  # steps between two readings of the fixed texts; more often while something is wrong; 0: never
     bank_answers: int = 24  # answers of the first batch that become those texts
     actions: bool = False  # carry out the proposals on system and draft length
+    check_answers: int = 8  # answers a step whose log-probs are held against the weights that wrote them; 0: none
     tensorboard: bool = True
     wandb: bool = False
     ray_metrics: bool = True
@@ -243,6 +244,7 @@ class MonitorConfig:
     def __post_init__(self) -> None:
         check(self.bank_every >= 0, "monitor.bank_every", self.bank_every, "give 0 (never) or more")
         check(self.bank_answers >= 2, "monitor.bank_answers", self.bank_answers, "give 2 or more")
+        check(self.check_answers >= 0, "monitor.check_answers", self.check_answers, "give 0 (none) or more")
         check(self.drift or not self.actions, "monitor.actions", self.actions, "it takes monitor.drift=true")
 
 

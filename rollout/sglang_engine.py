@@ -193,7 +193,8 @@ class SglangEngine:
             output = await self.backend.generate(self._payload(request, answer))
             if (problem := refused(output)) is not None:
                 raise UserError(f"SGLang refuses a request: {problem}")
-            answer = completion(output, request.params, self.decode, self.spec.drafts, answer)
+            recomputed = self.spec.pause != "in_place"
+            answer = completion(output, request.params, self.decode, self.spec.drafts, answer, recomputed)
             if answer.finish_reason != "abort":
                 return answer
             cuts = 0 if len(answer.token_ids) > done else cuts + 1

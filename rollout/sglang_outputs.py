@@ -20,16 +20,24 @@ def completion(
     decode: Decode,
     drafts: int,
     partial: Completion | None = None,
+    recomputed: bool = False,
 ) -> Completion:
-    """One output of SGLang, appended to ``partial`` if it went on with one. ``drafts`` is 0 for plain decoding."""
+    """One output of SGLang, appended to ``partial`` if it went on with one. ``drafts`` is 0 for plain decoding.
+
+    ``recomputed``: keys and values are computed again when weights change; else those of older weights stay.
+    """
     meta = output["meta_info"]
     ids = np.asarray(output["output_ids"], dtype=np.int64)
     before = partial if partial is not None else nothing()
     whole = np.concatenate([before.token_ids, ids])
+    versions = _versions(meta, len(ids))
+    # What went on with ``partial`` began with a prefill of all of it: what counts is what this output saw.
+    contexts = versions if recomputed else np.minimum.accumulate(versions)
     return Completion(
         token_ids=whole,
         logprobs=np.concatenate([before.logprobs, _logprobs(meta, ids, params)]),
-        versions=np.concatenate([before.versions, _versions(meta, len(ids))]),
+        versions=np.concatenate([before.versions, versions]),
+        contexts=np.concatenate([before.oldest, contexts]),
         text=decode(whole.tolist()),
         finish_reason=_reason(meta),
         stats=before.stats + request_stats(meta, len(ids), drafts),
@@ -79,16 +87,22 @@ def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeSt
     """Counts of all verification steps; overlap and entropies of those that the plugin measured, weighted up.
 
     Position k's sum is over measured steps that reached it, each times the number of steps that it stands for, so
-    that sum / reached estimates the mean. With adaptive steps ``reached`` counts shorter drafts as rejected.
+    that sum / reached estimates the mean. With adaptive steps ``reached`` counts shorter drafts as rejected. The accept
+    length is of tokens in the answer. Drafts beyond its end, which SGLang counts too and which cannot be told apart,
+    remain in the rates per position: they were tested like the others.
     """
     if not drafts:
         return DecodeStats(cycles=tokens, tokens=tokens, target_forwards=tokens)
     if tokens <= 1 and not meta.get("spec_verify_ct"):  # the prefill's token, and no step yet
-        return DecodeStats(tokens=tokens)
+        return DecodeStats(tokens=tokens, prefilled=tokens)
     counts = sglang_stats({name: value for name, value in meta.items() if name != "bebop_verify"})
     if counts is None:
-        return DecodeStats(tokens=tokens)
-    counts.tokens, counts.target_forwards, counts.draft_forwards = tokens, counts.cycles, counts.cycles * drafts
+        return DecodeStats(tokens=tokens, prefilled=tokens)
+    # What SGLang counts may go beyond the answer's end, in its last step; a prefill gives a token, and after a
+    # retraction once more.
+    emitted = max(0, min(counts.tokens, tokens - 1))
+    counts.tokens, counts.prefilled = tokens, tokens - emitted
+    counts.target_forwards, counts.draft_forwards = counts.cycles, counts.cycles * drafts
     width = len(counts.reached)
     for name in STATISTICS:
         setattr(counts, name, np.zeros(width))

@@ -56,7 +56,7 @@ def decode_metrics(stats: DecodeStats) -> Metrics:
     """Acceptance, overlap and entropies from summed decoding statistics; entropies in nats."""
     metrics: Metrics = {}
     if stats.cycles:
-        metrics["rollout/accept_length"] = Mean(stats.cycles + float(stats.accepted.sum()), stats.cycles)
+        metrics["rollout/accept_length"] = Mean(stats.emitted, stats.cycles)
     if stats.tokens and stats.target_forwards:
         metrics["rollout/forwards_per_token"] = Mean(stats.target_forwards, stats.tokens)
     per_position = {"accept_rate": stats.accepted, "overlap": stats.overlap, "target_only": stats.target_only}

@@ -132,7 +132,7 @@ def test_responses_by_hand() -> None:
 def test_decoding_by_hand() -> None:
     got = values(rollout_metrics([group(answer(1.0, 18, stats=STATS), answer(1.0, 18, stats=STATS))]))
     expected = {
-        "rollout/accept_length": 1.9,  # (6 + 3) / 10 + 1
+        "rollout/accept_length": 1.8,  # 18 / 10: of the 9 accepted drafts, one fewer was left to emit beside them
         "rollout/accept_rate/1": 0.6,
         "rollout/accept_rate/2": 0.5,  # 3 of the 6 that reached it, not of 10
         "rollout/overlap/1": 0.55,
