@@ -1,6 +1,6 @@
 """From SGLang's outputs to completions: tokens, log-probs, versions and statistics under the names of every version."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,21 +8,21 @@ from numpy.typing import NDArray
 
 from bebop.errors import UserError
 from bebop.monitor.adapters import sglang_stats
+from bebop.rollout.text import TextOf
 from bebop.trajectory import Completion, DecodeStats, FinishReason, SamplingParams
 
 STATISTICS = ("overlap", "target_only", "draft_entropy", "target_entropy")
-Decode = Callable[[Sequence[int]], str]
 
 
 def completion(
     output: Mapping[str, Any],
     params: SamplingParams,
-    decode: Decode,
+    text: TextOf,
     drafts: int,
     partial: Completion | None = None,
 ) -> Completion:
     """One output of SGLang, appended to ``partial`` if it went on with one. ``drafts`` is 0 for plain decoding."""
-    meta = output["meta_info"]
+    meta, reason = output["meta_info"], _reason(output["meta_info"])
     ids = np.asarray(output["output_ids"], dtype=np.int64)
     before = partial if partial is not None else nothing()
     whole = np.concatenate([before.token_ids, ids])
@@ -30,8 +30,8 @@ def completion(
         token_ids=whole,
         logprobs=np.concatenate([before.logprobs, _logprobs(meta, ids, params)]),
         versions=np.concatenate([before.versions, _versions(meta, len(ids))]),
-        text=decode(whole.tolist()),
-        finish_reason=_reason(meta),
+        text=text(whole.tolist(), params, reason),
+        finish_reason=reason,
         stats=before.stats + request_stats(meta, len(ids), drafts),
     )
 
