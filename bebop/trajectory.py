@@ -136,6 +136,7 @@ class Trajectory:
 
     completion: Completion
     reward: float
+    timed_out: bool = False  # the reward function hung, and the reward of 0 says nothing about the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
