@@ -58,11 +58,14 @@ class TaskConfig:
     prompt_key: str = "question"
     answer_key: str = "answer"
     reward: str = "auto"  # auto, math_verify, or a dotted path to f(answer: str, item: dict) -> float
+    reward_timeout: float = 30.0  # seconds for one call of a function of yours; what takes longer is ended and counted
     system: str | None = "auto"  # system message; null: none; auto: how to answer, for models that were not trained to
     seed: int = 0
 
     def __post_init__(self) -> None:
         one_of("task.source", self.source, Literal["reasoning_gym", "file"])
+        limit = self.reward_timeout
+        check(0 < limit < math.inf, "task.reward_timeout", limit, "give a number of seconds above 0")
         if self.source == "file":
             check(bool(self.path), "task.path", self.path, "source=file needs a .jsonl or .parquet file")
             check(Path(str(self.path)).is_file(), "task.path", self.path, "there is no such file")

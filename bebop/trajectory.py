@@ -31,8 +31,8 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # over prompt and answer, as transformers does
     max_new_tokens: int = 128
-    stop_token_ids: tuple[int, ...] = ()  # the end-of-text token belongs here; it is kept in the answer
-    stop: tuple[str, ...] = ()  # the answer ends with the token that completes one of these strings
+    stop_token_ids: tuple[int, ...] = ()  # the end-of-text token belongs here; a token of the answer, not of its text
+    stop: tuple[str, ...] = ()  # an answer ends with the token that completes one of these; its text keeps the string
     seed: int = 0
 
     @property
@@ -133,7 +133,7 @@ class Completion:
     logprobs: NDArray[np.float32]  # [T] log p under the law that produced the token
     versions: NDArray[np.int64]  # [T] weight version that produced the token
     contexts: NDArray[np.int64] | None = None  # [T] oldest version among the keys and values it saw; see ``oldest``
-    text: str = ""
+    text: str = ""  # without what ended it, see ``rollout.text``
     finish_reason: FinishReason = "stop"
     stats: DecodeStats = field(default_factory=DecodeStats)
     stretches: tuple[tuple[int, DecodeStats], ...] = ()  # the same by where a cycle began, see STRETCH; may be missing
@@ -156,6 +156,7 @@ class Trajectory:
 
     completion: Completion
     reward: float
+    timed_out: bool = False  # the reward function hung, and the reward of 0 says nothing about the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """From SGLang's outputs to completions: tokens, log-probs, versions and statistics under the names of every version."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from bebop.errors import UserError
 from bebop.monitor.adapters import sglang_stats
+from bebop.rollout.text import TextOf
 from bebop.trajectory import Completion, DecodeStats, FinishReason, SamplingParams
 
 STATISTICS = ("overlap", "target_only", "draft_entropy", "target_entropy")
-Decode = Callable[[Sequence[int]], str]
 
 
 def completion(
     output: Mapping[str, Any],
     params: SamplingParams,
-    decode: Decode,
+    text: TextOf,
     drafts: int,
     partial: Completion | None = None,
     recomputed: bool = False,
@@ -26,7 +26,7 @@ def completion(
 
     ``recomputed``: keys and values are computed again when weights change; else those of older weights stay.
     """
-    meta = output["meta_info"]
+    meta, reason = output["meta_info"], _reason(output["meta_info"])
     ids = np.asarray(output["output_ids"], dtype=np.int64)
     before = partial if partial is not None else nothing()
     whole = np.concatenate([before.token_ids, ids])
@@ -38,8 +38,8 @@ def completion(
         logprobs=np.concatenate([before.logprobs, _logprobs(meta, ids, params)]),
         versions=np.concatenate([before.versions, versions]),
         contexts=np.concatenate([before.oldest, contexts]),
-        text=decode(whole.tolist()),
-        finish_reason=_reason(meta),
+        text=text(whole.tolist(), params, reason),
+        finish_reason=reason,
         stats=before.stats + request_stats(meta, len(ids), drafts),
     )
 

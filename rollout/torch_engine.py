@@ -17,6 +17,7 @@ from bebop.rollout.decoding.step import cycle
 from bebop.rollout.engine import Finished, Request
 from bebop.rollout.runner import ModelRunner
 from bebop.rollout.slots import STATS, Slots, SlotSizes
+from bebop.rollout.text import AnswerText
 from bebop.trajectory import Completion, DecodeStats, FinishReason, add_stretches
 
 
@@ -41,6 +42,7 @@ class TorchEngine:
         if system.drafter is not None and policy.mtp is None:
             raise UserError(f"decoding.system={system.name!r} drafts with MTP weights, and the model has none")
         self.policy, self.system = policy, system
+        self.text = AnswerText(policy.tokenizer)
         self.measure, self.on_update = measure, on_update
         sizes = SlotSizes(
             slots=slots,
@@ -222,7 +224,7 @@ class TorchEngine:
             logprobs=self.slots.logprobs[slot, :count].to("cpu", copy=True).numpy(),
             versions=self.slots.versions[slot, :count].to("cpu", copy=True).numpy(),
             contexts=self.slots.contexts[slot, :count].to("cpu", copy=True).numpy(),
-            text=self.policy.tokenizer.decode(ids, skip_special_tokens=False),
+            text=self.text(ids.tolist(), request.params, reason),
             finish_reason=reason,
             stats=before + stats,
             stretches=add_stretches(earlier, self._stretches(slot, by_stretch)),

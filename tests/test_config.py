@@ -36,6 +36,7 @@ BAD: list[tuple[str, Any]] = [
     ("trainer.max_tokens", 0), ("trainer.save_every", -1), ("trainer.keep", 0),
     ("runtime.max_restarts", -1), ("runtime.port", 65536), ("runtime.dashboard_port", -1),
     ("runtime.metrics_port", 70000), ("runtime.seed", -1), ("runtime.seed", 1 << 23), ("runtime.resume", True),
+    ("task.reward_timeout", 0.0), ("task.reward_timeout", INF), ("task.reward_timeout", NAN),
 ]  # fmt: skip
 
 

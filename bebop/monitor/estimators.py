@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.metrics import Max, Mean, Metrics
+from bebop.metrics import Max, Mean, Metrics, Sum
 from bebop.trajectory import Completion, DecodeStats, Group
 
 
@@ -37,6 +37,7 @@ def reward_metrics(groups: Sequence[Group], solved: float = 1.0) -> Metrics:
         "reward/std": Mean.of([r.std() for r in rewards]),
         "reward/solve_none": Mean.of([float((r < solved).all()) for r in rewards]),
         "reward/solve_all": Mean.of([float((r >= solved).all()) for r in rewards]),
+        "reward/timeouts": Sum(float(sum(t.timed_out for group in groups for t in group.trajectories))),
     }
 
 

@@ -33,7 +33,7 @@ def answer(
         finish_reason="length" if cut else "stop",
         stats=stats or DecodeStats(),
     )
-    return Trajectory(completion=completion, reward=reward)
+    return Trajectory(completion=completion, reward=reward, timed_out=reward == 0)
 
 
 def group(*trajectories: Trajectory) -> Group:
@@ -91,7 +91,7 @@ def differing(combine: Callable[[list[Metrics]], dict[str, float]]) -> set[str]:
     workers = per_worker()
     union = values(rollout_metrics([g for groups in workers for g in groups], version=6))
     combined = combine([rollout_metrics(groups, version=6) for groups in workers])
-    assert set(combined) == set(union) and len(union) == 22
+    assert set(combined) == set(union) and len(union) == 23
     return {name for name, value in union.items() if not np.isclose(combined[name], value, rtol=1e-9)}
 
 
