@@ -29,12 +29,23 @@ def test_the_early_window() -> None:
     assert early_window(None) == early_window(60) == 20 and early_window(1000) == 100
 
 
-@pytest.mark.parametrize("slope_of", [early_slope, temperature_slope])
-def test_exact_lines_have_their_signed_slope(slope_of) -> None:  # type: ignore[no-untyped-def]
+def test_exact_lines_have_their_signed_slope() -> None:
     entropy = np.linspace(0.3, 0.8, 20)
-    slope = slope_of(entropy, 3.2 - 0.8 * entropy)
-    assert slope.value.point == pytest.approx(-0.8) and slope.value.error < 1e-9
-    assert slope.spread == pytest.approx(entropy.std())
+    value = 3.2 - 0.8 * entropy
+    unlike = np.array([1.0, 5.0, 2.0])  # prompts on the same line, with answers of different lengths
+    sums = unlike[:, None] * np.stack([value, np.ones(20), entropy, np.ones(20)], 1)[:, None]
+    for slope in (early_slope(entropy, value), temperature_slope(entropy, value, sums)):
+        assert slope.value.point == pytest.approx(-0.8) and slope.value.error < 1e-9
+        assert slope.spread == pytest.approx(entropy.std()) and not slope.unidentified
+
+
+def test_a_sweep_without_numbers_per_prompt_has_a_slope_and_no_interval() -> None:
+    """As in logs that kept means alone. What lies on a curve around which nothing scatters is no sample."""
+    entropy = np.linspace(0.3, 0.8, 7)
+    bare = temperature_slope(entropy, 3.2 - 0.8 * entropy**2)
+    assert bare.value.point == pytest.approx(-0.88) and not bare.value.known and "per prompt" in bare.unidentified
+    few = temperature_slope(entropy, 3.2 - 0.8 * entropy**2, np.ones((7, 2, 4)))
+    assert few.value.point == bare.value.point and not few.value.known and "2 prompts" in few.unidentified
 
 
 def stepwise(seed: int, correlation: float) -> tuple[Array, Array]:
