@@ -12,6 +12,7 @@ from bebop.monitor.records import StepRecords, merge_records
 from bebop.monitor.slope import Slope, early_slope, early_window, frozen_slope, temperature_slope
 from bebop.monitor.window import Measure
 from tests.monitor.synthetic import Truth, constant, step_records
+from tests.monitor.test_coverage import swept, true_swept
 
 RUN = Truth(entropy=constant(0.5), mismatch=constant(0))
 
@@ -69,6 +70,16 @@ def test_early_intervals_hold_with_dependent_steps_too() -> None:
     assert share_covering([early_slope(*steps, draws=200) for steps in independent], -0.8) >= 0.95
     assert share_covering([early_slope(*steps, draws=200) for steps in dependent], -0.8) >= 0.90
     assert np.mean([textbook_covers(*steps) for steps in dependent]) < 0.85
+
+
+def test_the_scatter_of_temperatures_around_a_line_is_no_interval() -> None:
+    """The broken variant, which the monitor had: seven points of the same texts, taken for independent ones."""
+    held = 0
+    for seed in range(100):
+        sweep = swept(np.random.default_rng([46, seed, 8]), 8)
+        fit = linregress(sweep.entropy, sweep.length)
+        held += abs(fit.slope - true_swept()) <= student.ppf(0.975, 5) * fit.stderr
+    assert held < 70
 
 
 def test_frozen_intervals_hold() -> None:
