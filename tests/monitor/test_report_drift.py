@@ -11,6 +11,7 @@ import pytest
 
 from bebop.config import JobConfig, from_dict
 from bebop.monitor.bank import BankReading, Look, Sweep
+from bebop.monitor.estimate import Array
 from bebop.monitor.watch import Watch
 from bebop.report import main
 from tests.browser import CHROMIUM, browse
@@ -43,14 +44,24 @@ def looks(shift: float) -> list[Look]:
     ]  # fmt: skip
 
 
+def swept(entropy: tuple[float, ...], length: tuple[float, ...], prompts: int = 6) -> Array:
+    """Sums of a sweep whose prompts differ in how entropy moves their accept length."""
+    steep = 1 + np.linspace(-0.2, 0.2, prompts)
+    found = np.ones((len(entropy), prompts, 4))
+    found[..., 0] = length[0] + np.outer(np.subtract(length, length[0]), steep)
+    found[..., 2] = np.array(entropy)[:, None]
+    return found
+
+
 def watched_run(folder: Path, steps: int = 14) -> Path:
     run = write_run(folder, steps=steps)
     config = from_dict(JobConfig, {"cotrain": {"mode": "auto"}, "monitor": {"bank_every": 5}})
     watch = Watch(config, run)
     heats = (0.5, 0.8, 1.25, 1.6)
     sweep = Sweep(
-        entropy=(0.4, 0.45, 0.6, 0.7), length=(2.9, 2.86, 2.71, 2.6), bank=tuple(reading(0.0, heat) for heat in heats)
-    )
+        entropy=(0.4, 0.45, 0.6, 0.7), length=(2.9, 2.86, 2.71, 2.6), bank=tuple(reading(0.0, heat) for heat in heats),
+        sums=swept((0.4, 0.45, 0.6, 0.7), (2.9, 2.86, 2.71, 2.6)),
+    )  # fmt: skip
     for step in range(1, steps + 1):
         due = watch.bank_due(step, step_groups(TRUTH, step))
         bank = None if due is None else reading(-0.1 if step > 8 else 0.0, 1 + 0.01 * step)
