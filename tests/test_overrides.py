@@ -33,7 +33,8 @@ DIRS = [
     "{p}dir=${{oc.env:RUN_FOLDER}}", "{p}dir=${{.of}}/run", "{p}dir={d}/", "{p}dir={d}/../run",
 ]  # fmt: skip
 RESUMES = ["{p}resume=true", "{p}resume=True", "{p}resume=TRUE", "++{p}resume=true", "++{p}resume=tRuE",
-           "{p}resume= true", "{p}resume=${{oc.decode:'true'}}", "++{p}resume='${{oc.decode:${{oc.env:YES}}}}'"]  # fmt: skip
+           "{p}resume= true", "{p}resume=${{oc.decode:'true'}}",
+           "++{p}resume='${{oc.decode:${{oc.env:YES}}}}'"]  # fmt: skip
 NEW_RUNS = ["{p}resume=false", "++{p}resume=False", "{p}resume=${{oc.decode:'false'}}"]
 
 

@@ -125,7 +125,7 @@ def test_damaged_checkpoints_are_skipped_by_name_and_put_aside(
     store.set_aside(one)
     assert store.all() == [one] and len(list(store.folder.glob("aside-*"))) == 3
     damage(one / "state")
-    with pytest.raises(UserError, match="holds no checkpoint that is whole: .*step_000001/state is corrupt"):
+    with pytest.raises(UserError, match=r"holds no checkpoint that is whole: .*step_000001/state is corrupt"):
         store.newest_sound()
     assert Store(tmp_path / "none", "step_").newest_sound() is None
 
