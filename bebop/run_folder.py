@@ -114,7 +114,10 @@ class RunFolder:
         """Take the lock, or say who has it."""
         # Not inherited by programs that are started (O_CLOEXEC is Python's default), nor kept by forks, see _HELD:
         # a child that outlives this process must not hold the folder.
-        descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise UserError(f"{self._name} cannot be written to: {error.strerror}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -87,6 +87,12 @@ def test_the_second_process_gets_one_line_and_a_killed_holder_lets_go_at_once(tm
         holder.wait()
 
 
+def test_a_folder_whose_lock_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(UserError, match="cannot be written to: Is a directory"):
+        RunFolder(tmp_path, "dir", False, Store(tmp_path, STEPS)).open()
+
+
 # ---- what may change
 
 

@@ -8,9 +8,11 @@ import pytest
 from safetensors.torch import load_file
 
 from bebop import adapt as plain
+from bebop.compose import adapt_config, write_down
 from bebop.errors import UserError
 from bebop.megatron_job import adapt
 from bebop.model.checkpoint import resolve
+from bebop.store import seal
 
 SETTINGS = [
     "data.sequences=256", "data.sampling.max_new_tokens=128", "evaluation.prompts=64", "head.depth=3",
@@ -66,5 +68,7 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
     broken = tmp_path / "checkpoints" / "head_000002"
     broken.mkdir(parents=True)
     (broken / "metadata.json").write_text("{")
+    seal(broken)  # as it was written, and wrong all the same
+    write_down(adapt_config(SETTINGS), SETTINGS, tmp_path)
     with pytest.raises(UserError, match="is no checkpoint of this model, or is damaged"):
         adapt.main([*SETTINGS, f"dir={tmp_path}", "resume=true"])
