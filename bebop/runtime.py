@@ -108,12 +108,12 @@ def run_job(config: JobConfig, run_dir: Path, begin: Callable[[], None] = lambda
         require_mtp(config.model)
     if config.rollout.engine == "sglang":
         check_job(config)
-    found = checkpoint.latest(run_dir) if config.runtime.resume else None
+    checkpoints = checkpoint.store(run_dir)
+    found = checkpoints.newest_sound() if config.runtime.resume else None
     if config.runtime.resume and found is None:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
-    if found is not None:
-        checkpoint.verify(found)
     begin()
+    checkpoints.set_aside(found)
     with ray_session(config):
         ranks, places = (reserve(pool) for pool in pools(config, ray.cluster_resources().get("GPU", 0.0)))
         trainer, workers = RayTrainer(config, run_dir, ranks), [RayWorker(config, place) for place in places]
@@ -129,7 +129,8 @@ async def _run(
     workers: Sequence[RayWorker],
 ) -> bool:
     """Run the loop; when the trainer dies, go back to the newest checkpoint with fresh actors."""
-    sinks = _sinks(config, run_dir, _step_of(found))
+    checkpoints = checkpoint.store(run_dir)
+    sinks = _sinks(config, run_dir, checkpoints.step(found) if found else 0)
     loop: Loop | None = None
     watch: Watch | None = None
     stop = asyncio.Event()
@@ -139,7 +140,7 @@ async def _run(
     try:
         for deaths in range(config.runtime.max_restarts + 1):
             await _start(trainer, workers)
-            watch = _watch(config, run_dir, _step_of(found))
+            watch = _watch(config, run_dir, checkpoints.step(found) if found else 0)
             loop = Loop(config, prompt, workers, trainer, sinks, watch)
             if stop.is_set():
                 loop.stopping.set()
@@ -151,7 +152,8 @@ async def _run(
             except TrainerDied as death:
                 if watch is not None:
                     watch.close()
-                found = checkpoint.latest(run_dir)
+                found = checkpoints.newest_sound()
+                checkpoints.set_aside(found)
                 where = found.name if found else "the start"
                 log.warning("the trainer died (%s); going back to %s", death, where)
                 if deaths == config.runtime.max_restarts:
@@ -183,11 +185,6 @@ def _interrupt(loop: Loop | None, stop: asyncio.Event) -> None:
     stop.set()
     if loop is not None:
         loop.stopping.set()
-
-
-def _step_of(found: Path | None) -> int:
-    """The step of a checkpoint; 0 without one."""
-    return int(found.name.removeprefix("step_")) if found else 0
 
 
 def _watch(config: JobConfig, run_dir: Path, start: int) -> Watch | None:
