@@ -2,11 +2,13 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.ranks import Ranks, joined
-from bebop.compose import adapt_config, as_yaml, run_main, saved_overrides, write_down
+from bebop.command import check_writable, run_main, writing
+from bebop.compose import adapt_config, as_yaml, saved_overrides, write_down
 from bebop.errors import UserError
 
 HELP = """usage: python -m bebop.adapt [--help] [--cfg] [override ...]
@@ -58,12 +60,13 @@ def main(arguments: list[str]) -> int:
         return 0
     with joined(config.model.device) as ranks:
         from bebop.adaptation.job import Adaptation  # torch and transformers take seconds; errors should not wait
+        from bebop.preflight import check_adaptation
 
-        folder = open_folder(config, ranks)
+        folder = place(config, ranks)
+        check_adaptation(config)
         job = Adaptation(config, folder, ranks)
-        if ranks.rank == 0:
-            sys.stderr.write(f"run folder: {folder}\n")
-            write_down(config, overrides, folder)
+        job.prepare()
+        begin(config, overrides, folder, ranks)
         results = job.run()
         if ranks.rank == 0:
             sys.stdout.write(f"{results}checkpoint: {config.out or folder / 'model'}\n")
@@ -71,16 +74,25 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def open_folder(config: AdaptConfig, ranks: Ranks) -> Path:
-    """The run folder, made; one that holds an adaptation is only taken to go on with it."""
+def begin(config: AdaptConfig, overrides: Sequence[str], folder: Path, ranks: Ranks) -> None:
+    """Make the run folder and say where it is, once nothing was found wrong on any rank."""
+    ranks.wait()
+    if ranks.rank == 0:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_down(config, overrides, folder)
+        sys.stderr.write(f"run folder: {folder}\n")
+
+
+def place(config: AdaptConfig, ranks: Ranks) -> Path:
+    """Where the run folder will be made; one that holds an adaptation is only taken to go on with it."""
     names = ranks.union({ranks.rank: f"runs/adapt-{time.strftime('%Y%m%d-%H%M%S')}"})  # clocks differ: rank 0's counts
     folder = Path(config.dir or names[0]).resolve()
     if ranks.rank == 0 and (folder / "metrics.jsonl").exists() and not config.resume:
         raise UserError(f"dir={str(folder)!r} holds an adaptation: set resume=true to go on with it, or choose another")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"dir={str(folder)!r} cannot be made: {error.strerror}") from error
+    check_writable("dir", folder)
+    if config.out is not None:
+        check_writable("out", Path(config.out).absolute())
     return folder
 
 

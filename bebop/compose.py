@@ -2,10 +2,7 @@
 
 import dataclasses
 import json
-import logging
-import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -127,15 +124,3 @@ def groups() -> dict[str, list[str]]:
         for folder in sorted(root.iterdir(), key=lambda f: f.name)
         if folder.is_dir() and not folder.name.startswith("_")
     }
-
-
-def run_main(main: Callable[[list[str]], int]) -> None:
-    """Run an entry point: a ``UserError`` becomes one line on stderr and exit code 2."""
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    try:
-        code = main(sys.argv[1:])
-    except UserError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        code = 2
-    sys.exit(code)

@@ -5,7 +5,8 @@ import sys
 import time
 from pathlib import Path
 
-from bebop.compose import as_yaml, groups, job_config, run_main, saved_overrides, write_down
+from bebop.command import check_writable, run_main, writing
+from bebop.compose import as_yaml, groups, job_config, saved_overrides, write_down
 from bebop.config import JobConfig
 from bebop.errors import UserError
 
@@ -51,12 +52,17 @@ def main(arguments: list[str]) -> int:
     if "--cfg" in arguments:
         sys.stdout.write(as_yaml(config))
         return 0
-    run_dir, config = open_run(config)
+    run_dir, config = place(config)
 
     from bebop.runtime import run_job  # Ray takes seconds to import; --help and errors should not wait for it
 
-    sys.stderr.write(f"run folder: {run_dir}\n")
-    finished = run_job(config, run_dir, lambda: write_down(config, overrides, run_dir, SECTION))
+    def begin() -> None:
+        with writing(run_dir):
+            run_dir.mkdir(parents=True, exist_ok=True)
+            write_down(config, overrides, run_dir, SECTION)
+        sys.stderr.write(f"run folder: {run_dir}\n")
+
+    finished = run_job(config, run_dir, begin)
     report(config, run_dir)
     if not finished:
         again = f"python -m bebop.run runtime.dir={run_dir} runtime.resume=true"
@@ -64,17 +70,14 @@ def main(arguments: list[str]) -> int:
     return 0 if finished else 130
 
 
-def open_run(config: JobConfig) -> tuple[Path, JobConfig]:
-    """Make the run folder; one that holds a run is only taken to go on with it."""
+def place(config: JobConfig) -> tuple[Path, JobConfig]:
+    """Where the run folder will be made; one that holds a run is only taken to go on with it."""
     run_dir = Path(config.runtime.dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     if (run_dir / "metrics.jsonl").exists() and not config.runtime.resume:
         raise UserError(
             f"runtime.dir={str(run_dir)!r} holds a run: set runtime.resume=true to go on with it, or choose another"
         )
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"runtime.dir={str(run_dir)!r} cannot be made: {error.strerror}") from error
+    check_writable("runtime.dir", run_dir)
     return run_dir, dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, dir=str(run_dir)))
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, TextIO
 
 from tqdm import tqdm
 
+from bebop.command import writing
 from bebop.errors import UserError
 
 
@@ -57,23 +58,26 @@ class StepLog:
     def __init__(self, path: Path, resume_from: int | None = None) -> None:
         """Start ``path``, or keep its steps up to and including ``resume_from``."""
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._last = _keep(path, resume_from or 0)
-        self._file = path.open("a", encoding="utf-8")
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._last = _keep(path, resume_from or 0)
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one line; ``row`` has a whole-numbered ``step``."""
-        if row["step"] <= self._last:
-            self._file.close()
-            _keep(self.path, row["step"] - 1)
-            self._file = self.path.open("a", encoding="utf-8")
-        self._file.write(_line(row))
-        self._file.flush()
+        with writing(self.path):
+            if row["step"] <= self._last:
+                self._file.close()
+                _keep(self.path, row["step"] - 1)
+                self._file = self.path.open("a", encoding="utf-8")
+            self._file.write(_line(row))
+            self._file.flush()
         self._last = row["step"]
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with writing(self.path):
+            self._file.close()
 
 
 class JsonlSink:

@@ -32,6 +32,7 @@ FLOORS = {
     "bebop.metrics": 0,
     "bebop.sinks": 0,
     "bebop.errors": 0,
+    "bebop.command": 0,
     "bebop.intervals": 0,
     "bebop.adaptation.config": 0,
     "bebop.config_sglang": 0,
@@ -62,6 +63,7 @@ FLOORS = {
     "bebop.adaptation": 4,
     "bebop.remote": 4,
     "bebop.placement": 4,
+    "bebop.preflight": 4,
     "bebop.actors": 4,
     # 5: entry points
     "bebop.compose": 5,

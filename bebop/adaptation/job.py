@@ -21,6 +21,7 @@ from bebop.adaptation.probe import probe
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.adaptation.results import Results, Snapshot
 from bebop.adaptation.states import backbone_states, size_of_states
+from bebop.command import writing
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
 from bebop.sinks import JsonlSink, Sink, TensorBoardSink
@@ -50,10 +51,20 @@ class Adaptation:
         trained = dataclasses.replace(self.policy, backbone=backbone, mtp=copy.deepcopy(self.policy.mtp))
         self.trainer = HeadTrainer(trained, config.head, self.law, ranks.rank, ranks.world)
         self.seconds: dict[str, float] = {}
+        self.prepared = False
+
+    def prepare(self) -> None:
+        """Find out what is wrong with the checkpoint to go on from, and with the text, before anything is written."""
+        if self.prepared:
+            return
+        self._restore()
+        if self.config.data.source == "file":
+            self.read = self._split_file(from_file(self.config.data, self.policy))
+        self.prepared = True
 
     def run(self) -> Results:
         """All phases; training goes on from the newest checkpoint if ``resume`` is set."""
-        self._restore()  # first of all: what is wrong with it should not wait for the sequences
+        self.prepare()
         began = time.perf_counter()
         rows, held_out = self._sequences()
         self._clock("sequences", began)
@@ -80,7 +91,7 @@ class Adaptation:
         """Text to train on, and the prompts that are held out. Sampled text is kept, for a resume and for others."""
         data, path = self.config.data, self.folder / "corpus.jsonl"
         if data.source == "file":
-            return self._split_file(from_file(data, self.policy))
+            return self.read
         training, held_out = question_streams(self.config, self.policy)
         if self.config.resume and path.is_file():
             return read_back(path), held_out
@@ -88,7 +99,8 @@ class Adaptation:
         answers = run_engine(self.policy, training, data, decoding, self.config.seed, self._label("sample"), self.ranks)
         rows = token_rows(training, answers)
         if self.ranks.rank == 0:
-            keep(rows, path)
+            with writing(path):
+                keep(rows, path)
         return rows, held_out
 
     def _split_file(self, rows: list[TokenRow]) -> tuple[list[TokenRow], list[Prompt]]:
@@ -204,17 +216,20 @@ class Adaptation:
     def _save(self) -> None:
         state = self.trainer.state_dict()
         if self.ranks.rank == 0:
-            write(self.folder, state, self.config.train.keep)
+            with writing(self.folder / "checkpoints"):
+                write(self.folder, state, self.config.train.keep)
 
     # ---- writing
 
     def _write(self, results: Results) -> None:
         """The checkpoint in the layout that it came in, its card, the numbers and the page."""
         out = Path(self.config.out or self.folder / "model")
-        save_policy(self.policy, out)
-        (self.folder / "results.json").write_text(json.dumps(results.as_dict(), indent=2) + "\n")
-        write_card(out, self.config, results)
-        write_page(self.folder, self.config, results)
+        with writing(out):
+            save_policy(self.policy, out)
+            write_card(out, self.config, results)
+        with writing(self.folder):
+            (self.folder / "results.json").write_text(json.dumps(results.as_dict(), indent=2) + "\n")
+            write_page(self.folder, self.config, results)
 
     def _sinks(self) -> list[Sink]:
         start = self.trainer.version

@@ -6,8 +6,10 @@ from typing import Any
 
 import yaml
 
-from bebop.adapt import open_folder
-from bebop.compose import adapt_config, as_yaml, run_main, saved_overrides, write_down
+from bebop.adapt import begin
+from bebop.adapt import place as where
+from bebop.command import run_main
+from bebop.compose import adapt_config, as_yaml, saved_overrides
 from bebop.config import from_dict
 from bebop.errors import UserError
 
@@ -61,13 +63,14 @@ def main(arguments: list[str]) -> int:
 
         from bebop.adaptation.ranks import Ranks
         from bebop.megatron_job.job import MegatronAdaptation
+        from bebop.preflight import check_adaptation
 
         ranks = Ranks(dist.get_rank(), dist.get_world_size())
-        folder = open_folder(config, ranks)
+        folder = where(config, ranks)
+        check_adaptation(config)
         job = MegatronAdaptation(config, parallel, folder, place)
-        if ranks.rank == 0:
-            sys.stderr.write(f"run folder: {folder}\n")
-            write_down(config, overrides, folder)
+        job.prepare()
+        begin(config, overrides, folder, ranks)
         results: Any = job.run() if parallel.evaluate else job.train_alone()
         if ranks.rank == 0:
             text = results if parallel.evaluate else "".join(f"{name} {x:.4f}\n" for name, x in results.items())

@@ -38,6 +38,7 @@ class MegatronAdaptation(Adaptation):
         self.config, self.parallel, self.folder, self.place = config, parallel, folder, place
         self.ranks = Ranks(dist.get_rank(), dist.get_world_size())
         self.seconds: dict[str, float] = {}
+        self.prepared = False
         torch.set_num_threads(config.train.threads)
         torch.manual_seed(config.seed)
         source = Checkpoint(config.model)
@@ -64,7 +65,7 @@ class MegatronAdaptation(Adaptation):
         Returns:
             eval/overlap/1.. on held-out rows, before and after.
         """
-        self._restore()
+        self.prepare()
         rows = from_file(self.config.data, self.policy)
         count = max(2, min(self.config.evaluation.prompts, len(rows) // 5))
         if len(rows) < 10:
