@@ -32,7 +32,7 @@ def parser() -> Parser:
     one.add_argument("--rounds", type=whole(1), default=3, help="turns of each arm; the best counts (default: 3)")
     one.add_argument("--waves", type=whole(1), default=3, help="requests per slot (default: 3)")
     one.add_argument(
-        "--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1, as a rollout worker has)"
+        "--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1, as a worker has)"
     )
     two = kinds.add_parser("loop", help="asynchronous against synchronous jobs")
     two.add_argument("--steps", type=whole(loop.WARM_UP + 2), default=15, help="steps of each job (default: 15)")
