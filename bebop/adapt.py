@@ -62,8 +62,8 @@ def main(arguments: list[str]) -> int:
         from bebop.adaptation.job import Adaptation  # torch and transformers take seconds; errors should not wait
         from bebop.preflight import check_adaptation
 
-        folder = place(config, ranks)
         check_adaptation(config)
+        folder = place(config, ranks)
         job = Adaptation(config, folder, ranks)
         job.prepare()
         begin(config, overrides, folder, ranks)
@@ -86,13 +86,17 @@ def begin(config: AdaptConfig, overrides: Sequence[str], folder: Path, ranks: Ra
 
 def place(config: AdaptConfig, ranks: Ranks) -> Path:
     """Where the run folder will be made; one that holds an adaptation is only taken to go on with it."""
+    from bebop.model.checkpoint import resolve
+
     names = ranks.union({ranks.rank: f"runs/adapt-{time.strftime('%Y%m%d-%H%M%S')}"})  # clocks differ: rank 0's counts
     folder = Path(config.dir or names[0]).resolve()
+    check_writable("dir", folder)
     if ranks.rank == 0 and (folder / "metrics.jsonl").exists() and not config.resume:
         raise UserError(f"dir={str(folder)!r} holds an adaptation: set resume=true to go on with it, or choose another")
-    check_writable("dir", folder)
     if config.out is not None:
         check_writable("out", Path(config.out).absolute())
+        if Path(config.out).resolve() == resolve(config.model.path).resolve():
+            raise UserError(f"out={config.out!r} is not possible: it is the model's own folder, which is kept")
     return folder
 
 

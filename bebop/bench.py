@@ -28,12 +28,10 @@ def parser() -> Parser:
     one.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     one.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
     one.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
-    one.add_argument("--draft-tokens", type=whole(1), default=3, help="K (default: 3)")
+    one.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
     one.add_argument("--rounds", type=whole(1), default=3, help="turns of each arm; the best counts (default: 3)")
     one.add_argument("--waves", type=whole(1), default=3, help="requests per slot (default: 3)")
-    one.add_argument(
-        "--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1, as a worker has)"
-    )
+    one.add_argument("--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1, as a worker has)")
     two = kinds.add_parser("loop", help="asynchronous against synchronous jobs")
     two.add_argument("--steps", type=whole(loop.WARM_UP + 2), default=15, help="steps of each job (default: 15)")
     two.add_argument("--rounds", type=whole(1), default=1, help="turns of each arm; the best counts (default: 1)")
@@ -51,7 +49,7 @@ def parser() -> Parser:
     five.add_argument("--batches", type=whole(1), nargs="+", default=[1, 4, 16, 64])
     plain_first = ["autoregressive", "target_only", "bebop"]
     five.add_argument("--systems", nargs="+", default=plain_first, choices=[*plain_first, "bebop_adaptive"])
-    five.add_argument("--draft-tokens", type=whole(1), default=3, help="K (default: 3)")
+    five.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
     five.add_argument("--rounds", type=whole(1), default=3, help="turns at each size; the best counts (default: 3)")
     five.add_argument("--waves", type=whole(1), default=4, help="requests per place (default: 4)")
     five.add_argument("--max-new-tokens", type=whole(1), default=256)

@@ -82,7 +82,8 @@ def _read(override: str) -> Override:
     """One override, parsed; ``UserError`` where Hydra would go on about its grammar or list its search path."""
     try:
         parsed = OverridesParser.create().parse_override(override)
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # ValueError: a number of more digits than Python reads
+        override = override if len(override) < 100 else override[:100] + "..."
         how = "give GROUP=CHOICE or GROUP.NAME=VALUE, and quotes around a VALUE that holds = { or ["
         raise UserError(f"{override!r} cannot be read: {how}") from error
     name, choices = parsed.key_or_group, groups()

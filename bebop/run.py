@@ -73,11 +73,11 @@ def main(arguments: list[str]) -> int:
 def place(config: JobConfig) -> tuple[Path, JobConfig]:
     """Where the run folder will be made; one that holds a run is only taken to go on with it."""
     run_dir = Path(config.runtime.dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
+    check_writable("runtime.dir", run_dir)
     if (run_dir / "metrics.jsonl").exists() and not config.runtime.resume:
         raise UserError(
             f"runtime.dir={str(run_dir)!r} holds a run: set runtime.resume=true to go on with it, or choose another"
         )
-    check_writable("runtime.dir", run_dir)
     return run_dir, dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, dir=str(run_dir)))
 
 
