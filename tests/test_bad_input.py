@@ -5,11 +5,8 @@ Every command has its table: arguments, and what the line must name. ``{here}`` 
 """
 
 import json
-import os
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
