@@ -26,7 +26,7 @@ from bebop.loop import Loop
 from bebop.monitor.dashboards.provision import provision
 from bebop.monitor.watch import Watch
 from bebop.placement import pools, reserve
-from bebop.preflight import LONGEST_FOLDER, checked
+from bebop.preflight import LONGEST_FOLDER
 from bebop.protocols import TrainerDied, WorkerDied
 from bebop.remote import RayTrainer, RayWorker
 from bebop.rollout.decoding.systems import make_system
@@ -138,21 +138,20 @@ def unhurried() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run_job(config: JobConfig, run_dir: Path, begin: Callable[[], None] = lambda: None) -> bool:
-    """Run a job to its end in ``run_dir``; False if it was interrupted (a checkpoint is left behind).
+def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], begin: Callable[[], None]) -> bool:
+    """Run a job that ``preflight`` has checked to its end in ``run_dir``; False if it was interrupted.
 
+    An interrupted job leaves a checkpoint. ``prompt(i)`` gives prompt number i.
     ``begin`` is called once all parts run: nothing is written to ``run_dir`` before.
     """
-    source = checked(config)
-    found = checkpoint.latest(run_dir) if config.runtime.resume else None
+    checkpoints = checkpoint.store(run_dir)
+    found = checkpoints.newest_sound() if config.runtime.resume else None
     if config.runtime.resume and found is None:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
-    if found is not None:
-        checkpoint.verify(found)
     with ray_session(config):
         ranks, places = (reserve(pool) for pool in pools(config, ray.cluster_resources().get("GPU", 0.0)))
         trainer, workers = RayTrainer(config, run_dir, ranks), [RayWorker(config, place) for place in places]
-        return asyncio.run(_run(config, run_dir, source.prompt, found, trainer, workers, begin))
+        return asyncio.run(_run(config, run_dir, prompt, found, trainer, workers, begin))
 
 
 async def _run(
@@ -165,6 +164,7 @@ async def _run(
     begin: Callable[[], None],
 ) -> bool:
     """Run the loop; when the trainer dies, go back to the newest checkpoint with fresh actors."""
+    checkpoints = checkpoint.store(run_dir)
     sinks: list[Sink] = []
     loop: Loop | None = None
     watch: Watch | None = None
@@ -175,10 +175,12 @@ async def _run(
     try:
         for deaths in range(config.runtime.max_restarts + 1):
             await _start(trainer, workers)
+            start = checkpoints.step(found) if found else 0
             if not deaths:
                 begin()
-                sinks = _sinks(config, run_dir, _step_of(found))
-            watch = _watch(config, run_dir, _step_of(found))
+                checkpoints.set_aside(found)
+                sinks = _sinks(config, run_dir, start)
+            watch = _watch(config, run_dir, start)
             loop = Loop(config, prompt, workers, trainer, sinks, watch)
             if stop.is_set():
                 loop.stopping.set()
@@ -190,7 +192,8 @@ async def _run(
             except TrainerDied as death:
                 if watch is not None:
                     watch.close()
-                found = checkpoint.latest(run_dir)
+                found = checkpoints.newest_sound()
+                checkpoints.set_aside(found)
                 where = found.name if found else "the start"
                 log.warning("the trainer died (%s); going back to %s", death, where)
                 if deaths == config.runtime.max_restarts:
@@ -220,11 +223,6 @@ def _interrupt(loop: Loop | None, stop: asyncio.Event) -> None:
     stop.set()
     if loop is not None:
         loop.stopping.set()
-
-
-def _step_of(found: Path | None) -> int:
-    """The step of a checkpoint; 0 without one."""
-    return int(found.name.removeprefix("step_")) if found else 0
 
 
 def _watch(config: JobConfig, run_dir: Path, start: int) -> Watch | None:

@@ -63,7 +63,7 @@ class TrainerWorker:
         return self.trainer.head_fingerprint()
 
     def save(self, folder: Path, loop_state: dict[str, Any]) -> None:
-        """Write a checkpoint to ``folder``, atomically (rank 0 writes)."""
+        """Fill and seal ``folder``, which does not exist yet (rank 0 writes); to be published by who has the lock."""
         state = self.trainer.state_dict()
         if self.rank == 0:
             dtype = torch.bfloat16 if self.trainer.mixed else None

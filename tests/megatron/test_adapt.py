@@ -58,7 +58,7 @@ def test_a_file_of_text_without_a_whole_model_and_a_resume(tmp_path: Path) -> No
     assert all((whole[name] == parts[name]).all() for name in whole)
     results = json.loads((tmp_path / "whole" / "results.json").read_text())
     assert results["after/eval/overlap/1"] != results["before/eval/overlap/1"]
-    with pytest.raises(UserError, match="holds no checkpoint"):
+    with pytest.raises(UserError, match="holds no finished checkpoint"):
         adapt.main([*settings, "resume=true", f"dir={tmp_path / 'empty'}"])
 
 
