@@ -5,8 +5,11 @@ Every command has its table: arguments, and what the line must name. ``{here}`` 
 """
 
 import json
+import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,13 +160,18 @@ RECIPES = [
     ("tiny", "--steps 1e3", "'1e3'"),
 ]  # fmt: skip
 
-TABLE = [
+ALL = [
     *(("run", given, names) for given, names in RUN),
     *(("adapt", given, names) for given, names in ADAPT),
     *(("bench", given, names) for given, names in BENCH),
     *(("report", given, names) for given, names in REPORT),
     *(("dashboards", given, names) for given, names in DASHBOARDS),
     *RECIPES,
+]
+QUICK = 10  # one in so many belongs to the quick tests
+TABLE = [
+    pytest.param(command, given, names, id=f"{command} {given[:60]}", marks=[pytest.mark.slow] if i % QUICK else [])
+    for i, (command, given, names) in enumerate(ALL)
 ]
 
 
@@ -220,7 +228,7 @@ def port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-@pytest.mark.parametrize(("command", "given", "names"), TABLE, ids=[f"{c} {g[:60]}" for c, g, _ in TABLE])
+@pytest.mark.parametrize(("command", "given", "names"), TABLE)
 def test_a_mistake_is_one_line_and_nothing_is_written(
     command: str, given: str, names: str, world: Path, port: int, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -237,3 +245,31 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     line = error_of(COMMANDS[command], given.split(), capsys)
     assert names in line and "Traceback" not in line, line
     assert on_disk(world) | on_disk(temp) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "given"),
+    [
+        ("bebop.run", "rollout.max_length=1000000"),
+        ("bebop.adapt", "head.objective=xyz"),
+        ("bebop.bench", "rollout --batches 0"),
+        ("bebop.report", "missing"),
+        ("bebop.monitor.dashboards", "--staleness -1"),
+        ("recipes.reproduce", "--fast"),
+        ("recipes.boundary", "--fast"),
+        ("recipes.tiny", "--steps 0"),
+    ],
+)
+def test_as_a_process_of_its_own(module: str, given: str, tmp_path: Path) -> None:
+    """With whatever its imports print and leave behind."""
+    (tmp_path / "temp").mkdir()
+    root = str(Path(__file__).resolve().parents[1])
+    environment = os.environ | {"TMPDIR": str(tmp_path / "temp"), "PYTHONPATH": root}
+    command = [sys.executable, "-m", module, *given.split()]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: "), done.stderr
+    assert list(on_disk(tmp_path)) == [str(tmp_path / "temp")]
