@@ -7,7 +7,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TextIO
@@ -120,17 +121,32 @@ class TensorBoardSink:
         # Imported here: it takes a second and most importers of this file want only Mean.
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(dir), purge_step=purge_step)
+        self.dir = dir
+        threading.excepthook = _not_tensorboards(threading.excepthook)
+        with writing(dir):
+            self._writer = SummaryWriter(str(dir), purge_step=purge_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add one scalar a name."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        with writing(self.dir):
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
 
     def close(self) -> None:
         """Close the event file."""
-        self._writer.close()
+        with writing(self.dir):
+            self._writer.close()
+
+
+def _not_tensorboards(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+    """``hook`` for threads other than TensorBoard's: what that one cannot write is raised by the next call as well."""
+
+    def show(arguments: threading.ExceptHookArgs) -> None:
+        if not (type(arguments.thread).__name__ == "_AsyncWriterThread" and isinstance(arguments.exc_value, OSError)):
+            hook(arguments)
+
+    return show
 
 
 class WandbSink:
