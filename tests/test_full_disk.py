@@ -74,7 +74,7 @@ def test_every_writer_says_where_and_what_to_do(
 
 @pytest.mark.parametrize(
     ("number", "advice"),
-    [(errno.ENOSPC, "free some space"), (errno.EROFS, "may write to"), (errno.EACCES, "may write")],
+    [(errno.ENOSPC, "free some space"), (errno.EROFS, "may write"), (errno.EACCES, "may write")],
 )
 def test_the_last_resort_is_one_line_too(number: int, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
     def main(arguments: list[str]) -> int:
