@@ -56,8 +56,11 @@ class RaySink:
 
 
 @contextlib.contextmanager
-def ray_session(config: JobConfig) -> Iterator[None]:
-    """Ray for the length of a job: a private one with its own folder and ports, or one that is joined by address."""
+def ray_session(config: JobConfig) -> Iterator[Callable[[], None]]:
+    """Ray for the length of a job: a private one with its own folder and ports, or one that is joined by address.
+
+    What is handed out closes Ray's folder to others, once more after its processes have come up: they make parts of it.
+    """
     runtime = config.runtime
     if runtime.address is not None:
         try:
@@ -65,7 +68,7 @@ def ray_session(config: JobConfig) -> Iterator[None]:
         except (ConnectionError, ValueError) as error:
             raise UserError(f"runtime.address={runtime.address!r} cannot be joined: {error}") from error
         try:
-            yield
+            yield lambda: None
         finally:
             ray.shutdown()
         return
@@ -74,6 +77,7 @@ def ray_session(config: JobConfig) -> Iterator[None]:
     with private_folder() as private:
         temp = Path(runtime.temp_dir).absolute() if runtime.temp_dir else private / "ray"
         temp.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = temp.stat().st_mode
         try:
             ray.init(
                 address="local",
@@ -86,10 +90,11 @@ def ray_session(config: JobConfig) -> Iterator[None]:
                 log_to_driver=False,
             )
             session = (temp / "session_latest").resolve()
-            shut(temp, session)
+            temp.chmod(mode)
+            shut(session)
             if config.monitor.ray_metrics:  # Ray has written its own files by now; ours go beside them
                 provision(session, staleness=config.rollout.staleness)
-            yield
+            yield lambda: shut(session)
         finally:
             with unhurried():
                 ray.shutdown()
@@ -119,12 +124,11 @@ def _short(folder: str) -> str:
     return folder if len(folder) + len("/bebop-12345678/ray") <= LONGEST_FOLDER else "/tmp"
 
 
-def shut(*folders: Path) -> None:
+def shut(folder: Path) -> None:
     """Take from others what Ray gives to everybody: it makes its folders writable for the whole machine."""
-    for folder in folders:
-        for place, _, _ in os.walk(folder):
-            with contextlib.suppress(FileNotFoundError):
-                os.chmod(place, os.stat(place).st_mode & ~0o077)
+    for place, _, _ in os.walk(folder):
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(place, os.stat(place).st_mode & ~0o077)
 
 
 @contextlib.contextmanager
@@ -148,10 +152,15 @@ def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], b
     found = checkpoints.newest_sound() if config.runtime.resume else None
     if config.runtime.resume and found is None:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
-    with ray_session(config):
+    with ray_session(config) as close_to_others:
+
+        def started() -> None:
+            close_to_others()
+            begin()
+
         ranks, places = (reserve(pool) for pool in pools(config, ray.cluster_resources().get("GPU", 0.0)))
         trainer, workers = RayTrainer(config, run_dir, ranks), [RayWorker(config, place) for place in places]
-        return asyncio.run(_run(config, run_dir, prompt, found, trainer, workers, begin))
+        return asyncio.run(_run(config, run_dir, prompt, found, trainer, workers, started))
 
 
 async def _run(
