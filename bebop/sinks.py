@@ -139,7 +139,7 @@ class TensorBoardSink:
             self._writer.close()
 
 
-def _not_tensorboards(hook: Callable[[Any], None]) -> Callable[[Any], None]:
+def _not_tensorboards(hook: Callable[[Any], object]) -> Callable[[Any], object]:
     """``hook`` for threads other than TensorBoard's: what that one cannot write is raised by the next call as well."""
 
     def show(arguments: threading.ExceptHookArgs) -> None:

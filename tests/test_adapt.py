@@ -154,7 +154,7 @@ BAD = [
     (["resume=true"], "resume=True is not possible: give the run's folder as dir"),
     (["resume=true", "dir=NEW"], "holds no finished checkpoint"),
     (["dir=RUN"], "holds an adaptation: set resume=true to go on with it, or choose another"),
-    (["data.source=file"], "data.path=None is not possible: there is no such file"),
+    (["data.source=file"], "data.path=None is not possible: source=file needs a"),
     (["data.source=file", "data.path=EMPTY"], "has no rows: give a file with at least one"),
     (["data.source=file", "data.path=FEW", "dir=NEW"], "has 5 usable rows; give 10 or more"),
     (["data.sampling.temperature=0"], "adaptation learns from samples: > 0"),
