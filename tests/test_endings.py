@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,17 +13,21 @@ from pathlib import Path
 import pytest
 
 from bebop.trainer import checkpoint
-from tests.test_job import SMALL, alive, pids, rows, wait_for_step
+from tests.test_job import SMALL, alive, pids, wait_for_step
 
 pytestmark = pytest.mark.slow
 
 
-def start(folder: Path, temp: Path, *overrides: str, limit: int | None = None) -> subprocess.Popen[str]:
-    """A run with a temporary folder of its own; ``limit``: KiB that it may write into one file."""
-    temp.mkdir(exist_ok=True)
+@pytest.fixture
+def temp() -> Iterator[Path]:
+    """A temporary folder with a name short enough for Ray's sockets, which pytest's own is not."""
+    with tempfile.TemporaryDirectory(prefix="b") as folder:
+        yield Path(folder)
+
+
+def start(folder: Path, temp: Path, *overrides: str) -> subprocess.Popen[str]:
+    """A run with a temporary folder of its own."""
     command = [sys.executable, "-m", "bebop.run", f"runtime.dir={folder}", *SMALL, *overrides]
-    if limit is not None:
-        command = ["bash", "-c", f'ulimit -f {limit}; trap "" XFSZ; exec "$@"', "run", *command]
     environment = os.environ | {"TMPDIR": str(temp)}
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment)
 
@@ -58,8 +63,8 @@ def gone(processes: list[int]) -> bool:
     return not any(map(alive, processes))
 
 
-def test_a_second_interrupt_ends_at_once_without_a_word_too_many(tmp_path: Path) -> None:
-    run = start(tmp_path / "run", tmp_path / "temp", "trainer.steps=50")
+def test_a_second_interrupt_ends_at_once_without_a_word_too_many(tmp_path: Path, temp: Path) -> None:
+    run = start(tmp_path / "run", temp, "trainer.steps=50")
     wait_for_step(tmp_path / "run", 1, run)
     others = descendants(run.pid)
     assert set(pids(tmp_path / "run", "trainer")) <= set(others) and len(others) > 4
@@ -72,13 +77,13 @@ def test_a_second_interrupt_ends_at_once_without_a_word_too_many(tmp_path: Path)
         "interrupted"
     ]
     assert gone(others)
-    assert list((tmp_path / "temp").iterdir()) == []
+    assert list((temp).iterdir()) == []
 
 
 @pytest.mark.parametrize("seconds", [1.0, 4.0])
-def test_an_interrupt_before_the_first_step_leaves_nothing(seconds: float, tmp_path: Path) -> None:
+def test_an_interrupt_before_the_first_step_leaves_nothing(seconds: float, tmp_path: Path, temp: Path) -> None:
     """While modules are imported, checks are made and Ray comes up."""
-    run = start(tmp_path / "run", tmp_path / "temp")
+    run = start(tmp_path / "run", temp)
     time.sleep(seconds)
     others = descendants(run.pid)
     os.killpg(run.pid, signal.SIGINT)
@@ -87,11 +92,10 @@ def test_an_interrupt_before_the_first_step_leaves_nothing(seconds: float, tmp_p
     code, lines = told(run)
     assert code == 130 and not any("Traceback" in line for line in lines), lines
     assert gone(others)
-    assert list((tmp_path / "temp").iterdir()) == []
+    assert list((temp).iterdir()) == []
 
 
-def test_nothing_stays_in_the_temporary_folder_and_nothing_is_open_to_others(tmp_path: Path) -> None:
-    temp = tmp_path / "temp"
+def test_nothing_stays_in_the_temporary_folder_and_nothing_is_open_to_others(tmp_path: Path, temp: Path) -> None:
     run = start(tmp_path / "run", temp, "trainer.steps=2", "monitor.ray_metrics=true", "monitor.tensorboard=true")
     wait_for_step(tmp_path / "run", 1, run)
     assert [oct(p.stat().st_mode & 0o777) for p in temp.iterdir()] == ["0o700"]
@@ -101,27 +105,16 @@ def test_nothing_stays_in_the_temporary_folder_and_nothing_is_open_to_others(tmp
     assert list(temp.iterdir()) == []
 
 
-def test_a_part_that_does_not_start_leaves_nothing(tmp_path: Path) -> None:
+def test_a_part_that_does_not_start_leaves_nothing(tmp_path: Path, temp: Path) -> None:
     """Its reward can be imported here, and not in the worker."""
     (tmp_path / "reward.py").write_text(
         "import ray\nassert not ray.is_initialized()\ndef reward(text, item):\n    return 0.0\n"
     )
-    run = start(tmp_path / "run", tmp_path / "temp", f"task.reward={tmp_path}/reward.py:reward")
+    run = start(tmp_path / "run", temp, f"task.reward={tmp_path}/reward.py:reward")
     code, lines = told(run)
     assert code == 2 and len(lines) == 1 and lines[0].startswith("error: task.reward="), lines
     assert not (tmp_path / "run").exists()
-    assert list((tmp_path / "temp").iterdir()) == []
-
-
-def test_a_checkpoint_that_does_not_fit_is_one_line(tmp_path: Path) -> None:
-    """A limit on the size of files stands for a full disk: it is there on every machine, for every user."""
-    run = start(tmp_path / "run", tmp_path / "temp", "trainer.steps=2", "trainer.save_every=1", limit=2000)
-    code, lines = told(run)
-    assert code == 2
-    errors = [line for line in lines if not line.startswith("run folder: ")]
-    assert len(errors) == 1 and errors[0].startswith(f"error: '{tmp_path}/run/checkpoints/step_000001"), errors
-    assert "cannot be written: File too large; raise the limit" in errors[0]
-    assert len(rows(tmp_path / "run")) == 1
+    assert list((temp).iterdir()) == []
 
 
 @contextmanager
@@ -139,16 +132,16 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_disk_that_fills_up_keeps_earlier_checkpoints(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_keeps_earlier_checkpoints(tmp_path: Path, temp: Path) -> None:
     with small_disk(tmp_path / "disk", 64) as disk:
         settings = ("trainer.steps=9", "trainer.save_every=1", "trainer.keep=9")
-        run = start(disk / "run", tmp_path / "temp", *settings)
+        run = start(disk / "run", temp, *settings)
         code, lines = told(run)
         assert code == 2
         errors = [line for line in lines if not line.startswith("run folder: ")]
-        assert len(errors) == 1 and errors[0].startswith(f"error: '{disk}/run/checkpoints/step_"), errors
+        assert len(errors) == 1 and errors[0].startswith(f"error: '{disk}/run/checkpoints/"), errors
         assert "cannot be written: No space left on device; free some space" in errors[0]
         newest = checkpoint.latest(disk / "run")
         assert newest is not None
         checkpoint.verify(newest)
-    assert list((tmp_path / "temp").iterdir()) == []
+    assert list((temp).iterdir()) == []
