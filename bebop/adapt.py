@@ -3,11 +3,13 @@
 import contextlib
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.ranks import Ranks, joined
-from bebop.compose import adapt_config, as_yaml, resumed_overrides, run_main, write_down
+from bebop.command import check_writable, run_main, writing
+from bebop.compose import adapt_config, as_yaml, resumed_overrides, write_down
 from bebop.errors import UserError
 from bebop.resume_rules import ADAPT
 from bebop.run_folder import RunFolder
@@ -62,20 +64,29 @@ def main(arguments: list[str]) -> int:
         return 0
     with joined(config.model.device) as ranks:
         from bebop.adaptation.job import Adaptation  # torch and transformers take seconds; errors should not wait
+        from bebop.preflight import check_adaptation
 
+        check_adaptation(config)
         with contextlib.closing(run_folder(config, ranks)) as folder:
             check_folder(folder, config, ranks)
             job = Adaptation(config, folder.path, ranks)
-            job.restore()
-            if ranks.rank == 0:
-                folder.open()
-                sys.stderr.write(f"run folder: {folder.path}\n")
-                write_down(config, overrides, folder.path)
+            job.prepare()
+            begin(config, overrides, folder, ranks)
             results = job.run()
             if ranks.rank == 0:
                 sys.stdout.write(f"{results}checkpoint: {config.out or folder.path / 'model'}\n")
                 sys.stdout.write(f"report: {folder.path / 'report.html'}\n")
     return 0
+
+
+def begin(config: AdaptConfig, overrides: Sequence[str], folder: RunFolder, ranks: Ranks) -> None:
+    """Make the run folder and say where it is, once nothing was found wrong on any rank."""
+    ranks.wait()
+    if ranks.rank == 0:
+        with writing(folder.path):
+            folder.open()
+            write_down(config, overrides, folder.path)
+        sys.stderr.write(f"run folder: {folder.path}\n")
 
 
 def run_folder(config: AdaptConfig, ranks: Ranks) -> RunFolder:
@@ -90,7 +101,13 @@ def check_folder(folder: RunFolder, config: AdaptConfig, ranks: Ranks) -> None:
     if ranks.rank > 0:
         return
     from bebop.identity import identity  # reads the model's folder, with torch and transformers
+    from bebop.model.checkpoint import resolve
 
+    check_writable("dir", folder.path)
+    if config.out is not None:
+        check_writable("out", Path(config.out).absolute())
+        if Path(config.out).resolve() == resolve(config.model.path).resolve():
+            raise UserError(f"out={config.out!r} is not possible: it is the model's own folder, which is kept")
     folder.check(config, ADAPT)
     folder.identify(identity(config.model, {"task.path": config.task.path, "data.path": config.data.path}))
 

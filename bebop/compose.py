@@ -2,10 +2,7 @@
 
 import dataclasses
 import json
-import logging
-import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -138,7 +135,8 @@ def _read(override: str) -> Override:
     """One override, parsed; ``UserError`` where Hydra would go on about its grammar or list its search path."""
     try:
         parsed = OverridesParser.create().parse_override(override)
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # ValueError: a number of more digits than Python reads
+        override = override if len(override) < 100 else override[:100] + "..."
         how = "give GROUP=CHOICE or GROUP.NAME=VALUE, and quotes around a VALUE that holds = { or ["
         raise UserError(f"{override!r} cannot be read: {how}") from error
     name, choices = parsed.key_or_group, groups()
@@ -180,15 +178,3 @@ def groups() -> dict[str, list[str]]:
         for folder in sorted(root.iterdir(), key=lambda f: f.name)
         if folder.is_dir() and not folder.name.startswith("_")
     }
-
-
-def run_main(main: Callable[[list[str]], int]) -> None:
-    """Run an entry point: a ``UserError`` becomes one line on stderr and exit code 2."""
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    try:
-        code = main(sys.argv[1:])
-    except UserError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        code = 2
-    sys.exit(code)

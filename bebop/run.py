@@ -6,7 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from bebop.compose import as_yaml, groups, job_config, resumed_overrides, run_main, write_down
+from bebop.command import check_writable, run_main, writing
+from bebop.compose import as_yaml, groups, job_config, resumed_overrides, write_down
 from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.resume_rules import JOB
@@ -57,20 +58,24 @@ def main(arguments: list[str]) -> int:
         return 0
     folder, config = placed(config)
     with contextlib.closing(folder):
+        check_writable("runtime.dir", folder.path)
         folder.check(config, JOB)
 
         # Torch and Ray take seconds to import; --help and errors should not wait for them.
         from bebop.identity import identity
+        from bebop.preflight import checked
         from bebop.runtime import run_job
 
+        source = checked(config)
         folder.identify(identity(config.model, {"task.path": config.task.path}))
 
         def begin() -> None:
-            folder.open()
+            with writing(folder.path):
+                folder.open()
+                write_down(config, overrides, folder.path, SECTION)
             sys.stderr.write(f"run folder: {folder.path}\n")
-            write_down(config, overrides, folder.path, SECTION)
 
-        finished = run_job(config, folder.path, begin)
+        finished = run_job(config, folder.path, source.prompt, begin)
         report(config, folder.path)
     if not finished:
         again = f"python -m bebop.run runtime.dir={folder.path} runtime.resume=true"

@@ -15,6 +15,7 @@ from bebop.model.fingerprint import fingerprint
 from bebop.rollout.decoding.protocols import System
 from bebop.rollout.decoding.step import cycle
 from bebop.rollout.engine import Finished, Request
+from bebop.rollout.room import check_memory, check_positions
 from bebop.rollout.runner import ModelRunner
 from bebop.rollout.slots import STATS, Slots, SlotSizes
 from bebop.rollout.text import AnswerText
@@ -44,6 +45,8 @@ class TorchEngine:
         self.policy, self.system = policy, system
         self.text = AnswerText(policy.tokenizer)
         self.measure, self.on_update = measure, on_update
+        check_positions(policy.backbone.config, max_length)
+        check_memory(policy.backbone.config, slots, max_length, policy.backbone.dtype, policy.device)
         sizes = SlotSizes(
             slots=slots,
             length=max_length,
@@ -59,9 +62,6 @@ class TorchEngine:
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []  # the request in slot i
         self.fed: list[int] = []  # its fed length, known without asking the device
-        limit = policy.backbone.config.max_position_embeddings
-        if max_length > limit:
-            raise UserError(f"rollout.max_length={max_length} is not possible: the model has {limit} positions")
 
     @property
     def unfinished(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bebop import adapt, compose
+from bebop import adapt, command
 from bebop.config import ModelConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, load_tokenizer, mtp_layout, save_policy
@@ -139,7 +139,7 @@ def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(sys, "argv", ["bebop.adapt", *arguments])
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        compose.run_main(adapt.main)
+        command.run_main(adapt.main)
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("run folder:")]
     assert ended.value.code == 2 and len(lines) == 1 and lines[0].startswith("error: "), lines
     return lines[0]
@@ -154,7 +154,7 @@ BAD = [
     (["resume=true"], "resume=True is not possible: give the run's folder as dir"),
     (["resume=true", "dir=NEW"], "holds no finished checkpoint"),
     (["dir=RUN"], "holds an adaptation: set resume=true to go on with it, or choose another"),
-    (["data.source=file"], "data.path=None is not possible: there is no such file"),
+    (["data.source=file"], "data.path=None is not possible: source=file needs a"),
     (["data.source=file", "data.path=EMPTY"], "has no rows: give a file with at least one"),
     (["data.source=file", "data.path=FEW", "dir=NEW"], "has 5 usable rows; give 10 or more"),
     (["data.sampling.temperature=0"], "adaptation learns from samples: > 0"),

@@ -32,6 +32,7 @@ FLOORS = {
     "bebop.metrics": 0,
     "bebop.sinks": 0,
     "bebop.errors": 0,
+    "bebop.command": 0,
     "bebop.store": 0,
     "bebop.resume_rules": 0,
     "bebop.run_folder": 0,
@@ -67,6 +68,7 @@ FLOORS = {
     "bebop.adaptation": 4,
     "bebop.remote": 4,
     "bebop.placement": 4,
+    "bebop.preflight": 4,
     "bebop.actors": 4,
     # 5: entry points
     "bebop.compose": 5,

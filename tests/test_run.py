@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bebop import compose, run
+from bebop import command, compose, run
 
 BAD = [
     (["trainer.foo=1"], r"trainer.foo: no such setting; trainer has ranks, threads"),
@@ -50,7 +50,7 @@ def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int,
     capsys.readouterr()
     try:
         with pytest.raises(SystemExit) as ended:
-            compose.run_main(run.main)
+            command.run_main(run.main)
     finally:
         sys.argv, logging.root.handlers[:] = argv, handlers
         warnings.filters[:] = filters  # type: ignore[index]
@@ -130,7 +130,7 @@ def test_an_error_of_several_lines_is_shown_as_one(capsys: pytest.CaptureFixture
         raise run.UserError("first\n  second")
 
     with pytest.raises(SystemExit) as ended:
-        compose.run_main(fails)
+        command.run_main(fails)
     assert ended.value.code == 2 and capsys.readouterr().err == "error: first second\n"
 
 

@@ -21,6 +21,7 @@ from bebop.adaptation.probe import probe
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.adaptation.results import Results, Snapshot
 from bebop.adaptation.states import backbone_states, size_of_states
+from bebop.command import writing
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
 from bebop.sinks import JsonlSink, Sink, TensorBoardSink
@@ -52,6 +53,13 @@ class Adaptation:
         trained = dataclasses.replace(self.policy, backbone=backbone, mtp=copy.deepcopy(self.policy.mtp))
         self.trainer = HeadTrainer(trained, config.head, self.law, ranks.rank, ranks.world)
         self.seconds: dict[str, float] = {}
+        self.read: tuple[list[TokenRow], list[Prompt]] | None = None
+
+    def prepare(self) -> None:
+        """Find out what is wrong with the checkpoint to go on from, and with the text, before anything is written."""
+        self.restore()
+        if self.config.data.source == "file":
+            self.read = self._split_file(from_file(self.config.data, self.policy))
 
     def restore(self) -> None:
         """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
@@ -92,7 +100,7 @@ class Adaptation:
         """Text to train on, and the prompts that are held out. Sampled text is kept, for a resume and for others."""
         data, path = self.config.data, self.folder / "corpus.jsonl"
         if data.source == "file":
-            return self._split_file(from_file(data, self.policy))
+            return self.read or self._split_file(from_file(data, self.policy))
         training, held_out = question_streams(self.config, self.policy)
         if self.config.resume and path.is_file():
             return read_back(path), held_out
@@ -100,7 +108,8 @@ class Adaptation:
         answers = run_engine(self.policy, training, data, decoding, self.config.seed, self._label("sample"), self.ranks)
         rows = token_rows(training, answers)
         if self.ranks.rank == 0:
-            keep(rows, path)
+            with writing(path):
+                keep(rows, path)
         return rows, held_out
 
     def _split_file(self, rows: list[TokenRow]) -> tuple[list[TokenRow], list[Prompt]]:
@@ -213,17 +222,20 @@ class Adaptation:
     def _save(self) -> None:
         state = self.trainer.state_dict()
         if self.ranks.rank == 0:
-            write(self.folder, state, self.config.train.keep)
+            with writing(self.folder / "checkpoints"):
+                write(self.folder, state, self.config.train.keep)
 
     # ---- writing
 
     def _write(self, results: Results) -> None:
         """The checkpoint in the layout that it came in, its card, the numbers and the page."""
         out = Path(self.config.out or self.folder / "model")
-        save_policy(self.policy, out)
-        (self.folder / "results.json").write_text(json.dumps(results.as_dict(), indent=2) + "\n")
-        write_card(out, self.config, results)
-        write_page(self.folder, self.config, results)
+        with writing(out):
+            save_policy(self.policy, out)
+            write_card(out, self.config, results)
+        with writing(self.folder):
+            (self.folder / "results.json").write_text(json.dumps(results.as_dict(), indent=2) + "\n")
+            write_page(self.folder, self.config, results)
 
     def _sinks(self) -> list[Sink]:
         start = self.trainer.version

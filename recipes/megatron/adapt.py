@@ -7,8 +7,9 @@ from typing import Any
 
 import yaml
 
-from bebop.adapt import check_folder, run_folder
-from bebop.compose import adapt_config, as_yaml, resumed_overrides, run_main, write_down
+from bebop.adapt import begin, check_folder, run_folder
+from bebop.command import run_main
+from bebop.compose import adapt_config, as_yaml, resumed_overrides
 from bebop.config import from_dict
 from bebop.errors import UserError
 
@@ -62,16 +63,15 @@ def main(arguments: list[str]) -> int:
 
         from bebop.adaptation.ranks import Ranks
         from bebop.megatron_job.job import MegatronAdaptation
+        from bebop.preflight import check_adaptation
 
         ranks = Ranks(dist.get_rank(), dist.get_world_size())
+        check_adaptation(config)
         with contextlib.closing(run_folder(config, ranks)) as folder:
             check_folder(folder, config, ranks)
             job = MegatronAdaptation(config, parallel, folder.path, place)
-            job.restore()
-            if ranks.rank == 0:
-                folder.open()
-                sys.stderr.write(f"run folder: {folder.path}\n")
-                write_down(config, overrides, folder.path)
+            job.prepare()
+            begin(config, overrides, folder, ranks)
             results: Any = job.run() if parallel.evaluate else job.train_alone()
             if ranks.rank == 0:
                 text = results if parallel.evaluate else "".join(f"{name} {x:.4f}\n" for name, x in results.items())

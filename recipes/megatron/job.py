@@ -40,6 +40,7 @@ class MegatronAdaptation(Adaptation):
         self.config, self.parallel, self.folder, self.place = config, parallel, folder, place
         self.ranks = Ranks(dist.get_rank(), dist.get_world_size())
         self.seconds: dict[str, float] = {}
+        self.read = None
         torch.set_num_threads(config.train.threads)
         torch.manual_seed(config.seed)
         source = Checkpoint(config.model)

@@ -15,6 +15,7 @@ from bebop.monitor.estimate import Array
 from bebop.monitor.watch import Watch
 from bebop.report import main
 from tests.browser import CHROMIUM, browse
+from tests.commands import error_of
 from tests.monitor.synthetic import Truth, step_groups
 from tests.test_report import headings, specs, write_run
 
@@ -158,13 +159,10 @@ def test_a_log_of_another_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[
     page = (tmp_path / "theirs.html").read_text()
     assert capsys.readouterr().out.strip().endswith("theirs.html")
     assert headings(page) == [CARDS[0], CARDS[1], "The controller&#x27;s log"] and "mismatch-driven" in page
-    assert main(["--from", str(tmp_path / "no.jsonl")]) == 2
-    assert main(["--from", str(log), "--map", "nonsense"]) == 2
-    assert main(["--from", str(log)]) == 2  # its names are not known
-    errors = capsys.readouterr().err
-    assert errors.count("\n") == 3 and "OURS=THEIRS" in errors and "accept_length=NAME" in errors
-    with pytest.raises(SystemExit, match="2"):
-        main([str(tmp_path), "--from", str(log)])
+    assert "no.jsonl" in error_of(main, ["--from", str(tmp_path / "no.jsonl")], capsys)
+    assert "OURS=THEIRS" in error_of(main, ["--from", str(log), "--map", "nonsense"], capsys)
+    assert "accept_length=NAME" in error_of(main, ["--from", str(log)], capsys)  # its names are not known
+    assert "--from LOG" in error_of(main, [str(tmp_path), "--from", str(log)], capsys)
 
 
 @pytest.mark.slow
