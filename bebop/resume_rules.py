@@ -90,8 +90,8 @@ JOB: Mapping[str, str | None] = {
         (
             f"monitor.{name}"
             for name in (
-                "decode_stats", "drift", "bank_every", "bank_answers", "check_answers", "actions", "tensorboard", "wandb",
-                "ray_metrics", "plots",
+                "decode_stats", "drift", "bank_every", "bank_answers", "check_answers", "actions", "tensorboard",
+                "wandb", "ray_metrics", "plots",
             )
         ),
         MAY,
