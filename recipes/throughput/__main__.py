@@ -14,7 +14,7 @@ from recipes.common.figures import color, figure
 from recipes.common.record import keep
 from recipes.common.study import SEEDS, Arm, everywhere, results_folder
 from recipes.throughput.heads import BEST, DRAFTS, HEADS, NOISE, arms, bench, make, sequences
-from recipes.throughput.judgement import (
+from recipes.throughput.analysis import (
     Accepted,
     Results,
     costs_table,

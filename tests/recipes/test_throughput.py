@@ -6,7 +6,7 @@ import torch
 
 from bebop.intervals import across_seeds
 from recipes.throughput.heads import BEST, DRAFTS, HEADS, noisy
-from recipes.throughput.judgement import correlation, findings, modelled, slope
+from recipes.throughput.analysis import correlation, findings, modelled, slope
 from recipes.throughput.timing import ARMS, BATCHES, LENGTHS, PLAIN, Costs, Measured, Timed, TimedArm
 
 SEEDS = (0, 1, 2)

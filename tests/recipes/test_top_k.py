@@ -9,7 +9,7 @@ from bebop.trainer.objectives import Law, Steps, make_objective
 from recipes.common.study import SEEDS
 from recipes.top_k.arms import SIZES, STARTS, Found, Results, labels, options
 from recipes.top_k.curves import Curves, Look, churn, jumps, objective, spread
-from recipes.top_k.judgement import every, findings, gain
+from recipes.top_k.analysis import every, findings, gain
 
 VOCABULARY = 32
 
