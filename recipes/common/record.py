@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bebop.benchmarks.record import place, table
+from bebop.benchmarks.record import begin, place, table
 from bebop.intervals import Interval
 
 Verdict = Literal["confirmed", "refuted", "undecided"]
@@ -52,7 +52,7 @@ def keep(
         "seconds": round(seconds),
         "processor_seconds": round(busy := processor_seconds()),
         "settings": dict(settings),
-        "place": (where := place()),
+        "place": (where := place(begin())),
         "findings": [asdict(finding) for finding in findings],
         "tables": {name: [dict(row) for row in rows] for name, rows in tables.items()},
     }
