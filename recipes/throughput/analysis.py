@@ -1,4 +1,4 @@
-"""From timed runs to tables and findings, by the rules in README.md."""
+"""From timed runs to tables, and to the numbers that the rules speak of."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.intervals import Interval, across_seeds, resampled
-from recipes.common.record import Finding, verdict, within
+from recipes.common.measured import Number, of
+from recipes.common.measured import over_seeds as mean_over_seeds
 from recipes.common.study import SEEDS
 from recipes.throughput.heads import BEST, DRAFTS, HEADS
 from recipes.throughput.timing import ARMS, BATCHES, LENGTHS, PLAIN, Measured, TimedArm
@@ -128,21 +129,24 @@ def together(results: Results, accepted: Accepted, batch: int) -> Interval:
     return correlation(x, y)
 
 
-def findings(results: Results, accepted: Accepted) -> list[Finding]:
-    """What the numbers say by the rules in README.md."""
-    risen = across_seeds([accepted[s][BEST] / accepted[s]["hard_ce"] - 1 for s in SEEDS])
-    found = [
-        Finding(
-            claim="C5",
-            statement="End-to-end TV raises acceptance by about a tenth over hard-label cross-entropy.",
-            rule="confirmed if the relative gain in accepted drafts lies above 5 %, refuted if below",
-            verdict=verdict(risen, 0.05),
-            evidence=f"Relative gain {risen} of accepted drafts in {DRAFTS}; the paper: about 0.1.",
-        )
-    ]
+def numbers(results: Results, accepted: Accepted) -> dict[str, Number]:
+    """What the rules speak of."""
+    found = {f"accepted {head}": mean_over_seeds([accepted[s][head] for s in SEEDS]) for head in HEADS}
+    risen = [accepted[s][BEST] / accepted[s]["hard_ce"] - 1 for s in SEEDS]
+    found["accepted: e2e_tv / hard_ce - 1"] = mean_over_seeds(risen)
     for batch in BATCHES:
-        found += _of_batch(results, accepted, batch)
+        found |= {f"batch {batch}: {name}": number for name, number in _of_batch(results, accepted, batch).items()}
     return found
+
+
+def facts(results: Results) -> dict[str, object]:
+    """What the evidence tells beside them: the best number of drafts, and what it gives."""
+    told: dict[str, object] = {}
+    for batch in BATCHES:
+        top = {k: speed_up(results, batch, (BEST, "bebop", k)) for k in LENGTHS}
+        peak = max(top, key=lambda k: top[k].value)
+        told |= {f"batch {batch}: best K": peak, f"batch {batch}: at best K": str(top[peak])}
+    return told
 
 
 def minus_one(interval: Interval) -> Interval:
@@ -155,49 +159,15 @@ def beside_model(measured: Measured) -> float:
     return float(np.mean([measured.ratio(arm, PLAIN) / model_of(measured, arm) for arm in ARMS[1:]])) - 1
 
 
-def _of_batch(results: Results, accepted: Accepted, batch: int) -> list[Finding]:
-    """The findings of one batch size."""
+def _of_batch(results: Results, accepted: Accepted, batch: int) -> dict[str, Number]:
+    """The numbers of one batch size."""
     best, hard, greedy = (BEST, "bebop", DRAFTS), ("hard_ce", "bebop", DRAFTS), (BEST, "target_only", DRAFTS)
-    faster, beside = speed_up(results, batch, best), minus_one(speed_up(results, batch, best, greedy))
-    top = {k: speed_up(results, batch, (BEST, "bebop", k)) for k in LENGTHS}
-    peak = max(top, key=lambda k: top[k].value)
-    more = minus_one(speed_up(results, batch, best, hard))
-    steep, r = fitted(results, accepted, batch), together(results, accepted, batch)
-    off = over_seeds(results, batch, beside_model)
-    return [
-        Finding(
-            claim="C5",
-            statement=f"Decoding with the adapted head is faster than plain decoding at batch {batch}.",
-            rule="confirmed if the ratio of tokens/s lies above 1, refuted if below",
-            verdict=verdict(faster, 1.0),
-            evidence=f"{faster} times plain with K = {DRAFTS}; most at K = {peak}: {top[peak]}; the paper: 2.4.",
-        ),
-        Finding(
-            claim="C5",
-            statement=f"The adapted head decodes more tokens/s than the cross-entropy head at batch {batch}.",
-            rule="confirmed if the relative gain in tokens/s lies above 0, refuted if below",
-            verdict=verdict(more),
-            evidence=f"Relative gain {more}; the paper: up to 0.25.",
-        ),
-        Finding(
-            claim="C5",
-            statement=f"Throughput rises with acceptance at batch {batch}.",
-            rule="confirmed if the slope of one relative gain on the other lies above 0, refuted if below",
-            verdict=verdict(steep),
-            evidence=f"Slope {steep} (1: a cycle costs the same whatever the head), r = {r}; the paper: r = 0.81.",
-        ),
-        Finding(
-            claim="C2",
-            statement=f"With the same head, sampled drafts decode more tokens/s than greedy ones at batch {batch}.",
-            rule="confirmed if the relative gain in tokens/s lies above 0, refuted if below",
-            verdict=verdict(beside),
-            evidence=f"Relative gain {beside}.",
-        ),
-        Finding(
-            claim="beyond",
-            statement=f"The cost model gives the speed-up to a tenth at batch {batch}.",
-            rule="confirmed if measured over modelled - 1, mean of all arms, lies within 0.1 of 0, refuted if outside",
-            verdict=within(off, 0.1),
-            evidence=f"Measured over modelled - 1: {off}, with costs measured in the same run.",
-        ),
-    ]
+    arms = {"plain": PLAIN, BEST: best, "hard_ce": hard, f"{BEST} greedy": greedy}
+    found = {f"x plain {name}": speed_up(results, batch, arm) for name, arm in arms.items()}
+    found["faster"] = speed_up(results, batch, best)
+    found["e2e_tv / hard_ce - 1"] = minus_one(speed_up(results, batch, best, hard))
+    found["sampled / greedy - 1"] = minus_one(speed_up(results, batch, best, greedy))
+    found["slope"] = fitted(results, accepted, batch)
+    found["beside model"] = over_seeds(results, batch, beside_model)
+    told = {name: of(interval, len(SEEDS)) for name, interval in found.items()}
+    return told | {"r": of(together(results, accepted, batch))}

@@ -1,13 +1,11 @@
-"""From runs to tables and findings, by the rules in README.md."""
+"""From runs to tables, and to the numbers that the rules speak of."""
 
-from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import Any
 
 from bebop.intervals import Interval, across_seeds
-from recipes.common.record import Finding, Verdict, verdict
+from recipes.common.measured import Number, of, over_seeds
 from recipes.common.study import SEEDS
-from recipes.top_k.arms import MODES, SIZES, SKIP, STARTS, Results, labels
+from recipes.top_k.arms import SKIP, STARTS, Results, labels
 from recipes.top_k.curves import numbers
 
 
@@ -32,43 +30,16 @@ def more_spread(results: Results, start: str, label: str, name: str = "loss spre
     return across_seeds([numbers(a, SKIP)[name] - numbers(b, SKIP)[name] for a, b in pairs if a and b])
 
 
-def every(intervals: Sequence[Interval]) -> Verdict:
-    """Confirmed if each interval lies above 0, refuted if one lies below 0, else undecided."""
-    found = {verdict(interval) for interval in intervals}
-    if found == {"confirmed"}:
-        return "confirmed"
-    return "refuted" if "refuted" in found else "undecided"
-
-
-def listing(intervals: Mapping[str, Interval]) -> str:
-    """For a sentence: ``K = 4, full 0.1 [0.0, 0.2]; ...``."""
-    return "; ".join(f"{name} {interval}" for name, interval in intervals.items())
-
-
-def findings(results: Results) -> list[Finding]:
-    """What the numbers say by the rules in README.md."""
-    cut = [label for label in labels() if label.startswith("K")]
-    judged = []
+def rule_numbers(results: Results) -> dict[str, Number]:
+    """What the rules speak of; see judgement.py for the names."""
+    found: dict[str, Number] = {}
     for start in STARTS:
-        gains = {label: gain(results, start, label) for label in cut}
-        judged.append(
-            Finding(
-                claim="Fig 14b",
-                statement=f"From the {start} head, TV on the whole vocabulary beats TV on the K largest draft logits.",
-                rule="confirmed if all four intervals of the gain lie above 0, refuted if one lies below 0",
-                verdict=every(list(gains.values())),
-                evidence=f"Gain in accept length over {listing(gains)}.",
-            )
-        )
-    smallest = {f"{start} head, {mode}": (start, f"K = {SIZES[0]}, {mode}") for start, mode in product(STARTS, MODES)}
-    spreads = {name: more_spread(results, *where) for name, where in smallest.items()}
-    judged.append(
-        Finding(
-            claim="Fig 14b",
-            statement="With few tokens the training curve has spikes, as the set of tokens changes between steps.",
-            rule=f"confirmed if with K = {SIZES[0]} all four intervals of the added spread of the loss lie above 0",
-            verdict=every(list(spreads.values())),
-            evidence=f"Added spread of the step-to-step change of the log loss: {listing(spreads)}.",
-        )
-    )
-    return judged
+        for label in labels():
+            runs = [results[start, label, seed] for seed in SEEDS]
+            found[f"{start}: length {label}"] = over_seeds([run.sampled for run in runs])
+            if curves := [run.curves for run in runs if run.curves is not None]:
+                found[f"{start}: spread {label}"] = over_seeds([numbers(c, SKIP)["loss spread"] for c in curves])
+            if label.startswith("K"):
+                found[f"{start}: all - {label}"] = of(gain(results, start, label), len(SEEDS))
+                found[f"{start}: spread {label} - all"] = of(more_spread(results, start, label), len(SEEDS))
+    return found
