@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bebop.benchmarks.record import show
+from bebop.benchmarks.record import begin, show
 from bebop.errors import UserError
 from recipes.common import record, rule_hash
 from recipes.common.pages import study_page, verdicts
@@ -79,10 +79,11 @@ def rejudge(names: Sequence[str], reason: str) -> None:
             raise UserError(
                 f"{changed[-1]} holds a rule of {name} and is not committed: commit the rule by itself first"
             )
+    origin = begin()  # before anything is written, which would make the tree dirty
     for name in names:
         path = results_folder(ROOT / "recipes" / name) / "results.json"
         if (content := record.read(path)) is not None:
-            record.write(path, record.rejudge(name, content, reason))
+            record.write(path, record.rejudge(name, content, reason, origin))
 
 
 def arguments() -> argparse.Namespace:

@@ -139,13 +139,13 @@ def same(one: Finding, other: Finding) -> bool:
     return all(close) and all(a[k] == b[k] for k in a if k not in ("p", "floor"))
 
 
-def rejudge(name: str, content: Content, reason: str) -> Content:
-    """The same numbers with one more judgement, by the rule as it stands now."""
+def rejudge(name: str, content: Content, reason: str, origin: Mapping[str, object]) -> Content:
+    """The same numbers with one more judgement, by the rule as it stands now; ``origin`` as from ``record.begin``."""
     code = rule_hash.of_study(name)
     if content["judgements"][-1]["rule"]["hash"] == code.hash:
         return content
     found = judge(rules_of(name), numbers_of(content), content["facts"])
-    made = judgement(code, found, post_hoc=True, reason=reason, origin=record.begin())
+    made = judgement(code, found, post_hoc=True, reason=reason, origin=dict(origin))
     return {**content, "judgements": [*content["judgements"], made]}
 
 
