@@ -48,22 +48,21 @@ def rebuild(folders: Mapping[str, Path], target: Path) -> list[str]:
     Raises:
         UserError: A result is not what the rule as it stands makes of its numbers; nothing is written.
     """
-    found = {name: record.read(folder / "results.json") for name, folder in folders.items()}
-    written = {**texts(folders), target: page(found)}
-    for path, text in written.items():
+    for path, text in pages(folders, target).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return [name for name, content in found.items() if content is None]
+    return [name for name, folder in folders.items() if not (folder / "results.json").is_file()]
 
 
-def texts(folders: Mapping[str, Path]) -> dict[Path, str]:
-    """The ``results.md`` of every study that has results, once each result was held against its rule."""
+def pages(folders: Mapping[str, Path], target: Path) -> dict[Path, str]:
+    """What ``rebuild`` writes: each ``results.md``, and ``target``; each result is held against its rule first."""
     found = {name: record.read(folder / "results.json") for name, folder in folders.items()}
     present = {name: content for name, content in found.items() if content is not None}
     for name, content in present.items():
         record.check(name, content, folders[name])
     decided = verdicts(present)
-    return {folders[name] / "results.md": study_page(name, content, decided) for name, content in present.items()}
+    studies = {folders[name] / "results.md": study_page(name, content, decided) for name, content in present.items()}
+    return {**studies, target: page(found)}
 
 
 def rejudge(names: Sequence[str], reason: str) -> None:

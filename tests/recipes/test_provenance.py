@@ -17,7 +17,7 @@ from recipes.common import record, rule_hash
 from recipes.common.measured import Number, over_seeds
 from recipes.common.rule_hash import ROOT, of_sources
 from recipes.common.verdicts import Part, Rule, judge
-from recipes.reproduce import RECIPES, rebuild, texts
+from recipes.reproduce import RECIPES, pages, rebuild
 
 STUDIES = Path(rule_hash.__file__).parents[1]
 
@@ -56,7 +56,7 @@ def test_pages_are_built_from_what_is_stored_and_twice_the_same(copied: dict[str
 def test_a_rule_changed_after_its_result_stops_the_page(
     copied: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts(copied)
+    pages(copied, Path("RESULTS.md"))
     real = rule_hash.of_study
     other = rule_hash.RuleCode(hash="0123456789abcdef", files=())
     monkeypatch.setattr(rule_hash, "of_study", lambda name: other if name == "drift" else real(name))
@@ -94,7 +94,7 @@ def test_what_was_tampered_with_is_refused(copied: dict[str, Path], what: str) -
         (copied["objectives"] / "figures" / figure).write_text("<svg/>")
     path.write_text(json.dumps(found))
     with pytest.raises(UserError, match=r"of objectives is not the one|stored for objectives are not what"):
-        texts(copied)
+        pages(copied, Path("RESULTS.md"))
 
 
 # ---- what is stored
