@@ -49,3 +49,10 @@ def test_a_dirty_tree_is_told(repository: Path) -> None:
 def test_without_a_repository_nothing_is_made_up(tmp_path: Path) -> None:
     origin = record.begin(tmp_path)
     assert origin["commit"] == "unknown" and origin["dirty"] is None
+
+
+@pytest.mark.parametrize("path", sorted((record.ROOT / "benchmarks").glob("*/*.json")), ids=lambda path: path.stem)
+def test_stored_benchmarks_say_what_was_not_recorded(path: Path) -> None:
+    stored = json.loads(path.read_text())
+    for field, gap in (("dirty", "whether the tree differed"), ("command", "the command")):
+        assert (field not in stored["place"]) == any(m.startswith(gap) for m in stored.get("missing", ()))

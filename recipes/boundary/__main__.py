@@ -12,7 +12,7 @@ from recipes.boundary.charts import draw
 from recipes.boundary.probing import COUNT, HEADS, Key, prepare, run
 from recipes.boundary.sides import Of, Sides
 from recipes.common.cli import start
-from recipes.common.measured import of
+from recipes.common.measured import Number, of
 from recipes.common.record import begin, keep
 from recipes.common.study import SEEDS, Arm, everywhere, results_folder
 from recipes.temperature.slopes import EDGES, bin_names
@@ -43,9 +43,13 @@ def main() -> None:
         ],
     }
     figures = draw(results, HEADS, HERE / "figures")
-    numbers = {f"{name}, {what}": of(one, len(SEEDS)) for name in HEADS for what, one in over(results, name).items()}
     plan = {**asdict(Arm(objective="", seed=0)), "prompts": COUNT, "seeds": SEEDS}
-    keep(HERE, started, numbers, tables, figures, plan)
+    keep(HERE, started, rule_numbers(results), tables, figures, plan)
+
+
+def rule_numbers(results: Results) -> dict[str, Number]:
+    """What the rules speak of."""
+    return {f"{name}, {what}": of(one, len(SEEDS)) for name in HEADS for what, one in over(results, name).items()}
 
 
 def part(results: Results, task: str | None = None, position: int | None = None, bin: int | None = None) -> Results:
