@@ -88,7 +88,7 @@ def test_the_correction_goes_over_all_studies_of_a_claim() -> None:
 
 def test_a_judgement_made_after_the_run_is_called_so() -> None:
     text = page({"objectives": content(("C3", "confirmed", "Gain."), post_hoc=True)})
-    assert "**Re-judged.**" in text and "runs of objectives" in text
+    assert "**Re-judged.**" in text and "This holds for objectives" in text
     assert "at the run: refuted" in text and "`aaaa` (derived)" in text and "`bbbb`, post hoc" in text
 
 
