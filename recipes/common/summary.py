@@ -76,8 +76,8 @@ The verdict on a claim follows from all of its findings: *confirmed* if every on
 confirmed; *refuted in part* if some are confirmed and some refuted; *confirmed in part* if some are confirmed and the
 rest is undecided or not tested; *undecided* if none is confirmed or refuted; *not tested* if nothing of it was.
 """
-REJUDGED = """**Re-judged.** The correction, the noise and the checks of the arms came after the runs, so the verdicts here
-are post hoc: made by rules that are younger than the numbers. What the rules of the run had said stands behind each
+REJUDGED = """**Re-judged.** The correction, the noise and the checks of the arms came after the runs, so the verdicts
+here are post hoc: made by rules that are younger than the numbers. What the rules of the run had said stands behind each
 finding and, whole, under `judgements` in each `results.json`. This holds for {names}.
 """
 
