@@ -77,8 +77,8 @@ confirmed; *refuted in part* if some are confirmed and some refuted; *confirmed 
 rest is undecided or not tested; *undecided* if none is confirmed or refuted; *not tested* if nothing of it was.
 """
 REJUDGED = """**Re-judged.** The correction, the noise and the checks of the arms came after the runs, so the verdicts
-here are post hoc: made by rules that are younger than the numbers. What the rules of the run had said stands behind each
-finding and, whole, under `judgements` in each `results.json`. This holds for {names}.
+here are post hoc: made by rules that are younger than the numbers. What the rules of the run had said stands behind
+each finding and, whole, under `judgements` in each `results.json`. This holds for {names}.
 """
 
 
