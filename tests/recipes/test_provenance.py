@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bebop.errors import UserError
+from recipes import reproduce
 from recipes.common import record, rule_hash
 from recipes.common.measured import Number, over_seeds
 from recipes.common.rule_hash import ROOT, of_sources
@@ -163,6 +164,31 @@ def test_a_run_keeps_its_rule_and_what_was_at_its_start(tmp_path: Path, monkeypa
     assert "post_hoc" not in stored["judgements"][0]
     page = (folder / "results.md").read_text()
     assert "**confirmed** (C3): A. 1.000" in page and "Judged at the run" in page
+
+
+def test_judging_again_keeps_the_older_judgement_and_calls_itself_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = content("drift")
+    assert record.rejudge("drift", before, "None.", {}) == before  # the same rule has nothing to add
+    monkeypatch.setattr(rule_hash, "of_study", lambda name: rule_hash.RuleCode(hash="1" * 16, files=("a.py",)))
+    after = record.rejudge("drift", before, "A new bound.", {"commit": "abc", "dirty": False})
+    *older, newest = after["judgements"]
+    assert older == before["judgements"] and {**after, "judgements": older} == before
+    assert (newest["post_hoc"], newest["reason"], newest["rule"]["hash"]) == (True, "A new bound.", "1" * 16)
+
+
+def test_a_rule_has_to_be_committed_before_it_judges_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git("init", "-q", str(tmp_path), root=tmp_path)
+    (tmp_path / "judgement.py").write_text("RULES = ()\n")
+    monkeypatch.setattr(reproduce, "ROOT", tmp_path)
+    monkeypatch.setattr(rule_hash, "of_study", lambda name: rule_hash.RuleCode(hash="1", files=("judgement.py",)))
+    with pytest.raises(UserError, match=r"judgement\.py holds a rule of drift and is not committed"):
+        reproduce.rejudge(["drift"], "A new bound.")
+    git("add", ".", root=tmp_path)
+    git("commit", "-qm", "the rule", root=tmp_path)
+    reproduce.rejudge([], "A new bound.")
+    (tmp_path / "judgement.py").write_text("RULES = (1,)\n")
+    with pytest.raises(UserError, match="is not committed"):
+        reproduce.rejudge(["drift"], "A new bound.")
 
 
 # ---- the history
