@@ -34,7 +34,7 @@ def test_what_is_kept_is_the_commit_at_the_start(repository: Path, tmp_path: Pat
     place = json.loads((tmp_path / "loop.json").read_text())["place"]
     assert place["commit"] == first != git(repository, "rev-parse", "HEAD")  # asked at the end, it would be the second
     assert place["dirty"] is False and place["torch"] and place["python"]
-    assert place["command"].startswith("python ") and "pytest" in place["command"]
+    assert place["command"].startswith("python ") and len(place["command"]) > len("python ")
 
 
 def test_a_dirty_tree_is_told(repository: Path) -> None:
