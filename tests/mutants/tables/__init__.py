@@ -1,0 +1,14 @@
+"""All faults, by area."""
+
+from tests.mutants.tables import draft_losses, engine, monitor, policy, resume, sampling, staleness
+
+FAULTS = (
+    *sampling.FAULTS,
+    *engine.FAULTS,
+    *draft_losses.FAULTS,
+    *policy.FAULTS,
+    *staleness.FAULTS,
+    *resume.FAULTS,
+    *monitor.FAULTS,
+)
+assert len({f.name for f in FAULTS}) == len(FAULTS), "two faults of one name"

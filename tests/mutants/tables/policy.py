@@ -1,0 +1,57 @@
+"""Faults in the policy's loss and its update."""
+
+from tests.mutants.fault import fault
+
+LOSSES, UPDATE, TIS = "trainer/test_losses.py", "trainer/test_policy.py", "trainer/test_tis.py"
+ADVANTAGES, PACKING, COTRAIN = "trainer/test_advantages.py", "trainer/test_packing.py", "trainer/test_cotrain.py"
+LOGPROBS, RULES = "trainer/test_logprobs.py", "trainer/test_update_rules.py"
+
+FAULTS = (
+    fault("policy/tis-with-gradient", "trainer/losses.py", ".clamp(max=config.tis_cap).detach()",
+          ".clamp(max=config.tis_cap)", TIS),
+    fault("policy/tis-uncapped", "trainer/losses.py", ".clamp(max=config.tis_cap)", "", LOSSES),
+    fault("policy/tis-inverse", "trainer/losses.py", "(proximal - behaviour).exp()", "(behaviour - proximal).exp()", LOSSES),
+    fault("policy/tis-left-out", "trainer/losses.py", "loss = -tis * torch", "loss = -torch", LOSSES),
+    fault("policy/ratio-to-behaviour", "trainer/losses.py", "(logp - proximal).clamp", "(logp - behaviour).clamp", LOSSES, TIS),
+    fault("policy/ratio-overflow", "trainer/losses.py", "(logp - proximal).clamp(-20, 20)", "(logp - proximal)", TIS),
+    fault("policy/clip-symmetric", "trainer/losses.py", "1 + config.clip_high", "1 + config.clip_low", LOSSES),
+    fault("policy/clip-swapped", "trainer/losses.py", "1 - config.clip_low", "1 - config.clip_high", LOSSES),
+    fault("policy/clip-optimistic", "trainer/losses.py", "torch.minimum(ratio *", "torch.maximum(ratio *", LOSSES),
+    fault("policy/clip-fraction", "trainer/losses.py", "clipped * advantages < ratio", "clipped * advantages <= ratio", LOSSES),
+    fault("policy/token-mean", "trainer/losses.py", "1 / max(1, lengths.sum())", "1 / len(lengths)", LOSSES),
+    fault("policy/sequence-mean", "trainer/losses.py", "len(lengths) * np.maximum(1, lengths)",
+          "len(lengths) * lengths.mean() * np.ones(len(lengths))", LOSSES),
+    fault("policy/sum-norm", "trainer/losses.py", "1 / (len(lengths) * max_new_tokens)", "1 / (lengths.sum() * max_new_tokens)", LOSSES),
+    fault("policy/k3-direction", "trainer/losses.py", "(reference - logp).clamp", "(logp - reference).clamp", LOSSES),
+    fault("policy/k3-linear", "trainer/losses.py", "log_x.exp() - log_x - 1", "log_x.exp() - 1", LOSSES),
+    fault("policy/kl-sign", "trainer/losses.py", "loss + config.kl_coefficient", "loss - config.kl_coefficient", LOSSES),
+    fault("policy/entropy-sign", "trainer/losses.py", "loss - config.entropy_coefficient", "loss + config.entropy_coefficient", LOSSES),
+    fault("policy/ratio-of-stale-tokens", "trainer/losses.py", "versions == version", "versions <= version", LOSSES),
+    fault("policy/ratio-error-of-all", "trainer/losses.py", "(ratio[current] - 1)", "(ratio - 1)", LOSSES),
+    fault("policy/advantage-sample-deviation", "trainer/advantages.py", "rewards.std(axis=1, keepdims=True)",
+          "rewards.std(axis=1, keepdims=True, ddof=1)", ADVANTAGES),
+    fault("policy/advantage-over-batch", "trainer/advantages.py", "rewards - rewards.mean(axis=1, keepdims=True)",
+          "rewards - rewards.mean()", ADVANTAGES),
+    fault("policy/leave-one-out", "trainer/advantages.py", "* size / (size - 1)", "* (size - 1) / size", ADVANTAGES),
+    fault("policy/proximal-not-constant", "trainer/policy.py", "prox = logp.detach() if", "prox = logp if", UPDATE),
+    fault("policy/proximal-of-now", "trainer/policy.py", "(self._logprobs(rows) for rows in minibatches[1:])",
+          "(None for rows in minibatches[1:])", UPDATE),
+    fault("policy/rescore-ignored", "trainer/policy.py", "prox if self.config.algorithm.rescore else rows.behaviour",
+          "rows.behaviour", UPDATE),
+    fault("policy/gradients-pile-up", "trainer/policy.py", "self.optimizer.zero_grad()", "pass", UPDATE, RULES),
+    fault("policy/gradient-not-clipped", "trainer/policy.py", "self.config.trainer.max_grad_norm, norm)", "math.inf, norm)", RULES),
+    fault("policy/nan-steps", "trainer/policy.py", "finite = bool(norm.isfinite())", "finite = True", UPDATE),
+    fault("policy/norms-decay", "trainer/policy.py", 'if p.ndim <= 1], "weight_decay": 0.0}',
+          'if p.ndim <= 1], "weight_decay": config.weight_decay}', RULES),
+    fault("policy/reference-moves", "trainer/policy.py", "backbone = copy.deepcopy(policy.backbone).requires_grad_(False)",
+          "backbone = policy.backbone", UPDATE),
+    fault("policy/published-not-copied", "trainer/policy.py", "dtype or gathered.dtype, copy=True)", "dtype or gathered.dtype)", UPDATE),
+    fault("policy/inexact-accepted", "trainer/policy.py", "if inexact and not self.config", "if False and not self.config", UPDATE),
+    fault("policy/warm-up", "trainer/schedule.py", "config.lr * (version + 1) /", "config.lr * version /", UPDATE),
+    fault("policy/predictor-shift", "trainer/packing.py", "np.arange(end - 1 - n, end - 1)", "np.arange(end - n, end)", PACKING),
+    fault("policy/rank-order", "trainer/packing.py", "-(-count // world) * world", "count", PACKING),
+    fault("policy/positions-run-on", "trainer/packing.py", "[np.arange(length) for length in lengths]",
+          "[np.arange(sum(lengths))]", PACKING),
+    fault("policy/temperature-of-logprobs", "trainer/logprobs.py", "/ temperature", "* temperature", LOGPROBS),
+    fault("policy/head-moves-policy", "trainer/cotrain.py", "if row.answer:", "if row:", COTRAIN, immortal="a"),
+)
