@@ -58,7 +58,8 @@ def preload() -> None:
     del numpy, pytest, scipy, transformers, AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2ForCausalLM
     torch.set_num_threads(1)
     # The same examples for every fault, and none kept: a killed run leaves nothing behind.
-    hypothesis.settings.register_profile("mutants", database=None, derandomize=True, print_blob=False)
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # a failure need not be shrunk
+    hypothesis.settings.register_profile("mutants", database=None, derandomize=True, phases=phases)
     hypothesis.settings.load_profile("mutants")
 
 

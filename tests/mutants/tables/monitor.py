@@ -38,7 +38,7 @@ FAULTS = (
     fault("monitor/bank-units", "bebop/monitor/bank.py", "np.arange(len(before.overlap)) if before.unit is None else before.unit", "np.arange(len(before.overlap))", BANK),
     fault("monitor/bank-extrapolates", "bebop/monitor/bank.py", "if support >= MIN_SUPPORT else", "if True else", BANK),
     fault("monitor/bank-latest-is-first", "bebop/monitor/drift_monitor.py", "self._bank = self._bank or bank", "self._bank = bank", BANK),
-    fault("monitor/bank-target-position", "trainer/bank.py", "rates[:, 0], entropy[:, 0]", "rates[:, -1], entropy[:, 0]", READER, immortal="a"),
+    fault("monitor/bank-target-position", "trainer/bank.py", "rates[:, 0], entropy[:, 0]", "rates[:, -1], entropy[:, 0]", READER),
     fault("monitor/bank-sweep-temperature", "trainer/bank.py", "self.sampling.temperature * heat\n        logits", "self.sampling.temperature\n        logits", READER),
     fault("monitor/bank-greedy", "trainer/bank.py", "pair.target_only if greedy else pair.overlap", "pair.overlap", READER),
     fault("monitor/controller-level", "bebop/monitor/controller.py", "part.excludes_zero(self.config.level)", "part.excludes_zero()", CONTROLLER),

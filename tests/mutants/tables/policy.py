@@ -52,6 +52,5 @@ FAULTS = (
     fault("policy/rank-order", "trainer/packing.py", "-(-count // world) * world", "count", PACKING),
     fault("policy/positions-run-on", "trainer/packing.py", "[np.arange(length) for length in lengths]",
           "[np.arange(sum(lengths))]", PACKING),
-    fault("policy/temperature-of-logprobs", "trainer/logprobs.py", "/ temperature", "* temperature", LOGPROBS),
-    fault("policy/head-moves-policy", "trainer/cotrain.py", "if row.answer:", "if row:", COTRAIN, immortal="a"),
+    fault("policy/temperature-of-logprobs", "trainer/logprobs.py", "cast_bias, temperature)\n            logps", "cast_bias, 1.0)\n            logps", LOGPROBS),
 )

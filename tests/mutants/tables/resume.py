@@ -3,6 +3,7 @@
 from tests.mutants.fault import fault
 
 CHECKPOINT, HEADS, COTRAIN = "trainer/test_checkpoint.py", "trainer/test_heads.py", "trainer/test_cotrain.py"
+NEWEST = "trainer/test_newest.py"
 STATE, LOOP, WATCH = "trainer/test_state.py", "test_loop.py", "monitor/test_watch.py"
 
 FAULTS = (
@@ -10,8 +11,8 @@ FAULTS = (
     fault("resume/size-alone", "trainer/checkpoint.py", "if _entry(folder / name) != entry:", 'if _entry(folder / name)["bytes"] != entry["bytes"]:', CHECKPOINT),
     fault("resume/unknown-format", "trainer/checkpoint.py", "if form != FORMAT:", "if False:", CHECKPOINT),
     fault("resume/prune-newest", "trainer/checkpoint.py", "steps(run_dir)[: -max(1, keep)]", "steps(run_dir)[max(1, keep) :]", CHECKPOINT),
-    fault("resume/prune-all", "trainer/checkpoint.py", "-max(1, keep)", "len(steps(run_dir)) - keep", CHECKPOINT),
-    fault("resume/by-name", "trainer/checkpoint.py", 'int(path.name.removeprefix("step_"))', "path.name", CHECKPOINT),
+    fault("resume/prune-all", "trainer/checkpoint.py", "-max(1, keep)", "len(steps(run_dir)) - keep", NEWEST),
+    fault("resume/by-name", "trainer/checkpoint.py", 'int(path.name.removeprefix("step_"))', "path.name", NEWEST),
     fault("resume/oldest", "trainer/checkpoint.py", "return found[-1] if found", "return found[0] if found", CHECKPOINT),
     fault("resume/in-place", "trainer/checkpoint.py", "partial = folder.with_name(_HIDDEN + folder.name)", "partial = folder", CHECKPOINT),
     fault("resume/flush", "trainer/checkpoint.py", "os.fsync(descriptor)", "pass", CHECKPOINT,
@@ -33,7 +34,7 @@ FAULTS = (
     fault("resume/head-version", "trainer/heads.py", 'self.version, self._skipped = state["version"]', 'self.version, self._skipped = 0 * state["version"]', HEADS),
     fault("resume/head-other-shape", "trainer/heads.py", "if found != wanted:", "if False:", HEADS),
     fault("resume/buffer-left-out", "bebop/loop.py", 'self.buffer.restore(state["buffer"])', "pass", LOOP),
-    fault("resume/saved-twice", "bebop/loop.py", "if self._saved != self.buffer.version:", "if True:", LOOP),
+    fault("resume/saved-twice", "bebop/loop.py", "if self._saved != self.buffer.version:", "if True:", "test_loop_order.py"),
     fault("resume/never-saved-at-end", "bebop/loop.py", "if self._saved != self.buffer.version:", "if False:", LOOP),
     fault("resume/save-rhythm", "bebop/loop.py", "self.buffer.version % every == 0", "self.buffer.version % every == 1", LOOP),
     fault("resume/bank-texts", "bebop/loop.py", 'state.get("bank", ())', "()", "test_loop_watch.py"),
