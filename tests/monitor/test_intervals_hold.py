@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from bebop.monitor.estimate import Estimate
 from bebop.monitor.records import StepRecords
 from bebop.monitor.window import Measure, Window
 from tests.monitor.synthetic import Truth, constant, step_records
@@ -14,18 +15,28 @@ def steps(seed: int, count: int, prompts: int, answers: int) -> list[StepRecords
     return [step_records(STEADY, step, rng, prompts=prompts, answers=answers) for step in range(count)]
 
 
-def covered(count: int, prompts: int, answers: int = 1, seeds: int = 300, shared: bool = False) -> float:
-    """Share of intervals of ``count`` merged steps that hold the truth; ``shared``: every step resampled alike."""
-    held = 0
-    for seed in range(seeds):
-        windows = [Window.of(r, draws=200, seed=seed if not shared else 0) for r in steps(seed, count, prompts, answers)]
-        value = sum(windows[1:], windows[0]).value(Measure())
-        held += value.low <= STEADY.level <= value.high
-    return held / seeds
+def merged(seed: int, count: int, prompts: int) -> Estimate:
+    """The accept length over ``count`` steps."""
+    windows = [Window.of(r, draws=200, seed=seed) for r in steps(seed, count, prompts, answers=1)]
+    return sum(windows[1:], windows[0]).value(Measure())
 
 
 def test_intervals_of_few_prompts_in_several_steps_hold() -> None:
-    assert 0.915 <= covered(count=4, prompts=3) <= 0.985
+    values = [merged(seed, count=4, prompts=3) for seed in range(300)]
+    assert 0.915 <= np.mean([v.low <= STEADY.level <= v.high for v in values]) <= 0.985
+
+
+def test_errors_of_merged_steps_are_as_large_as_what_they_speak_of() -> None:
+    """Not those of one of the steps: four steps have half the error of one."""
+    values = [merged(seed, count=4, prompts=12) for seed in range(300)]
+    scatter = np.std([v.point for v in values])
+    assert 0.85 < np.mean([v.error for v in values]) / scatter < 1.2
+
+
+def test_steps_of_one_prompt_each_have_no_interval() -> None:
+    """There is nothing to tell the scatter of prompts from."""
+    assert np.isfinite(merged(0, count=3, prompts=1).point) and not merged(0, count=3, prompts=1).known
+    assert merged(0, count=3, prompts=2).known
 
 
 def test_answers_to_one_prompt_count_as_one() -> None:

@@ -20,7 +20,9 @@ def engine(policy: Policy, slots: int = 4) -> TorchEngine:
     return TorchEngine(policy, make_system(DecodingConfig(draft_tokens=3)), slots=slots, max_length=96)
 
 
-def interrupted(policy: Policy, asked: list[Request], cycles: int, version: int, slots: int = 4) -> dict[int, Completion]:
+def interrupted(
+    policy: Policy, asked: list[Request], cycles: int, version: int, slots: int = 4
+) -> dict[int, Completion]:
     """Answers [T'] after some cycles under weights ``version``."""
     one = engine(policy, slots)
     one.load_weights({}, version)
@@ -75,7 +77,7 @@ def test_statistics_are_those_of_both_parts() -> None:
 
 
 def test_answers_do_not_depend_on_slots_of_others_in_mixed_company() -> None:
-    """Prompts of one length and different content side by side, laws that differ, rows that leave at different times."""
+    """Prompts of one length side by side, under laws of their own, rows that leave at different times."""
     policy = tiny_policy(seed=2, dtype=torch.float64)
     prompts = [[1, 2, 3], [3, 2, 1], [5, 5, 5], [1, 2, 3], [2, 2, 2, 2, 2, 2, 2]]
     laws = [{"temperature": 1.0}, {"temperature": 0.3}, {"top_k": 2}, {"temperature": 1.5}, {"top_p": 0.5}]

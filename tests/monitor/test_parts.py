@@ -1,0 +1,44 @@
+"""The split of one change by hand, and whose slope it is made with."""
+
+import numpy as np
+import pytest
+
+from bebop.monitor.bank import Sweep
+from bebop.monitor.drift import decompose
+from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
+from bebop.monitor.estimate import Estimate
+from bebop.monitor.slope import Slope
+from bebop.monitor.window import Measure, Window
+from tests.monitor.synthetic import Truth, constant, ramp, run, step_records
+
+
+def window(level: float, entropy: float) -> Window:
+    truth = Truth(entropy=constant(entropy), mismatch=constant(0), level=level, slope=0.0, noise=0.001, spread=0.001)
+    return Window.of(step_records(truth, 0, np.random.default_rng(0), prompts=60))
+
+
+def test_the_parts_of_a_change_by_hand() -> None:
+    """Acceptance fell by 0.4 tokens while entropy rose by 0.2 nats, of which each costs 0.8 tokens: 0.16 of the 0.4."""
+    slope = Slope(source="frozen", value=Estimate(point=-0.8, draws=-0.8 + 0.01 * np.linspace(-1, 1, 400)), spread=0.2)
+    before, after = window(2.8, 0.5), window(2.4, 0.7)
+    parts = decompose(Measure(), before, after, slope)
+    assert parts.change.point == pytest.approx(-0.4, abs=0.06)
+    assert parts.entropy_change.point == pytest.approx(0.2, abs=0.02)
+    assert parts.entropy.point == pytest.approx(-0.16, abs=0.02)
+    assert parts.mismatch.point == pytest.approx(-0.24, abs=0.07)
+    assert parts.change.point == pytest.approx(parts.entropy.point + parts.mismatch.point)
+
+
+def test_a_slope_over_temperatures_goes_before_one_over_answers_or_steps() -> None:
+    """The others compare what differs in more than its entropy."""
+    truth = Truth(entropy=ramp(0.5, 0.3), mismatch=constant(0))
+    entropies = np.linspace(0.2, 1.1, 7)
+    sweep = Sweep(entropy=tuple(entropies), length=tuple(3.2 - 0.8 * entropies))
+    monitor = DriftMonitor(MonitorSettings(draws=50))
+    sources = []
+    for number, records in enumerate(run(truth, 0)):
+        told = monitor.observe(records, sweep=sweep if number == 21 else None)
+        assert told is not None
+        sources.append(told.parts["length"].source if told.parts else "")
+    assert set(told.slopes) == {"early", "frozen", "temperature"}
+    assert sources[20] == "frozen" and sources[21:] == ["temperature"] * len(sources[21:])
