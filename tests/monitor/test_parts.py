@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from bebop.monitor.bank import Sweep
-from bebop.monitor.drift import decompose
+from bebop.monitor.bank import BankReading, Sweep, direct
+from bebop.monitor.controller import Controller, Signals
+from bebop.monitor.drift import decompose, split
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.slope import Slope
@@ -42,3 +43,30 @@ def test_a_slope_over_temperatures_goes_before_one_over_answers_or_steps() -> No
         sources.append(told.parts["length"].source if told.parts else "")
     assert set(told.slopes) == {"early", "frozen", "temperature"}
     assert sources[20] == "frozen" and sources[21:] == ["temperature"] * len(sources[21:])
+
+
+def test_what_a_sweep_explains_wholly_leaves_a_mismatch_of_exactly_nothing() -> None:
+    """Each context is where the sweep had it: expectation and present share their draws, and so their difference."""
+    rng = np.random.default_rng(3)
+    heat = rng.gamma(2.0, 0.3, size=200)
+    unit = np.arange(200) // 4
+    first, hot = (
+        BankReading(overlap=0.8 - 0.3 * h + 0.05 * rng.normal(size=200), entropy=h, unit=unit)
+        for h in (heat, 1.4 * heat)
+    )
+    parts = direct(first, hot, [hot])
+    assert abs(parts.change.point) > 0.05 and parts.change.error > 1e-3
+    assert abs(parts.mismatch.point) < 1e-12 and parts.mismatch.error < 1e-12
+
+
+@pytest.mark.parametrize(("errors", "state"), [(2.5, "steady"), (4.0, "mismatch-driven")])
+def test_the_controller_asks_for_more_than_the_interval_that_is_shown(errors: float, state: str) -> None:
+    """A part of 2.5 standard errors is beyond 95 %, and will occur by chance in a run of many steps."""
+    draws = np.linspace(-1.0, 1.0, 201)
+    lost = Estimate(point=-0.3, draws=-0.3 + 0.3 / errors * draws / draws.std(ddof=1))
+    none = Estimate(point=0.0, draws=1e-6 * draws)
+    cause = split("bank", "rate", "bank", lost, none, none)
+    assert lost.excludes_zero()
+    controller, now = Controller(), Estimate(point=2.8, draws=2.8 + 0.01 * draws)
+    told = [controller.judge(Signals(step=step, cause=cause, now=now, before=now)).state for step in range(5)]
+    assert told[-1] == state

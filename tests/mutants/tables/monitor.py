@@ -151,7 +151,7 @@ FAULTS = (
         "bebop/monitor/bank.py",
         "(everything @ expected) / everything.sum(1)",
         "np.full(len(everything), expected.mean())",
-        BANK,
+        PARTS,
     ),
     fault(
         "monitor/bank-units",
@@ -190,7 +190,7 @@ FAULTS = (
         "bebop/monitor/controller.py",
         "part.excludes_zero(self.config.level)",
         "part.excludes_zero()",
-        CONTROLLER,
+        PARTS,
     ),
     fault(
         "monitor/controller-consequence",
