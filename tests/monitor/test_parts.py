@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from bebop.monitor.bank import BankReading, Sweep, direct
-from bebop.monitor.controller import Controller, Signals
+from bebop.monitor.collect import from_groups
+from bebop.monitor.controller import Controller, ControllerConfig, Signals
 from bebop.monitor.drift import decompose, split
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.slope import Slope
 from bebop.monitor.window import Measure, Window
+from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
 from tests.monitor.synthetic import Truth, constant, ramp, run, step_records
 
 
@@ -70,3 +72,42 @@ def test_the_controller_asks_for_more_than_the_interval_that_is_shown(errors: fl
     controller, now = Controller(), Estimate(point=2.8, draws=2.8 + 0.01 * draws)
     told = [controller.judge(Signals(step=step, cause=cause, now=now, before=now)).state for step in range(5)]
     assert told[-1] == state
+
+
+DRAWS = np.linspace(-1.0, 1.0, 201)
+
+
+def sure(point: float) -> Estimate:
+    return Estimate(point=point, draws=point + 0.001 * DRAWS)
+
+
+def test_two_causes_of_one_size_do_not_take_turns_however_long_each_leads() -> None:
+    controller, told = Controller(), []
+    for step in range(24):
+        lead = 0.02 * (-1) ** (step // 4)  # each is the larger one for four steps, by a seventh
+        entropy, mismatch = sure(-0.3 - lead), sure(-0.3 + lead)
+        cause = split("bank", "rate", "bank", entropy + mismatch, entropy, entropy)
+        told.append(controller.judge(Signals(step=step, cause=cause, now=sure(2.8), before=sure(2.8))).state)
+    assert len(set(told[2:])) == 1
+
+
+@pytest.mark.parametrize(("gain", "kind"), [(0.01, "none"), (0.05, "set_length")])
+def test_a_gain_of_no_consequence_changes_no_length_however_certain(gain: float, kind: str) -> None:
+    controller = Controller(ControllerConfig(drafts=3, system="bebop"))
+    signals = Signals(step=0, cause=None, now=sure(2.8), before=None, drafts=(4, sure(gain)))
+    assert controller.judge(signals).action.kind == kind
+
+
+def test_a_stretch_has_the_version_that_wrote_it() -> None:
+    """Not that of the answer up to there."""
+    stats = DecodeStats(cycles=10, tokens=20, reached=np.array([10.0]), accepted=np.array([10.0]))
+    answer = Completion(
+        token_ids=np.arange(100),
+        logprobs=np.zeros(100, dtype=np.float32),
+        versions=np.repeat([3, 5], [64, 36]),
+        stretches=((0, stats), (64, stats)),
+    )
+    prompt = Prompt(index=0, task="test", text="", token_ids=(1,), item={})
+    group = Group(prompt=prompt, trajectories=(Trajectory(completion=answer, reward=0.0),))
+    records = from_groups([group], step=6, version=6)
+    assert records.version.tolist() == [3, 5] and records.lag.tolist() == [3, 1]

@@ -214,7 +214,7 @@ FAULTS = (
         "bebop/monitor/controller.py",
         "strong[leader] < 1.25 * strong[self.state]",
         "strong[leader] < strong[self.state]",
-        CONTROLLER,
+        PARTS,
     ),
     fault(
         "monitor/controller-broken-late", "bebop/monitor/controller.py", "if broken or (len(", "if (len(", CONTROLLER
@@ -237,7 +237,7 @@ FAULTS = (
         "bebop/monitor/controller.py",
         "gain.point < self.config.least_gain or",
         "False or",
-        CONTROLLER,
+        PARTS,
     ),
     fault(
         "monitor/controller-pause",
@@ -259,7 +259,7 @@ FAULTS = (
         "bebop/monitor/collect.py",
         "completion.versions[start : 2",
         "completion.versions[0 : 2",
-        LOGS,
+        PARTS,
     ),
     fault(
         "monitor/fingerprint-place", "bebop/model/fingerprint.py", "(piece * place).sum()", "piece.sum()", FINGERPRINT
