@@ -39,6 +39,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1", ...
     init_mtp: bool = False  # add a fresh MTP head to a checkpoint that has none
+    check: bool = True  # hold the loaded model's logits against Hugging Face's own forward: some ten short passes
 
     def __post_init__(self) -> None:
         one_of("model.dtype", self.dtype, Literal["float32", "bfloat16"])

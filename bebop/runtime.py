@@ -21,7 +21,7 @@ from bebop.actors import free_port
 from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.loop import Loop
-from bebop.model.checkpoint import load_tokenizer, require_mtp
+from bebop.model.checkpoint import load_tokenizer, require_known, require_mtp
 from bebop.monitor.dashboards.provision import provision
 from bebop.monitor.watch import Watch
 from bebop.placement import pools, reserve
@@ -99,6 +99,7 @@ def run_job(config: JobConfig, run_dir: Path, begin: Callable[[], None] = lambda
     ``begin`` is called once everything that can be checked beforehand is found to be right.
     """
     tokenizer = load_tokenizer(config.model)
+    require_known(config.model)
     room = config.rollout.max_length - config.rollout.sampling.max_new_tokens
     source = PromptSource(config.task, chat_encoder(tokenizer, instruction(config.task, tokenizer)), room)
     source.prompt(0)  # a task that cannot be asked fails here, before anything is started

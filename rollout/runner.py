@@ -18,14 +18,11 @@ class ModelRunner:
         self.policy, self.slots = policy, slots
         sizes = slots.sizes
         self.capacity = -(-(sizes.length + sizes.drafts + 2) // PREFIX_STEP) * PREFIX_STEP
-        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         like = policy.embed(torch.zeros(1, dtype=torch.long, device=policy.device))
-        layers = config.num_hidden_layers
-        self.target = SlotContext(layers, sizes.slots, self.capacity, kv_heads, head_dim, like)
+        self.target = SlotContext.for_model(config, sizes.slots, self.capacity, like)
         self.draft: SlotContext | None = None
         if policy.mtp is not None and sizes.drafts > 0:
-            self.draft = SlotContext(1, sizes.slots, self.capacity, kv_heads, head_dim, like)
+            self.draft = SlotContext.for_model(config, sizes.slots, self.capacity, like, layers=1)
             self.draft.first_layer = policy.mtp.layer_index
         self.batch = 0
         self.used = 0

@@ -7,14 +7,15 @@ model code here: load it with ``attn_implementation="bebop"`` and call it with `
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from bebop.errors import UserError
+from bebop.model.allowed import refuse_call
 
 ATTENTION = "bebop"
 
@@ -39,9 +40,7 @@ def attention(
     **settings: Any,
 ) -> tuple[Tensor, None]:
     """The function registered with transformers; refuses what a context would silently get wrong."""
-    for name in ("sliding_window", "softcap"):
-        if settings.get(name):
-            raise UserError(f"the model uses {name}={settings[name]}, which the embedded engine does not have")
+    refuse_call(module, attention_mask, settings)
     return context.attend(module.layer_idx, query, key, value, scaling), None  # type: ignore[arg-type]
 
 
@@ -130,6 +129,13 @@ class SlotContext:
         self.first_slot = 0
         self.index: Tensor
         self.bias: Tensor
+
+    @classmethod
+    def for_model(cls, config: PreTrainedConfig, slots: int, length: int, like: Tensor, layers: int = 0) -> Self:
+        """A cache for a model with these settings, of the type and device of ``like``; ``layers`` 0: all of them."""
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return cls(layers or config.num_hidden_layers, slots, length, kv_heads, head_dim, like)
 
     def place(self, positions: Tensor, used: int) -> None:
         """Set the positions [B,n] of the next pass; ``used`` bounds the entries that are looked at."""

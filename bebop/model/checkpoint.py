@@ -22,18 +22,24 @@ from transformers import logging as transformers_logging
 
 from bebop.config import ModelConfig
 from bebop.errors import UserError
+from bebop.model.allowed import refuse_config
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.experts import split_experts
 from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.model.mtp import MTPHead, init_from_backbone
+from bebop.model.parity import check_parity
 
 log = logging.getLogger(__name__)
 SPLIT = ("qwen3_next",)  # model types whose checkpoints hold experts one by one
+_checked: set[tuple[object, ...]] = set()  # what was held against Hugging Face's forward in this process
 
 
 def load_policy(config: ModelConfig, need_mtp: bool = False) -> Policy:
-    """Load backbone, tokenizer and MTP head; ``need_mtp`` makes a missing head an error instead of None."""
+    """Load backbone, tokenizer and MTP head; ``need_mtp`` makes a missing head an error instead of None.
+
+    The backbone's logits are held against Hugging Face's own forward, once a process for each checkpoint.
+    """
     folder = resolve(config.path)
     tokenizer = load_tokenizer(config)
     backbone = load_backbone(config)
@@ -43,8 +49,19 @@ def load_policy(config: ModelConfig, need_mtp: bool = False) -> Policy:
     backbone.to(find_device(config)).eval()
     if need_mtp:
         require_mtp(config)
-    layout, mtp = load_mtp(folder, backbone, fresh=config.init_mtp)
-    return Policy(backbone=backbone, tokenizer=tokenizer, mtp=mtp, layout=layout)
+    policy = Policy(backbone=backbone, tokenizer=tokenizer, mtp=None, layout="mimo")
+    if config.check and (loaded := _identity(folder, config)) not in _checked:
+        check_parity(policy, config.path)
+        _checked.add(loaded)
+    policy.layout, policy.mtp = load_mtp(folder, backbone, fresh=config.init_mtp)
+    return policy
+
+
+def _identity(folder: Path, config: ModelConfig) -> tuple[object, ...]:
+    """What a check of a loaded model holds for: the files as they are, and how they were loaded."""
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.json"), *folder.glob("*.bin")])
+    stats = [(file.name, stat.st_mtime_ns, stat.st_size) for file in files for stat in [file.stat()]]
+    return (folder.resolve(), config.dtype, find_device(config), *stats)
 
 
 def find_device(config: ModelConfig) -> torch.device:
@@ -60,7 +77,11 @@ def find_device(config: ModelConfig) -> torch.device:
 
 
 def load_backbone(config: ModelConfig) -> PreTrainedModel:
-    """The causal LM of a checkpoint on the CPU. Weights that are missing or do not fit are an error, never random."""
+    """The causal LM of a checkpoint on the CPU. Weights that are missing or do not fit are an error, never random.
+
+    So is what bebop's attention does not have, before any weights are read.
+    """
+    require_known(config)
     with _readable(config):
         backbone, info = AutoModelForCausalLM.from_pretrained(
             resolve(config.path),
@@ -126,6 +147,13 @@ def mtp_layout(folder: Path, layers: int) -> str | None:
     """The layout of the MTP weights in a folder whose backbone has ``layers`` layers; None if it has none."""
     prefixes = {name: layout.prefix.format(L=layers) for name, layout in LAYOUTS.items()}
     return next((name for name, prefix in prefixes.items() if next(_tensors(folder, prefix), None)), None)
+
+
+def require_known(config: ModelConfig) -> None:
+    """Raise ``UserError`` if the checkpoint's settings name what bebop's attention does not have; reads no weights."""
+    with _readable(config):
+        own = AutoConfig.from_pretrained(resolve(config.path), local_files_only=True)
+    refuse_config(own, config.path)
 
 
 def require_mtp(config: ModelConfig) -> None:

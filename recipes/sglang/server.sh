@@ -1,16 +1,31 @@
 #!/usr/bin/env bash
 # One server on this machine's GPUs, to be named in rollout.sglang.urls. Weights come from the job, through a folder:
 #
-#     MODEL=... TP=2 PORT=30000 SGLANG_API_KEY=... server.sh
-#     python -m bebop.run rollout=sglang model=folder model.path=... rollout.sglang.urls=[http://HOST:30000] \
+#     MODEL=... TP=2 PORT=30000 server.sh
+#     python -m bebop.run rollout=sglang model=folder model.path=... rollout.sglang.urls=[http://127.0.0.1:30000] \
 #         rollout.sglang.carrier=disk rollout.sglang.folder=/shared/weights
 #
+# Whoever reaches a server may replace its weights, so it listens to this machine alone. HOST=ADDRESS opens it to others, and
+# then demands a key: SGLANG_API_KEY here, and in the job's environment.
 # The two variables: the plugin measures one verification step in EVERY; answers arrive whole, with all its entries.
 set -euo pipefail
+host="${HOST:-127.0.0.1}"
+for argument in "$@"; do
+    case "$argument" in # abbreviations too, as argparse takes them
+    --ho | --hos | --host | --ho=* | --hos=* | --host=*)
+        echo "error: ${argument%%=*}: the address is given as HOST=ADDRESS, which is checked" >&2
+        exit 2
+        ;;
+    esac
+done
+if [[ ! "$host" =~ ^(127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|localhost|::1)$ && -z "${SGLANG_API_KEY:-}" ]]; then
+    echo "error: HOST=$host is open to other machines: set SGLANG_API_KEY, or leave HOST out (127.0.0.1)" >&2
+    exit 2
+fi
 export BEBOP_VERIFY_EVERY="${EVERY:-4}" SGLANG_FORCE_STREAM_INTERVAL=1073741824
 K="${K:-3}"
 exec python -m sglang.launch_server --model-path "${MODEL:?a checkpoint with MTP weights}" --dtype bfloat16 \
-    --host "${HOST:-0.0.0.0}" --port "${PORT:-30000}" --tp-size "${TP:-1}" \
+    --host "$host" --port "${PORT:-30000}" --tp-size "${TP:-1}" \
     ${SGLANG_API_KEY:+--api-key "$SGLANG_API_KEY"} \
     --speculative-algorithm NEXTN --speculative-draft-model-path "$MODEL" --speculative-num-steps "$K" \
     --speculative-eagle-topk 1 --speculative-num-draft-tokens "$((K + 1))" --speculative-use-rejection-sampling \

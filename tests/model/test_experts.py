@@ -19,7 +19,7 @@ SIZES = {
     "vocab_size": 12, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
     "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16,
     "linear_value_head_dim": 16, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-    "shared_expert_intermediate_size": 16, "layer_types": ["linear_attention", "full_attention"],
+    "shared_expert_intermediate_size": 16, "layer_types": ["full_attention"] * 2,
     "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": 11, "pad_token_id": None,
 }  # fmt: skip
 

@@ -1,0 +1,191 @@
+"""A loaded model against itself under Hugging Face's own attention: the same logits, or it is refused.
+
+Random text goes through the model as the trainer packs it, as it is padded, and as the engine feeds it to its slots.
+What transformers' eager attention makes of the same weights is the truth. How much rounding may change is measured
+too: by the same pass with every layer's output off by one unit in its last place.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bebop.errors import UserError
+from bebop.model.attention import ATTENTION, AttentionContext, CausalContext, PackedContext, SlotContext
+from bebop.model.backbone import Policy
+
+log = logging.getLogger(__name__)
+ROWS, WIDTH = 3, 24  # near texts, from position 0 on
+PACKED = (24, 7, 16)  # their lengths where they are packed
+PREFILLED = (5, 11, 2)  # tokens of each that a slot is filled with before the steps
+STEPS = (4, 1, 6)
+FAR = 12  # tokens of one more packed text, at the last positions that the model has
+# Times what one unit in the last place of every layer's output makes: 0.3 to 1.8 over 33 families in two types.
+SLACK = 5.0
+# Random texts that all have to differ: rounding may send a token to another expert, and that is no fault of attention.
+TRIES = 3
+
+
+class Witness:
+    """A context that notes which layers attended, and how often."""
+
+    def __init__(self, inner: AttentionContext) -> None:
+        self.inner = inner
+        self.layers: list[int] = []
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """See ``AttentionContext``."""
+        self.layers.append(layer)
+        return self.inner.attend(layer, query, key, value, scaling)
+
+
+@torch.no_grad()
+def check_parity(policy: Policy, path: str) -> None:
+    """Raise ``UserError`` where the logits under bebop's contexts differ from Hugging Face's beyond rounding.
+
+    Some ten passes over a few dozen tokens. Draws no numbers from the global generators and leaves the model as it was.
+    """
+    kind = policy.backbone.config.model_type
+    try:
+        for seed in range(TRIES):
+            problem = _difference(policy, seed)
+            if problem is None:
+                return
+    except UserError as error:  # refused by a context or by ``bebop.model.allowed``
+        raise UserError(f"model.path={path!r}, a {kind} model: {error}") from error
+    except Exception as error:  # other people's model code, called in a way it may not know: anything may come
+        reason = " ".join(str(error).split())[:150]
+        problem = f"it does not run on bebop's attention: {type(error).__name__}: {reason}"
+        raise UserError(f"model.path={path!r}, a {kind} model: {problem}") from error
+    raise UserError(f"model.path={path!r}, a {kind} model: {problem}; model.check=false skips this check")
+
+
+def _difference(policy: Policy, seed: int) -> str | None:
+    """Where the logits of random text differ, and by how much; None where rounding explains it."""
+    ways = {"packed rows": packed, "padded rows": padded, "the engine's slots": stepwise}
+    near, far, positions = _texts(policy, seed)
+    truth = [_stock(policy, near), _stock(policy, far, positions)]
+    rounding = _error([_perturbed(policy, near)], truth[:1])
+    limit = SLACK * max(rounding, torch.finfo(policy.backbone.dtype).eps)
+    for way, run in ways.items():
+        error = run(policy, near, far, positions, truth)
+        log.debug("%s differ by %.2g of the logits' norm, rounding explains %.2g", way, error, limit)
+        if not error <= limit:  # not a number neither
+            return (
+                f"{way} get other logits than from Hugging Face's own forward, by {error:.2g} of their norm where "
+                f"rounding explains {limit:.2g}: the model needs something that bebop does not compute"
+            )
+    return None
+
+
+# ---- the same texts in every way they are fed
+
+
+def packed(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth: Sequence[Tensor]) -> float:
+    """Error of rows end to end; the last lies at far positions, which must not change the others."""
+    lengths = torch.tensor([*PACKED, FAR], device=near.device)
+    ids = torch.cat([*(row[:n] for row, n in zip(near, PACKED, strict=True)), far[0]])[None]
+    places = torch.cat([*(torch.arange(n, device=near.device) for n in PACKED), positions[0]])[None]
+    found = _ours(policy, ids, places, PackedContext(lengths))[0].split([*PACKED, FAR])
+    return _error(found, [*(row[:n] for row, n in zip(truth[0], PACKED, strict=True)), truth[1][0]])
+
+
+def padded(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth: Sequence[Tensor]) -> float:
+    """Error of rows side by side."""
+    return _error([_ours(policy, near, _from(near, 0), CausalContext())], truth[:1])
+
+
+def stepwise(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth: Sequence[Tensor]) -> float:
+    """Error of texts fed to slots: their beginnings, each its own length, then some tokens at a time."""
+    context = SlotContext.for_model(policy.backbone.config, ROWS, WIDTH, policy.embed(near[:1, 0]))
+    width = max(PREFILLED)
+    context.place(_from(near[:, :width], 0), width)
+    out = _ours(policy, near[:, :width], _from(near[:, :width], 0), context)
+    found, wanted = ([x[i, :n] for i, n in enumerate(PREFILLED)] for x in (out, truth[0]))
+    fed = torch.tensor(PREFILLED, device=near.device)[:, None]
+    for step in STEPS:
+        places = fed + torch.arange(step, device=near.device)
+        context.place(places, WIDTH)
+        out = _ours(policy, near.gather(1, places), places, context)
+        found += out
+        wanted += truth[0].gather(1, places[..., None].expand_as(out))
+        fed = fed + step
+    return _error(found, wanted)
+
+
+def _ours(policy: Policy, ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+    """Logits [B, n, V] as the engine and the trainer compute them; every layer has to attend, and once."""
+    witness = Witness(context)
+    out = policy.logits(policy.hidden(ids, positions, witness))
+    layers = policy.backbone.config.get_text_config().num_hidden_layers
+    if sorted(witness.layers) != list(range(layers)):
+        counted = f"{len(witness.layers)} calls for {layers} layers"
+        raise UserError(f"it has layers that are no plain attention, which bebop does not compute ({counted})")
+    return out
+
+
+def _texts(policy: Policy, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random ids [ROWS, WIDTH] and [1, FAR], and the positions [1, FAR] of the latter."""
+    config, generator = policy.backbone.config.get_text_config(), torch.Generator().manual_seed(seed)
+    near = torch.randint(0, policy.vocab_size, (ROWS, WIDTH), generator=generator).to(policy.device)
+    far = torch.randint(0, policy.vocab_size, (1, FAR), generator=generator).to(policy.device)
+    limit = getattr(config, "max_position_embeddings", None) or 4096
+    return near, far, _from(far, max(0, limit - FAR))
+
+
+def _from(ids: Tensor, start: int) -> Tensor:
+    """Positions start, start + 1, ... of ids [B, n]."""
+    return torch.arange(start, start + ids.shape[1], device=ids.device).expand_as(ids)
+
+
+def _error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """Norm of all differences over the norm of what is wanted."""
+    parts = [(a.float() - b.float(), b.float()) for a, b in zip(found, wanted, strict=True)]
+    difference, whole = (torch.stack([x.norm() for x in side]).norm() for side in zip(*parts, strict=True))
+    return float(difference / whole.clamp_min(1e-30))
+
+
+# ---- Hugging Face's own forward
+
+
+def _stock(policy: Policy, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+    """Logits [B, n, V] under transformers' eager attention, language-model head and what follows it included."""
+    places = _from(ids, 0) if positions is None else positions
+    with stock_attention(policy.backbone):
+        out: Tensor = policy.backbone(input_ids=ids, position_ids=places, use_cache=False).logits
+    return out
+
+
+def _perturbed(policy: Policy, ids: Tensor) -> Tensor:
+    """The same, with the embeddings and every layer's output off by one unit in the last place, up or down."""
+    generator = torch.Generator().manual_seed(1)
+    unit = torch.finfo(policy.backbone.dtype).eps
+
+    def shift(module: nn.Module, inputs: Any, output: Any) -> Any:
+        first = output[0] if isinstance(output, tuple) else output
+        signs = torch.randint(0, 2, first.shape, generator=generator).to(first) * 2 - 1
+        moved = first * (1 + unit * signs)
+        return (moved, *output[1:]) if isinstance(output, tuple) else moved
+
+    places = [policy.backbone.get_input_embeddings(), *getattr(policy.backbone.get_decoder(), "layers", ())]
+    with ExitStack() as hooks:
+        for place in places:
+            hooks.callback(place.register_forward_hook(shift).remove)
+        return _stock(policy, ids)
+
+
+@contextmanager
+def stock_attention(backbone: nn.Module, name: str = "eager") -> Iterator[None]:
+    """Within this block, a model that was loaded with bebop's attention runs on one of transformers' own."""
+    configs = {id(c): c for m in backbone.modules() if (c := getattr(m, "config", None)) is not None}
+    ours = [c for c in configs.values() if getattr(c, "_attn_implementation", None) == ATTENTION]
+    for config in ours:
+        config._attn_implementation = name
+    try:
+        yield
+    finally:
+        for config in ours:
+            config._attn_implementation = ATTENTION
