@@ -85,8 +85,7 @@ FAULTS = (
         "rollout/decoding/drafters.py",
         "if self.temperature is not None:",
         "if self.temperature:",
-        ENGINE,
-        "model/test_mtp.py",
+        "rollout/test_drafts.py",
     ),
     fault(
         "sampling/draft-law-kept",
@@ -100,7 +99,7 @@ FAULTS = (
         "rollout/decoding/drafters.py",
         "seen = seen.scatter(-1, token[:, None], True)",
         "pass",
-        ON_ENGINE,
+        "rollout/test_drafts.py",
     ),
     fault(
         "sampling/draft-uniforms",
