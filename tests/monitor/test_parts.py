@@ -32,8 +32,12 @@ def test_the_parts_of_a_change_by_hand() -> None:
     assert parts.change.point == pytest.approx(parts.entropy.point + parts.mismatch.point)
 
 
-def test_a_slope_over_temperatures_goes_before_one_over_answers_or_steps() -> None:
+def test_a_slope_over_temperatures_goes_before_one_over_answers_or_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others compare what differs in more than its entropy."""
+    known = Slope(
+        source="temperature", value=Estimate(point=-0.8, draws=-0.8 + 0.01 * np.linspace(-1, 1, 50)), spread=0.2
+    )
+    monkeypatch.setattr("bebop.monitor.drift_monitor.temperature_slope", lambda *_, **__: known)
     truth = Truth(entropy=ramp(0.5, 0.3), mismatch=constant(0))
     entropies = np.linspace(0.2, 1.1, 7)
     sweep = Sweep(entropy=tuple(entropies), length=tuple(3.2 - 0.8 * entropies))

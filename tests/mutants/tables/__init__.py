@@ -1,6 +1,6 @@
 """All faults, by area."""
 
-from tests.mutants.tables import draft_losses, engine, monitor, policy, resume, sampling, staleness
+from tests.mutants.tables import draft_losses, engine, monitor, policy, resume, sampling, staleness, watching
 
 FAULTS = (
     *sampling.FAULTS,
@@ -10,5 +10,6 @@ FAULTS = (
     *staleness.FAULTS,
     *resume.FAULTS,
     *monitor.FAULTS,
+    *watching.FAULTS,
 )
 assert len({f.name for f in FAULTS}) == len(FAULTS), "two faults of one name"
