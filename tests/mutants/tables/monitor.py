@@ -1,10 +1,8 @@
-"""Faults in the monitor: intervals, slopes, the split into parts, the bank, the controller, fingerprints."""
+"""Faults in the monitor: intervals, slopes, the split into parts, and the bank."""
 
 from tests.mutants.fault import fault
 
-WINDOW, SLOPE, DRIFT = "monitor/test_window.py", "monitor/test_slope.py", "monitor/test_drift.py"
-BANK, CONTROLLER, LOGS = "monitor/test_bank.py", "monitor/test_controller.py", "monitor/test_logs.py"
-INTERVALS, FINGERPRINT, READER = "test_intervals.py", "model/test_fingerprint.py", "trainer/test_bank.py"
+WINDOW, SLOPE = "monitor/test_window.py", "monitor/test_slope.py"
 NARROW = "monitor/test_intervals_hold.py"
 PARTS = "monitor/test_parts.py"
 
@@ -87,13 +85,6 @@ FAULTS = (
         '"reached")[..., self.position - 1],\n                _per_position(columns, "target',
         '"reached")[..., 0],\n                _per_position(columns, "target',
         "monitor/test_window.py::test_values_by_hand",
-    ),
-    fault(
-        "monitor/slope-narrow-temperature",
-        "bebop/monitor/slope.py",
-        "* error * t_over_normal(freedom)",
-        "* error * 0.1",
-        NARROW,
     ),
     fault(
         "monitor/slope-narrow-frozen",

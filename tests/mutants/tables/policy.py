@@ -2,8 +2,8 @@
 
 from tests.mutants.fault import fault
 
-LOSSES, UPDATE, TIS = "trainer/test_losses.py", "trainer/test_policy.py", "trainer/test_tis.py"
-ADVANTAGES, PACKING, COTRAIN = "trainer/test_advantages.py", "trainer/test_packing.py", "trainer/test_cotrain.py"
+TIS = "trainer/test_tis.py"
+ADVANTAGES, PACKING = "trainer/test_advantages.py", "trainer/test_packing.py"
 LOGPROBS, RULES = "trainer/test_logprobs.py", "trainer/test_update_rules.py"
 
 FAULTS = (

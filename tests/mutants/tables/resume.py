@@ -2,9 +2,9 @@
 
 from tests.mutants.fault import fault
 
-CHECKPOINT, HEADS, COTRAIN = "trainer/test_checkpoint.py", "trainer/test_heads.py", "trainer/test_cotrain.py"
+CHECKPOINT = "trainer/test_checkpoint.py"
 NEWEST = "trainer/test_newest.py"
-STATE, LOOP, WATCH = "trainer/test_state.py", "test_loop.py", "monitor/test_watch.py"
+STATE = "trainer/test_state.py"
 
 FAULTS = (
     fault(

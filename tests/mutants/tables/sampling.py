@@ -215,5 +215,12 @@ FAULTS = (
         LENGTHS,
     ),
     fault("sampling/length-chain", "rollout/decoding/lengths.py", ".prod(1)", "[:, -1]", LENGTHS),
-    fault("sampling/length-resumes", "rollout/decoding/drafters.py", "alive & go_on", "go_on", LENGTHS),
+    fault(
+        "sampling/length-resumes",
+        "rollout/decoding/drafters.py",
+        "alive & go_on",
+        "go_on",
+        "rollout/test_drafts.py",
+        immortal="the predicted chance is a product over steps: a row that stopped never goes on",
+    ),
 )

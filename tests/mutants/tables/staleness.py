@@ -2,8 +2,7 @@
 
 from tests.mutants.fault import fault
 
-BUFFER, LOOP, WORKER = "test_buffer.py", "test_loop.py", "rollout/test_worker.py"
-WATCHED, ORDER = "test_loop_watch.py", "test_loop_order.py"
+ORDER = "test_loop_order.py"
 
 FAULTS = (
     fault(

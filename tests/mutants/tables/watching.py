@@ -2,10 +2,8 @@
 
 from tests.mutants.fault import fault
 
-WINDOW, SLOPE, DRIFT = "monitor/test_window.py", "monitor/test_slope.py", "monitor/test_drift.py"
-BANK, CONTROLLER, LOGS = "monitor/test_bank.py", "monitor/test_controller.py", "monitor/test_logs.py"
-INTERVALS, FINGERPRINT, READER = "test_intervals.py", "model/test_fingerprint.py", "trainer/test_bank.py"
-NARROW = "monitor/test_intervals_hold.py"
+LOGS = "monitor/test_logs.py"
+INTERVALS, FINGERPRINT = "test_intervals.py", "model/test_fingerprint.py"
 PARTS = "monitor/test_parts.py"
 
 FAULTS = (
