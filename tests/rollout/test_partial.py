@@ -93,3 +93,14 @@ def test_answers_do_not_depend_on_slots_of_others_in_mixed_company() -> None:
         [alone] = generate(engine(policy, slots=1), [request])
         assert answer.token_ids.tolist() == alone.token_ids.tolist()
         np.testing.assert_allclose(answer.logprobs, alone.logprobs, atol=1e-6)
+
+
+def test_the_last_slot_may_leave_before_the_others() -> None:
+    """Nobody moves into its place then; the laws are those of the rows that are left."""
+    policy = tiny_policy(seed=2, dtype=torch.float64)
+    asked = [
+        dataclasses.replace(requests([[1, 2, 3]], seed=i, max_new_tokens=count, temperature=0.5 + i)[0], id=i)
+        for i, count in enumerate((25, 12, 4))
+    ]
+    for request, answer in zip(asked, generate(engine(policy), asked), strict=True):
+        assert answer.token_ids.tolist() == generate(engine(policy), [request])[0].token_ids.tolist()

@@ -58,7 +58,7 @@ FAULTS = (
         "kernels/row_losses_cpu.py",
         "out.copy_(grad * (scale + lost)[:, None])",
         "out.copy_(grad * (1 + lost)[:, None])",
-        *KINDS,
+        "kernels/test_losses.py::test_every_kind_in_fp32",
     ),
     fault("draft/rows-without-law", "kernels/row_losses_cpu.py", "tuple(number + lost for", "tuple(number for", *KINDS),
     fault(

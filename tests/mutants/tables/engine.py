@@ -63,8 +63,8 @@ FAULTS = (
     fault(
         "engine/update-recomputes-prompt",
         "rollout/torch_engine.py",
-        "*self.slots.tokens[slot, :count].tolist()]",
-        "*self.slots.tokens[slot, : count - 1].tolist(), 0]",
+        ", *self.slots.tokens[slot, :count].tolist()]",
+        "]",
         ENGINE,
     ),
     fault(
