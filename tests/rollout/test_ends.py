@@ -54,3 +54,13 @@ def test_laws_of_bfloat16_logits_are_single_precision() -> None:
         assert got.dtype == torch.float32
         np.testing.assert_allclose(got.double().log(), exact.log(), atol=1e-5)
     assert (logits.softmax(-1).double().log() - exact.log()).abs().max() > 3e-3  # the broken variant
+
+
+def test_a_stop_token_changes_nothing_before_it_and_is_kept() -> None:
+    """Wherever in a cycle it falls, the answer is what it would have been, up to and with the stop token."""
+    stop = 5
+    free = generate(engine(), requests([[1, 2, 3]] * 50, max_new_tokens=40))
+    cut = generate(engine(), requests([[1, 2, 3]] * 50, max_new_tokens=40, stop_token_ids=(stop,)))
+    for whole, short in zip(free, cut, strict=True):
+        ids = whole.token_ids.tolist()
+        assert short.token_ids.tolist() == (ids[: ids.index(stop) + 1] if stop in ids else ids)

@@ -175,7 +175,7 @@ FAULTS = (
         "rollout/decoding/step.py",
         "verdict.accepted, first) + 1",
         "verdict.accepted + 1, first.clamp_min(1))",
-        ENGINE,
+        ENDS,
     ),
     fault(
         "engine/stop-not-done",
