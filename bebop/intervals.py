@@ -1,7 +1,12 @@
-"""Bootstrap intervals over sequences: tokens of one answer depend on one another, answers do not (SPEC 0.6)."""
+"""Intervals of 95 %: bootstrap over sequences, Student's t over seeds; ``tests/test_coverage.py`` measures coverage.
+
+Tokens of one answer depend on one another, answers do not (SPEC 0.6): sequences are what is resampled. An interval over
+sequences says what other prompts would give with the same heads; one over seeds what other training runs would.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,15 +50,35 @@ def ratio_difference(
 
 
 def resampled(statistic: Callable[[Array], Array], count: int, seed: int = 0, draws: int = DRAWS) -> Interval:
-    """Percentile interval of a statistic of weighted sequences: weights [R, S] -> [R], all draws at once."""
+    """Interval of a statistic of weighted sequences: weights [R, S] -> [R], all draws at once.
+
+    Percentiles of the draws or 1.96 of their standard deviations, whichever end is further away, stretched for few
+    sequences: n of n drawn spread too little by sqrt((n - 1) / n), and Student's t takes the place of the normal law.
+    Bare percentiles hold the mean of 8 answers in 86 % of cases and of 24 in 91 %; these hold it in 92 to 95 %, from 2
+    answers on. Where nearly all sequences are at a bound (rates of 1, and those of the rest down to .5) the few that
+    are not decide: 60 % with 2 sequences, 88 % with 8, 90 % with 24, 93 % with 40. A single one has no interval.
+    """
+    nan = float("nan")
     if count == 0:
-        return Interval(float("nan"), float("nan"), float("nan"))
+        return Interval(nan, nan, nan)
     value = float(statistic(np.ones((1, count)))[0])
-    rng = np.random.default_rng(seed)
-    weights = rng.multinomial(count, np.full(count, 1 / count), size=draws).astype(float)
-    found = statistic(weights)
-    low, high = np.nanpercentile(found, [2.5, 97.5]) if np.isfinite(found).any() else (np.nan, np.nan)
-    return Interval(value, float(low), float(high))
+    if count == 1:
+        return Interval(value, nan, nan)
+    found = statistic(_weights(count, seed, draws))
+    if not np.isfinite(found).any():
+        return Interval(value, nan, nan)
+    low, high = (float(end) for end in np.nanpercentile(found, [2.5, 97.5]))
+    least = NORMAL_95 * float(np.nanstd(found))
+    stretch = student_t(count - 1) / NORMAL_95 * (count / (count - 1)) ** 0.5
+    return Interval(value, value - stretch * max(value - low, least), value + stretch * max(high - value, least))
+
+
+@lru_cache(maxsize=4)
+def _weights(count: int, seed: int, draws: int) -> Array:
+    """How often each sequence is drawn [R, S]; kept, since a page of intervals is of the same sequences."""
+    found = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws).astype(float)
+    found.flags.writeable = False
+    return found
 
 
 def across_seeds(values: ArrayLike) -> Interval:
@@ -62,12 +87,20 @@ def across_seeds(values: ArrayLike) -> Interval:
     mean = float(array.mean())
     if len(array) < 2:
         return Interval(mean, float("nan"), float("nan"))
-    half = T_95[min(len(array) - 1, len(T_95))] * float(array.std(ddof=1)) / np.sqrt(len(array))
+    half = student_t(len(array) - 1) * float(array.std(ddof=1)) / len(array) ** 0.5
     return Interval(mean, mean - half, mean + half)
 
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom.
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
+NORMAL_95 = 1.959964
+
+
+def student_t(freedom: int) -> float:
+    """Two-sided 95 % quantile of Student's t; Cornish-Fisher beyond the table, within .0003."""
+    z, n = NORMAL_95, freedom
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / n**3
+    return T_95.get(n) or z + (z**3 + z) / 4 / n + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / n**2 + third
 
 
 def _over(top: Array, bottom: Array) -> Array:

@@ -129,9 +129,10 @@ class RayTrainer:
 
     async def save(self, step: int, loop_state: dict[str, Any]) -> None:
         """See ``protocols.Trainer``; the oldest checkpoints beyond ``trainer.keep`` are removed afterwards."""
-        folder = checkpoint.folder_of(self.run_dir, step)
-        await self._all("save", [(folder, loop_state)] * len(self.actors))
-        checkpoint.prune(self.run_dir, self.config.trainer.keep)
+        checkpoints = checkpoint.store(self.run_dir)
+        staged = checkpoints.staging(step)
+        await self._all("save", [(staged, loop_state)] * len(self.actors))
+        checkpoints.prune(self.config.trainer.keep, checkpoints.publish(staged, step))
 
     async def load(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint; the loop's state."""

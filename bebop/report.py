@@ -1,10 +1,10 @@
 """``python -m bebop.report RUN [RUN ...]``: one HTML page on runs; ``--from LOG`` on logs of any trainer."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bebop.command import Parser, run_main
 from bebop.errors import UserError
 from bebop.monitor.report.page import write_log_report, write_report
 
@@ -12,8 +12,8 @@ __all__ = ["main", "write_report"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report; 0 if all is well, 2 with one line on stderr if not."""
-    parser = argparse.ArgumentParser(
+    """Write the report and say where it is; ``UserError`` for what cannot be read or written."""
+    parser = Parser(
         prog="python -m bebop.report",
         description="Write report.html from metrics.jsonl, drift.jsonl and config.yaml of a run; several runs are "
         "overlaid. With --from, explain the acceptance in JSONL logs of any trainer or engine.",
@@ -29,14 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if bool(options.runs) == bool(options.logs) or (options.map and not options.logs):
         parser.error("give one RUN or more, or --from LOG (and then, if need be, --map)")
-    try:
-        if options.logs:
-            path = write_log_report(options.logs, _names(options.map), options.out)
-        else:
-            path = write_report(options.runs, options.out)
-    except (UserError, OSError) as error:
-        sys.stderr.write(f"bebop.report: {error}\n")
-        return 2
+    if options.logs:
+        path = write_log_report(options.logs, _names(options.map), options.out)
+    else:
+        path = write_report(options.runs, options.out)
     sys.stdout.write(f"{path}\n")
     return 0
 
@@ -50,4 +46,4 @@ def _names(pairs: Sequence[str]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -1,13 +1,18 @@
 """The main job: ``python -m bebop.run [overrides]``, asynchronous GRPO with speculative rollouts on Ray."""
 
+import contextlib
 import dataclasses
 import sys
 import time
 from pathlib import Path
 
-from bebop.compose import as_yaml, groups, job_config, run_main, saved_overrides, write_down
+from bebop.command import check_writable, run_main, writing
+from bebop.compose import as_yaml, groups, job_config, resumed_overrides, write_down
 from bebop.config import JobConfig
 from bebop.errors import UserError
+from bebop.resume_rules import JOB
+from bebop.run_folder import RunFolder
+from bebop.store import STEPS, Store
 
 SECTION = "runtime."  # where dir and resume are
 HELP = """usage: python -m bebop.run [--help] [--cfg] [override ...]
@@ -46,36 +51,44 @@ def main(arguments: list[str]) -> int:
     unknown = [a for a in overrides if a.startswith("--")]
     if unknown:
         raise UserError(f"{unknown[0]} is no option: there are --help and --cfg; settings are given as NAME=VALUE")
-    overrides = saved_overrides(overrides, SECTION) + overrides
+    overrides = resumed_overrides(overrides, "config", SECTION)
     config = job_config(overrides)
     if "--cfg" in arguments:
         sys.stdout.write(as_yaml(config))
         return 0
-    run_dir, config = open_run(config)
+    folder, config = placed(config)
+    with contextlib.closing(folder):
+        check_writable("runtime.dir", folder.path)
+        folder.check(config, JOB)
 
-    from bebop.runtime import run_job  # Ray takes seconds to import; --help and errors should not wait for it
+        # Torch and Ray take seconds to import; --help and errors should not wait for them.
+        from bebop.identity import identity
+        from bebop.preflight import checked
+        from bebop.runtime import run_job
 
-    sys.stderr.write(f"run folder: {run_dir}\n")
-    finished = run_job(config, run_dir, lambda: write_down(config, overrides, run_dir, SECTION))
-    report(config, run_dir)
+        source = checked(config)
+        folder.identify(identity(config.model, {"task.path": config.task.path}))
+
+        def begin() -> None:
+            with writing(folder.path):
+                folder.open()
+                write_down(config, overrides, folder.path, SECTION)
+            sys.stderr.write(f"run folder: {folder.path}\n")
+
+        finished = run_job(config, folder.path, source.prompt, begin)
+        report(config, folder.path)
     if not finished:
-        again = f"python -m bebop.run runtime.dir={run_dir} runtime.resume=true"
+        again = f"python -m bebop.run runtime.dir={folder.path} runtime.resume=true"
         sys.stderr.write(f"interrupted; go on with: {again}\n")
     return 0 if finished else 130
 
 
-def open_run(config: JobConfig) -> tuple[Path, JobConfig]:
-    """Make the run folder; one that holds a run is only taken to go on with it."""
-    run_dir = Path(config.runtime.dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
-    if (run_dir / "metrics.jsonl").exists() and not config.runtime.resume:
-        raise UserError(
-            f"runtime.dir={str(run_dir)!r} holds a run: set runtime.resume=true to go on with it, or choose another"
-        )
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"runtime.dir={str(run_dir)!r} cannot be made: {error.strerror}") from error
-    return run_dir, dataclasses.replace(config, runtime=dataclasses.replace(config.runtime, dir=str(run_dir)))
+def placed(config: JobConfig) -> tuple[RunFolder, JobConfig]:
+    """The run folder, of which nothing is made yet, and the configuration that names it."""
+    runtime = config.runtime
+    path = Path(runtime.dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}").resolve()
+    folder = RunFolder(path, "runtime.dir", runtime.resume, Store(path, STEPS))
+    return folder, dataclasses.replace(config, runtime=dataclasses.replace(runtime, dir=str(path)))
 
 
 def report(config: JobConfig, run_dir: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,20 +19,18 @@ import ray
 from ray.util.metrics import Gauge
 
 from bebop.actors import free_port
+from bebop.command import writing
 from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.loop import Loop
-from bebop.model.checkpoint import load_tokenizer, require_known, require_mtp
 from bebop.monitor.dashboards.provision import provision
 from bebop.monitor.watch import Watch
 from bebop.placement import pools, reserve
+from bebop.preflight import LONGEST_FOLDER
 from bebop.protocols import TrainerDied, WorkerDied
 from bebop.remote import RayTrainer, RayWorker
 from bebop.rollout.decoding.systems import make_system
-from bebop.rollout.sglang_builder import check_job
 from bebop.sinks import JsonlSink, ProgressLine, Sink, TensorBoardSink, WandbSink
-from bebop.tasks.rewards import make_reward
-from bebop.tasks.source import PromptSource, chat_encoder, instruction
 from bebop.trainer import checkpoint
 from bebop.trajectory import Prompt
 
@@ -57,8 +56,11 @@ class RaySink:
 
 
 @contextlib.contextmanager
-def ray_session(config: JobConfig) -> Iterator[None]:
-    """Ray for the length of a job: a private one with its own folder and ports, or one that is joined by address."""
+def ray_session(config: JobConfig) -> Iterator[Callable[[], None]]:
+    """Ray for the length of a job: a private one with its own folder and ports, or one that is joined by address.
+
+    What is handed out closes Ray's folder to others, once more after its processes have come up: they make parts of it.
+    """
     runtime = config.runtime
     if runtime.address is not None:
         try:
@@ -66,58 +68,99 @@ def ray_session(config: JobConfig) -> Iterator[None]:
         except (ConnectionError, ValueError) as error:
             raise UserError(f"runtime.address={runtime.address!r} cannot be joined: {error}") from error
         try:
-            yield
+            yield lambda: None
         finally:
             ray.shutdown()
         return
-    temp = Path(runtime.temp_dir or tempfile.mkdtemp(prefix="bebop-ray-"))
     os.environ["RAY_GCS_SERVER_PORT"] = str(runtime.port or free_port())
     wanted = config.trainer.ranks * config.trainer.threads + config.rollout.workers * config.rollout.threads
+    with private_folder() as private:
+        temp = Path(runtime.temp_dir).absolute() if runtime.temp_dir else private / "ray"
+        temp.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = temp.stat().st_mode
+        try:
+            ray.init(
+                address="local",
+                num_cpus=max(wanted, os.cpu_count() or 1),
+                include_dashboard=runtime.dashboard,
+                dashboard_port=runtime.dashboard_port,
+                _temp_dir=str(temp),
+                _metrics_export_port=runtime.metrics_port or free_port(),
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
+            session = (temp / "session_latest").resolve()
+            temp.chmod(mode)
+            shut(session)
+            if config.monitor.ray_metrics:  # Ray has written its own files by now; ours go beside them
+                provision(session, staleness=config.rollout.staleness)
+            yield lambda: shut(session)
+        finally:
+            with unhurried():
+                ray.shutdown()
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A folder that nobody else may enter, for the temporary files of every process of a job; gone afterwards."""
+    before = os.environ.get("TMPDIR")
+    folder = Path(tempfile.mkdtemp(prefix="bebop-", dir=_short(tempfile.gettempdir())))
+    (folder / "files").mkdir(mode=0o700)
+    os.environ["TMPDIR"] = str(folder / "files")  # Ray's processes inherit it
     try:
-        ray.init(
-            address="local",
-            num_cpus=max(wanted, os.cpu_count() or 1),
-            include_dashboard=runtime.dashboard,
-            dashboard_port=runtime.dashboard_port,
-            _temp_dir=str(temp),
-            _metrics_export_port=runtime.metrics_port or free_port(),
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
-        if config.monitor.ray_metrics:  # Ray has written its own files by now; ours go beside them
-            provision((temp / "session_latest").resolve(), staleness=config.rollout.staleness)
+        yield folder
+    finally:
+        os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
+        with unhurried():
+            for _ in range(50):  # processes that are ending may still write
+                shutil.rmtree(folder, ignore_errors=True)
+                if not folder.exists():
+                    break
+                time.sleep(0.1)
+
+
+def _short(folder: str) -> str:
+    """``folder``, or, as Ray does, the system's own where sockets below it would have too long a name."""
+    return folder if len(folder) + len("/bebop-12345678/ray") <= LONGEST_FOLDER else "/tmp"
+
+
+def shut(folder: Path) -> None:
+    """Take from others what Ray gives to everybody: it makes its folders writable for the whole machine."""
+    for place, _, _ in os.walk(folder):
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(place, os.stat(place).st_mode & ~0o077)
+
+
+@contextlib.contextmanager
+def unhurried() -> Iterator[None]:
+    """Ctrl-C and a polite kill are not heard while the block puts things away."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
         yield
     finally:
-        ray.shutdown()
-        if runtime.temp_dir is None:
-            shutil.rmtree(temp, ignore_errors=True)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def run_job(config: JobConfig, run_dir: Path, begin: Callable[[], None] = lambda: None) -> bool:
-    """Run a job to its end in ``run_dir``; False if it was interrupted (a checkpoint is left behind).
+def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], begin: Callable[[], None]) -> bool:
+    """Run a job that ``preflight`` has checked to its end in ``run_dir``; False if it was interrupted.
 
-    ``begin`` is called once everything that can be checked beforehand is found to be right.
+    An interrupted job leaves a checkpoint. ``prompt(i)`` gives prompt number i.
+    ``begin`` is called once all parts run: nothing is written to ``run_dir`` before.
     """
-    tokenizer = load_tokenizer(config.model)
-    require_known(config.model)
-    room = config.rollout.max_length - config.rollout.sampling.max_new_tokens
-    source = PromptSource(config.task, chat_encoder(tokenizer, instruction(config.task, tokenizer)), room)
-    source.prompt(0)  # a task that cannot be asked fails here, before anything is started
-    make_reward(config.task)
-    if make_system(config.decoding).drafter is not None or config.cotrain.mode != "off":
-        require_mtp(config.model)
-    if config.rollout.engine == "sglang":
-        check_job(config)
-    found = checkpoint.latest(run_dir) if config.runtime.resume else None
+    checkpoints = checkpoint.store(run_dir)
+    found = checkpoints.newest_sound() if config.runtime.resume else None
     if config.runtime.resume and found is None:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
-    if found is not None:
-        checkpoint.verify(found)
-    begin()
-    with ray_session(config):
+    with ray_session(config) as close_to_others:
+
+        def started() -> None:
+            close_to_others()
+            begin()
+
         ranks, places = (reserve(pool) for pool in pools(config, ray.cluster_resources().get("GPU", 0.0)))
         trainer, workers = RayTrainer(config, run_dir, ranks), [RayWorker(config, place) for place in places]
-        return asyncio.run(_run(config, run_dir, source.prompt, found, trainer, workers))
+        return asyncio.run(_run(config, run_dir, prompt, found, trainer, workers, started))
 
 
 async def _run(
@@ -127,9 +170,11 @@ async def _run(
     found: Path | None,
     trainer: RayTrainer,
     workers: Sequence[RayWorker],
+    begin: Callable[[], None],
 ) -> bool:
     """Run the loop; when the trainer dies, go back to the newest checkpoint with fresh actors."""
-    sinks = _sinks(config, run_dir, _step_of(found))
+    checkpoints = checkpoint.store(run_dir)
+    sinks: list[Sink] = []
     loop: Loop | None = None
     watch: Watch | None = None
     stop = asyncio.Event()
@@ -139,7 +184,12 @@ async def _run(
     try:
         for deaths in range(config.runtime.max_restarts + 1):
             await _start(trainer, workers)
-            watch = _watch(config, run_dir, _step_of(found))
+            start = checkpoints.step(found) if found else 0
+            if not deaths:
+                begin()
+                checkpoints.set_aside(found)
+                sinks = _sinks(config, run_dir, start)
+            watch = _watch(config, run_dir, start)
             loop = Loop(config, prompt, workers, trainer, sinks, watch)
             if stop.is_set():
                 loop.stopping.set()
@@ -151,20 +201,19 @@ async def _run(
             except TrainerDied as death:
                 if watch is not None:
                     watch.close()
-                found = checkpoint.latest(run_dir)
+                found = checkpoints.newest_sound()
+                checkpoints.set_aside(found)
                 where = found.name if found else "the start"
                 log.warning("the trainer died (%s); going back to %s", death, where)
                 if deaths == config.runtime.max_restarts:
                     raise UserError(f"the trainer died {deaths + 1} times, the last time: {death}") from death
         raise AssertionError("unreachable")
     finally:
-        for sink in sinks:
-            sink.close()
-        if watch is not None:
-            watch.close()
-        trainer.close()
-        for worker in workers:
-            worker.close()
+        with contextlib.ExitStack() as closing:  # all are closed, whatever one of them raises
+            for close in [*(w.close for w in workers), trainer.close, *(s.close for s in sinks)]:
+                closing.callback(close)
+            if watch is not None:
+                closing.callback(watch.close)
 
 
 async def _start(trainer: RayTrainer, workers: Sequence[RayWorker]) -> None:
@@ -183,11 +232,6 @@ def _interrupt(loop: Loop | None, stop: asyncio.Event) -> None:
     stop.set()
     if loop is not None:
         loop.stopping.set()
-
-
-def _step_of(found: Path | None) -> int:
-    """The step of a checkpoint; 0 without one."""
-    return int(found.name.removeprefix("step_")) if found else 0
 
 
 def _watch(config: JobConfig, run_dir: Path, start: int) -> Watch | None:
@@ -218,4 +262,5 @@ def _write_pids(run_dir: Path, trainer: RayTrainer, workers: Sequence[RayWorker]
         *[f"trainer {pid}" for pid in trainer.pids],
         *[f"rollout {w.pid}" for w in workers],
     ]
-    (run_dir / "pids.txt").write_text("\n".join(lines) + "\n")
+    with writing(run_dir / "pids.txt"):
+        (run_dir / "pids.txt").write_text("\n".join(lines) + "\n")

@@ -7,13 +7,15 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from io import StringIO
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TextIO
 
 from tqdm import tqdm
 
+from bebop.command import writing
 from bebop.errors import UserError
 
 
@@ -57,23 +59,26 @@ class StepLog:
     def __init__(self, path: Path, resume_from: int | None = None) -> None:
         """Start ``path``, or keep its steps up to and including ``resume_from``."""
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._last = _keep(path, resume_from or 0)
-        self._file = path.open("a", encoding="utf-8")
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._last = _keep(path, resume_from or 0)
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one line; ``row`` has a whole-numbered ``step``."""
-        if row["step"] <= self._last:
-            self._file.close()
-            _keep(self.path, row["step"] - 1)
-            self._file = self.path.open("a", encoding="utf-8")
-        self._file.write(_line(row))
-        self._file.flush()
+        with writing(self.path):
+            if row["step"] <= self._last:
+                self._file.close()
+                _keep(self.path, row["step"] - 1)
+                self._file = self.path.open("a", encoding="utf-8")
+            self._file.write(_line(row))
+            self._file.flush()
         self._last = row["step"]
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with writing(self.path):
+            self._file.close()
 
 
 class JsonlSink:
@@ -116,17 +121,32 @@ class TensorBoardSink:
         # Imported here: it takes a second and most importers of this file want only Mean.
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(dir), purge_step=purge_step)
+        self.dir = dir
+        threading.excepthook = _not_tensorboards(threading.excepthook)
+        with writing(dir):
+            self._writer = SummaryWriter(str(dir), purge_step=purge_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Add one scalar a name."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        with writing(self.dir):
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+            self._writer.flush()
 
     def close(self) -> None:
         """Close the event file."""
-        self._writer.close()
+        with writing(self.dir):
+            self._writer.close()
+
+
+def _not_tensorboards(hook: Callable[[Any], object]) -> Callable[[Any], object]:
+    """``hook`` for threads other than TensorBoard's: what that one cannot write is raised by the next call as well."""
+
+    def show(arguments: threading.ExceptHookArgs) -> None:
+        if not (type(arguments.thread).__name__ == "_AsyncWriterThread" and isinstance(arguments.exc_value, OSError)):
+            hook(arguments)
+
+    return show
 
 
 class WandbSink:

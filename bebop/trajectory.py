@@ -5,6 +5,7 @@ law that produced the token (temperature and truncation included), alike for acc
 never the draft's log q.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -30,8 +31,8 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # over prompt and answer, as transformers does
     max_new_tokens: int = 128
-    stop_token_ids: tuple[int, ...] = ()  # the end-of-text token belongs here; it is kept in the answer
-    stop: tuple[str, ...] = ()  # the answer ends with the token that completes one of these strings
+    stop_token_ids: tuple[int, ...] = ()  # the end-of-text token belongs here; a token of the answer, not of its text
+    stop: tuple[str, ...] = ()  # an answer ends with the token that completes one of these; its text keeps the string
     seed: int = 0
 
     @property
@@ -59,11 +60,13 @@ class DecodeStats:
     """Sums over the decoding cycles of one request (or of many: ``+`` adds them). Position k counts from 0.
 
     Sums over positions are taken over cycles that *reached* the position, so ``accepted[k] / reached[k]`` and
-    ``overlap[k] / reached[k]`` both estimate the conditional acceptance rate (SPEC 0.6: counts, Rao-Blackwell).
+    ``overlap[k] / reached[k]`` both estimate the conditional acceptance rate (SPEC 0.6: counts, Rao-Blackwell). What
+    an answer's end cuts off counts nowhere: not as a token, not as reached, not as accepted.
     """
 
-    cycles: int = 0  # verification passes (each emits accepted + 1 tokens)
-    tokens: int = 0  # tokens emitted
+    cycles: int = 0  # verification passes (each emits accepted + 1 tokens, fewer where the answer ends)
+    tokens: int = 0  # tokens of the answer
+    prefilled: int = 0  # of those, from a prefill and not from a cycle (SGLang's first; the embedded engine has none)
     target_forwards: int = 0  # backbone passes in which the request took part, prefill excluded
     draft_forwards: int = 0  # MTP passes in which it took part
     reached: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] cycles that tested draft k
@@ -77,6 +80,7 @@ class DecodeStats:
         return DecodeStats(
             cycles=self.cycles + other.cycles,
             tokens=self.tokens + other.tokens,
+            prefilled=self.prefilled + other.prefilled,
             target_forwards=self.target_forwards + other.target_forwards,
             draft_forwards=self.draft_forwards + other.draft_forwards,
             reached=_add(self.reached, other.reached),
@@ -88,9 +92,14 @@ class DecodeStats:
         )
 
     @property
+    def emitted(self) -> int:
+        """Tokens that came out of the cycles."""
+        return self.tokens - self.prefilled
+
+    @property
     def accept_length(self) -> float:
-        """Tokens per cycle: accepted drafts + 1. NaN before the first cycle."""
-        return 1.0 + float(self.accepted.sum()) / self.cycles if self.cycles else float("nan")
+        """Tokens emitted per cycle: accepted drafts + 1, less what the answer's end cut off. NaN before the first."""
+        return self.emitted / self.cycles if self.cycles else float("nan")
 
 
 def _add(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -123,11 +132,22 @@ class Completion:
     token_ids: NDArray[np.int64]  # [T], the stop token included
     logprobs: NDArray[np.float32]  # [T] log p under the law that produced the token
     versions: NDArray[np.int64]  # [T] weight version that produced the token
-    text: str = ""
+    contexts: NDArray[np.int64] | None = None  # [T] oldest version among the keys and values it saw; see ``oldest``
+    text: str = ""  # without what ended it, see ``rollout.text``
     finish_reason: FinishReason = "stop"
     stats: DecodeStats = field(default_factory=DecodeStats)
     stretches: tuple[tuple[int, DecodeStats], ...] = ()  # the same by where a cycle began, see STRETCH; may be missing
     exact: bool = True  # False: the decoding system changes the output law
+    # What the decoding system keeps of an aborted answer, to go on with; by name, empty once it is finished.
+    state: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    @property
+    def oldest(self) -> NDArray[np.int64]:
+        """[T] the oldest weights that took part in each token, be it through keys and values kept from before.
+
+        An engine that does not say is taken to keep everything: then it is the oldest version so far.
+        """
+        return np.minimum.accumulate(self.versions) if self.contexts is None else self.contexts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +156,7 @@ class Trajectory:
 
     completion: Completion
     reward: float
+    timed_out: bool = False  # the reward function hung, and the reward of 0 says nothing about the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

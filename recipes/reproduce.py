@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bebop.benchmarks.record import show
+from bebop.command import Parser, run_main
 from recipes.common.study import FOLDER, QUICK, results_folder
 from recipes.common.summary import page, read
 
@@ -16,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ("objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond")
 
 
-def main() -> None:
+def main(given: list[str]) -> int:
     """Run what was asked for, then write the page; the status is 1 if a recipe failed."""
-    options = arguments()
+    options = arguments(given)
     failed = [] if options.rebuild else [name for name in options.only if not run(name, options.only)]
     target = FOLDER / "RESULTS.md" if QUICK else ROOT / "RESULTS.md"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -28,18 +29,18 @@ def main() -> None:
     show(f"{os.path.relpath(target)} written" + (f"; no results of {', '.join(missing)}" if missing else "") + "\n")
     if failed:
         show(f"failed: {', '.join(failed)}\n")
-        sys.exit(1)
+    return 1 if failed else 0
 
 
-def arguments() -> argparse.Namespace:
+def arguments(given: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.reproduce", description=__doc__)
+    parser = Parser(prog="python -m recipes.reproduce", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=RECIPES, default=RECIPES, metavar="NAME", help=", ".join(RECIPES))
     parser.add_argument("--quick", action="store_true", help="smoke runs, which overwrite no results")
     parser.add_argument(
         "--rebuild", action="store_true", help="run nothing: RESULTS.md from the results that are there"
     )
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 def run(name: str, among: Sequence[str]) -> bool:
@@ -58,4 +59,4 @@ def run(name: str, among: Sequence[str]) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

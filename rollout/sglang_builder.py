@@ -17,6 +17,7 @@ from bebop.rollout.sglang_carriers import Carrier, DiskCarrier, DistributedCarri
 from bebop.rollout.sglang_engine import EngineSpec, SglangEngine
 from bebop.rollout.sglang_http import Fleet, HttpBackend
 from bebop.rollout.sglang_weights import stored_head
+from bebop.rollout.text import AnswerText
 from bebop.trajectory import SamplingParams
 
 
@@ -47,7 +48,7 @@ def make_engine(config: JobConfig) -> tuple[SglangEngine, tuple[int, ...]]:
     )
     backend = make_backend(config, own, folder, spec.monitor_every)
     carrier = make_carrier(own, folder, find_device(config.model))
-    engine = SglangEngine(backend, carrier, spec, lambda ids: str(tokenizer.decode(ids)), head)
+    engine = SglangEngine(backend, carrier, spec, AnswerText(tokenizer), head)
     return engine, end_tokens(folder, tokenizer.eos_token_id)
 
 

@@ -22,8 +22,9 @@ from bebop.rollout.engine import EngineDied, Finished, Request
 from bebop.rollout.sglang_arguments import refuse_law, sampling_arguments
 from bebop.rollout.sglang_backend import Backend
 from bebop.rollout.sglang_carriers import Carrier
-from bebop.rollout.sglang_outputs import Decode, completion, nothing, refused
+from bebop.rollout.sglang_outputs import completion, nothing, refused
 from bebop.rollout.sglang_weights import WeightWatch, shipment
+from bebop.rollout.text import TextOf
 from bebop.trajectory import Completion, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -59,10 +60,10 @@ class SglangEngine:
     """
 
     def __init__(
-        self, backend: Backend, carrier: Carrier, spec: EngineSpec, decode: Decode, head: Mapping[str, Tensor]
+        self, backend: Backend, carrier: Carrier, spec: EngineSpec, text: TextOf, head: Mapping[str, Tensor]
     ) -> None:
         """``head``: the checkpoint's MTP head, under the names of ``MTPHead``; empty if it has none."""
-        self.backend, self.carrier, self.spec, self.decode = backend, carrier, spec, decode
+        self.backend, self.carrier, self.spec, self.text = backend, carrier, spec, text
         self.version = 0
         self.head = fingerprint(head, spec.dtype) if head else ""
         self._news = threading.Condition()
@@ -193,7 +194,8 @@ class SglangEngine:
             output = await self.backend.generate(self._payload(request, answer))
             if (problem := refused(output)) is not None:
                 raise UserError(f"SGLang refuses a request: {problem}")
-            answer = completion(output, request.params, self.decode, self.spec.drafts, answer)
+            recomputed = self.spec.pause != "in_place"
+            answer = completion(output, request.params, self.text, self.spec.drafts, answer, recomputed)
             if answer.finish_reason != "abort":
                 return answer
             cuts = 0 if len(answer.token_ids) > done else cuts + 1

@@ -1,6 +1,6 @@
 """From SGLang's outputs to completions: tokens, log-probs, versions and statistics under the names of every version."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,30 +8,38 @@ from numpy.typing import NDArray
 
 from bebop.errors import UserError
 from bebop.monitor.adapters import sglang_stats
+from bebop.rollout.text import TextOf
 from bebop.trajectory import Completion, DecodeStats, FinishReason, SamplingParams
 
 STATISTICS = ("overlap", "target_only", "draft_entropy", "target_entropy")
-Decode = Callable[[Sequence[int]], str]
 
 
 def completion(
     output: Mapping[str, Any],
     params: SamplingParams,
-    decode: Decode,
+    text: TextOf,
     drafts: int,
     partial: Completion | None = None,
+    recomputed: bool = False,
 ) -> Completion:
-    """One output of SGLang, appended to ``partial`` if it went on with one. ``drafts`` is 0 for plain decoding."""
-    meta = output["meta_info"]
+    """One output of SGLang, appended to ``partial`` if it went on with one. ``drafts`` is 0 for plain decoding.
+
+    ``recomputed``: keys and values are computed again when weights change; else those of older weights stay.
+    """
+    meta, reason = output["meta_info"], _reason(output["meta_info"])
     ids = np.asarray(output["output_ids"], dtype=np.int64)
     before = partial if partial is not None else nothing()
     whole = np.concatenate([before.token_ids, ids])
+    versions = _versions(meta, len(ids))
+    # What went on with ``partial`` began with a prefill of all of it: what counts is what this output saw.
+    contexts = versions if recomputed else np.minimum.accumulate(versions)
     return Completion(
         token_ids=whole,
         logprobs=np.concatenate([before.logprobs, _logprobs(meta, ids, params)]),
-        versions=np.concatenate([before.versions, _versions(meta, len(ids))]),
-        text=decode(whole.tolist()),
-        finish_reason=_reason(meta),
+        versions=np.concatenate([before.versions, versions]),
+        contexts=np.concatenate([before.oldest, contexts]),
+        text=text(whole.tolist(), params, reason),
+        finish_reason=reason,
         stats=before.stats + request_stats(meta, len(ids), drafts),
     )
 
@@ -79,16 +87,22 @@ def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeSt
     """Counts of all verification steps; overlap and entropies of those that the plugin measured, weighted up.
 
     Position k's sum is over measured steps that reached it, each times the number of steps that it stands for, so
-    that sum / reached estimates the mean. With adaptive steps ``reached`` counts shorter drafts as rejected.
+    that sum / reached estimates the mean. With adaptive steps ``reached`` counts shorter drafts as rejected. The accept
+    length is of tokens in the answer. Drafts beyond its end, which SGLang counts too and which cannot be told apart,
+    remain in the rates per position: they were tested like the others.
     """
     if not drafts:
         return DecodeStats(cycles=tokens, tokens=tokens, target_forwards=tokens)
     if tokens <= 1 and not meta.get("spec_verify_ct"):  # the prefill's token, and no step yet
-        return DecodeStats(tokens=tokens)
+        return DecodeStats(tokens=tokens, prefilled=tokens)
     counts = sglang_stats({name: value for name, value in meta.items() if name != "bebop_verify"})
     if counts is None:
-        return DecodeStats(tokens=tokens)
-    counts.tokens, counts.target_forwards, counts.draft_forwards = tokens, counts.cycles, counts.cycles * drafts
+        return DecodeStats(tokens=tokens, prefilled=tokens)
+    # What SGLang counts may go beyond the answer's end, in its last step; a prefill gives a token, and after a
+    # retraction once more.
+    emitted = max(0, min(counts.tokens, tokens - 1))
+    counts.tokens, counts.prefilled = tokens, tokens - emitted
+    counts.target_forwards, counts.draft_forwards = counts.cycles, counts.cycles * drafts
     width = len(counts.reached)
     for name in STATISTICS:
         setattr(counts, name, np.zeros(width))

@@ -55,25 +55,46 @@ class Slots:
         self.hidden = torch.zeros(s, sizes.hidden, dtype=dtype, device=device)  # [S, d] drafter's state for draft 1
         self.tokens = torch.zeros(s, width, **long)  # [S, length + K + 1] answer tokens
         self.versions = torch.zeros(s, width, **long)  # same shape
+        self.contexts = torch.zeros(s, width, **long)  # same shape, oldest version among the keys and values it saw
+        self.oldest = torch.zeros(s, **long)  # [S] oldest version among the keys and values in the cache
         self.logprobs = torch.zeros(s, width, dtype=torch.float32, device=device)  # same shape
         self.starts = torch.tensor(starts(sizes.length), device=device)  # [P] where the stretches of an answer begin
         shape = (s, len(self.starts), len(STATS), sizes.drafts)  # sums by stretch, see STATS
         self.stats = torch.zeros(shape, dtype=torch.float64, device=device)
-        self.begun = torch.zeros(s, len(self.starts), **long)  # [S, P] cycles that began in each stretch
+        self.begun = torch.zeros(s, len(self.starts), 2, **long)  # [S, P, 2] cycles that began there, their tokens
         self.work = torch.zeros(s, 3, **long)  # [S, 3] cycles, backbone passes, drafter passes
         self.settings = torch.tensor(list(NEUTRAL.values()), device=device).repeat(s, 1)  # [S, 5] in NEUTRAL's order
         self.seen: Tensor | None = None  # [S, V] tokens in the context; made when a request has a penalty
+        self.columns: dict[str, Tensor] = {}  # name -> [S, ...] what a part of the decoding system keeps per request
+        self._fresh: dict[str, Tensor] = {}  # name -> [...] what a new request starts from
+        self._latest: tuple[Tensor, Tensor, Tensor] | None = None  # what ``record`` was given last, with its stretches
         self._laws: tuple[int, Laws] | None = None
+
+    def add(self, name: str, fresh: Tensor) -> Tensor:
+        """A column [S, ...] (fp64) of one's own: requests start from ``fresh`` [...], rows move, aborted ones resume.
+
+        A column that is there already stays, so that requests in progress go on with theirs when a system returns.
+        """
+        fresh = fresh.to(device=self.device, dtype=torch.float64)
+        known = self._fresh.get(name)
+        if known is None or known.shape != fresh.shape:
+            self.columns[name] = fresh.expand(self.sizes.slots, *fresh.shape).clone()
+        self._fresh[name] = fresh
+        return self.columns[name]
 
     def _all(self) -> list[Tensor]:
         own = [self.fed, self.last, self.count, self.limit, self.seed, self.stops, self.hidden, self.tokens]
-        own += [self.versions, self.logprobs, self.stats, self.begun, self.work, self.settings]
+        own += [self.versions, self.contexts, self.oldest, self.logprobs, self.stats, self.begun, self.work]
+        own += [self.settings, *self.columns.values()]
         return own if self.seen is None else [*own, self.seen]
 
-    def start(self, first: int, params: Sequence[SamplingParams], contexts: Sequence[Sequence[int]]) -> None:
+    def start(
+        self, first: int, params: Sequence[SamplingParams], contexts: Sequence[Sequence[int]], version: int = 0
+    ) -> None:
         """Set slots ``first``, ``first`` + 1, ... for requests whose contexts (prompt, answer so far) are given.
 
-        One write a tensor, however many requests come at once.
+        ``version``: of the weights that will compute their keys and values. One write a tensor, however many requests
+        come at once.
         """
         rows = slice(first, first + len(params))
         width = self.sizes.stops
@@ -88,6 +109,9 @@ class Slots:
         self.stats[rows] = 0
         self.begun[rows] = 0
         self.work[rows] = 0
+        self.oldest[rows] = version
+        for name, column in self.columns.items():
+            column[rows] = self._fresh[name]
         laws = [(p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty) for p in params]
         self.settings[rows] = torch.tensor(laws, device=self.device)
         penalised = [i for i, p in enumerate(params) if p.repetition_penalty != 1.0]
@@ -99,6 +123,28 @@ class Slots:
             for i in penalised:
                 self.seen[first + i, torch.tensor(contexts[i], device=self.device)] = True
         self._laws = None
+
+    def record(self, sums: Tensor, emitted: Tensor) -> None:
+        """Add a cycle of the first B slots: sums [B, n, K] of the first n of STATS, and tokens emitted [B].
+
+        They belong to the stretch of the answer in which the cycle began.
+        """
+        batch, kinds, drafts = sums.shape
+        stretch = torch.bucketize(self.count[:batch], self.starts, right=True) - 1
+        row = torch.arange(batch, device=self.device)
+        self.begun[row, stretch] += torch.stack([torch.ones_like(emitted), emitted], 1)
+        self.stats[row, stretch, :kinds, :drafts] += sums
+        self._latest = (sums, stretch, emitted)
+
+    def cut(self, slot: int, count: int) -> None:
+        """End a slot's answer after ``count`` tokens; what its latest cycle emitted beyond counts nowhere."""
+        if self._latest is not None:
+            sums, stretch, emitted = (part[slot] for part in self._latest)
+            beyond = int(self.count[slot]) - count
+            left = int(emitted) - beyond
+            self.stats[slot, stretch, : len(sums), left : sums.shape[1]] -= sums[:, left:]
+            self.begun[slot, stretch, 1] -= beyond
+        self.count[slot] = count
 
     def move(self, source: int, target: int) -> None:
         """Move a slot's state; its cache entries are moved by the model runner."""

@@ -15,8 +15,10 @@ from bebop.model.fingerprint import fingerprint
 from bebop.rollout.decoding.protocols import System
 from bebop.rollout.decoding.step import cycle
 from bebop.rollout.engine import Finished, Request
+from bebop.rollout.room import check_memory, check_positions
 from bebop.rollout.runner import ModelRunner
 from bebop.rollout.slots import STATS, Slots, SlotSizes
+from bebop.rollout.text import AnswerText
 from bebop.trajectory import Completion, DecodeStats, FinishReason, add_stretches
 
 
@@ -41,25 +43,25 @@ class TorchEngine:
         if system.drafter is not None and policy.mtp is None:
             raise UserError(f"decoding.system={system.name!r} drafts with MTP weights, and the model has none")
         self.policy, self.system = policy, system
-        self.length = system.length()
+        self.text = AnswerText(policy.tokenizer)
         self.measure, self.on_update = measure, on_update
+        check_positions(policy.backbone.config, max_length)
+        check_memory(policy.backbone.config, slots, max_length, policy.backbone.dtype, policy.device)
         sizes = SlotSizes(
             slots=slots,
             length=max_length,
-            drafts=max(self.length.limit, room) if system.drafter is not None else 0,
+            drafts=max(system.drafts, room) if system.drafter is not None else 0,
             hidden=policy.backbone.config.hidden_size,
             vocab=policy.vocab_size,
         )
         self.slots = Slots(sizes, policy.backbone.dtype, policy.device)
+        self.length = system.length(self.slots)
         self.runner = ModelRunner(policy, self.slots)
         self.version = 0
         self.head = self._fingerprint()
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []  # the request in slot i
         self.fed: list[int] = []  # its fed length, known without asking the device
-        limit = policy.backbone.config.max_position_embeddings
-        if max_length > limit:
-            raise UserError(f"rollout.max_length={max_length} is not possible: the model has {limit} positions")
 
     @property
     def unfinished(self) -> int:
@@ -122,13 +124,14 @@ class TorchEngine:
         self.version, self.head = version, self._fingerprint()
         if self.on_update == "recompute" and self.active:
             self._prefill(0, [self._context(slot) for slot in range(len(self.active))])
+            self.slots.oldest[: len(self.active)] = version
 
     def set_system(self, system: System) -> None:
         """Running requests go on with it, whose output law is the same if both systems are exact."""
-        length, room = system.length(), self.slots.sizes.drafts
-        if (system.drafter is not None and room == 0) or length.limit > room:
-            raise UserError(f"decoding.draft_tokens={length.limit} is not possible now: the engine has room for {room}")
-        self.system, self.length = system, length
+        drafts, room = system.drafts, self.slots.sizes.drafts
+        if (system.drafter is not None and room == 0) or drafts > room:
+            raise UserError(f"decoding.draft_tokens={drafts} is not possible now: the engine has room for {room}")
+        self.system, self.length = system, system.length(self.slots)
 
     def _fingerprint(self) -> str:
         return "" if self.policy.mtp is None else fingerprint(dict(self.policy.mtp.named_parameters()))
@@ -142,7 +145,7 @@ class TorchEngine:
         first = len(self.active)
         answers = [r.partial.token_ids.tolist() if r.partial is not None else [] for r in new]
         contexts = [[*r.token_ids, *answer] for r, answer in zip(new, answers, strict=True)]
-        self.slots.start(first, [r.params for r in new], contexts)
+        self.slots.start(first, [r.params for r in new], contexts, self.version)
         for slot, request in enumerate(new, start=first):
             if request.partial is not None:
                 self._restore(slot, request.partial)
@@ -169,12 +172,17 @@ class TorchEngine:
             self.runner.copy(start + i, targets[0], targets[-1] + 1, len(context) - 1)
 
     def _restore(self, slot: int, partial: Completion) -> None:
-        """Put an aborted answer's tokens, log-probs and versions back into a slot."""
-        done = len(partial.token_ids)
-        self.slots.count[slot] = done
-        for name in ("tokens", "logprobs", "versions"):
-            values = getattr(partial, "token_ids" if name == "tokens" else name)
-            getattr(self.slots, name)[slot, :done] = torch.as_tensor(values, device=self.slots.device)
+        """Put an aborted answer's tokens, with all that is known of them, and its decoding state back into a slot."""
+        slots, done = self.slots, len(partial.token_ids)
+        slots.count[slot] = done
+        tables = (slots.tokens, slots.logprobs, slots.versions, slots.contexts)
+        for table, values in zip(
+            tables, (partial.token_ids, partial.logprobs, partial.versions, partial.oldest), strict=True
+        ):
+            table[slot, :done] = torch.as_tensor(values, device=slots.device)
+        for name, column in slots.columns.items():
+            if name in partial.state:
+                column[slot] = torch.as_tensor(partial.state[name], device=slots.device)
 
     def _context(self, slot: int) -> list[int]:
         """Prompt and answer so far of a running request."""
@@ -197,7 +205,7 @@ class TorchEngine:
                 continue
             while count > 1 and _holds(self.policy.tokenizer.decode(ids[: count - 1]), request.params.stop):
                 count -= 1
-            self.slots.count[slot] = count
+            self.slots.cut(slot, count)
             hit.append(slot)
         return hit
 
@@ -215,21 +223,27 @@ class TorchEngine:
             token_ids=ids,
             logprobs=self.slots.logprobs[slot, :count].to("cpu", copy=True).numpy(),
             versions=self.slots.versions[slot, :count].to("cpu", copy=True).numpy(),
-            text=self.policy.tokenizer.decode(ids, skip_special_tokens=False),
+            contexts=self.slots.contexts[slot, :count].to("cpu", copy=True).numpy(),
+            text=self.text(ids.tolist(), request.params, reason),
             finish_reason=reason,
             stats=before + stats,
             stretches=add_stretches(earlier, self._stretches(slot, by_stretch)),
             exact=self.system.rule.exact,
+            state=self._state(slot) if reason == "abort" else {},
         )
         return Finished(id=request.id, completion=completion)
+
+    def _state(self, slot: int) -> dict[str, NDArray[np.float64]]:
+        """What the decoding system keeps of a running request."""
+        return {name: column[slot].to("cpu", copy=True).numpy() for name, column in self.slots.columns.items()}
 
     def _stretches(self, slot: int, sums: NDArray[np.float64]) -> tuple[tuple[int, DecodeStats], ...]:
         """Statistics by stretch from sums [P, STATS, K], of those in which a cycle began."""
         found = []
-        for start, cycles, rows in zip(self.slots.starts.tolist(), self.slots.begun[slot].tolist(), sums, strict=True):
+        begun = self.slots.begun[slot].tolist()
+        for start, (cycles, tokens), rows in zip(self.slots.starts.tolist(), begun, sums, strict=True):
             if cycles:
                 named = dict(zip(STATS, rows, strict=True))
-                tokens = cycles + int(named["accepted"].sum())
                 found.append((start, DecodeStats(cycles=cycles, tokens=tokens, **named)))
         return tuple(found)
 

@@ -1,18 +1,23 @@
-"""A rollout worker: prompts in, groups with rewards out, decoding all the while in a thread of its own."""
+"""A rollout worker: prompts in, groups with rewards out; decoding and rewards each in a thread of their own."""
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from bebop.config import DecodingConfig, JobConfig
+from bebop.errors import UserError
 from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Engine, Request
+from bebop.tasks.functions import RewardTimeout
 from bebop.trajectory import Completion, Group, Prompt, SamplingParams, Trajectory
 
+log = logging.getLogger(__name__)
 Reward = Callable[[str, Prompt], float]
 Weights = Mapping[str, Tensor]
 
@@ -46,6 +51,9 @@ class RolloutWorker:
         self._news = threading.Condition()
         self._inbox: deque[Sequence[Prompt] | tuple[Weights, int] | DecodingConfig] = deque()
         self._open: dict[int, _Open] = {}
+        self._rewards = ThreadPoolExecutor(1, thread_name_prefix="reward")
+        self._scoring: deque[tuple[int, Future[Trajectory]]] = deque()  # answers whose reward is being computed
+        self._timeouts = 0  # rewards that hung, one after another
         self._done: list[Group] = []
         self._busy = self._swap = 0.0
         self._loaded = (engine.version, engine.head)
@@ -90,10 +98,10 @@ class RolloutWorker:
         try:
             while True:
                 with self._news:
-                    self._news.wait_for(lambda: self._stop or self._inbox or self.engine.unfinished)
+                    self._news.wait_for(lambda: self._stop or self._inbox or self.engine.unfinished or self._scored())
                     if self._stop:
                         return
-                self.turn()
+                self.turn(settle=False)
         except BaseException as error:
             # Not swallowed: whoever collects next gets it.
             with self._news:
@@ -109,9 +117,13 @@ class RolloutWorker:
         with self._news:
             self._stop = True
             self._news.notify_all()
+        self._rewards.shutdown(wait=False, cancel_futures=True)
 
-    def turn(self) -> None:
-        """Take in what was queued, run one engine cycle, close the groups that are complete."""
+    def turn(self, settle: bool = True) -> None:
+        """Take in what was queued, run one engine cycle, close the groups that are complete.
+
+        ``settle``: wait for the rewards of all answers that ended; without, they come with a later turn.
+        """
         while self._inbox:
             message = self._inbox.popleft()
             if isinstance(message, DecodingConfig):
@@ -122,10 +134,15 @@ class RolloutWorker:
                 for prompt in message:
                     self._begin(prompt)
         started = time.perf_counter()
-        for finished in self.engine.step():
-            self._finish(finished.id, finished.completion)
+        ended = self.engine.step()
         with self._news:
             self._busy += time.perf_counter() - started
+        for finished in ended:
+            self._finish(finished.id, finished.completion)
+        if settle:
+            wait([future for _, future in self._scoring])
+        while self._scored():
+            self._close(*self._scoring.popleft())
 
     def _take_weights(self, weights: Weights, version: int) -> None:
         started = time.perf_counter()
@@ -157,10 +174,45 @@ class RolloutWorker:
         )
 
     def _finish(self, number: int, completion: Completion) -> None:
+        """Have the reward of an answer computed, beside decoding."""
+        prompt = self._open[number // self.config.trainer.group_size].prompt
+        future = self._rewards.submit(self._score, completion, prompt)
+        self._scoring.append((number, future))
+        future.add_done_callback(self._notice)
+
+    def _notice(self, _: Future[Trajectory]) -> None:
+        with self._news:
+            self._news.notify_all()
+
+    def _scored(self) -> bool:
+        """Whether the reward of the answer that ended first is there."""
+        return bool(self._scoring) and self._scoring[0][1].done()
+
+    def _score(self, completion: Completion, prompt: Prompt) -> Trajectory:
+        """The answer with its reward: 0, and marked, if the reward function hung.
+
+        That does not end a job, since one answer or one prompt may be at fault; ``UserError`` once two prompts' worth
+        of answers hung in a row, or a whole batch.
+        """
+        try:
+            reward = self.reward(completion.text, prompt)
+        except RewardTimeout as late:
+            self._timeouts += 1
+            if self._timeouts == 1:
+                log.warning("%s: reward 0, counted in reward/timeouts", late)
+            trainer = self.config.trainer
+            if self._timeouts >= min(2, trainer.groups_per_step) * trainer.group_size:
+                why = f"{late}, like the {self._timeouts - 1} answers before it"
+                raise UserError(f"{why}: mend the function, or raise task.reward_timeout") from late
+            return Trajectory(completion=completion, reward=0.0, timed_out=True)
+        self._timeouts = 0
+        return Trajectory(completion=completion, reward=reward)
+
+    def _close(self, number: int, scored: Future[Trajectory]) -> None:
+        """Put a rewarded answer into its group, and hand the group over once it is complete."""
         index, member = divmod(number, self.config.trainer.group_size)
         group = self._open[index]
-        reward = self.reward(completion.text, group.prompt)
-        group.answers[member] = Trajectory(completion=completion, reward=reward)
+        group.answers[member] = scored.result()
         if len(group.answers) < self.config.trainer.group_size:
             return
         del self._open[index]

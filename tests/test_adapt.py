@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bebop import adapt, compose
+from bebop import adapt, command
 from bebop.config import ModelConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, load_tokenizer, mtp_layout, save_policy
@@ -139,7 +139,7 @@ def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(sys, "argv", ["bebop.adapt", *arguments])
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        compose.run_main(adapt.main)
+        command.run_main(adapt.main)
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("run folder:")]
     assert ended.value.code == 2 and len(lines) == 1 and lines[0].startswith("error: "), lines
     return lines[0]
@@ -152,9 +152,9 @@ BAD = [
     (["head.warp=1"], "head.warp: no such setting; head has objective, depth"),
     (["out=MODEL"], "it is model.path: give another folder, the original is kept"),
     (["resume=true"], "resume=True is not possible: give the run's folder as dir"),
-    (["resume=true", "dir=NEW"], "holds no checkpoint"),
+    (["resume=true", "dir=NEW"], "holds no finished checkpoint"),
     (["dir=RUN"], "holds an adaptation: set resume=true to go on with it, or choose another"),
-    (["data.source=file"], "data.path=None is not possible: there is no such file"),
+    (["data.source=file"], "data.path=None is not possible: source=file needs a"),
     (["data.source=file", "data.path=EMPTY"], "has no rows: give a file with at least one"),
     (["data.source=file", "data.path=FEW", "dir=NEW"], "has 5 usable rows; give 10 or more"),
     (["data.sampling.temperature=0"], "adaptation learns from samples: > 0"),
@@ -212,18 +212,32 @@ def test_checkpoints_that_do_not_fit_are_one_line(
     assert message in call([f"model.path={tmp_path / 'in'}", f"dir={tmp_path / 'run'}", *SMALL], monkeypatch, capsys)
 
 
-def test_a_corrupt_checkpoint_is_one_line_and_an_older_one_goes_on(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def damage(file: Path) -> None:
+    """One bit in the middle."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_corrupt_checkpoint_is_named_and_an_older_one_goes_on(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
-    newest = folder / "checkpoints" / "head_000004.pt"
-    newest.write_bytes(newest.read_bytes()[:1000])
-    message = call([f"dir={folder}", "resume=true"], monkeypatch, capsys)
-    assert "head_000004.pt is corrupt" in message and "remove it to resume from an older one" in message
-    newest.unlink()
+    kept = folder / "checkpoints"
+    damage(kept / "head_000004" / "head.pt")
     assert adapt.main([f"dir={folder}", "resume=true"]) == 0
+    assert "head_000004/head.pt is corrupt" in caplog.text and "going on from head_000002" in caplog.text
     assert same(load_file(folder / "model" / "model.safetensors"), load_file(run / "model" / "model.safetensors"))
+    assert (folder / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+    names = sorted(path.name for path in kept.iterdir())
+    assert [name.split("-")[0] for name in names] == ["aside", "head_000002", "head_000004"], names
+    damage(kept / "head_000002" / "head.pt"), damage(kept / "head_000004" / "head.pt")
+    before = (folder / "overrides.json").read_text()
+    message = call([f"dir={folder}", "resume=true", "head.lr=0.5"], monkeypatch, capsys)
+    assert "holds no checkpoint that is whole" in message and "head_000002/head.pt" in message
+    assert (folder / "overrides.json").read_text() == before
 
 
 def test_a_loss_that_is_not_finite_is_one_line_and_the_last_good_checkpoint_stays(
@@ -239,8 +253,8 @@ def test_a_loss_that_is_not_finite_is_one_line_and_the_last_good_checkpoint_stay
     ]
     message = call(arguments, monkeypatch, capsys)
     assert "head.lr=1e+30: the loss of the MTP head is not finite in 3 steps running" in message
-    kept = sorted((tmp_path / "checkpoints").glob("*.pt"))
-    assert kept and all(t.isfinite().all() for t in torch.load(kept[-1])["weights"].values())
+    kept = sorted((tmp_path / "checkpoints").glob("head_*"))
+    assert kept and all(t.isfinite().all() for t in torch.load(kept[-1] / "head.pt")["weights"].values())
     assert not (tmp_path / "model").exists()
 
 

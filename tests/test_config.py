@@ -3,18 +3,30 @@
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from bebop.compose import composed, groups, job_config
-from bebop.config import JobConfig, RolloutConfig, SamplingConfig, TrainerConfig, from_dict
+from bebop.config import (
+    JobConfig,
+    ObjectiveName,
+    RolloutConfig,
+    SamplingConfig,
+    SystemName,
+    TrainerConfig,
+    from_dict,
+)
 from bebop.errors import UserError
+from bebop.rollout.decoding.systems import SYSTEMS
+from bebop.trainer.objectives import OBJECTIVES
 
 NAN, INF = float("nan"), float("inf")
 BAD: list[tuple[str, Any]] = [
-    ("model.path", "no/such/folder"), ("model.dtype", "float16"), ("model.dtype", True),
-    ("task.source", "web"),
+    ("model.path", "no/such/folder"), ("model.device", "gpu"), ("model.device", "cuda:"),
+    ("model.dtype", "float16"), ("model.dtype", True),
+    ("task.source", "web"), ("task.seed", -1), ("decoding.system", "warp"),
+    ("cotrain.head.objective", "xyz"),
     ("rollout.engine", "vllm"), ("rollout.workers", 0), ("rollout.slots", 0), ("rollout.threads", -1),
     ("rollout.staleness", -1), ("rollout.max_length", 160), ("rollout.on_update", "drop"), ("rollout.on_update", False),
     ("rollout.sampling.temperature", -0.1), ("rollout.sampling.temperature", 0.0),
@@ -36,6 +48,7 @@ BAD: list[tuple[str, Any]] = [
     ("trainer.max_tokens", 0), ("trainer.save_every", -1), ("trainer.keep", 0),
     ("runtime.max_restarts", -1), ("runtime.port", 65536), ("runtime.dashboard_port", -1),
     ("runtime.metrics_port", 70000), ("runtime.seed", -1), ("runtime.seed", 1 << 23), ("runtime.resume", True),
+    ("task.reward_timeout", 0.0), ("task.reward_timeout", INF), ("task.reward_timeout", NAN),
 ]  # fmt: skip
 
 
@@ -134,6 +147,10 @@ def test_values_take_the_annotated_type() -> None:
     assert nothing == JobConfig()
     sampling = from_dict(RolloutConfig, {"sampling": {"stop": ["a", "b"]}}).sampling
     assert sampling == SamplingConfig(stop=("a", "b"))
+
+
+def test_names_are_those_of_the_registries() -> None:
+    assert get_args(SystemName) == tuple(SYSTEMS) and get_args(ObjectiveName) == tuple(OBJECTIVES)
 
 
 def test_everything_is_frozen() -> None:

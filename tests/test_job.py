@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from bebop.store import verify
 from bebop.trainer import checkpoint
 
 pytestmark = pytest.mark.slow
@@ -64,7 +65,7 @@ def alive(pid: int) -> bool:
 
 
 def learned(folder: Path) -> dict[str, torch.Tensor]:
-    newest = checkpoint.latest(folder)
+    newest = checkpoint.store(folder).newest_sound()
     assert newest is not None
     state = checkpoint.load(newest).trainer
     return {**state["weights"], **state["optimizer"]}
@@ -128,9 +129,9 @@ def test_an_interrupt_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None
     os.killpg(run.pid, signal.SIGINT)  # as Ctrl-C does: the whole foreground group gets it
     code, errors = finish(run)
     assert code == 130 and "go on with" in errors
-    newest = checkpoint.latest(tmp_path)
+    newest = checkpoint.store(tmp_path).newest_sound()
     assert newest is not None and newest.name == f"step_{len(rows(tmp_path)):06d}"
-    checkpoint.verify(newest)
+    verify(newest)
     deadline = time.time() + 10
     while any(map(alive, others)) and time.time() < deadline:
         time.sleep(0.1)
@@ -152,13 +153,13 @@ def test_a_reward_that_raises_ends_the_run_in_one_line_with_a_checkpoint(tmp_pat
     assert code == 2
     told = [line for line in errors.splitlines() if line.startswith("error: ")]
     assert len(told) == 1 and "KeyError" in told[0] and "Traceback" not in errors
-    newest = checkpoint.latest(tmp_path / "run")
+    newest = checkpoint.store(tmp_path / "run").newest_sound()
     assert newest is not None and len(rows(tmp_path / "run")) >= 1
 
 
 def test_a_corrupt_checkpoint_is_named_and_kept(tmp_path: Path) -> None:
     assert finish(start(tmp_path, "trainer.steps=1"))[0] == 0
-    newest = checkpoint.latest(tmp_path)
+    newest = checkpoint.store(tmp_path).newest_sound()
     assert newest is not None
     file = newest / "trainer.pt"
     file.write_bytes(file.read_bytes()[:-7])

@@ -311,7 +311,7 @@ def test_rows_have_the_names_and_values_that_are_promised() -> None:
             "reward/mean": 1.0,
             "response/length": 3.0,
             "draft/entropy": 1.0 / 3,  # 0.5 + 0.5 over the 2 + 1 drafts that were reached
-            "rollout/accept_length": 2.0,
+            "rollout/accept_length": 1.5,
             "rollout/accept_rate/1": 0.5,
             "rollout/accept_rate/2": 1.0,
             "rollout/overlap/1": 0.45,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bebop import compose, run
+from bebop import command, compose, run
 
 BAD = [
     (["trainer.foo=1"], r"trainer.foo: no such setting; trainer has ranks, threads"),
@@ -50,7 +50,7 @@ def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int,
     capsys.readouterr()
     try:
         with pytest.raises(SystemExit) as ended:
-            compose.run_main(run.main)
+            command.run_main(run.main)
     finally:
         sys.argv, logging.root.handlers[:] = argv, handlers
         warnings.filters[:] = filters  # type: ignore[index]
@@ -105,27 +105,15 @@ def test_a_failed_resume_leaves_what_the_run_was_asked(tmp_path: Path, capsys: p
     """A mistake while resuming must not become what the next resume starts from."""
     asked = json.dumps(["task=gcd", "trainer.lr=3e-4"])
     (tmp_path / "overrides.json").write_text(asked)
-    (tmp_path / "config.yaml").write_text("kept\n")
+    before = compose.as_yaml(compose.job_config(["task=gcd", "trainer.lr=3e-4"]))
+    (tmp_path / "config.yaml").write_text(before)
     (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "checkpoints" / "step_000001").mkdir(parents=True)
     resume = [f"runtime.dir={tmp_path}", "runtime.resume=true"]
     assert only_line([*resume, "decoding.system=warp"], capsys).startswith("decoding.system='warp'")
-    assert only_line(resume, capsys).endswith("holds no finished checkpoint")
+    assert "step_000001/manifest.json is missing" in only_line(resume, capsys)
     assert (tmp_path / "overrides.json").read_text() == asked
-    assert (tmp_path / "config.yaml").read_text() == "kept\n"
-
-
-def test_saved_overrides_come_first_and_new_ones_win(tmp_path: Path) -> None:
-    (tmp_path / "overrides.json").write_text(json.dumps(["task=gcd", "trainer.lr=3e-4", "trainer.steps=5"]))
-    where = f"runtime.dir={tmp_path}"
-    new = [where, "runtime.resume=true", "trainer.steps=9"]
-    assert compose.saved_overrides(new, run.SECTION) == ["task=gcd", "trainer.lr=3e-4"]
-    assert (
-        compose.saved_overrides([where], run.SECTION)
-        == []
-        == compose.saved_overrides([f"{where}/none", "runtime.resume=true"], run.SECTION)
-    )
-    made = compose.job_config(compose.saved_overrides(new, run.SECTION) + new)
-    assert (made.task.name, made.trainer.lr, made.trainer.steps) == ("gcd", 3e-4, 9)
+    assert (tmp_path / "config.yaml").read_text() == before
 
 
 def test_help_and_cfg_say_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +130,7 @@ def test_an_error_of_several_lines_is_shown_as_one(capsys: pytest.CaptureFixture
         raise run.UserError("first\n  second")
 
     with pytest.raises(SystemExit) as ended:
-        compose.run_main(fails)
+        command.run_main(fails)
     assert ended.value.code == 2 and capsys.readouterr().err == "error: first second\n"
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bebop.command import writing
 from bebop.config import DecodingConfig, JobConfig
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_policy
@@ -62,11 +63,12 @@ class TrainerWorker:
         return self.trainer.head_fingerprint()
 
     def save(self, folder: Path, loop_state: dict[str, Any]) -> None:
-        """Write a checkpoint to ``folder``, atomically (rank 0 writes)."""
+        """Fill and seal ``folder``, which does not exist yet (rank 0 writes); to be published by who has the lock."""
         state = self.trainer.state_dict()
         if self.rank == 0:
             dtype = torch.bfloat16 if self.trainer.mixed else None
-            checkpoint.write(folder, self.trainer.whole_policy(state["weights"]), state, loop_state, dtype)
+            with writing(folder):
+                checkpoint.write(folder, self.trainer.whole_policy(state["weights"]), state, loop_state, dtype)
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint; the loop's state as it was handed in. ``UserError`` names a corrupt file."""

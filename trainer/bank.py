@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.config import DecodingConfig, SamplingConfig
@@ -18,6 +19,7 @@ from bebop.kernels.stats import pair_stats
 from bebop.kernels.truncation import truncate_
 from bebop.model.backbone import Policy
 from bebop.monitor.bank import BankReading, BankText, Look, Sweep
+from bebop.monitor.window import per_unit
 from bebop.trainer.chains import chain_rows
 from bebop.trainer.cotrain import unpacked
 from bebop.trainer.heads import HeadLoss, Shared
@@ -61,7 +63,9 @@ class BankReader:
             dist.all_gather_object(parts, ({text: numbers.cpu() for text, numbers in found.items()}, looks))
         merged = {text: numbers.cpu() for part, _ in parts for text, numbers in part.items()}
         seen = {text: look for _, part in parts for text, look in part.items()}
-        unit = np.repeat(sorted(merged), [merged[text].shape[1] for text in sorted(merged)])
+        prompts = {text.prompt: number for number, text in reversed(list(enumerate(texts)))}
+        own = [prompts[texts[text].prompt] for text in sorted(merged)]  # answers to one prompt resemble one another
+        unit = np.repeat(own, [merged[text].shape[1] for text in sorted(merged)])
         numbers = torch.cat([merged[text] for text in sorted(merged)], 1).double().numpy()  # [heats, N, 4]
         readings = [
             BankReading(overlap=n[:, 0], entropy=n[:, 1], unit=unit, chance=float(n[:, 3].mean()) if luck else None)
@@ -71,7 +75,8 @@ class BankReader:
         if not sweep:
             return readings[0], None
         entropy, length = numbers[..., 1].mean(1), numbers[..., 2].mean(1)
-        return readings[0], Sweep(entropy=tuple(entropy), length=tuple(length), bank=tuple(readings[1:]))
+        sums = np.stack([per_unit(unit, _columns(n)) for n in numbers])
+        return readings[0], Sweep(entropy=tuple(entropy), length=tuple(length), bank=tuple(readings[1:]), sums=sums)
 
     def _packed(self, texts: Sequence[BankText]) -> list[PackedRows]:
         """This rank's micro-batches. A text's number travels as the version of its tokens, as packing sorts."""
@@ -196,3 +201,9 @@ class BankReader:
             return 0.0
         own = self.decoding.draft_temperature
         return self.sampling.temperature * heat if own is None else own
+
+
+def _columns(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each context [N, 4]: accept length and 1, entropy and 1; their totals are what ``Sweep.sums`` holds."""
+    one = np.ones(len(numbers))
+    return np.stack([numbers[:, 2], one, numbers[:, 1], one], 1)

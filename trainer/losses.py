@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.config import AlgorithmConfig
-from bebop.metrics import Max, Mean, Metrics
+from bebop.metrics import Max, Mean, Metrics, Sum
+from bebop.trainer.packing import PackedRows
 
 Lengths = NDArray[np.int64]
 Weights = NDArray[np.float64]
@@ -90,20 +91,35 @@ def k3(logp: Tensor, reference: Tensor) -> Tensor:
     return log_x.exp() - log_x - 1
 
 
-def ratio_metrics(proximal: Tensor, behaviour: Tensor, versions: Tensor, version: int) -> Metrics:
-    """How far the trainer's law at the start of an update is from the one that produced the tokens, all [A].
+def ratio_metrics(proximal: Tensor, behaviour: Tensor) -> Metrics:
+    """How far the trainer's law at the start of an update is from the one that produced the tokens, both [A].
 
     ``rollout/logprob_diff`` is the mean |log p - log p|, over tokens of all weights: older ones add what was learned
-    since. Over tokens of the weights in force (``version``), if there are any, it is ``rollout/logprob_diff_current``,
-    what two implementations of one law differ by; there ``train/ratio_error_max`` beyond rounding is a bug.
+    since.
     """
     difference = proximal - behaviour
-    ratio = difference.exp()
-    metrics: Metrics = {"train/ratio_mean": mean(ratio), "rollout/logprob_diff": mean(difference.abs())}
-    current = versions == version
-    if bool(current.any()):
-        metrics["rollout/logprob_diff_current"] = mean(difference[current].abs())
-        metrics["train/ratio_error_max"] = Max(float((ratio[current] - 1).abs().max()))
+    return {"train/ratio_mean": mean(difference.exp()), "rollout/logprob_diff": mean(difference.abs())}
+
+
+def same_weights_metrics(rows: PackedRows, logp: Tensor, version: int) -> Metrics:
+    """How far two implementations of one law are apart: log-probs [A] of the trainer under the weights ``version``
+    against the engine's, over the tokens that these weights produced.
+
+    *Current* are those whose whole context was computed under them, ``train/ratio_tokens`` of them. For these,
+    ``train/ratio_error_max`` beyond rounding is a bug. *Kept* are those that saw keys and values of older weights
+    (``rollout.on_update=keep``): there the engine's law is another one, and the distance says by how much.
+    """
+    difference = logp - rows.behaviour
+    own = rows.versions == version
+    current, kept = own & (rows.contexts == version), own & (rows.contexts < version)
+    metrics: Metrics = {"train/ratio_tokens": Sum(float(current.sum()))}
+    for tokens, average, largest in (
+        (current, "rollout/logprob_diff_current", "train/ratio_error_max"),
+        (kept, "rollout/logprob_diff_kept", "train/ratio_error_kept"),
+    ):
+        if bool(tokens.any()):
+            metrics[average] = mean(difference[tokens].abs())
+            metrics[largest] = Max(float((difference[tokens].exp() - 1).abs().max()))
     return metrics
 
 

@@ -46,6 +46,7 @@ class PackedRows:
     targets: Tensor  # [A] the answer tokens
     behaviour: Tensor  # [A] log p under the law that produced the token
     versions: Tensor  # [A] weight version that produced the token
+    contexts: Tensor  # [A] oldest weight version among the keys and values that it saw
     advantages: Tensor  # [A]
     weights: Tensor  # [A] weight in the loss; over all micro-batches of all ranks they follow the aggregation
 
@@ -115,6 +116,7 @@ def _lay(rows: Sequence[Row]) -> PackedRows:
         targets=joined([c.token_ids for c in completions], torch.int64),
         behaviour=joined([c.logprobs for c in completions], torch.float64),
         versions=joined([c.versions for c in completions], torch.int64),
+        contexts=joined([c.oldest for c in completions], torch.int64),
         advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float64).repeat_interleave(
             torch.tensor(answers)
         ),

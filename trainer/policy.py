@@ -27,8 +27,9 @@ from bebop.monitor.bank import BankReading, BankText, Sweep
 from bebop.trainer.advantages import advantages
 from bebop.trainer.bank import BankReader
 from bebop.trainer.cotrain import CoTrainer
-from bebop.trainer.losses import AGGREGATIONS, policy_loss, ratio_metrics
+from bebop.trainer.losses import AGGREGATIONS, policy_loss, ratio_metrics, same_weights_metrics
 from bebop.trainer.packing import PackedRows, Row, pack
+from bebop.trainer.past import PastWeights, some
 from bebop.trainer.schedule import learning_rate
 from bebop.trainer.scorer import Scorer, like, shard, whole
 from bebop.trajectory import Batch, Group
@@ -64,6 +65,8 @@ class PolicyTrainer:
             for scorer in filter(None, (self.scorer, self.reference)):
                 shard(scorer, mesh)
         self.optimizer = self._make_optimizer()
+        past = config.rollout.staleness if config.monitor.check_answers and not config.algorithm.rescore else 0
+        self.past = PastWeights(self.scorer, past, torch.bfloat16 if self.mixed else None)
 
     def update(self, batch: Batch, cotrain: bool = False) -> Metrics:
         """Learn from a batch: ``minibatches`` optimizer steps, then ``version`` + 1. The same metrics on every rank.
@@ -74,6 +77,8 @@ class PolicyTrainer:
         whose gradient is not finite.
         """
         self._check(batch)
+        compared = self._compare_past(batch)
+        self.past.keep(self.version)
         count = self.config.algorithm.minibatches
         minibatches = [self._packed(groups) for groups in _split(batch.groups, count)]
         # Before any step. The first minibatch needs no pass of its own: its weights are still the proximal ones.
@@ -85,7 +90,7 @@ class PolicyTrainer:
             learned = self.cotrainer.update(kept)
             parts.append(learned if self.rank == 0 else {})
         self.version += 1
-        return self._gathered(merge(*parts))
+        return self._gathered(merge(compared, *parts))
 
     @property
     def head_changed(self) -> bool:
@@ -173,6 +178,7 @@ class PolicyTrainer:
             self.optimizer.state[named[name]][field] = (
                 value.clone() if value.dim() == 0 else like(value, named[name]).clone()
             )
+        self.past.forget()
         self.version, self._skipped = state["version"], state["skipped"]
         if state.get("head") is not None:
             self._load_head(state["head"])
@@ -220,8 +226,22 @@ class PolicyTrainer:
                 pairs, advantages(groups, algorithm.advantage).ravel(), weights, strict=True
             )
         ]
+        return self._share(rows)
+
+    def _share(self, rows: Sequence[Row]) -> list[PackedRows]:
+        """This rank's micro-batches of some rows, on its device; every rank gets as many."""
         packed = pack(rows, self.config.trainer.max_tokens, self.world)[self.rank :: self.world]
         return [part.to(self.policy.device, self.policy.backbone.dtype) for part in packed]
+
+    def _compare_past(self, batch: Batch) -> Metrics:
+        """Some of the tokens that older weights produced, under these weights; those of now are compared in passing."""
+        pairs = [(group.prompt, t.completion) for group in batch.groups for t in group.trajectories]
+        rows = [
+            Row(prompt=prompt.token_ids, completion=completion, advantage=0.0, weight=0.0)
+            for prompt, completion in some(pairs, self.config.monitor.check_answers)
+        ]
+        versions = {int(v) for row in rows for v in np.unique(row.completion.versions)}
+        return self.past.compare(self._share(rows), versions)
 
     @torch.no_grad()
     def _logprobs(self, packed: Sequence[PackedRows]) -> list[Tensor]:
@@ -250,7 +270,9 @@ class PolicyTrainer:
             (loss * self.world).backward()
             # Counts add up to 1 over micro-batches and ranks, as the minibatch's loss is the sum of its parts.
             metrics["train/loss"] = Mean(float(loss.detach()), 1 / (len(packed) * self.world))
-            parts += [metrics, ratio_metrics(prox, behaviour, rows.versions, self.version)]
+            parts += [metrics, ratio_metrics(prox, behaviour)]
+            if not self.config.algorithm.rescore:
+                parts.append(same_weights_metrics(rows, prox, self.version))
         return merge(*parts, self._descend())
 
     def _descend(self) -> Metrics:

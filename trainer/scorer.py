@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bebop.model.attention import PackedContext
@@ -55,6 +55,13 @@ def shard(scorer: Scorer, mesh: DeviceMesh) -> None:
     for layer in scorer.backbone.get_decoder().layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(scorer, mesh=mesh)
+
+
+def reshard(scorer: Scorer) -> None:
+    """Back to shards, as ``parameters()`` has them; after a pass without gradients the root's group is still whole."""
+    for module in scorer.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 @torch.no_grad()

@@ -1,43 +1,37 @@
-"""Checkpoints of an adaptation: one file each, written whole or not at all. The backbone is frozen and not in them."""
+"""Checkpoints of an adaptation, ``<run>/checkpoints/head_000100/``: the backbone is frozen and not in them.
 
-import os
+How they appear, are found and go: ``bebop.store``.
+"""
+
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bebop.errors import UserError
+from bebop.store import HEADS, Store, seal, verify
+
+STATE = "head.pt"
+
+
+def store(folder: Path) -> Store:
+    """The checkpoints of an adaptation."""
+    return Store(folder, HEADS)
 
 
 def write(folder: Path, state: dict[str, Any], keep: int) -> Path:
-    """Write ``checkpoints/head_000100.pt`` for a state with ``version`` 100; all but the newest ``keep`` go."""
-    path = folder / "checkpoints" / f"head_{state['version']:06d}.pt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.new")
-    with scratch.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-    for old in _all(folder)[:-keep]:
-        old.unlink()
+    """Write the checkpoint of a state with a ``version``; all but the newest ``keep`` go. Returns its place."""
+    checkpoints = store(folder)
+    staged = checkpoints.staging(state["version"])
+    staged.mkdir(parents=True)
+    torch.save(state, staged / STATE)
+    seal(staged)
+    path = checkpoints.publish(staged, state["version"])
+    checkpoints.prune(keep, path)
     return path
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest checkpoint; None if there is none."""
-    found = _all(folder)
-    return found[-1] if found else None
-
-
 def read(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint; ``UserError`` if the file is damaged."""
-    try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises what its zip and pickle readers raise, RuntimeError among others
-        raise UserError(f"{path} is corrupt ({type(error).__name__}): remove it to resume from an older one") from error
+    """The state in a checkpoint; ``UserError`` if it is damaged."""
+    verify(path)
+    state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
     return state
-
-
-def _all(folder: Path) -> list[Path]:
-    return sorted((folder / "checkpoints").glob("head_*.pt"))

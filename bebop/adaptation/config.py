@@ -4,7 +4,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from bebop.config import MAX_SEED, HeadConfig, ModelConfig, SamplingConfig, TaskConfig, check, one_of
+from bebop.config import (
+    MAX_SEED,
+    MOST,
+    HeadConfig,
+    ModelConfig,
+    ObjectiveName,
+    SamplingConfig,
+    TaskConfig,
+    check,
+    not_empty,
+    one_of,
+    readable_rows,
+    within,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,13 +35,11 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         one_of("data.source", self.source, Literal["sample", "file"])
-        if self.source == "file":
-            check(bool(self.path) and Path(str(self.path)).is_file(), "data.path", self.path, "there is no such file")
-            suffix = Path(str(self.path)).suffix
-            check(suffix in (".jsonl", ".parquet"), "data.path", self.path, "the file must end in .jsonl or .parquet")
-        else:
-            check(self.sequences >= 1, "data.sequences", self.sequences, "give 1 or more")
-        check(self.sequences >= 0, "data.sequences", self.sequences, "give 0 (all rows of a file) or more")
+        readable_rows("data.path", self.path, needed=self.source == "file")
+        for name in ("prompt_key", "answer_key"):
+            not_empty(f"data.{name}", getattr(self, name))
+        lowest = 0 if self.source == "file" else 1  # 0: all rows of a file
+        check(self.sequences >= lowest, "data.sequences", self.sequences, f"give {lowest} or more")
         check(self.slots >= 1, "data.slots", self.slots, "give 1 or more")
         fits = self.sampling.max_new_tokens < self.max_length
         check(fits, "data.max_length", self.max_length, "it must exceed data.sampling.max_new_tokens")
@@ -54,7 +65,9 @@ class TrainConfig:
     cache_mb: int = 1024  # the backbone's hidden states of the training text are computed once if they fit; 0: never
 
     def __post_init__(self) -> None:
-        for name in ("steps", "rows_per_step", "keep", "threads"):
+        one_of("train.warm_objective", self.warm_objective, ObjectiveName)
+        within("train.threads", self.threads, 1, MOST)
+        for name in ("steps", "rows_per_step", "keep"):
             check(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "give 1 or more")
         for name in ("eval_every", "save_every"):
             check(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "give 0 (at the end) or more")
@@ -98,6 +111,8 @@ class AdaptConfig:
     progress: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("dir", "out"):
+            not_empty(name, getattr(self, name))
         check(0 <= self.seed < MAX_SEED, "seed", self.seed, f"give a number from 0 to {MAX_SEED - 1}")
         check(not self.resume or bool(self.dir), "resume", self.resume, "give the run's folder as dir")
         same = self.out is None or Path(self.out).resolve() != Path(self.model.path).resolve()

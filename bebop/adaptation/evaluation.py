@@ -26,7 +26,7 @@ class Measured:
 
     tasks: tuple[str, ...]  # [S]
     cycles: Array  # [S]
-    tokens: Array  # [S]
+    tokens: Array  # [S] emitted in those cycles
     reached: Array  # [S, K]
     accepted: Array  # [S, K]
     overlap: Array  # [S, K]
@@ -43,7 +43,7 @@ class Measured:
     def ratio_of(self, name: str, position: int | None = None) -> tuple[Array, Array]:
         """Totals and counts [S] of a number: accept_length, or a sum at a position (from 1; None: all) over reached."""
         if name == "accept_length":
-            return self.cycles + self.accepted.sum(1), self.cycles
+            return self.tokens, self.cycles
         where = slice(None) if position is None else slice(position - 1, position)
         return getattr(self, name)[:, where].sum(1), self.reached[:, where].sum(1)
 
@@ -91,5 +91,5 @@ def measured(tasks: Sequence[str], answers: Sequence[Completion], drafts: int) -
     sums: dict[str, Any] = {name: table(name) for name in SUMS}
     cycles = np.array([a.stats.cycles for a in answers], float)
     return Measured(
-        tasks=tuple(tasks), cycles=cycles, tokens=np.array([a.stats.tokens for a in answers], float), **sums
+        tasks=tuple(tasks), cycles=cycles, tokens=np.array([a.stats.emitted for a in answers], float), **sums
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bebop.adaptation.card import write_card
-from bebop.adaptation.checkpoint import latest, read, write
+from bebop.adaptation.checkpoint import read, store, write
 from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.corpus import drafting, from_file, keep, question_streams, read_back, run_engine, token_rows
 from bebop.adaptation.evaluation import measured
@@ -21,6 +21,7 @@ from bebop.adaptation.probe import probe
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.adaptation.results import Results, Snapshot
 from bebop.adaptation.states import backbone_states, size_of_states
+from bebop.command import writing
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
 from bebop.sinks import JsonlSink, Sink, TensorBoardSink
@@ -34,6 +35,8 @@ SYSTEMS = ("bebop", "target_only")
 
 class Adaptation:
     """One rank of an adaptation. Every rank runs the same; rank 0 writes."""
+
+    found: Path | None = None  # the checkpoint that it goes on from
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
         """Load the model; where several ranks share it a second time, to be split for training."""
@@ -50,10 +53,27 @@ class Adaptation:
         trained = dataclasses.replace(self.policy, backbone=backbone, mtp=copy.deepcopy(self.policy.mtp))
         self.trainer = HeadTrainer(trained, config.head, self.law, ranks.rank, ranks.world)
         self.seconds: dict[str, float] = {}
+        self.read: tuple[list[TokenRow], list[Prompt]] | None = None
+
+    def prepare(self) -> None:
+        """Find out what is wrong with the checkpoint to go on from, and with the text, before anything is written."""
+        self.restore()
+        if self.config.data.source == "file":
+            self.read = self._split_file(from_file(self.config.data, self.policy))
+
+    def restore(self) -> None:
+        """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
+        if not self.config.resume:
+            return
+        found = {self.ranks.rank: store(self.folder).newest_sound()} if self.ranks.rank == 0 else {}
+        path = self.ranks.union(found)[0]
+        if path is None:
+            raise UserError(f"resume=true: {self.folder} holds no finished checkpoint")
+        self.found = path
+        self._load(path)
 
     def run(self) -> Results:
-        """All phases; training goes on from the newest checkpoint if ``resume`` is set."""
-        self._restore()  # first of all: what is wrong with it should not wait for the sequences
+        """All phases that are left."""
         began = time.perf_counter()
         rows, held_out = self._sequences()
         self._clock("sequences", began)
@@ -80,7 +100,7 @@ class Adaptation:
         """Text to train on, and the prompts that are held out. Sampled text is kept, for a resume and for others."""
         data, path = self.config.data, self.folder / "corpus.jsonl"
         if data.source == "file":
-            return self._split_file(from_file(data, self.policy))
+            return self.read or self._split_file(from_file(data, self.policy))
         training, held_out = question_streams(self.config, self.policy)
         if self.config.resume and path.is_file():
             return read_back(path), held_out
@@ -88,7 +108,8 @@ class Adaptation:
         answers = run_engine(self.policy, training, data, decoding, self.config.seed, self._label("sample"), self.ranks)
         rows = token_rows(training, answers)
         if self.ranks.rank == 0:
-            keep(rows, path)
+            with writing(path):
+                keep(rows, path)
         return rows, held_out
 
     def _split_file(self, rows: list[TokenRow]) -> tuple[list[TokenRow], list[Prompt]]:
@@ -145,6 +166,8 @@ class Adaptation:
             total=train.steps, initial=trainer.version, desc="train", disable=self._label("train") is None, unit="step"
         )
         states = self._states(rows)
+        if self.ranks.rank == 0:
+            store(self.folder).set_aside(self.found)  # it is damaged, or of a course that was left
         while trainer.version < train.steps:
             chosen = rows_of_step(len(rows), train.rows_per_step, self.config.seed, trainer.version)
             known = None if states is None else [states[i] for i in chosen]
@@ -193,28 +216,26 @@ class Adaptation:
             for name, tensor in self.trainer.weights().items():
                 own[name].copy_(tensor)
 
-    def _restore(self) -> None:
-        if not self.config.resume:
-            return
-        path = latest(self.folder)
-        if path is None:
-            raise UserError(f"resume=true: {self.folder} holds no checkpoint")
+    def _load(self, path: Path) -> None:
         self.trainer.load_state_dict(read(path))
 
     def _save(self) -> None:
         state = self.trainer.state_dict()
         if self.ranks.rank == 0:
-            write(self.folder, state, self.config.train.keep)
+            with writing(self.folder / "checkpoints"):
+                write(self.folder, state, self.config.train.keep)
 
     # ---- writing
 
     def _write(self, results: Results) -> None:
         """The checkpoint in the layout that it came in, its card, the numbers and the page."""
         out = Path(self.config.out or self.folder / "model")
-        save_policy(self.policy, out)
-        (self.folder / "results.json").write_text(json.dumps(results.as_dict(), indent=2) + "\n")
-        write_card(out, self.config, results)
-        write_page(self.folder, self.config, results)
+        with writing(out):
+            save_policy(self.policy, out)
+            write_card(out, self.config, results)
+        with writing(self.folder):
+            (self.folder / "results.json").write_text(json.dumps(results.as_dict(), indent=2) + "\n")
+            write_page(self.folder, self.config, results)
 
     def _sinks(self) -> list[Sink]:
         start = self.trainer.version

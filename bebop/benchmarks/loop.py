@@ -14,6 +14,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bebop.errors import UserError
+
 ARMS: dict[str, tuple[str, ...]] = {
     "synchronous": ("rollout.staleness=0",),
     "synchronous, 2 threads": ("rollout.staleness=0", "rollout.threads=2", "trainer.threads=2"),
@@ -47,7 +49,10 @@ def _measure(steps: int, overrides: Sequence[str]) -> dict[str, Any]:
             "monitor.plots=false",
         ]
         command = [sys.executable, "-m", "bebop.run", *settings, *overrides]
-        subprocess.run(command, check=True, capture_output=True)
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            told = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+            raise UserError(f"bebop.run {' '.join(overrides)} failed: {told[-1].removeprefix('error: ')}")
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines][WARM_UP:]
 

@@ -56,7 +56,7 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
     progress.close()
     plain = float(np.median(spent[False]))
     groups = _groups(config, source, answers)
-    watching, added = _watching(config, groups), _percent(spent)
+    watching, added = _watching(config, groups), percent(spent)
     rows: list[dict[str, Any]] = [
         {
             "part": "statistics of drafts, timed",
@@ -165,7 +165,7 @@ def _reading(config: JobConfig, policy: Policy, groups: Sequence[Group]) -> floa
     return float(np.median(seconds[1:]))
 
 
-def _percent(spent: dict[bool, list[float]]) -> dict[str, float]:
+def percent(spent: dict[bool, list[float]]) -> dict[str, float]:
     """Total over total, rounds resampled."""
     on, off = np.array(spent[True]), np.array(spent[False])
     found = resampled(lambda weights: (weights @ on) / (weights @ off), len(on))

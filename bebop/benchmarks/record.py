@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import transformers
 
+from bebop.command import writing
+
 
 def place() -> dict[str, object]:
     """Device, versions and commit: what a number means nothing without."""
@@ -29,9 +31,10 @@ def place() -> dict[str, object]:
 
 def keep(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, object]) -> None:
     """Write ``name``.json with settings, place and rows."""
-    folder.mkdir(parents=True, exist_ok=True)
     content = {"settings": dict(settings), "place": place(), "rows": [dict(row) for row in rows]}
-    (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

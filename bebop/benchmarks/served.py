@@ -23,7 +23,7 @@ from bebop.config import (
 from bebop.config_sglang import SglangConfig
 from bebop.model.checkpoint import load_tokenizer
 from bebop.rollout.engine import Engine, Request
-from bebop.rollout.sglang_builder import make_engine
+from bebop.rollout.sglang_builder import check_job, make_engine
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
 
@@ -48,6 +48,8 @@ class ServedBench:
 
 def run(bench: ServedBench) -> list[dict[str, Any]]:
     """One row per arm and batch size; ``x plain`` and ``x without plugin`` are ratios of tokens/s at the same size."""
+    for system, every in arms(bench):
+        check_job(job(bench, system, every, LONGEST_PROMPT))
     asked, rows = prompts(bench), list[dict[str, Any]]()
     with tqdm(total=len(list(arms(bench))), desc="sglang") as progress:
         for system, every in arms(bench):

@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 from bebop.errors import UserError
 from bebop.monitor.drift import Decomposition, split
 from bebop.monitor.estimate import Array, Estimate, t_over_normal
-from bebop.monitor.window import resample
+from bebop.monitor.records import StepRecords
+from bebop.monitor.window import Measure, per_unit, resample, table
 
 KNOTS = 8  # of the curve overlap(H), at quantiles of the entropies of both times
 MIN_SUPPORT = 0.9  # share of step t's contexts whose entropy the first laws had too
+BANK_DRAWS = 3  # part of the seed, see ``bebop.monitor.slope``
 REACH = 0.05  # an entropy just beyond a context's sweep counts as inside: part of its range, and nats
 
 
@@ -56,7 +58,7 @@ class BankReading:
 
     overlap: Array  # [N] sum of min(p, q), or p(argmax q) where drafts are greedy
     entropy: Array  # [N] H(p), nats
-    unit: NDArray[np.int64] | None = None  # [N] the answer each context was taken from; None: all apart
+    unit: NDArray[np.int64] | None = None  # [N] what is resampled: the prompt of each context; None: all apart
     chance: float | None = None  # mean overlap of p of one context with q of another
     looks: tuple[Look, ...] = ()
 
@@ -83,22 +85,45 @@ class BankReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sweep:
-    """The first weights at several temperatures, the run's own among them: rollouts, the bank, or both."""
+    """The first weights at T temperatures, the run's own among them: rollouts, the bank, or both."""
 
-    entropy: tuple[float, ...] = ()  # of rollouts, nats, per temperature
-    length: tuple[float, ...] = ()  # their accept lengths
-    bank: tuple[BankReading, ...] = ()  # the bank's contexts, per temperature (of p and q)
+    entropy: tuple[float, ...] = ()  # nats, per temperature
+    length: tuple[float, ...] = ()  # accept lengths
+    bank: tuple[BankReading, ...] = ()  # the bank's contexts, at the other temperatures (of p and q)
+    # [T, U, 4] of each of U prompts: accept length, total and count; entropy, total and count. It is what an interval
+    # of the slope is resampled from; None in logs from before it was kept.
+    sums: Array | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.entropy), len(self.length), *([] if self.sums is None else [len(self.sums)])}
+        if len(sizes) != 1:
+            raise UserError(f"a sweep has {sorted(sizes)} temperatures: give one entropy and one length for each")
+        if self.sums is not None and (self.sums.ndim != 3 or self.sums.shape[2] != 4):
+            raise UserError(f"the sums of a sweep have shape {self.sums.shape}: give (temperatures, prompts, 4)")
+
+    @classmethod
+    def of_rollouts(cls, steps: Sequence[StepRecords], measure: Measure) -> "Sweep":
+        """From answers to the same prompts (units) at each temperature."""
+        units = np.unique(np.concatenate([records.unit for records in steps]))
+        sums = np.zeros((len(steps), len(units), 4))
+        for records, own in zip(steps, sums, strict=True):
+            present = np.searchsorted(units, np.unique(records.unit))
+            own[present] = np.stack(measure.sums(per_unit(records.unit, table(records))), 1)
+        length, count, entropy, positions = np.moveaxis(sums.sum(1), 1, 0)
+        return cls(entropy=tuple(entropy / positions), length=tuple(length / count), sums=sums)
 
     def to_row(self) -> dict[str, Any]:
         """For ``drift.jsonl``."""
         bank = [reading.to_row() for reading in self.bank]
-        return {"entropy": list(self.entropy), "length": list(self.length), "bank": bank}
+        row = {"entropy": list(self.entropy), "length": list(self.length), "bank": bank}
+        return row | ({} if self.sums is None else {"sums": np.round(self.sums, 5).tolist()})
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Sweep":
         """The inverse of ``to_row``."""
         bank = tuple(BankReading.from_row(reading) for reading in row["bank"])
-        return cls(entropy=tuple(row["entropy"]), length=tuple(row["length"]), bank=bank)
+        sums = None if row.get("sums") is None else np.asarray(row["sums"], dtype=float)
+        return cls(entropy=tuple(row["entropy"]), length=tuple(row["length"]), bank=bank, sums=sums)
 
 
 def _frozen(value: Any) -> Any:
@@ -108,7 +133,7 @@ def _frozen(value: Any) -> Any:
 def direct(
     before: BankReading, after: BankReading, sweep: Sequence[BankReading] = (), draws: int = 400, seed: int = 0
 ) -> Decomposition:
-    """Split the change of the bank's mean overlap; contexts are resampled, the same ones at both times.
+    """Split the change of the bank's mean overlap; prompts are resampled, the same ones at both times.
 
     ``sweep``: the first laws at several temperatures; without it, other contexts of the same entropy stand in.
     """
@@ -117,7 +142,7 @@ def direct(
         raise UserError(f"bank readings of {sorted(counts)} contexts: give the same bank each time")
     unit = np.arange(len(before.overlap)) if before.unit is None else before.unit
     present, number = np.unique(unit, return_inverse=True)
-    weights = resample(len(present), draws, np.random.default_rng([seed, len(unit)]))[:, number.reshape(-1)]
+    weights = resample(len(present), draws, np.random.default_rng([seed, len(unit), BANK_DRAWS]))[:, number.reshape(-1)]
     everything = np.concatenate([np.ones((1, len(unit))), weights])  # the first row is the point
     if sweep:
         expected, support = _matched((before, *sweep), after.entropy)

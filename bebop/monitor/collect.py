@@ -52,8 +52,6 @@ def from_stats(
     if not sums["overlap"].any():  # not measured: the engine left zeros
         for name in PER_POSITION[2:]:
             sums[name] = np.full_like(sums[name], np.nan)
-    # Without positions there is only the number of tokens.
-    tokens = np.array([float(s.tokens) for s in stats])
     plain = np.array([len(s.reached) == 0 for s in stats], dtype=bool)
     return StepRecords(
         step=step,
@@ -64,7 +62,7 @@ def from_stats(
         lag=_labels(lag, [-1] * count),
         task=np.array([""] * count if task is None else list(task), dtype=np.str_),
         cycles=cycles,
-        emitted=np.where(plain, tokens, cycles + sums["accepted"].sum(1)),
+        emitted=np.array([float(s.emitted) for s in stats]),
         entropy_sum=np.where(plain, np.nan, sums["target_entropy"].sum(1)),
         entropy_count=sums["reached"].sum(1),
         **sums,

@@ -119,7 +119,7 @@ class DriftMonitor:
         if sweep is not None:
             self._sweep = sweep
             if sweep.entropy:
-                slope = temperature_slope(sweep.entropy, sweep.length, s.draws, s.seed)
+                slope = temperature_slope(sweep.entropy, sweep.length, sweep.sums, s.draws, s.seed)
                 self._slopes["temperature", self._length] = slope
         if bank is not None:
             first, known = self._bank, () if self._sweep is None else self._sweep.bank

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.metrics import Max, Mean, Metrics
+from bebop.metrics import Max, Mean, Metrics, Sum
 from bebop.trajectory import Completion, DecodeStats, Group
 
 
@@ -37,6 +37,7 @@ def reward_metrics(groups: Sequence[Group], solved: float = 1.0) -> Metrics:
         "reward/std": Mean.of([r.std() for r in rewards]),
         "reward/solve_none": Mean.of([float((r < solved).all()) for r in rewards]),
         "reward/solve_all": Mean.of([float((r >= solved).all()) for r in rewards]),
+        "reward/timeouts": Sum(float(sum(t.timed_out for group in groups for t in group.trajectories))),
     }
 
 
@@ -56,7 +57,7 @@ def decode_metrics(stats: DecodeStats) -> Metrics:
     """Acceptance, overlap and entropies from summed decoding statistics; entropies in nats."""
     metrics: Metrics = {}
     if stats.cycles:
-        metrics["rollout/accept_length"] = Mean(stats.cycles + float(stats.accepted.sum()), stats.cycles)
+        metrics["rollout/accept_length"] = Mean(stats.emitted, stats.cycles)
     if stats.tokens and stats.target_forwards:
         metrics["rollout/forwards_per_token"] = Mean(stats.target_forwards, stats.tokens)
     per_position = {"accept_rate": stats.accepted, "overlap": stats.overlap, "target_only": stats.target_only}

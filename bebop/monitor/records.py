@@ -38,7 +38,7 @@ class StepRecords:
     lag: NDArray[np.int64]  # [N] updates between them and the trainer's; -1 unknown
     task: NDArray[np.str_]  # [N]
     cycles: Array  # [N]
-    emitted: Array  # [N] accepted drafts + cycles
+    emitted: Array  # [N] tokens of those cycles
     entropy_sum: Array  # [N] nats
     entropy_count: Array  # [N] positions in entropy_sum
     reached: Array  # [N, K]; sums over the cycles that reached position k, as in DecodeStats

@@ -2,25 +2,20 @@
 
 ``auto`` is the reasoning-gym data set's own verifier, or math-verify for files; ``math_verify`` compares with the gold
 answer; ``package.module.function`` and ``path/to/file.py:function`` are called as ``f(text, item) -> float`` with the
-whole completion and ``prompt.item`` (question, answer, metadata).
+answer's text and ``prompt.item`` (question, answer, metadata), in a process of their own, see ``functions``.
 """
 
-import difflib
-import importlib
-import importlib.util
 import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 from reasoning_gym.utils import extract_answer
 
 from bebop.config import TaskConfig
 from bebop.errors import UserError
+from bebop.tasks.functions import RewardTimeout, UserFunction
 from bebop.tasks.isolated import isolated
 from bebop.tasks.procedural import check_name
 from bebop.tasks.verifiers import as_math, is_quick, score_entry, score_math
@@ -73,11 +68,11 @@ class UserReward:
     """A function of the user's, with the name that it was given by."""
 
     name: str
-    function: Callable[[str, dict[str, Any]], float]
+    function: UserFunction
 
     def __call__(self, text: str, prompt: Prompt) -> float:
-        """What the function returns."""
-        return self.function(text, prompt.item)
+        """What the function returns; ``RewardTimeout``, ``UserError``."""
+        return self.function(text, prompt.item, f"reward {self.name} on prompt {prompt.index}")
 
 
 def make_reward(config: TaskConfig) -> RewardFunction:
@@ -90,51 +85,23 @@ def make_reward(config: TaskConfig) -> RewardFunction:
     if kind == "dataset":
         check_name(config.name, "task.name")
         return DatasetReward(name=config.name, args=json.dumps(config.args))
-    return UserReward(name=kind, function=_load(kind))
+    return UserReward(name=kind, function=UserFunction(kind, config.reward_timeout))
 
 
 def checked(reward: RewardFunction, text: str, prompt: Prompt) -> float:
-    """``reward(text, prompt)``; ``UserError`` in one line if it raises or returns anything but a finite number."""
+    """``reward(text, prompt)``; ``UserError`` in one line if it raises or returns anything but a finite number.
+
+    ``RewardTimeout`` if it hung.
+    """
     name = getattr(reward, "name", None) or getattr(reward, "__qualname__", repr(reward))
     where = f"reward {name} on prompt {prompt.index}"
     try:
         value = reward(text, prompt)
-    except UserError:
+    except (UserError, RewardTimeout):
         raise
-    except Exception as error:  # the user's code may raise anything; it rises on, with the place named
+    except Exception as error:  # code from outside may raise anything; it rises on, with the place named
         message = " ".join(str(error).split())
         raise UserError(f"{where} raised {type(error).__name__}: {message}") from error
     if not isinstance(value, Real) or not math.isfinite(value):
         raise UserError(f"{where} returned {str(value)[:80]!r}: a finite number is wanted")
     return float(value)
-
-
-def _load(spec: str) -> Callable[[str, dict[str, Any]], float]:
-    """The function behind ``package.module.function`` or ``path/to/file.py:function``."""
-    where, _, name = spec.rpartition(":" if ":" in spec else ".")
-    if not where or not name:
-        allowed = "auto, math_verify, package.module.function or path/to/file.py:function"
-        raise UserError(f"task.reward={spec!r} is not possible: give {allowed}")
-    try:
-        module = _load_file(Path(where), spec) if ":" in spec else importlib.import_module(where)
-    except UserError:
-        raise
-    except Exception as error:  # importing runs the user's code, which may raise anything
-        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(f"task.reward={spec!r} cannot be imported: {message}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        close = difflib.get_close_matches(name, [k for k, v in vars(module).items() if callable(v)])
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise UserError(f"task.reward={spec!r}: {where} has no function {name!r}{hint}")
-    return function
-
-
-def _load_file(path: Path, spec: str) -> ModuleType:
-    if path.suffix != ".py" or not path.is_file():
-        raise UserError(f"task.reward={spec!r}: there is no Python file {str(path)!r}")
-    found = importlib.util.spec_from_file_location(f"bebop_reward_{path.stem}", path)
-    assert found is not None and found.loader is not None, "a .py file has a loader"
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module

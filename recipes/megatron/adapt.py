@@ -1,13 +1,15 @@
 """Pre-RL adaptation on megatron-core: ``torchrun --nproc-per-node N -m bebop.megatron_job.adapt model.path=DIR ...``"""
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
-from bebop.adapt import open_folder
-from bebop.compose import adapt_config, as_yaml, run_main, saved_overrides, write_down
+from bebop.adapt import begin, check_folder, run_folder
+from bebop.command import run_main
+from bebop.compose import adapt_config, as_yaml, resumed_overrides
 from bebop.config import from_dict
 from bebop.errors import UserError
 
@@ -44,7 +46,7 @@ def main(arguments: list[str]) -> int:
     overrides = [a for a in arguments if a != "--cfg"]
     if unknown := [a for a in overrides if a.startswith("--")]:
         raise UserError(f"{unknown[0]} is no option: there are --help and --cfg; settings are given as NAME=VALUE")
-    overrides = saved_overrides(overrides) + overrides
+    overrides = resumed_overrides(overrides, "adapt", apart=OWN)
     config = adapt_config([o for o in overrides if not o.startswith(OWN)])
     split = settings([o for o in overrides if o.startswith(OWN)])
     # megatron-core takes seconds to import; mistakes should not wait.
@@ -61,17 +63,19 @@ def main(arguments: list[str]) -> int:
 
         from bebop.adaptation.ranks import Ranks
         from bebop.megatron_job.job import MegatronAdaptation
+        from bebop.preflight import check_adaptation
 
         ranks = Ranks(dist.get_rank(), dist.get_world_size())
-        folder = open_folder(config, ranks)
-        job = MegatronAdaptation(config, parallel, folder, place)
-        if ranks.rank == 0:
-            sys.stderr.write(f"run folder: {folder}\n")
-            write_down(config, overrides, folder)
-        results: Any = job.run() if parallel.evaluate else job.train_alone()
-        if ranks.rank == 0:
-            text = results if parallel.evaluate else "".join(f"{name} {x:.4f}\n" for name, x in results.items())
-            sys.stdout.write(f"{text}checkpoint: {config.out or folder / 'model'}\n")
+        check_adaptation(config)
+        with contextlib.closing(run_folder(config, ranks)) as folder:
+            check_folder(folder, config, ranks)
+            job = MegatronAdaptation(config, parallel, folder.path, place)
+            job.prepare()
+            begin(config, overrides, folder, ranks)
+            results: Any = job.run() if parallel.evaluate else job.train_alone()
+            if ranks.rank == 0:
+                text = results if parallel.evaluate else "".join(f"{name} {x:.4f}\n" for name, x in results.items())
+                sys.stdout.write(f"{text}checkpoint: {config.out or folder.path / 'model'}\n")
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bebop.compose import run_main
+from bebop.command import run_main
 from bebop.config import ModelConfig, from_dict
 from bebop.errors import UserError
 from bebop.megatron_job.adapt import OWN, settings

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from bebop.adaptation.checkpoint import store
 from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.corpus import from_file
 from bebop.adaptation.job import Adaptation
@@ -25,6 +26,7 @@ from bebop.megatron_job.trainer import MegatronHeadTrainer
 from bebop.megatron_job.weights import load
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import find_device, load_policy, load_tokenizer, save_policy
+from bebop.store import seal
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Law, make_objective
 
@@ -38,6 +40,7 @@ class MegatronAdaptation(Adaptation):
         self.config, self.parallel, self.folder, self.place = config, parallel, folder, place
         self.ranks = Ranks(dist.get_rank(), dist.get_world_size())
         self.seconds: dict[str, float] = {}
+        self.read = None
         torch.set_num_threads(config.train.threads)
         torch.manual_seed(config.seed)
         source = Checkpoint(config.model)
@@ -64,7 +67,6 @@ class MegatronAdaptation(Adaptation):
         Returns:
             eval/overlap/1.. on held-out rows, before and after.
         """
-        self._restore()
         rows = from_file(self.config.data, self.policy)
         count = max(2, min(self.config.evaluation.prompts, len(rows) // 5))
         if len(rows) < 10:
@@ -110,25 +112,17 @@ class MegatronAdaptation(Adaptation):
         if self.parallel.evaluate:
             super()._sync()
 
-    def _restore(self) -> None:
-        if not self.config.resume:
-            return
-        found = self._checkpoints()
-        if not found:
-            raise UserError(f"resume=true: {self.folder} holds no checkpoint")
-        self._megatron().restore(found[-1])
+    def _load(self, path: Path) -> None:
+        self._megatron().restore(path)
 
     def _save(self) -> None:
-        trainer = self._megatron()
-        trainer.save(self.folder / "checkpoints" / f"head_{trainer.version:06d}")
+        trainer, checkpoints = self._megatron(), store(self.folder)
+        place = self.ranks.union({self.ranks.rank: checkpoints.staging(trainer.version)})  # rank 0's name counts
+        trainer.save(place[0])
         if self.ranks.rank == 0:
-            for old in self._checkpoints()[: -self.config.train.keep]:
-                for file in sorted(old.rglob("*"), reverse=True):
-                    file.rmdir() if file.is_dir() else file.unlink()
-                old.rmdir()
-
-    def _checkpoints(self) -> list[Path]:
-        return sorted((self.folder / "checkpoints").glob("head_*"))
+            seal(place[0])
+            checkpoints.prune(self.config.train.keep, checkpoints.publish(place[0], trainer.version))
+        self.ranks.wait()
 
     def _megatron(self) -> MegatronHeadTrainer:
         assert isinstance(self.trainer, MegatronHeadTrainer)

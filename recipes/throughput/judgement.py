@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.intervals import Interval, across_seeds, resampled
+from bebop.intervals import Interval, across_seeds, student_t
 from recipes.common.record import Finding, verdict, within
 from recipes.common.study import SEEDS
 from recipes.throughput.heads import BEST, DRAFTS, HEADS
 from recipes.throughput.timing import ARMS, BATCHES, LENGTHS, PLAIN, Measured, TimedArm
 
 Array = NDArray[np.float64]
+ROUNDING = 1e-15  # an r of 1 has no place on Fisher's scale
 Results = Mapping[tuple[int, int], Measured]  # seed, batch
 Accepted = Mapping[int, Mapping[str, float]]  # seed -> head -> expected accepted drafts
 
@@ -34,16 +35,22 @@ def slope(x: Array, y: Array) -> float:
 
 
 def correlation(x: Array, y: Array) -> Interval:
-    """Pearson's r over points, bootstrapped over them."""
+    """Pearson's r over the points [S, P] of S seeds; its interval says what other seeds would give.
 
-    def weighted(weights: Array) -> Array:
-        w = weights / weights.sum(1, keepdims=True)
-        dx, dy = x - (w @ x)[:, None], y - (w @ y)[:, None]
-        with np.errstate(invalid="ignore"):
-            r: Array = (w * dx * dy).sum(1) / np.sqrt((w * dx**2).sum(1) * (w * dy**2).sum(1))
-        return r
+    Points of a seed share what they are held against, so they err together: a bootstrap over points held the truth in
+    69 to 93 % of cases. This jackknife leaves out one seed after another, on Fisher's scale: 91 to 95 %.
+    """
+    assert x.shape == y.shape
+    rest = [[np.delete(part, seed, 0) for part in (x, y)] for seed in range(len(x))]
+    whole, *without = (np.arctanh(np.clip(pearson(*pair), -1 + ROUNDING, 1 - ROUNDING)) for pair in ([x, y], *rest))
+    away = (len(without) - 1) * (whole - np.array(without))  # pseudo-values around the whole
+    half = student_t(len(x) - 1) * float(away.std(ddof=1)) / len(x) ** 0.5
+    return Interval(float(np.tanh(whole)), float(np.tanh(whole - half)), float(np.tanh(whole + half)))
 
-    return resampled(weighted, len(x))
+
+def pearson(x: Array, y: Array) -> float:
+    """Over all points together."""
+    return float(np.corrcoef(x.ravel(), y.ravel())[0, 1])
 
 
 def gains(results: Results, accepted: Accepted, seed: int, batch: int) -> tuple[Array, Array]:
@@ -124,7 +131,7 @@ def fitted(results: Results, accepted: Accepted, batch: int) -> Interval:
 
 def together(results: Results, accepted: Accepted, batch: int) -> Interval:
     """Correlation of ``gains`` over the points of all seeds."""
-    x, y = np.concatenate([gains(results, accepted, seed, batch) for seed in SEEDS], axis=1)
+    x, y = np.stack([gains(results, accepted, seed, batch) for seed in SEEDS], axis=1)
     return correlation(x, y)
 
 

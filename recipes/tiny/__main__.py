@@ -1,26 +1,27 @@
 """Make the built-in model from nothing: ``python -m recipes.tiny [--out DIR]``, about 20 minutes on two cores."""
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import torch
 
-from bebop.config import ModelConfig
+from bebop.command import Parser, check_writable, run_main, whole
+from bebop.config import LARGEST, MOST, ModelConfig
 from bebop.model.checkpoint import load_policy, save_policy
 from recipes.tiny.head import train_head
 from recipes.tiny.sft import train_backbone
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """Train backbone, then head, and write the checkpoint in bfloat16."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.tiny", description=__doc__)
+    parser = Parser(prog="python -m recipes.tiny", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/tiny"), help="where to write (default: runs/tiny)")
-    parser.add_argument("--steps", type=int, default=1600, help="steps of the backbone (default: 1600)")
-    parser.add_argument("--head-steps", type=int, default=600, help="steps of the MTP head (default: 600)")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    parser.add_argument("--steps", type=whole(1), default=1600, help="steps of the backbone (default: 1600)")
+    parser.add_argument("--head-steps", type=whole(1), default=600, help="steps of the MTP head (default: 600)")
+    parser.add_argument("--threads", type=whole(1, MOST), default=2, help="CPU threads (default: 2)")
+    parser.add_argument("--seed", type=whole(0, LARGEST), default=0)
+    options = parser.parse_args(arguments)
+    check_writable("--out", options.out)
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as scratch:
         train_backbone(Path(scratch), steps=options.steps, seed=options.seed)
@@ -31,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

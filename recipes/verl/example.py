@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bebop.compose import run_main
+from bebop.command import run_main
 from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
 from bebop.tasks.procedural import ProceduralItems

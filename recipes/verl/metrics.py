@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bebop.errors import UserError
-from bebop.metrics import Mean, values
+from bebop.metrics import values
 from bebop.monitor.collect import from_stats
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimators import decode_metrics
@@ -18,7 +18,7 @@ from bebop.trajectory import DecodeStats
 from bebop.verl_job.gauges import Gauges
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.settings import VerlConfig, current
-from bebop.verl_job.stats import FIELD, decode, emitted, total
+from bebop.verl_job.stats import FIELD, decode, total
 
 HEAD = "actor/head/"  # verl puts actor/ before what its actor reports
 
@@ -74,11 +74,7 @@ class Reporter:
 
 def acceptance(stats: Sequence[DecodeStats]) -> dict[str, Any]:
     """``rollout/accept_length``, rates and overlaps by position, entropies: as ``bebop.run`` logs them."""
-    whole = total(stats)
-    found = dict(decode_metrics(whole))
-    # Engines that do not say how many drafts each cycle accepted still say how many tokens came out.
-    found["rollout/accept_length"] = Mean(sum(emitted(each) for each in stats), whole.cycles)
-    return found
+    return dict(decode_metrics(total(stats)))
 
 
 def report_v1(trainer_base: ModuleType) -> None:

@@ -16,7 +16,7 @@ from bebop.trajectory import DecodeStats
 
 FIELD = "bebop_stats"
 ARRAYS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
-COUNTS = ("cycles", "tokens", "target_forwards", "draft_forwards")
+COUNTS = ("cycles", "tokens", "prefilled", "target_forwards", "draft_forwards")
 # verl's own counts of the same: drafts made, drafts accepted, verification steps.
 SPEC = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 COLLECTED: ContextVar[list[dict[str, Any]] | None] = ContextVar("bebop_collected", default=None)
@@ -40,13 +40,9 @@ def fields(stats: DecodeStats, drafts: int) -> dict[str, Any]:
 
     ``drafts``: tokens drafted per cycle, for verl's acceptance rate.
     """
-    counts = (stats.cycles * drafts, emitted(stats) - stats.cycles, stats.cycles)
+    accepted = int(stats.accepted.sum()) if len(stats.reached) else stats.emitted - stats.cycles
+    counts = (stats.cycles * drafts, accepted, stats.cycles)
     return {FIELD: encode(stats), **dict(zip(SPEC, counts, strict=True))}
-
-
-def emitted(stats: DecodeStats) -> int:
-    """Accepted drafts plus one token a cycle; without positions there is only the number of tokens."""
-    return stats.cycles + int(stats.accepted.sum()) if len(stats.reached) else stats.tokens
 
 
 def note(extra: Mapping[str, Any]) -> None:

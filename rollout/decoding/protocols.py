@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from bebop.rollout.decoding.laws import Laws
+from bebop.rollout.slots import Slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,10 @@ class DraftLengthPolicy(Protocol):
         ...
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
-        """Learn from a cycle."""
+        """Learn from a cycle of the first B slots.
+
+        What is learned belongs to the request (``Slots.add``): an answer may not depend on those beside it or before.
+        """
         ...
 
 
@@ -102,4 +106,5 @@ class System:
     summary: str  # one line for --help and the README
     drafter: Drafter | None  # None drafts nothing
     rule: AcceptanceRule
-    length: Callable[[], DraftLengthPolicy]  # a fresh policy for an engine: it may learn
+    drafts: int  # the most drafts in a cycle, K
+    length: Callable[[Slots], DraftLengthPolicy]  # made for an engine; what it learns of a request is a column there

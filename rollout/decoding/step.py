@@ -18,7 +18,8 @@ def cycle(runner: ModelRunner, system: System, length: DraftLengthPolicy, versio
     slots, batch = runner.slots, runner.batch
     drafts = slots.sizes.drafts
     laws = slots.laws(batch)
-    # Keyed by the length fed: a request draws the same numbers wherever and beside whomever it is decoded.
+    # Keyed by the length fed: a request draws the same numbers wherever and beside whomever it is decoded. For K
+    # drafts, K to draw them, K to test them, one for the residual token and one for the bonus.
     random = uniforms(slots.seed[:batch], slots.fed[:batch], 2 * drafts + 2)
     draft = None
     if system.drafter is not None:
@@ -27,8 +28,9 @@ def cycle(runner: ModelRunner, system: System, length: DraftLengthPolicy, versio
     fed = last if draft is None else torch.cat([last, draft.tokens], 1)
     hidden, logits = runner.verify(fed)
     probs = laws.probs(logits, _seen(runner, draft))
-    width = fed.shape[1]
-    verdict = system.rule.accept(_or_empty(draft, probs), probs, random[:, drafts : drafts + width + 1])
+    # The last two have their place whatever this cycle drafted: its width is that of the longest draft in the batch.
+    tests = random[:, drafts : drafts + fed.shape[1] - 1]
+    verdict = system.rule.accept(_or_empty(draft, probs), probs, torch.cat([tests, random[:, 2 * drafts :]], 1))
     tokens = _emit(draft, verdict)
     emitted, done = _end(runner, tokens, verdict)
     _write(runner, tokens, probs, version)
@@ -80,6 +82,7 @@ def _write(runner: ModelRunner, tokens: Tensor, probs: Tensor, version: int) -> 
     slots.tokens[:batch].scatter_(1, columns, tokens)
     slots.logprobs[:batch].scatter_(1, columns, probs.gather(-1, tokens[..., None])[..., 0].log())
     slots.versions[:batch].scatter_(1, columns, torch.full_like(tokens, version))
+    slots.contexts[:batch].scatter_(1, columns, slots.oldest[:batch, None].expand_as(tokens))
 
 
 def _measure(
@@ -95,11 +98,7 @@ def _measure(
     rows = [reached.double(), accepted.double()]
     if everything:
         rows += [torch.where(reached, value, 0.0).double() for value in _laws_beside(draft, probs[:, :drafts])]
-    slots, batch = runner.slots, runner.batch
-    stretch = torch.bucketize(slots.count[:batch], slots.starts, right=True) - 1
-    row = torch.arange(batch, device=emitted.device)
-    slots.begun[row, stretch] += 1
-    slots.stats[row, stretch, : len(rows), :drafts] += torch.stack(rows, 1)
+    runner.slots.record(torch.stack(rows, 1), emitted)
 
 
 def _laws_beside(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

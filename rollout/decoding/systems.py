@@ -17,7 +17,8 @@ def autoregressive(config: DecodingConfig) -> System:
         summary="plain decoding, one token per pass",
         drafter=None,
         rule=Plain(),
-        length=lambda: FixedLength(0),
+        drafts=0,
+        length=lambda slots: FixedLength(0),
     )
 
 
@@ -28,7 +29,8 @@ def target_only(config: DecodingConfig) -> System:
         summary="greedy MTP drafts, accepted with p(argmax q)",
         drafter=MTPDrafter(temperature=0.0),
         rule=Rejection(),
-        length=lambda: FixedLength(config.draft_tokens),
+        drafts=config.draft_tokens,
+        length=lambda slots: FixedLength(config.draft_tokens),
     )
 
 
@@ -39,7 +41,8 @@ def bebop(config: DecodingConfig) -> System:
         summary="sampled MTP drafts, accepted with the overlap of draft and target",
         drafter=MTPDrafter(temperature=config.draft_temperature),
         rule=Rejection(),
-        length=lambda: FixedLength(config.draft_tokens),
+        drafts=config.draft_tokens,
+        length=lambda slots: FixedLength(config.draft_tokens),
     )
 
 
@@ -50,7 +53,8 @@ def bebop_adaptive(config: DecodingConfig) -> System:
         summary="bebop, drafting on only while the draft's entropy makes it pay",
         drafter=MTPDrafter(temperature=config.draft_temperature),
         rule=Rejection(),
-        length=lambda: EntropyLength(config.draft_tokens, config.cost_ratio, config.verify_ratio),
+        drafts=config.draft_tokens,
+        length=lambda slots: EntropyLength(slots, config.draft_tokens, config.cost_ratio, config.verify_ratio),
     )
 
 

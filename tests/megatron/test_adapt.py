@@ -8,9 +8,11 @@ import pytest
 from safetensors.torch import load_file
 
 from bebop import adapt as plain
+from bebop.compose import adapt_config, write_down
 from bebop.errors import UserError
 from bebop.megatron_job import adapt
 from bebop.model.checkpoint import resolve
+from bebop.store import seal
 
 SETTINGS = [
     "data.sequences=256", "data.sampling.max_new_tokens=128", "evaluation.prompts=64", "head.depth=3",
@@ -58,7 +60,7 @@ def test_a_file_of_text_without_a_whole_model_and_a_resume(tmp_path: Path) -> No
     assert all((whole[name] == parts[name]).all() for name in whole)
     results = json.loads((tmp_path / "whole" / "results.json").read_text())
     assert results["after/eval/overlap/1"] != results["before/eval/overlap/1"]
-    with pytest.raises(UserError, match="holds no checkpoint"):
+    with pytest.raises(UserError, match="holds no finished checkpoint"):
         adapt.main([*settings, "resume=true", f"dir={tmp_path / 'empty'}"])
 
 
@@ -66,5 +68,7 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
     broken = tmp_path / "checkpoints" / "head_000002"
     broken.mkdir(parents=True)
     (broken / "metadata.json").write_text("{")
+    seal(broken)  # as it was written, and wrong all the same
+    write_down(adapt_config(SETTINGS), SETTINGS, tmp_path)
     with pytest.raises(UserError, match="is no checkpoint of this model, or is damaged"):
         adapt.main([*SETTINGS, f"dir={tmp_path}", "resume=true"])

@@ -18,6 +18,7 @@ from bebop.monitor.dashboards.alerts import LONG, rule_file
 from bebop.monitor.dashboards.grafana import FIRST_ID, dashboard, on_top
 from bebop.monitor.dashboards.panels import COTRAIN, DRIFT, ROWS, series
 from bebop.monitor.drift_monitor import STATES
+from tests.commands import error_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PANELS = [panel for panels in ROWS.values() for panel in panels]
@@ -180,8 +181,7 @@ def test_another_folder_and_a_missing_session(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "session").mkdir()
     assert main(["--session", str(tmp_path / "session"), "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out/grafana/grafana.ini").exists() and not (tmp_path / "session/metrics").exists()
-    assert main(["--session", str(tmp_path / "none")]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].endswith("start the run first")
+    assert error_of(main, ["--session", str(tmp_path / "none")], capsys).endswith("start the run first")
 
 
 # ---- what fires

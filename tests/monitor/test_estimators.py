@@ -33,7 +33,7 @@ def answer(
         finish_reason="length" if cut else "stop",
         stats=stats or DecodeStats(),
     )
-    return Trajectory(completion=completion, reward=reward)
+    return Trajectory(completion=completion, reward=reward, timed_out=reward == 0)
 
 
 def group(*trajectories: Trajectory) -> Group:
@@ -91,7 +91,7 @@ def differing(combine: Callable[[list[Metrics]], dict[str, float]]) -> set[str]:
     workers = per_worker()
     union = values(rollout_metrics([g for groups in workers for g in groups], version=6))
     combined = combine([rollout_metrics(groups, version=6) for groups in workers])
-    assert set(combined) == set(union) and len(union) == 22
+    assert set(combined) == set(union) and len(union) == 23
     return {name for name, value in union.items() if not np.isclose(combined[name], value, rtol=1e-9)}
 
 
@@ -132,7 +132,7 @@ def test_responses_by_hand() -> None:
 def test_decoding_by_hand() -> None:
     got = values(rollout_metrics([group(answer(1.0, 18, stats=STATS), answer(1.0, 18, stats=STATS))]))
     expected = {
-        "rollout/accept_length": 1.9,  # (6 + 3) / 10 + 1
+        "rollout/accept_length": 1.8,  # 18 / 10: of the 9 accepted drafts, one fewer was left to emit beside them
         "rollout/accept_rate/1": 0.6,
         "rollout/accept_rate/2": 0.5,  # 3 of the 6 that reached it, not of 10
         "rollout/overlap/1": 0.55,

@@ -16,7 +16,7 @@ from bebop.monitor.logs import log_row, read_log, records_from_jsonl, replay
 from bebop.monitor.records import PER_POSITION, PER_ROW, StepRecords, merge_records
 from bebop.monitor.window import Measure, Window
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
-from tests.monitor.synthetic import Truth, constant, ramp, run
+from tests.monitor.synthetic import Truth, constant, ramp, run, step_records
 
 SETTINGS = MonitorSettings(draws=100)
 RUN = Truth(entropy=ramp(0.5, 0.3), mismatch=constant(0))
@@ -72,7 +72,12 @@ def test_groups_become_rows() -> None:
 
 def test_a_log_replays_a_run(tmp_path: Path) -> None:
     bank = BankReading(overlap=np.linspace(0.5, 0.9, 20), entropy=np.linspace(0.1, 0.9, 20), chance=0.2)
-    sweep = Sweep(entropy=(0.3, 0.4, 0.5, 0.7), length=(2.9, 2.8, 2.75, 2.6), bank=(bank, bank))
+    records = step_records(RUN, 1, np.random.default_rng(1))
+    hotter = [dataclasses.replace(records, entropy_sum=heat * records.entropy_sum) for heat in (0.5, 0.8, 1.0, 1.3)]
+    measured = Sweep.of_rollouts(hotter, Measure())
+    sweep = dataclasses.replace(measured, bank=(bank, bank))
+    assert measured.entropy[2] == pytest.approx(records.entropy_sum.sum() / records.entropy_count.sum())
+    assert measured.length == pytest.approx([records.emitted.sum() / records.cycles.sum()] * 4)
     steps = run(RUN, 0)
     sweeps = [sweep if i == 1 else None for i in range(len(steps))]
     live = DriftMonitor(SETTINGS)
@@ -82,8 +87,27 @@ def test_a_log_replays_a_run(tmp_path: Path) -> None:
     again = replay(write(tmp_path / "drift.jsonl", *rows), SETTINGS)
     for a, b in zip(told, again, strict=True):
         assert a is not None and a.state == b.state
-        assert "temperature" in a.slopes or a.step < 1
+        assert a.step < 1 or a.slopes["temperature"].value.known
         assert a.metrics() == pytest.approx(b.metrics(), rel=1e-6, abs=1e-9)
+
+
+def test_logs_of_before_numbers_per_prompt_were_kept_are_read(tmp_path: Path) -> None:
+    """Their slope over temperatures has a point and no interval, so another slope splits the change."""
+    steps = run(RUN, 0)[:7]
+    sweep = Sweep(entropy=(0.3, 0.4, 0.5, 0.7), length=(2.9, 2.8, 2.75, 2.6))
+    rows = [log_row(records, sweep=sweep if i == 1 else None) for i, records in enumerate(steps)]
+    assert "sums" not in rows[1]["sweep"]
+    told = replay(write(tmp_path / "drift.jsonl", *rows), SETTINGS)[-1]
+    slope = told.slopes["temperature"]
+    assert slope.value.point == pytest.approx(np.polyfit(sweep.entropy, sweep.length, 1)[0]) and not slope.value.known
+    assert told.parts["length"].source == "frozen" and "drift/slope/temperature_low" not in told.metrics()
+
+
+def test_a_sweep_that_does_not_fit_together_is_refused() -> None:
+    with pytest.raises(UserError, match="3, 4"):
+        Sweep(entropy=(0.3, 0.4, 0.5, 0.7), length=(2.9, 2.8, 2.75))
+    with pytest.raises(UserError, match="prompts, 4"):
+        Sweep(entropy=(0.3,), length=(2.9,), sums=np.ones((1, 5, 3)))
 
 
 def test_rows_survive_json_even_unmeasured(tmp_path: Path) -> None:

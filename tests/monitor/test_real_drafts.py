@@ -11,7 +11,7 @@ from bebop.monitor.bank import Sweep
 from bebop.monitor.collect import from_groups
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.records import StepRecords
-from bebop.monitor.window import Measure, Window
+from bebop.monitor.window import Measure
 from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
@@ -69,12 +69,8 @@ def rollouts() -> Rollouts:
 def start(rollouts: Rollouts) -> tuple[list[StepRecords], Sweep]:
     """The reference, and the same prompts at several temperatures."""
     steps = [rollouts.records() for _ in range(6)]
-    points = []
-    for temperature in (0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8):
-        window = Window.of(rollouts.records(temperature, first=0))
-        points.append((window.entropy(LENGTH).point, window.value(LENGTH).point))
-    entropies, lengths = zip(*points, strict=True)
-    return steps, Sweep(entropy=entropies, length=lengths)
+    heats = (0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8)
+    return steps, Sweep.of_rollouts([rollouts.records(heat, first=0) for heat in heats], LENGTH)
 
 
 def after(start: tuple[list[StepRecords], Sweep], events: Iterator[StepRecords]) -> list[Explanation]:

@@ -11,9 +11,11 @@ import pytest
 
 from bebop.config import JobConfig, from_dict
 from bebop.monitor.bank import BankReading, Look, Sweep
+from bebop.monitor.estimate import Array
 from bebop.monitor.watch import Watch
 from bebop.report import main
 from tests.browser import CHROMIUM, browse
+from tests.commands import error_of
 from tests.monitor.synthetic import Truth, step_groups
 from tests.test_report import headings, specs, write_run
 
@@ -43,14 +45,24 @@ def looks(shift: float) -> list[Look]:
     ]  # fmt: skip
 
 
+def swept(entropy: tuple[float, ...], length: tuple[float, ...], prompts: int = 6) -> Array:
+    """Sums of a sweep whose prompts differ in how entropy moves their accept length."""
+    steep = 1 + np.linspace(-0.2, 0.2, prompts)
+    found = np.ones((len(entropy), prompts, 4))
+    found[..., 0] = length[0] + np.outer(np.subtract(length, length[0]), steep)
+    found[..., 2] = np.array(entropy)[:, None]
+    return found
+
+
 def watched_run(folder: Path, steps: int = 14) -> Path:
     run = write_run(folder, steps=steps)
     config = from_dict(JobConfig, {"cotrain": {"mode": "auto"}, "monitor": {"bank_every": 5}})
     watch = Watch(config, run)
     heats = (0.5, 0.8, 1.25, 1.6)
     sweep = Sweep(
-        entropy=(0.4, 0.45, 0.6, 0.7), length=(2.9, 2.86, 2.71, 2.6), bank=tuple(reading(0.0, heat) for heat in heats)
-    )
+        entropy=(0.4, 0.45, 0.6, 0.7), length=(2.9, 2.86, 2.71, 2.6), bank=tuple(reading(0.0, heat) for heat in heats),
+        sums=swept((0.4, 0.45, 0.6, 0.7), (2.9, 2.86, 2.71, 2.6)),
+    )  # fmt: skip
     for step in range(1, steps + 1):
         due = watch.bank_due(step, step_groups(TRUTH, step))
         bank = None if due is None else reading(-0.1 if step > 8 else 0.0, 1 + 0.01 * step)
@@ -147,13 +159,10 @@ def test_a_log_of_another_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[
     page = (tmp_path / "theirs.html").read_text()
     assert capsys.readouterr().out.strip().endswith("theirs.html")
     assert headings(page) == [CARDS[0], CARDS[1], "The controller&#x27;s log"] and "mismatch-driven" in page
-    assert main(["--from", str(tmp_path / "no.jsonl")]) == 2
-    assert main(["--from", str(log), "--map", "nonsense"]) == 2
-    assert main(["--from", str(log)]) == 2  # its names are not known
-    errors = capsys.readouterr().err
-    assert errors.count("\n") == 3 and "OURS=THEIRS" in errors and "accept_length=NAME" in errors
-    with pytest.raises(SystemExit, match="2"):
-        main([str(tmp_path), "--from", str(log)])
+    assert "no.jsonl" in error_of(main, ["--from", str(tmp_path / "no.jsonl")], capsys)
+    assert "OURS=THEIRS" in error_of(main, ["--from", str(log), "--map", "nonsense"], capsys)
+    assert "accept_length=NAME" in error_of(main, ["--from", str(log)], capsys)  # its names are not known
+    assert "--from LOG" in error_of(main, [str(tmp_path), "--from", str(log)], capsys)
 
 
 @pytest.mark.slow

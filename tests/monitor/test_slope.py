@@ -12,6 +12,7 @@ from bebop.monitor.records import StepRecords, merge_records
 from bebop.monitor.slope import Slope, early_slope, early_window, frozen_slope, temperature_slope
 from bebop.monitor.window import Measure
 from tests.monitor.synthetic import Truth, constant, step_records
+from tests.monitor.test_coverage import swept, true_swept
 
 RUN = Truth(entropy=constant(0.5), mismatch=constant(0))
 
@@ -29,12 +30,23 @@ def test_the_early_window() -> None:
     assert early_window(None) == early_window(60) == 20 and early_window(1000) == 100
 
 
-@pytest.mark.parametrize("slope_of", [early_slope, temperature_slope])
-def test_exact_lines_have_their_signed_slope(slope_of) -> None:  # type: ignore[no-untyped-def]
+def test_exact_lines_have_their_signed_slope() -> None:
     entropy = np.linspace(0.3, 0.8, 20)
-    slope = slope_of(entropy, 3.2 - 0.8 * entropy)
-    assert slope.value.point == pytest.approx(-0.8) and slope.value.error < 1e-9
-    assert slope.spread == pytest.approx(entropy.std())
+    value = 3.2 - 0.8 * entropy
+    unlike = np.array([1.0, 5.0, 2.0])  # prompts on the same line, with answers of different lengths
+    sums = unlike[:, None] * np.stack([value, np.ones(20), entropy, np.ones(20)], 1)[:, None]
+    for slope in (early_slope(entropy, value), temperature_slope(entropy, value, sums)):
+        assert slope.value.point == pytest.approx(-0.8) and slope.value.error < 1e-9
+        assert slope.spread == pytest.approx(entropy.std()) and not slope.unidentified
+
+
+def test_a_sweep_without_numbers_per_prompt_has_a_slope_and_no_interval() -> None:
+    """As in logs that kept means alone. What lies on a curve around which nothing scatters is no sample."""
+    entropy = np.linspace(0.3, 0.8, 7)
+    bare = temperature_slope(entropy, 3.2 - 0.8 * entropy**2)
+    assert bare.value.point == pytest.approx(-0.88) and not bare.value.known and "per prompt" in bare.unidentified
+    few = temperature_slope(entropy, 3.2 - 0.8 * entropy**2, np.ones((7, 2, 4)))
+    assert few.value.point == bare.value.point and not few.value.known and "2 prompts" in few.unidentified
 
 
 def stepwise(seed: int, correlation: float) -> tuple[Array, Array]:
@@ -58,6 +70,16 @@ def test_early_intervals_hold_with_dependent_steps_too() -> None:
     assert share_covering([early_slope(*steps, draws=200) for steps in independent], -0.8) >= 0.95
     assert share_covering([early_slope(*steps, draws=200) for steps in dependent], -0.8) >= 0.90
     assert np.mean([textbook_covers(*steps) for steps in dependent]) < 0.85
+
+
+def test_the_scatter_of_temperatures_around_a_line_is_no_interval() -> None:
+    """The broken variant, which the monitor had: seven points of the same texts, taken for independent ones."""
+    held = 0
+    for seed in range(100):
+        sweep = swept(np.random.default_rng([46, seed, 8]), 8)
+        fit = linregress(sweep.entropy, sweep.length)
+        held += abs(fit.slope - true_swept()) <= student.ppf(0.975, 5) * fit.stderr
+    assert held < 70
 
 
 def test_frozen_intervals_hold() -> None:

@@ -50,9 +50,10 @@ def test_slope_and_correlation_find_what_was_planted() -> None:
     y = 0.8 * x + 0.01 + rng.normal(0, 0.005, 18)
     assert slope(x, y) == pytest.approx(0.8, abs=0.05)
     assert slope(y, x) > 1  # the broken variant: axes exchanged
-    found = correlation(x, y)
+    found = correlation(x.reshape(3, 6), y.reshape(3, 6))
     assert found.value == pytest.approx(np.corrcoef(x, y)[0, 1]) and found.low > 0.95
-    assert not correlation(x, rng.normal(size=18)).excludes(0)
+    assert not correlation(x.reshape(3, 6), rng.normal(size=(3, 6))).excludes(0)
+    assert correlation(x.reshape(3, 6), x.reshape(3, 6)).low > 0.999
 
 
 def planted(overhead: float = 0.0, speed_of_best: float = 1.0) -> dict[tuple[int, int], Measured]:

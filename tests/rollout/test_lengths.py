@@ -5,10 +5,12 @@ import torch
 
 from bebop.rollout.decoding.lengths import EntropyLength, FixedLength
 from bebop.rollout.decoding.protocols import Draft, Verdict
+from bebop.rollout.slots import Slots, SlotSizes
 
 
-def policy(limit: int = 4, draft_cost: float = 0.15, verify_cost: float = 0.05) -> EntropyLength:
-    return EntropyLength(limit, draft_cost, verify_cost)
+def policy(limit: int = 4, draft_cost: float = 0.15, verify_cost: float = 0.05, slots: int = 5) -> EntropyLength:
+    sizes = SlotSizes(slots=slots, length=8, drafts=limit, hidden=2, vocab=2)
+    return EntropyLength(Slots(sizes, torch.float32, torch.device("cpu")), limit, draft_cost, verify_cost)
 
 
 def observed(
@@ -76,8 +78,22 @@ def test_learns_what_was_accepted() -> None:
     high, low = torch.tensor([[2.0, 2.0]]), torch.tensor([[0.03, 0.03]])
     assert not chain.extend(1, high) and chain.extend(1, low)
     for _ in range(300):
-        chain.observe(*observed([[2.0, 2.0], [0.03, 0.03]], [2, 0]))
+        chain.observe(*observed([[2.0, 2.0]], [2]))
+        chain.observe(*observed([[0.03, 0.03]], [0]))
     assert chain.extend(1, high) and not chain.extend(1, low)
+
+
+def test_each_request_learns_for_itself() -> None:
+    """What the rows beside it saw leaves a row's decisions as they were, to the bit."""
+    chain, alone = policy(limit=2), policy(limit=2)
+    for _ in range(50):
+        chain.observe(*observed([[0.3, 0.3], [0.3, 0.3], [2.0, 0.1]], [2, 0, 1]))
+        alone.observe(*observed([[0.3, 0.3]], [2]))
+    asked = torch.tensor([[0.3, 0.3]])
+    assert chain.extend(1, asked.repeat(3, 1)).tolist() == [True, False, True]
+    for column in ("tested", "passed", "rate"):
+        assert torch.equal(getattr(chain, column)[0], getattr(alone, column)[0])
+        assert torch.equal(getattr(chain, column)[4], getattr(policy(limit=2), column)[4]), "a row without a request"
 
 
 def test_counts_only_drafts_that_were_tested() -> None:
@@ -85,17 +101,19 @@ def test_counts_only_drafts_that_were_tested() -> None:
     tested, passed = chain.tested.clone(), chain.passed.clone()
     # Row 0: one of three accepted, so two were tested. Row 1: drafted one token, accepted; nothing else was tested.
     chain.observe(*observed([[0.01, 0.3, 0.6], [0.15, 0.15, 0.15]], [1, 1], lengths=[3, 1]))
-    new_tested, new_passed = chain.tested - tested, chain.passed - passed
-    assert new_tested.tolist() == [1, 0, 0, 1, 1, 0, 0, 0, 0, 0]
-    assert new_passed.tolist() == pytest.approx([1, 0, 0, 1, 0, 0, 0, 0, 0, 0])
+    new_tested, new_passed = (chain.tested - tested)[:2], (chain.passed - passed)[:2]
+    assert new_tested.tolist() == [[1, 0, 0, 0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]]
+    assert new_passed[0].tolist() == pytest.approx([1, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+    assert new_passed[1].tolist() == pytest.approx([0, 0, 0, 1, 0, 0, 0, 0, 0, 0])
 
 
 def test_the_rate_follows_tokens_and_time() -> None:
     chain = policy(limit=3)
     for _ in range(10_000):  # 3 tokens in 1 + 2 * 0.2 steps, again and again; the start fades
         chain.observe(*observed([[0.1, 0.1]], [2]))
-    assert chain.emitted / chain.spent == pytest.approx(3 / 1.4, rel=1e-3)
-    assert chain.emitted == pytest.approx(3000, rel=0.01)  # the memory of a thousand cycles
+    emitted, spent = chain.rate[0].tolist()
+    assert emitted / spent == pytest.approx(3 / 1.4, rel=1e-3)
+    assert emitted == pytest.approx(3000, rel=0.01)  # the memory of a thousand cycles
 
 
 def test_a_threshold_on_what_was_drawn_would_not_do() -> None:

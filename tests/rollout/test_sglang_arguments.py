@@ -75,7 +75,6 @@ def test_a_cpu_takes_what_it_can_run() -> None:
 @pytest.mark.parametrize(
     ("decoding", "own", "device", "word"),
     [
-        (DecodingConfig(system="pipo"), SglangConfig(), "cuda", "decoding.system"),
         (DecodingConfig(draft_temperature=0.5), SglangConfig(), "cuda", "draft_temperature"),
         (DecodingConfig(draft_temperature=0.0), SglangConfig(), "cuda", "target_only"),
         (DecodingConfig(), SglangConfig(block_verification=True), "cpu", "GPU"),

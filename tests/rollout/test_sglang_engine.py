@@ -115,7 +115,7 @@ def spec(**changes: Any) -> EngineSpec:
 
 
 def make(backend: Any, carrier: Any = None, **changes: Any) -> SglangEngine:
-    return SglangEngine(backend, carrier or Hand(), spec(**changes), str, HEAD)
+    return SglangEngine(backend, carrier or Hand(), spec(**changes), lambda ids, params, reason: str(ids), HEAD)
 
 
 @pytest.fixture

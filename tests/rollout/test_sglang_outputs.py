@@ -10,7 +10,7 @@ from bebop.trajectory import SamplingParams
 PARAMS = SamplingParams()
 
 
-def text(ids) -> str:
+def text(ids, params: SamplingParams, reason: str) -> str:
     return " ".join(map(str, ids))
 
 

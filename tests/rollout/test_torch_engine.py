@@ -19,7 +19,8 @@ PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9], [2, 2]]
 
 
 def engine(policy: Policy, system: str = "bebop", slots: int = 4, drafts: int = 3, **settings: object) -> TorchEngine:
-    config = DecodingConfig(system=system, draft_tokens=drafts)
+    # Drafts so cheap that an adaptive length is not always 1 with the untrained head of the tiny policy.
+    config = DecodingConfig(system=system, draft_tokens=drafts, cost_ratio=0.04, verify_ratio=0.02)
     return TorchEngine(policy, make_system(config), slots=slots, max_length=96, **settings)  # type: ignore[arg-type]
 
 
@@ -63,33 +64,46 @@ def test_logprobs_are_those_of_a_full_forward(system: str, temperature: float) -
         assert sum(a.stats.accepted.sum() for a in answers) > 10
 
 
-@pytest.mark.parametrize("system", ["autoregressive", "target_only", "bebop"])
+def numbers(answers: list[Completion]) -> list[tuple[list[int], int, list[float]]]:
+    """Tokens, and how they were drafted."""
+    return [(a.token_ids.tolist(), a.stats.cycles, a.stats.reached.tolist()) for a in answers]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_seeds_give_the_same_tokens_in_any_batch(system: str) -> None:
     policy = tiny_policy(seed=2, dtype=torch.float64)
-    asked = requests(PROMPTS, max_new_tokens=30, seed=5)
-    together = generate(engine(policy, system, slots=3), asked)
-    alone = [generate(engine(policy, system, slots=1), [r])[0] for r in asked]
-    assert [a.token_ids.tolist() for a in together] == [a.token_ids.tolist() for a in alone]
-    other = generate(engine(policy, system, slots=3), requests(PROMPTS, max_new_tokens=30, seed=50))
-    assert [a.token_ids.tolist() for a in other] != [a.token_ids.tolist() for a in alone]
+    asked = requests(PROMPTS, max_new_tokens=60, seed=5)
+    alone = numbers([generate(engine(policy, system, slots=1, drafts=5), [r])[0] for r in asked])
+    used = engine(policy, system, slots=3, drafts=5)  # three at a time, so that rows move; twice, with a past
+    for order in (asked, asked[::-1]):
+        found = numbers(generate(used, order))
+        assert found == (alone if order is asked else alone[::-1])
+    other = generate(used, requests(PROMPTS, max_new_tokens=60, seed=50))
+    assert [a.token_ids.tolist() for a in other] != [tokens for tokens, *_ in alone]
+    if system == "bebop_adaptive":  # lengths do differ from request to request, and from cycle to cycle
+        assert len({reached[2] / reached[0] for _, _, reached in alone}) > 1
+        assert 0 < sum(reached[2] for *_, reached in alone) < sum(reached[1] for *_, reached in alone)
 
 
-def test_abort_and_resume_give_the_whole_answer() -> None:
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_abort_and_resume_give_the_whole_answer(system: str) -> None:
     policy = tiny_policy(seed=3, dtype=torch.float64)
-    asked = requests(PROMPTS, max_new_tokens=30, seed=9)
-    whole = generate(engine(policy), asked)
-    first = engine(policy)
+    asked = requests(PROMPTS, max_new_tokens=60, seed=9)
+    whole = generate(engine(policy, system, drafts=5), asked)
+    first = engine(policy, system, drafts=5)
     for request in asked:
         first.add(request)
-    for _ in range(4):
+    for _ in range(9):
         assert not first.step()
     parts = {f.id: f.completion for f in first.abort()}
     assert first.unfinished == 0 and {len(p.token_ids) for p in parts.values()} != {0}
     assert all(p.finish_reason == "abort" for p in parts.values())
     resumed = [type(r)(id=r.id, token_ids=r.token_ids, params=r.params, partial=parts[r.id]) for r in asked]
-    again = generate(engine(policy), resumed)
-    assert [a.token_ids.tolist() for a in again] == [a.token_ids.tolist() for a in whole]
+    again = generate(engine(policy, system, drafts=5), resumed)
+    assert numbers(again) == numbers(whole)
     assert [a.stats.tokens for a in again] == [a.stats.tokens for a in whole]
+    assert all(bool(p.state) == (system == "bebop_adaptive" and len(p.token_ids) > 0) for p in parts.values())
+    assert not any(a.state for a in again), "nothing more is needed of a finished answer"
 
 
 @pytest.mark.parametrize("on_update", ["keep", "recompute"])
@@ -131,7 +145,57 @@ def test_counts_add_up() -> None:
         assert stats.tokens == len(answer.token_ids) == 30
         assert (stats.accepted <= stats.reached).all() and (stats.reached[1:] <= stats.accepted[:-1]).all()
         assert stats.tokens <= stats.cycles + stats.accepted.sum() <= stats.tokens + 1
+        assert stats.accept_length == 30 / stats.cycles == sum(s.tokens for _, s in answer.stretches) / stats.cycles
         assert 0 < (stats.overlap / stats.reached).min() and (stats.overlap <= stats.reached).all()
+
+
+def test_what_lies_beyond_the_end_counts_nowhere() -> None:
+    """An answer ended by a stop token or string has the statistics of one that had no room for more."""
+    policy, ended = tiny_policy(seed=6), 0
+    whole = generate(engine(policy), requests(PROMPTS * 4, max_new_tokens=40))
+    for number, free in enumerate(whole):
+        prompt, seed = PROMPTS[number % len(PROMPTS)], number
+
+        def one(prompt: list[int] = prompt, seed: int = seed, **law: object) -> Completion:
+            return generate(engine(policy), requests([prompt], seed=seed, **law))[0]
+
+        token = int(free.token_ids[-10])
+        stopped = one(max_new_tokens=40, stop_token_ids=(token,))
+        string = one(max_new_tokens=40, stop=(policy.tokenizer.decode([token]),))
+        length = len(stopped.token_ids)
+        limited = one(max_new_tokens=length)
+        for answer in (stopped, string, limited):
+            assert answer.token_ids.tolist() == free.token_ids[:length].tolist()
+            assert answer.stats.accept_length == length / answer.stats.cycles
+            assert [s.tokens for _, s in answer.stretches] == [length]
+            for name in ("cycles", "reached", "accepted", "overlap", "draft_entropy", "target_entropy"):
+                np.testing.assert_allclose(getattr(answer.stats, name), getattr(limited.stats, name), atol=1e-9)
+        ended += int(limited.stats.cycles + limited.stats.accepted.sum() > length)
+    assert 0 < ended < len(whole), "some end with an accepted draft, some with the token after the drafts"
+
+
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+def test_each_token_knows_the_oldest_weights_in_its_context(on_update: str) -> None:
+    policy, other = tiny_policy(seed=4), tiny_policy(seed=5)
+    running, late = engine(policy, on_update=on_update, slots=2), requests([PROMPTS[2]], max_new_tokens=30)[0]
+    for request in (*requests(PROMPTS[:2], max_new_tokens=30), replace(late, id=2)):
+        running.add(request)
+    for _ in range(3):
+        running.step()
+    running.load_weights({n: p.detach().clone() for n, p in other.weights().items()}, version=1)
+    running.step()
+    [cut] = running.abort([0])  # taken up again, it is prefilled with the weights of then
+    running.step()  # the one that waited is let in
+    running.load_weights({n: p.detach().clone() for n, p in policy.weights().items()}, version=2)
+    running.add(replace(requests(PROMPTS[:1], max_new_tokens=30)[0], partial=cut.completion))
+    done = {}
+    while running.unfinished:
+        done |= {f.id: f.completion for f in running.step()}
+    seen = {i: list(dict.fromkeys(zip(a.versions.tolist(), a.contexts.tolist(), strict=True))) for i, a in done.items()}
+    if on_update == "keep":
+        assert seen == {0: [(0, 0), (1, 0), (2, 2)], 1: [(0, 0), (1, 0), (2, 0)], 2: [(1, 1), (2, 1)]}
+    else:
+        assert seen == {0: [(0, 0), (1, 1), (2, 2)], 1: [(0, 0), (1, 1), (2, 2)], 2: [(1, 1), (2, 2)]}
 
 
 def test_bfloat16_logprobs_stay_near_a_full_forward() -> None:

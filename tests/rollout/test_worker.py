@@ -3,17 +3,22 @@
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bebop.config import DecodingConfig, JobConfig, from_dict
+from bebop.config import DecodingConfig, JobConfig, TaskConfig, from_dict
 from bebop.errors import UserError
+from bebop.metrics import values
 from bebop.model.backbone import Policy
+from bebop.monitor.estimators import rollout_metrics
 from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import Reward, RolloutWorker
+from bebop.tasks.functions import RewardTimeout
+from bebop.tasks.rewards import checked, make_reward
 from bebop.trajectory import Group, Prompt
 from tests.builders import tiny_policy
 
@@ -187,6 +192,53 @@ def test_what_a_reward_raises_is_raised_by_collect(started: list[RolloutWorker])
     for _ in range(2):  # every time: the worker does nothing any more
         with pytest.raises(UserError, match="reward on prompt 2"):
             one.collect(10)
+
+
+def test_a_reward_that_hangs_holds_up_nobody_and_is_counted(started: list[RolloutWorker]) -> None:
+    """Decoding goes on while a reward is computed; one that hung gives 0, marked, and the metric counts it."""
+    release, waiting = threading.Event(), threading.Event()
+
+    def slow(text: str, asked: Prompt) -> float:
+        if asked.index == 0:
+            waiting.set()
+            release.wait(20)
+            raise RewardTimeout("reward mine on prompt 0 took more than task.reward_timeout=1 s")
+        return 1.0
+
+    one = worker(slow)
+    started.append(one)
+    one.start()
+    one.submit([prompt(0)])
+    assert waiting.wait(20)
+    one.submit([prompt(1)])
+    for _ in range(200):
+        if len(one._scoring) == 2 * SIZE:
+            break
+        time.sleep(0.05)
+    assert len(one._scoring) == 2 * SIZE and not one.engine.unfinished  # all is decoded, and nothing rewarded yet
+    release.set()
+    done: dict[int, Group] = {}
+    while len(done) < 2:
+        done |= {g.prompt.index: g for g in one.collect(10).groups}
+    assert [(t.reward, t.timed_out) for t in done[0].trajectories] == [(0.0, True)] * SIZE
+    assert [(t.reward, t.timed_out) for t in done[1].trajectories] == [(1.0, False)] * SIZE
+    assert values(rollout_metrics(list(done.values())))["reward/timeouts"] == SIZE
+
+
+def test_rewards_that_all_hang_end_the_job_in_one_line(started: list[RolloutWorker], tmp_path: Path) -> None:
+    """With the function in its real process."""
+    (tmp_path / "mine.py").write_text("import time\ndef hang(text, item): time.sleep(1000)")
+    hangs = make_reward(TaskConfig(reward=f"{tmp_path}/mine.py:hang", reward_timeout=0.1))
+    one = worker(lambda text, asked: checked(hangs, text, asked))
+    started.append(one)
+    one.start()
+    one.submit([prompt(0), prompt(1), prompt(2)])
+    with pytest.raises(
+        UserError, match=r"0.1 s, like the 5 answers before it: mend the function, or raise task"
+    ) as end:
+        while True:
+            one.collect(10)
+    assert "\n" not in str(end.value)
 
 
 def test_a_prompt_that_cannot_fit_is_raised_by_collect(started: list[RolloutWorker]) -> None:

@@ -1,20 +1,15 @@
-import contextlib
-import inspect
 import random
-import re
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from reasoning_gym.factory import DATASETS
 
 from bebop.config import TaskConfig, from_dict
 from bebop.errors import UserError
 from bebop.tasks.procedural import ProceduralItems, make_dataset
 from bebop.tasks.rewards import MathReward, RewardFunction, UserReward, checked, make_reward
-from bebop.tasks.verifiers import QUICK, REFUSED, is_quick
 from bebop.trajectory import Prompt
 from recipes.tiny.data import TASKS
 from recipes.tiny.solutions import SOLVERS
@@ -93,23 +88,6 @@ def test_nan_is_no_answer_although_the_verifier_takes_it() -> None:
     trick = str(["nan"] * prompt.item["metadata"]["numbers"])
     assert make_dataset("number_sorting", args).score_answer(trick, prompt.item) == 1.0
     assert checked(reward, f"<answer>{trick}</answer>", prompt) == 0.0
-
-
-def test_verifiers_that_evaluate_run_apart_and_only_harmless_text(tmp_path: Path) -> None:
-    evaluating = set()
-    for name, (kind, _) in DATASETS.items():
-        source = inspect.getsource(kind)
-        if re.search(r"\b(eval|exec)\(answer|(?<!def )\bparse_expr\(answer", source):
-            evaluating.add(name)
-    assert evaluating == set(REFUSED)  # a new version of reasoning-gym may evaluate more
-    assert not any(is_quick(name) for name in REFUSED) and all(is_quick(name) for name in ("gcd", *QUICK))
-    planted = tmp_path / "planted"
-    reward, prompt = dataset_prompt("spiral_matrix")
-    assert checked(reward, f"<answer>[open({str(planted)!r}, 'w')]</answer>", prompt) == 0.0
-    assert not planted.exists()
-    with contextlib.suppress(TypeError):
-        make_dataset("spiral_matrix", {}).score_answer(f"[open({str(planted)!r}, 'w')]", prompt.item)
-    assert planted.exists()  # what the verifier does when it is handed the same text
 
 
 def test_a_data_set_that_does_not_exist() -> None:
@@ -209,7 +187,7 @@ def test_a_function_that_fails_is_named(tmp_path: Path, name: str, words: list[s
     with pytest.raises(UserError) as error:
         checked(user(tmp_path, name), "x", ask({"answer": ""}))
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
-    assert name != "broken" or isinstance(error.value.__cause__, KeyError)
+    assert name != "broken" or 'return item["no such key"]' in str(error.value.__cause__)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,20 @@ def test_a_sweep_divides_the_same_logits() -> None:
     assert reading.chance is not None and 0 < reading.chance < 1 and sweep.bank[0].chance is None
 
 
+def test_answers_to_one_prompt_are_one_unit() -> None:
+    """They resemble one another: what is resampled are prompts."""
+    again = BankText(prompt=TEXTS[0].prompt, answer=(20, 21, 22, 23, 24, 25))
+    reading, sweep = reader(policy()).read_bank([*TEXTS, again], sweep=True)
+    assert reading.unit is not None and reading.unit.tolist() == [0] * 5 + [1] + [2] * 20 + [0] * 6
+    assert sweep is not None and sweep.sums is not None and sweep.sums.shape == (len(HEATS), 3, 4)
+    assert sweep.sums[0, :, 3].tolist() == [11, 1, 20]
+    for heat, found in enumerate((reading, *sweep.bank)):
+        wanted = np.bincount(reading.unit, found.entropy)
+        np.testing.assert_allclose(sweep.sums[heat, :, 2], wanted, rtol=1e-9)
+    length, count, entropy, contexts = np.moveaxis(sweep.sums.sum(1), 1, 0)
+    assert sweep.entropy == pytest.approx(entropy / contexts) and sweep.length == pytest.approx(length / count)
+
+
 def test_reading_leaves_the_trainer_alone() -> None:
     """Also between two updates, and with the draft's own temperature."""
     plain, read = reader(policy()), reader(policy())

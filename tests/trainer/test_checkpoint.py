@@ -11,7 +11,7 @@ from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, save_policy
 from bebop.trainer.actor import TrainerWorker
-from bebop.trainer.checkpoint import folder_of, latest, load, prune, steps
+from bebop.trainer.checkpoint import load, store
 from bebop.trainer.policy import PolicyTrainer
 from tests.trainer.builders import batch, job, policy, weights_of
 
@@ -24,9 +24,10 @@ def model(tmp_path: Path) -> str:
 
 
 def written(run: Path, step: int, model: str) -> Path:
-    folder = folder_of(run, step)
-    TrainerWorker(job(model)).save(folder, {"cursor": step})
-    return folder
+    """As ``RayTrainer.save`` does it."""
+    staged = store(run).staging(step)
+    TrainerWorker(job(model)).save(staged, {"cursor": step})
+    return store(run).publish(staged, step)
 
 
 def learned(worker: TrainerWorker, seeds: list[int]) -> TrainerWorker:
@@ -45,7 +46,7 @@ def test_three_updates_equal_one_and_resume_and_two_bit_for_bit(tmp_path: Path, 
     config = job(model, model={"path": model, "device": "cpu", "dtype": dtype}, algorithm={"kl_coefficient": 0.1})
     straight = learned(TrainerWorker(config), [1, 2, 3])
     wanted = everything(straight)
-    folder = folder_of(tmp_path, 1)
+    folder = store(tmp_path).path(1)
     learned(TrainerWorker(config), [1]).save(folder, {"cursor": 4, "groups": batch(policy()).groups})
     resumed = TrainerWorker(config)
     loop = resumed.load(folder)
@@ -63,8 +64,8 @@ def test_three_updates_equal_one_and_resume_and_two_bit_for_bit(tmp_path: Path, 
 
 def test_the_policy_in_a_checkpoint_is_the_trained_one_and_transformers_reads_it(tmp_path: Path, model: str) -> None:
     worker = learned(TrainerWorker(job(model)), [1])
-    worker.save(folder_of(tmp_path, 1), {})
-    folder = folder_of(tmp_path, 1) / "policy"
+    worker.save(store(tmp_path).path(1), {})
+    folder = store(tmp_path).path(1) / "policy"
     again = weights_of(load_policy(ModelConfig(path=str(folder), device="cpu")))
     wanted = worker.weights(mtp=True)
     assert list(again) == list(wanted)
@@ -117,31 +118,12 @@ def test_a_broken_manifest_and_an_unknown_format_are_named(tmp_path: Path, model
 def test_a_writer_that_dies_half_way_leaves_the_older_checkpoint_in_force(tmp_path: Path, model: str) -> None:
     first = written(tmp_path, 1, model)
     with pytest.raises((AttributeError, pickle.PicklingError)):
-        TrainerWorker(job(model)).save(folder_of(tmp_path, 2), {"cannot be pickled": lambda: 0})
+        TrainerWorker(job(model)).save(store(tmp_path).staging(2), {"cannot be pickled": lambda: 0})
     (partial,) = set((tmp_path / "checkpoints").iterdir()) - {first}
     assert (partial / "policy" / "model.safetensors").is_file(), "it got half way"
-    assert latest(tmp_path) == first
+    assert store(tmp_path).newest_sound() == first
     second = written(tmp_path, 2, model)
-    assert latest(tmp_path) == second and load(second).loop == {"cursor": 2}
-
-
-def test_saving_a_step_again_replaces_it(tmp_path: Path, model: str) -> None:
-    folder = written(tmp_path, 1, model)
-    TrainerWorker(job(model)).save(folder, {"cursor": 7})
-    assert load(folder).loop == {"cursor": 7}
-    assert steps(tmp_path) == [folder]
-    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
-
-
-def test_latest_and_prune_go_by_number(tmp_path: Path) -> None:
-    assert latest(tmp_path) is None
-    folders = [folder_of(tmp_path, step) for step in (20, 1_000_000, 3)]
-    for folder in [*folders, tmp_path / "checkpoints" / ".partial-step_2000000", tmp_path / "checkpoints" / "step_x"]:
-        folder.mkdir(parents=True)
-    assert latest(tmp_path) == folders[1]
-    prune(tmp_path, keep=2)
-    assert steps(tmp_path) == [folders[0], folders[1]]
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_000020", "step_1000000", "step_x"]
+    assert store(tmp_path).newest_sound() == second and load(second).loop == {"cursor": 2}
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, model: str) -> None:

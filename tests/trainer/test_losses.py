@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from bebop.config import AlgorithmConfig
 from bebop.metrics import values
-from bebop.trainer.losses import AGGREGATIONS, k3, policy_loss, ratio_metrics
+from bebop.trainer.losses import AGGREGATIONS, k3, policy_loss, ratio_metrics, same_weights_metrics
 from bebop.trainer.packing import Row, pack
 from bebop.trainer.scorer import Scorer
 from tests.trainer.builders import TEMPERATURE, completion, plain, plain_logprobs, policy
@@ -96,17 +97,39 @@ def test_aggregations_by_hand(name: str, by_hand: float) -> None:
     assert value == pytest.approx(by_hand)
 
 
-def test_ratio_error_looks_at_current_tokens_only() -> None:
-    proximal, behaviour = tensor(1.0, 2.0, 1.1).log(), tensor(1, 1, 1).log()
-    versions = torch.tensor([5, 4, 5])
-    metrics = values(ratio_metrics(proximal, behaviour, versions, 5))
-    assert metrics["train/ratio_mean"] == pytest.approx(4.1 / 3)
-    assert metrics["train/ratio_error_max"] == pytest.approx(0.1)
-    assert metrics["rollout/logprob_diff"] == pytest.approx(np.log([2.0, 1.1]).sum() / 3)
-    assert metrics["rollout/logprob_diff_current"] == pytest.approx(np.log(1.1) / 2)
-    stale = ratio_metrics(proximal, behaviour, versions, 6)
-    assert "train/ratio_error_max" not in stale and "rollout/logprob_diff_current" not in stale
-    assert "rollout/logprob_diff" in stale  # at every step
+def test_ratio_error_looks_at_tokens_of_one_version_alone() -> None:
+    """Five tokens: two of version 5 alone, one of 4, two of 5 on what 4 had computed."""
+    engine = dataclasses.replace(
+        completion([1, 2, 3, 4, 5], [0.0] * 5),
+        versions=np.array([5, 4, 5, 5, 5]),
+        contexts=np.array([5, 4, 5, 4, 3]),
+    )
+    [rows] = pack([Row(prompt=(7,), completion=engine, advantage=1.0, weight=1.0)], 64)
+    logp = tensor(1.0, 2.0, 1.1, 1.3, 1.5).log()
+    both = values(ratio_metrics(logp, rows.behaviour))
+    assert both["train/ratio_mean"] == pytest.approx(6.9 / 5)
+    assert both["rollout/logprob_diff"] == pytest.approx(np.log([2.0, 1.1, 1.3, 1.5]).sum() / 5)
+    metrics = values(same_weights_metrics(rows, logp, 5))
+    assert metrics == pytest.approx(
+        {
+            "train/ratio_tokens": 2,
+            "train/ratio_error_max": 0.1,
+            "train/ratio_error_kept": 0.5,
+            "rollout/logprob_diff_current": np.log(1.1) / 2,
+            "rollout/logprob_diff_kept": np.log([1.3, 1.5]).sum() / 2,
+        }
+    )
+    assert values(same_weights_metrics(rows, logp, 4)).keys() == metrics.keys() - {
+        "train/ratio_error_kept",
+        "rollout/logprob_diff_kept",
+    }
+    assert values(same_weights_metrics(rows, logp, 6)) == {"train/ratio_tokens": 0}, "absent, and it says so"
+
+
+def test_an_engine_that_does_not_say_is_taken_to_keep_everything() -> None:
+    silent = dataclasses.replace(completion([1, 2, 3]), versions=np.array([3, 4, 4]))
+    assert silent.oldest.tolist() == [3, 3, 3]
+    assert dataclasses.replace(silent, contexts=np.array([3, 4, 4])).oldest.tolist() == [3, 4, 4]
 
 
 ROWS = [((1, 2), [3, 4, 5]), ((6,), [7]), ((8, 9, 10), [11, 12]), ((13,), [14, 15, 16, 17, 18, 19])]

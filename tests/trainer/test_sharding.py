@@ -71,7 +71,9 @@ def test_tied_embeddings_are_sharded_once(two: list[dict[str, Any]], one: dict[s
 
 
 def test_metrics_are_those_of_one_rank_on_every_rank(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
-    assert "train/ratio_error_max" in one["metrics"][0] and "train/ratio_error_max" not in one["metrics"][1]
+    # The second batch, too, is of the first weights, which each rank has kept its part of.
+    assert all(0 < metrics["train/ratio_error_max"] < 1e-4 for metrics in one["metrics"])
+    assert one["metrics"][1]["rollout/logprob_diff"] > 0.05
     for rank in two:
         for ours, wanted in zip(rank["metrics"], one["metrics"], strict=True):
             assert ours == pytest.approx(wanted, abs=2e-5)

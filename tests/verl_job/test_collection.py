@@ -8,7 +8,7 @@ import numpy as np
 
 from bebop.trajectory import DecodeStats
 from bebop.verl_job.collection import note_answers, sum_answers
-from bebop.verl_job.stats import FIELD, SPEC, decode, emitted, encode, fields
+from bebop.verl_job.stats import FIELD, SPEC, decode, encode, fields
 
 
 def stats(cycles: int, accepted: list[float]) -> DecodeStats:
@@ -66,7 +66,7 @@ def test_statistics_survive_the_trip_as_plain_data() -> None:
     one = stats(4, [3.0, 2.0])
     again = decode(encode(one))
     assert encode(again) == encode(one)
-    assert emitted(one) == 9 and emitted(DecodeStats(cycles=4, tokens=9)) == 9
+    assert one.emitted == 9 and decode(encode(DecodeStats(cycles=4, tokens=10, prefilled=1))).emitted == 9
     assert fields(one, 3)["spec_num_draft_tokens"] == 12 and fields(one, 3)["spec_num_accepted_tokens"] == 5
 
 
@@ -94,7 +94,7 @@ def test_an_engine_with_verls_counts_alone_has_an_accept_length_in_every_mode() 
     note_answers(client)
     sum_answers(worker)
     answer = asyncio.run(worker.AgentLoopWorker()._run_agent_loop(1))
-    assert emitted(decode(answer.extra_fields[FIELD])) == 10 and decode(answer.extra_fields[FIELD]).cycles == 6
+    assert decode(answer.extra_fields[FIELD]).emitted == 10 and decode(answer.extra_fields[FIELD]).cycles == 6
 
 
 def test_without_the_hooks_they_are_lost() -> None:

@@ -14,7 +14,7 @@ from bebop.verl_job.metrics import acceptance
 from bebop.verl_job.stats import FIELD, decode
 
 # One answer of 30 tokens from 10 verification steps: 20 of 30 drafts were accepted. As versions of SGLang reported it.
-ANSWER = {"completion_tokens": 30, "spec_verify_ct": 10}
+ANSWER = {"completion_tokens": 31, "spec_verify_ct": 10}
 GENERATIONS: dict[str, dict[str, Any]] = {
     "0.5.3": {"spec_accept_token_num": 20, "spec_draft_token_num": 30, "spec_accept_rate": 20 / 30},
     "0.5.12": {"spec_accepted_drafts": 20, "spec_proposed_drafts": 30},
@@ -99,7 +99,7 @@ def test_the_server_reports_what_was_read_for_each_request_by_itself() -> None:
     module = server_module(enabled=True)
     read_meta_info(module)
     metas = [{**ANSWER, **names} for names in GENERATIONS.values()]
-    metas.append({"completion_tokens": 12, "spec_verify_ct": 6, "spec_num_correct_drafts": 6})
+    metas.append({"completion_tokens": 13, "spec_verify_ct": 6, "spec_num_correct_drafts": 6})
     found = asyncio.run(ask(module, *metas))
     assert [extra["spec_num_accepted_tokens"] for extra in found] == [20, 20, 20, 6]
 

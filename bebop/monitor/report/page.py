@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bebop.command import writing
 from bebop.errors import UserError
 from bebop.monitor.report.charts import charts, metrics
 from bebop.monitor.report.document import Card, document, table
@@ -18,7 +19,9 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     out = out or folders[0] / "report.html"
     if not out.parent.is_dir() or out.is_dir():
         raise UserError(f"--out {out} cannot be written: give a file in a folder that exists")
-    out.write_text(render(runs, stories(folders, runs)), encoding="utf-8")
+    page = render(runs, stories(folders, runs))
+    with writing(out):
+        out.write_text(page, encoding="utf-8")
     return out
 
 
@@ -29,7 +32,9 @@ def write_log_report(logs: Sequence[Path], names: Mapping[str, str], out: Path |
         raise UserError(f"--out {out} cannot be written: give a file in a folder that exists")
     told = [load_story(path, path.stem, names=names) for path in logs]
     title = told[0].name if len(told) == 1 else f"{len(told)} logs"
-    out.write_text(document("Bebop · drift of acceptance", title, cards(told)), encoding="utf-8")
+    page = document("Bebop · drift of acceptance", title, cards(told))
+    with writing(out):
+        out.write_text(page, encoding="utf-8")
     return out
 
 

@@ -8,6 +8,13 @@ PARTS = "monitor/test_parts.py"
 
 FAULTS = (
     fault(
+        "monitor/slope-narrow-temperature",
+        "bebop/monitor/slope.py",
+        "away = t_over_normal(units - 1)",
+        "away = 0.1",
+        "monitor/test_coverage.py",
+    ),
+    fault(
         "monitor/interval-narrow",
         "bebop/monitor/estimate.py",
         "half = _quantile(level) * self.error",

@@ -8,6 +8,13 @@ LOGPROBS, RULES = "trainer/test_logprobs.py", "trainer/test_update_rules.py"
 
 FAULTS = (
     fault(
+        "policy/ratio-of-kept-contexts",
+        "trainer/losses.py",
+        "own & (rows.contexts == version), own",
+        "own, own",
+        "trainer/test_losses.py",
+    ),
+    fault(
         "policy/tis-with-gradient",
         "trainer/losses.py",
         ".clamp(max=config.tis_cap).detach()",
@@ -125,14 +132,7 @@ FAULTS = (
         "trainer/losses.py",
         "versions == version",
         "versions <= version",
-        "trainer/test_losses.py::test_ratio_error_looks_at_current_tokens_only",
-    ),
-    fault(
-        "policy/ratio-error-of-all",
-        "trainer/losses.py",
-        "(ratio[current] - 1)",
-        "(ratio - 1)",
-        "trainer/test_losses.py::test_ratio_error_looks_at_current_tokens_only",
+        "trainer/test_losses.py::test_ratio_error_looks_at_tokens_of_one_version_alone",
     ),
     fault(
         "policy/advantage-sample-deviation",

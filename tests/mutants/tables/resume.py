@@ -6,6 +6,8 @@ CHECKPOINT = "trainer/test_checkpoint.py"
 NEWEST = "trainer/test_newest.py"
 STATE = "trainer/test_state.py"
 
+STORE = "test_store.py"
+
 FAULTS = (
     fault(
         "resume/unverified",
@@ -13,51 +15,6 @@ FAULTS = (
         "    verify(folder)\n    trainer",
         "    trainer",
         "trainer/test_checkpoint.py::test_a_flipped_byte_is_found_and_named",
-    ),
-    fault(
-        "resume/size-alone",
-        "trainer/checkpoint.py",
-        "if _entry(folder / name) != entry:",
-        'if _entry(folder / name)["bytes"] != entry["bytes"]:',
-        "trainer/test_checkpoint.py::test_a_flipped_byte_is_found_and_named",
-    ),
-    fault(
-        "resume/unknown-format",
-        "trainer/checkpoint.py",
-        "if form != FORMAT:",
-        "if False:",
-        "trainer/test_checkpoint.py::test_a_broken_manifest_and_an_unknown_format_are_named",
-    ),
-    fault(
-        "resume/prune-newest",
-        "trainer/checkpoint.py",
-        "steps(run_dir)[: -max(1, keep)]",
-        "steps(run_dir)[max(1, keep) :]",
-        "trainer/test_checkpoint.py::test_latest_and_prune_go_by_number",
-    ),
-    fault("resume/prune-all", "trainer/checkpoint.py", "-max(1, keep)", "len(steps(run_dir)) - keep", NEWEST),
-    fault("resume/by-name", "trainer/checkpoint.py", 'int(path.name.removeprefix("step_"))', "path.name", NEWEST),
-    fault(
-        "resume/oldest",
-        "trainer/checkpoint.py",
-        "return found[-1] if found",
-        "return found[0] if found",
-        "trainer/test_checkpoint.py::test_a_writer_that_dies_half_way_leaves_the_older_checkpoint_in_force",
-    ),
-    fault(
-        "resume/in-place",
-        "trainer/checkpoint.py",
-        "partial = folder.with_name(_HIDDEN + folder.name)",
-        "partial = folder",
-        "trainer/test_checkpoint.py::test_three_updates_equal_one_and_resume_and_two_bit_for_bit",
-    ),
-    fault(
-        "resume/flush",
-        "trainer/checkpoint.py",
-        "os.fsync(descriptor)",
-        "pass",
-        CHECKPOINT,
-        immortal="what fsync is for shows after a power failure alone",
     ),
     fault(
         "resume/weights-in-bf16",
@@ -207,5 +164,41 @@ FAULTS = (
         "self.config.rollout.staleness + 1",
         "self.config.rollout.staleness",
         "monitor/test_watch.py::test_decoding_changes_only_if_actions_are_on",
+    ),
+    fault("resume/size-alone", "bebop/store.py", "(not contents or _entry(path) == entry)", "True", STORE, CHECKPOINT),
+    fault("resume/unknown-format", "bebop/store.py", "if form != FORMAT:", "if False:", STORE),
+    fault(
+        "resume/prune-newest",
+        "bebop/store.py",
+        "steps[len(steps) - (max(1, keep) - 1) :]",
+        "steps[: max(1, keep) - 1]",
+        STORE,
+    ),
+    fault("resume/prune-one-less", "bebop/store.py", "(max(1, keep) - 1) :]", "max(0, keep - 2) :]", STORE),
+    fault(
+        "resume/prune-beside-damage",
+        "bebop/store.py",
+        'older checkpoints are kept", damage)\n            return',
+        'older checkpoints are kept", damage)',
+        STORE,
+    ),
+    fault(
+        "resume/by-name",
+        "bebop/store.py",
+        "p.is_dir()), key=self._place)",
+        "p.is_dir()), key=lambda p: p.name)",
+        NEWEST,
+    ),
+    fault("resume/oldest", "bebop/store.py", "for path in reversed(found):", "for path in found:", STORE, NEWEST),
+    fault(
+        "resume/newest-unverified", "bebop/store.py", "                verify(path)\n", "                pass\n", STORE
+    ),
+    fault("resume/newer-not-set-aside", "bebop/store.py", "self._place(path) > self._place(found)]", "False]", STORE),
+    fault(
+        "resume/flush",
+        "bebop/store.py",
+        '    for path in (*folder.rglob("*"), folder, folder.parent, folder.parent.parent):\n        flush(path)\n',
+        "",
+        STORE,
     ),
 )

@@ -1,0 +1,130 @@
+"""How every command reads its arguments and how it ends.
+
+0 when it did what it was asked to, 2 with one line on stderr for what its user can put right, 130 when it was
+interrupted. A traceback is a bug of ours.
+"""
+
+import argparse
+import errno
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from bebop.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+# What a disk answers; other OSErrors (a refused connection, too many open files) mean something else.
+DISK = (*FULL, *CLOSED, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT)
+# torch and safetensors raise errors of their own where a write fails, which say so in words alone.
+FAILED_WRITES = ("inline_container", "I/O error", "iostream error")
+INTERRUPTED = 130
+
+
+def run_main(main: Callable[[list[str]], int | None], arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run an entry point with ``arguments`` (those of the process) and leave with its exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is an interrupt: things are put away
+    try:
+        code = main(list(sys.argv[1:] if arguments is None else arguments)) or 0
+    except UserError as error:
+        code = _say(f"error: {error}", 2)
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        code = _say(f"error: {_explained(error.filename or 'a file', error)}", 2)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more must not be shown while this process ends
+        code = _say("interrupted", INTERRUPTED)
+    sys.exit(code)
+
+
+def _say(text: str, code: int) -> int:
+    sys.stderr.write(" ".join(text.split()) + "\n")
+    return code
+
+
+@contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """What the disk refuses while the block writes ``path`` becomes a ``UserError`` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(_explained(path, error)) from error
+    except Exception as error:
+        if not any(mark in str(error) for mark in FAILED_WRITES):
+            raise
+        raise UserError(_explained(path, _refused(path, error))) from error
+
+
+def _refused(path: Path | str, error: Exception) -> OSError:
+    """The system's own word behind a library's."""
+    if isinstance(error.__context__, OSError):
+        return error.__context__
+    number = next((n for n in DISK if f"os error {n})" in str(error)), None)
+    if number is None:
+        place = next(p for p in (Path(path), *Path(path).absolute().parents) if p.is_dir())
+        number = errno.ENOSPC if os.statvfs(place).f_bavail * os.statvfs(place).f_frsize < 1 << 20 else errno.EIO
+    return OSError(number, os.strerror(number))
+
+
+def _explained(path: Path | str, error: OSError) -> str:
+    advice = "choose another place"
+    if error.errno in FULL:
+        advice = "free some space and go on from the last checkpoint, or choose another place"
+    elif error.errno in CLOSED:
+        advice = "choose a place that this user may write to"
+    elif error.errno == errno.EFBIG:
+        advice = "raise the limit on the size of files (ulimit -f)"
+    return f"{str(path)!r} cannot be written: {error.strerror or error}; {advice}"
+
+
+def check_writable(setting: str, folder: Path) -> None:
+    """``UserError`` unless ``folder`` can be made or written to; makes nothing."""
+    name = f"{setting}={str(folder)!r}"
+    try:
+        there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+        reason = None if there.is_dir() else errno.ENOTDIR
+        if reason is None and not os.access(there, os.W_OK | os.X_OK):
+            reason = errno.EACCES
+        if reason is None and os.statvfs(there).f_flag & os.ST_RDONLY:  # root is told that it may write everywhere
+            reason = errno.EROFS
+        space = os.statvfs(there)
+        if reason is None and space.f_blocks and not space.f_bavail:
+            reason = errno.ENOSPC
+        if reason is None and max(len(os.fsencode(part)) for part in folder.absolute().parts) > 255:
+            reason = errno.ENAMETOOLONG
+    except OSError as error:
+        reason = error.errno
+    if reason is not None:
+        raise UserError(f"{name} cannot be made: {os.strerror(reason)}")
+
+
+class Parser(argparse.ArgumentParser):
+    """Arguments with dashes; a mistake is one ``UserError`` instead of the usage and a line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse."""
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def whole(lowest: int, most: int = 1 << 16) -> Callable[[str], int]:
+    """A type for ``add_argument``: whole numbers from ``lowest`` to ``most``."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text[:80]!r} is not possible: a whole number is wanted here") from None
+        if not lowest <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text[:80]} is not possible: give a number from {lowest} to {most}")
+        return value
+
+    return read

@@ -1,0 +1,136 @@
+"""What can be found wrong with a job before anything is started, loaded or written: seconds, and no weights read."""
+
+import errno
+import socket
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from bebop.adaptation.config import AdaptConfig
+from bebop.command import check_writable
+from bebop.config import JobConfig, ModelConfig, RuntimeConfig, TaskConfig
+from bebop.errors import UserError
+from bebop.model.checkpoint import find_device, load_tokenizer, require_known, require_mtp, resolve
+from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.room import check_memory, check_positions
+from bebop.rollout.sglang_builder import check_job as check_sglang
+from bebop.tasks.rewards import make_reward
+from bebop.tasks.source import PromptSource, chat_encoder, instruction
+
+# Ray puts sockets below its folder, and a socket's path has at most 107 characters; these are those below.
+SESSION = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+LONGEST_FOLDER = 107 - len(SESSION)
+
+
+def checked(config: JobConfig) -> PromptSource:
+    """The prompts of a job; ``UserError`` for the first thing found that would end it later."""
+    here = config.runtime.address is None  # else what it runs on is not this machine
+    settings = check_model(config.model, here)
+    check_positions(settings, config.rollout.max_length)
+    if make_system(config.decoding).drafter is not None or config.cotrain.mode != "off":
+        require_mtp(config.model)
+    source = check_task(config)
+    if config.rollout.engine == "sglang":
+        check_sglang(config)
+    elif here:
+        slots, device = config.rollout.slots * config.rollout.workers, find_device(config.model)
+        check_memory(settings, slots, config.rollout.max_length, getattr(torch, config.model.dtype), device)
+    if config.monitor.wandb and find_spec("wandb") is None:
+        raise UserError("monitor.wandb=True is not possible: pip install bebop-rl[wandb] first")
+    if here:
+        check_ports(config.runtime)
+        check_temp(config.runtime)
+    return source
+
+
+def check_model(config: ModelConfig, here: bool = True) -> Any:
+    """The Hugging Face configuration of a checkpoint whose files are there and whole, as far as their headers say.
+
+    ``here``: the device that it is to run on must be one of this machine's.
+    """
+    if here:
+        find_device(config)
+    folder, name = resolve(config.path), f"model.path={config.path!r}"
+    try:
+        settings = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{name} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
+    if type(settings) not in AutoModelForCausalLM._model_mapping:
+        raise UserError(f"{name} cannot be loaded: {settings.model_type} is no causal language model")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{name} cannot be loaded: it has no weights (*.safetensors)")
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass  # the header has been read and held against the size
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{name} cannot be loaded: {file.name}: {error}") from error
+    tokens, rows = len(load_tokenizer(config)), settings.get_text_config().vocab_size
+    if tokens > rows:
+        sizes = f"{tokens} tokens, the model {rows}"
+        raise UserError(f"{name}: the tokenizer has {sizes}; they do not belong together")
+    require_known(config)
+    return settings
+
+
+def check_task(config: JobConfig) -> PromptSource:
+    """The prompts, of which the first was asked for; the reward can be imported."""
+    room = config.rollout.max_length - config.rollout.sampling.max_new_tokens
+    source = prompts(config.model, config.task, room)
+    source.prompt(0)
+    make_reward(config.task)
+    return source
+
+
+def check_adaptation(config: AdaptConfig) -> None:
+    """The same for an adaptation: the model, the length and number of its answers, the questions."""
+    settings, data = check_model(config.model), config.data
+    check_positions(settings, data.max_length, "data.max_length")
+    dtype, device = getattr(torch, config.model.dtype), find_device(config.model)
+    check_memory(settings, data.slots, data.max_length, dtype, device, "data")
+    if data.source == "sample":
+        prompts(config.model, config.task, data.max_length - data.sampling.max_new_tokens).prompt(0)
+
+
+def prompts(model: ModelConfig, task: TaskConfig, room: int) -> PromptSource:
+    """The prompt stream of a task for a model, in at most ``room`` tokens each."""
+    tokenizer = load_tokenizer(model)
+    return PromptSource(task, chat_encoder(tokenizer, instruction(task, tokenizer)), room)
+
+
+def check_ports(runtime: RuntimeConfig) -> None:
+    """Ports that are asked for by number must be free."""
+    asked = {"port": runtime.port, "metrics_port": runtime.metrics_port}
+    if runtime.dashboard:
+        asked["dashboard_port"] = runtime.dashboard_port
+    numbers = [port for port in asked.values() if port]
+    for name, port in asked.items():
+        if port and numbers.count(port) > 1:
+            raise UserError(f"runtime.{name}={port} is not possible: it is asked for twice; give 0 to pick a free one")
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port just given up is free
+            try:
+                probe.bind(("", port))
+            except OSError as error:
+                reason = "it is in use" if error.errno == errno.EADDRINUSE else str(error.strerror)
+                raise UserError(f"runtime.{name}={port} is not possible: {reason}; give 0 to pick a free one") from None
+
+
+def check_temp(runtime: RuntimeConfig) -> None:
+    """Ray's folder can be made, and is short enough for the sockets in it."""
+    if runtime.temp_dir is None:
+        check_writable("TMPDIR", Path(tempfile.gettempdir()))  # which Python has found by writing to it
+        return
+    folder = Path(runtime.temp_dir).absolute()
+    check_writable("runtime.temp_dir", folder)
+    if len(str(folder)) > LONGEST_FOLDER:
+        raise UserError(
+            f"runtime.temp_dir={runtime.temp_dir!r} is not possible: its {len(str(folder))} characters leave no room "
+            f"for Ray's sockets; give a path of at most {LONGEST_FOLDER}"
+        )

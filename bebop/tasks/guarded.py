@@ -1,0 +1,137 @@
+"""What verifiers read of an answer, read without evaluating it.
+
+Nine of reasoning-gym's verifiers hand the answer to Python's ``eval``, in a scope that holds their own variables
+(``oracle_answer`` is one) and the builtins, or to sympy's ``parse_expr``, which is ``eval`` with all of sympy. Here
+they are given readers in the place of both: ``literal`` knows Python's literals, ``algebra`` walks the syntax tree of a
+formula and builds it from the functions listed below. Neither looks up a name anywhere else, whatever the answer says.
+"""
+
+import ast
+import functools
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import math_verify.parser
+import sympy
+from reasoning_gym.composite import CompositeDataset
+from sympy.parsing.sympy_parser import standard_transformations, stringify_expr
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: getattr(sympy, name)
+    for name in (
+        "sqrt cbrt root exp log ln Abs sign floor ceiling re im conjugate sin cos tan cot sec csc asin acos atan acot "
+        "asec acsc atan2 sinh cosh tanh coth sech csch asinh acosh atanh acoth asech acsch sinc erf erfc Ei li Si Ci "
+        "Min Max Rational Integral"
+    ).split()
+}
+CONSTANTS: dict[str, Any] = {"pi": sympy.pi, "E": sympy.E, "I": sympy.I}
+# How sympy writes a formula's numbers and names down before it would evaluate them; "5!" is factorial(5).
+MADE: dict[str, Callable[..., Any]] = {"Integer": sympy.Integer, "Float": sympy.Float, "Symbol": sympy.Symbol}
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+    ast.Mod: lambda a, b: a % b,
+    ast.FloorDiv: lambda a, b: a // b,
+}
+# All that is needed to build a sum of numbers, for math-verify, which reads 1/2 as a sum that is not worked out.
+CONSTRUCTORS = {name: getattr(sympy, name) for name in "Integer Float Rational Symbol Function Add Mul Pow".split()}
+SCOPE = {**FUNCTIONS, **CONSTANTS, **MADE, "factorial": sympy.factorial}
+MOST_BITS = 1 << 15  # of a power's result
+MOST_FACTORIAL = 1000
+
+
+class Refused(BaseException):
+    """An answer asks for more than reading. No ``Exception``: verifiers catch those, some with a score above 0."""
+
+
+def literal(text: str) -> Any:
+    """The Python literal that ``text`` writes down; ``Refused`` if it holds anything else, ``SyntaxError``."""
+    tree = ast.parse(text.strip(), mode="eval")
+    try:
+        return ast.literal_eval(tree)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def algebra(text: str, local_dict: Mapping[str, Any] | None = None) -> Any:
+    """The formula that ``text`` writes down, as sympy's ``parse_expr`` reads it; unknown names are symbols.
+
+    ``Refused`` if it calls or reaches for anything but ``FUNCTIONS``, or if a power or factorial is out of proportion.
+    """
+    known = dict(local_dict or {})
+    code = stringify_expr(text, dict(known), SCOPE, standard_transformations)
+    return _built(ast.parse(code.strip(), mode="eval").body, CONSTANTS | known)
+
+
+def _built(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of a node of a formula's syntax tree."""
+    match node:
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(_built(left, names), _built(right, names))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+            return OPERATORS[type(op)](_built(left, names), _built(right, names))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_built(operand, names)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _built(operand, names)
+        case ast.Name(id=name) if name in names:
+            return names[name]
+        case ast.Call(func=ast.Name(id=name), args=[ast.Constant(value=str() | int() as value)], keywords=[]) if (
+            name in MADE
+        ):
+            return MADE[name](value)
+        case ast.Call(func=ast.Name(id="factorial"), args=[operand], keywords=[]):
+            return _factorial(_built(operand, names))
+        case ast.Call(func=ast.Name(id=name), args=operands, keywords=[]) if name in FUNCTIONS:
+            return FUNCTIONS[name](*[_built(operand, names) for operand in operands])
+    raise Refused(f"{type(node).__name__} in a formula")
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """A power, if it can be written down: sympy works powers of numbers out at once."""
+    if exponent.is_Rational:
+        bits = sum(int(n.p).bit_length() + int(n.q).bit_length() for n in base.atoms(sympy.Rational))
+        if bits * abs(exponent) > MOST_BITS:
+            raise Refused("a power too big to be an answer")
+    return base**exponent
+
+
+def _factorial(number: Any) -> Any:
+    if not (number.is_Integer and abs(number) <= MOST_FACTORIAL):
+        raise Refused("a factorial too big to be an answer")
+    return sympy.factorial(number)
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise Refused("evaluation")
+
+
+SAFE_SYMPY = types.SimpleNamespace(**{**vars(sympy), "parse_expr": algebra, "sympify": _refuse, "S": _refuse})
+REPLACED: list[tuple[Any, Any]] = [(sympy.parse_expr, algebra), (sympy, SAFE_SYMPY), (sympy.sympify, _refuse)]
+BUILTINS = {"eval": literal, "exec": _refuse, "compile": _refuse}
+
+
+def guard_math_verify() -> None:
+    """math-verify has sympy evaluate what it takes for a sum of numbers: let it find nothing but what builds sums."""
+    scope = {**CONSTRUCTORS, "__builtins__": {}}
+    math_verify.parser.parse_expr = functools.partial(sympy.parse_expr, global_dict=scope)
+
+
+def _safe(value: Any) -> Any:
+    return next((safe for unsafe, safe in REPLACED if value is unsafe), value)
+
+
+def guard(dataset: Any) -> Any:
+    """The data set, with a verifier that finds readers where it would evaluate; a mixture's parts likewise."""
+    if isinstance(dataset, CompositeDataset):
+        for part in dataset.datasets.values():
+            guard(part)
+    own = type(dataset).score_answer
+    safe = {name: _safe(value) for name, value in own.__globals__.items()}
+    made = types.FunctionType(own.__code__, {**safe, **BUILTINS}, own.__name__, own.__defaults__, own.__closure__)
+    made.__kwdefaults__ = own.__kwdefaults__
+    dataset.score_answer = types.MethodType(made, dataset)
+    return dataset

@@ -1,0 +1,83 @@
+"""Does an interval hold the truth as often as it says? One row per interval and simulator, one pair of checks for all.
+
+A row simulates data whose truth is known and returns every interval that is made of them. ``short`` counts how often
+each held the truth; the same count with intervals ten times narrower has to fail for every one of them, which an
+interval that is merely wide does not pass either. To cover a new interval, add a row.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from bebop.intervals import Interval
+from bebop.monitor.estimate import LEVEL, Estimate
+
+LEAST = 0.90  # of repetitions; that 100 intervals of 95 % hold fewer than 90 has a chance of 1 in 80
+RUNS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An interval, and what it should hold."""
+
+    value: float
+    low: float
+    high: float
+    truth: float
+
+    def narrowed(self, times: float) -> "Told":
+        """The planted fault: the same point, ends ``times`` closer to it."""
+        low, high = (self.value + (end - self.value) / times for end in (self.low, self.high))
+        return replace(self, low=low, high=high)
+
+    @property
+    def holds(self) -> bool:
+        """False for an interval that is not there."""
+        return self.low <= self.truth <= self.high
+
+
+Simulate = Callable[[int], Mapping[str, Told]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Intervals of one kind: what they vary over (texts, prompts, steps, seeds), and a simulator by seed."""
+
+    name: str
+    over: str
+    simulate: Simulate
+    runs: int = RUNS
+    least: float = LEAST
+
+    def __str__(self) -> str:
+        return f"{self.name} over {self.over}"
+
+
+def of_estimate(estimate: Estimate, truth: float, level: float = LEVEL) -> Told:
+    """The monitor's kind."""
+    return Told(estimate.point, *estimate.interval(level), truth)
+
+
+def of_interval(interval: Interval, truth: float) -> Told:
+    """The recipes' kind."""
+    return Told(interval.value, interval.low, interval.high, truth)
+
+
+@cache
+def _repeated(row: Row) -> tuple[Mapping[str, Told], ...]:
+    return tuple(row.simulate(seed) for seed in range(row.runs))
+
+
+def shares(row: Row, narrower: float = 1.0) -> dict[str, float]:
+    """Interval -> share of repetitions in which it held the truth."""
+    found = _repeated(row)
+    names = sorted({name for told in found for name in told})
+    assert names and all(set(told) == set(names) for told in found), "every repetition gives every interval"
+    return {n: float(np.mean([told[n].narrowed(narrower).holds for told in found])) for n in names}
+
+
+def short(row: Row, narrower: float = 1.0) -> dict[str, float]:
+    """The intervals that hold the truth too seldom, with how often they do."""
+    return {name: share for name, share in shares(row, narrower).items() if share < row.least}

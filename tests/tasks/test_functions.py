@@ -1,0 +1,142 @@
+"""Reward functions of the user's that hang, exit, crash, are killed: one line each, and the next call is served."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bebop.tasks.functions as functions
+from bebop.errors import UserError
+from bebop.tasks.functions import RewardTimeout, UserFunction
+
+MINE = """
+import os, signal, subprocess, sys, time
+calls = 0
+def act(text, item):
+    global calls
+    calls += 1
+    if text == "hang":
+        subprocess.Popen(["sleep", "1000"])  # and what it started is ended with it
+        time.sleep(1000)
+    if text == "spin":
+        9 ** 9 ** 9  # one C call that no thread can interrupt
+    if text == "sys.exit":
+        sys.exit(3)
+    if text == "os._exit":
+        os._exit(4)
+    if text == "interrupt":
+        raise KeyboardInterrupt
+    if text == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if text == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if text == "print":
+        print("noise", flush=True)
+    return os.getpid() if text == "pid" else calls
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Iterator[UserFunction]:
+    (tmp_path / "mine.py").write_text(MINE)
+    made = UserFunction(f"{tmp_path}/mine.py:act", timeout=0.3)
+    yield made
+    made.close()
+
+
+def running(group: int) -> list[str]:
+    """The processes of a group that still run; one that ended may wait for somebody to take notice."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, own = stat.read_text().rsplit(")", 1)[1].split()[:3]
+            found += [stat.parent.name] if int(own) == group and state != "Z" else []
+    return found
+
+
+def ask(function: UserFunction, text: str) -> float:
+    return function(text, {"answer": "1"}, "reward mine on prompt 7")
+
+
+def test_it_runs_elsewhere_and_remembers(mine: UserFunction) -> None:
+    assert [ask(mine, "x") for _ in range(3)] == [1, 2, 3]
+    assert ask(mine, "pid") == ask(mine, "pid") != os.getpid()
+    assert ask(mine, "print") == 6  # what it prints does not get in the way
+
+
+@pytest.mark.parametrize("text", ["hang", "spin"])
+def test_one_that_hangs_is_ended_with_all_it_started(mine: UserFunction, text: str) -> None:
+    group, started = int(ask(mine, "pid")), time.monotonic()
+    with pytest.raises(RewardTimeout, match=r"reward mine on prompt 7 took more than task.reward_timeout=0.3 s"):
+        ask(mine, text)
+    assert time.monotonic() - started < 5
+    time.sleep(0.2)
+    assert not running(group)
+    assert ask(mine, "x") == 1  # a new one
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sys.exit", "raised SystemExit: 3"),
+        ("interrupt", "raised KeyboardInterrupt"),
+        ("os._exit", "ended its process with exit code 4"),
+        ("kill", "was ended by signal 9 (SIGKILL), as when memory is short"),
+        ("segfault", "was ended by signal 11 (SIGSEGV)"),
+    ],
+)
+def test_one_that_ends_is_one_line(mine: UserFunction, text: str, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        ask(mine, text)
+    assert f"reward mine on prompt 7 {words}" in str(error.value) and "\n" not in str(error.value)
+    assert ask(mine, "x") >= 1
+
+
+def test_one_that_was_killed_while_idle_costs_nothing(mine: UserFunction) -> None:
+    os.kill(int(ask(mine, "pid")), signal.SIGKILL)
+    time.sleep(0.1)
+    assert ask(mine, "x") == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import sys; sys.exit(5)", "cannot be imported: SystemExit: 5"),
+        ("import os; os._exit(6)", "cannot be imported: it ended its process with exit code 6"),
+        ("import time; time.sleep(1000)", "takes more than 1 s to import"),
+    ],
+)
+def test_modules_that_cannot_be_imported(
+    tmp_path: Path, source: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functions, "LOAD_SECONDS", 1.0 if "sleep" in source else 60.0)
+    (tmp_path / "bad.py").write_text(source)
+    with pytest.raises(UserError) as error:
+        UserFunction(f"{tmp_path}/bad.py:act", timeout=1)
+    assert words in str(error.value) and "task.reward=" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_it_does_not_outlive_its_parent(tmp_path: Path) -> None:
+    """Not even where it hangs while the parent is killed."""
+    (tmp_path / "mine.py").write_text(MINE)
+    code = (
+        "import bebop.tasks.functions as f, sys; g = f.UserFunction(sys.argv[1], 1000); "
+        "print(int(g('pid', {}, '')), flush=True); g('hang', {}, '')"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, f"{tmp_path}/mine.py:act"], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    group = int(parent.stdout.readline())
+    while len(running(group)) < 2:  # the function, and what it started
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + functions.LEAVE_SECONDS + 5
+    while running(group) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not running(group)

@@ -1,0 +1,128 @@
+"""A job goes on from its checkpoint to the bit with every decoding system: real loop, worker, trainer, no processes.
+
+``test_job.py`` shows the same of the whole job on Ray.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bebop.actors import make_worker
+from bebop.config import DecodingConfig, JobConfig, from_dict
+from bebop.loop import Loop
+from bebop.metrics import Metrics
+from bebop.model.checkpoint import load_tokenizer
+from bebop.rollout.decoding.lengths import EntropyLength
+from bebop.rollout.decoding.systems import SYSTEMS
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.rollout.worker import WorkerReport
+from bebop.tasks.source import PromptSource, chat_encoder
+from bebop.trainer import checkpoint
+from bebop.trainer.actor import TrainerWorker
+from bebop.trajectory import Batch, Prompt
+
+pytestmark = pytest.mark.slow
+
+TIMED = ("time/", "rollout/tokens_per_s")
+
+
+class InProcess:
+    """Worker and trainer behind the loop's protocols, called directly."""
+
+    def __init__(self, config: JobConfig, folder: Path) -> None:
+        self.worker, self.trainer, self.folder = make_worker(config), TrainerWorker(config), folder
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    async def submit(self, prompts: Sequence[Prompt]) -> None:
+        self.worker.submit(prompts)
+
+    async def set_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        self.worker.set_weights(weights, version)
+
+    async def set_decoding(self, decoding: DecodingConfig) -> None:
+        self.worker.set_decoding(decoding)
+
+    async def collect(self) -> WorkerReport:
+        await asyncio.sleep(0)
+        self.worker.turn()
+        return self.worker.collect(0)
+
+    async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
+        return self.trainer.update(batch, cotrain)
+
+    async def weights(self, head: bool) -> dict[str, torch.Tensor]:
+        return self.trainer.weights(head)
+
+    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
+        self.trainer.save(checkpoint.folder_of(self.folder, step), loop_state)
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        self.rows.append((step, {name: value for name, value in row.items() if not name.startswith(TIMED)}))
+
+    def close(self) -> None: ...
+
+
+def job(system: str, steps: int) -> JobConfig:
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"path": "tiny", "device": "cpu"},
+        "task": {"args": {"min_terms": 8, "max_terms": 11, "min_digits": 1, "max_digits": 1}},
+        "rollout": {"staleness": 0, "slots": 4, "sampling": {"max_new_tokens": 40}},
+        "decoding": {"system": system, "draft_tokens": 4},
+        "trainer": {"steps": steps, "groups_per_step": 2, "group_size": 3, "save_every": 1, "lr": 1e-3},
+        "monitor": {"drift": False},
+    }
+    return from_dict(JobConfig, sections)
+
+
+def run(config: JobConfig, folder: Path, found: Path | None = None) -> InProcess:
+    parts = InProcess(config, folder)
+    prompt = PromptSource(config.task, chat_encoder(load_tokenizer(config.model)), 400).prompt
+    loop = Loop(config, prompt, [parts], parts, [parts])  # type: ignore[list-item, arg-type]
+    if found is not None:
+        loop.restore(parts.trainer.load(found))
+    assert asyncio.run(loop.run())
+    return parts
+
+
+def differs(system: str, folder: Path) -> bool:
+    """Whether the third step of a run is another one after a resume from the second."""
+    whole = run(job(system, 3), folder / "whole")
+    half = run(job(system, 3), folder / "half", checkpoint.folder_of(folder / "whole", 2))
+    assert [step for step, _ in whole.rows] == [1, 2, 3] and [step for step, _ in half.rows] == [3]
+    ours, wanted = (
+        checkpoint.load(checkpoint.folder_of(folder / name, 3)).trainer["weights"] for name in ("half", "whole")
+    )
+    return half.rows != whole.rows[2:] or any(not torch.equal(ours[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_resumed_job_repeats_an_uninterrupted_one_to_the_bit(system: str, tmp_path: Path) -> None:
+    assert not differs(system, tmp_path)
+
+
+def test_what_an_engine_learns_from_all_requests_is_missed_by_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison can fail: lengths that go on from one answer to the next make another third step."""
+    learn = EntropyLength.observe
+
+    def shared(self: EntropyLength, draft: Any, verdict: Any) -> None:
+        learn(self, draft, verdict)
+        for column in (self.tested, self.passed, self.rate):
+            column[:] = column[0].clone()
+
+    start = TorchEngine._admit
+
+    def admit(self: TorchEngine) -> None:
+        before = {name: column[:1].clone() for name, column in self.slots.columns.items()}
+        start(self)
+        for name, column in self.slots.columns.items():
+            column[:] = before[name]
+
+    monkeypatch.setattr(EntropyLength, "observe", shared)
+    monkeypatch.setattr(TorchEngine, "_admit", admit)
+    assert differs("bebop_adaptive", tmp_path)

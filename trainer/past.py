@@ -1,0 +1,86 @@
+"""The policy's last few versions, kept to hold each token against the weights that produced it.
+
+Whether engine and trainer compute one law can only be seen under the same weights. With ``rollout.staleness`` > 0 an
+answer that waits for its update was as a rule begun under older weights than the trainer's, so at most steps no token
+at all is of those in force: what version v produced has to be scored under version v. Every answer begins with tokens
+whose whole context is of one version, at most ``staleness`` updates old, so with that many versions at hand there is
+something to compare at every step, however engine and trainer are timed and whatever becomes of keys and values.
+
+The price is memory of the host, ``staleness`` times the weights in the model's dtype (each rank keeps its shard), a
+copy of them a step, and passes over a few answers (``monitor.check_answers``). Checkpoints do not hold them: after a
+resume, answers that were finished before it are not compared.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from bebop.metrics import Metrics, merge
+from bebop.trainer.losses import same_weights_metrics
+from bebop.trainer.packing import PackedRows
+from bebop.trainer.scorer import Scorer, reshard
+
+T = TypeVar("T")
+
+
+class PastWeights:
+    """Weights of the last ``count`` versions, by version, on the CPU. All ranks make the same calls."""
+
+    def __init__(self, scorer: Scorer, count: int, dtype: torch.dtype | None = None) -> None:
+        """``dtype``: of the weights that engines are sent; None: that of the trainer's."""
+        self.scorer, self.count, self.dtype = scorer, count, dtype
+        self._kept: dict[int, list[Tensor]] = {}
+
+    def keep(self, version: int) -> None:
+        """Remember the weights of now as ``version``; what is too old for the next update's answers goes."""
+        if self.count:
+            self._kept = {v: weights for v, weights in self._kept.items() if v > version - self.count}
+            self._kept[version] = self._copies(self.dtype)
+
+    def forget(self) -> None:
+        """The weights are others from now on: nothing of before belongs to them."""
+        self._kept = {}
+
+    @torch.no_grad()
+    def compare(self, packed: Sequence[PackedRows], versions: Collection[int]) -> Metrics:
+        """Log-probs of this rank's rows under each of ``versions`` that is kept, against the engine's.
+
+        The policy has its own weights back afterwards. Metrics as in ``same_weights_metrics``.
+        """
+        wanted = [version for version in sorted(self._kept) if version in versions]
+        if not wanted:
+            return {}
+        own = self._copies()
+        try:
+            parts = [self._under(version, packed) for version in wanted]
+        finally:
+            self._load(own)
+        return merge(*parts)
+
+    def _under(self, version: int, packed: Sequence[PackedRows]) -> Metrics:
+        self._load(self._kept[version])
+        return merge(*[same_weights_metrics(rows, self.scorer(rows)[0], version) for rows in packed])
+
+    @torch.no_grad()
+    def _copies(self, dtype: torch.dtype | None = None) -> list[Tensor]:
+        """This rank's part of each parameter."""
+        return [p.to("cpu", dtype or p.dtype, copy=True) for p in self._parts()]
+
+    @torch.no_grad()
+    def _load(self, weights: Sequence[Tensor]) -> None:
+        for part, tensor in zip(self._parts(), weights, strict=True):
+            part.copy_(tensor)
+
+    def _parts(self) -> list[Tensor]:
+        """The parts of the parameters that live on this rank, not copies."""
+        reshard(self.scorer)  # else some are whole, and changing those would be forgotten
+        return [p.to_local() if isinstance(p, DTensor) else p.detach() for p in self.scorer.parameters()]
+
+
+def some(items: Sequence[T], count: int) -> list[T]:
+    """``count`` of the items (all, if there are fewer), evenly spaced."""
+    count = min(count, len(items))
+    return [items[i * len(items) // count] for i in range(count)]
