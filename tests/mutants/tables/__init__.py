@@ -1,9 +1,10 @@
 """All faults, by area."""
 
-from tests.mutants.tables import draft_losses, engine, monitor, policy, resume, sampling, staleness, watching
+from tests.mutants.tables import draft_losses, engine, laws, monitor, policy, resume, sampling, staleness, watching
 
 FAULTS = (
     *sampling.FAULTS,
+    *laws.FAULTS,
     *engine.FAULTS,
     *draft_losses.FAULTS,
     *policy.FAULTS,
