@@ -1,5 +1,6 @@
 """Runs tests against planted faults: libraries are imported once, then each fault gets a forked process of its own."""
 
+import gc
 import os
 import re
 import signal
@@ -44,6 +45,7 @@ def preload() -> None:
     os.chdir(ROOT)
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins of others (hydra's, anyio's) cost more than a test
     os.environ.setdefault("TRITON_INTERPRET", "1")  # as tests/conftest.py does, before transformers imports triton
     import hypothesis
     import numpy
@@ -61,6 +63,7 @@ def preload() -> None:
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # a failure need not be shrunk
     hypothesis.settings.register_profile("mutants", database=None, derandomize=True, phases=phases)
     hypothesis.settings.load_profile("mutants")
+    gc.freeze()  # what is here by now is not looked at again in every child
 
 
 def judge_all(faults: Sequence[Fault], jobs: int) -> Iterator[Result]:
@@ -149,5 +152,5 @@ def _start(fault: Fault, limit: int = LIMIT) -> _Running:
 def _pytest(tests: Sequence[str], temporary: Path) -> int:
     import pytest
 
-    quiet = ["-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short", "-rf", "-W", "ignore"]
+    quiet = ["-x", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "--tb=short", "-rf", "-W", "ignore"]
     return int(pytest.main([*quiet, f"--basetemp={temporary}", *tests]))
