@@ -8,7 +8,11 @@ QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help venv run adapt test test-slow test-gpu test-sglang test-verl test-megatron mutants lint format tiny reproduce bench clean
+=======
+.PHONY: help venv run adapt test test-slow test-gpu test-sglang test-verl test-megatron lint format docs-check tiny reproduce bench clean
+>>>>>>> main
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +82,9 @@ lint: venv ## ruff and mypy
 format: venv ## repair what ruff can repair
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs-check: venv ## every number in README.md, RESULTS.md and docs/ is one that is stored
+	$(BIN)/python -m recipes.docs --check
 
 tiny: venv ## make the built-in model anew
 	$(BIN)/python -m recipes.tiny $(ARGS)

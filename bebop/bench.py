@@ -81,6 +81,7 @@ def _served(options: argparse.Namespace) -> served.ServedBench:
 def main(arguments: list[str]) -> int:
     """Measure, print a table, keep the numbers."""
     options = parser().parse_args(arguments)
+    origin = record.begin()
     out = options.out or Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
     check_writable("--out", out)
     if "model" in options:
@@ -90,11 +91,11 @@ def main(arguments: list[str]) -> int:
         for arm in loop.ARMS.values():
             checked(job_config([*arm, *options.overrides]))
         rows = loop.run(options.steps, options.rounds, options.overrides)
-        record.keep(out, "loop", rows, settings)
+        record.keep(out, "loop", rows, settings, origin)
         record.bars(out, "loop", [{**r, "job": ""} for r in rows], group="job", bar="arm", height="samples/s")
     elif options.kind == "sglang":
         rows = served.run(_served(options))
-        record.keep(out, "sglang", rows, settings)
+        record.keep(out, "sglang", rows, settings, origin)
         charted = [{**row, "arm": f"{row['arm']}, plugin {row['plugin']}"} for row in rows]
         record.bars(out, "sglang", charted, group="batch", bar="arm", height="tokens/s")
     elif options.kind == "monitor":
@@ -102,13 +103,13 @@ def main(arguments: list[str]) -> int:
         checked(config)
         torch.set_num_threads(config.rollout.threads)
         rows = monitor.run(config, options.rounds)
-        record.keep(out, "monitor", rows, settings)
+        record.keep(out, "monitor", rows, settings, origin)
         record.bars(out, "monitor", [{**r, "job": ""} for r in rows], group="job", bar="part", height="added %")
     elif options.kind == "kernels":
         torch.set_num_threads(options.threads)
         choice = {"auto": kernels.default, "cpu": kernels.on_cpu, "cuda": kernels.on_gpu}[options.device]
         rows = kernels.run(choice())
-        record.keep(out, "kernels", rows, settings)
+        record.keep(out, "kernels", rows, settings, origin)
         for what, chosen in kernels.charts(rows).items():
             record.bars(out, what, chosen, group="shape", bar="arm", height="ms")
     else:
@@ -123,7 +124,7 @@ def main(arguments: list[str]) -> int:
             waves=options.waves,
         )
         rows = rollout.run(bench)
-        record.keep(out, "rollout", rows, settings)
+        record.keep(out, "rollout", rows, settings, origin)
         record.bars(out, "rollout", rows, group="batch", bar="arm", height="tokens/s")
     (out / f"{options.kind}.md").write_text(record.table(rows))
     record.show(record.table(rows) + f"\nkept in {out}\n")

@@ -16,12 +16,14 @@ _BOTH: dict[str, str | None] = {
     "model.path": MAY,  # another place; another content is refused
     "model.dtype": "the checkpoint was trained in the other precision",
     "model.device": MAY,
+    "model.check": MAY,
     "model.init_mtp": "the checkpoint was made for the other head",
     **dict.fromkeys(
         ("task.source", "task.name", "task.args", "task.prompt_key", "task.answer_key", "task.system", "task.seed"),
         "questions are known by their numbers, and each number would become another question",
     ),
     "task.path": MAY,  # as model.path
+    "task.reward_timeout": MAY,
     "task.reward": "finished answers in the checkpoint were rewarded by the other one",
 }
 _SAMPLED = "finished answers in the checkpoint were sampled the other way"
@@ -88,8 +90,8 @@ JOB: Mapping[str, str | None] = {
         (
             f"monitor.{name}"
             for name in (
-                "decode_stats", "drift", "bank_every", "bank_answers", "actions", "tensorboard", "wandb", "ray_metrics",
-                "plots",
+                "decode_stats", "drift", "bank_every", "bank_answers", "check_answers", "actions", "tensorboard",
+                "wandb", "ray_metrics", "plots",
             )
         ),
         MAY,

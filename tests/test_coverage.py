@@ -19,7 +19,7 @@ from recipes.beyond.judgement import inside_gain
 from recipes.beyond.recording import Cycles
 from recipes.boundary.sides import sides
 from recipes.temperature.slopes import Points, points, slope_difference
-from recipes.throughput.judgement import correlation
+from recipes.throughput.analysis import correlation
 from tests.covering import Row, Told, of_interval, shares, short
 
 Rng = np.random.Generator

@@ -2,9 +2,11 @@
 
 import json
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,25 @@ import transformers
 
 from bebop.command import writing
 
+ROOT = Path(__file__).resolve().parents[2]
 
-def place() -> dict[str, object]:
-    """Device, versions and commit: what a number means nothing without."""
+
+def begin(root: Path = ROOT) -> dict[str, object]:
+    """What has to be asked before anything is measured: the commit, whether the tree differed from it, the command.
+
+    A commit made while a measurement runs is not the one that was measured. ``dirty`` is None without a repository.
+    """
+    changes = _git(root, "status", "--porcelain")
+    return {
+        "commit": _git(root, "rev-parse", "HEAD") or "unknown",
+        "dirty": None if changes is None else bool(changes),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def place(origin: Mapping[str, object]) -> dict[str, object]:
+    """Device, versions, and the ``origin`` that ``begin`` gave: what a number means nothing without."""
     cuda = torch.cuda.is_available()
     return {
         "device": torch.cuda.get_device_name() if cuda else _processor(),
@@ -25,13 +43,19 @@ def place() -> dict[str, object]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "ray": version("ray"),
-        "commit": _commit(),
+        **origin,
     }
 
 
-def keep(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], settings: Mapping[str, object]) -> None:
-    """Write ``name``.json with settings, place and rows."""
-    content = {"settings": dict(settings), "place": place(), "rows": [dict(row) for row in rows]}
+def keep(
+    folder: Path,
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, object],
+    origin: Mapping[str, object],
+) -> None:
+    """Write ``name``.json with settings, place and rows; ``origin`` is what ``begin`` gave before the measurement."""
+    content = {"settings": dict(settings), "place": place(origin), "rows": [dict(row) for row in rows]}
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
@@ -76,7 +100,10 @@ def _processor() -> str:
     return f"{names[0]}, {len(names)} cores" if names else platform.processor()
 
 
-def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).resolve().parents[2]), "rev-parse", "--short", "HEAD"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git says; None where there is no git or no repository."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,15 +1,13 @@
 """``python -m recipes.beyond``: five questions that the paper leaves open; README.md says what counts."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bebop.intervals import Interval, across_seeds
 from recipes.beyond import charts, cold
+from recipes.beyond.analysis import CORRECTED, PRINTED, TRUNCATED, Curves, Heads, facts, numbers
 from recipes.beyond.estimators import ESTIMATORS, bias, estimate, together
 from recipes.beyond.heads import (
     COUNT,
@@ -18,28 +16,23 @@ from recipes.beyond.heads import (
     PROBED,
     TOP_P,
     WATCHED,
-    Found,
     Job,
     equal_time,
     prepare,
     run,
     step_seconds,
 )
-from recipes.beyond.judgement import difference, estimators, inside_gain
 from recipes.common.cli import start
-from recipes.common.record import Finding, keep
+from recipes.common.record import Started, begin, keep
 from recipes.common.study import SEEDS, Arm, everywhere, results_folder
 
 HERE = results_folder(Path(__file__).parent)
 STEPS = Arm(objective="", seed=0).steps
-PRINTED, CORRECTED, TRUNCATED = "e2e_tv", "e2e_tv_corrected", "e2e_tv on top_p"
-Heads = Mapping[tuple[str, int], Found]
-Curves = Mapping[tuple[str, int], cold.Curve]
 
 
 def main() -> None:
     """Sample, time, train, measure, judge, draw, write."""
-    began = time.time()
+    started = begin("beyond")
     everywhere(prepare, SEEDS, "text")
     seconds = step_seconds((PRINTED, CORRECTED))
     fair = equal_time(seconds, STEPS)
@@ -50,23 +43,16 @@ def main() -> None:
     timed = {(n, s): found[n, s, k] for n, k in zip((PRINTED, CORRECTED), fair, strict=True) for s in SEEDS}
     ways = [(way, seed) for seed in SEEDS for way in cold.WAYS]
     curves = dict(zip(ways, everywhere(cold.run, ways, "cold starts"), strict=True))
-    write(heads, timed, curves, seconds, fair, began)
+    write(heads, timed, curves, seconds, fair, started)
 
 
 def write(
-    heads: Heads, timed: Heads, curves: Curves, seconds: tuple[float, float], fair: tuple[int, int], began: float
+    heads: Heads, timed: Heads, curves: Curves, seconds: tuple[float, float], fair: tuple[int, int], started: Started
 ) -> None:
     """Judge, draw, keep."""
     pooled = {name: together([e for s in SEEDS if (e := heads[name, s].estimates)]) for name in WATCHED}
     estimates = {(name, e): estimate(e, pooled[name]) for name in WATCHED for e in ESTIMATORS}
     biases = {(name, e): bias(e, pooled[name]) for name in WATCHED for e in ESTIMATORS if e != "counts"}
-    findings = [
-        *estimators(biases, WATCHED),
-        *corrected(heads, timed, seconds, fair),
-        *(inside(heads, name) for name in WATCHED),
-        truncation(heads),
-        *cold_starts(curves),
-    ]
     tables = {
         "Estimates of E[A], accepted drafts a cycle": estimator_table(estimates, biases),
         "The corrected end-to-end loss": corrected_table(heads, timed, seconds, fair),
@@ -82,75 +68,8 @@ def write(
     }
     plan = {**asdict(Arm(objective="", seed=0)), "prompts": COUNT, "probed": PROBED, "seeds": SEEDS}
     plan |= {"seconds_per_step": seconds, "steps_at_equal_time": fair, "cold_steps": cold.STEPS}
-    keep(HERE, findings, tables, figures, time.time() - began, plan)
-
-
-def gain(a: Heads, b: Heads, first: str, second: str) -> Interval:
-    """Accept length on text of one head minus another's, paired by seed."""
-    return across_seeds([a[first, s].accept_length - b[second, s].accept_length for s in SEEDS])
-
-
-def corrected(heads: Heads, timed: Heads, seconds: tuple[float, float], fair: tuple[int, int]) -> list[Finding]:
-    """The corrected loss against the printed one."""
-    cost = f" A step takes {seconds[1] / seconds[0]:.2f} times as long: {fair[1]} steps against {fair[0]}."
-    return [
-        difference(
-            "The corrected end-to-end loss trains a better head than the printed one at equal steps.",
-            gain(heads, heads, CORRECTED, PRINTED),
-        ),
-        difference(
-            "It does so at equal compute time.",
-            gain(timed, timed, CORRECTED, PRINTED),
-            more=cost,
-        ),
-    ]
-
-
-def inside(heads: Heads, name: str) -> Finding:
-    """Whether the best draft temperature lies between target-only and full sampling."""
-    on_text = np.array([[heads[name, s].on_text[t] for t in GRID] for s in SEEDS])
-    counted = np.array([[heads[name, s].engine[t] for t in ENGINE] for s in SEEDS])
-    best = GRID[int(on_text.mean(0).argmax())]
-    more = f" Best on text: {best}; counted by the engine {inside_gain(ENGINE, counted)}."
-    return difference(
-        f"A draft temperature between 0 (target-only) and 1 beats both, head {name}.",
-        inside_gain(GRID, on_text),
-        more=more,
-    )
-
-
-def truncation(heads: Heads) -> Finding:
-    """Training on the truncated law, when rollouts truncate."""
-    engine, text = (
-        across_seeds([heads[TRUNCATED, s].truncated[how] - heads[PRINTED, s].truncated[how] for s in SEEDS])
-        for how in ("engine", "text")
-    )
-    return difference(
-        f"When rollouts use top_p = {TOP_P}, a head trained on that law beats one trained on the full law.",
-        engine,
-        more=f" On text: {text}.",
-    )
-
-
-def cold_starts(curves: Curves) -> list[Finding]:
-    """TV from a head that has learned nothing."""
-
-    def whole(way: str, seed: int) -> float:
-        return float(np.mean([value for step, value in curves[way, seed].items() if step]))
-
-    def end(way: str, seed: int) -> float:
-        return curves[way, seed][max(curves[way, seed])]
-
-    slower = across_seeds([whole("nla", s) - whole("tv", s) for s in SEEDS])
-    soft = across_seeds([whole("ce", s) - whole("tv", s) for s in SEEDS])
-    warm = across_seeds([end("ce_then_tv", s) - end("tv", s) for s in SEEDS])
-    return [
-        difference(
-            "From a fresh head, TV is slower than -log(overlap) (nla).", slower, "tokens, mean over the curve",
-            f" For ce against tv: {soft}.",
-        ),
-        difference("From a fresh head, cross-entropy first and then TV ends higher than TV throughout.", warm),
-    ]  # fmt: skip
+    found = numbers(heads, timed, curves, biases)
+    keep(HERE, started, found, tables, figures, plan, facts(heads, seconds, fair))
 
 
 def estimator_table(

@@ -1,83 +1,101 @@
-"""The rules of README.md as functions of intervals."""
+"""The rules of README.md."""
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-from numpy.typing import ArrayLike
-
-from bebop.intervals import Interval, across_seeds
-from recipes.common.record import Finding, Verdict, verdict, within
+from recipes.common.verdicts import Part, Rule
 
 CLOSE = 0.05  # accepted drafts: an estimator that is as close as that to the counts agrees with them
 SMALL = 0.02  # a bias within that is none
-Biases = Mapping[tuple[str, str], Interval]  # (head, estimator) -> estimate minus counts
+HEADS = ("hard_ce", "e2e_tv")
+SOUND = ("drafted paths, unbiased", "text, unbiased, where cycles began")
+SHORT = ("mean overlaps multiplied", "overlaps multiplied along drafted paths", "overlaps multiplied along text")
+LARGER = "confirmed if the difference lies above 0 by more than the noise of the arms, refuted if below by as much"
 
 
-def joint(verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict for several heads: confirmed if all are, refuted if one is."""
-    if "refuted" in verdicts:
-        return "refuted"
-    return "confirmed" if set(verdicts) == {"confirmed"} else "undecided"
+def told(name: str) -> str:
+    """The difference of an estimate for each head."""
+    return "Difference " + ", ".join(f"{head}: {{{head}, {name}}}" for head in HEADS) + "."
 
 
-def biased(interval: Interval) -> Verdict:
-    """Confirmed if the interval excludes 0, refuted if it lies within +-``SMALL``, else undecided."""
-    if interval.excludes(0.0):
-        return "confirmed"
-    return "refuted" if within(interval, SMALL) == "confirmed" else "undecided"
+def agrees(name: str) -> Rule:
+    """An estimate that should be right."""
+    return Rule(
+        claim="beyond",
+        statement=f"An estimate of E[A] agrees with the engine's counts: {name}.",
+        text="confirmed if the difference lies within 0.05 drafts for every head, refuted if outside for one "
+        "(corrected for two)",
+        evidence=told(name),
+        any_of=(tuple(Part(number=f"{head}, {name}", kind="within", bound=CLOSE) for head in HEADS),),
+    )
 
 
-def inside_gain(temperatures: Sequence[float], lengths: ArrayLike) -> Interval:
-    """What the best draft temperature strictly between 0 and 1 gains over the better of both, over seeds.
-
-    ``lengths`` [seeds, temperatures]. It is chosen on the other seeds and judged on the one left out: a maximum of
-    noise would gain where it is chosen. The better end is taken on the seed itself, which errs against the claim.
-    """
-    table, grid = np.asarray(lengths, float), np.asarray(temperatures, float)
-    inner, ends = np.flatnonzero((grid > 0) & (grid < 1)), np.flatnonzero((grid == 0) | (grid == 1))
-    gains = []
-    for seed in range(len(table)):
-        rest = np.delete(table, seed, 0).mean(0)
-        chosen = inner[rest[inner].argmax()]
-        gains.append(table[seed, chosen] - table[seed, ends].max())
-    return across_seeds(gains)
+def shortcut(name: str) -> Rule:
+    """An estimate that should be wrong."""
+    return Rule(
+        claim="beyond",
+        statement=f"A shortcut to E[A] is biased: {name}.",
+        text="confirmed if the difference is not 0 for every head, refuted if it lies within 0.02 for one (corrected "
+        "for two)",
+        evidence=told(name),
+        any_of=(tuple(Part(number=f"{head}, {name}", kind="differs", bound=SMALL) for head in HEADS),),
+    )
 
 
-def estimators(biases: Biases, heads: Sequence[str]) -> list[Finding]:
-    """Which estimates agree with the engine's counts."""
-
-    def told(name: str) -> str:
-        return ", ".join(f"{head}: {biases[head, name]}" for head in heads)
-
-    sound = ("drafted paths, unbiased", "text, unbiased, where cycles began")
-    short = ("mean overlaps multiplied", "overlaps multiplied along drafted paths", "overlaps multiplied along text")
-    return [
-        Finding(
-            claim="beyond",
-            statement=f"An estimate of E[A] agrees with the engine's counts: {name}.",
-            rule=f"confirmed if the difference lies within {CLOSE} drafts for every head, refuted if outside for one",
-            verdict=joint([within(biases[head, name], CLOSE) for head in heads]),
-            evidence=f"Difference {told(name)}.",
-        )
-        for name in sound
-    ] + [
-        Finding(
-            claim="beyond",
-            statement=f"A shortcut to E[A] is biased: {name}.",
-            rule=f"confirmed if the difference excludes 0 for every head, refuted if it lies within {SMALL} for one",
-            verdict=joint([biased(biases[head, name]) for head in heads]),
-            evidence=f"Difference {told(name)}.",
-        )
-        for name in short
-    ]
-
-
-def difference(statement: str, gain: Interval, unit: str = "tokens of accept length", more: str = "") -> Finding:
-    """A claim that something is larger."""
-    return Finding(
+def larger(statement: str, number: str, arms: tuple[str, ...], more: str = "", unit: str = "tokens") -> Rule:
+    """A claim that one arm is better than another."""
+    return Rule(
         claim="beyond",
         statement=statement,
-        rule="confirmed if the interval of the difference lies above 0, refuted if below",
-        verdict=verdict(gain),
-        evidence=f"Difference {gain} {unit}.{more}",
+        text=LARGER,
+        evidence=f"Difference {{{number}}} {unit}.{more}",
+        any_of=((Part(number=number, arms=arms),),),
     )
+
+
+def inside(head: str) -> Rule:
+    """A draft temperature between the ends."""
+    return larger(
+        f"A draft temperature between 0 (target-only) and 1 beats both, head {head}.",
+        f"{head}, inside gain",
+        tuple(f"{head}, at {t}" for t in ("0.0", "best", "1.0")),
+        f" Best on text: {{{head}, best}}; counted by the engine {{{head}, inside gain counted}}.",
+        "tokens of accept length",
+    )
+
+
+RULES = (
+    *(agrees(name) for name in SOUND),
+    *(shortcut(name) for name in SHORT),
+    larger(
+        "The corrected end-to-end loss trains a better head than the printed one at equal steps.",
+        "corrected - printed, steps",
+        ("printed, steps", "corrected, steps"),
+        unit="tokens of accept length",
+    ),
+    larger(
+        "It does so at equal compute time.",
+        "corrected - printed, time",
+        ("printed, time", "corrected, time"),
+        " A step takes {cost} times as long: {corrected steps} steps against {printed steps}.",
+        "tokens of accept length",
+    ),
+    *(inside(head) for head in HEADS),
+    larger(
+        "When rollouts use top_p = 0.9, a head trained on that law beats one trained on the full law.",
+        "truncated - full, counted",
+        ("truncated, counted", "full, counted"),
+        " On text: {truncated - full, text}.",
+        "tokens of accept length",
+    ),
+    larger(
+        "From a fresh head, TV is slower than -log(overlap) (nla).",
+        "cold: nla - tv",
+        ("cold: end nla", "cold: end tv"),
+        " For ce against tv: {cold: ce - tv}.",
+        "tokens, mean over the curve",
+    ),
+    larger(
+        "From a fresh head, cross-entropy first and then TV ends higher than TV throughout.",
+        "cold: ce_then_tv - tv",
+        ("cold: end ce_then_tv", "cold: end tv"),
+        unit="tokens of accept length",
+    ),
+)

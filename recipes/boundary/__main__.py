@@ -1,6 +1,5 @@
 """``python -m recipes.boundary``: on which side of the boundary six losses put their positions; see README.md."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -10,11 +9,11 @@ import numpy as np
 
 from bebop.intervals import Interval, across_seeds
 from recipes.boundary.charts import draw
-from recipes.boundary.judgement import judge
 from recipes.boundary.probing import COUNT, HEADS, Key, prepare, run
 from recipes.boundary.sides import Of, Sides
 from recipes.common.cli import start
-from recipes.common.record import keep
+from recipes.common.measured import Number, of
+from recipes.common.record import begin, keep
 from recipes.common.study import SEEDS, Arm, everywhere, results_folder
 from recipes.temperature.slopes import EDGES, bin_names
 
@@ -27,7 +26,7 @@ Results = Mapping[Key, Sides]
 
 def main() -> None:
     """Sample, train, probe, judge, draw, write."""
-    began = time.time()
+    started = begin("boundary")
     everywhere(prepare, SEEDS, "text")
     keys = [(name, seed) for seed in SEEDS for name in HEADS]
     results = dict(zip(keys, everywhere(run, keys, "boundary"), strict=True))
@@ -44,9 +43,13 @@ def main() -> None:
         ],
     }
     figures = draw(results, HEADS, HERE / "figures")
-    numbers = {(name, of): interval for name in HEADS for of, interval in over(results, name).items()}
     plan = {**asdict(Arm(objective="", seed=0)), "prompts": COUNT, "seeds": SEEDS}
-    keep(HERE, judge(numbers), tables, figures, time.time() - began, plan)
+    keep(HERE, started, rule_numbers(results), tables, figures, plan)
+
+
+def rule_numbers(results: Results) -> dict[str, Number]:
+    """What the rules speak of."""
+    return {f"{name}, {what}": of(one, len(SEEDS)) for name in HEADS for what, one in over(results, name).items()}
 
 
 def part(results: Results, task: str | None = None, position: int | None = None, bin: int | None = None) -> Results:

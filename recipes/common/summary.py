@@ -1,16 +1,15 @@
-"""From the results of all recipes to one page: each claim of the paper with its verdict and all findings behind it."""
+"""From the results of all studies to one page: each claim of the paper with its verdict and all findings behind it."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bebop.benchmarks.record import table
-from recipes.common.record import Finding
+from recipes.common.pages import Verdicts, said, verdicts
+from recipes.common.record import Content, judged
+from recipes.common.verdicts import Finding, overall
 
-UNTESTABLE = "not testable here"
-Content = dict[str, Any]  # of a results.json
+UNTESTED = "not tested"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,92 +56,112 @@ takes to find it again:
 
     make reproduce                                  # everything, one recipe after another, then this page
     python -m recipes.reproduce --only objectives   # one recipe, then this page
-    python -m recipes.reproduce --rebuild           # this page alone
+    python -m recipes.reproduce --rebuild           # this page alone, from what is stored
 
-Each recipe's README states what would count as confirmed and as refuted; it was written before the run. Numbers in
-brackets are 95 % intervals, as a rule over three seeds. The verdict on a claim follows from all of its findings:
+Numbers in brackets are 95 % intervals: Student's t over three seeds, or a bootstrap over answers. Verdicts:
 
-- *confirmed*: every finding is; *refuted*: at least one is refuted and none confirmed;
-- *refuted in part*: some are confirmed, some refuted; *confirmed in part*: some are confirmed, the rest is undecided
-  or not testable here;
-- *undecided*: none is confirmed or refuted; *not testable here*: nothing of it can be tested on this machine.
+- *confirmed*, *refuted*: the numbers tell, after all corrections; *undecided*: they do not;
+- *not tested*: the arms were not what the claim is about (runs of rising entropy whose entropy fell, a converged head
+  that had not converged), or no recipe here can test it.
+
+p is two-sided, from the stored intervals: an interval of Student's t has a half width of its quantile times the
+standard error, a bootstrap is taken for normal, and where only rounded text is left, the rounding counts against the
+finding. A finding that says several things at once has the p of the weakest. Within each claim the p of all findings
+that were tested are corrected by Holm's method (level 0.05 for the claim). Arms that are compared must differ by more
+than their *noise*: how far two runs of one arm that differ by their seed alone lie apart (root mean square, of the
+noisier arm, taken from its spread over seeds). With three seeds and so many findings much stays undecided that a
+single interval would have called confirmed.
+
+The verdict on a claim follows from all of its findings: *confirmed* if every one is; *refuted* if one is and none is
+confirmed; *refuted in part* if some are confirmed and some refuted; *confirmed in part* if some are confirmed and the
+rest is undecided or not tested; *undecided* if none is confirmed or refuted; *not tested* if nothing of it was.
 """
-
-
-def overall(verdicts: Sequence[str]) -> str:
-    """The verdict on a claim from those on its parts: it claims all of them."""
-    found = set(verdicts)
-    if not found - {UNTESTABLE}:
-        return UNTESTABLE
-    if found == {"confirmed"}:
-        return "confirmed"
-    if "refuted" in found:
-        return "refuted in part" if "confirmed" in found else "refuted"
-    return "confirmed in part" if "confirmed" in found else "undecided"
-
-
-def read(path: Path) -> Content | None:
-    """The results of a recipe; None where there are none yet."""
-    content: Content | None = json.loads(path.read_text()) if path.is_file() else None
-    return content
+REJUDGED = """**Re-judged.** The correction, the noise and the checks of the arms came after the runs, so the verdicts
+here are post hoc: made by rules that are younger than the numbers. What the rules of the run had said stands behind
+each finding and, whole, under `judgements` in each `results.json`. This holds for {names}.
+"""
 
 
 def page(contents: Mapping[str, Content | None]) -> str:
     """``RESULTS.md`` from the results of each recipe."""
     missing = [name for name, content in contents.items() if content is None]
+    decided = verdicts(contents)
     lines = [INTRODUCTION]
+    if post_hoc := [name for name, content in contents.items() if content and _post_hoc(content)]:
+        lines.append(REJUDGED.format(names=", ".join(post_hoc)))
     if missing:
         commands = ", ".join(f"`python -m recipes.{name}`" for name in missing)
         lines.append(f"**Results are missing** of {commands}: what they say about a claim is not in its verdict yet.\n")
-    lines += ["## Claims of the paper", "", table([_summary(claim, contents) for claim in CLAIMS])]
+    lines += ["## Claims of the paper", "", table([_summary(claim, contents, decided) for claim in CLAIMS])]
     for claim in CLAIMS:
-        lines += [f"### {claim.name}: {_verdict(claim, contents)}", "", claim.text, ""]
-        lines += [_line(recipe, f) for recipe, f in of(claim.name, contents)]
-        lines += [f"- **{UNTESTABLE}**: {part}" for part in claim.beyond_reach]
+        lines += [f"### {claim.name}: {_verdict(claim, contents, decided)}", "", claim.text, ""]
+        lines += [_line(*one, contents, decided) for one in of(claim.name, contents)]
+        lines += [f"- **{UNTESTED}**: {part}" for part in claim.beyond_reach]
         lines.append("")
     for name, title in OTHERS.items():
-        lines += [f"## {title}", "", *(_line(recipe, f) for recipe, f in of(name, contents)), ""]
+        lines += [f"## {title}", "", *(_line(*one, contents, decided) for one in of(name, contents)), ""]
     lines += ["## Runs", "", table([_run(name, content) for name, content in contents.items()])]
+    lines += _gaps(contents)
     return "\n".join(lines)
 
 
-def of(claim: str, contents: Mapping[str, Content | None]) -> list[tuple[str, Finding]]:
-    """All findings about a claim, with the recipe of each; what fits no heading counts as beyond the paper."""
+def of(claim: str, contents: Mapping[str, Content | None]) -> list[tuple[str, int, Finding]]:
+    """All findings about a claim: recipe, place, finding; what fits no heading counts as beyond the paper."""
     known = {*OTHERS, *(c.name for c in CLAIMS)}
-    return [(recipe, f) for recipe, f in _all(contents) if (f.claim if f.claim in known else "beyond") == claim]
+    return [
+        (recipe, place, f)
+        for recipe, content in contents.items()
+        for place, f in enumerate(judged(content) if content else ())
+        if (f.claim if f.claim in known else "beyond") == claim
+    ]
 
 
-def _all(contents: Mapping[str, Content | None]) -> Iterator[tuple[str, Finding]]:
-    for recipe, content in contents.items():
-        for finding in (content or {}).get("findings", ()):
-            yield recipe, Finding(**finding)
+def _post_hoc(content: Content) -> bool:
+    return bool(content["judgements"][-1].get("post_hoc"))
 
 
-def _verdict(claim: Claim, contents: Mapping[str, Content | None]) -> str:
+def _verdict(claim: Claim, contents: Mapping[str, Content | None], decided: Verdicts) -> str:
     """As ``overall``, or that its recipes have not run."""
-    findings = [f.verdict for _, f in of(claim.name, contents)]
+    findings = [decided[recipe, place][0] for recipe, place, _ in of(claim.name, contents)]
     if not findings and None in contents.values():
         return "no results yet"
-    found = overall([*findings, *(UNTESTABLE for _ in claim.beyond_reach)])
+    found = overall([*findings, *(UNTESTED for _ in claim.beyond_reach)])
     return f"{found}, so far" if None in contents.values() else found
 
 
-def _summary(claim: Claim, contents: Mapping[str, Content | None]) -> dict[str, Any]:
-    """A line of the first table: the number is that of the claim's first finding."""
+def _summary(claim: Claim, contents: Mapping[str, Content | None], decided: Verdicts) -> dict[str, Any]:
+    """A line of the first table: the number is that of the claim's first finding that was tested."""
     found = of(claim.name, contents)
-    verdicts = [f.verdict for _, f in found] + [UNTESTABLE for _ in claim.beyond_reach]
-    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(sorted(verdicts)))
+    words = [decided[recipe, place][0] for recipe, place, _ in found] + [UNTESTED for _ in claim.beyond_reach]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
+    tested = [finding for _, _, finding in found if finding.untested is None]
     return {
         "claim": f"**{claim.name}** {claim.text}",
-        "verdict": f"**{_verdict(claim, contents)}**",
+        "verdict": f"**{_verdict(claim, contents, decided)}**",
         "findings": counts,
-        "first number": found[0][1].evidence if found else "",
-        "recipes": ", ".join(_link(recipe) for recipe in dict.fromkeys(recipe for recipe, _ in found)),
+        "first number": tested[0].evidence if tested else "",
+        "recipes": ", ".join(_link(recipe) for recipe in dict.fromkeys(recipe for recipe, _, _ in found)),
     }
 
 
-def _line(recipe: str, finding: Finding) -> str:
-    return f"- **{finding.verdict}**: {finding.statement} {finding.evidence} ({_link(recipe)}; {finding.rule})"
+def _line(recipe: str, place: int, finding: Finding, contents: Mapping[str, Content | None], decided: Verdicts) -> str:
+    verdict, p = decided[recipe, place]
+    told = [_link(recipe), finding.rule]
+    if p is not None:
+        told.append(f"p = {finding.p:.2g}, corrected {p:.2g}")
+    if finding.floor is not None:
+        told.append(f"noise {finding.floor:.2g}")
+    if (before := _before(finding, contents[recipe])) is not None:
+        told.append(f"at the run: {before}")
+    return f"- **{verdict}**: {said(finding)} ({'; '.join(told)})"
+
+
+def _before(finding: Finding, content: Content | None) -> str | None:
+    """What the rule of the run had said, if it was another rule and had this finding."""
+    if content is None or not _post_hoc(content):
+        return None
+    first = [old for old in content["judgements"][0]["findings"] if old["statement"] == finding.statement]
+    return first[0].get("verdict") if first else None
 
 
 def _link(recipe: str) -> str:
@@ -150,16 +169,28 @@ def _link(recipe: str) -> str:
 
 
 def _run(recipe: str, content: Content | None) -> dict[str, Any]:
-    """Where and when a recipe ran."""
+    """Where and when a recipe ran, and by which rules it was judged."""
     readme = f"[{recipe}](recipes/{recipe}/README.md)"
     if content is None:
         return {"recipe": readme, "device": "no results yet"}
-    place = content["place"]
+    place, (first, *later) = content["place"], content["judgements"]
     return {
         "recipe": readme,
         "device": place["device"],
         "minutes": round(content["seconds"] / 60, 1),
-        "of processor time": round(content.get("processor_seconds", 0) / 60, 1) or None,
+        "of processor time": round(content["processor_seconds"] / 60, 1),
         "torch": place["torch"],
-        "commit": place["commit"],
+        "commit": place["commit"][:7] + (" (dirty)" if place.get("dirty") else ""),
+        "rule at the run": f"`{first['rule']['hash']}`" + (" (derived)" if first["rule"]["derived"] else ""),
+        "rule of the verdicts": f"`{later[-1]['rule']['hash']}`, post hoc" if later else "the same",
     }
+
+
+def _gaps(contents: Mapping[str, Content | None]) -> list[str]:
+    """What was not recorded at the runs, each gap once with the recipes that have it."""
+    gaps: dict[str, list[str]] = {}
+    for name, content in contents.items():
+        for gap in (content or {}).get("missing", ()):
+            gaps.setdefault(gap, []).append(name)
+    lines = [f"- {', '.join(names)}: {gap}" for gap, names in gaps.items()]
+    return ["What was not recorded, or cannot be shown:", "", *lines, ""] if lines else []

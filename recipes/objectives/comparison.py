@@ -1,6 +1,5 @@
 """Nine losses, three seeds, two amounts of data; README.md says what counts."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,11 +13,12 @@ from bebop.adaptation.probe import Probe, probe
 from bebop.intervals import Interval, across_seeds
 from bebop.trainer.objectives import Law
 from recipes.common.figures import bars, color, figure
-from recipes.common.record import Finding, keep, verdict
+from recipes.common.measured import Number, of
+from recipes.common.measured import over_seeds as mean_over_seeds
+from recipes.common.record import begin, keep
 from recipes.common.study import (
     QUICK,
     SEEDS,
-    SEQUENCES,
     Arm,
     corpus,
     everywhere,
@@ -110,7 +110,7 @@ def gain(results: Results, a: str, b: str, *what: Any) -> Interval:
 
 def main() -> None:
     """Run all arms, judge, draw, write."""
-    began = time.time()
+    started = begin("objectives")
     everywhere(prepare, SEEDS, "text")
     listed = jobs()
     found = everywhere(run, listed, "objectives")
@@ -128,7 +128,7 @@ def main() -> None:
         "positions.svg": "Overlap at each draft position (left) and by task (right), mean of three seeds.",
     }
     plan = {**asdict(Arm(objective="", seed=0)), "few": FEW, "prompts": COUNT, "seeds": SEEDS}
-    keep(HERE, findings(results), tables, figures, time.time() - began, plan)
+    keep(HERE, started, numbers(results), tables, figures, plan)
 
 
 def row(results: Results, label: str) -> dict[str, Any]:
@@ -165,59 +165,35 @@ def decoded(results: Results, label: str) -> list[dict[str, Any]]:
     ]
 
 
-def findings(results: Results) -> list[Finding]:
-    """What the numbers say by the rules in README.md."""
-    margin, few = (gain(results, f"e2e_tv{x}", f"hard_ce{x}", "accept_length") for x in ("", ", few"))
-    soft, floor = gain(results, "e2e_tv", "ce", "accept_length"), gain(results, "kl", "ce", "accept_length")
-    step = gain(results, "e2e_tv", "tv", "accept_length")
-    to = gain(results, "e2e_tv", "ce", "accept_length_greedy")
+def numbers(results: Results) -> dict[str, Number]:
+    """What the rules speak of."""
+    arms = ("hard_ce", "ce", "kl", "tv", "e2e_tv")
+
+    def gained(a: str, b: str, *what: Any) -> Number:
+        return of(gain(results, a, b, *what), len(SEEDS))
+
+    sampled, greedy = "accept_length", "accept_length_greedy"
+    found = {f"length {arm}": of(over_seeds(results, arm, sampled), len(SEEDS)) for arm in arms}
+    found |= {f"greedy {arm}": of(over_seeds(results, arm, greedy), len(SEEDS)) for arm in arms}
+    found |= {f"lcm {arm}": of(over_seeds(results, arm, "overlap", None, "lcm"), len(SEEDS)) for arm in arms}
+    found |= {f"e2e_tv - {base}": gained("e2e_tv", base, sampled) for base in ("hard_ce", "ce", "tv")}
+    found["e2e_tv - hard_ce, few"] = gained("e2e_tv, few", "hard_ce, few", sampled)
+    found["kl - ce"] = gained("kl", "ce", sampled)
+    found["greedy: e2e_tv - ce"] = gained("e2e_tv", "ce", greedy)
+    found["half the gain - greedy gain"] = half_less_greedy(results, "e2e_tv", "ce")
     heads = [results["e2e_tv", seed] for seed in SEEDS]
-    rs = across_seeds([f.number("accept_length") - f.number("accept_length_greedy") for f in heads])
-    ood = gain(results, "e2e_tv", "ce", "overlap", None, "lcm")
-    return [
-        Finding(
-            claim="C3",
-            statement="End-to-end TV raises the accept length over hard-label cross-entropy of equal compute.",
-            rule="confirmed if the interval of the gain lies above 0; the project's own bar is 0.2 tokens",
-            verdict=verdict(margin),
-            evidence=f"Gain {margin} tokens with {SEQUENCES} sequences, {few} with {FEW}.",
-        ),
-        Finding(
-            claim="C3",
-            statement="It does so over soft-label cross-entropy, the honest baseline.",
-            rule="confirmed if the interval lies above 0",
-            verdict=verdict(soft),
-            evidence=f"Gain {soft} tokens; two runs of one gradient (ce, kl) differ by {floor}.",
-        ),
-        Finding(
-            claim="C3",
-            statement="The end-to-end form is better than TV of single steps.",
-            rule="confirmed if the interval lies above 0",
-            verdict=verdict(step),
-            evidence=f"Gain {step} tokens.",
-        ),
-        Finding(
-            claim="C3",
-            statement="Greedy drafts gain nothing by it (the paper: target-only acceptance moves by less than 0.3 %).",
-            rule="confirmed if the gain of greedy drafts over ce lies below half of that of sampled drafts",
-            verdict=verdict(Interval(soft.value / 2 - to.value, soft.low / 2 - to.high, soft.high / 2 - to.low)),
-            evidence=f"Greedy drafts change by {to} tokens, sampled ones by {soft}.",
-        ),
-        Finding(
-            claim="C2",
-            statement="With the head so trained, sampled drafts are accepted for longer than greedy ones.",
-            rule="confirmed if the interval of the difference lies above 0",
-            verdict=verdict(rs),
-            evidence=f"Difference {rs} tokens.",
-        ),
-        Finding(
-            claim="C3",
-            statement="The gain carries over to a task that neither head nor backbone was trained on.",
-            rule="confirmed if the gain in overlap on lcm over ce lies above 0",
-            verdict=verdict(ood),
-            evidence=f"Gain {ood}.",
-        ),
-    ]
+    found["sampled - greedy"] = mean_over_seeds([f.number(sampled) - f.number(greedy) for f in heads])
+    found["lcm: e2e_tv - ce"] = gained("e2e_tv", "ce", "overlap", None, "lcm")
+    return found
+
+
+def half_less_greedy(results: Results, a: str, b: str) -> Number:
+    """Half of what sampled drafts gain from b to a, minus what greedy drafts gain; per seed, then over seeds."""
+
+    def rise(seed: int, name: str) -> float:
+        return results[a, seed].number(name) - results[b, seed].number(name)
+
+    return mean_over_seeds([rise(s, "accept_length") / 2 - rise(s, "accept_length_greedy") for s in SEEDS])
 
 
 def beside(path: Path, results: Results, labels: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
 """``python -m recipes.temperature``: six losses, three seeds, six temperatures; README.md says what counts."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -10,10 +9,11 @@ import numpy as np
 
 from bebop.intervals import Interval, across_seeds
 from recipes.common.cli import start
-from recipes.common.record import Finding, keep
+from recipes.common.measured import Number, over_seeds
+from recipes.common.measured import of as number_of
+from recipes.common.record import begin, keep
 from recipes.common.study import SEEDS, Arm, everywhere, results_folder
 from recipes.temperature.charts import draw
-from recipes.temperature.judgement import judge
 from recipes.temperature.slopes import Points, points, slope_difference
 from recipes.temperature.sweep import (
     ARMS,
@@ -35,7 +35,7 @@ Results = Mapping[Key, Found]
 
 def main() -> None:
     """Sample, train, probe, judge, draw, write."""
-    began = time.time()
+    started = begin("temperature")
     everywhere(prepare, preparations(), "text")
     keys = [(arm, seed) for seed in SEEDS for arm in ARMS]
     results = dict(zip(keys, everywhere(run, keys, "temperature"), strict=True))
@@ -47,7 +47,7 @@ def main() -> None:
     }
     figures = draw(results, HERE / "figures")
     plan = {**asdict(Arm(objective="", seed=0)), "prompts": COUNT, "seeds": SEEDS, "temperatures": TEMPERATURES}
-    keep(HERE, findings(results), tables, figures, time.time() - began, plan)
+    keep(HERE, started, numbers(results), tables, figures, plan)
 
 
 def over(results: Results, arm: str, name: str, of: str = "", task: str | None = None) -> Interval:
@@ -120,15 +120,19 @@ def means(results: Results, arm: str, temperature: float) -> dict[str, Any]:
     }
 
 
-def findings(results: Results) -> list[Finding]:
-    """What the numbers say by the rules in README.md."""
+def numbers(results: Results) -> dict[str, Number]:
+    """What the rules speak of; see judgement.py for the names."""
     ways = {"temperatures": "", "tokens": "tokens", "answers": "answers"}
-    slopes = {(arm, rule, way): over(results, arm, RULES[rule], of)
-              for arm in ("hard_ce", "ce", "e2e_tv") for rule in RULES for way, of in ways.items()}  # fmt: skip
-    straight = {rule: across_seeds([results["ce", s].swept(RULES[rule])[1] for s in SEEDS]) for rule in RULES}
-    rises = {(arm, base, way): rise(results, arm, base, "overlap", of)
-             for arm in ARMS for base in ("ce", "hard_ce") for way, of in ways.items() if arm != base}  # fmt: skip
-    return judge(slopes, straight, rises)
+    found: dict[str, Number] = {}
+    for way, source in ways.items():
+        for arm in ARMS:
+            slopes = {drafts: over(results, arm, name, source) for drafts, name in RULES.items()}
+            found |= {f"{arm}, {drafts}, {way}": number_of(one, len(SEEDS)) for drafts, one in slopes.items()}
+            for base in [base for base in ("ce", "hard_ce") if base != arm]:
+                found[f"{arm} - {base}, {way}"] = number_of(rise(results, arm, base, "overlap", source), len(SEEDS))
+    for drafts, name in RULES.items():
+        found[f"R squared, {drafts}"] = over_seeds([results["ce", s].swept(name)[1] for s in SEEDS])
+    return found
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """``python -m recipes.throughput``: tokens per second against acceptance; README.md says what counts."""
 
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,23 @@ from tqdm import tqdm
 from bebop.intervals import across_seeds
 from recipes.common.cli import start
 from recipes.common.figures import color, figure
-from recipes.common.record import keep
+from recipes.common.record import begin, keep
 from recipes.common.study import SEEDS, Arm, everywhere, results_folder
-from recipes.throughput.heads import BEST, DRAFTS, HEADS, NOISE, arms, bench, make, sequences
-from recipes.throughput.judgement import (
+from recipes.throughput.analysis import (
     Accepted,
     Results,
     costs_table,
-    findings,
+    facts,
     fits_table,
     gains,
     heads_table,
     lengths_table,
     model_of,
+    numbers,
     speed_up,
     speed_up_modelled,
 )
+from recipes.throughput.heads import BEST, DRAFTS, HEADS, NOISE, arms, bench, make, sequences
 from recipes.throughput.timing import ARMS, BATCHES, LENGTHS, PLAIN, ROUNDS, Measured, measure
 
 HERE = results_folder(Path(__file__).parent)
@@ -38,7 +38,7 @@ TICKS = ("o", "s")  # a marker a batch size
 
 def main() -> None:
     """Train with both cores, time on one, judge, draw, write."""
-    began = time.time()
+    started = begin("throughput")
     everywhere(sequences, SEEDS, "sequences")
     everywhere(make, arms(), "heads")
     results: dict[tuple[int, int], Measured] = {}
@@ -65,7 +65,7 @@ def main() -> None:
     plan: dict[str, Any] = {"arm": asdict(Arm(objective="", seed=0)), "noise": NOISE, "seeds": SEEDS}
     plan |= {"rounds": ROUNDS, "batches": BATCHES}
     HERE.mkdir(parents=True, exist_ok=True)
-    keep(HERE, findings(results, accepted), tables, figures, time.time() - began, plan)
+    keep(HERE, started, numbers(results, accepted), tables, figures, plan, facts(results))
 
 
 def accepted_table(accepted: Accepted) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 README.md says what counts.
 """
 
-import time
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import numpy as np
 
 from recipes.common.cli import start
 from recipes.common.figures import color, figure
-from recipes.common.record import keep
+from recipes.common.record import begin, keep
 from recipes.common.study import SEEDS, everywhere, results_folder
+from recipes.top_k.analysis import gain, row, rule_numbers
 from recipes.top_k.arms import COUNT, LEARNING_RATE, MODES, ROWS, SIZES, STARTS, STEPS, Results, labels, run, sequences
-from recipes.top_k.judgement import findings, gain, row
 
 HERE = results_folder(Path(__file__).parent)
 COLORS = {"K = 4": "hard_ce", "K = 16": "ce", "K = 64": "nla", "all": "e2e_tv"}  # names of colours in common.figures
@@ -23,7 +22,7 @@ COLORS = {"K = 4": "hard_ce", "K = 16": "ce", "K = 64": "nla", "all": "e2e_tv"} 
 
 def main() -> None:
     """Run all arms, judge, draw, write."""
-    began = time.time()
+    started = begin("top_k")
     everywhere(sequences, SEEDS, "sequences")
     listed = list(product(STARTS, labels(), SEEDS))
     results: Results = dict(zip(listed, everywhere(run, listed, "top-K"), strict=True))
@@ -37,7 +36,7 @@ def main() -> None:
     }
     plan = {"steps": STEPS, "rows_per_step": ROWS, "lr": LEARNING_RATE, "K": SIZES, "probed": COUNT, "seeds": SEEDS}
     HERE.mkdir(parents=True, exist_ok=True)
-    keep(HERE, findings(results), tables, figures, time.time() - began, plan)
+    keep(HERE, started, rule_numbers(results), tables, figures, plan)
 
 
 def draw(results: Results) -> None:

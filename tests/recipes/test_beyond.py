@@ -8,18 +8,20 @@ import pytest
 import torch
 
 from bebop.adaptation.probe import NUMBERS, Probe, probe
-from bebop.intervals import Interval
 from bebop.rollout.decoding.protocols import Draft
 from bebop.rollout.decoding.rules import Rejection
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Law
 from recipes.beyond import cold
+from recipes.beyond.analysis import inside_gain
 from recipes.beyond.estimators import ESTIMATORS, Sums, bias, estimate, sums
 from recipes.beyond.heads import equal_time
-from recipes.beyond.judgement import biased, estimators, inside_gain, joint
+from recipes.beyond.judgement import HEADS, RULES
 from recipes.beyond.on_text import Shape, accept_lengths, expected
 from recipes.beyond.recording import Cycles, Watching, cycles
+from recipes.common.measured import of
 from recipes.common.study import policy
+from recipes.common.verdicts import judge
 
 # Laws over two tokens at step 1, and at step 2 after each of them.
 P1, Q1 = np.array([0.7, 0.3]), np.array([0.3, 0.7])
@@ -70,8 +72,9 @@ def test_unbiased_estimates_hit_the_truth_and_shortcuts_do_not() -> None:
     assert value["overlaps multiplied along text"] == pytest.approx(along_text, abs=0.01)
     shortcuts = list(ESTIMATORS)[5:]
     assert all(bias(name, found).excludes(0.0) for name in shortcuts)
-    verdicts = [f.verdict for f in estimators({("a", name): bias(name, found) for name in ESTIMATORS}, ["a"])]
-    assert verdicts == ["confirmed"] * 5
+    biases = {f"{head}, {name}": of(bias(name, found)) for name in ESTIMATORS for head in HEADS}
+    told = judge(RULES[:5], biases)
+    assert all(f.side == "confirmed" and f.p < 0.01 and f.untested is None for f in told)
 
 
 def test_forgetting_the_prefix_is_caught() -> None:
@@ -146,15 +149,6 @@ def test_inside_gain_does_not_reward_noise() -> None:
     honest = [inside_gain(grid, np.stack(flat[i : i + 3])).value for i in range(0, 300, 3)]
     naive = [np.stack(flat[i : i + 3])[:, 1:4].max(1).mean() - 2 for i in range(0, 300, 3)]
     assert abs(np.mean(honest)) < 0.03 < np.mean(naive)
-
-
-def test_rules() -> None:
-    assert joint(["confirmed", "confirmed"]) == "confirmed"
-    assert joint(["confirmed", "undecided"]) == "undecided"
-    assert joint(["confirmed", "refuted"]) == "refuted"
-    assert biased(Interval(0.05, 0.01, 0.09)) == "confirmed"
-    assert biased(Interval(0.0, -0.01, 0.01)) == "refuted"
-    assert biased(Interval(0.0, -0.1, 0.1)) == "undecided"
 
 
 def test_equal_time_gives_the_slower_loss_fewer_steps() -> None:

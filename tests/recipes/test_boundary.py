@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from bebop.adaptation.probe import NUMBERS, Probe
-from bebop.intervals import Interval
 from bebop.kernels.stats import pair_stats
-from recipes.boundary.judgement import judge
+from recipes.boundary.judgement import RULES
 from recipes.boundary.sides import Sides, sides, switched, threshold
+from recipes.common.measured import Number
+from recipes.common.verdicts import judge
 
 RNG = np.random.default_rng(0)
 
@@ -84,11 +85,12 @@ def test_steps_that_do_not_exist_are_left_out() -> None:
 
 
 def test_rules() -> None:
-    up, half = Interval(0.03, 0.02, 0.04), Interval(0.4, 0.35, 0.45)
+    up, half = Number(value=0.03, low=0.029, high=0.031, seeds=3), Number(value=0.4, low=0.399, high=0.401, seeds=3)
     heads, kinds = ("hard_ce", "ce", "e2e_tv"), ("advantage", "worth_best", "worth_switch")
-    numbers = {(h, k): up for h in heads for k in kinds} | {(h, "sampled_wins"): half for h in heads}
-    numbers |= {(h, k): half for h in heads for k in ("sampled", "greedy", "clear_sampled", "clear_greedy")}
-    verdicts = [finding.verdict for finding in judge(numbers)]
-    assert verdicts == ["confirmed"] * 3 + ["refuted"] * 3 + ["confirmed"] * 2
-    small = Interval(0.005, 0.001, 0.009)
-    assert judge(numbers | {("e2e_tv", "worth_best"): small})[6].verdict == "refuted"
+    shares = ("sampled_wins", "sampled", "greedy", "clear_sampled", "clear_greedy", "best", "switch")
+    numbers = {f"{h}, {k}": up for h in heads for k in kinds} | {f"{h}, {k}": half for h in heads for k in shares}
+    found = judge(RULES, numbers)
+    assert [f.side for f in found] == ["confirmed"] * 3 + ["refuted"] * 3 + ["confirmed"] * 2
+    assert all(f.p < 0.01 for f in found)
+    small = Number(value=0.005, low=0.0045, high=0.0055, seeds=3)
+    assert judge(RULES, numbers | {"e2e_tv, worth_best": small})[6].side == "refuted"

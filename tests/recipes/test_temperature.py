@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from bebop.adaptation.probe import NUMBERS, Probe
-from bebop.intervals import Interval
-from recipes.temperature.judgement import any_flatter, below_zero, flatter
+from recipes.common.measured import Number
+from recipes.common.verdicts import Finding, judge
+from recipes.temperature.judgement import LOSSES, RULES
 from recipes.temperature.slopes import (
     EDGES,
     answers,
@@ -100,23 +101,32 @@ def test_bins_hold_every_step_once() -> None:
     assert found[5][:2] == pytest.approx((1.1, 2.2))
 
 
-def test_rules_follow_the_sign() -> None:
-    falls, rises, unclear = Interval(-0.2, -0.3, -0.1), Interval(0.2, 0.1, 0.3), Interval(0.0, -0.1, 0.1)
-    assert [below_zero(i) for i in (falls, rises, unclear)] == ["confirmed", "refuted", "undecided"]
-    assert flatter(rises, falls) == "confirmed"
-    assert flatter(falls, falls) == "refuted"
-    assert flatter(unclear, falls) == "undecided"
-    assert flatter(rises, unclear) == "undecided"  # nothing to flatten
+def number(value: float, half: float = 0.01) -> Number:
+    return Number(value=value, low=value - half, high=value + half, seeds=3)
+
+
+def test_flatter_needs_a_slope_that_falls() -> None:
+    rule = next(rule for rule in RULES if rule.statement.endswith("flatter than ce, over temperatures."))
+    slopes = {"e2e_tv, sampled, temperatures": number(-0.1), "e2e_tv - ce, temperatures": number(0.2)}
+    [found] = judge([rule], slopes | {"ce, sampled, temperatures": number(-0.3)})
+    assert found.side == "confirmed" and found.p < 0.05 and found.untested is None
+    [flat] = judge([rule], slopes | {"ce, sampled, temperatures": number(0.0, 0.1)})
+    assert flat.untested is not None and flat.untested.startswith("ce does not fall")
+    [steeper] = judge([rule], slopes | {"ce, sampled, temperatures": number(-0.3)}
+                      | {"e2e_tv - ce, temperatures": number(-0.2)})  # fmt: skip
+    assert steeper.side == "refuted" and steeper.p < 0.05
 
 
 def test_any_flatter_needs_one_loss_in_both_ways() -> None:
-    up, down = Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1)
+    up, down, level = number(0.2), number(-0.2), number(0.0, 0.001)
 
-    def rises(**ways: tuple[Interval, Interval]) -> dict[tuple[str, str, str], Interval]:
-        pairs = {loss: ways.get(loss, (down, down)) for loss in ("e2e_tv", "tv", "nla", "rkl")}
-        names = ("temperatures", "tokens")
-        return {(k, "ce", way): i for k, pair in pairs.items() for way, i in zip(names, pair, strict=True)}
+    def found(**ways: tuple[Number, Number]) -> Finding:
+        numbers = {}
+        for loss in LOSSES:
+            for way, one in zip(("temperatures", "tokens"), ways.get(loss, (down, down)), strict=True):
+                numbers |= {f"{loss} - ce, {way}": one, f"{loss}, sampled, {way}": level, f"ce, sampled, {way}": level}
+        return judge([RULES[-1]], numbers)[0]
 
-    assert any_flatter(rises()) == "refuted"
-    assert any_flatter(rises(tv=(up, up))) == "confirmed"
-    assert any_flatter(rises(tv=(up, down), nla=(down, up))) == "undecided"
+    assert (found().side, found().p < 0.05) == ("refuted", True)
+    assert (found(tv=(up, up)).side, found(tv=(up, up)).p < 0.05) == ("confirmed", True)
+    assert found(tv=(up, down), nla=(down, up)).p > 0.05

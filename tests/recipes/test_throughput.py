@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from bebop.intervals import across_seeds
+from recipes.common.verdicts import Finding, judge
+from recipes.throughput.analysis import correlation, facts, modelled, numbers, slope
 from recipes.throughput.heads import BEST, DRAFTS, HEADS, noisy
-from recipes.throughput.judgement import correlation, findings, modelled, slope
+from recipes.throughput.judgement import RULES
 from recipes.throughput.timing import ARMS, BATCHES, LENGTHS, PLAIN, Costs, Measured, Timed, TimedArm
 
 SEEDS = (0, 1, 2)
@@ -76,14 +78,18 @@ def accepted(factor: float = 1.0) -> dict[int, dict[str, float]]:
     return {s: {h: q * (factor if h == BEST else 1) + 0.001 * s for h, q in QUALITY.items()} for s in SEEDS}
 
 
+def findings(results: dict[tuple[int, int], Measured], quality: dict[int, dict[str, float]]) -> list[Finding]:
+    return judge(RULES, numbers(results, quality), facts(results))
+
+
 def test_findings_follow_what_was_planted() -> None:
-    assert {f.verdict for f in findings(planted(), accepted())} == {"confirmed"}
-    slow = {f.statement: f.verdict for f in findings(planted(overhead=1.0), accepted(0.8))}
-    refuted = [statement for statement, verdict in slow.items() if verdict == "refuted"]
+    assert {(f.side, f.untested, f.p < 0.05) for f in findings(planted(), accepted())} == {("confirmed", None, True)}
+    slow = {f.statement: f for f in findings(planted(overhead=1.0), accepted(0.8))}
+    refuted = [statement for statement, f in slow.items() if f.side == "refuted" and f.p < 0.05]
     wanted = ("End-to-end TV raises acceptance", "Decoding with the adapted head is faster", "The cost model")
     assert all(statement.startswith(wanted) for statement in refuted)
     assert len(refuted) == 1 + 2 * len(BATCHES)
-    worse = [f for f in findings(planted(speed_of_best=0.8), accepted()) if f.verdict == "refuted"]
+    worse = [f for f in findings(planted(speed_of_best=0.8), accepted()) if f.side == "refuted" and f.p < 0.05]
     assert {f.claim for f in worse} >= {"C2", "C5"}
 
 

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.intervals import Interval
 from bebop.trainer.objectives import Law, Steps, make_objective
 from recipes.common.study import SEEDS
+from recipes.common.verdicts import judge
+from recipes.top_k.analysis import gain, rule_numbers
 from recipes.top_k.arms import SIZES, STARTS, Found, Results, labels, options
 from recipes.top_k.curves import Curves, Look, churn, jumps, objective, spread
-from recipes.top_k.judgement import every, findings, gain
+from recipes.top_k.judgement import RULES
 
 VOCABULARY = 32
 
@@ -72,13 +73,6 @@ def test_labels_and_options_belong_together() -> None:
     assert [options(label) for label in labels()[2:4]] == [(SIZES[0], "full"), (SIZES[0], "renormalised")]
 
 
-def test_every_interval_has_to_be_above_zero() -> None:
-    up, open_, down = Interval(0.2, 0.1, 0.3), Interval(0.1, -0.1, 0.3), Interval(-0.2, -0.3, -0.1)
-    assert every([up, up]) == "confirmed"
-    assert every([up, open_]) == "undecided"
-    assert every([up, open_, down]) == "refuted"
-
-
 def planted(loss_by_k: float, noise_by_k: float) -> Results:
     """Accept length 2.9 with all tokens, less by ``loss_by_k`` / K else; curves as noisy as ``noise_by_k`` / K."""
     rng = np.random.default_rng(0)
@@ -97,9 +91,13 @@ def planted(loss_by_k: float, noise_by_k: float) -> Results:
 
 
 def test_findings_follow_what_was_planted() -> None:
-    assert [f.verdict for f in findings(planted(1.0, 0.5))] == ["confirmed"] * 3
-    assert [f.verdict for f in findings(planted(-1.0, 0.0))][:2] == ["refuted"] * 2
-    assert findings(planted(1.0, 0.0))[2].verdict != "confirmed"
+    def told(loss_by_k: float, noise_by_k: float) -> list[tuple[str, bool]]:
+        return [(f.side, f.p < 0.05) for f in judge(RULES, rule_numbers(planted(loss_by_k, noise_by_k)))]
+
+    assert told(20.0, 0.5) == [("confirmed", True)] * 3
+    assert told(-20.0, 0.0)[:2] == [("refuted", True)] * 2
+    assert told(20.0, 0.0)[2] != ("confirmed", True)
+    assert told(0.05, 0.5)[0] != ("confirmed", True)  # within what two seeds of one arm differ by
 
 
 def test_the_gain_is_paired_by_seed() -> None:

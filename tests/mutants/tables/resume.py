@@ -2,11 +2,9 @@
 
 from tests.mutants.fault import fault
 
-CHECKPOINT = "trainer/test_checkpoint.py"
 NEWEST = "trainer/test_newest.py"
 STATE = "trainer/test_state.py"
 
-STORE = "test_store.py"
 
 FAULTS = (
     fault(

@@ -2,9 +2,7 @@
 
 from tests.mutants.fault import fault
 
-CHAIN, BLOCK, LAWS = "kernels/test_verify.py", "kernels/test_block_verify.py", "rollout/test_laws.py"
-LENGTHS, ENGINE = "rollout/test_lengths.py", "rollout/test_torch_engine.py"
-ON_ENGINE = "rollout/test_laws.py::test_the_engine_samples_the_truncated_law"
+CHAIN = "kernels/test_verify.py"
 
 FAULTS = (
     fault(

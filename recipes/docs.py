@@ -1,0 +1,191 @@
+"""Numbers in Markdown come from stored files: ``python -m recipes.docs`` fills them in, ``--check`` only compares.
+
+A number stands between two comments, which a reader of the page does not see:
+
+    Bebop decodes <!-- cpu/rollout > rows > batch=1, arm=bebop > tokens/s as ,.0f -->569<!-- / --> tokens a second.
+
+The first comment is a path and a format; it may not begin a line, which Markdown would take for HTML. The path begins
+with a stored file: ``cpu/rollout`` is ``benchmarks/cpu/rollout.json``, ``objectives`` the ``results.json`` of that
+study. A step is a key, a place in a list (``0``), or conditions that one row of a list meets (``batch=1, arm=bebop``).
+The format is Python's (default ``.3g``); a number with an interval comes with it, 3.034 [2.988, 3.081], unless the path
+goes on to its ``value``.
+
+Every other number outside code has to be in ``docs/numbers.txt``: ``README.md: exit code 2`` allows a phrase in a file,
+``*: SPEC 0.3`` in all of them. Names (fp32), versions of three parts and code need no entry. An entry that nothing uses
+is a mistake as well.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bebop.benchmarks.record import ROOT, show
+from bebop.errors import UserError
+from recipes.common import rule_hash
+
+STUDIES = Path(rule_hash.__file__).parents[1]
+ALLOWED = Path("docs/numbers.txt")
+MATHEMATICS = Path("docs/SPEC.md")  # nothing in it was measured
+MARK = re.compile(r"<!-- ([^>\n]+? > [^\n]+?)(?: as (\S+))? -->(.*?)<!-- / -->", re.DOTALL)
+AT_START = re.compile(r"^ {0,3}<!-- ", re.MULTILINE)
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n(?:\n(?=    ))?)+")
+BESIDE = (
+    MARK,
+    FENCED,
+    INDENTED,
+    re.compile(r"`[^`]*`"),
+    re.compile(r"\]\([^)]*\)"),
+    re.compile(r"<!--.*?-->", re.DOTALL),
+)
+NUMBER = re.compile(r"(?<![\w.-])[-+\u2212]?\.?\d[\w.,]*")
+VERSION = re.compile(r"[-+]?\d+\.\d+\.(\d+|x)[,.]*")
+
+
+def documents(root: Path = ROOT) -> list[Path]:
+    """The pages whose numbers are held against what is stored."""
+    return [root / "README.md", *(path for path in sorted(root.glob("docs/*.md")) if path != root / MATHEMATICS)]
+
+
+# ---- filling in
+
+
+def filled(text: str, root: Path = ROOT, studies: Path = STUDIES) -> str:
+    """A page with every marked number as it is stored.
+
+    Raises:
+        UserError: A path leads nowhere, or to something that is no number.
+    """
+
+    def one(found: re.Match[str]) -> str:
+        path, form = found[1], found[2]
+        shown = told(looked_up(path, root, studies), form or ".3g", path)
+        return f"<!-- {path}{f' as {form}' if form else ''} -->{shown}<!-- / -->"
+
+    return MARK.sub(one, text)
+
+
+def looked_up(path: str, root: Path = ROOT, studies: Path = STUDIES) -> Any:
+    """What stands at a path."""
+    name, *steps = path.split(" > ")
+    file = studies / name / "results.json" if "/" not in name else root / "benchmarks" / f"{name}.json"
+    if not file.is_file():
+        raise UserError(f"{path!r}: there is no {file.relative_to(root) if file.is_relative_to(root) else file}")
+    at: Any = json.loads(file.read_text())
+    for step in steps:
+        at = _step(at, step, path)
+    return at
+
+
+def _step(at: Any, step: str, path: str) -> Any:
+    if isinstance(at, dict) and step in at:
+        return at[step]
+    if isinstance(at, list) and step.isdigit() and int(step) < len(at):
+        return at[int(step)]
+    if isinstance(at, list) and "=" in step:
+        wanted = [pair.partition("=") for pair in re.split(r", (?=[a-z][\w ]*=[^ ])", step)]
+        rows = [row for row in at if all(str(row.get(key)) == value for key, _, value in wanted)]
+        if len(rows) == 1:
+            return rows[0]
+        raise UserError(f"{path!r}: {len(rows)} rows have {step}; one is needed")
+    there = ", ".join(at) if isinstance(at, dict) else f"{len(at)} rows" if isinstance(at, list) else repr(at)
+    raise UserError(f"{path!r}: no {step!r} among {there}")
+
+
+def told(value: Any, form: str, path: str) -> str:
+    """A number, or a number with its interval, as it is shown."""
+    try:
+        if isinstance(value, dict) and {"value", "low", "high"} <= value.keys():
+            return f"{value['value']:{form}} [{value['low']:{form}}, {value['high']:{form}}]"
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return f"{value:{form}}"
+    except ValueError as error:
+        raise UserError(f"{path!r}: {form!r} is no format: {error}") from None
+    raise UserError(f"{path!r} leads to {type(value).__name__}, which is no number")
+
+
+# ---- what is not filled in
+
+
+def free_numbers(text: str, allowed: Sequence[str] = ()) -> Iterator[tuple[int, str]]:
+    """Line and number of every number that is neither marked, nor code, nor allowed by a phrase."""
+    for pattern in BESIDE:
+        text = pattern.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    for phrase in allowed:
+        text = re.sub(_loose(phrase), lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    for found in NUMBER.finditer(text):
+        if VERSION.fullmatch(found[0]) is None:
+            yield text.count("\n", 0, found.start()) + 1, found[0]
+
+
+def _loose(phrase: str) -> str:
+    """A phrase as a pattern: line breaks count as spaces, and it neither begins nor ends within a word or number."""
+    inner = r"\s+".join(map(re.escape, phrase.split()))
+    return rf"(?<![\w.]){inner}(?![\w]|\.\d)" if phrase[0].isalnum() else rf"{inner}(?![\w]|\.\d)"
+
+
+def allowed_phrases(root: Path = ROOT) -> list[tuple[str, str]]:
+    """(file or ``*``, phrase) of each entry, longest first."""
+    path = root / ALLOWED
+    lines = [line.strip() for line in path.read_text().splitlines()] if path.is_file() else []
+    entries = [line.partition(": ") for line in lines if line and not line.startswith("#")]
+    if bad := [name for name, colon, phrase in entries if not colon or not phrase]:
+        raise UserError(f"{ALLOWED}: {bad[0]!r} is no entry; write FILE: phrase")
+    return sorted(((name, phrase) for name, _, phrase in entries), key=lambda entry: -len(entry[1]))
+
+
+def complaints(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
+    """What is wrong with the pages, a line each."""
+    entries, used, found = allowed_phrases(root), set(), []
+    for page in documents(root):
+        name, text = page.relative_to(root).as_posix(), page.read_text()
+        if filled(text, root, studies) != text:
+            found.append(f"{name}: numbers differ from what is stored; run python -m recipes.docs")
+        for found_at in AT_START.finditer(text):
+            line = text.count("\n", 0, found_at.start()) + 1
+            found.append(f"{name}:{line}: begins with a comment, which Markdown takes for HTML; move a word before it")
+        mine = [(file, phrase) for file, phrase in entries if file in (name, "*")]
+        used |= {entry for entry in mine if re.search(_loose(entry[1]), text)}
+        for line, number in free_numbers(text, [phrase for _, phrase in mine]):
+            found.append(
+                f"{name}:{line}: {number} comes from no stored file; mark it, or allow its phrase in {ALLOWED}"
+            )
+    return found + [
+        f"{ALLOWED}: nothing uses {file}: {phrase}" for file, phrase in entries if (file, phrase) not in used
+    ]
+
+
+def stale_results() -> list[str]:
+    """Pages of results that are not what ``recipes.reproduce --rebuild`` would write."""
+    from recipes.reproduce import RECIPES, pages
+
+    wanted = pages({name: STUDIES / name for name in RECIPES}, ROOT / "RESULTS.md")
+    stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
+    return [f"{path.relative_to(ROOT)}: run python -m recipes.reproduce --rebuild" for path in stale]
+
+
+def main() -> int:
+    """Fill in or compare; 1 if something is wrong, 2 if a path leads nowhere."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.docs", description="Numbers in Markdown from stored files."
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing; the status is 1 if something is wrong")
+    options = parser.parse_args()
+    try:
+        if not options.check:
+            for page in documents():
+                page.write_text(filled(page.read_text()))
+        found = complaints() + stale_results()
+    except UserError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return 2
+    show("".join(f"{line}\n" for line in found) or "every number in the pages is stored\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Numbers in Markdown are those of stored files, and no other number stands there; a planted fault of each kind."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bebop.errors import UserError
+from recipes import docs
+from recipes.docs import ALLOWED, ROOT, STUDIES, complaints, filled, free_numbers
+
+PAGE = """# Page
+
+Bebop decodes <!-- cpu/speed > rows > batch=1, arm=bebop > tokens/s as ,.0f -->0<!-- / --> tokens a second and gains
+about <!-- study > numbers > a - b as .2f -->0<!-- / --> tokens; `--rounds 7`, Qwen3, SmolLM2-135M, version 2.13.0.
+
+| arm | tokens/s |
+|---|---|
+| bebop | <!-- cpu/speed > rows > 0 > tokens/s -->0<!-- / --> |
+
+    python -m bebop.run trainer.steps=20
+
+```python
+x = 17
+```
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with a benchmark, a study, a page that is filled in, and nothing allowed."""
+    rows = [{"batch": 1, "arm": "bebop", "tokens/s": 1234.5}, {"batch": 2, "arm": "bebop", "tokens/s": 9}]
+    number = {"value": 0.0551, "low": 0.0021, "high": 0.1079}
+    for path, kept in (
+        ("benchmarks/cpu/speed.json", {"rows": rows}),
+        ("s/study/results.json", {"numbers": {"a - b": number}}),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(json.dumps(kept))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(filled(PAGE, tmp_path, tmp_path / "s"))
+    return tmp_path
+
+
+def found(project: Path) -> list[str]:
+    return complaints(project, project / "s")
+
+
+def test_numbers_are_filled_in_and_filling_in_again_changes_nothing(project: Path) -> None:
+    text = (project / "README.md").read_text()
+    assert "-->1,234<!-- / --> tokens a second" in text and "-->0.06 [0.00, 0.11]<!-- / --> tokens" in text
+    assert "| bebop | <!-- cpu/speed > rows > 0 > tokens/s -->1.23e+03<!-- / --> |" in text
+    assert filled(text, project, project / "s") == text
+    assert found(project) == []
+
+
+def test_a_stored_number_that_changed_is_noticed(project: Path) -> None:
+    path = project / "benchmarks/cpu/speed.json"
+    path.write_text(path.read_text().replace("1234.5", "1300"))
+    assert found(project) == ["README.md: numbers differ from what is stored; run python -m recipes.docs"]
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "It takes 3.5 ms.",
+        "It gave -1 to +2 %.",
+        "| 0.44 |",
+        "twice: .439",
+        "A gain of 2,213 tokens",
+        "0.2.",
+        "- 7e-6",
+        "95 %",
+    ],
+)
+def test_a_number_from_nowhere_is_noticed(project: Path, planted: str) -> None:
+    page = project / "README.md"
+    page.write_text(page.read_text() + f"\n{planted}\n")
+    assert found(project) and all("comes from no stored file" in line for line in found(project))
+    assert f"README.md:{page.read_text().count(chr(10))}: " in found(project)[0]
+    (project / "docs" / "more.md").write_text(f"# More\n\n{planted}\n")
+    assert any(line.startswith("docs/more.md:3: ") for line in found(project))
+
+
+def test_a_phrase_is_allowed_in_its_file_alone_and_has_to_be_used(project: Path) -> None:
+    page = project / "README.md"
+    page.write_text(page.read_text() + "\nA mistake gives exit\ncode 2.\n")
+    assert len(found(project)) == 1
+    (project / ALLOWED).write_text("# settings\nREADME.md: exit code 2\n")
+    assert found(project) == []
+    page.write_text(page.read_text() + "\nIt gave exit code 2.5 and code 2.\n")  # neither is the phrase
+    assert len(found(project)) == 2
+    (project / ALLOWED).write_text("README.md: exit code 2\nREADME.md: gone 5\ndocs/a.md: exit code 2\n")
+    assert [line for line in found(project) if "nothing uses" in line] == [
+        f"{ALLOWED}: nothing uses docs/a.md: exit code 2", f"{ALLOWED}: nothing uses README.md: gone 5",
+    ]  # fmt: skip
+
+
+def test_code_marks_and_names_are_no_numbers() -> None:
+    assert list(free_numbers(PAGE)) == []
+    assert [n for _, n in free_numbers("the 3rd at K = 3, not K3, `3` or [3](a/3.md)")] == ["3rd", "3,", "3"]
+
+
+def test_a_line_that_begins_with_a_mark_is_noticed(project: Path) -> None:
+    page = project / "README.md"
+    page.write_text(page.read_text().replace("about <!--", "about\n<!--"))
+    assert [line.partition(": ")[2][:6] for line in found(project)] == ["begins"]
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [("cpu/none > rows", "no benchmarks/cpu/none.json"),
+     ("cpu/speed > rows > arm=bebop > batch", "2 rows have arm=bebop"),
+     ("cpu/speed > rows > 0 > tokens", "no 'tokens' among batch, arm, tokens/s"), ("cpu/speed > rows", "leads to list"),
+     ("cpu/speed > rows > 7 > batch", "no '7' among 2 rows"), ("cpu/speed > rows > 0 > arm", "leads to str")],
+)  # fmt: skip
+def test_a_path_to_nowhere_is_one_line(project: Path, path: str, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        filled(f"x <!-- {path} -->1<!-- / -->", project, project / "s")
+    with pytest.raises(UserError, match="is no format"):
+        filled("x <!-- cpu/speed > rows > 0 > batch as .3q -->1<!-- / -->", project, project / "s")
+
+
+# ---- the real pages
+
+
+def test_every_number_of_the_pages_is_stored() -> None:
+    assert complaints() == []
+    assert docs.stale_results() == []
+
+
+def test_the_real_pages_are_held(tmp_path: Path) -> None:
+    """In a copy: a number of the README by hand, and one in RESULTS.md, are both noticed."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
+    text = (ROOT / "README.md").read_text()
+    (tmp_path / "README.md").write_text(text)
+    assert complaints(tmp_path, STUDIES) == []
+    marked = docs.MARK.search(text)
+    assert marked is not None
+    (tmp_path / "README.md").write_text(text.replace(marked[0], marked[0].replace(marked[3], "9.99")))
+    assert complaints(tmp_path, STUDIES) == [
+        "README.md: numbers differ from what is stored; run python -m recipes.docs"
+    ]
+
+
+def test_a_page_of_results_changed_by_hand_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from recipes import reproduce
+
+    real = reproduce.pages
+    monkeypatch.setattr(
+        reproduce, "pages", lambda *a: {p: t.replace("undecided", "confirmed") for p, t in real(*a).items()}
+    )
+    assert "RESULTS.md: run python -m recipes.reproduce --rebuild" in docs.stale_results()
+
+
+def test_the_makefile_has_the_check() -> None:
+    shown = subprocess.run(
+        ["make", "-n", "-o", "venv", "docs-check"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "python -m recipes.docs --check" in shown.stdout
