@@ -8,11 +8,8 @@ QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help venv run adapt test test-slow test-gpu test-sglang test-verl test-megatron mutants lint format tiny reproduce bench clean
-=======
-.PHONY: help venv run adapt test test-slow test-gpu test-sglang test-verl test-megatron lint format docs-check tiny reproduce bench clean
->>>>>>> main
+.PHONY: help venv run adapt test test-slow test-gpu test-sglang test-verl test-megatron mutants lint format docs-check tiny reproduce \
+        bench clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -14,8 +14,8 @@ from bebop.adaptation.probe import NUMBERS, Probe
 from bebop.adaptation.results import boundary_share
 from bebop.benchmarks.monitor import percent
 from bebop.intervals import Interval, across_seeds, ratio, ratio_difference
+from recipes.beyond.analysis import inside_gain
 from recipes.beyond.estimators import ESTIMATORS, Sums, bias, estimate, sums
-from recipes.beyond.judgement import inside_gain
 from recipes.beyond.recording import Cycles
 from recipes.boundary.sides import sides
 from recipes.temperature.slopes import Points, points, slope_difference
