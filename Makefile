@@ -8,7 +8,8 @@ QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run adapt test test-slow test-gpu test-sglang test-verl test-megatron lint format docs-check tiny reproduce bench clean
+.PHONY: help venv run adapt test test-slow test-gpu test-sglang test-verl test-megatron mutants lint format docs-check tiny reproduce \
+        bench clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +67,9 @@ test-verl: .venv-verl/.installed ## real verl jobs on the CPU, in .venv-verl
 
 test-megatron: .venv-megatron/.installed ## real megatron-core on the CPU, in .venv-megatron
 	$(QUIET) .venv-megatron/bin/python -m pytest tests/megatron $(ARGS)
+
+mutants: venv ## plant faults and see that the tests notice; part of test-slow; ARGS="policy/tis --list"
+	$(QUIET) $(BIN)/python -m tests.mutants $(ARGS)
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check

@@ -1,0 +1,16 @@
+"""All faults, by area."""
+
+from tests.mutants.tables import draft_losses, engine, laws, monitor, policy, resume, sampling, staleness, watching
+
+FAULTS = (
+    *sampling.FAULTS,
+    *laws.FAULTS,
+    *engine.FAULTS,
+    *draft_losses.FAULTS,
+    *policy.FAULTS,
+    *staleness.FAULTS,
+    *resume.FAULTS,
+    *monitor.FAULTS,
+    *watching.FAULTS,
+)
+assert len({f.name for f in FAULTS}) == len(FAULTS), "two faults of one name"

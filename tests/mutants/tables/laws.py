@@ -1,0 +1,76 @@
+"""Faults in the laws that tokens are drawn from: temperature, truncation, penalties."""
+
+from tests.mutants.fault import fault
+
+FAULTS = (
+    fault(
+        "sampling/top-p-before-top-k",
+        "rollout/decoding/laws.py",
+        "            ranked = ranked / ranked.sum(-1, keepdim=True)\n        if",
+        "        if",
+        "rollout/test_laws.py::test_laws_are_those_of_hugging_face",
+    ),
+    fault(
+        "sampling/top-p-crossing-token",
+        "rollout/decoding/laws.py",
+        "(ranked.cumsum(-1) - ranked) < bound",
+        "ranked.cumsum(-1) < bound",
+        "rollout/test_laws.py::test_laws_are_those_of_hugging_face",
+    ),
+    fault(
+        "sampling/top-k-one-more",
+        "rollout/decoding/laws.py",
+        "device=probs.device) < limit",
+        "device=probs.device) <= limit",
+        "rollout/test_laws.py::test_laws_are_those_of_hugging_face",
+    ),
+    fault(
+        "sampling/top-p-of-one",
+        "rollout/decoding/laws.py",
+        "torch.where(self.top_p < 1, self.top_p, torch.inf)",
+        "self.top_p",
+        "rollout/test_laws.py::test_laws_are_those_of_hugging_face",
+    ),
+    fault(
+        "sampling/min-p-of-sum",
+        "rollout/decoding/laws.py",
+        "* probs.amax(-1, keepdim=True)",
+        "",
+        "rollout/test_laws.py::test_laws_are_those_of_hugging_face",
+    ),
+    fault(
+        "sampling/min-p-unnormalised",
+        "rollout/decoding/laws.py",
+        "            probs = probs / probs.sum(-1, keepdim=True)\n",
+        "",
+        "rollout/test_laws.py::test_laws_are_those_of_hugging_face",
+    ),
+    fault(
+        "sampling/temperature-zero",
+        "rollout/decoding/laws.py",
+        "one_hot, (logits / heat)",
+        "(logits / heat).softmax(-1), (logits / heat)",
+        "rollout/test_laws.py::test_temperature_zero_is_one_hot_on_the_best",
+    ),
+    fault(
+        "sampling/penalty-sign",
+        "rollout/decoding/laws.py",
+        "logits / factor, logits * factor",
+        "logits / factor, logits / factor",
+        "rollout/test_laws.py::test_laws_are_those_of_hugging_face",
+    ),
+    fault(
+        "sampling/penalty-position",
+        "rollout/decoding/step.py",
+        "rows.append(rows[-1].scatter(1, draft.tokens",
+        "rows.append(rows[0].scatter(1, draft.tokens",
+        "rollout/test_laws.py::test_logprobs_are_those_of_the_truncated_law",
+    ),
+    fault(
+        "sampling/penalty-forgets-answer",
+        "rollout/decoding/step.py",
+        "_remember(runner, tokens, emitted)\n    slots",
+        "pass\n    slots",
+        "rollout/test_laws.py::test_the_engine_samples_the_truncated_law",
+    ),
+)
