@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bebop.kernels.losses import DraftLoss
+from bebop.kernels.losses import DraftLossOutput
 from bebop.kernels.row_losses import NUMBERS, RowLosses, accumulator, check, row_losses
 from bebop.kernels.truncation import truncate_
 from bebop.kernels.vocab_parallel import parallel_row_losses
@@ -37,7 +37,7 @@ class Plan:
     group: dist.ProcessGroup | None
 
 
-def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftLoss]:
+def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftLossOutput]:
     """The losses [N] of every kind, from one product with either head per chunk; gradients as in ``linear_losses``."""
     hidden, weight, target_hidden, target_weight, labels = inputs
     head = weight if weight_grad else weight.detach()
@@ -48,7 +48,7 @@ def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftL
     found = []
     for kind, loss, numbers in zip(plan.kinds, losses, statistics, strict=True):
         names = NUMBERS[1:] if kind == "hard_ce" else NUMBERS[1:4]
-        found.append(DraftLoss(loss=loss, **dict(zip(names, numbers, strict=False))))
+        found.append(DraftLossOutput(loss=loss, **dict(zip(names, numbers, strict=False))))
     return found
 
 

@@ -15,7 +15,7 @@ from bebop.errors import UserError
 from bebop.kernels import truncation
 from bebop.kernels.chain_losses import corrected_loss, counted, product_loss
 from bebop.kernels.linear_chunks import Plan, chunked_losses
-from bebop.kernels.losses import DraftLoss
+from bebop.kernels.losses import DraftLossOutput
 from bebop.kernels.row_losses import check_labels
 
 # Rows per chunk: large enough to keep matrix units busy; a CPU gains nothing past some hundred rows.
@@ -37,7 +37,7 @@ def linear_draft_loss(
     chunk_rows: int | None = None,
     weight_grad: bool = False,
     group: dist.ProcessGroup | None = None,
-) -> DraftLoss:
+) -> DraftLossOutput:
     """The draft loss of each row, from hidden states and heads: equal to the unfused loss of ``hidden @ weight.T``.
 
     Args:
@@ -57,7 +57,7 @@ def linear_draft_loss(
             ranks, the hidden states and the results the same in every process. Not together with a truncated target.
 
     Returns:
-        DraftLoss of [N] each; only ``loss`` carries a gradient.
+        DraftLossOutput of [N] each; only ``loss`` carries a gradient.
 
     Raises:
         UserError: shapes that do not fit, a chunk of less than one row, or a truncation that has no meaning.
