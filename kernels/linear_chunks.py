@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bebop.kernels.draft_losses import needs_labels
 from bebop.kernels.losses import DraftLossOutput
 from bebop.kernels.row_losses import NUMBERS, RowLosses, accumulator, check, row_losses
 from bebop.kernels.truncation import truncate_
@@ -47,7 +48,7 @@ def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftL
     losses, statistics = _ChunkedLosses.apply(hidden, head, *targets, labels, plan, wanted)
     found = []
     for kind, loss, numbers in zip(plan.kinds, losses, statistics, strict=True):
-        names = NUMBERS[1:] if kind == "hard_ce" else NUMBERS[1:4]
+        names = NUMBERS[1:] if needs_labels(kind) else NUMBERS[1:4]
         found.append(DraftLossOutput(loss=loss, **dict(zip(names, numbers, strict=False))))
     return found
 
@@ -111,7 +112,7 @@ def _logits(inputs: Inputs, rows: slice, plan: Plan) -> tuple[Tensor, Tensor]:
 def _row_losses(
     pair: tuple[Tensor, Tensor], kind: str, labels: Tensor | None, rows: slice, plan: Plan, need_grad: bool
 ) -> RowLosses:
-    chosen = labels[rows] if labels is not None and (kind == "hard_ce" or len(plan.kinds) == 1) else None
+    chosen = labels[rows] if labels is not None and (needs_labels(kind) or len(plan.kinds) == 1) else None
     options: dict[str, Any] = {"kind": kind, "temperature": plan.temperature, "labels": chosen}
     if plan.group is None:
         return row_losses(*pair, eta=plan.eta, need_grad=need_grad, **options)

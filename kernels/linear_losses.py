@@ -14,6 +14,7 @@ from torch import Tensor
 from bebop.errors import UserError
 from bebop.kernels import truncation
 from bebop.kernels.chain_losses import corrected_loss, counted, product_loss
+from bebop.kernels.draft_losses import loss_named
 from bebop.kernels.linear_chunks import Plan, chunked_losses
 from bebop.kernels.losses import DraftLossOutput
 from bebop.kernels.row_losses import check_labels
@@ -158,8 +159,11 @@ def _check(
         check_labels(labels, len(hidden), len(weight) if plan.group is None else None)
     truncation.check(plan.target_top_p, plan.target_top_k)
     if plan.target_top_p < 1 or plan.target_top_k > 0:
-        if "rkl" in plan.kinds:
-            raise UserError("kind 'rkl' is infinite where the target is truncated: leave target_top_p and target_top_k")
+        for kind in plan.kinds:
+            divergence = loss_named(kind).divergence
+            if divergence is not None and not divergence.bounded:
+                reason = "is infinite where the target is truncated: leave target_top_p and target_top_k"
+                raise UserError(f"kind {kind!r} {reason}")
         if plan.group is not None:
             raise UserError("a truncated target needs whole rows: it does not go together with a process group")
 

@@ -48,7 +48,7 @@ def tv_loss(
         draft_logits: [N, V], any row stride; fp32, bf16, fp16 or fp64. Receives the gradient.
         target_logits: [N, V].
         temperature: of both laws.
-        kind: tv, ce, hard_ce, kl, rkl, nla or hybrid; the table in ``row_losses.py`` has the formulas.
+        kind: a row of ``draft_losses.LOSSES``: tv, ce, hard_ce, kl, rkl, nla, hybrid; formulas are there.
         labels: [N] tokens, for hard_ce.
         eta: of hybrid.
         top_k: look at the K tokens with the largest draft logits only, in the reading that ``top_k_mode`` names (an
