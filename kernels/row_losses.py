@@ -73,7 +73,8 @@ def row_losses(
     arguments = (draft_logits.detach(), target_logits.detach(), kind, temperature, labels, eta, need_grad)
     double = torch.float64 in (draft_logits.dtype, target_logits.dtype)
     if draft_logits.is_cuda and not double and find_spec("triton") is not None:
-        from bebop.kernels.row_losses_triton import TWINS, launch
+        from bebop.kernels.draft_losses_triton import TWINS
+        from bebop.kernels.row_losses_triton import launch
 
         if kind in TWINS:
             return launch(*arguments)
