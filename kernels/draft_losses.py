@@ -14,11 +14,12 @@ ce         H(p) + KL(p||q)                  q - p
 hard_ce    -log q[label]                    q - 1[token = label]
 kl         KL(p||q)                         q - p
 rkl        KL(q||p)                         q (log q - log p - KL(q||p))
+jsd        (KL(p||m) + KL(q||m)) / 2        q (log q - log m - KL(q||m)) / 2; m = (p + q) / 2
 nla        -log alpha                       that of tv / alpha
 hybrid     w KL(p||q) + (1 - w) (1 - alpha) w (q - p) + (1 - w) that of tv; w = exp(-eta alpha), held fixed
 =========  ===============================  ==================================================
 
-tv, nla and hybrid: SPEC 1.2.
+tv, nla and hybrid: SPEC 1.2; jsd: Lin, "Divergence measures based on the Shannon entropy", 1991.
 """
 
 from collections.abc import Callable
@@ -78,6 +79,11 @@ def masked(where: Tensor | None, values: Tensor) -> Tensor:
     return torch.where(where, values, 0)
 
 
+def middle(q: Tensor, p: Tensor) -> Tensor:
+    """log m of the mixture m = (p + q) / 2; -inf where it has no mass."""
+    return ((p + q) / 2).log()
+
+
 KL = Divergence(
     terms=lambda q, q_log, p, p_log, hit: torch.where(p > 0, p * (p_log - q_log), 0),
     gradient=lambda q, q_log, p, p_log, hit, total, second: q - p,
@@ -93,6 +99,15 @@ LABEL = Divergence(
     gradient=lambda q, q_log, p, p_log, hit, total, second: q - masked(hit, torch.ones_like(q)),
     labels=True,
 )
+JENSEN_SHANNON = Divergence(
+    terms=lambda q, q_log, p, p_log, hit: (
+        (torch.where(p > 0, p * (p_log - middle(q, p)), 0) + torch.where(q > 0, q * (q_log - middle(q, p)), 0)) / 2
+    ),
+    second=lambda q, q_log, p, p_log, hit: torch.where(q > 0, q * (q_log - middle(q, p)), 0),
+    gradient=lambda q, q_log, p, p_log, hit, total, second: (
+        torch.where(q > 0, q * (q_log - middle(q, p) - second), 0) / 2
+    ),
+)
 
 LOSSES = {
     "tv": DraftLoss(value=lambda alpha, d, h, eta: 1 - alpha, tv=one),
@@ -100,6 +115,7 @@ LOSSES = {
     "hard_ce": DraftLoss(divergence=LABEL, value=lambda alpha, d, h, eta: d, own=one),
     "kl": DraftLoss(divergence=KL, value=lambda alpha, d, h, eta: d, own=one),
     "rkl": DraftLoss(divergence=REVERSE_KL, value=lambda alpha, d, h, eta: d, own=one),
+    "jsd": DraftLoss(divergence=JENSEN_SHANNON, value=lambda alpha, d, h, eta: d, own=one),
     "nla": DraftLoss(value=lambda alpha, d, h, eta: -alpha.log(), tv=inverse),
     "hybrid": DraftLoss(
         divergence=KL,

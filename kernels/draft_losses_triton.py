@@ -85,6 +85,32 @@ def reverse_kl_gradient(
 
 
 @triton.jit
+def middle(q: tl.tensor, p: tl.tensor) -> tl.tensor:
+    """log of the mixture (p + q) / 2."""
+    return tl.log2((p + q) * 0.5)
+
+
+@triton.jit
+def to_middle_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor) -> tl.tensor:
+    """Of KL(q||m)."""
+    return tl.where(q > 0, q * (q_log - middle(q, p)), 0.0)
+
+
+@triton.jit
+def jensen_shannon_terms(q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor) -> tl.tensor:
+    """Of (KL(p||m) + KL(q||m)) / 2."""
+    return (to_middle_terms(p, p_log, q, q_log) + to_middle_terms(q, q_log, p, p_log)) * 0.5
+
+
+@triton.jit
+def jensen_shannon_gradient(
+    q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor, hit: tl.tensor, total: tl.tensor, second: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """Of (KL(p||m) + KL(q||m)) / 2; ``second`` is KL(q||m)."""
+    return tl.where(q > 0, q * ((q_log - middle(q, p)) * LN2 - second) * 0.5, 0.0)
+
+
+@triton.jit
 def label_gradient(
     q: tl.tensor, q_log: tl.tensor, p: tl.tensor, p_log: tl.tensor, hit: tl.tensor, total: tl.tensor, second: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
@@ -130,6 +156,9 @@ TWINS = {
     "hard_ce": Twin(value=alone, gradient=label_gradient, own=one, labels=True, early=True),
     "kl": Twin(value=alone, early=True, **_KL),
     "rkl": Twin(value=alone, terms=reverse_kl_terms, gradient=reverse_kl_gradient, own=one),
+    "jsd": Twin(
+        value=alone, terms=jensen_shannon_terms, second=to_middle_terms, gradient=jensen_shannon_gradient, own=one
+    ),
     "nla": Twin(value=surprise, tv=inverse),
     "hybrid": Twin(value=mixed, tv=rest, **{**_KL, "own": fading}),
 }

@@ -51,6 +51,7 @@ def unfused(
         "hard_ce": lambda: -log_q.gather(-1, LABELS[: len(q), None])[:, 0],
         "kl": lambda: kl,
         "rkl": lambda: (q * (log_q - log_p)).sum(-1),
+        "jsd": lambda: (p * log_p + q * log_q - (p + q) * ((p + q) / 2).log()).sum(-1) / 2,
         "nla": lambda: -alpha.log(),
         "hybrid": lambda: blend * kl + (1 - blend) * (1 - alpha),
     }
