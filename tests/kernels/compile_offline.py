@@ -15,7 +15,6 @@ from triton.compiler import ASTSource
 from bebop.kernels import block_verify_triton as block
 from bebop.kernels import row_losses_triton as losses
 from bebop.kernels import stats_triton as stats
-from bebop.kernels import verify_logits_triton as logits
 from bebop.kernels import verify_triton as probs
 from bebop.kernels.draft_losses_triton import TWINS
 
@@ -55,15 +54,12 @@ def loss_kernels() -> Iterator[tuple[str, str]]:
 def verify_kernels() -> Iterator[tuple[str, str]]:
     """(name, PTX) of chain and block verification and of the statistics."""
     chain, token = {"K": 3, "BLOCK": 1024}, {"out": "*i64"}
-    yield "chain masses", compiled(probs._masses, "fp32", LANES=4, **chain)
-    yield "chain draw", compiled(probs._draw, "fp32", token, TILE_LANES=32, **chain)
     yield "block masses", compiled(block._masses, "fp32", LANES=4, **chain)
     yield "block draw", compiled(block._draw, "fp32", token, LANES=4, TILE_LANES=32, **chain)
-    yield "logits normalisers", compiled(logits._normalisers, "bf16", **chain)
-    for split in (True, False):
-        yield f"logits accept {split}", compiled(logits._accept, "bf16", SPLIT=split, LANES=4, **chain)
-    yield "logits masses", compiled(logits._masses, "bf16", **chain)
-    yield "logits draw", compiled(logits._draw, "bf16", token, TILE_LANES=32, **chain)
+    for one_hot in (True, False):
+        law = {"ONE_HOT": one_hot, **chain}
+        yield f"chain masses {one_hot}", compiled(probs._masses, "fp32", LANES=4, **law)
+        yield f"chain draw {one_hot}", compiled(probs._draw, "fp32", token, TILE_LANES=32, **law)
     for given in (True, False):
         yield f"stats {given}", compiled(stats._stats, "bf16", {"out": "*fp32"}, LOGITS=given, BLOCK=1024)
 
