@@ -14,12 +14,12 @@ a CUDA device.
 import torch
 from torch import Tensor
 
-from bebop.kernels.verify import compiled, sample
+from bebop.kernels.verify import compiled, one_hot, sample
 
 
 def block_verify(
     draft_tokens: Tensor,
-    draft_probs: Tensor,
+    draft_probs: Tensor | None,
     target_probs: Tensor,
     uniforms: Tensor,
     lengths: Tensor | None = None,
@@ -28,9 +28,11 @@ def block_verify(
 
     Arguments and results as in ``chain_verify``: tokens [B, K], draft laws [B, K, V], target laws [B, K + 1, V],
     uniforms [B, K + 2] in [0, 1) (K tests, the residual, the bonus), drafts per row ``lengths`` [B] -> accepted [B],
-    next token [B]. In fp32 at least.
+    next token [B]. In fp32 at least. Drafts that were not sampled (None) count as one-hot.
     """
-    if compiled(draft_probs, target_probs):
+    if draft_probs is None:
+        draft_probs = one_hot(draft_tokens, target_probs.shape[-1], target_probs.dtype)
+    if draft_tokens.shape[1] and compiled(draft_probs, target_probs):
         from bebop.kernels import block_verify_triton
 
         return block_verify_triton.launch(draft_tokens, draft_probs, target_probs, uniforms, lengths)
@@ -46,6 +48,8 @@ def reference(
     """Plain PyTorch, any dtype."""
     batch, drafts = draft_tokens.shape
     rows = torch.arange(batch, device=draft_tokens.device)
+    if drafts == 0:
+        return torch.zeros_like(rows), sample(target_probs[:, 0], uniforms[:, 1])
     lengths = torch.full_like(draft_tokens[:, 0], drafts) if lengths is None else lengths
     weights, thresholds = block_thresholds(draft_tokens, draft_probs, target_probs, lengths)
     positions = torch.arange(1, drafts + 1, device=draft_tokens.device)

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bebop.kernels.losses import DraftLoss
+from bebop.kernels.draft_losses import needs_labels
+from bebop.kernels.losses import DraftLossOutput
 from bebop.kernels.row_losses import NUMBERS, RowLosses, accumulator, check, row_losses
 from bebop.kernels.truncation import truncate_
 from bebop.kernels.vocab_parallel import parallel_row_losses
@@ -37,7 +38,7 @@ class Plan:
     group: dist.ProcessGroup | None
 
 
-def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftLoss]:
+def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftLossOutput]:
     """The losses [N] of every kind, from one product with either head per chunk; gradients as in ``linear_losses``."""
     hidden, weight, target_hidden, target_weight, labels = inputs
     head = weight if weight_grad else weight.detach()
@@ -47,8 +48,8 @@ def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftL
     losses, statistics = _ChunkedLosses.apply(hidden, head, *targets, labels, plan, wanted)
     found = []
     for kind, loss, numbers in zip(plan.kinds, losses, statistics, strict=True):
-        names = NUMBERS[1:] if kind == "hard_ce" else NUMBERS[1:4]
-        found.append(DraftLoss(loss=loss, **dict(zip(names, numbers, strict=False))))
+        names = NUMBERS[1:] if needs_labels(kind) else NUMBERS[1:4]
+        found.append(DraftLossOutput(loss=loss, **dict(zip(names, numbers, strict=False))))
     return found
 
 
@@ -111,7 +112,7 @@ def _logits(inputs: Inputs, rows: slice, plan: Plan) -> tuple[Tensor, Tensor]:
 def _row_losses(
     pair: tuple[Tensor, Tensor], kind: str, labels: Tensor | None, rows: slice, plan: Plan, need_grad: bool
 ) -> RowLosses:
-    chosen = labels[rows] if labels is not None and (kind == "hard_ce" or len(plan.kinds) == 1) else None
+    chosen = labels[rows] if labels is not None and (needs_labels(kind) or len(plan.kinds) == 1) else None
     options: dict[str, Any] = {"kind": kind, "temperature": plan.temperature, "labels": chosen}
     if plan.group is None:
         return row_losses(*pair, eta=plan.eta, need_grad=need_grad, **options)

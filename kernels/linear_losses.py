@@ -14,8 +14,9 @@ from torch import Tensor
 from bebop.errors import UserError
 from bebop.kernels import truncation
 from bebop.kernels.chain_losses import corrected_loss, counted, product_loss
+from bebop.kernels.draft_losses import loss_named
 from bebop.kernels.linear_chunks import Plan, chunked_losses
-from bebop.kernels.losses import DraftLoss
+from bebop.kernels.losses import DraftLossOutput
 from bebop.kernels.row_losses import check_labels
 
 # Rows per chunk: large enough to keep matrix units busy; a CPU gains nothing past some hundred rows.
@@ -37,7 +38,7 @@ def linear_draft_loss(
     chunk_rows: int | None = None,
     weight_grad: bool = False,
     group: dist.ProcessGroup | None = None,
-) -> DraftLoss:
+) -> DraftLossOutput:
     """The draft loss of each row, from hidden states and heads: equal to the unfused loss of ``hidden @ weight.T``.
 
     Args:
@@ -57,7 +58,7 @@ def linear_draft_loss(
             ranks, the hidden states and the results the same in every process. Not together with a truncated target.
 
     Returns:
-        DraftLoss of [N] each; only ``loss`` carries a gradient.
+        DraftLossOutput of [N] each; only ``loss`` carries a gradient.
 
     Raises:
         UserError: shapes that do not fit, a chunk of less than one row, or a truncation that has no meaning.
@@ -158,8 +159,11 @@ def _check(
         check_labels(labels, len(hidden), len(weight) if plan.group is None else None)
     truncation.check(plan.target_top_p, plan.target_top_k)
     if plan.target_top_p < 1 or plan.target_top_k > 0:
-        if "rkl" in plan.kinds:
-            raise UserError("kind 'rkl' is infinite where the target is truncated: leave target_top_p and target_top_k")
+        for kind in plan.kinds:
+            divergence = loss_named(kind).divergence
+            if divergence is not None and not divergence.bounded:
+                reason = "is infinite where the target is truncated: leave target_top_p and target_top_k"
+                raise UserError(f"kind {kind!r} {reason}")
         if plan.group is not None:
             raise UserError("a truncated target needs whole rows: it does not go together with a process group")
 

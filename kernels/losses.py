@@ -20,7 +20,7 @@ TOP_K_MODES = ("full", "renormalised")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftLoss:
+class DraftLossOutput:
     """Numbers per row [N], fp32 (fp64 for fp64 logits); a gradient flows through ``loss`` alone."""
 
     loss: Tensor
@@ -41,14 +41,14 @@ def tv_loss(
     top_k: int | None = None,
     top_k_mode: str = "full",
     group: dist.ProcessGroup | None = None,
-) -> DraftLoss:
+) -> DraftLossOutput:
     """The draft loss of each row; total variation unless ``kind`` says otherwise.
 
     Args:
         draft_logits: [N, V], any row stride; fp32, bf16, fp16 or fp64. Receives the gradient.
         target_logits: [N, V].
         temperature: of both laws.
-        kind: tv, ce, hard_ce, kl, rkl, nla or hybrid; the table in ``row_losses.py`` has the formulas.
+        kind: a row of ``draft_losses.LOSSES``: tv, ce, hard_ce, kl, rkl, nla, hybrid; formulas are there.
         labels: [N] tokens, for hard_ce.
         eta: of hybrid.
         top_k: look at the K tokens with the largest draft logits only, in the reading that ``top_k_mode`` names (an
@@ -116,12 +116,12 @@ def e2e_tv_loss(
 # ---- one row at a time
 
 
-def _rows(draft: Tensor, target: Tensor, options: dict[str, Any], live: Tensor | None = None) -> DraftLoss:
+def _rows(draft: Tensor, target: Tensor, options: dict[str, Any], live: Tensor | None = None) -> DraftLossOutput:
     """Autograd around ``row_losses``; rows that are not ``live`` [N] count 0 and get gradient 0, even from NaN."""
     # Asked here: inside of the Function gradients are always off, and no_grad does not show.
     wanted = torch.is_grad_enabled() and draft.requires_grad
     loss, *others = _RowLoss.apply(draft, target.detach(), options, live, wanted)
-    return DraftLoss(loss=loss, **dict(zip(NUMBERS[1:], others, strict=False)))  # target_log is of hard_ce alone
+    return DraftLossOutput(loss=loss, **dict(zip(NUMBERS[1:], others, strict=False)))  # target_log is of hard_ce alone
 
 
 class _RowLoss(torch.autograd.Function):
@@ -171,7 +171,7 @@ def _scale(grad: Tensor, upstream: Tensor) -> Tensor:
 
 def _top_k_loss(
     draft: Tensor, target: Tensor, temperature: float, kind: str, eta: float, top_k: int, mode: str
-) -> DraftLoss:
+) -> DraftLossOutput:
     """Only the K largest draft logits, in the paper's two possible readings (SPEC 1.4); plain PyTorch.
 
     full: laws over the whole vocabulary, overlap over K tokens. The loss stays above 1 minus the target's mass there.
@@ -189,7 +189,7 @@ def _top_k_loss(
     with torch.no_grad():
         entropies = [torch.special.entr(x.exp()).sum(-1) for x in (q_log, p_log)]
     loss = 1 - alpha if kind == "tv" else -alpha.log()
-    return DraftLoss(loss=loss, alpha=alpha.detach(), draft_entropy=entropies[0], target_entropy=entropies[1])
+    return DraftLossOutput(loss=loss, alpha=alpha.detach(), draft_entropy=entropies[0], target_entropy=entropies[1])
 
 
 # ---- what is refused

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from bebop.kernels.draft_losses import LOSSES, gradient, needs_labels
 from bebop.kernels.row_losses import NUMBERS, RowLosses, accumulator
 
 # Elements of a chunk per thread. 2 rows of V = 32,768: 64 ms for 512 rows compiled, the same as 8 rows at best, but 8
@@ -78,7 +79,7 @@ def run_in_chunks(
     rows, vocabulary = draft_logits.shape
     dtype, device = accumulator(draft_logits, target_logits), draft_logits.device
     scale, slope = (torch.tensor(x, dtype=dtype, device=device) for x in (1 / temperature, eta))
-    numbers = torch.empty(5 if kind == "hard_ce" else 4, rows, dtype=dtype, device=device)
+    numbers = torch.empty(5 if needs_labels(kind) else 4, rows, dtype=dtype, device=device)
     grad = torch.empty(rows, vocabulary, dtype=draft_logits.dtype, device=device) if need_grad else None
     step = chunk_rows(rows, vocabulary)
     for start in range(0, rows, step):
@@ -124,7 +125,7 @@ class CompiledCore:
 def core(
     draft: Tensor, target: Tensor, labels: Tensor | None, scale: Tensor, eta: Tensor, kind: str, out: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """loss, alpha and both entropies [R] of a chunk, and log p[label] of hard_ce; its gradient goes to ``out`` [R, V].
+    """loss, alpha, both entropies [R] of a chunk, log p[label] where there are labels; the gradient to ``out`` [R, V].
 
     ``scale`` is 1 / temperature in the dtype of sums. Writing into ``out`` instead of returning a tensor saves an
     allocation of a megabyte per chunk, whose page faults cost as much as the arithmetic.
@@ -138,35 +139,24 @@ def core(
     alpha = _sum(torch.where(common, q, p))
     q_entropy = -_sum(torch.where(q > 0, q * q_log, 0))
     p_entropy = -_sum(torch.where(p > 0, p * p_log, 0))
-    numbers: tuple[Tensor, ...] = (alpha, q_entropy, p_entropy)
-    loss = 1 - alpha
-    if kind in ("tv", "nla", "hybrid"):
+    row = LOSSES[kind]
+    tv = own = None
+    if row.tv is not None:
         below = _sum(torch.where(common, q, 0))[:, None]
-        grad = q * (below - common.to(q.dtype))  # the comparison that made ``below``: or rows would not add up to 0
-    else:
-        grad = q - p
-    if kind in ("ce", "kl", "hybrid"):
-        divergence = _sum(torch.where(p > 0, p * (p_log - q_log), 0))
-        loss = divergence + p_entropy if kind == "ce" else divergence
-    if kind == "hybrid":
-        weight = (-eta * alpha).exp()
-        loss = weight * divergence + (1 - weight) * (1 - alpha)
-        grad = weight[:, None] * (q - p) + (1 - weight[:, None]) * grad
-    elif kind == "nla":
-        loss = -alpha.log()
-        grad = grad * torch.where(alpha > 0, 1 / alpha, 0)[:, None]
-    elif kind == "rkl":
-        ratio = q_log - p_log
-        loss = _sum(torch.where(q > 0, q * ratio, 0))
-        grad = torch.where(q > 0, q * (ratio - loss[:, None]), 0)
-    elif kind == "hard_ce":
-        assert labels is not None
-        hit = torch.arange(q.shape[-1], device=q.device) == labels[:, None]
-        loss, numbers = -_sum(torch.where(hit, q_log, 0)), (*numbers, _sum(torch.where(hit, p_log, 0)))
-        grad = q - hit.to(q.dtype)
+        tv = q * (below - common.to(q.dtype))  # the comparison that made ``below``: or rows would not add up to 0
+    divergence = second = alpha  # of losses without a divergence, which do not look at it
+    if row.divergence is not None:
+        hit = None if labels is None else torch.arange(q.shape[-1], device=q.device) == labels[:, None]
+        tile = (q, q_log, p, p_log, hit)
+        divergence = _sum(row.divergence.terms(*tile))
+        second = divergence if row.divergence.second is None else _sum(row.divergence.second(*tile))
+        if row.own is not None:
+            own = row.divergence.gradient(*tile, divergence[:, None], second[:, None])
+    loss = row.value(alpha, divergence, p_entropy, eta)
+    numbers = (alpha, q_entropy, p_entropy, second) if needs_labels(kind) else (alpha, q_entropy, p_entropy)
     lost = torch.where((q_top > -torch.inf) & (p_top > -torch.inf), 0.0, torch.nan).to(scale.dtype)  # rows: no laws
     if out is not None:
-        out.copy_(grad * (scale + lost)[:, None])
+        out.copy_(gradient(row, tv, own, alpha, eta) * (scale + lost)[:, None])
     return tuple(number + lost for number in (loss, *numbers))
 
 

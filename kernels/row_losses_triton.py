@@ -8,7 +8,7 @@ Two launch paths share the three passes of ``row_passes_triton.py``; each pass r
 3. ``write_gradient``.
 
 *Row path*: one program per row does all three; CE-like kinds, whose gradient needs nothing of pass 2, write it there.
-*Split path*, where rows are too few to fill the device: three launches with V split over programs, and 9 numbers per
+*Split path*, where rows are too few to fill the device: three launches with V split over programs, and 10 numbers per
 split in between.
 
 Memory traffic in u = N * V * bytes of one logits tensor: 2u for the first pass and 1u for the gradient must reach
@@ -27,7 +27,8 @@ import triton.language as tl
 from torch import Tensor
 
 from bebop.errors import UserError
-from bebop.kernels.row_losses import KINDS, NUMBERS, RowLosses
+from bebop.kernels.draft_losses_triton import TWINS
+from bebop.kernels.row_losses import NUMBERS, RowLosses
 from bebop.kernels.row_passes_triton import lost, merge, normalise, store_row, sums, write_gradient
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -43,33 +44,34 @@ LOG2E = 1.4426950408889634
 def _row_kernel(
     draft: tl.tensor, target: tl.tensor, out: tl.tensor, labels: tl.tensor, stats: tl.tensor, draft_stride: tl.tensor,
     target_stride: tl.tensor, rows: tl.tensor, V: tl.tensor, scale: tl.tensor, slope: tl.tensor, eta: tl.tensor,
-    KIND: tl.constexpr, GRAD: tl.constexpr, BLOCK: tl.constexpr,
+    TERMS: tl.constexpr, SECOND: tl.constexpr, GRADIENT: tl.constexpr, VALUE: tl.constexpr, TV: tl.constexpr,
+    OWN: tl.constexpr, LABELS: tl.constexpr, EARLY: tl.constexpr, GRAD: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program per row: all passes."""
     row = tl.program_id(0).to(tl.int64)
     draft += row * draft_stride
     target += row * target_stride
     out += row * V
-    label = tl.load(labels + row) if KIND == "hard_ce" else -1
+    label = tl.load(labels + row) if LABELS else -1
     tiles = tl.cdiv(V, BLOCK)
-    early: tl.constexpr = KIND == "ce" or KIND == "kl" or KIND == "hard_ce"
     q_top, q_sum, p_top, p_sum = normalise(draft, target, 0, tiles, V, scale, BLOCK)
     slope += lost(q_sum, p_sum)
-    overlap, below, q_entropy, p_entropy, divergence = sums(
-        draft, target, out, label, 0, tiles, V, scale, slope, q_top, q_sum, p_top, p_sum, KIND, GRAD and early, BLOCK
-    )
+    overlap, below, q_entropy, p_entropy, divergence, second = sums(
+        draft, target, out, label, 0, tiles, V, scale, slope, q_top, q_sum, p_top, p_sum,
+        TERMS, SECOND, GRADIENT, GRAD and EARLY, BLOCK,
+    )  # fmt: skip
     store_row(
         stats, row, rows, draft, target, label, V, scale, eta,
-        q_top, q_sum, p_top, p_sum, overlap, q_entropy, p_entropy, divergence, KIND,
+        q_top, q_sum, p_top, p_sum, overlap, q_entropy, p_entropy, divergence, VALUE, LABELS,
     )  # fmt: skip
-    if GRAD and not early:
+    if GRAD and not EARLY:
         write_gradient(
             draft, target, out, label, 0, tiles, V, scale, slope, eta,
-            q_top, q_sum, p_top, p_sum, overlap, below, divergence, KIND, BLOCK,
+            q_top, q_sum, p_top, p_sum, overlap, below, divergence, second, GRADIENT, TV, OWN, BLOCK,
         )  # fmt: skip
 
 
-# ---- split path: program (row, split) has ``tiles`` tiles; partial [9, rows, splits]
+# ---- split path: program (row, split) has ``tiles`` tiles; partial [10, rows, splits]
 
 
 @triton.jit
@@ -120,8 +122,8 @@ def _split_normalise(
 @triton.jit
 def _split_sums(
     draft: tl.tensor, target: tl.tensor, partial: tl.tensor, draft_stride: tl.tensor, target_stride: tl.tensor,
-    rows: tl.tensor, splits: tl.tensor, tiles: tl.tensor, V: tl.tensor, scale: tl.tensor, KIND: tl.constexpr,
-    BLOCK: tl.constexpr, LANES: tl.constexpr,
+    rows: tl.tensor, splits: tl.tensor, tiles: tl.tensor, V: tl.tensor, scale: tl.tensor, TERMS: tl.constexpr,
+    SECOND: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Pass 2 of one split."""
     row = tl.program_id(0).to(tl.int64)
@@ -129,9 +131,10 @@ def _split_sums(
     draft += row * draft_stride
     target += row * target_stride
     q_top, q_sum, p_top, p_sum = _merged_normalisers(partial, row, rows, splits, scale, LANES)
-    overlap, below, q_entropy, p_entropy, divergence = sums(
-        draft, target, partial, 0, split * tiles, tiles, V, scale, 1.0, q_top, q_sum, p_top, p_sum, KIND, False, BLOCK
-    )
+    overlap, below, q_entropy, p_entropy, divergence, second = sums(
+        draft, target, partial, 0, split * tiles, tiles, V, scale, 1.0, q_top, q_sum, p_top, p_sum,
+        TERMS, SECOND, None, False, BLOCK,
+    )  # fmt: skip
     at = partial + (4 * rows + row) * splits + split
     step = rows * splits
     tl.store(at, overlap)
@@ -139,37 +142,40 @@ def _split_sums(
     tl.store(at + 2 * step, q_entropy)
     tl.store(at + 3 * step, p_entropy)
     tl.store(at + 4 * step, divergence)
+    tl.store(at + 5 * step, second)
 
 
 @triton.jit
 def _split_finish(
     draft: tl.tensor, target: tl.tensor, partial: tl.tensor, out: tl.tensor, labels: tl.tensor, stats: tl.tensor,
     draft_stride: tl.tensor, target_stride: tl.tensor, rows: tl.tensor, splits: tl.tensor, tiles: tl.tensor,
-    V: tl.tensor, scale: tl.tensor, slope: tl.tensor, eta: tl.tensor, KIND: tl.constexpr, GRAD: tl.constexpr,
-    BLOCK: tl.constexpr, LANES: tl.constexpr,
+    V: tl.tensor, scale: tl.tensor, slope: tl.tensor, eta: tl.tensor, GRADIENT: tl.constexpr, VALUE: tl.constexpr,
+    TV: tl.constexpr, OWN: tl.constexpr, LABELS: tl.constexpr, GRAD: tl.constexpr, BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
 ) -> None:  # fmt: skip
     """Pass 3 of one split; the first split of a row stores the row's numbers."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     draft += row * draft_stride
     target += row * target_stride
-    label = tl.load(labels + row) if KIND == "hard_ce" else -1
+    label = tl.load(labels + row) if LABELS else -1
     q_top, q_sum, p_top, p_sum = _merged_normalisers(partial, row, rows, splits, scale, LANES)
     overlap = _merged_sum(partial, 4, row, rows, splits, LANES)
     below = _merged_sum(partial, 5, row, rows, splits, LANES)
     divergence = _merged_sum(partial, 8, row, rows, splits, LANES)
+    second = _merged_sum(partial, 9, row, rows, splits, LANES)
     if split == 0:
         q_entropy = _merged_sum(partial, 6, row, rows, splits, LANES)
         p_entropy = _merged_sum(partial, 7, row, rows, splits, LANES)
         store_row(
             stats, row, rows, draft, target, label, V, scale, eta,
-            q_top, q_sum, p_top, p_sum, overlap, q_entropy, p_entropy, divergence, KIND,
+            q_top, q_sum, p_top, p_sum, overlap, q_entropy, p_entropy, divergence, VALUE, LABELS,
         )  # fmt: skip
     if GRAD:
         slope += lost(q_sum, p_sum)
         write_gradient(
             draft, target, out + row * V, label, split * tiles, tiles, V, scale, slope, eta,
-            q_top, q_sum, p_top, p_sum, overlap, below, divergence, KIND, BLOCK,
+            q_top, q_sum, p_top, p_sum, overlap, below, divergence, second, GRADIENT, TV, OWN, BLOCK,
         )  # fmt: skip
 
 
@@ -198,19 +204,20 @@ def launch(
 ) -> RowLosses:
     """``row_losses`` on a CUDA device (or in Triton's interpreter): [N, V], [N, V] -> RowLosses.
 
-    Any row stride; a last axis that is not contiguous costs a copy. Beyond its results it allocates 9 fp32 numbers per
+    Any row stride; a last axis that is not contiguous costs a copy. Beyond its results it allocates 10 fp32 numbers per
     row and split. ``splits`` and ``block`` (a power of two) choose the launch path and its tile, for tests and tuning.
 
     Raises:
         UserError: a dtype other than fp32, bf16 and fp16.
     """
-    assert kind in KINDS and (kind != "hard_ce" or labels is not None), kind  # row_losses checks what users give
+    twin = TWINS[kind]  # row_losses takes another way where there is none, and checks what users give
+    assert twin.labels == (labels is not None), kind
     for logits in (draft_logits, target_logits):
         if logits.dtype not in DTYPES:
             raise UserError(f"draft losses in Triton take fp32, bf16 or fp16 logits, not {logits.dtype}")
     draft, target = (x if x.stride(-1) == 1 else x.contiguous() for x in (draft_logits, target_logits))
     rows, V = draft.shape
-    stats = torch.empty(5 if kind == "hard_ce" else 4, rows, dtype=torch.float32, device=draft.device)
+    stats = torch.empty(5 if twin.labels else 4, rows, dtype=torch.float32, device=draft.device)
     grad = torch.empty(rows, V, dtype=draft.dtype, device=draft.device) if need_grad else None
     out = draft if grad is None else grad  # never written where no gradient is asked for
     marks = stats if labels is None else labels.contiguous()
@@ -220,19 +227,21 @@ def launch(
     numbers = (draft.stride(0), target.stride(0), rows)
     scale, slope = LOG2E / temperature, 1.0 / temperature
     options: dict[str, Any] = {"BLOCK": block, "num_warps": min(16, max(4, block // 512))}
-    results, last = (out, marks, stats), {"KIND": kind, "GRAD": need_grad, **options}
+    results, last, constants = (out, marks, stats), {"GRAD": need_grad, **options}, twin.constants()
     with torch.cuda.device_of(draft):
         if rows and splits == 1:
-            _row_kernel[(rows,)](draft, target, *results, *numbers, V, scale, slope, eta, **last)
+            _row_kernel[(rows,)](draft, target, *results, *numbers, V, scale, slope, eta, **constants, **last)
         elif rows:
             tiles = triton.cdiv(triton.cdiv(V, block), splits)
             splits = triton.cdiv(triton.cdiv(V, block), tiles)  # none without a tile
             lanes = triton.next_power_of_2(splits)
-            partial = torch.empty(9, rows, splits, dtype=torch.float32, device=draft.device)
+            partial = torch.empty(10, rows, splits, dtype=torch.float32, device=draft.device)
             common = (*numbers, splits, tiles, V, scale)
             grid = (rows, splits)
             _split_normalise[grid](draft, target, partial, *common, **options)
-            _split_sums[grid](draft, target, partial, *common, KIND=kind, LANES=lanes, **options)
+            terms = {name: constants.pop(name) for name in ("TERMS", "SECOND")}
+            _split_sums[grid](draft, target, partial, *common, LANES=lanes, **terms, **options)
             grid = grid if need_grad else (rows, 1)
-            _split_finish[grid](draft, target, partial, *results, *common, slope, eta, LANES=lanes, **last)
+            del constants["EARLY"]  # a split knows no sum of the whole row, and no gradient is written before pass 3
+            _split_finish[grid](draft, target, partial, *results, *common, slope, eta, LANES=lanes, **constants, **last)
     return RowLosses(grad=grad, **dict(zip(NUMBERS, stats, strict=False)))

@@ -9,7 +9,7 @@ in passes 2 and 3 and a row of the gradient sums to 0. Maxima start at -1e30, wh
 import triton
 import triton.language as tl
 
-LN2 = tl.constexpr(0.6931471805599453)
+from bebop.kernels.draft_losses_triton import LN2
 
 
 @triton.jit
@@ -73,16 +73,18 @@ def law(
 
 @triton.jit
 def sums(
-    draft: tl.tensor, target: tl.tensor, out: tl.tensor, labels: tl.tensor, first: tl.tensor, tiles: tl.tensor,
+    draft: tl.tensor, target: tl.tensor, out: tl.tensor, label: tl.tensor, first: tl.tensor, tiles: tl.tensor,
     V: tl.tensor, scale: tl.tensor, slope: tl.tensor, q_top: tl.tensor, q_sum: tl.tensor, p_top: tl.tensor,
-    p_sum: tl.tensor, KIND: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
+    p_sum: tl.tensor, TERMS: tl.constexpr, SECOND: tl.constexpr, GRADIENT: tl.constexpr, WRITE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Pass 2, backwards: overlap, S, entropies and divergence in nats; WRITE: the CE-like gradient on the way."""
+    """Pass 2, backwards: overlap, S, entropies and the divergence's sums in nats; WRITE: a gradient without sums."""
     overlap = tl.zeros((BLOCK // 8,), tl.float32)
     below = tl.zeros((BLOCK // 8,), tl.float32)
     q_entropy = tl.zeros((BLOCK // 8,), tl.float32)
     p_entropy = tl.zeros((BLOCK // 8,), tl.float32)
     divergence = tl.zeros((BLOCK // 8,), tl.float32)
+    second = tl.zeros((BLOCK // 8,), tl.float32)
     for i in range(0, tiles):
         offsets = tile_offsets(first + tiles - 1 - i, BLOCK)
         q, q_log = law(draft, offsets, V, q_top, q_sum, scale)
@@ -92,44 +94,35 @@ def sums(
         # 0 log 0 = 0, and a logit of -inf has a logarithm of -inf: only tokens with mass take part.
         q_entropy -= tl.sum(tl.where(q > 0, q * q_log, 0.0), 1)
         p_entropy -= tl.sum(tl.where(p > 0, p * p_log, 0.0), 1)
-        if KIND == "kl" or KIND == "ce" or KIND == "hybrid":
-            divergence += tl.sum(tl.where(p > 0, p * (p_log - q_log), 0.0), 1)
-        if KIND == "rkl":
-            divergence += tl.sum(tl.where(q > 0, q * (q_log - p_log), 0.0), 1)
+        if TERMS is not None:
+            divergence += tl.sum(TERMS(q, q_log, p, p_log), 1)
+        if SECOND is not None:
+            second += tl.sum(SECOND(q, q_log, p, p_log), 1)
         if WRITE:
-            wanted = tl.where(offsets == labels, 1.0, 0.0) if KIND == "hard_ce" else p
-            tl.store(out + offsets, ((q - wanted) * slope).to(out.dtype.element_ty), mask=offsets < V)
+            grad = GRADIENT(q, q_log, p, p_log, offsets == label, 0.0, 0.0)
+            tl.store(out + offsets, (grad * slope).to(out.dtype.element_ty), mask=offsets < V)
     overlap, below = tl.sum(overlap, 0), tl.sum(below, 0)
     q_entropy, p_entropy = tl.sum(q_entropy, 0) * LN2, tl.sum(p_entropy, 0) * LN2
-    return overlap, below, q_entropy, p_entropy, tl.sum(divergence, 0) * LN2
+    return overlap, below, q_entropy, p_entropy, tl.sum(divergence, 0) * LN2, tl.sum(second, 0) * LN2
 
 
 @triton.jit
 def write_gradient(
     draft: tl.tensor, target: tl.tensor, out: tl.tensor, label: tl.tensor, first: tl.tensor, tiles: tl.tensor,
     V: tl.tensor, scale: tl.tensor, slope: tl.tensor, eta: tl.tensor, q_top: tl.tensor, q_sum: tl.tensor,
-    p_top: tl.tensor, p_sum: tl.tensor, overlap: tl.tensor, below: tl.tensor, divergence: tl.tensor, KIND: tl.constexpr,
-    BLOCK: tl.constexpr,
+    p_top: tl.tensor, p_sum: tl.tensor, overlap: tl.tensor, below: tl.tensor, divergence: tl.tensor, second: tl.tensor,
+    GRADIENT: tl.constexpr, TV: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Pass 3: d loss / d draft logits, times ``slope`` = 1 / temperature."""
     for i in range(0, tiles):
         offsets = tile_offsets(first + i, BLOCK)
         q, q_log = law(draft, offsets, V, q_top, q_sum, scale)
         p, p_log = law(target, offsets, V, p_top, p_sum, scale)
-        tv = q * (below - tl.where(q <= p, 1.0, 0.0))
-        if KIND == "tv":
-            grad = tv
-        elif KIND == "nla":
-            grad = tv * tl.where(overlap > 0, 1.0 / overlap, 0.0)
-        elif KIND == "hybrid":
-            weight = tl.exp2(-eta * overlap / LN2)
-            grad = weight * (q - p) + (1.0 - weight) * tv
-        elif KIND == "rkl":
-            grad = tl.where(q > 0, q * ((q_log - p_log) * LN2 - divergence), 0.0)
-        elif KIND == "hard_ce":
-            grad = q - tl.where(offsets == label, 1.0, 0.0)
-        else:
-            grad = q - p
+        grad = tl.zeros_like(q)
+        if OWN is not None:
+            grad += OWN(overlap, eta) * GRADIENT(q, q_log, p, p_log, offsets == label, divergence, second)
+        if TV is not None:
+            grad += TV(overlap, eta) * (q * (below - tl.where(q <= p, 1.0, 0.0)))
         tl.store(out + offsets, (grad * slope).to(out.dtype.element_ty), mask=offsets < V)
 
 
@@ -154,25 +147,14 @@ def store_row(
     stats: tl.tensor, row: tl.tensor, rows: tl.tensor, draft: tl.tensor, target: tl.tensor, label: tl.tensor,
     V: tl.tensor, scale: tl.tensor, eta: tl.tensor, q_top: tl.tensor, q_sum: tl.tensor, p_top: tl.tensor,
     p_sum: tl.tensor, overlap: tl.tensor, q_entropy: tl.tensor, p_entropy: tl.tensor, divergence: tl.tensor,
-    KIND: tl.constexpr,
+    VALUE: tl.constexpr, LABELS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Loss, alpha and the entropies of one row into stats [4, rows]; of hard_ce also log p[label], into a fifth."""
-    if KIND == "tv":
-        loss = 1.0 - overlap
-    elif KIND == "nla":
-        loss = -tl.log2(overlap) * LN2
-    elif KIND == "hybrid":
-        weight = tl.exp2(-eta * overlap / LN2)
-        loss = weight * divergence + (1.0 - weight) * (1.0 - overlap)
-    elif KIND == "ce":
-        loss = p_entropy + divergence
-    elif KIND == "hard_ce":
-        loss = -label_log(draft, label, V, q_top, q_sum, scale)
-        tl.store(stats + 4 * rows + row, label_log(target, label, V, p_top, p_sum, scale) + lost(q_sum, p_sum))
-    else:
-        loss = divergence
+    """Loss, alpha and the entropies of one row into stats [4, rows]; with LABELS log p[label] into a fifth."""
     void = lost(q_sum, p_sum)
-    tl.store(stats + row, loss + void)
+    if LABELS:
+        divergence = -label_log(draft, label, V, q_top, q_sum, scale)
+        tl.store(stats + 4 * rows + row, label_log(target, label, V, p_top, p_sum, scale) + void)
+    tl.store(stats + row, VALUE(overlap, divergence, p_entropy, eta) + void)
     tl.store(stats + rows + row, overlap + void)
     tl.store(stats + 2 * rows + row, q_entropy + void)
     tl.store(stats + 3 * rows + row, p_entropy + void)

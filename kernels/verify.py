@@ -8,8 +8,6 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from bebop.errors import UserError
-
 
 def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
     """Draw from laws [..., V] (unnormalised) by inverting the CDF at uniforms [...] in [0, 1) -> tokens [...].
@@ -29,7 +27,7 @@ def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 def chain_verify(
     draft_tokens: Tensor,
-    draft_probs: Tensor,
+    draft_probs: Tensor | None,
     target_probs: Tensor,
     uniforms: Tensor,
     lengths: Tensor | None = None,
@@ -37,8 +35,9 @@ def chain_verify(
     """Accept a prefix of a drafted chain and draw the token after it, so that the output law is the target's.
 
     Args:
-        draft_tokens: [B, K], each sampled from its row of ``draft_probs``.
-        draft_probs: [B, K, V], exactly the laws that the drafts were sampled from.
+        draft_tokens: [B, K], each sampled from its row of ``draft_probs``; K = 0 is plain decoding.
+        draft_probs: [B, K, V], exactly the laws that the drafts were sampled from. None: one-hot, as of drafts that
+            were not sampled (greedy, or looked up); the same tokens as with the dense one-hot law come out.
         target_probs: [B, K + 1, V]; row j is the target's law after the first j drafts.
         uniforms: [B, K + 2] in [0, 1): K tests, then one for the residual and one for the bonus token.
         lengths: [B], drafts per row (ragged chains); K for all if None.
@@ -47,84 +46,56 @@ def chain_verify(
         accepted [B] in 0..K, and the next token [B]: from the residual max(0, p - q) after a rejection, from row K + 1
         of the target (not row K, as printed in the paper's Algorithms 3 and 4) after a full chain.
     """
-    if compiled(draft_probs, target_probs):
+    if draft_tokens.shape[1] and compiled(draft_probs, target_probs):
         from bebop.kernels import verify_triton
 
         return verify_triton.launch(draft_tokens, draft_probs, target_probs, uniforms, lengths)
     return reference(draft_tokens, draft_probs, target_probs, uniforms, lengths)
 
 
-def chain_verify_logits(
-    draft_tokens: Tensor,
-    draft_logits: Tensor,
-    target_logits: Tensor,
-    uniforms: Tensor,
-    temperature: float | Tensor = 1.0,
-    lengths: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """``chain_verify`` from logits [B, K, V] and [B, K + 1, V], both divided by ``temperature`` (a number or [B]).
-
-    The same uniforms decide as in ``chain_verify``. On a CUDA device no softmax is materialised.
-
-    Raises:
-        UserError: a temperature that is not positive (not checked in a tensor: that would wait for the device).
-    """
-    if isinstance(temperature, float | int) and not temperature > 0:
-        raise UserError(f"temperature {temperature} is not possible: it must be positive; for greedy use a one-hot law")
-    if compiled(draft_logits, target_logits):
-        from bebop.kernels import verify_logits_triton
-
-        return verify_logits_triton.launch(
-            draft_tokens, draft_logits, target_logits, uniforms, temperature, lengths
-        )  # fmt: skip
-    return logits_reference(draft_tokens, draft_logits, target_logits, uniforms, temperature, lengths)
-
-
-def compiled(draft: Tensor, target: Tensor) -> bool:
+def compiled(draft: Tensor | None, target: Tensor) -> bool:
     """Whether the Triton kernels can take it; fp64 and machines without Triton stay with the reference."""
-    return target.is_cuda and find_spec("triton") is not None and torch.float64 not in (draft.dtype, target.dtype)
+    double = torch.float64 in (target.dtype, target.dtype if draft is None else draft.dtype)
+    return target.is_cuda and find_spec("triton") is not None and not double
 
 
-# ---- the references
+def one_hot(tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
+    """The laws [..., V] of tokens [...] that were not sampled."""
+    laws = torch.zeros(*tokens.shape, vocabulary, dtype=dtype, device=tokens.device)
+    return laws.scatter_(-1, tokens[..., None], 1.0)
 
 
-def logits_reference(
-    draft_tokens: Tensor,
-    draft_logits: Tensor,
-    target_logits: Tensor,
-    uniforms: Tensor,
-    temperature: float | Tensor = 1.0,
-    lengths: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Plain PyTorch, in fp32 at least: both softmaxes, then ``reference``."""
-    scale = torch.as_tensor(temperature, device=target_logits.device).reshape(-1, 1, 1)
-
-    def law(logits: Tensor) -> Tensor:
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        return (logits.to(dtype) / scale.to(dtype)).softmax(-1)
-
-    return reference(draft_tokens, law(draft_logits), law(target_logits), uniforms, lengths)
+# ---- the reference
 
 
 def reference(
-    draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, lengths: Tensor | None = None
+    draft_tokens: Tensor,
+    draft_probs: Tensor | None,
+    target_probs: Tensor,
+    uniforms: Tensor,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Plain PyTorch, any dtype."""
     batch, drafts = draft_tokens.shape
+    rows = torch.arange(batch, device=draft_tokens.device)
+    if drafts == 0:
+        return torch.zeros_like(rows), sample(target_probs[:, 0], uniforms[:, 1])
     steps = torch.arange(drafts, device=draft_tokens.device)
     lengths = torch.full_like(draft_tokens[:, 0], drafts) if lengths is None else lengths
     index = draft_tokens[..., None]
     p = target_probs[:, :drafts].gather(-1, index)[..., 0]
-    q = draft_probs.gather(-1, index)[..., 0]
+    q = torch.ones_like(p) if draft_probs is None else draft_probs.gather(-1, index)[..., 0]
     # Multiplied, not divided, and strict: p = 0 can never be accepted, q = 0 needs no guard.
     passed = (uniforms[:, :drafts] * q < p) & (steps < lengths[:, None])
     accepted = passed.long().cumprod(-1).sum(-1)
 
-    rows = torch.arange(batch, device=draft_tokens.device)
     target = target_probs[rows, accepted]
     rejected = accepted < lengths
-    draft = draft_probs[rows, accepted.clamp(max=drafts - 1)]
-    residual = (target - draft).clamp_min(0)
+    tested = accepted.clamp(max=drafts - 1)
+    if draft_probs is None:  # max(0, p - q) of a one-hot law is p without the token
+        residual = target.scatter(-1, draft_tokens[rows, tested][:, None], 0.0)
+    else:
+        residual = (target - draft_probs[rows, tested]).clamp_min(0)
     # A residual without mass means p = q up to rounding, where p itself is the law.
     use_residual = rejected & (residual.sum(-1) > 0)
     law = torch.where(use_residual[:, None], residual, target)

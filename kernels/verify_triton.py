@@ -25,14 +25,17 @@ BLOCK = 4096  # V = 151,936 gives 38 programs per request, enough for a device a
 @triton.jit
 def accepted_drafts(
     tokens: tl.tensor, q: tl.tensor, p: tl.tensor, u: tl.tensor, length: tl.tensor, V: tl.tensor,
-    LANES: tl.constexpr,
+    LANES: tl.constexpr, ONE_HOT: tl.constexpr = False,
 ) -> tl.tensor:  # fmt: skip
     """Drafts of one request before the first that fails the strict test u * q < p; ``length`` if none fails."""
     steps = tl.arange(0, LANES)
     used = steps < length
     entry = steps.to(tl.int64) * V + tl.load(tokens + steps, mask=used, other=0)
     p_at = tl.load(p + entry, mask=used, other=0.0).to(tl.float64)
-    q_at = tl.load(q + entry, mask=used, other=0.0).to(tl.float64)
+    if ONE_HOT:
+        q_at = tl.full((LANES,), 1.0, tl.float64)
+    else:
+        q_at = tl.load(q + entry, mask=used, other=0.0).to(tl.float64)
     number = tl.load(u + steps, mask=used, other=0.0).to(tl.float64)
     passed = number * q_at < p_at
     return tl.min(tl.where(used & (passed == 0), steps, length), 0)
@@ -45,6 +48,13 @@ def tile_of_laws(q: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor, r
     target = tl.load(p + offsets, mask=inside, other=0.0).to(tl.float32)
     draft = tl.load(q + offsets, mask=inside & rejected, other=0.0).to(tl.float32)
     return tl.maximum(target - draft, 0.0), target
+
+
+@triton.jit
+def tile_without(token: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor) -> tl.tensor:
+    """One tile of the residual of a one-hot law, which is p without the token (-1: nothing was rejected), and of p."""
+    target = tl.load(p + offsets, mask=offsets < V, other=0.0).to(tl.float32)
+    return tl.where(offsets == token, 0.0, target), target
 
 
 @triton.jit
@@ -81,16 +91,21 @@ def pick_tile(
 def _masses(
     tokens: tl.tensor, q: tl.tensor, p: tl.tensor, u: tl.tensor, lengths: tl.tensor, accepted: tl.tensor,
     masses: tl.tensor, V: tl.tensor, tiles: tl.tensor, K: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    ONE_HOT: tl.constexpr = False,
 ) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
     q += row * K * V
     p += row * (K + 1) * V
-    n = accepted_drafts(tokens + row * K, q, p, u + row * (K + 2), length, V, LANES)
+    n = accepted_drafts(tokens + row * K, q, p, u + row * (K + 2), length, V, LANES, ONE_HOT)
     start = n.to(tl.int64) * V
     offsets = tile * BLOCK + tl.arange(0, BLOCK)
-    residual, target = tile_of_laws(q + start, p + start, offsets, V, n < length)
+    if ONE_HOT:
+        token = tl.load(tokens + row * K + n, mask=n < length, other=-1)
+        residual, target = tile_without(token, p + start, offsets, V)
+    else:
+        residual, target = tile_of_laws(q + start, p + start, offsets, V, n < length)
     tl.store(masses + row * 2 * tiles + tile, tl.sum(residual, 0))
     tl.store(masses + (row * 2 + 1) * tiles + tile, tl.sum(target, 0))
     if tile == 0:
@@ -99,8 +114,9 @@ def _masses(
 
 @triton.jit
 def _draw(
-    q: tl.tensor, p: tl.tensor, u: tl.tensor, lengths: tl.tensor, accepted: tl.tensor, masses: tl.tensor,
-    out: tl.tensor, V: tl.tensor, tiles: tl.tensor, K: tl.constexpr, TILE_LANES: tl.constexpr, BLOCK: tl.constexpr,
+    tokens: tl.tensor, q: tl.tensor, p: tl.tensor, u: tl.tensor, lengths: tl.tensor, accepted: tl.tensor,
+    masses: tl.tensor, out: tl.tensor, V: tl.tensor, tiles: tl.tensor, K: tl.constexpr, TILE_LANES: tl.constexpr,
+    BLOCK: tl.constexpr, ONE_HOT: tl.constexpr = False,
 ) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     n = tl.load(accepted + row)
@@ -108,9 +124,12 @@ def _draw(
     number = tl.load(u + row * (K + 2) + tl.where(rejected, K, K + 1)).to(tl.float32)
     tile, before, threshold, use_target = pick_tile(masses + row * 2 * tiles, 1.0, number, tiles, TILE_LANES)
     lanes = tl.arange(0, BLOCK)
-    q += (row * K + n) * V
     p += (row * (K + 1) + n) * V
-    residual, target = tile_of_laws(q, p, tile * BLOCK + lanes, V, rejected)
+    if ONE_HOT:
+        drafted = tl.load(tokens + row * K + n, mask=rejected, other=-1)
+        residual, target = tile_without(drafted, p, tile * BLOCK + lanes, V)
+    else:
+        residual, target = tile_of_laws(q + (row * K + n) * V, p, tile * BLOCK + lanes, V, rejected)
     token = tile * BLOCK + pick_lane(tl.where(use_target, target, residual), before, threshold, lanes, BLOCK)
     tl.store(out + row, token.to(tl.int64))
 
@@ -123,7 +142,9 @@ def block_of(vocabulary: int, widest: int = BLOCK) -> int:
     return min(widest, max(128, triton.next_power_of_2(vocabulary)))
 
 
-def check(draft_tokens: Tensor, draft: Tensor, target: Tensor, uniforms: Tensor, lengths: Tensor | None) -> Tensor:
+def check(
+    draft_tokens: Tensor, draft: Tensor | None, target: Tensor, uniforms: Tensor, lengths: Tensor | None
+) -> Tensor:
     """Shapes and dtypes of a chain; returns ``lengths``, K for all if None."""
     batch, drafts = draft_tokens.shape
     vocabulary = target.shape[-1]
@@ -132,11 +153,11 @@ def check(draft_tokens: Tensor, draft: Tensor, target: Tensor, uniforms: Tensor,
         ("target", target, (batch, drafts + 1, vocabulary)),
         ("uniforms", uniforms, (batch, drafts + 2)),
     ):
-        if tuple(tensor.shape) != shape or drafts < 1:
+        if tensor is not None and (tuple(tensor.shape) != shape or drafts < 1):
             allowed = f"for {drafts} drafts (at least 1) it is {list(shape)}"
             raise UserError(f"chain verification got {name} of shape {list(tensor.shape)}; {allowed}")
     for tensor in (draft, target):
-        if tensor.dtype not in DTYPES:
+        if tensor is not None and tensor.dtype not in DTYPES:
             raise UserError(f"chain verification in Triton takes fp32, bf16 or fp16, not {tensor.dtype}")
     if lengths is None:
         return torch.full((batch,), drafts, dtype=torch.int64, device=draft_tokens.device)
@@ -145,7 +166,7 @@ def check(draft_tokens: Tensor, draft: Tensor, target: Tensor, uniforms: Tensor,
 
 def launch(
     draft_tokens: Tensor,
-    draft_probs: Tensor,
+    draft_probs: Tensor | None,
     target_probs: Tensor,
     uniforms: Tensor,
     lengths: Tensor | None = None,
@@ -162,7 +183,9 @@ def launch(
         UserError: a shape that does not fit, or a dtype other than fp32, bf16 and fp16.
     """
     lengths = check(draft_tokens, draft_probs, target_probs, uniforms, lengths)
-    tokens, q, p, u = (x.contiguous() for x in (draft_tokens, draft_probs, target_probs, uniforms))
+    one_hot = draft_probs is None
+    given = (draft_tokens, target_probs if draft_probs is None else draft_probs, target_probs, uniforms)
+    tokens, q, p, u = (x.contiguous() for x in given)  # a one-hot q is never read
     (batch, drafts), V = tokens.shape, p.shape[-1]
     block = block_of(V) if block is None else block
     tiles = triton.cdiv(V, block)
@@ -172,10 +195,10 @@ def launch(
         warps = min(8, max(1, block // 512))
         _masses[(batch, tiles)](
             tokens, q, p, u, lengths, accepted, masses, V, tiles,
-            K=drafts, LANES=triton.next_power_of_2(drafts), BLOCK=block, num_warps=warps,
+            K=drafts, LANES=triton.next_power_of_2(drafts), BLOCK=block, ONE_HOT=one_hot, num_warps=warps,
         )  # fmt: skip
         _draw[(batch,)](
-            q, p, u, lengths, accepted, masses, token, V, tiles,
-            K=drafts, TILE_LANES=triton.next_power_of_2(tiles), BLOCK=block, num_warps=warps,
+            tokens, q, p, u, lengths, accepted, masses, token, V, tiles,
+            K=drafts, TILE_LANES=triton.next_power_of_2(tiles), BLOCK=block, ONE_HOT=one_hot, num_warps=warps,
         )  # fmt: skip
     return accepted, token

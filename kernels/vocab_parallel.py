@@ -4,7 +4,7 @@ Two collectives in the forward pass, whatever the kind, and none for the gradien
 
 1. an all-gather of 4 numbers per row: maximum and sum of exponentials of either side. (Reduced one after the
    other they would be two collectives; merging gathered pairs is exact and costs ``size`` times 4 numbers per row.)
-2. a sum of 6 numbers per row: overlap, S, both entropies, and the divergence (or the label's logarithms) of the kind.
+2. a sum of 6 numbers per row: overlap, S, both entropies, and the divergence of the kind with its second sum.
    It cannot join the first: min(p, q) needs both normalisers, and so does alpha, which every kind reports.
 
 With alpha left out, ce, kl, rkl and hard_ce could do with one gather of more numbers; tv, nla and hybrid need both.
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bebop.kernels.draft_losses import LOSSES, gradient, needs_labels
 from bebop.kernels.row_losses import NUMBERS, RowLosses, accumulator
 
 CHUNK_ELEMENTS = {"cuda": 2**24, "cpu": 2**16}
@@ -67,9 +68,9 @@ def parallel_row_losses(
     for some in _chunks(rows, width, sums.device) if grad is not None else ():
         assert grad is not None
         slope = 1 / temperature + lost[some, None]
-        grad[some] = _gradient(*laws(some), hits(some), sums[:, some, None], kind, eta) * slope
-    loss = _loss(alpha, p_entropy, divergence, kind, eta)
-    numbers = (loss, alpha, q_entropy, p_entropy, *([target_log] if kind == "hard_ce" else []))
+        grad[some] = _gradient(*laws(some), hits(some), sums[:, some], kind, eta) * slope
+    loss = LOSSES[kind].value(alpha, divergence, p_entropy, eta)
+    numbers = (loss, alpha, q_entropy, p_entropy, *([target_log] if needs_labels(kind) else []))
     return RowLosses(grad=grad, **{name: x + lost for name, x in zip(NUMBERS, numbers, strict=False)})
 
 
@@ -105,43 +106,25 @@ def _law(scaled: Tensor, top: Tensor, total: Tensor) -> Law:
 
 
 def _sums(draft: Law, target: Law, hit: Tensor | None, kind: str) -> Tensor:
-    """This shard's part [6, R] of overlap, S, the entropies, what the kind adds to them, and log p[label]."""
+    """This shard's part [6, R] of overlap, S, the entropies, the kind's divergence and the second sum of that."""
     (q_log, q), (p_log, p) = draft, target
-    chosen = torch.zeros_like(q[:, :1]) if hit is None else torch.where(hit, p_log, 0)
-    if hit is not None:
-        last = -torch.where(hit, q_log, 0)
-    elif kind == "rkl":
-        last = torch.where(q > 0, q * (q_log - p_log), 0)
-    else:
-        last = torch.where(p > 0, p * (p_log - q_log), 0)
+    divergence, tile = LOSSES[kind].divergence, (q, q_log, p, p_log, hit)
+    nothing = torch.zeros_like(q[:, :1])
+    first = nothing if divergence is None else divergence.terms(*tile)
+    second = nothing if divergence is None or divergence.second is None else divergence.second(*tile)
     entropies = (-torch.where(x > 0, x * x_log, 0) for x_log, x in (draft, target))
-    terms = (torch.minimum(q, p), torch.where(q <= p, q, 0), *entropies, last, chosen)
+    terms = (torch.minimum(q, p), torch.where(q <= p, q, 0), *entropies, first, second)
     return torch.stack([x.sum(-1) for x in terms])
 
 
-def _loss(alpha: Tensor, p_entropy: Tensor, divergence: Tensor, kind: str, eta: float) -> Tensor:
-    if kind == "tv":
-        return 1 - alpha
-    if kind == "nla":
-        return -alpha.log()
-    if kind == "hybrid":
-        weight = (-eta * alpha).exp()
-        return weight * divergence + (1 - weight) * (1 - alpha)
-    return divergence + p_entropy if kind == "ce" else divergence
-
-
 def _gradient(draft: Law, target: Law, hit: Tensor | None, sums: Tensor, kind: str, eta: float) -> Tensor:
-    """T * d loss / d logits [R, V / size], see the table of ``row_losses.py``; sums [6, R, 1] are of whole rows."""
+    """T * d loss / d logits [R, V / size], see the table of ``draft_losses.py``; sums [6, R] are of whole rows."""
     (q_log, q), (p_log, p) = draft, target
-    alpha, below, _, _, divergence, _ = sums
-    if hit is not None:
-        return q - hit.to(q.dtype)
-    if kind in ("ce", "kl"):
-        return q - p
-    if kind == "rkl":
-        return torch.where(q > 0, q * (q_log - p_log - divergence), 0)
-    tv = q * (below - (q <= p).to(q.dtype))
-    if kind == "nla":
-        return torch.where(alpha > 0, tv / alpha, 0)
-    weight = (-eta * alpha).exp()
-    return tv if kind == "tv" else weight * (q - p) + (1 - weight) * tv
+    alpha, below, _, _, total, second = sums
+    loss, tv, own = LOSSES[kind], None, None
+    if loss.tv is not None:
+        tv = q * (below[:, None] - (q <= p).to(q.dtype))
+    if loss.divergence is not None and loss.own is not None:
+        last = total if loss.divergence.second is None else second
+        own = loss.divergence.gradient(q, q_log, p, p_log, hit, total[:, None], last[:, None])
+    return gradient(loss, tv, own, alpha, eta)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bebop.errors import UserError
+from bebop.kernels.draft_losses import LOSSES, needs_labels
 from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
 from bebop.model.mtp import MTPHead, at, chain
 from bebop.trainer.chains import ChainRows
@@ -69,7 +70,7 @@ def unroll(head: MTPHead, embeddings: Tensor, hidden: Tensor, weight: Tensor, ro
 def mean_over_steps(steps: Steps, kind: str) -> Tensor:
     """The mean of a single-step loss over all steps that exist, whatever their depth; 0 where there is none."""
     chosen = steps.mask
-    labels = steps.tokens[chosen] if kind == "hard_ce" else None
+    labels = steps.tokens[chosen] if needs_labels(kind) else None
     law = steps.law.options()
     found = linear_draft_loss(
         steps.draft[chosen], steps.weight, steps.target[chosen], steps.weight, kind=kind, labels=labels, **law
@@ -87,7 +88,7 @@ def end_to_end(steps: Steps, corrected: bool) -> Tensor:
 
 
 OBJECTIVES: dict[str, Objective] = {
-    **{kind: partial(mean_over_steps, kind=kind) for kind in ("ce", "hard_ce", "kl", "rkl", "tv", "nla", "hybrid")},
+    **{kind: partial(mean_over_steps, kind=kind) for kind in LOSSES},
     "e2e_tv": partial(end_to_end, corrected=False),
     "e2e_tv_corrected": partial(end_to_end, corrected=True),
 }

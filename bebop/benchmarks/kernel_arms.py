@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.block_verify import reference as block_reference
-from bebop.kernels.verify import chain_verify, chain_verify_logits, logits_reference, reference
+from bebop.kernels.verify import chain_verify, reference
 
 
 class Skip(Exception):
@@ -206,8 +206,4 @@ BLOCK: dict[str, MakeVerify] = {
     "bebop": lambda device, *inputs: lambda: block_verify(*inputs),
     "eager": lambda device, *inputs: lambda: block_reference(*inputs),
     "sglang": partial(_sglang_verify, block=True),
-}
-LOGITS: dict[str, MakeVerify] = {
-    "bebop": lambda device, *inputs: lambda: chain_verify_logits(*inputs),
-    "eager": lambda device, *inputs: lambda: logits_reference(*inputs),
 }

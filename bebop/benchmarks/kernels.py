@@ -186,14 +186,11 @@ def _chain_cases(bench: KernelBench, shape: tuple[int, int, int]) -> Iterator[Ca
     u, tokens = u.contiguous(), sample(q, draws)
     accepted, _ = reference(tokens, q, p, u)
     rejected, rejected_block = (int((n < drafts).sum()) for n in (accepted, block_reference(tokens, q, p, u)[0]))
-    tested = int((accepted + 1).clamp_max(drafts).sum())
     probs, block = ((batch + n) * vocabulary * p.element_size() for n in (rejected, rejected_block))
-    logits = (2 * tested + batch - rejected) * vocabulary * draft.element_size()
     name = f"B={batch} K={drafts} V={vocabulary}"
     for what, arms, inputs, traffic in (
         ("verify probs", kernel_arms.PROBS, (tokens, q, p, u), probs),
         ("verify block", kernel_arms.BLOCK, (tokens, q, p, u), block),
-        ("verify logits", kernel_arms.LOGITS, (tokens, draft, target, u), logits),
     ):
         for arm, make in arms.items():
 

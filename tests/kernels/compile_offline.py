@@ -15,9 +15,8 @@ from triton.compiler import ASTSource
 from bebop.kernels import block_verify_triton as block
 from bebop.kernels import row_losses_triton as losses
 from bebop.kernels import stats_triton as stats
-from bebop.kernels import verify_logits_triton as logits
 from bebop.kernels import verify_triton as probs
-from bebop.kernels.row_losses import KINDS
+from bebop.kernels.draft_losses_triton import TWINS
 
 H100 = GPUTarget("cuda", 90, 32)
 FLOATS = dict.fromkeys(("scale", "slope", "eta"), "fp32")
@@ -37,29 +36,30 @@ def compiled(kernel: Any, dtype: str, types: dict[str, str] | None = None, **con
 
 def loss_kernels() -> Iterator[tuple[str, str]]:
     """(name, PTX) of every kind."""
-    for kind in KINDS:
-        labels = {"labels": "*i64" if kind == "hard_ce" else "*fp32"}
-        yield f"row {kind}", compiled(losses._row_kernel, "bf16", labels, KIND=kind, GRAD=True, BLOCK=1024)
-        constants = {"KIND": kind, "BLOCK": 1024, "LANES": 16}
-        yield f"split sums {kind}", compiled(losses._split_sums, "bf16", **constants)
-        yield f"split finish {kind}", compiled(losses._split_finish, "bf16", labels, GRAD=True, **constants)
+    for kind, twin in TWINS.items():
+        labels = {"labels": "*i64" if twin.labels else "*fp32"}
+        constants = twin.constants()
+        yield f"row {kind}", compiled(losses._row_kernel, "bf16", labels, GRAD=True, BLOCK=1024, **constants)
+        del constants["EARLY"]
+        sizes = {"BLOCK": 1024, "LANES": 16}
+        terms = {name: constants.pop(name) for name in ("TERMS", "SECOND")}
+        yield f"split sums {kind}", compiled(losses._split_sums, "bf16", **terms, **sizes)
+        yield f"split finish {kind}", compiled(losses._split_finish, "bf16", labels, GRAD=True, **constants, **sizes)
     labels = {"labels": "*fp32"}
-    yield "row tv fp32", compiled(losses._row_kernel, "fp32", labels, KIND="tv", GRAD=False, BLOCK=1024)
+    plain = {"GRAD": False, "BLOCK": 1024, **TWINS["tv"].constants()}
+    yield "row tv fp32", compiled(losses._row_kernel, "fp32", labels, **plain)
     yield "split normalise", compiled(losses._split_normalise, "bf16", BLOCK=1024)
 
 
 def verify_kernels() -> Iterator[tuple[str, str]]:
     """(name, PTX) of chain and block verification and of the statistics."""
     chain, token = {"K": 3, "BLOCK": 1024}, {"out": "*i64"}
-    yield "chain masses", compiled(probs._masses, "fp32", LANES=4, **chain)
-    yield "chain draw", compiled(probs._draw, "fp32", token, TILE_LANES=32, **chain)
     yield "block masses", compiled(block._masses, "fp32", LANES=4, **chain)
     yield "block draw", compiled(block._draw, "fp32", token, LANES=4, TILE_LANES=32, **chain)
-    yield "logits normalisers", compiled(logits._normalisers, "bf16", **chain)
-    for split in (True, False):
-        yield f"logits accept {split}", compiled(logits._accept, "bf16", SPLIT=split, LANES=4, **chain)
-    yield "logits masses", compiled(logits._masses, "bf16", **chain)
-    yield "logits draw", compiled(logits._draw, "bf16", token, TILE_LANES=32, **chain)
+    for one_hot in (True, False):
+        law = {"ONE_HOT": one_hot, **chain}
+        yield f"chain masses {one_hot}", compiled(probs._masses, "fp32", LANES=4, **law)
+        yield f"chain draw {one_hot}", compiled(probs._draw, "fp32", token, TILE_LANES=32, **law)
     for given in (True, False):
         yield f"stats {given}", compiled(stats._stats, "bf16", {"out": "*fp32"}, LOGITS=given, BLOCK=1024)
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bebop.errors import UserError
 from bebop.kernels import linear_chunks
 from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
-from bebop.kernels.losses import DraftLoss, e2e_tv_loss, tv_loss
+from bebop.kernels.losses import DraftLossOutput, e2e_tv_loss, tv_loss
 from bebop.kernels.row_losses import KINDS
 from bebop.kernels.truncation import truncate_
 
@@ -37,7 +37,7 @@ def states(
 
 def unfused(
     hidden: Tensor, weight: Tensor, target_hidden: Tensor, target_weight: Tensor, kind: str, temperature: float
-) -> DraftLoss:
+) -> DraftLossOutput:
     """Plain autograd over all logits, formula by formula."""
     log_q = (hidden @ weight.T / temperature).log_softmax(-1)
     log_p = (target_hidden @ target_weight.T / temperature).log_softmax(-1)
@@ -51,14 +51,15 @@ def unfused(
         "hard_ce": lambda: -log_q.gather(-1, LABELS[: len(q), None])[:, 0],
         "kl": lambda: kl,
         "rkl": lambda: (q * (log_q - log_p)).sum(-1),
+        "jsd": lambda: (p * log_p + q * log_q - (p + q) * ((p + q) / 2).log()).sum(-1) / 2,
         "nla": lambda: -alpha.log(),
         "hybrid": lambda: blend * kl + (1 - blend) * (1 - alpha),
     }
     entropies = {"draft_entropy": -(q * log_q).sum(-1), "target_entropy": -(p * log_p).sum(-1)}
-    return DraftLoss(loss=losses[kind](), alpha=alpha, **entropies)
+    return DraftLossOutput(loss=losses[kind](), alpha=alpha, **entropies)
 
 
-def fused(inputs: tuple[Tensor, Tensor, Tensor, Tensor], kind: str = "tv", **options: Any) -> DraftLoss:
+def fused(inputs: tuple[Tensor, Tensor, Tensor, Tensor], kind: str = "tv", **options: Any) -> DraftLossOutput:
     """``linear_draft_loss`` with labels where the kind takes them."""
     labels = LABELS[: len(inputs[0])] if kind == "hard_ce" else None
     return linear_draft_loss(*inputs, kind=kind, labels=labels, **options)
@@ -248,7 +249,7 @@ def test_logits_of_all_rows_never_exist() -> None:
     rows, vocabulary, width, chunk = 256, 1000, 4, 16
     inputs = states(rows, vocabulary, width)
 
-    def learn(loss: Callable[[], DraftLoss]) -> None:
+    def learn(loss: Callable[[], DraftLossOutput]) -> None:
         loss().loss.sum().backward()
 
     with Largest() as seen:

@@ -43,12 +43,14 @@ def naive(draft: Tensor, target: Tensor, kind: str, temperature: float = 1.0) ->
     alpha = torch.minimum(q, p).sum(-1)
     kl = (torch.xlogy(p, p) - torch.xlogy(p, q)).sum(-1)
     weight = (-3 * alpha.detach()).exp()
+    m = (p + q) / 2
     losses: dict[str, Callable[[], Tensor]] = {
         "tv": lambda: (q - p).abs().sum(-1) / 2,
         "ce": lambda: -torch.xlogy(p, q).sum(-1),
         "hard_ce": lambda: -q.log()[torch.arange(len(q)), torch.arange(len(q)) * 7 % q.shape[-1]],
         "kl": lambda: kl,
         "rkl": lambda: (torch.xlogy(q, q) - torch.xlogy(q, p)).sum(-1),
+        "jsd": lambda: (torch.xlogy(p, p) + torch.xlogy(q, q)).sum(-1) / 2 - torch.xlogy(m, m).sum(-1),
         "nla": lambda: -alpha.log(),
         "hybrid": lambda: weight * kl + (1 - weight) * (1 - alpha),
     }
@@ -245,7 +247,7 @@ def test_where_the_formulas_of_others_give_nan() -> None:
         close(grad[:, 200:], wanted[1])
         assert grad[:, :200].abs().max() == 0
     assert tiled_normaliser(draft[0], 128)[1].isnan()
-    for kind in ("tv", "nla", "hybrid"):
+    for kind in ("tv", "nla", "hybrid", "jsd"):
         loss, grad = found(draft, target, kind)
         wanted = naive(draft[:, 200:], target[:, 200:], kind)
         within(loss, wanted[0])

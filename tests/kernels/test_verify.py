@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bebop.kernels.verify import chain_verify, sample
+from bebop.kernels.block_verify import block_verify
+from bebop.kernels.verify import chain_verify, one_hot, sample
 
 BELOW_ONE = 1 - 2.0**-53
 Verify = Callable[..., tuple[Tensor, Tensor]]
@@ -67,6 +68,27 @@ def test_equals_the_plain_loop(chain: tuple[Tensor, Tensor, Tensor, Tensor, Tens
         n = int(accepted[row])
         emitted = [*tokens[row, :n].tolist(), int(token[row])]
         assert all(p[row, i, v] > 0 for i, v in enumerate(emitted))
+
+
+@settings(max_examples=100, deadline=None)
+@given(chains())
+def test_drafts_that_were_not_sampled_need_no_law(chain: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]) -> None:
+    """Greedy or looked-up drafts: without a law what the dense one-hot law gives, by chain and by block."""
+    tokens, _, p, u, lengths = chain
+    dense = one_hot(tokens, p.shape[-1], p.dtype)
+    for verify in (chain_verify, block_verify):
+        expected = verify(tokens, dense, p, u, lengths)
+        assert all(torch.equal(a, b) for a, b in zip(verify(tokens, None, p, u, lengths), expected, strict=True))
+
+
+@settings(max_examples=50, deadline=None)
+@given(chains())
+def test_no_draft_is_plain_decoding(chain: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]) -> None:
+    tokens, q, p, u, _ = chain
+    for verify in (chain_verify, block_verify):
+        for probs in (None, q[:, :0]):
+            accepted, token = verify(tokens[:, :0], probs, p[:, :1], u[:, :2])
+            assert accepted.tolist() == [0] * len(tokens) and torch.equal(token, sample(p[:, 0], u[:, 1]))
 
 
 @settings(max_examples=100, deadline=None)

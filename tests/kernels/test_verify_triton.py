@@ -8,10 +8,9 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from bebop.errors import UserError
-from bebop.kernels.verify import chain_verify, chain_verify_logits, logits_reference, reference, sample
+from bebop.kernels.verify import one_hot, reference, sample
 
 verify_triton = pytest.importorskip("bebop.kernels.verify_triton", reason="Triton is not installed")
-logits_triton = pytest.importorskip("bebop.kernels.verify_logits_triton")
 
 BELOW_ONE = 1 - 2.0**-53
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the kernels run in Triton's interpreter
@@ -71,54 +70,36 @@ def test_equals_the_reference_on_softmaxes(dtype: torch.dtype) -> None:
     assert len(expected[0].unique()) >= 3
 
 
-@pytest.mark.parametrize("split", [True, False])
-@pytest.mark.parametrize("block", [128, 512])
-def test_logits_equal_the_reference(split: bool, block: int) -> None:
-    tokens, draft, target = laws(5, 3, 300, 8)
-    ramp = torch.linspace(0, 8, 300)  # the splits of a row have different maxima
-    draft, target = draft + ramp, target + ramp
-    draft[:, :, 280:] = -float("inf")  # a draft over a part of the vocabulary
-    target[:, :, :100] = -float("inf")
-    u = torch.rand(5, 5, dtype=torch.float64, generator=generator(6))
-    temperature, lengths = torch.tensor([0.5, 1.0, 2.0, 1.0, 0.7]), torch.tensor([3, 0, 2, 1, 3])
-    expected = logits_reference(tokens, draft, target, u, temperature, lengths)
-    found = logits_triton.launch(*on_device(tokens, draft, target, u, temperature, lengths), split=split, block=block)
-    assert same(found, expected)
+def test_one_hot_drafts_need_no_law() -> None:
+    """Drafts that were not sampled: what the dense one-hot laws give, with ragged lengths and tokens without mass."""
+    tokens, _, target = laws(8, 3, 300, 5)
+    p = (target * 4).softmax(-1)
+    tokens[::2] = p[::2, :3].argmax(-1)
+    p[1, 0] = p[1, 0].scatter(-1, tokens[1, :1], 0.0)
+    u = torch.rand(8, 5, dtype=torch.float64, generator=generator(6))
+    lengths = torch.tensor([3, 3, 2, 3, 1, 0, 3, 3])
+    dense = one_hot(tokens, 300, p.dtype)
+    for given in (None, lengths):
+        expected = reference(tokens, dense, p, u, given)
+        assert len(expected[0].unique()) >= 3
+        assert same(reference(tokens, None, p, u, given), expected)
+        there = None if given is None else given.to(DEVICE)
+        tokens_, p_, u_ = on_device(tokens, p, u)
+        assert same(verify_triton.launch(tokens_, None, p_, u_, there, block=128), expected)
 
 
-@pytest.mark.parametrize("kernel", ["probabilities", "logits"])
-def test_a_uniform_on_a_boundary_takes_the_token_above_it(kernel: str) -> None:
+def test_a_uniform_on_a_boundary_takes_the_token_above_it() -> None:
     """Eight tokens of mass 1/8 and u = i/8: cumsum > u * total, strictly, gives the i-th."""
     support = torch.tensor([3, 50, 127, 128, 200, 255, 256, 299])
     target, draft = torch.full((8, 2, 300), -float("inf")), torch.full((8, 1, 300), -float("inf"))
     target[:, :, support], draft[:, :, 7] = 0.0, 0.0
     u = torch.stack([torch.zeros(8), torch.arange(8) / 8, torch.zeros(8)], 1).double()
-    inputs = on_device(torch.full((8, 1), 7), draft, target, u)
-    if kernel == "probabilities":
-        inputs[1:3] = on_device(draft.softmax(-1), target.softmax(-1))
-    launch = logits_triton.launch if kernel == "logits" else verify_triton.launch
-    accepted, token = launch(*inputs, block=128)
+    inputs = on_device(torch.full((8, 1), 7), draft.softmax(-1), target.softmax(-1), u)
+    accepted, token = verify_triton.launch(*inputs, block=128)
     assert accepted.tolist() == [0] * 8 and torch.equal(token.cpu(), support)
 
 
-def test_logits_in_bf16_with_one_temperature() -> None:
-    tokens, draft, target = laws(6, 2, 150, 30)
-    draft, target = draft.bfloat16(), target.bfloat16()
-    u = torch.rand(6, 4, dtype=torch.float64, generator=generator(3))
-    expected = logits_reference(tokens, draft, target, u, 0.8)
-    assert same(logits_triton.launch(*on_device(tokens, draft, target, u), 0.8), expected)
-
-
-def test_cpu_path_of_logits_is_chain_verify_of_softmaxes() -> None:
-    tokens, draft, target = laws(50, 3, 40, 9)
-    u = torch.rand(50, 5, dtype=torch.float64, generator=generator(2))
-    expected = chain_verify(tokens, (draft / 0.7).softmax(-1), (target / 0.7).softmax(-1), u)
-    assert same(chain_verify_logits(tokens, draft, target, u, 0.7), expected)
-    assert not same(chain_verify_logits(tokens, draft, target, u, 1.0), expected)
-
-
-@pytest.mark.parametrize("kernel", ["probabilities", "logits"])
-def test_rounding_never_yields_a_token_without_mass(kernel: str) -> None:
+def test_rounding_never_yields_a_token_without_mass() -> None:
     """Masses down to 1e-38 beside one of nearly 1, zeros at both ends, a residual of a few ulps, u at both ends."""
     V, inf = 300, float("inf")
     logits = torch.full((6, 2, V), -inf)
@@ -129,10 +110,7 @@ def test_rounding_never_yields_a_token_without_mass(kernel: str) -> None:
     q, p = draft.softmax(-1), logits.softmax(-1)
     tokens = q.argmax(-1)
     u = torch.tensor([[BELOW_ONE] * 3, [0.0] * 3] * 3, dtype=torch.float64)
-    if kernel == "logits":
-        accepted, token = logits_triton.launch(*on_device(tokens, draft, logits, u), block=128)
-    else:
-        accepted, token = verify_triton.launch(*on_device(tokens, q, p, u), block=128)
+    accepted, token = verify_triton.launch(*on_device(tokens, q, p, u), block=128)
     accepted, token = accepted.cpu(), token.cpu()
     assert (p[torch.arange(6), accepted, token] > 0).all()
 
@@ -154,8 +132,6 @@ def test_target_mass_of_zero_is_never_accepted_even_at_u_of_zero() -> None:
     expected = (torch.tensor([0]), torch.tensor([1]))
     assert same(reference(*arguments), expected)
     assert same(verify_triton.launch(*on_device(*arguments)), expected)
-    logits = arguments[0], q.log(), p.log(), arguments[3]
-    assert all(same(logits_triton.launch(*on_device(*logits), split=s), expected) for s in (True, False))
 
 
 def test_strides_and_no_requests() -> None:
@@ -165,7 +141,7 @@ def test_strides_and_no_requests() -> None:
     scattered = [x.to(DEVICE).transpose(0, 1).contiguous().transpose(0, 1) for x in (tokens, q, p, u)]
     assert same(verify_triton.launch(*scattered), reference(tokens, q, p, u))
     empty = [x[:0] for x in on_device(tokens, q, p, u)]
-    assert [len(x) for x in (*verify_triton.launch(*empty), *logits_triton.launch(*empty))] == [0] * 4
+    assert [len(x) for x in verify_triton.launch(*empty)] == [0, 0]
 
 
 def test_what_does_not_fit_is_named() -> None:
@@ -175,8 +151,6 @@ def test_what_does_not_fit_is_named() -> None:
         verify_triton.launch(tokens, q, p[:, :2], u)
     with pytest.raises(UserError, match=r"not torch\.float64"):
         verify_triton.launch(tokens, q.double(), p.double(), u)
-    with pytest.raises(UserError, match="temperature 0"):
-        chain_verify_logits(tokens, q, p, u, 0)
 
 
 # ---- laws of the reference, which the kernels equal: 20,000 draws against the exact joint law
@@ -269,6 +243,5 @@ def test_full_vocabularies_on_the_device(vocabulary: int) -> None:
     u = torch.rand(64, 5, dtype=torch.float64, generator=generator(6)).cuda()
     expected = reference(tokens, draft.softmax(-1), target.softmax(-1), u)
     found = verify_triton.launch(tokens, draft.softmax(-1), target.softmax(-1), u)
-    for accepted, token in (found, *(logits_triton.launch(tokens, draft, target, u, split=s) for s in (True, False))):
-        # A uniform may fall within rounding of a boundary between two tokens: 1 in 64 may differ, no more.
-        assert (accepted != expected[0]).sum() <= 1 and (token != expected[1]).sum() <= 1
+    # A uniform may fall within rounding of a boundary between two tokens: 1 in 64 may differ, no more.
+    assert all((one != other).sum() <= 1 for one, other in zip(found, expected, strict=True))
