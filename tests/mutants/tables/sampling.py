@@ -72,8 +72,8 @@ FAULTS = (
     fault(
         "sampling/residual-sign",
         "kernels/verify.py",
-        "(target - draft).clamp",
-        "(draft - target).clamp",
+        "(target - draft_probs[rows, tested]).clamp",
+        "(draft_probs[rows, tested] - target).clamp",
         "kernels/test_verify.py::test_equals_the_plain_loop",
     ),
     fault(
@@ -105,11 +105,11 @@ FAULTS = (
         "kernels/test_verify.py::test_equals_the_plain_loop",
     ),
     fault(
-        "sampling/logits-one-temperature",
+        "sampling/one-hot-residual",
         "kernels/verify.py",
-        "law(draft_logits), law(target",
-        "draft_logits.softmax(-1), law(target",
-        "kernels/test_verify_triton.py::test_cpu_path_of_logits_is_chain_verify_of_softmaxes",
+        "draft_tokens[rows, tested][:, None], 0.0)",
+        "draft_tokens[rows, tested][:, None], 1.0)",
+        "kernels/test_verify.py::test_drafts_that_were_not_sampled_need_no_law",
     ),
     fault(
         "sampling/block-first-not-largest",
