@@ -12,7 +12,7 @@ from torch import Tensor
 from bebop.config import DecodingConfig, JobConfig
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_policy
-from bebop.monitor.bank import BankReading, BankText, Sweep
+from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Engine
 from bebop.rollout.sglang_builder import make_engine
@@ -92,11 +92,11 @@ class TrainerActor:
         """See ``TrainerWorker``."""
         return self.worker.update(batch, cotrain)
 
-    def read_bank(
-        self, texts: Sequence[BankText], sweep: bool, decoding: DecodingConfig
-    ) -> tuple[BankReading, Sweep | None]:
+    def read_probe_set(
+        self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
+    ) -> tuple[ProbeReading, Sweep | None]:
         """See ``TrainerWorker``."""
-        return self.worker.read_bank(texts, sweep, decoding)
+        return self.worker.read_probe_set(texts, sweep, decoding)
 
     def version(self) -> int:
         """See ``TrainerWorker``."""

@@ -101,7 +101,7 @@ class TaskConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig:
-    """The law that answers are sampled from."""
+    """The distribution that answers are sampled from."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -113,8 +113,8 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         # Below 1e-4 logits divided by it leave the range of float32.
-        heat = self.temperature == 0 or 1e-4 <= self.temperature < math.inf
-        check(heat, "sampling.temperature", self.temperature, "give 0 (greedy), or 0.0001 or more")
+        finite = self.temperature == 0 or 1e-4 <= self.temperature < math.inf
+        check(finite, "sampling.temperature", self.temperature, "give 0 (greedy), or 0.0001 or more")
         check(self.top_k >= 0, "sampling.top_k", self.top_k, "give 0 (all) or more")
         check(0 < self.top_p <= 1, "sampling.top_p", self.top_p, "give a number above 0 and at most 1")
         check(0 <= self.min_p < 1, "sampling.min_p", self.min_p, "give a number from 0 to below 1")
@@ -162,9 +162,9 @@ class DecodingConfig:
     def __post_init__(self) -> None:
         one_of("decoding.system", self.system, SystemName)
         within("decoding.draft_tokens", self.draft_tokens, 0, 16)
-        heat = self.draft_temperature
-        possible = heat is None or heat == 0 or 1e-4 <= heat < math.inf
-        check(possible, "decoding.draft_temperature", heat, "give 0 (greedy), 0.0001 or more, or null")
+        finite = self.draft_temperature
+        possible = finite is None or finite == 0 or 1e-4 <= finite < math.inf
+        check(possible, "decoding.draft_temperature", finite, "give 0 (greedy), 0.0001 or more, or null")
         for name in ("cost_ratio", "verify_ratio"):
             value = getattr(self, name)
             check(0 <= value < math.inf, f"decoding.{name}", value, "give 0 or more")
@@ -182,7 +182,7 @@ class AlgorithmConfig:
     entropy_coefficient: float = 0.0  # added to the objective: positive explores
     tis_cap: float = 2.0  # truncated importance sampling: cap on pi_proximal / pi_behaviour
     minibatches: int = 1  # optimizer steps per batch
-    rescore: bool = False  # take behaviour log-probs from the trainer: for inexact systems and truncated laws
+    rescore: bool = False  # take rollout log-probs from the trainer: for inexact systems and truncated distributions
 
     def __post_init__(self) -> None:
         one_of("algorithm.advantage", self.advantage, Literal["group_normalised", "mean_only", "leave_one_out"])
@@ -336,7 +336,7 @@ class JobConfig:
             not truncated or self.algorithm.rescore,
             "rollout.sampling",
             {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p", "repetition_penalty")},
-            "the trainer computes softmax(logits / temperature); set algorithm.rescore=true to train on truncated laws",
+            "the trainer computes softmax(logits / temperature); set algorithm.rescore=true to train on truncated ones",
         )
         check(sampling.temperature > 0, "rollout.sampling.temperature", sampling.temperature, "training explores: > 0")
         watched = self.monitor.drift and self.decoding.system != "autoregressive"

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from bebop.errors import UserError
 
 Pause = Literal["in_place", "retract", "abort"]
-Carrier = Literal["tensor", "distributed", "disk"]
+WeightTransfer = Literal["tensor", "distributed", "disk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class SglangConfig:
     block_verification: bool = False  # CUDA only
     adaptive_steps: str | None = None  # file for decoding.system=bebop_adaptive; None: SGLang's own table
     pause: Pause | None = None
-    carrier: Carrier = "tensor"  # distributed: NCCL, servers on other GPUs; disk: a folder that both sides see
-    folder: str | None = None  # for carrier=disk
-    address: str = "127.0.0.1"  # for carrier=distributed: this machine's, as the server sees it
+    transfer: WeightTransfer = "tensor"  # distributed: NCCL, servers on other GPUs; disk: a folder that both sides see
+    folder: str | None = None  # for transfer=disk
+    address: str = "127.0.0.1"  # for transfer=distributed: this machine's, as the server sees it
     colocated: bool = False  # memory can be given to the trainer and taken back; the draft's weights are kept
     monitor_every: int = 4  # every how many verification steps overlap and entropies are measured; 0: never
     timeout: float = 600.0  # seconds in which nothing is finished before an engine counts as dead
@@ -43,7 +43,7 @@ class SglangConfig:
     extra: dict[str, Any] = field(default_factory=dict)  # further arguments of sglang.ServerArgs
 
     def __post_init__(self) -> None:
-        for name, choices in (("pause", Pause), ("carrier", Carrier)):
+        for name, choices in (("pause", Pause), ("transfer", WeightTransfer)):
             value = getattr(self, name)
             allowed = value in get_args(choices) or (name == "pause" and value is None)
             _check(allowed, name, value, "choose one of " + ", ".join(get_args(choices)))
@@ -62,11 +62,13 @@ class SglangConfig:
         _check(fraction is None or 0 < fraction < 1, "memory_fraction", fraction, "give a number between 0 and 1")
         web = all(re.match(r"https?://[^/\s]", url) for url in self.urls)
         _check(web, "urls", list(self.urls), "addresses start with http:// or https:// and name a host")
-        _check(self.carrier != "disk" or bool(self.folder), "folder", self.folder, "carrier=disk needs a folder")
-        several = self.data_parallel > 1 and self.carrier != "disk"
-        _check(not several, "data_parallel", self.data_parallel, "SGLang takes weights for 1 replica; use carrier=disk")
-        one = self.carrier != "distributed" or len(self.urls) < 2
-        _check(one, "carrier", self.carrier, "a process group joins one server; use disk for several")
+        _check(self.transfer != "disk" or bool(self.folder), "folder", self.folder, "transfer=disk needs a folder")
+        several = self.data_parallel > 1 and self.transfer != "disk"
+        _check(
+            not several, "data_parallel", self.data_parallel, "SGLang takes weights for 1 replica; use transfer=disk"
+        )
+        one = self.transfer != "distributed" or len(self.urls) < 2
+        _check(one, "transfer", self.transfer, "a process group joins one server; use disk for several")
         owned = sorted(name for name in self.extra if name.startswith("speculative_"))
         _check(not owned, "extra", owned, "drafting is set by decoding.* and rollout.sglang.*")
 

@@ -16,9 +16,9 @@ from bebop.buffer import GroupBuffer
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.metrics import Metrics, Sum, merge, values
-from bebop.monitor.bank import BankReading, Sweep
 from bebop.monitor.controller import Action, Health
 from bebop.monitor.estimators import rollout_metrics
+from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.watch import Watch
 from bebop.protocols import Report, Trainer, Worker, WorkerDied
 from bebop.sinks import Sink
@@ -136,15 +136,15 @@ class Loop:
             return self.config.cotrain.mode == "always"
         return self.watch.cotraining
 
-    async def _read_bank(self, batch: Batch) -> tuple[BankReading | None, Sweep | None]:
+    async def _read_bank(self, batch: Batch) -> tuple[ProbeReading | None, Sweep | None]:
         """The monitor's fixed texts under the weights before this update, where it wants them read."""
-        due = self.watch.bank_due(self.buffer.version + 1, batch.groups) if self.watch is not None else None
+        due = self.watch.probe_due(self.buffer.version + 1, batch.groups) if self.watch is not None else None
         if due is None or self.watch is None:
             return None, None
-        return await self.trainer.read_bank(*due, self.watch.decoding)
+        return await self.trainer.read_probe_set(*due, self.watch.decoding)
 
     def _observe(
-        self, batch: Batch, version: int, bank: BankReading | None, sweep: Sweep | None
+        self, batch: Batch, version: int, bank: ProbeReading | None, sweep: Sweep | None
     ) -> tuple[dict[str, float], Action]:
         """What the monitor makes of a step; ``version`` is the one that was trained on."""
         if self.watch is None:

@@ -71,7 +71,7 @@ def _engine_gpus(config: JobConfig) -> float:
     if config.rollout.engine == "torch":
         return 0.5
     if own.urls:
-        return 0.5 if own.carrier == "distributed" else 0.0
+        return 0.5 if own.transfer == "distributed" else 0.0
     return float(own.tensor_parallel * own.data_parallel)
 
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from bebop.config import DecodingConfig
 from bebop.metrics import Metrics
-from bebop.monitor.bank import BankReading, BankText, Sweep
+from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trajectory import Batch, Group, Prompt
 
 
@@ -82,9 +82,9 @@ class Trainer(Protocol):
         """Learn from a batch; metrics and the new version. ``cotrain``: the MTP head learns as well."""
         ...
 
-    async def read_bank(
-        self, texts: Sequence[BankText], sweep: bool, decoding: DecodingConfig
-    ) -> tuple[BankReading, Sweep | None]:
+    async def read_probe_set(
+        self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
+    ) -> tuple[ProbeReading, Sweep | None]:
         """The monitor's texts under the current weights; ``sweep``: at several temperatures."""
         ...
 

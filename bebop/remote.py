@@ -12,7 +12,7 @@ from bebop.actors import RolloutActor, TrainerActor
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.metrics import Metrics
-from bebop.monitor.bank import BankReading, BankText, Sweep
+from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.protocols import TrainerDied, WorkerDied
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.worker import WorkerReport
@@ -109,11 +109,11 @@ class RayTrainer:
         shared = ray.put(batch)
         return (await self._all("update", [(shared, cotrain)] * len(self.actors)))[0]
 
-    async def read_bank(
-        self, texts: Sequence[BankText], sweep: bool, decoding: DecodingConfig
-    ) -> tuple[BankReading, Sweep | None]:
+    async def read_probe_set(
+        self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
+    ) -> tuple[ProbeReading, Sweep | None]:
         """See ``protocols.Trainer``."""
-        return (await self._all("read_bank", [(texts, sweep, decoding)] * len(self.actors)))[0]
+        return (await self._all("read_probe_set", [(texts, sweep, decoding)] * len(self.actors)))[0]
 
     async def head_fingerprint(self) -> str:
         """See ``protocols.Trainer``."""

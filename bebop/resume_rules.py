@@ -42,7 +42,7 @@ JOB: Mapping[str, str | None] = {
             f"rollout.sglang.{name}"
             for name in (
                 "urls", "api_key_env", "tensor_parallel", "data_parallel", "memory_fraction", "cache_tokens",
-                "attention_backend", "deterministic", "block_verification", "adaptive_steps", "pause", "carrier",
+                "attention_backend", "deterministic", "block_verification", "adaptive_steps", "pause", "transfer",
                 "folder", "address", "colocated", "monitor_every", "timeout", "retries", "extra",
             )
         ),
@@ -53,7 +53,7 @@ JOB: Mapping[str, str | None] = {
             f"decoding.{name}"
             for name in ("system", "draft_tokens", "draft_temperature", "cost_ratio", "verify_ratio")
         ),
-        MAY,  # the law of the answers is the same; whether a system is exact travels with each answer
+        MAY,  # the distribution of the answers is the same; whether a system is exact travels with each answer
     ),
     **dict.fromkeys(
         (

@@ -1,8 +1,8 @@
 """Everything that flows: prompt -> completion -> trajectory -> group -> batch.
 
 One weight version per *token*: a completion may straddle a weight update. ``logprobs`` is log p(token) under the target
-law that produced the token (temperature and truncation included), alike for accepted, residual and bonus tokens; it is
-never the draft's log q.
+distribution that produced the token (temperature and truncation included), alike for accepted, recovered and bonus
+tokens; it is never the draft's log q.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,8 @@ STRETCH = 64  # tokens: answers are cut at 64, 128, 256, ... to see how drafting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The sampling law of one request, applied in this order: penalty, temperature, top-k, top-p, min-p (SPEC 0.4).
+    """The sampling distribution of one request, applied in this order: penalty, temperature, top-k, top-p, min-p (SPEC
+    0.4).
 
     >>> SamplingParams(temperature=1.0, max_new_tokens=64, seed=7)  # doctest: +SKIP
     """
@@ -37,7 +38,7 @@ class SamplingParams:
 
     @property
     def truncated(self) -> bool:
-        """Whether the law is anything but softmax(logits / temperature)."""
+        """Whether the distribution is anything but softmax(logits / temperature)."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0 or self.repetition_penalty != 1.0
 
 
@@ -130,14 +131,14 @@ class Completion:
     """
 
     token_ids: NDArray[np.int64]  # [T], the stop token included
-    logprobs: NDArray[np.float32]  # [T] log p under the law that produced the token
+    logprobs: NDArray[np.float32]  # [T] log p under the distribution that produced the token
     versions: NDArray[np.int64]  # [T] weight version that produced the token
     contexts: NDArray[np.int64] | None = None  # [T] oldest version among the keys and values it saw; see ``oldest``
     text: str = ""  # without what ended it, see ``rollout.text``
     finish_reason: FinishReason = "stop"
     stats: DecodeStats = field(default_factory=DecodeStats)
     stretches: tuple[tuple[int, DecodeStats], ...] = ()  # the same by where a cycle began, see STRETCH; may be missing
-    exact: bool = True  # False: the decoding system changes the output law
+    exact: bool = True  # False: the decoding system changes the output distribution
     # What the decoding system keeps of an aborted answer, to go on with; by name, empty once it is finished.
     state: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 

@@ -6,9 +6,9 @@ With prefix weights w_0 = 1, w_i = min(1, w_{i-1} * p_i(y_i) / q_i(y_i)), where 
 
 Every i with u_i < h_i qualifies and the *largest* such i is accepted (0 if there is none; no test ends the search). The
 next token comes from max(0, w_i * p_{i+1} - q_{i+1}), or after all K drafts from row K + 1 of the target. The output
-law is the target's and the expected number of accepted drafts the largest that a rule which knows only the chain can
-have; chain verification is the special case that stops at the first failure. The plain PyTorch reference, and Triton on
-a CUDA device.
+distribution is the target's and the expected number of accepted drafts the largest that a rule which knows only the
+chain can have; chain verification is the special case that stops at the first failure. The plain PyTorch reference, and
+Triton on a CUDA device.
 """
 
 import torch
@@ -24,11 +24,11 @@ def block_verify(
     uniforms: Tensor,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Accept a prefix of a drafted chain and draw the token after it, so that the output law is the target's.
+    """Accept a prefix of a drafted chain and draw the token after it, so that the output distribution is the target's.
 
-    Arguments and results as in ``chain_verify``: tokens [B, K], draft laws [B, K, V], target laws [B, K + 1, V],
-    uniforms [B, K + 2] in [0, 1) (K tests, the residual, the bonus), drafts per row ``lengths`` [B] -> accepted [B],
-    next token [B]. In fp32 at least. Drafts that were not sampled (None) count as one-hot.
+    Arguments and results as in ``chain_verify``: tokens [B, K], draft distributions [B, K, V], target distributions
+    [B, K + 1, V], uniforms [B, K + 2] in [0, 1) (K tests, the residual, the bonus), drafts per row ``lengths``
+    [B] -> accepted [B], next token [B]. In fp32 at least. Drafts that were not sampled (None) count as one-hot.
     """
     if draft_probs is None:
         draft_probs = one_hot(draft_tokens, target_probs.shape[-1], target_probs.dtype)
@@ -57,11 +57,11 @@ def reference(
 
     full = accepted == lengths
     target = target_probs[rows, accepted].to(weights.dtype)
-    residual = residual_law(weights[rows, accepted], target, draft_probs[rows, accepted.clamp(max=drafts - 1)])
-    # A residual without mass means p = q up to rounding, where p itself is the law.
+    residual = residual_distribution(weights[rows, accepted], target, draft_probs[rows, accepted.clamp(max=drafts - 1)])
+    # A residual without mass means p = q up to rounding, where p itself is the distribution.
     use_target = full | (residual.sum(-1) <= 0)
-    law = torch.where(use_target[:, None], target, residual)
-    return accepted, sample(law, torch.where(full, uniforms[:, drafts + 1], uniforms[:, drafts]))
+    probs = torch.where(use_target[:, None], target, residual)
+    return accepted, sample(probs, torch.where(full, uniforms[:, drafts + 1], uniforms[:, drafts]))
 
 
 def block_thresholds(
@@ -87,13 +87,13 @@ def block_thresholds(
     return torch.stack(weights, -1), torch.stack(thresholds, -1)
 
 
-def residual_law(weight: Tensor, target: Tensor, draft: Tensor) -> Tensor:
+def residual_distribution(weight: Tensor, target: Tensor, draft: Tensor) -> Tensor:
     """max(0, w * p - q), unnormalised: [B], [B, V], [B, V] -> [B, V]."""
     return (weight[:, None] * target - draft).clamp_min(0)
 
 
 def _early(weight: Tensor, target_probs: Tensor, draft_probs: Tensor, row: int) -> Tensor:
     """h of a prefix that is followed by another draft."""
-    mass = residual_law(weight, target_probs[:, row].to(weight.dtype), draft_probs[:, row]).sum(-1)
-    # Neither mass nor a deficit: w = 1 and the next laws agree. Any value would do; 1 keeps 0 / 0 out.
+    mass = residual_distribution(weight, target_probs[:, row].to(weight.dtype), draft_probs[:, row]).sum(-1)
+    # Neither mass nor a deficit: w = 1 and the next distributions agree. Any value would do; 1 keeps 0 / 0 out.
     return torch.where(weight < 1, mass / (mass + 1 - weight).where(weight < 1, 1), 1.0)

@@ -51,7 +51,7 @@ def _at(numbers: tl.tensor, lane: tl.tensor, LANES: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _tile_of_laws(
+def _tile_of_distributions(
     q: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor, weight: tl.tensor, rejected: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
     """One tile of max(0, w p - q) (of p itself where nothing was rejected; q is then not read) and of p."""
@@ -84,7 +84,7 @@ def _masses(
     if (full & (n == length)) | ((full == 0) & possible & (n < length)):
         offsets = tile * BLOCK + tl.arange(0, BLOCK)
         start = n.to(tl.int64) * V
-        residual, target = _tile_of_laws(q + start, p + start, offsets, V, weight, n < length)
+        residual, target = _tile_of_distributions(q + start, p + start, offsets, V, weight, n < length)
         residual_mass, target_mass = tl.sum(residual, 0), tl.sum(target, 0)
     out = masses + (row * (K + 1) + n) * 2 * tiles + tile
     tl.store(out, residual_mass)
@@ -109,7 +109,7 @@ def _draw(
     for i in tl.static_range(1, K + 1):
         weight = _at(weights, i, LANES)
         mass = tl.sum(tl.load(masses + 2 * i * tiles + at, mask=at < tiles, other=0.0), 0)
-        # Neither mass nor a deficit: w = 1 and the next laws agree. Any value would do; 1 keeps 0 / 0 out.
+        # Neither mass nor a deficit: w = 1 and the next distributions agree. Any value would do; 1 keeps 0 / 0 out.
         early = tl.where(weight < 1, tl.div_rn(mass, tl.where(weight < 1, mass + 1 - weight, 1.0)), 1.0)
         threshold = tl.where(i == length, weight, early)
         n = tl.where((i <= length) & (tl.load(u + i - 1) < threshold), i, n)
@@ -118,8 +118,12 @@ def _draw(
     tile, before, threshold, use_target = pick_tile(masses + 2 * n * tiles, 1.0, number, tiles, TILE_LANES)
     lanes = tl.arange(0, BLOCK)
     start = n.to(tl.int64) * V
-    laws = _tile_of_laws(q + start, p + start, tile * BLOCK + lanes, V, _at(weights, n, LANES), rejected)
-    token = tile * BLOCK + pick_lane(tl.where(use_target, laws[1], laws[0]), before, threshold, lanes, BLOCK)
+    distributions = _tile_of_distributions(
+        q + start, p + start, tile * BLOCK + lanes, V, _at(weights, n, LANES), rejected
+    )
+    token = tile * BLOCK + pick_lane(
+        tl.where(use_target, distributions[1], distributions[0]), before, threshold, lanes, BLOCK
+    )
     tl.store(accepted + row, n.to(tl.int64))
     tl.store(out + row, token.to(tl.int64))
 

@@ -47,10 +47,11 @@ def linear_draft_loss(
         target_hidden: [N, D], the target's; never a gradient.
         target_weight: [V, D], the target's head; may be ``weight`` itself. Never a gradient.
         kind: as in ``row_losses``.
-        temperature: of both laws.
+        temperature: of both distributions.
         labels: [N], for hard_ce.
         eta: of hybrid.
-        target_top_p: the target's law is cut to its nucleus, at this temperature, before the loss; 1 for all of it.
+        target_top_p: the target's distribution is cut to its nucleus, at this temperature, before the loss; 1 for all
+        of it.
         target_top_k: the same for the K likeliest tokens, before the nucleus; 0 for all.
         chunk_rows: rows whose logits exist at a time; None for 1024 on a GPU and 256 on a CPU.
         weight_grad: also give the head its gradient, for one more product per chunk and a second pass over the logits.
@@ -98,8 +99,8 @@ def linear_e2e_tv_loss(
         mask: [N, K]; steps count up to the first one that is masked. Other rows are neither read nor computed.
         tokens: [N, K], the token of the data at each step, for the unbiased form: as in ``losses.e2e_tv_loss``. They
             cost one more pass over the logits of a chunk, and a product with the head for the gradient of log q(token).
-        temperature: of both laws.
-        target_top_p, target_top_k: as in ``linear_draft_loss``; tokens are then data of the truncated law.
+        temperature: of both distributions.
+        target_top_p, target_top_k: as in ``linear_draft_loss``; tokens are then data of the truncated distribution.
         chunk_rows, weight_grad, group: as in ``linear_draft_loss``.
 
     Returns:

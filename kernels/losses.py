@@ -47,7 +47,7 @@ def tv_loss(
     Args:
         draft_logits: [N, V], any row stride; fp32, bf16, fp16 or fp64. Receives the gradient.
         target_logits: [N, V].
-        temperature: of both laws.
+        temperature: of both distributions.
         kind: a row of ``draft_losses.LOSSES``: tv, ce, hard_ce, kl, rkl, nla, hybrid; formulas are there.
         labels: [N] tokens, for hard_ce.
         eta: of hybrid.
@@ -84,7 +84,7 @@ def e2e_tv_loss(
         draft_logits: [N, K, V], of steps 1..K of N anchors; receives the gradient.
         target_logits: [N, K, V].
         mask: [N, K], the steps that exist.
-        temperature: of both laws.
+        temperature: of both distributions.
         tokens: [N, K], the token that the data has at each step, sampled from the target. With them the estimate is
             unbiased ("e2e-corrected", SPEC 1.3): step j counts alpha_j times the product over i < j of
             min(1, q_i(y_i) / p_i(y_i)), of which the gradient is kept too. Without them the prefix is the product of
@@ -174,8 +174,9 @@ def _top_k_loss(
 ) -> DraftLossOutput:
     """Only the K largest draft logits, in the paper's two possible readings (SPEC 1.4); plain PyTorch.
 
-    full: laws over the whole vocabulary, overlap over K tokens. The loss stays above 1 minus the target's mass there.
-    renormalised: both laws are restricted to K tokens and normalised there, then any kind.
+    full: distributions over the whole vocabulary, overlap over K tokens. The loss stays above 1 minus the target's mass
+    there.
+    renormalised: both distributions are restricted to K tokens and normalised there, then any kind.
     Neither sees a token with large p and small q, which is where q should grow.
     """
     chosen = draft.detach().topk(min(top_k, draft.shape[-1]), -1).indices

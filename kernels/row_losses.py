@@ -1,4 +1,5 @@
-"""Losses of a draft law q against a target law p, row by row of logits, with gradients: the primitive of training.
+"""Losses of a draft distribution q against a target distribution p, row by row of logits, with gradients: the primitive
+of training.
 
 Every kind is a row of ``draft_losses.LOSSES``, whose table has the formulas. It has a closed gradient into the draft's
 logits that depends on its own row alone, made in the forward pass: a backward pass only scales it by the upstream
@@ -7,7 +8,7 @@ gradient of the row. Here q = softmax(draft / T) and p = softmax(target / T).
 A logit of -inf is a token without mass. Losses are then infinite where mathematics says so: ce and kl where q = 0 < p
 (gradient still finite), nla where no token is shared (gradient 0; in fp32 an overlap below 1e-38 is none), rkl where
 p = 0 < q (that row's gradient is not finite; other rows are not touched). A row that has no finite logit in draft or
-target is no law: all of its numbers and its gradient are NaN, whatever the kind; other rows are not touched.
+target is no distribution: all of its numbers and its gradient are NaN, whatever the kind; other rows are not touched.
 """
 
 import functools
@@ -60,7 +61,7 @@ def row_losses(
         draft_logits: [N, V], any row stride.
         target_logits: [N, V], same device; its dtype may differ.
         kind: one of ``KINDS``.
-        temperature: of both laws.
+        temperature: of both distributions.
         labels: [N] tokens, for kinds that look at one (hard_ce) and only there. One outside of
             [0, V) is an error on a CPU and NaN on a GPU.
         eta: of hybrid.

@@ -133,8 +133,8 @@ def core(
     Probabilities are exponentials of z - max z times 1 / their sum. exp(z - logsumexp z) is shorter, but keeps four
     digits where logits are in the thousands.
     """
-    q_log, q, q_top = _law(draft, scale)
-    p_log, p, p_top = _law(target, scale)
+    q_log, q, q_top = _distribution(draft, scale)
+    p_log, p, p_top = _distribution(target, scale)
     common = q <= p
     alpha = _sum(torch.where(common, q, p))
     q_entropy = -_sum(torch.where(q > 0, q * q_log, 0))
@@ -154,13 +154,15 @@ def core(
             own = row.divergence.gradient(*tile, divergence[:, None], second[:, None])
     loss = row.value(alpha, divergence, p_entropy, eta)
     numbers = (alpha, q_entropy, p_entropy, second) if needs_labels(kind) else (alpha, q_entropy, p_entropy)
-    lost = torch.where((q_top > -torch.inf) & (p_top > -torch.inf), 0.0, torch.nan).to(scale.dtype)  # rows: no laws
+    lost = torch.where((q_top > -torch.inf) & (p_top > -torch.inf), 0.0, torch.nan).to(
+        scale.dtype
+    )  # rows: no distributions
     if out is not None:
         out.copy_(gradient(row, tv, own, alpha, eta) * (scale + lost)[:, None])
     return tuple(number + lost for number in (loss, *numbers))
 
 
-def _law(logits: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _distribution(logits: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Logarithms and probabilities [R, V], and the largest scaled logit [R]."""
     scaled = logits.to(scale.dtype) * scale
     top = scaled.amax(-1)

@@ -63,7 +63,7 @@ def normalise(
 
 
 @triton.jit
-def law(
+def distribution(
     row: tl.tensor, offsets: tl.tensor, V: tl.tensor, top: tl.tensor, total: tl.tensor, scale: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
     """A tile of probabilities and of their binary logarithms: the same rounded numbers in every pass."""
@@ -87,8 +87,8 @@ def sums(
     second = tl.zeros((BLOCK // 8,), tl.float32)
     for i in range(0, tiles):
         offsets = tile_offsets(first + tiles - 1 - i, BLOCK)
-        q, q_log = law(draft, offsets, V, q_top, q_sum, scale)
-        p, p_log = law(target, offsets, V, p_top, p_sum, scale)
+        q, q_log = distribution(draft, offsets, V, q_top, q_sum, scale)
+        p, p_log = distribution(target, offsets, V, p_top, p_sum, scale)
         overlap += tl.sum(tl.minimum(q, p, propagate_nan=tl.PropagateNan.ALL), 1)
         below += tl.sum(tl.where(q <= p, q, 0.0), 1)
         # 0 log 0 = 0, and a logit of -inf has a logarithm of -inf: only tokens with mass take part.
@@ -116,8 +116,8 @@ def write_gradient(
     """Pass 3: d loss / d draft logits, times ``slope`` = 1 / temperature."""
     for i in range(0, tiles):
         offsets = tile_offsets(first + i, BLOCK)
-        q, q_log = law(draft, offsets, V, q_top, q_sum, scale)
-        p, p_log = law(target, offsets, V, p_top, p_sum, scale)
+        q, q_log = distribution(draft, offsets, V, q_top, q_sum, scale)
+        p, p_log = distribution(target, offsets, V, p_top, p_sum, scale)
         grad = tl.zeros_like(q)
         if OWN is not None:
             grad += OWN(overlap, eta) * GRADIENT(q, q_log, p, p_log, offsets == label, divergence, second)
@@ -128,7 +128,8 @@ def write_gradient(
 
 @triton.jit
 def lost(q_sum: tl.tensor, p_sum: tl.tensor) -> tl.tensor:
-    """What a row's numbers and ``slope`` get added: NaN where a side has no finite logit, and so no law; else 0."""
+    """What a row's numbers and ``slope`` get added: NaN where a side has no finite logit, and so no distribution; else
+    0."""
     return tl.where((q_sum > 0) & (p_sum > 0), 0.0, float("nan"))
 
 

@@ -1,4 +1,5 @@
-"""What a pair of laws says about acceptance: overlap, target-only acceptance, entropies, divergences, overlap split.
+"""What a pair of distributions says about acceptance: overlap, target-only acceptance, entropies, divergences, overlap
+split.
 
 Plain PyTorch reference; Triton on a CUDA device (two passes over logits, one over probabilities).
 """
@@ -17,7 +18,7 @@ CHUNK = 1 << 22  # elements of a chunk of rows on the CPU: 16 MB in fp32 per int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairStats:
-    """Per row of a draft law q and a target law p, each [N] fp32; nats.
+    """Per row of a draft distribution q and a target distribution p, each [N] fp32; nats.
 
     q = (0.5, 0.5), p = (0.8, 0.2): overlap 0.7 = 0.5 (where p > q) + 0.2 (elsewhere), target_only 0.8.
     """
@@ -36,9 +37,10 @@ FIELDS = tuple(field.name for field in fields(PairStats))
 
 
 def pair_stats(draft: Tensor, target: Tensor, *, temperature: float = 1.0, from_logits: bool = True) -> PairStats:
-    """Statistics of rows [N, V] of draft and target logits (``from_logits``, divided by ``temperature``) or laws.
+    """Statistics of rows [N, V] of draft and target logits (``from_logits``, divided by ``temperature``) or
+    distributions.
 
-    No gradients. Logits may be -inf, but not a whole row of them; laws must sum to 1.
+    No gradients. Logits may be -inf, but not a whole row of them; distributions must sum to 1.
 
     Raises:
         UserError: shapes that differ, a temperature that is not positive, or one other than 1 with probabilities.

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bebop.errors import UserError
-from bebop.kernels.row_passes_triton import law, load, normalise
+from bebop.kernels.row_passes_triton import distribution, load, normalise
 from bebop.kernels.stats import FIELDS, PairStats
 from bebop.kernels.verify_triton import DTYPES, block_of
 
@@ -21,14 +21,14 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _laws(
+def _distributions(
     draft: tl.tensor, target: tl.tensor, offsets: tl.tensor, V: tl.tensor, scale: tl.tensor, q_top: tl.tensor,
     q_sum: tl.tensor, p_top: tl.tensor, p_sum: tl.tensor, LOGITS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """One tile of both laws and of their binary logarithms."""
+    """One tile of both distributions and of their binary logarithms."""
     if LOGITS:
-        q, q_log = law(draft, offsets, V, q_top, q_sum, scale)
-        p, p_log = law(target, offsets, V, p_top, p_sum, scale)
+        q, q_log = distribution(draft, offsets, V, q_top, q_sum, scale)
+        p, p_log = distribution(target, offsets, V, p_top, p_sum, scale)
     else:
         q = tl.maximum(load(draft, offsets, V), 0.0)
         p = tl.maximum(load(target, offsets, V), 0.0)
@@ -55,7 +55,7 @@ def _stats(
     for i in range(0, tiles):
         first = (tiles - 1 - i) * BLOCK
         offsets = first + tl.arange(0, BLOCK)
-        q, q_log, p, p_log = _laws(draft, target, offsets, V, scale, q_top, q_sum, p_top, p_sum, LOGITS)
+        q, q_log, p, p_log = _distributions(draft, target, offsets, V, scale, q_top, q_sum, p_top, p_sum, LOGITS)
         above = p > q
         p_gt_q += tl.sum(tl.where(above, q, 0.0), 0)
         q_ge_p += tl.sum(tl.where(above, 0.0, p), 0)
@@ -69,7 +69,7 @@ def _stats(
         where = first + tl.min(tl.where(raw == top, tl.arange(0, BLOCK), BLOCK), 0)
         greedy = tl.where(top >= best, where, greedy)
         best = tl.maximum(top, best)
-    _, _, p_chosen, _ = _laws(draft, target, greedy, V, scale, q_top, q_sum, p_top, p_sum, LOGITS)
+    _, _, p_chosen, _ = _distributions(draft, target, greedy, V, scale, q_top, q_sum, p_top, p_sum, LOGITS)
     tl.store(out + row, p_gt_q + q_ge_p)
     tl.store(out + rows + row, p_chosen)
     tl.store(out + 2 * rows + row, q_entropy * LN2)

@@ -1,7 +1,8 @@
-"""Top-k and top-p truncation of target laws, inside of the losses: what sampling cannot emit gets a logit of -inf.
+"""Top-k and top-p truncation of target distributions, inside of the losses: what sampling cannot emit gets a logit of
+-inf.
 
-The order and the border are those of ``rollout/decoding/laws.py``: temperature, top-k, renormalise, top-p; a token is
-kept while the mass before it is below p, and of equal tokens at the border the first ones in index order.
+The order and the border are those of ``rollout/decoding/distributions.py``: temperature, top-k, renormalise, top-p; a
+token is kept while the mass before it is below p, and of equal tokens at the border the first ones in index order.
 """
 
 import torch
@@ -17,7 +18,7 @@ CANDIDATES = 1024
 
 
 def check(top_p: float, top_k: int) -> None:
-    """Refuse what no law can be cut to."""
+    """Refuse what no distribution can be cut to."""
     if not 0 < top_p <= 1:
         raise UserError(f"target_top_p must be above 0 and at most 1, not {top_p}")
     if top_k < 0:
@@ -26,7 +27,7 @@ def check(top_p: float, top_k: int) -> None:
 
 @torch.no_grad()
 def truncate_(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Tensor:
-    """Set the logits [N, V] of tokens outside of the truncated law at ``temperature`` to -inf, in place."""
+    """Set the logits [N, V] of tokens outside of the truncated distribution at ``temperature`` to -inf, in place."""
     if top_p == 1 and top_k == 0:
         return logits
     rows = max(1, CHUNK_ELEMENTS.get(logits.device.type, 2**17) // logits.shape[-1])
@@ -37,7 +38,7 @@ def truncate_(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0, top_
 
 
 def _kept(probs: Tensor, top_p: float, top_k: int) -> Tensor:
-    """The tokens [N, V] of the truncated law."""
+    """The tokens [N, V] of the truncated distribution."""
     vocabulary = probs.shape[-1]
     ranked = probs.topk(min(top_k or CANDIDATES, vocabulary)).values
     count = _count(ranked, top_p, renormalise=top_k > 0)

@@ -1,6 +1,6 @@
 """Chain verification by rejection sampling (SPEC 0.3): the plain PyTorch reference, and Triton on a CUDA device.
 
-One code path serves rejection sampling and target-only verification: the latter is a one-hot draft law.
+One code path serves rejection sampling and target-only verification: the latter is a one-hot draft distribution.
 """
 
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw from laws [..., V] (unnormalised) by inverting the CDF at uniforms [...] in [0, 1) -> tokens [...].
+    """Draw from distributions [..., V] (unnormalised) by inverting the CDF at uniforms [...] in [0, 1) -> tokens [...].
 
     Takes the first token with cumsum > u * total. Where rounding leaves none, the last token of positive mass, never
     index V - 1 as such. A token of probability zero cannot come out, not even on a GPU, whose parallel sums need not
@@ -32,13 +32,14 @@ def chain_verify(
     uniforms: Tensor,
     lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Accept a prefix of a drafted chain and draw the token after it, so that the output law is the target's.
+    """Accept a prefix of a drafted chain and draw the token after it, so that the output distribution is the target's.
 
     Args:
         draft_tokens: [B, K], each sampled from its row of ``draft_probs``; K = 0 is plain decoding.
-        draft_probs: [B, K, V], exactly the laws that the drafts were sampled from. None: one-hot, as of drafts that
-            were not sampled (greedy, or looked up); the same tokens as with the dense one-hot law come out.
-        target_probs: [B, K + 1, V]; row j is the target's law after the first j drafts.
+        draft_probs: [B, K, V], exactly the distributions that the drafts were sampled from. None: one-hot, as of drafts
+        that
+            were not sampled (greedy, or looked up); the same tokens as with the dense one-hot distribution come out.
+        target_probs: [B, K + 1, V]; row j is the target's distribution after the first j drafts.
         uniforms: [B, K + 2] in [0, 1): K tests, then one for the residual and one for the bonus token.
         lengths: [B], drafts per row (ragged chains); K for all if None.
 
@@ -60,9 +61,9 @@ def compiled(draft: Tensor | None, target: Tensor) -> bool:
 
 
 def one_hot(tokens: Tensor, vocabulary: int, dtype: torch.dtype) -> Tensor:
-    """The laws [..., V] of tokens [...] that were not sampled."""
-    laws = torch.zeros(*tokens.shape, vocabulary, dtype=dtype, device=tokens.device)
-    return laws.scatter_(-1, tokens[..., None], 1.0)
+    """The distributions [..., V] of tokens [...] that were not sampled."""
+    distributions = torch.zeros(*tokens.shape, vocabulary, dtype=dtype, device=tokens.device)
+    return distributions.scatter_(-1, tokens[..., None], 1.0)
 
 
 # ---- the reference
@@ -92,12 +93,12 @@ def reference(
     target = target_probs[rows, accepted]
     rejected = accepted < lengths
     tested = accepted.clamp(max=drafts - 1)
-    if draft_probs is None:  # max(0, p - q) of a one-hot law is p without the token
+    if draft_probs is None:  # max(0, p - q) of a one-hot distribution is p without the token
         residual = target.scatter(-1, draft_tokens[rows, tested][:, None], 0.0)
     else:
         residual = (target - draft_probs[rows, tested]).clamp_min(0)
-    # A residual without mass means p = q up to rounding, where p itself is the law.
+    # A residual without mass means p = q up to rounding, where p itself is the distribution.
     use_residual = rejected & (residual.sum(-1) > 0)
-    law = torch.where(use_residual[:, None], residual, target)
+    probs = torch.where(use_residual[:, None], residual, target)
     u = torch.where(rejected, uniforms[:, drafts], uniforms[:, drafts + 1])
-    return accepted, sample(law, u)
+    return accepted, sample(probs, u)

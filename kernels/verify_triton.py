@@ -42,7 +42,9 @@ def accepted_drafts(
 
 
 @triton.jit
-def tile_of_laws(q: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor, rejected: tl.tensor) -> tl.tensor:
+def tile_of_distributions(
+    q: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor, rejected: tl.tensor
+) -> tl.tensor:
     """One tile of the residual (of p itself where nothing was rejected; q is then not read) and of p."""
     inside = offsets < V
     target = tl.load(p + offsets, mask=inside, other=0.0).to(tl.float32)
@@ -52,7 +54,8 @@ def tile_of_laws(q: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor, r
 
 @triton.jit
 def tile_without(token: tl.tensor, p: tl.tensor, offsets: tl.tensor, V: tl.tensor) -> tl.tensor:
-    """One tile of the residual of a one-hot law, which is p without the token (-1: nothing was rejected), and of p."""
+    """One tile of the residual of a one-hot distribution, which is p without the token (-1: nothing was rejected), and
+    of p."""
     target = tl.load(p + offsets, mask=offsets < V, other=0.0).to(tl.float32)
     return tl.where(offsets == token, 0.0, target), target
 
@@ -75,7 +78,7 @@ def pick_tile(
     """From masses [2, tiles] of residual and target: tile, mass before it, threshold, and whether the target is used.
 
     Masses are in units of ``factors`` (a number, or one per tile). A residual without mass means p = q up to rounding,
-    where p itself is the law.
+    where p itself is the distribution.
     """
     lanes = tl.arange(0, LANES)
     residual = tl.load(masses + lanes, mask=lanes < tiles, other=0.0) * factors
@@ -105,7 +108,7 @@ def _masses(
         token = tl.load(tokens + row * K + n, mask=n < length, other=-1)
         residual, target = tile_without(token, p + start, offsets, V)
     else:
-        residual, target = tile_of_laws(q + start, p + start, offsets, V, n < length)
+        residual, target = tile_of_distributions(q + start, p + start, offsets, V, n < length)
     tl.store(masses + row * 2 * tiles + tile, tl.sum(residual, 0))
     tl.store(masses + (row * 2 + 1) * tiles + tile, tl.sum(target, 0))
     if tile == 0:
@@ -129,7 +132,7 @@ def _draw(
         drafted = tl.load(tokens + row * K + n, mask=rejected, other=-1)
         residual, target = tile_without(drafted, p, tile * BLOCK + lanes, V)
     else:
-        residual, target = tile_of_laws(q + (row * K + n) * V, p, tile * BLOCK + lanes, V, rejected)
+        residual, target = tile_of_distributions(q + (row * K + n) * V, p, tile * BLOCK + lanes, V, rejected)
     token = tile * BLOCK + pick_lane(tl.where(use_target, target, residual), before, threshold, lanes, BLOCK)
     tl.store(out + row, token.to(tl.int64))
 
@@ -176,8 +179,8 @@ def launch(
     """``chain_verify`` on a CUDA device (or in Triton's interpreter), with the same uniforms.
 
     Inputs that are not contiguous cost a copy; beyond its results it allocates two fp32 numbers per request and tile.
-    The mass of a law is summed in fp32 tile by tile, so a uniform within rounding (1e-7 of the mass) of a boundary
-    between two tokens may fall to the other side than in the reference.
+    The mass of a distribution is summed in fp32 tile by tile, so a uniform within rounding (1e-7 of the mass) of a
+    boundary between two tokens may fall to the other side than in the reference.
 
     Raises:
         UserError: a shape that does not fit, or a dtype other than fp32, bf16 and fp16.

@@ -22,7 +22,7 @@ from bebop.kernels.row_losses import NUMBERS, RowLosses, accumulator
 CHUNK_ELEMENTS = {"cuda": 2**24, "cpu": 2**16}
 FLOOR = -1e30  # a maximum of -inf, in a shard without mass, would give -inf - -inf
 
-Law = tuple[Tensor, Tensor]  # logarithms and probabilities [R, V / size]
+Distribution = tuple[Tensor, Tensor]  # logarithms and probabilities [R, V / size]
 
 
 def parallel_row_losses(
@@ -46,9 +46,9 @@ def parallel_row_losses(
     tops, totals, offset = _normalisers(pair, temperature, dtype, group)
     rows, width = draft_logits.shape
 
-    def laws(some: slice) -> tuple[Law, Law]:
+    def distributions(some: slice) -> tuple[Distribution, Distribution]:
         q, p = (
-            _law(x[some].to(dtype) / temperature, top[some], total[some])
+            _distribution(x[some].to(dtype) / temperature, top[some], total[some])
             for x, top, total in zip(pair, tops, totals, strict=True)
         )
         return q, p
@@ -60,15 +60,15 @@ def parallel_row_losses(
 
     sums = torch.zeros(6, rows, dtype=dtype, device=draft_logits.device)
     for some in _chunks(rows, width, sums.device):
-        sums[:, some] = _sums(*laws(some), hits(some), kind)
+        sums[:, some] = _sums(*distributions(some), hits(some), kind)
     dist.all_reduce(sums, group=group)
     alpha, _, q_entropy, p_entropy, divergence, target_log = sums
-    lost = torch.where((totals > 0).all(0), 0.0, torch.nan).to(dtype)  # rows that are no laws
+    lost = torch.where((totals > 0).all(0), 0.0, torch.nan).to(dtype)  # rows that are no distributions
     grad = torch.empty_like(draft_logits, memory_format=torch.contiguous_format) if need_grad else None
     for some in _chunks(rows, width, sums.device) if grad is not None else ():
         assert grad is not None
         slope = 1 / temperature + lost[some, None]
-        grad[some] = _gradient(*laws(some), hits(some), sums[:, some], kind, eta) * slope
+        grad[some] = _gradient(*distributions(some), hits(some), sums[:, some], kind, eta) * slope
     loss = LOSSES[kind].value(alpha, divergence, p_entropy, eta)
     numbers = (loss, alpha, q_entropy, p_entropy, *([target_log] if needs_labels(kind) else []))
     return RowLosses(grad=grad, **{name: x + lost for name, x in zip(NUMBERS, numbers, strict=False)})
@@ -100,12 +100,12 @@ def _normalisers(
     return tops, totals, sum(int(x[-1]) for x in every[: dist.get_rank(group)])
 
 
-def _law(scaled: Tensor, top: Tensor, total: Tensor) -> Law:
+def _distribution(scaled: Tensor, top: Tensor, total: Tensor) -> Distribution:
     shifted = scaled - top[:, None]
     return shifted - total.log()[:, None], shifted.exp() * (1 / total)[:, None]
 
 
-def _sums(draft: Law, target: Law, hit: Tensor | None, kind: str) -> Tensor:
+def _sums(draft: Distribution, target: Distribution, hit: Tensor | None, kind: str) -> Tensor:
     """This shard's part [6, R] of overlap, S, the entropies, the kind's divergence and the second sum of that."""
     (q_log, q), (p_log, p) = draft, target
     divergence, tile = LOSSES[kind].divergence, (q, q_log, p, p_log, hit)
@@ -117,7 +117,9 @@ def _sums(draft: Law, target: Law, hit: Tensor | None, kind: str) -> Tensor:
     return torch.stack([x.sum(-1) for x in terms])
 
 
-def _gradient(draft: Law, target: Law, hit: Tensor | None, sums: Tensor, kind: str, eta: float) -> Tensor:
+def _gradient(
+    draft: Distribution, target: Distribution, hit: Tensor | None, sums: Tensor, kind: str, eta: float
+) -> Tensor:
     """T * d loss / d logits [R, V / size], see the table of ``draft_losses.py``; sums [6, R] are of whole rows."""
     (q_log, q), (p_log, p) = draft, target
     alpha, below, _, _, total, second = sums

@@ -80,13 +80,13 @@ def speculation(decoding: DecodingConfig, own: SglangConfig, folder: Path, devic
 
 def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> None:
     """Raise ``UserError`` for a way of decoding that SGLang does not have."""
-    system, heat = decoding.system, decoding.draft_temperature
+    system, temperature = decoding.system, decoding.draft_temperature
     if system not in SYSTEMS:
         raise UserError(f"decoding.system={system!r} is not possible with SGLang: choose one of {', '.join(SYSTEMS)}")
-    if heat is not None and not (heat == 0 and system == "target_only"):
+    if temperature is not None and not (temperature == 0 and system == "target_only"):
         raise UserError(
-            f"decoding.draft_temperature={heat} is not possible with SGLang: it drafts at the target's temperature; "
-            "give null, or decoding.system=target_only for greedy drafts"
+            f"decoding.draft_temperature={temperature} is not possible with SGLang: it drafts at the target's "
+            "temperature; give null, or decoding.system=target_only for greedy drafts"
         )
     sampled = system in ("bebop", "bebop_adaptive")
     if own.block_verification and (device != "cuda" or not sampled):
@@ -126,12 +126,12 @@ def refuse_vocabulary(folder: Path) -> None:
         )
 
 
-def refuse_law(params: SamplingParams, speculative: bool, rescored: bool) -> None:
-    """Raise ``UserError`` for a law that SGLang would not sample from, or whose log-probs it does not give."""
+def refuse_sampling(params: SamplingParams, speculative: bool, rescored: bool) -> None:
+    """Raise ``UserError`` for a distribution that SGLang would not sample from, or whose log-probs it does not give."""
     if params.repetition_penalty != 1.0:
         raise UserError(
-            f"repetition_penalty={params.repetition_penalty} is not possible with SGLang: its penalty is another law "
-            "than the trainer's, and a relaxed one under verification; give 1"
+            f"repetition_penalty={params.repetition_penalty} is not possible with SGLang: its penalty is another "
+            "distribution than the trainer's, and a relaxed one under verification; give 1"
         )
     if params.min_p > 0 and speculative:
         raise UserError(f"min_p={params.min_p} is not possible with SGLang's drafts: verification ignores it; give 0")

@@ -11,11 +11,11 @@ from bebop.config import JobConfig
 from bebop.config_sglang import SglangConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve
-from bebop.rollout.sglang_arguments import pause_mode, refuse_law, refuse_loop, refuse_system, server_arguments
+from bebop.rollout.sglang_arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
 from bebop.rollout.sglang_backend import INTERPRETER, Backend, LocalBackend
-from bebop.rollout.sglang_carriers import Carrier, DiskCarrier, DistributedCarrier, TensorCarrier
 from bebop.rollout.sglang_engine import EngineSpec, SglangEngine
 from bebop.rollout.sglang_http import Fleet, HttpBackend
+from bebop.rollout.sglang_transfer import DiskCarrier, DistributedCarrier, TensorCarrier, WeightTransfer
 from bebop.rollout.sglang_weights import stored_head
 from bebop.rollout.text import AnswerText
 from bebop.trajectory import SamplingParams
@@ -47,23 +47,23 @@ def make_engine(config: JobConfig) -> tuple[SglangEngine, tuple[int, ...]]:
         retries=own.retries,
     )
     backend = make_backend(config, own, folder, spec.monitor_every)
-    carrier = make_carrier(own, folder, find_device(config.model))
-    engine = SglangEngine(backend, carrier, spec, AnswerText(tokenizer), head)
+    transfer = make_carrier(own, folder, find_device(config.model))
+    engine = SglangEngine(backend, transfer, spec, AnswerText(tokenizer), head)
     return engine, end_tokens(folder, tokenizer.eos_token_id)
 
 
 def check_job(config: JobConfig) -> None:
     """Raise ``UserError`` for what SGLang cannot do for this job, before anything is started."""
-    own, folder, law = config.rollout.sglang, resolve(config.model.path), config.rollout.sampling
-    if find_spec("sglang") is None and not (own.urls and own.carrier == "disk"):
+    own, folder, sampling = config.rollout.sglang, resolve(config.model.path), config.rollout.sampling
+    if find_spec("sglang") is None and not (own.urls and own.transfer == "disk"):
         raise UserError("rollout=sglang needs SGLang: pip install 'bebop-rl[sglang]', see recipes/sglang")
     refuse_loop(config)
     refuse_system(config.decoding, own, _device(config))
     speculative = config.decoding.system != "autoregressive"
     params = SamplingParams(
-        top_k=law.top_k, top_p=law.top_p, min_p=law.min_p, repetition_penalty=law.repetition_penalty
+        top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, repetition_penalty=sampling.repetition_penalty
     )
-    refuse_law(params, speculative, config.algorithm.rescore)
+    refuse_sampling(params, speculative, config.algorithm.rescore)
     layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
     if speculative and mtp_layout(folder, layers) is None:
         raise UserError(
@@ -83,12 +83,12 @@ def make_backend(config: JobConfig, own: SglangConfig, folder: Path, every: int)
     return LocalBackend(server_arguments(config, own, folder, device), environment)
 
 
-def make_carrier(own: SglangConfig, folder: Path, device: torch.device) -> Carrier:
+def make_carrier(own: SglangConfig, folder: Path, device: torch.device) -> WeightTransfer:
     """How weights travel."""
-    if own.carrier == "disk":
+    if own.transfer == "disk":
         assert own.folder is not None
         return DiskCarrier(Path(own.folder), folder)
-    if own.carrier == "distributed":
+    if own.transfer == "distributed":
         return DistributedCarrier(own.tensor_parallel, own.address, device)
     return TensorCarrier(own.tensor_parallel, text=bool(own.urls))
 

@@ -1,7 +1,7 @@
 """What lets SGLang verify drafts on a CPU, through Triton's interpreter: for tests, not for speed.
 
 Two functions exist for CUDA only and have a Triton version in SGLang itself. The third, target-only sampling, is
-rejection sampling of a one-hot draft law, for which there is a Triton kernel too.
+rejection sampling of a one-hot draft distribution, for which there is a Triton kernel too.
 """
 
 from typing import Any

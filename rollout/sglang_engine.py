@@ -19,11 +19,11 @@ from bebop.errors import UserError
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.decoding.protocols import System
 from bebop.rollout.engine import EngineDied, Finished, Request
-from bebop.rollout.sglang_arguments import refuse_law, sampling_arguments
+from bebop.rollout.sglang_arguments import refuse_sampling, sampling_arguments
 from bebop.rollout.sglang_backend import Backend
-from bebop.rollout.sglang_carriers import Carrier
 from bebop.rollout.sglang_outputs import completion, nothing, refused
-from bebop.rollout.sglang_weights import WeightWatch, shipment
+from bebop.rollout.sglang_transfer import WeightTransfer
+from bebop.rollout.sglang_weights import WeightWatch, update
 from bebop.rollout.text import TextOf
 from bebop.trajectory import Completion, SamplingParams
 
@@ -46,7 +46,7 @@ class EngineSpec:
     dtype: torch.dtype  # of the engine's weights
     pause: Pause
     colocated: bool  # whether memory is given away when all answers are there, until new weights come
-    rescored: bool  # whether the trainer computes behaviour log-probs itself
+    rescored: bool  # whether the trainer computes rollout log-probs itself
     seeded: bool  # whether each answer has a seed of its own
     monitor_every: int
     timeout: float  # seconds in which nothing is finished
@@ -60,10 +60,10 @@ class SglangEngine:
     """
 
     def __init__(
-        self, backend: Backend, carrier: Carrier, spec: EngineSpec, text: TextOf, head: Mapping[str, Tensor]
+        self, backend: Backend, transfer: WeightTransfer, spec: EngineSpec, text: TextOf, head: Mapping[str, Tensor]
     ) -> None:
         """``head``: the checkpoint's MTP head, under the names of ``MTPHead``; empty if it has none."""
-        self.backend, self.carrier, self.spec, self.text = backend, carrier, spec, text
+        self.backend, self.transfer, self.spec, self.text = backend, transfer, spec, text
         self.version = 0
         self.head = fingerprint(head, spec.dtype) if head else ""
         self._news = threading.Condition()
@@ -81,7 +81,7 @@ class SglangEngine:
         threading.Thread(target=self._loop.run_forever, name="sglang", daemon=True).start()
         self._run(backend.start(), limit=math.inf)
         draft = {f"mtp.{name}": tensor for name, tensor in head.items()}
-        load = shipment(draft, 0, spec.layout, spec.layers)
+        load = update(draft, 0, spec.layout, spec.layers)
         self._watch.begin(self._run(self._checksums()), load.draft if spec.drafts else {})
         if spec.drafts and spec.monitor_every:
             self._run(self._test_plugin())
@@ -95,7 +95,7 @@ class SglangEngine:
         """Queue a request."""
         assert self._awake, "the weights are not there: new ones have to come first"
         spec, params = self.spec, request.params
-        refuse_law(params, spec.drafts > 0, spec.rescored)
+        refuse_sampling(params, spec.drafts > 0, spec.rescored)
         if not request.token_ids:
             raise UserError("an empty prompt cannot be continued: give at least one token")
         if len(request.token_ids) + params.max_new_tokens > spec.max_length:
@@ -229,9 +229,9 @@ class SglangEngine:
 
     async def _update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """A failure leaves the engine paused: nobody knows its weights."""
-        load = shipment(weights, version, self.spec.layout, self.spec.layers)
+        load = update(weights, version, self.spec.layout, self.spec.layers)
         await self.backend.control("pause_generation", {"mode": self.spec.pause})
-        await self.carrier.send(self.backend, load, flush=self.spec.pause != "in_place")
+        await self.transfer.send(self.backend, load, flush=self.spec.pause != "in_place")
         self._watch.verify(await self._checksums(), load)
         self.version, self._cache = version, uuid4().hex  # before answers go on: those that were cut are asked again
         await self.backend.control("continue_generation", {"torch_empty_cache": torch.cuda.is_available()})

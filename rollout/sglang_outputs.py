@@ -64,7 +64,7 @@ def _reason(meta: Mapping[str, Any]) -> FinishReason:
 
 
 def _logprobs(meta: Mapping[str, Any], ids: NDArray[np.int64], params: SamplingParams) -> NDArray[np.float32]:
-    """log p of each token. SGLang gives log softmax(logits / T); the greedy law has log p = 0 instead."""
+    """log p of each token. SGLang gives log softmax(logits / T); the greedy distribution has log p = 0 instead."""
     if params.temperature == 0:
         return np.zeros(len(ids), dtype=np.float32)
     rows = (meta.get("output_token_logprobs") or [])[: len(ids)]

@@ -35,7 +35,8 @@ class Measure:
     """Wraps SGLang's verification; one in ``every`` steps gets an entry per request in ``meta_info``.
 
     An entry: ``accepted`` drafts, ``weight`` (the steps that it stands for), and per draft position ``overlap``,
-    ``target_only``, ``draft_entropy`` and ``target_entropy``. Greedy requests have none of these laws, and no entry.
+    ``target_only``, ``draft_entropy`` and ``target_entropy``. Greedy requests have none of these distributions, and no
+    entry.
     """
 
     def __init__(self, every: int, reports: Callable[[], bool] | None = None) -> None:
@@ -57,7 +58,7 @@ class Measure:
     def _entries(self, verify: Any, sampling: Any, logits: Tensor, lengths: Tensor) -> list[dict[str, Any]]:
         """One entry a request. SGLang has put penalties and masks into the logits [B*(K+1), V] by now."""
         rows, width = len(lengths), verify.draft_token_num
-        target = _law(logits, sampling, width).view(rows, width, -1)[:, :-1]
+        target = _distribution(logits, sampling, width).view(rows, width, -1)[:, :-1]
         drafted = verify.draft_token.view(rows, width)[:, 1:]
         names = ("overlap", "target_only", "draft_entropy", "target_entropy")
         stats = statistics(verify.draft_probs, target, drafted)
@@ -70,14 +71,15 @@ class Measure:
 
 
 def statistics(draft: Tensor | None, target: Tensor, drafted: Tensor) -> PairStats:
-    """Of draft laws q [B, K, V], or None for greedy drafts, and target laws p [B, K, V]; ``drafted`` is [B, K]."""
+    """Of draft distributions q [B, K, V], or None for greedy drafts, and target distributions p [B, K, V]; ``drafted``
+    is [B, K]."""
     if draft is None:
         draft = torch.zeros_like(target).scatter_(-1, drafted.long()[..., None], 1.0)
     return pair_stats(draft.flatten(0, 1), target.flatten(0, 1), from_logits=False)
 
 
-def _law(logits: Tensor, sampling: Any, width: int) -> Tensor:
-    """The target's laws [B*(K+1), V] as verification uses them: temperature, top-k, top-p."""
+def _distribution(logits: Tensor, sampling: Any, width: int) -> Tensor:
+    """The target's distributions [B*(K+1), V] as verification uses them: temperature, top-k, top-p."""
     probs = (logits.float() / sampling.temperatures.repeat_interleave(width, 0)).softmax(-1)
     if not (sampling.need_top_k_sampling or sampling.need_top_p_sampling):
         return probs

@@ -20,7 +20,7 @@ SAMPLE = 1 << 16  # elements of a tensor that tell whether it changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shipment:
+class WeightUpdate:
     """Weights under the names that checkpoints have."""
 
     target: dict[str, Tensor]
@@ -35,13 +35,13 @@ class Shipment:
         return "target" if self.target else "draft"
 
 
-def shipment(weights: Mapping[str, Tensor], version: int, layout: str, layers: int) -> Shipment:
+def update(weights: Mapping[str, Tensor], version: int, layout: str, layers: int) -> WeightUpdate:
     """From ``Policy.weights`` to checkpoint names; the head's go under the names of its layout."""
     backbone, head = "backbone.", "mtp."
     target = {name.removeprefix(backbone): t for name, t in weights.items() if name.startswith(backbone)}
     own = {name.removeprefix(head): t for name, t in weights.items() if name.startswith(head)}
     assert len(target) + len(own) == len(weights), f"unknown weights among {list(weights)[:3]}, ..."
-    return Shipment(target=split_experts(target), draft=to_layout(own, LAYOUTS[layout], layers), version=version)
+    return WeightUpdate(target=split_experts(target), draft=to_layout(own, LAYOUTS[layout], layers), version=version)
 
 
 def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ class WeightWatch:
         if draft:
             self.sent["draft"] = self._mark(draft)
 
-    def verify(self, reply: Mapping[str, Any], load: Shipment) -> None:
+    def verify(self, reply: Mapping[str, Any], load: WeightUpdate) -> None:
         """Raise ``EngineDied`` if the checksums of now do not follow from those before and what was sent."""
         now = by_role(reply)
         for role, tensors in (("target", load.target), ("draft", load.draft)):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bebop.rollout.decoding.laws import Laws
+from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.trajectory import STRETCH, SamplingParams
 
 STATS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
@@ -68,7 +68,7 @@ class Slots:
         self.columns: dict[str, Tensor] = {}  # name -> [S, ...] what a part of the decoding system keeps per request
         self._fresh: dict[str, Tensor] = {}  # name -> [...] what a new request starts from
         self._latest: tuple[Tensor, Tensor, Tensor] | None = None  # what ``record`` was given last, with its stretches
-        self._laws: tuple[int, Laws] | None = None
+        self._sampling: tuple[int, BatchSampling] | None = None
 
     def add(self, name: str, fresh: Tensor) -> Tensor:
         """A column [S, ...] (fp64) of one's own: requests start from ``fresh`` [...], rows move, aborted ones resume.
@@ -112,8 +112,8 @@ class Slots:
         self.oldest[rows] = version
         for name, column in self.columns.items():
             column[rows] = self._fresh[name]
-        laws = [(p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty) for p in params]
-        self.settings[rows] = torch.tensor(laws, device=self.device)
+        sampling = [(p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty) for p in params]
+        self.settings[rows] = torch.tensor(sampling, device=self.device)
         penalised = [i for i, p in enumerate(params) if p.repetition_penalty != 1.0]
         if penalised and self.seen is None:
             shape = (self.sizes.slots, self.sizes.vocab)
@@ -122,7 +122,7 @@ class Slots:
             self.seen[rows] = False
             for i in penalised:
                 self.seen[first + i, torch.tensor(contexts[i], device=self.device)] = True
-        self._laws = None
+        self._sampling = None
 
     def record(self, sums: Tensor, emitted: Tensor) -> None:
         """Add a cycle of the first B slots: sums [B, n, K] of the first n of STATS, and tokens emitted [B].
@@ -150,16 +150,16 @@ class Slots:
         """Move a slot's state; its cache entries are moved by the model runner."""
         for tensor in self._all():
             tensor[target] = tensor[source]
-        self._laws = None
+        self._sampling = None
 
-    def laws(self, batch: int) -> Laws:
-        """The sampling laws of the first ``batch`` slots; neutral settings cost nothing."""
-        if self._laws is None or self._laws[0] != batch:
+    def sampling(self, batch: int) -> BatchSampling:
+        """The sampling distributions of the first ``batch`` slots; neutral settings cost nothing."""
+        if self._sampling is None or self._sampling[0] != batch:
             columns = {}
             for i, (name, neutral) in enumerate(NEUTRAL.items()):
                 column = self.settings[:batch, i]
                 columns[name] = None if bool((column == neutral).all()) else column
             if columns["top_k"] is not None:
                 columns["top_k"] = columns["top_k"].long()
-            self._laws = (batch, Laws(**columns))
-        return self._laws[1]
+            self._sampling = (batch, BatchSampling(**columns))
+        return self._sampling[1]

@@ -16,8 +16,8 @@ from bebop.rollout.decoding.protocols import System
 from bebop.rollout.decoding.step import cycle
 from bebop.rollout.engine import Finished, Request
 from bebop.rollout.room import check_memory, check_positions
-from bebop.rollout.runner import ModelRunner
 from bebop.rollout.slots import STATS, Slots, SlotSizes
+from bebop.rollout.target import Target
 from bebop.rollout.text import AnswerText
 from bebop.trajectory import Completion, DecodeStats, FinishReason, add_stretches
 
@@ -56,7 +56,7 @@ class TorchEngine:
         )
         self.slots = Slots(sizes, policy.backbone.dtype, policy.device)
         self.length = system.length(self.slots)
-        self.runner = ModelRunner(policy, self.slots)
+        self.runner = Target(policy, self.slots)
         self.version = 0
         self.head = self._fingerprint()
         self.waiting: deque[Request] = deque()
@@ -127,7 +127,7 @@ class TorchEngine:
             self.slots.oldest[: len(self.active)] = version
 
     def set_system(self, system: System) -> None:
-        """Running requests go on with it, whose output law is the same if both systems are exact."""
+        """Running requests go on with it, whose output distribution is the same if both systems are exact."""
         drafts, room = system.drafts, self.slots.sizes.drafts
         if (system.drafter is not None and room == 0) or drafts > room:
             raise UserError(f"decoding.draft_tokens={drafts} is not possible now: the engine has room for {room}")

@@ -159,17 +159,17 @@ class RolloutWorker:
             self.engine.add(Request(id=prompt.index * size + member, token_ids=prompt.token_ids, params=params))
 
     def _params(self, answer: int) -> SamplingParams:
-        """The law of one answer; its seed depends on the job's seed and the answer's number alone."""
-        law = self.config.rollout.sampling
+        """The distribution of one answer; its seed depends on the job's seed and the answer's number alone."""
+        sampling = self.config.rollout.sampling
         return SamplingParams(
-            temperature=law.temperature,
-            top_k=law.top_k,
-            top_p=law.top_p,
-            min_p=law.min_p,
-            repetition_penalty=law.repetition_penalty,
-            max_new_tokens=law.max_new_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            max_new_tokens=sampling.max_new_tokens,
             stop_token_ids=self.eos,
-            stop=law.stop,
+            stop=sampling.stop,
             seed=(self.config.runtime.seed << 40) + answer,
         )
 

@@ -25,7 +25,8 @@ def letters(vocab_size: int) -> PreTrainedTokenizerFast:
 def tiny_policy(
     vocab_size: int = 12, *, seed: int = 0, layers: int = 2, dtype: torch.dtype = torch.float32, sharp: float = 12.0
 ) -> Policy:
-    """A random Qwen2 policy with an MTP head whose laws are neither flat nor peaked, and differ from the target's."""
+    """A random Qwen2 policy with an MTP head whose distributions are neither flat nor peaked, and differ from the
+    target's."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,

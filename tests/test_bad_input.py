@@ -67,7 +67,7 @@ RUN = [
     ("rollout=sglang rollout.sglang.urls=[ftp://a]", "ftp://a"),
     ("rollout=sglang rollout.sglang.urls=['http://']", "http://"),
     ("rollout=sglang rollout.sglang.adaptive_steps=no.json", "'no.json'"),
-    ("rollout=sglang rollout.sglang.carrier=disk", "rollout.sglang.folder=None"),
+    ("rollout=sglang rollout.sglang.transfer=disk", "rollout.sglang.folder=None"),
     ("+task.path=no.jsonl", "task.path='no.jsonl'"),
     ("+task.path=rows.txt", "task.path='rows.txt'"), ("model.dtype=float16", "model.dtype='float16'"),
     ("model.device=gpu", "model.device='gpu'"), ("model.device=cuda:x", "model.device='cuda:x'"),

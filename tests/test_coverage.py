@@ -90,9 +90,13 @@ def decoded(rng: Rng, tasks: np.ndarray, rate: np.ndarray) -> Measured:  # type:
     for _ in range(DEPTH):
         chain.append(rng.binomial(chain[-1], np.clip(rate, 0, 1)))
     reached, accepted = (np.stack(part, 1).astype(float) for part in (chain[:-1], chain[1:]))
-    heat = reached * (1.5 - rate)[:, None]
+    temperature = reached * (1.5 - rate)[:, None]
     sums = dict(
-        zip(SUMS, (reached, accepted, reached * rate[:, None], reached * rate[:, None] * 0.9, heat, heat), strict=True)
+        zip(
+            SUMS,
+            (reached, accepted, reached * rate[:, None], reached * rate[:, None] * 0.9, temperature, temperature),
+            strict=True,
+        )
     )
     return Measured(
         tasks=tuple(tasks), cycles=cycles.astype(float), tokens=(cycles + accepted.sum(1)).astype(float), **sums
@@ -116,11 +120,15 @@ def probed(rng: Rng, texts: int) -> Probe:
     row = np.repeat(np.arange(texts), rng.integers(5, 60, texts))
     # Every third text is warm: tokens, and texts, of high entropy are rare.
     warmth = np.exp(0.4 * rng.normal(size=texts))[row, None] * np.ones((1, DEPTH))
-    heat = 0.3 * warmth * rng.gamma(1.0, 1.0, (len(row), DEPTH))
+    temperature = 0.3 * warmth * rng.gamma(1.0, 1.0, (len(row), DEPTH))
     steep = (SLOPE + 0.05 * rng.normal(size=texts))[row, None]
-    overlap = 0.1 + rate[row, None] + steep * heat + 0.1 * rng.normal(size=heat.shape)
-    greedy = overlap - 0.02 + 0.1 * rng.normal(size=heat.shape) + 0.03 * rng.normal(size=texts)[row, None]
-    numbers = dict.fromkeys(NUMBERS, overlap) | {"target_only": greedy, "target_entropy": heat, "draft_entropy": heat}
+    overlap = 0.1 + rate[row, None] + steep * temperature + 0.1 * rng.normal(size=temperature.shape)
+    greedy = overlap - 0.02 + 0.1 * rng.normal(size=temperature.shape) + 0.03 * rng.normal(size=texts)[row, None]
+    numbers = dict.fromkeys(NUMBERS, overlap) | {
+        "target_only": greedy,
+        "target_entropy": temperature,
+        "draft_entropy": temperature,
+    }
     accept, accept_greedy = (1 + np.clip(x, 0, 1).cumprod(1).sum(1) for x in (overlap, greedy))
     place = np.arange(len(row))
     return Probe(row=row, place=place, task=tasks[row], numbers=numbers, accept=accept, accept_greedy=accept_greedy)
@@ -147,7 +155,8 @@ def on_text(rng: Rng, texts: int) -> dict[str, Interval]:
 
 
 def estimated(rng: Rng, answers: int) -> dict[str, Interval]:
-    """Two drafts a cycle from laws over two tokens, answers with laws of their own; and text of the target."""
+    """Two drafts a cycle from distributions over two tokens, answers with distributions of their own; and text of the
+    target."""
     ease = np.clip(0.6 + 0.1 * rng.normal(size=answers), 0.2, 0.9)
     answer = np.repeat(np.arange(answers), rng.integers(5, 40, answers))
     off = rng.normal(0.15, 0.06, answers)[answer]

@@ -115,7 +115,8 @@ def files(root: Path = ROOT) -> Iterator[Path]:
 
 
 def module_name(path: Path) -> str:
-    """rollout/decoding/laws.py -> bebop.rollout.decoding.laws; recipes/verl/plugin.py -> bebop.verl_job.plugin."""
+    """rollout/decoding/distributions.py -> bebop.rollout.decoding.sampling; recipes/verl/plugin.py ->
+    bebop.verl_job.plugin."""
     if (lent := LENT.get("/".join(path.parts[:2]))) is not None:
         path = Path("bebop", lent, *path.parts[2:])
         return ".".join([*path.parts[:-1], path.stem])
@@ -300,7 +301,7 @@ PLANTED = [
     (floor_violations, "bebop.kernels.verify", "from bebop.model.backbone import Policy"),
     (floor_violations, "bebop.buffer", "from bebop import loop"),
     (floor_violations, "bebop.loop", "def f():\n    import bebop.runtime"),
-    (floor_violations, "bebop.rollout.decoding.laws", "from bebop.rollout.decoding.step import cycle"),
+    (floor_violations, "bebop.rollout.decoding.sampling", "from bebop.rollout.decoding.step import cycle"),
     (floor_violations, "bebop.rollout.engine", "import importlib\nimportlib.import_module('bebop.rollout.worker')"),
     (floor_violations, "bebop.trainer.actor", "from recipes.tiny.data import examples"),
     (floor_violations, "bebop.somewhere", ""),
@@ -325,7 +326,7 @@ def test_planted_imports_are_caught(rule, module: str, source: str) -> None:
     ("rule", "module", "source"),
     [
         (floor_violations, "bebop.runtime", "from bebop.loop import Loop"),
-        (floor_violations, "bebop.rollout.decoding.step", "from bebop.rollout.runner import ModelRunner"),
+        (floor_violations, "bebop.rollout.decoding.step", "from bebop.rollout.target import Target"),
         (side_violations, "bebop.runtime", "from bebop.rollout import worker\nfrom bebop.trainer import policy"),
         (door_violations, "bebop.rollout.sglang_engine", "import sglang"),
         (door_violations, "bebop.runtime", "import ray.util"),

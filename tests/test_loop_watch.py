@@ -14,8 +14,8 @@ import pytest
 from bebop.config import DecodingConfig, JobConfig, from_dict
 from bebop.loop import Loop
 from bebop.metrics import Metrics
-from bebop.monitor.bank import BankReading, BankText, Sweep
 from bebop.monitor.controller import Action
+from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.watch import Seen, Watch
 from bebop.trajectory import Batch, Prompt
 from tests.test_loop import GROUPS, SIZE, FakeReport, FakeSink, FakeTrainer, FakeWorker, answer
@@ -53,7 +53,7 @@ class Teaching(FakeTrainer):
 
     heads: int = 0
     cotrained: list[bool] = field(default_factory=list)
-    read: list[tuple[int, tuple[BankText, ...], bool, str]] = field(default_factory=list)
+    read: list[tuple[int, tuple[ProbeText, ...], bool, str]] = field(default_factory=list)
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         self.cotrained.append(cotrain)
@@ -67,11 +67,11 @@ class Teaching(FakeTrainer):
     async def head_fingerprint(self) -> str:
         return f"head {self.heads}"
 
-    async def read_bank(
-        self, texts: Sequence[BankText], sweep: bool, decoding: DecodingConfig
-    ) -> tuple[BankReading, Sweep | None]:
+    async def read_probe_set(
+        self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
+    ) -> tuple[ProbeReading, Sweep | None]:
         self.read.append((self.version, tuple(texts), sweep, decoding.system))
-        reading = BankReading(overlap=np.full(8, 0.7), entropy=np.linspace(0, 1, 8), chance=0.1)
+        reading = ProbeReading(overlap=np.full(8, 0.7), entropy=np.linspace(0, 1, 8), chance=0.1)
         return reading, Sweep(bank=(reading, reading)) if sweep else None
 
 

@@ -18,7 +18,7 @@ def job(workers: int = 1, ranks: int = 1, engine: Any = "torch", device: str = "
     )
 
 
-SERVERS: dict[str, Any] = {"engine": "sglang", "urls": ("http://a:1",), "carrier": "disk", "folder": "x"}
+SERVERS: dict[str, Any] = {"engine": "sglang", "urls": ("http://a:1",), "transfer": "disk", "folder": "x"}
 CASES = [  # job, GPUs, of a rank, of a worker
     (job(), 0, 0, 0),
     (job(device="cpu"), 4, 0, 0),
@@ -30,7 +30,7 @@ CASES = [  # job, GPUs, of a rank, of a worker
     (job(engine="sglang", workers=2, ranks=4, tensor_parallel=2), 8, 1, 2),
     (job(engine="sglang", workers=3, ranks=4, tensor_parallel=2), 8, 1 / 2, 2),
     (job(ranks=4, **SERVERS), 4, 1, 0),
-    (job(ranks=3, **SERVERS | {"carrier": "distributed"}), 4, 1, 1),
+    (job(ranks=3, **SERVERS | {"transfer": "distributed"}), 4, 1, 1),
 ]
 
 

@@ -19,7 +19,7 @@ from bebop.config import DecodingConfig, JobConfig
 from bebop.loop import Loop
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_policy
-from bebop.monitor.bank import BankReading, BankText, Sweep
+from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.watch import Watch
 from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine
@@ -82,10 +82,10 @@ class Learner:
         self.after.get(learned[1], lambda: None)()
         return learned
 
-    async def read_bank(
-        self, texts: Sequence[BankText], sweep: bool, decoding: DecodingConfig
-    ) -> tuple[BankReading, Sweep | None]:
-        return self.worker.read_bank(texts, sweep, decoding)
+    async def read_probe_set(
+        self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
+    ) -> tuple[ProbeReading, Sweep | None]:
+        return self.worker.read_probe_set(texts, sweep, decoding)
 
     async def weights(self, head: bool) -> Any:
         return self.worker.weights(head)
@@ -168,14 +168,14 @@ def test_a_zeroed_head_and_a_skipped_sync_are_broken(tmp_path: Path) -> None:
 def test_a_higher_temperature_is_entropy(tmp_path: Path) -> None:
     job = Job(tmp_path, SPOILED + 4)
 
-    def heat() -> None:
+    def temperature() -> None:
         """As a resume with another temperature has it: engine and trainer alike."""
         sampling = dataclasses.replace(job.config.rollout.sampling, temperature=1.6)
         config = dataclasses.replace(job.config, rollout=dataclasses.replace(job.config.rollout, sampling=sampling))
         job.rollouts.worker.config = job.learner.worker.trainer.config = config
         job.learner.worker.trainer.scorer.temperature = 1.6
 
-    job.learner.after[SPOILED] = heat
+    job.learner.after[SPOILED] = temperature
     rows = job.run()
     assert set(states(rows[:SPOILED])) == {"steady"}
     assert "entropy-driven" in states(rows[SPOILED : SPOILED + 3]) and "broken" not in states(rows)

@@ -15,7 +15,7 @@ from bebop.command import writing
 from bebop.config import DecodingConfig, JobConfig
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_policy
-from bebop.monitor.bank import BankReading, BankText, Sweep
+from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trainer import checkpoint
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trajectory import Batch
@@ -25,7 +25,8 @@ class TrainerWorker:
     """Loads the policy, joins the other ranks and serves updates, weights and checkpoints."""
 
     def __init__(self, config: JobConfig, rank: int = 0, world: int = 1, init_method: str | None = None) -> None:
-        """``init_method``: where ``world`` > 1 ranks meet, as torch.distributed has it (``tcp://...``, ``file://...``)."""
+        """``init_method``: where ``world`` > 1 ranks meet, as torch.distributed has it (``tcp://...``,
+        ``file://...``)."""
         torch.set_num_threads(config.trainer.threads)
         torch.manual_seed(config.runtime.seed)  # the same on every rank: a fresh MTP head must be
         policy = load_policy(config.model)
@@ -41,11 +42,11 @@ class TrainerWorker:
         """Learn from a batch; metrics of all ranks together, and the new version. ``cotrain``: so does the head."""
         return self.trainer.update(batch, cotrain), self.trainer.version
 
-    def read_bank(
-        self, texts: Sequence[BankText], sweep: bool, decoding: DecodingConfig
-    ) -> tuple[BankReading, Sweep | None]:
+    def read_probe_set(
+        self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
+    ) -> tuple[ProbeReading, Sweep | None]:
         """The monitor's fixed texts under the weights of now, the same answer on every rank."""
-        return self.trainer.read_bank(texts, sweep, decoding)
+        return self.trainer.read_probe_set(texts, sweep, decoding)
 
     def version(self) -> int:
         """Updates finished so far."""

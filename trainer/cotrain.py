@@ -14,7 +14,7 @@ from bebop.metrics import Mean, Metrics
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.heads import HeadTrainer, State
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from bebop.trainer.packing import PackedRows
 from bebop.trainer.scorer import whole_tables
 
@@ -25,7 +25,7 @@ class CoTrainer:
     def __init__(self, policy: Policy, config: HeadConfig, temperature: float, rank: int = 0, world: int = 1) -> None:
         """``policy`` as it is handed to ``PolicyTrainer``, before its backbone is split over the ranks."""
         self.policy, self.world = policy, world
-        self.heads = HeadTrainer(policy, config, Law(temperature=temperature), rank, world, beside=True)
+        self.heads = HeadTrainer(policy, config, Sampling(temperature=temperature), rank, world, beside=True)
 
     @property
     def version(self) -> int:

@@ -21,7 +21,7 @@ from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
-from bebop.trainer.objectives import Law, Objective, make_objective, share, unroll
+from bebop.trainer.objectives import Objective, Sampling, make_objective, share, unroll
 from bebop.trainer.scorer import like, whole
 
 MAX_SKIPPED = 3  # steps in a row without a finite gradient before training gives up
@@ -33,10 +33,10 @@ Shared = tuple[Tensor, Tensor]  # token embedding and language-model head, both 
 class HeadLoss(nn.Module):
     """The whole pass, from tokens to the loss, in one ``forward``: FSDP2 gathers weights around it."""
 
-    def __init__(self, policy: Policy, law: Law, mixed: bool) -> None:
+    def __init__(self, policy: Policy, sampling: Sampling, mixed: bool) -> None:
         super().__init__()
         assert policy.mtp is not None
-        self.policy, self.law, self.mixed = policy, law, mixed
+        self.policy, self.sampling, self.mixed = policy, sampling, mixed
         self.backbone, self.mtp = policy.backbone, policy.mtp
 
     def forward(
@@ -56,7 +56,7 @@ class HeadLoss(nn.Module):
             weight = self.backbone.get_output_embeddings().weight if shared is None else shared[1]
             if self.mixed:
                 hidden, embeddings, weight = (x.to(torch.bfloat16) for x in (hidden, embeddings, weight))
-            steps = unroll(self.mtp, embeddings, hidden, weight, rows, self.law)
+            steps = unroll(self.mtp, embeddings, hidden, weight, rows, self.sampling)
             return objective(steps)
 
 
@@ -64,7 +64,13 @@ class HeadTrainer:
     """One rank of head training. With ``world`` > 1 a process group must be there and all ranks make the same calls."""
 
     def __init__(
-        self, policy: Policy, config: HeadConfig, law: Law, rank: int = 0, world: int = 1, beside: bool = False
+        self,
+        policy: Policy,
+        config: HeadConfig,
+        sampling: Sampling,
+        rank: int = 0,
+        world: int = 1,
+        beside: bool = False,
     ) -> None:
         """Takes ``policy`` over: its head changes in place; with several ranks both are split over them (FSDP2).
 
@@ -80,7 +86,7 @@ class HeadTrainer:
         if not beside:
             policy.backbone.eval().requires_grad_(False)
         policy.mtp.float().requires_grad_(True)
-        self.module = HeadLoss(policy, law, self.mixed)
+        self.module = HeadLoss(policy, sampling, self.mixed)
         if world > 1 and not beside:
             mesh = init_device_mesh(policy.device.type, (world,))
             for layer in policy.backbone.get_decoder().layers:

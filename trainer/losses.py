@@ -1,8 +1,9 @@
 """The policy loss: PPO-clip with truncated importance sampling, and how its tokens are averaged.
 
-Three log-probs of a token: *behaviour* (the engine, when it produced the token), *proximal* (the trainer at the start
-of the update) and the current one. The trust region is around proximal, the ratio pi / pi_prox; what the behaviour law
-differs from it is corrected by a constant weight, min(pi_prox / pi_behaviour, cap) (decoupled PPO, Hilton et al. 2021).
+Three log-probs of a token: *rollout* (the engine, when it produced the token), *proximal* (the trainer at the start
+of the update) and the current one. The trust region is around proximal, the ratio pi / pi_prox; what the rollout
+distribution differs from it is corrected by a constant weight, min(pi_prox / pi_behaviour, cap) (decoupled PPO, Hilton
+et al. 2021).
 
 Averages are taken over the whole minibatch, not over micro-batches: the weight of each token is fixed beforehand from
 the global counts, and a micro-batch contributes its weighted *sum*. Sums over micro-batches and ranks then give exactly
@@ -53,7 +54,7 @@ def policy_loss(
     logp: Tensor,
     entropy: Tensor,
     proximal: Tensor,
-    behaviour: Tensor,
+    rollout_logprobs: Tensor,
     advantages: Tensor,
     weights: Tensor,
     reference: Tensor | None = None,
@@ -65,7 +66,7 @@ def policy_loss(
     """
     ratio = (logp - proximal).clamp(-20, 20).exp()  # beyond e^20 the clip decides; inf * 0 would be NaN
     clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
-    tis = (proximal - behaviour).exp().clamp(max=config.tis_cap).detach()
+    tis = (proximal - rollout_logprobs).exp().clamp(max=config.tis_cap).detach()
     loss = -tis * torch.minimum(ratio * advantages, clipped * advantages)
     metrics: Metrics = {
         "train/clip_frac": mean(clipped * advantages < ratio * advantages),
@@ -91,25 +92,25 @@ def k3(logp: Tensor, reference: Tensor) -> Tensor:
     return log_x.exp() - log_x - 1
 
 
-def ratio_metrics(proximal: Tensor, behaviour: Tensor) -> Metrics:
-    """How far the trainer's law at the start of an update is from the one that produced the tokens, both [A].
+def ratio_metrics(proximal: Tensor, rollout_logprobs: Tensor) -> Metrics:
+    """How far the trainer's distribution at the start of an update is from the one that produced the tokens, both [A].
 
     ``rollout/logprob_diff`` is the mean |log p - log p|, over tokens of all weights: older ones add what was learned
     since.
     """
-    difference = proximal - behaviour
+    difference = proximal - rollout_logprobs
     return {"train/ratio_mean": mean(difference.exp()), "rollout/logprob_diff": mean(difference.abs())}
 
 
 def same_weights_metrics(rows: PackedRows, logp: Tensor, version: int) -> Metrics:
-    """How far two implementations of one law are apart: log-probs [A] of the trainer under the weights ``version``
-    against the engine's, over the tokens that these weights produced.
+    """How far two implementations of one distribution are apart: log-probs [A] of the trainer under the weights
+    ``version`` against the engine's, over the tokens that these weights produced.
 
     *Current* are those whose whole context was computed under them, ``train/ratio_tokens`` of them. For these,
     ``train/ratio_error_max`` beyond rounding is a bug. *Kept* are those that saw keys and values of older weights
-    (``rollout.on_update=keep``): there the engine's law is another one, and the distance says by how much.
+    (``rollout.on_update=keep``): there the engine's distribution is another one, and the distance says by how much.
     """
-    difference = logp - rows.behaviour
+    difference = logp - rows.rollout_logprobs
     own = rows.versions == version
     current, kept = own & (rows.contexts == version), own & (rows.contexts < version)
     metrics: Metrics = {"train/ratio_tokens": Sum(float(current.sum()))}

@@ -20,11 +20,11 @@ from bebop.trainer.chains import ChainRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Law:
-    """How logits become the laws that are compared: what rollouts sample with."""
+class Sampling:
+    """How logits become the distributions that are compared: what rollouts sample with."""
 
     temperature: float = 1.0
-    target_top_p: float = 1.0  # truncation of the target's law; the draft learns to follow it
+    target_top_p: float = 1.0  # truncation of the target's distribution; the draft learns to follow it
     target_top_k: int = 0  # 0 is all
 
     def options(self) -> dict[str, Any]:
@@ -41,16 +41,19 @@ class Steps:
     weight: Tensor  # [V, d], the language-model head of both
     tokens: Tensor  # [B, A, K], of the data
     mask: Tensor  # [B, A, K]
-    law: Law
+    sampling: Sampling
 
 
 Objective = Callable[[Steps], Tensor]
 
 
-def unroll(head: MTPHead, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: ChainRows, law: Law) -> Steps:
+def unroll(
+    head: MTPHead, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: ChainRows, sampling: Sampling
+) -> Steps:
     """Run the head's recursive steps on given text; embeddings and hidden states [B, L, d] of its tokens.
 
-    Step i at anchor t predicts token t + i + 1 and stands against the backbone's law at position t + i (SPEC 0.5).
+    Step i at anchor t predicts token t + i + 1 and stands against the backbone's distribution at position t + i (SPEC
+    0.5).
     """
     depth = max(1, int(rows.steps.max()))  # a rank without a step runs along: the others wait for its collectives
     embeddings, hidden = embeddings.detach(), hidden.detach()
@@ -63,7 +66,7 @@ def unroll(head: MTPHead, embeddings: Tensor, hidden: Tensor, weight: Tensor, ro
         weight=weight.detach(),
         tokens=torch.stack([rows.tokens(step) for step in range(1, depth + 1)], 2),
         mask=rows.mask(depth),
-        law=law,
+        sampling=sampling,
     )
 
 
@@ -71,9 +74,9 @@ def mean_over_steps(steps: Steps, kind: str) -> Tensor:
     """The mean of a single-step loss over all steps that exist, whatever their depth; 0 where there is none."""
     chosen = steps.mask
     labels = steps.tokens[chosen] if needs_labels(kind) else None
-    law = steps.law.options()
+    sampling = steps.sampling.options()
     found = linear_draft_loss(
-        steps.draft[chosen], steps.weight, steps.target[chosen], steps.weight, kind=kind, labels=labels, **law
+        steps.draft[chosen], steps.weight, steps.target[chosen], steps.weight, kind=kind, labels=labels, **sampling
     )
     return found.loss.sum() / max(1, len(found.loss))
 
@@ -81,9 +84,9 @@ def mean_over_steps(steps: Steps, kind: str) -> Tensor:
 def end_to_end(steps: Steps, corrected: bool) -> Tensor:
     """1 - expected accepted drafts / K_eff, averaged over anchors (SPEC Eq. 13); corrected: its unbiased form (1.3)."""
     draft, target, tokens, mask = (x.flatten(0, 1) for x in (steps.draft, steps.target, steps.tokens, steps.mask))
-    law = steps.law.options()
+    sampling = steps.sampling.options()
     return linear_e2e_tv_loss(
-        draft, steps.weight, target, steps.weight, mask, tokens=tokens if corrected else None, **law
+        draft, steps.weight, target, steps.weight, mask, tokens=tokens if corrected else None, **sampling
     )
 
 

@@ -44,7 +44,7 @@ class PackedRows:
     lengths: Tensor  # [R], summing to N
     predictors: Tensor  # [A] index into N of the token whose hidden state predicts the answer token
     targets: Tensor  # [A] the answer tokens
-    behaviour: Tensor  # [A] log p under the law that produced the token
+    rollout_logprobs: Tensor  # [A] log p under the distribution that produced the token
     versions: Tensor  # [A] weight version that produced the token
     contexts: Tensor  # [A] oldest weight version among the keys and values that it saw
     advantages: Tensor  # [A]
@@ -114,7 +114,7 @@ def _lay(rows: Sequence[Row]) -> PackedRows:
         lengths=torch.from_numpy(lengths).to(torch.int64),
         predictors=joined(predictors, torch.int64),
         targets=joined([c.token_ids for c in completions], torch.int64),
-        behaviour=joined([c.logprobs for c in completions], torch.float64),
+        rollout_logprobs=joined([c.logprobs for c in completions], torch.float64),
         versions=joined([c.versions for c in completions], torch.int64),
         contexts=joined([c.oldest for c in completions], torch.int64),
         advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float64).repeat_interleave(

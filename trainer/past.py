@@ -1,7 +1,8 @@
 """The policy's last few versions, kept to hold each token against the weights that produced it.
 
-Whether engine and trainer compute one law can only be seen under the same weights. With ``rollout.staleness`` > 0 an
-answer that waits for its update was as a rule begun under older weights than the trainer's, so at most steps no token
+Whether engine and trainer compute one distribution can only be seen under the same weights. With ``rollout.staleness``
+> 0 an answer that waits for its update was as a rule begun under older weights than the trainer's, so at most steps no
+token
 at all is of those in force: what version v produced has to be scored under version v. Every answer begins with tokens
 whose whole context is of one version, at most ``staleness`` updates old, so with that many versions at hand there is
 something to compare at every step, however engine and trainer are timed and whatever becomes of keys and values.

@@ -1,8 +1,8 @@
 """Batches in, weights out: the policy, its optimizer, and one GRPO update over any number of ranks.
 
-What it leaves out on purpose: dropout (the model stays in ``eval``, so that the trainer's law is the engine's). The
-MTP head is frozen, or co-trained beside the policy with an optimizer of its own (``cotrain.py``). Master weights are
-fp32; a bfloat16 model is trained under autocast and published in bfloat16.
+What it leaves out on purpose: dropout (the model stays in ``eval``, so that the trainer's distribution is the
+engine's). The MTP head is frozen, or co-trained beside the policy with an optimizer of its own (``cotrain.py``). Master
+weights are fp32; a bfloat16 model is trained under autocast and published in bfloat16.
 """
 
 import copy
@@ -23,13 +23,13 @@ from bebop.errors import UserError
 from bebop.metrics import Mean, Metrics, Sum, merge
 from bebop.model.backbone import Policy
 from bebop.model.fingerprint import fingerprint
-from bebop.monitor.bank import BankReading, BankText, Sweep
+from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trainer.advantages import advantages
-from bebop.trainer.bank import BankReader
 from bebop.trainer.cotrain import CoTrainer
 from bebop.trainer.losses import AGGREGATIONS, policy_loss, ratio_metrics, same_weights_metrics
 from bebop.trainer.packing import PackedRows, Row, pack
 from bebop.trainer.past import PastWeights, some
+from bebop.trainer.probe_set import ProbeReader
 from bebop.trainer.schedule import learning_rate
 from bebop.trainer.scorer import Scorer, like, shard, whole
 from bebop.trajectory import Batch, Group
@@ -106,14 +106,14 @@ class PolicyTrainer:
         dtype = torch.bfloat16 if self.mixed else None
         return fingerprint(dict(self.policy.mtp.named_parameters()), dtype)
 
-    def read_bank(
-        self, texts: Sequence[BankText], sweep: bool = False, decoding: DecodingConfig | None = None
-    ) -> tuple[BankReading, Sweep | None]:
-        """The monitor's fixed texts under the weights of now; see ``BankReader``. All ranks take part.
+    def read_probe_set(
+        self, texts: Sequence[ProbeText], sweep: bool = False, decoding: DecodingConfig | None = None
+    ) -> tuple[ProbeReading, Sweep | None]:
+        """The monitor's fixed texts under the weights of now; see ``ProbeReader``. All ranks take part.
 
         ``decoding``: how drafts are made by now; None: as configured.
         """
-        reader = BankReader(
+        reader = ProbeReader(
             policy=self.policy,
             scorer=self.scorer,
             sampling=self.config.rollout.sampling,
@@ -206,12 +206,13 @@ class PolicyTrainer:
         return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
 
     def _check(self, batch: Batch) -> None:
-        """Refuse answers whose recorded log-probs are not those of a law that the trainer knows."""
+        """Refuse answers whose recorded log-probs are not those of a distribution that the trainer knows."""
         inexact = any(not t.completion.exact for t in batch.trajectories)
         if inexact and not self.config.algorithm.rescore:
             system = self.config.decoding.system
             raise UserError(
-                f"decoding.system={system!r} changes the law of answers: set algorithm.rescore=true to train on them"
+                f"decoding.system={system!r} changes the distribution of answers: set algorithm.rescore=true "
+                "to train on them"
             )
 
     def _packed(self, groups: Sequence[Group]) -> list[PackedRows]:
@@ -255,13 +256,13 @@ class PolicyTrainer:
         for i, rows in enumerate(packed):
             logp, entropy = self.scorer(rows)
             prox = logp.detach() if proximal is None else proximal[i]
-            behaviour = prox if self.config.algorithm.rescore else rows.behaviour
+            rollout_logprobs = prox if self.config.algorithm.rescore else rows.rollout_logprobs
             loss, metrics = policy_loss(
                 self.config.algorithm,
                 logp=logp,
                 entropy=entropy,
                 proximal=prox,
-                behaviour=behaviour,
+                rollout_logprobs=rollout_logprobs,
                 advantages=rows.advantages,
                 weights=rows.weights,
                 reference=self._reference_logprobs(rows),
@@ -270,7 +271,7 @@ class PolicyTrainer:
             (loss * self.world).backward()
             # Counts add up to 1 over micro-batches and ranks, as the minibatch's loss is the sum of its parts.
             metrics["train/loss"] = Mean(float(loss.detach()), 1 / (len(packed) * self.world))
-            parts += [metrics, ratio_metrics(prox, behaviour)]
+            parts += [metrics, ratio_metrics(prox, rollout_logprobs)]
             if not self.config.algorithm.rescore:
                 parts.append(same_weights_metrics(rows, prox, self.version))
         return merge(*parts, self._descend())

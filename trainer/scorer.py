@@ -31,7 +31,7 @@ class Scorer(nn.Module):
         self.kept: list[tuple[PackedRows, Tensor]] | None = None  # rows and hidden states [N, d], where they are wanted
 
     def forward(self, rows: PackedRows) -> tuple[Tensor, Tensor]:
-        """Log-probs [A] of the answer tokens and entropies [A] of the laws that they come from."""
+        """Log-probs [A] of the answer tokens and entropies [A] of the distributions that they come from."""
         device = rows.token_ids.device
         # No cache of casts: each weight is used once a pass, and the cache would keep gathered shards alive.
         with torch.autocast(device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False):

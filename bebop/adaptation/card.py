@@ -38,19 +38,19 @@ def model_name(config: AdaptConfig) -> str:
 
 def data_text(config: AdaptConfig, results: Results) -> str:
     """What was trained on, in a sentence."""
-    data, law = config.data, sampling_law(config)
+    data, sampling = config.data, sampling_words(config)
     size = f"{results.rows:,} sequences with {results.tokens:,} answer tokens"
     if data.source == "file":
-        return f"{size} from {PurePath(str(data.path)).name}; target laws at {law}"
-    return f"{size}, answers that the model itself sampled at {law}"
+        return f"{size} from {PurePath(str(data.path)).name}; target distributions at {sampling}"
+    return f"{size}, answers that the model itself sampled at {sampling}"
 
 
-def sampling_law(config: AdaptConfig) -> str:
-    """The sampling law, as far as it is not the plain one."""
-    law = config.data.sampling
+def sampling_words(config: AdaptConfig) -> str:
+    """The sampling distribution, as far as it is not the plain one."""
+    sampling = config.data.sampling
     plain = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-    extra = [f"{name} {getattr(law, name):g}" for name, value in plain.items() if getattr(law, name) != value]
-    return ", ".join([f"temperature {law.temperature:g}", *extra])
+    extra = [f"{name} {getattr(sampling, name):g}" for name, value in plain.items() if getattr(sampling, name) != value]
+    return ", ".join([f"temperature {sampling.temperature:g}", *extra])
 
 
 def _front() -> str:
@@ -102,8 +102,8 @@ def _acceptance(results: Results) -> str:
 def _serving(k: int) -> str:
     return f"""## Serving
 
-SGLang 0.5.14 or later, which drafts with the head and accepts by rejection sampling, so that answers keep the law of
-the model:
+SGLang 0.5.14 or later, which drafts with the head and accepts by rejection sampling, so that answers keep the
+distribution of the model:
 
     python -m sglang.launch_server --model-path DIR --speculative-algorithm NEXTN \\
         --speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1} \\

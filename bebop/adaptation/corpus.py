@@ -27,7 +27,7 @@ MAX_TRIES = 20  # held-out candidates per place that occur in the training promp
 
 
 def params(policy: Policy, sampling: SamplingConfig, seed: int) -> SamplingParams:
-    """The sampling law of a configuration for one request."""
+    """The sampling distribution of a configuration for one request."""
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop")
     chosen: dict[str, Any] = {name: getattr(sampling, name) for name in names}
     return SamplingParams(**chosen, stop_token_ids=policy.eos_token_ids, seed=seed)
@@ -46,8 +46,8 @@ def run_engine(
     engine = TorchEngine(policy, make_system(decoding), slots=data.slots, max_length=data.max_length)
     mine = range(ranks.rank, len(prompts), ranks.world)
     for i in mine:
-        law = params(policy, data.sampling, (seed << 40) + i)
-        engine.add(Request(id=i, token_ids=prompts[i].token_ids, params=law))
+        sampling = params(policy, data.sampling, (seed << 40) + i)
+        engine.add(Request(id=i, token_ids=prompts[i].token_ids, params=sampling))
     done: dict[int, Completion] = {}
     with tqdm(total=len(mine), desc=label, unit="answer", disable=label is None or ranks.rank > 0) as bar:
         while engine.unfinished:
@@ -59,7 +59,7 @@ def run_engine(
 
 
 def drafting(policy: Policy, system: str = "bebop", draft_tokens: int = 3) -> DecodingConfig:
-    """A decoding system, or plain decoding where there is no head: the law of the answers is the same."""
+    """A decoding system, or plain decoding where there is no head: the distribution of the answers is the same."""
     if policy.mtp is None:
         return DecodingConfig(system="autoregressive", draft_tokens=0)
     return DecodingConfig(system=system, draft_tokens=draft_tokens)

@@ -27,7 +27,7 @@ from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
 from bebop.sinks import JsonlSink, Sink, TensorBoardSink
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.heads import HeadTrainer
-from bebop.trainer.objectives import Law, make_objective
+from bebop.trainer.objectives import Sampling, make_objective
 from bebop.trajectory import Prompt
 
 SYSTEMS = ("bebop", "target_only")
@@ -48,10 +48,10 @@ class Adaptation:
         self.policy = load_policy(model)
         self.fresh = mtp_layout(resolve(model.path), self.policy.backbone.config.num_hidden_layers) is None
         data = config.data.sampling
-        self.law = Law(temperature=data.temperature, target_top_p=data.top_p, target_top_k=data.top_k)
+        self.sampling = Sampling(temperature=data.temperature, target_top_p=data.top_p, target_top_k=data.top_k)
         backbone = self.policy.backbone if ranks.world == 1 else load_policy(model).backbone
         trained = dataclasses.replace(self.policy, backbone=backbone, mtp=copy.deepcopy(self.policy.mtp))
-        self.trainer = HeadTrainer(trained, config.head, self.law, ranks.rank, ranks.world)
+        self.trainer = HeadTrainer(trained, config.head, self.sampling, ranks.rank, ranks.world)
         self.seconds: dict[str, float] = {}
         self.read: tuple[list[TokenRow], list[Prompt]] | None = None
 
@@ -151,7 +151,7 @@ class Adaptation:
                 self.policy, held_out, self.config.data, decoding, self.config.seed + 1, label, self.ranks
             )
             found[system] = measured([p.task for p in held_out], answers, drafts)
-        snapshot = Snapshot(decoded=found, probe=probe(self.policy, text, drafts, self.law))
+        snapshot = Snapshot(decoded=found, probe=probe(self.policy, text, drafts, self.sampling))
         self._clock(when, began)
         return snapshot
 
@@ -201,7 +201,7 @@ class Adaptation:
     def _progress(self, text: Sequence[TokenRow]) -> dict[str, float]:
         """Numbers of the held-out text on the way, small enough to be taken often."""
         self._sync()
-        found = probe(self.policy, text[:64], self.config.evaluation.draft_tokens, self.law)
+        found = probe(self.policy, text[:64], self.config.evaluation.draft_tokens, self.sampling)
         lengths = {"eval/accept_length": found.accept_length(), "eval/accept_length_greedy": found.accept_length(True)}
         steps = range(self.config.evaluation.draft_tokens)
         overlaps = {f"eval/overlap/{k + 1}": found.mean(found.numbers["overlap"][:, k]) for k in steps}

@@ -94,7 +94,7 @@ def _held_out(steps: Sequence[dict[str, Any]], count: int) -> list[Card]:
     lines = {
         "accept length": [("eval/accept_length", "sampled drafts"), ("eval/accept_length_greedy", "greedy drafts")],
         "overlap of head and model": [(f"eval/overlap/{k}", f"draft {k}") for k in range(1, count + 1)],
-        "entropy of the head's law, draft 1, nats": [("eval/draft_entropy", "draft entropy")],
+        "entropy of the head's distribution, draft 1, nats": [("eval/draft_entropy", "draft entropy")],
     }
     panels, keys = [], []
     for caption, drawn in lines.items():
@@ -112,15 +112,15 @@ def _held_out(steps: Sequence[dict[str, Any]], count: int) -> list[Card]:
 
 
 def entropy_card(results: Results) -> Card:
-    """First drafts by the entropy of the model's law at their place."""
+    """First drafts by the entropy of the model's distribution at their place."""
     labels = [_span(a, b) for a, b in pairwise(ENTROPIES)]
     probe = results.before.probe
     bins = _bins(probe.numbers["target_entropy"][:, 0], ENTROPIES)
     text = (
-        "The first draft at every token of the held-out answers, by the entropy of the model's own law there (the same "
-        "text for both heads). Greedy drafts must fall where the model is uncertain, since they are accepted with a "
-        f"single probability; sampled drafts need not. Bins of fewer than {FEWEST} tokens are left out; the last panel "
-        "shows how many tokens each holds."
+        "The first draft at every token of the held-out answers, by the entropy of the model's own distribution there "
+        "(the same text for both heads). Greedy drafts must fall where the model is uncertain, since they are accepted "
+        f"with a single probability; sampled drafts need not. Bins of fewer than {FEWEST} tokens are left out; the "
+        "last panel shows how many tokens each holds."
     )
     panels = [
         *_by_bin(results, bins, labels, "target entropy, nats"),

@@ -19,7 +19,7 @@ from bebop.kernels.truncation import truncate_
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import TokenRow, chain_rows
-from bebop.trainer.objectives import Law, Steps, unroll
+from bebop.trainer.objectives import Sampling, Steps, unroll
 
 Array = NDArray[np.float64]
 NUMBERS = ("overlap", "target_only", "draft_entropy", "target_entropy", "alpha_p_gt_q", "alpha_q_ge_p", "kl_pq")
@@ -54,7 +54,7 @@ def probe(
     policy: Policy,
     rows: Sequence[TokenRow],
     depth: int,
-    law: Law,
+    sampling: Sampling,
     batch: int = 64,
     states: Sequence[Tensor] | None = None,
 ) -> Probe:
@@ -75,7 +75,7 @@ def probe(
         else:
             hidden = pad_sequence(list(states[start : start + batch]), batch_first=True)
         weight = policy.backbone.get_output_embeddings().weight
-        steps = unroll(policy.mtp, policy.embed(layout.token_ids), hidden, weight, layout, law)
+        steps = unroll(policy.mtp, policy.embed(layout.token_ids), hidden, weight, layout, sampling)
         first = torch.tensor([len(row.prompt) for row in some], device=policy.device)
         row = torch.arange(start, start + len(some), device=policy.device)[:, None].expand_as(layout.anchors)
         chosen = layout.steps > 0
@@ -116,12 +116,12 @@ def _pairs(draft: Tensor, target: Tensor, tokens: Tensor, steps: Steps) -> tuple
         for name in NUMBERS:
             numbers[name].append(getattr(found, name))
         q_log, p_log = (x.float().log_softmax(-1).gather(1, y[:, None])[:, 0] for x in (q, p))
-        log_ratio.append(torch.where(p_log > -torch.inf, q_log - p_log, 0))  # p(y) = 0 is no data of this law
+        log_ratio.append(torch.where(p_log > -torch.inf, q_log - p_log, 0))  # p(y) = 0 is no data of this distribution
         hit.append((q.argmax(-1) == y).float())
     return {name: torch.cat(parts) for name, parts in numbers.items()}, torch.cat(log_ratio), torch.cat(hit)
 
 
 def _logits(hidden: Tensor, steps: Steps) -> Tensor:
-    """Logits [m, V] of the law that rollouts sample with, which truncate draft and target alike."""
-    law = steps.law
-    return truncate_(hidden @ steps.weight.T / law.temperature, 1.0, law.target_top_p, law.target_top_k)
+    """Logits [m, V] of the distribution that rollouts sample with, which truncate draft and target alike."""
+    sampling = steps.sampling
+    return truncate_(hidden @ steps.weight.T / sampling.temperature, 1.0, sampling.target_top_p, sampling.target_top_k)

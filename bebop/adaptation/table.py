@@ -8,7 +8,7 @@ from bebop.adaptation.results import Results
 from bebop.intervals import Interval
 
 SYSTEMS = {"bebop": "sampled drafts", "target_only": "greedy drafts"}  # decoding system -> as readers know it
-LAWS = {  # sums that describe the laws of head and model rather than what was accepted
+DISTRIBUTIONS = {  # sums that describe the distributions of head and model rather than what was accepted
     "overlap": "overlap Σ min(p, q)",
     "target_only": "p(argmax q)",
     "draft_entropy": "draft entropy, nats",
@@ -28,15 +28,16 @@ class Row:
 
 
 def rows(results: Results) -> Iterator[Row]:
-    """Every row: accept length (over all and by task), acceptance per position, and the laws at those positions."""
+    """Every row: accept length (over all and by task), acceptance per position, and the distributions at those
+    positions."""
     for system in results.after.decoded:
         yield _row(results, system, "accept length", "accept_length")
         yield from _by_task(results, system)
         yield _row(results, system, "acceptance per draft", "accepted")
         for k in range(1, drafts(results) + 1):
             yield _row(results, system, f"acceptance, draft {k}", "accepted", k)
-        # Greedy drafts have a one-hot law, of which overlap and entropy say nothing new.
-        for name, label in LAWS.items() if system == "bebop" else ():
+        # Greedy drafts have a one-hot distribution, of which overlap and entropy say nothing new.
+        for name, label in DISTRIBUTIONS.items() if system == "bebop" else ():
             yield _row(results, system, label, name)
 
 

@@ -46,7 +46,7 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
     for turn in range(rounds + 1):
         for measure in (True, False) if turn % 2 else (False, True):
             asked = _requests(config, policy, source)
-            with timed(step, "_laws_beside") as taken:
+            with timed(step, "_compare") as taken:
                 seconds, found = _decode(config, policy, asked, measure)
             if turn:  # the first turn warms up
                 spent[measure].append(seconds)
@@ -99,14 +99,14 @@ def timed(module: Any, name: str) -> Iterator[list[float]]:
 
 def _requests(config: JobConfig, policy: Policy, source: PromptSource) -> list[Request]:
     """The answers of one step."""
-    size, law = config.trainer.group_size, config.rollout.sampling
+    size, sampling = config.trainer.group_size, config.rollout.sampling
     return [
         Request(
             id=number,
             token_ids=source.prompt(number // size).token_ids,
             params=SamplingParams(
-                temperature=law.temperature,
-                max_new_tokens=law.max_new_tokens,
+                temperature=sampling.temperature,
+                max_new_tokens=sampling.max_new_tokens,
                 stop_token_ids=policy.eos_token_ids,
                 seed=number,
             ),
@@ -160,7 +160,7 @@ def _reading(config: JobConfig, policy: Policy, groups: Sequence[Group]) -> floa
     seconds = []
     for _ in range(4):
         started = time.process_time()
-        trainer.read_bank(texts)
+        trainer.read_probe_set(texts)
         seconds.append(time.process_time() - started)
     return float(np.median(seconds[1:]))
 

@@ -20,7 +20,7 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Request
-from bebop.rollout.runner import ModelRunner
+from bebop.rollout.target import Target
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import DecodeStats, SamplingParams
@@ -100,7 +100,7 @@ def _engine(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch
 
 
 @contextmanager
-def split(runner: ModelRunner) -> Iterator[dict[str, float]]:
+def split(runner: Target) -> Iterator[dict[str, float]]:
     """Seconds spent in prefill, verification and drafting while the block runs; the rest is sampling, bookkeeping."""
     seconds: dict[str, float] = defaultdict(float)
     parts = {

@@ -1,4 +1,5 @@
-"""The multi-token-prediction head (SPEC 0.5): from a hidden state and the next token to a law for the token after it.
+"""The multi-token-prediction head (SPEC 0.5): from a hidden state and the next token to a distribution for the token
+after it.
 
 Two norms, a projection 2d -> d, one decoder layer of the backbone's own kind, a final norm; embedding and
 language-model head are the backbone's, shared and frozen. Steps beyond the first feed the head its own output
@@ -63,8 +64,8 @@ def chain(
     """Recursive steps on given text, as they run while drafting: embeddings and hidden states [B,T,d] of its tokens.
 
     Step i (from 1) yields hidden states; its entry at anchor t predicts token t + i + 1 and stands against the
-    backbone's own law at position t + i. Without ``anchors`` every t has a chain and step i yields [B,T-i,d]. With
-    ``anchors`` [B,A] (positions t) each step yields [B,A,d]; what a chain gives beyond the end of the text means
+    backbone's own distribution at position t + i. Without ``anchors`` every t has a chain and step i yields [B,T-i,d].
+    With ``anchors`` [B,A] (positions t) each step yields [B,A,d]; what a chain gives beyond the end of the text means
     nothing. Only step 1 has to see the whole text, so few anchors make a long chain cheap.
     """
     context = ChainContext(anchors)

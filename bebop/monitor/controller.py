@@ -70,7 +70,7 @@ class Signals:
     boundary: Estimate | None = None  # overlap minus p(argmax q)
     drafts: tuple[int, Estimate] | None = None  # the best number of drafts and its relative gain
     health: Health | None = None
-    chance: float | None = None  # rate of unrelated laws as measured; None: the configured one
+    chance: float | None = None  # rate of unrelated distributions as measured; None: the configured one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 entropy part = slope x (H now - H then); mismatch part = the rest, which the head not fitting the policy any more, and
 everything else that is not entropy, amounts to. As the rest is a definition, the split is only as good as its slope.
 Slopes differ: for the built-in model a nat costs 2.1 tokens a cycle between answers (hard questions have both, entropy
-and rejections) and 0.6 over temperatures, which change entropy alone. ``bebop.monitor.bank`` does without a slope.
+and rejections) and 0.6 over temperatures, which change entropy alone. ``bebop.monitor.probe_set`` does without a slope.
 """
 
 from dataclasses import dataclass
@@ -56,17 +56,17 @@ class Decomposition:
 def decompose(measure: Measure, reference: Window, now: Window, slope: Slope) -> Decomposition:
     """Split the change of ``measure`` from ``reference`` to ``now``."""
     change = now.value(measure) - reference.value(measure)
-    heat = now.entropy(measure) - reference.entropy(measure)
+    entropy_change = now.entropy(measure) - reference.entropy(measure)
     unit: Unit = "tokens" if measure.position is None else "rate"
-    reason = slope.unidentified or _unusable(slope, heat, change, SMALL[unit])
-    entropy = slope.value * heat
+    reason = slope.unidentified or _unusable(slope, entropy_change, change, SMALL[unit])
+    entropy = slope.value * entropy_change
     if reason:
         entropy = Estimate.unknown(len(change.draws))
-    return split(measure.name, unit, slope.source, change, entropy, heat, reason)
+    return split(measure.name, unit, slope.source, change, entropy, entropy_change, reason)
 
 
 def split(
-    name: str, unit: Unit, source: str, change: Estimate, entropy: Estimate, heat: Estimate, reason: str = ""
+    name: str, unit: Unit, source: str, change: Estimate, entropy: Estimate, entropy_change: Estimate, reason: str = ""
 ) -> Decomposition:
     """The parts, given the one that entropy explains."""
     mismatch = change - entropy
@@ -79,7 +79,7 @@ def split(
         change=change,
         entropy=entropy,
         mismatch=mismatch,
-        entropy_change=heat,
+        entropy_change=entropy_change,
         unidentified=reason,
     )
 
@@ -101,15 +101,17 @@ def _stretch(records: StepRecords) -> "np.ndarray[tuple[int], np.dtype[np.str_]]
     return np.array([f"{int(edges[i])}-{int(edges[i + 1]) - 1}" for i in place], dtype=np.str_)
 
 
-def _unusable(slope: Slope, heat: Estimate, change: Estimate, small: float) -> str:
+def _unusable(slope: Slope, entropy_change: Estimate, change: Estimate, small: float) -> str:
     """Why the slope's interval leaves nothing to be said: it alone blurs the parts by more than there is to split."""
     if not slope.value.known:
         return f"the {slope.source} slope has no interval"
-    if not heat.known:
-        return "entropy was not measured" if not np.isfinite(heat.point) else "too few answers for an interval"
+    if not entropy_change.known:
+        return (
+            "entropy was not measured" if not np.isfinite(entropy_change.point) else "too few answers for an interval"
+        )
     low, high = slope.value.interval()
-    blur = (high - low) / 2 * abs(heat.point)
+    blur = (high - low) / 2 * abs(entropy_change.point)
     if blur > max(abs(change.point), small):
         known = f"the {slope.source} slope {slope.value.text()} per nat"
-        return f"{known} over {heat.point:.2g} nats blurs the parts by {blur:.2g}"
+        return f"{known} over {entropy_change.point:.2g} nats blurs the parts by {blur:.2g}"
     return ""

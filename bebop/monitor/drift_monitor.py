@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bebop.monitor.advice import Costs, boundary, length_gain
-from bebop.monitor.bank import BankReading, Sweep, direct
 from bebop.monitor.controller import Action, Controller, ControllerConfig, Health, Signals, State, Verdict
 from bebop.monitor.drift import Decomposition, Key, by_key, decompose
 from bebop.monitor.estimate import Estimate
+from bebop.monitor.probe_set import ProbeReading, Sweep, direct
 from bebop.monitor.records import StepRecords, merge_records
 from bebop.monitor.slope import Slope, Source, early_slope, early_window, frozen_slope, temperature_slope
 from bebop.monitor.window import Measure, Rate, Window
@@ -87,7 +87,7 @@ class DriftMonitor:
         self._reference: Window | None = None
         self._series: dict[Measure, list[tuple[float, float]]] = {}  # (entropy, value) of the early steps
         self._slopes: dict[tuple[Source, Measure], Slope] = {}
-        self._bank: BankReading | None = None
+        self._bank: ProbeReading | None = None
         self._sweep: Sweep | None = None
         self._drift: Decomposition | None = None  # on the bank, at a step that has a reading
         self._last: Explanation | None = None
@@ -100,14 +100,14 @@ class DriftMonitor:
     def observe(
         self,
         records: StepRecords,
-        bank: BankReading | None = None,
+        bank: ProbeReading | None = None,
         sweep: Sweep | None = None,
         health: Health | None = None,
     ) -> Explanation | None:
         """Take in one step; None if nothing was drafted in it. Steps come in order, each once.
 
-        ``bank``: the fixed contexts under the laws of now; the first reading is what later ones are held against.
-        ``sweep``: the first weights at several temperatures, once, as early as it is there.
+        ``bank``: the fixed contexts under the distributions of now; the first reading is what later ones are held
+        against. ``sweep``: the first weights at several temperatures, once, as early as it is there.
         """
         if not len(records):
             return None
@@ -212,7 +212,8 @@ class DriftMonitor:
             if self._drift is not None:
                 parts["bank"] = self._drift
         edge = boundary(now)
-        # Greedy drafts have a one-hot law: its overlap is p(argmax q), and nothing can be told from their difference.
+        # Greedy drafts have a one-hot distribution: its overlap is p(argmax q), and nothing can be told from their
+        # difference.
         compared = edge if edge.known and edge.point != 0 else None
         return Explanation(
             step=step,

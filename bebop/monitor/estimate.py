@@ -100,5 +100,5 @@ def t_over_normal(freedom: float) -> float:
 
 @cache
 def _quantile(level: float) -> float:
-    """Of the normal law, for a two-sided interval."""
+    """Of the normal distribution, for a two-sided interval."""
     return NormalDist().inv_cdf(0.5 + level / 2)

@@ -16,10 +16,10 @@ import numpy as np
 
 from bebop.errors import UserError
 from bebop.monitor.adapters import ACCEPTED, VLLM, VllmCounters, sglang_stats, sglang_stretches
-from bebop.monitor.bank import BankReading, Sweep
 from bebop.monitor.collect import from_averages, from_stats, with_entropy
 from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
+from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.records import StepRecords, merge_records
 from bebop.trajectory import DecodeStats
 
@@ -44,7 +44,7 @@ class LoggedStep:
     """One step of a log."""
 
     records: StepRecords
-    bank: BankReading | None = None
+    bank: ProbeReading | None = None
     sweep: Sweep | None = None
     health: Health | None = None
     restart: bool = False  # from here on against a new reference
@@ -58,7 +58,7 @@ class LoggedStep:
 
 def log_row(
     records: StepRecords,
-    bank: BankReading | None = None,
+    bank: ProbeReading | None = None,
     sweep: Sweep | None = None,
     health: Health | None = None,
     restart: bool = False,
@@ -116,7 +116,7 @@ def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedS
 
 def read_row(row: Mapping[str, Any]) -> LoggedStep:
     """A line of ``drift.jsonl``: the inverse of ``log_row``, up to its rounding."""
-    kinds: dict[str, Any] = {"bank": BankReading, "sweep": Sweep, "health": Health}
+    kinds: dict[str, Any] = {"bank": ProbeReading, "sweep": Sweep, "health": Health}
     try:
         extra = {name: kind.from_row(row[name]) for name, kind in kinds.items() if row.get(name) is not None}
     except (KeyError, TypeError, AttributeError) as error:

@@ -135,11 +135,11 @@ def _within(sums: Array) -> tuple[Array, Array, Array]:
     kept = (count > 0) & (positions > 0) & np.isfinite(total) & np.isfinite(entropy)
     weight = np.where(kept, count, 0.0)
     value = np.divide(total, count, out=np.zeros_like(total), where=kept)
-    heat = np.divide(entropy, positions, out=np.zeros_like(total), where=kept)
+    target_entropy = np.divide(entropy, positions, out=np.zeros_like(total), where=kept)
     if kept.any():
         value = np.where(kept, value - np.average(value, weights=weight), 0.0)
-        heat = np.where(kept, heat - np.average(heat, weights=weight), 0.0)
-    return value, weight, heat
+        target_entropy = np.where(kept, target_entropy - np.average(target_entropy, weights=weight), 0.0)
+    return value, weight, target_entropy
 
 
 def _bucket_sums(unit: NDArray[np.int64], value: Array, count: Array, entropy: Array, edges: Array) -> Array:

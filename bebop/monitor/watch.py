@@ -12,11 +12,11 @@ from pathlib import Path
 
 from bebop.config import DecodingConfig, JobConfig, MonitorConfig
 from bebop.monitor.advice import Costs
-from bebop.monitor.bank import BankReading, BankText, Sweep
 from bebop.monitor.collect import from_groups
 from bebop.monitor.controller import GREEDY, SAMPLED, Action, ControllerConfig, Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.logs import log_row, read_log, read_row
+from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.sinks import StepLog
 from bebop.trajectory import Completion, Group
 
@@ -39,7 +39,7 @@ class Watch:
         """Keeps its logs in ``folder``; goes on after step ``resume_from``, whose later lines are dropped."""
         self.config = config
         self.monitor = DriftMonitor(settings(config.decoding, config.monitor, config.trainer.steps))
-        self.texts: tuple[BankText, ...] = ()  # the bank
+        self.texts: tuple[ProbeText, ...] = ()  # the bank
         self.decoding = config.decoding  # as the actions so far have left it
         self._restart_at: int | None = None  # first step that is decoded wholly as ``decoding`` says
         self._observed = StepLog(folder / "drift.jsonl", resume_from)
@@ -55,7 +55,7 @@ class Watch:
         mode = self.config.cotrain.mode
         return mode == "always" or (mode == "auto" and self.monitor.controller.cotraining)
 
-    def bank_due(self, step: int, groups: Sequence[Group]) -> tuple[tuple[BankText, ...], bool] | None:
+    def probe_due(self, step: int, groups: Sequence[Group]) -> tuple[tuple[ProbeText, ...], bool] | None:
         """The texts to be read before update ``step`` (from 1), and whether at several temperatures; None: not now.
 
         The first batch's answers become the texts. While things are unsettled, or the head is being repaired, every
@@ -77,7 +77,7 @@ class Watch:
         groups: Sequence[Group],
         version: int,
         *,
-        bank: BankReading | None = None,
+        bank: ProbeReading | None = None,
         sweep: Sweep | None = None,
         health: Health | None = None,
     ) -> Seen:
@@ -97,11 +97,11 @@ class Watch:
         taken = told.action if self._carried_out(told.action) else Action()
         return Seen(metrics=told.metrics() | {"drift/cotraining": float(self.cotraining)}, action=taken)
 
-    def state(self) -> tuple[BankText, ...]:
+    def state(self) -> tuple[ProbeText, ...]:
         """What the job's checkpoint has to keep; the rest is in the log."""
         return self.texts
 
-    def restore(self, state: tuple[BankText, ...]) -> None:
+    def restore(self, state: tuple[ProbeText, ...]) -> None:
         """Go on from ``state``."""
         self.texts = state
 
@@ -136,7 +136,8 @@ class Watch:
 
 
 def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None = None) -> MonitorSettings:
-    """How a job is watched. A greedy draft's law is one-hot, so its overlap is p(argmax q), what accepts it."""
+    """How a job is watched. A greedy draft's distribution is one-hot, so its overlap is p(argmax q), what accepts
+    it."""
     fixed = decoding.system in (SAMPLED, GREEDY)
     return MonitorSettings(
         rate="overlap" if monitor.decode_stats else "accepted",
@@ -150,7 +151,7 @@ def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None
     )
 
 
-def choose(groups: Sequence[Group], count: int) -> tuple[BankText, ...]:
+def choose(groups: Sequence[Group], count: int) -> tuple[ProbeText, ...]:
     """``count`` answers, from as many prompts as there are; an answer of a single token may have no context."""
     members = [
         [_text(group, t.completion) for t in group.trajectories if len(t.completion.token_ids) > 1] for group in groups
@@ -158,7 +159,7 @@ def choose(groups: Sequence[Group], count: int) -> tuple[BankText, ...]:
     return tuple(text for text in chain.from_iterable(zip_longest(*members)) if text is not None)[:count]
 
 
-def _text(group: Group, answer: Completion) -> BankText:
-    """An answer, to be looked at where the policy surprised itself most: its laws are wide there."""
+def _text(group: Group, answer: Completion) -> ProbeText:
+    """An answer, to be looked at where the policy surprised itself most: its distributions are wide there."""
     rarest = 1 + int(answer.logprobs[1:].argmin())
-    return BankText(prompt=group.prompt.token_ids, answer=tuple(answer.token_ids.tolist()), look=rarest)
+    return ProbeText(prompt=group.prompt.token_ids, answer=tuple(answer.token_ids.tolist()), look=rarest)

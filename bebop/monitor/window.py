@@ -22,8 +22,8 @@ FIXED = ("cycles", "emitted", "entropy_sum", "entropy_count", "answers", "length
 class Measure:
     """What is followed: accept length (``position`` None, tokens per cycle) or the rate at a draft position (from 1).
 
-    ``rate`` says what acceptance is read from: counts, or the expectation given the laws, which has less variance:
-    ``overlap`` if drafts are sampled from q, ``target_only`` if they are q's most likely token (SPEC 0.6).
+    ``rate`` says what acceptance is read from: counts, or the expectation given the distributions, which has less
+    variance: ``overlap`` if drafts are sampled from q, ``target_only`` if they are q's most likely token (SPEC 0.6).
     """
 
     position: int | None = None

@@ -1,1 +1,2 @@
-"""What the paper leaves open: estimators, the corrected loss, draft temperature, truncated laws, cold starts."""
+"""What the paper leaves open: estimators, the corrected loss, draft temperature, truncated distributions, cold
+starts."""

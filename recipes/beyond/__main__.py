@@ -113,11 +113,11 @@ def temperature_table(heads: Heads) -> list[dict[str, Any]]:
 
 def truncation_table(heads: Heads) -> list[dict[str, Any]]:
     """Both heads when rollouts truncate."""
-    names = {PRINTED: "full law", TRUNCATED: "truncated law"}
+    names = {PRINTED: "full distribution", TRUNCATED: "truncated distribution"}
     return [
         {"trained on": label}
         | {how: across_seeds([heads[n, s].truncated[how] for s in SEEDS]) for how in heads[n, SEEDS[0]].truncated}
-        | {"rollouts with the full law, on text": across_seeds([heads[n, s].accept_length for s in SEEDS])}
+        | {"rollouts with the full distribution, on text": across_seeds([heads[n, s].accept_length for s in SEEDS])}
         for n, label in names.items()
     ]
 

@@ -11,7 +11,7 @@ from bebop.config import DecodingConfig, HeadConfig
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import rows_of_step
 from bebop.trainer.heads import HeadTrainer
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from recipes.beyond.estimators import Sums, sums
 from recipes.beyond.on_text import Shape, accept_lengths
 from recipes.beyond.recording import record
@@ -43,16 +43,17 @@ class Found:
 
 
 def arm(name: str, seed: int, steps: int) -> Arm:
-    """The training of a name: an objective; ``... on top_p`` learns the truncated law from text sampled with it."""
-    law = Law(target_top_p=TOP_P) if name.endswith("top_p") else Law()
-    return Arm(objective=name.split()[0], seed=seed, steps=steps, law=law)
+    """The training of a name: an objective; ``... on top_p`` learns the truncated distribution from text sampled with
+    it."""
+    sampling = Sampling(target_top_p=TOP_P) if name.endswith("top_p") else Sampling()
+    return Arm(objective=name.split()[0], seed=seed, steps=steps, sampling=sampling)
 
 
 def prepare(seed: int) -> None:
     """Sample a seed's sequences once, so that no two processes do."""
-    for law in ([], [TRUNCATION]):
-        corpus(seed, *law)
-        text(seed, PROBED, *law)
+    for sampling in ([], [TRUNCATION]):
+        corpus(seed, *sampling)
+        text(seed, PROBED, *sampling)
 
 
 def run(job: Job) -> Found:
@@ -60,7 +61,7 @@ def run(job: Job) -> Found:
     name, seed, steps = job
     chosen = arm(name, seed, steps)
     model = head(chosen)
-    plain = probe(model, text(seed, PROBED), DEPTH, Law())
+    plain = probe(model, text(seed, PROBED), DEPTH, Sampling())
     watched = name in WATCHED and steps == Arm(objective=name, seed=seed).steps
     return Found(
         accept_length=float(plain.accept.mean()),
@@ -76,7 +77,7 @@ def estimates(model: Policy, seed: int) -> Sums:
     """Every estimate of E[A] from one decoding, and from its answers as text."""
     asked = prompts(seed, COUNT)
     cycles, answers = record(model, asked, settings(seed).data, DEPTH, seed + 2)
-    return sums(cycles, probe(model, token_rows(asked, answers), DEPTH, Law()))
+    return sums(cycles, probe(model, token_rows(asked, answers), DEPTH, Sampling()))
 
 
 def decoded(model: Policy, seed: int, temperature: float | None, *overrides: str) -> float:
@@ -93,7 +94,7 @@ def tempered(model: Policy, seed: int) -> dict[float, float]:
 
 
 def truncated(model: Policy, seed: int) -> dict[str, float]:
-    """Accept length when rollouts use top_p: counted, and on text with the draft's law truncated or whole."""
+    """Accept length when rollouts use top_p: counted, and on text with the draft's distribution truncated or whole."""
     rows = text(seed, PROBED, TRUNCATION)
     cut, whole = accept_lengths(model, rows, DEPTH, [Shape(1, TOP_P), Shape()], Shape(1, TOP_P))
     return {"engine": decoded(model, seed, None, TRUNCATION), "text": cut, "text, draft not truncated": whole}
@@ -104,7 +105,7 @@ def step_seconds(names: tuple[str, str], seed: int = 0) -> tuple[float, float]:
     rows = corpus(seed)[: 16 * PAIRS]
     size = min(16, len(rows))
     states = backbone_states(policy(), rows)
-    trainers = [HeadTrainer(untrained(policy()), HeadConfig(depth=DEPTH, max_tokens=2048), Law()) for _ in names]
+    trainers = [HeadTrainer(untrained(policy()), HeadConfig(depth=DEPTH, max_tokens=2048), Sampling()) for _ in names]
     seconds: list[tuple[float, float]] = []
     for step in range(PAIRS):
         chosen = rows_of_step(len(rows), size, seed, step)

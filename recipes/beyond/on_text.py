@@ -11,31 +11,34 @@ from torch import Tensor
 from bebop.adaptation.probe import CHUNK
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.laws import Laws
+from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.trainer.chains import TokenRow, chain_rows
-from bebop.trainer.objectives import Law, Steps, unroll
+from bebop.trainer.objectives import Sampling, Steps, unroll
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How logits become the law that is sampled from."""
+    """How logits become the distribution that is sampled from."""
 
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
 
-    def law(self, logits: Tensor) -> Tensor:
-        """Laws [n, V] of logits [n, V], as the engine makes them."""
-        heat, mass = (torch.full(logits.shape[:1], x) for x in (self.temperature, self.top_p))
-        return Laws(temperature=heat, top_p=mass if self.top_p < 1 else None).probs(logits[:, None])[:, 0]
+    def sampling(self, logits: Tensor) -> Tensor:
+        """BatchSampling [n, V] of logits [n, V], as the engine makes them."""
+        temperature, mass = (torch.full(logits.shape[:1], x) for x in (self.temperature, self.top_p))
+        return BatchSampling(temperature=temperature, top_p=mass if self.top_p < 1 else None).probs(logits[:, None])[
+            :, 0
+        ]
 
 
 @torch.no_grad()
 def accept_lengths(
     model: Policy, rows: Sequence[TokenRow], depth: int, drafts: Sequence[Shape], target: Shape, batch: int = 48
 ) -> list[float]:
-    """Accepted drafts + 1, a mean over tokens, for each shape of the draft's law: unbiased on text of ``target``."""
+    """Accepted drafts + 1, a mean over tokens, for each shape of the draft's distribution: unbiased on text of
+    ``target``."""
     totals, count = torch.zeros(len(drafts)), 0
     for start in range(0, len(rows), batch):
         steps = states(model, rows[start : start + batch], depth)
@@ -54,7 +57,7 @@ def states(model: Policy, rows: Sequence[TokenRow], depth: int) -> Steps:
     positions = torch.arange(layout.token_ids.shape[1]).expand_as(layout.token_ids)
     hidden = model.hidden(layout.token_ids, positions, CausalContext())
     weight = model.backbone.get_output_embeddings().weight
-    return unroll(model.mtp, model.embed(layout.token_ids), hidden, weight, layout, Law())
+    return unroll(model.mtp, model.embed(layout.token_ids), hidden, weight, layout, Sampling())
 
 
 def pairs(steps: Steps, chosen: Tensor, mask: Tensor, drafts: Sequence[Shape], target: Shape) -> tuple[Tensor, Tensor]:
@@ -62,11 +65,12 @@ def pairs(steps: Steps, chosen: Tensor, mask: Tensor, drafts: Sequence[Shape], t
     columns = [x[chosen][mask] for x in (steps.draft, steps.target, steps.tokens)]
     found: list[Tensor] = []
     for draft, backbone, y in zip(*(torch.split(column, CHUNK) for column in columns), strict=True):
-        p, logits = target.law(backbone @ steps.weight.T), draft @ steps.weight.T
+        p, logits = target.sampling(backbone @ steps.weight.T), draft @ steps.weight.T
         own = p.gather(1, y[:, None])[:, 0]
-        laws = (shape.law(logits) for shape in drafts)
+        distributions = (shape.sampling(logits) for shape in drafts)
         found.append(torch.stack([
-            torch.stack([(q.gather(1, y[:, None])[:, 0] / own).clamp_max(1), torch.minimum(p, q).sum(-1)]) for q in laws
+            torch.stack([(q.gather(1, y[:, None])[:, 0] / own).clamp_max(1), torch.minimum(p, q).sum(-1)])
+            for q in distributions
         ]))  # fmt: skip
     flat = torch.cat(found, -1)  # [D, 2, steps]
     spread = torch.zeros(*flat.shape[:2], *mask.shape).masked_scatter(mask, flat)

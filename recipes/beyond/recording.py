@@ -50,7 +50,7 @@ class Watching:
         """See ``AcceptanceRule``."""
         verdict = self.rule.accept(draft, target_probs, uniforms)
         p, q = target_probs[:, :-1], draft.probs
-        of_token = [law.gather(-1, draft.tokens[..., None])[..., 0] for law in (p, q)]
+        of_token = [sampling.gather(-1, draft.tokens[..., None])[..., 0] for sampling in (p, q)]
         stop = torch.isin(draft.tokens, torch.tensor(self.stops))
         ended = stop.long().cumsum(1)
         first = (ended == 0).sum(1)  # drafts before the first stop token
@@ -72,8 +72,8 @@ def record(
     rule = Watching(system.rule, policy.eos_token_ids)
     engine = TorchEngine(policy, dataclasses.replace(system, rule=rule), slots=data.slots, max_length=data.max_length)
     for i, prompt in enumerate(prompts):
-        law = params(policy, data.sampling, (seed << 40) + i)
-        engine.add(Request(id=i, token_ids=prompt.token_ids, params=law))
+        sampling = params(policy, data.sampling, (seed << 40) + i)
+        engine.add(Request(id=i, token_ids=prompt.token_ids, params=sampling))
     done: dict[int, Completion] = {}
     batches: list[list[int]] = []
     while engine.unfinished:

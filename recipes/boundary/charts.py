@@ -19,8 +19,9 @@ def draw(results: Results, heads: tuple[str, ...], folder: Path) -> dict[str, st
     planes(results, folder / "boundary.svg")
     bins(results, heads, folder / "entropy.svg")
     return {
-        "boundary.svg": "Positions by the distance of both laws and by how often a greedy draft is rejected, all seeds "
-        "(darker: more positions, logarithmic); below the line sampled drafts are accepted more often.",
+        "boundary.svg": "Positions by the distance of both distributions and by how often a greedy draft is "
+        "rejected, all seeds (darker: more positions, logarithmic); below the line sampled "
+        "drafts are accepted more often.",
         "entropy.svg": "By the target's entropy: share of positions where sampled drafts win (left), and what the head "
         "e2e_tv is accepted with (right).",
     }

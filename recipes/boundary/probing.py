@@ -1,7 +1,7 @@
 """One head of one seed on held-out text: the jobs that run side by side."""
 
 from bebop.adaptation.probe import probe
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from recipes.boundary.sides import Sides, sides
 from recipes.common.study import QUICK, Arm, corpus, head, policy, text
 
@@ -22,4 +22,4 @@ def run(key: Key) -> Sides:
     """Train (or find) a head and probe it."""
     name, seed = key
     model = policy() if name == "start" else head(Arm(objective=name, seed=seed))
-    return sides(probe(model, text(seed, COUNT), DEPTH, Law()))
+    return sides(probe(model, text(seed, COUNT), DEPTH, Sampling()))

@@ -20,7 +20,7 @@ Of = Literal["sampled", "greedy", "best", "switch", "sampled_wins", "greedy_wins
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """n positions of a head: what both kinds of draft are accepted with, and what is known of the laws."""
+    """n positions of a head: what both kinds of draft are accepted with, and what is known of the distributions."""
 
     answer: NDArray[np.int64]  # [n]
     task: NDArray[np.str_]  # [n]

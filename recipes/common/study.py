@@ -29,7 +29,7 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.heads import HeadTrainer
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from bebop.trajectory import Prompt
 
 # Child processes are started with the same arguments, so that they know as well.
@@ -58,7 +58,7 @@ class Arm:
     lr: float = 2e-3
     sequences: int = SEQUENCES  # fewer: the first ones, seen more often
     order: int = 0  # another order of the same sequences: how much is chance
-    law: Law = field(default_factory=Law)
+    sampling: Sampling = field(default_factory=Sampling)
 
     @property
     def path(self) -> Path:
@@ -115,7 +115,7 @@ def head(arm: Arm) -> Policy:
     model = policy()
     assert model.mtp is not None
     if not arm.path.is_file():
-        data = [f"data.sampling.top_p={arm.law.target_top_p}"] if arm.law.target_top_p < 1 else []
+        data = [f"data.sampling.top_p={arm.law.target_top_p}"] if arm.sampling.target_top_p < 1 else []
         train(model, arm, corpus(arm.seed, *data)[: arm.sequences])
         arm.path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(model.mtp.state_dict(), arm.path)
@@ -127,7 +127,7 @@ def head(arm: Arm) -> Policy:
 def train(model: Policy, arm: Arm, rows: Sequence[TokenRow], objective: Any = None) -> list[dict[str, float]]:
     """Train the head of ``model`` in place; the backbone's states are computed once, as it does not change."""
     config = HeadConfig(objective=arm.objective, depth=arm.depth, lr=arm.lr, lr_warmup_steps=6, max_tokens=2048)
-    trainer = HeadTrainer(model, config, arm.law)
+    trainer = HeadTrainer(model, config, arm.sampling)
     states = backbone_states(model, rows)
     numbers = []
     for step in range(arm.steps):

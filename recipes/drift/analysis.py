@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bebop.intervals import Interval, across_seeds
-from bebop.monitor.bank import BankReading, direct
+from bebop.monitor.probe_set import ProbeReading, direct
 from recipes.common.figures import color, figure
 from recipes.common.measured import Number, of, over_seeds
 from recipes.common.record import begin, keep
@@ -90,7 +90,7 @@ def slopes(runs: Sequence[Run], arm: str, greedy: bool) -> list[float]:
 def mismatch(run: Run, arm: str) -> tuple[float, float, float]:
     """Change of the bank's mean overlap at step 1, and its entropy and mismatch parts."""
     before, after, *sweep = (
-        BankReading(overlap=p.numbers["overlap"][:, 0], entropy=p.numbers["target_entropy"][:, 0], unit=p.row)
+        ProbeReading(overlap=p.numbers["overlap"][:, 0], entropy=p.numbers["target_entropy"][:, 0], unit=p.row)
         for p in (run.first[arm], run.last[arm], *run.heats[arm])
     )
     found = direct(before, after, sweep)

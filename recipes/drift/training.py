@@ -29,7 +29,7 @@ from bebop.tasks.rewards import checked, make_reward
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.heads import HeadTrainer
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trajectory import Batch, Completion, Group, Prompt, Trajectory
 from recipes.common.study import QUICK, Arm, head, policy, text
@@ -41,7 +41,7 @@ LEARNING_RATE = 1.5e-4
 EVERY = 2 if QUICK else 3  # steps between two looks at the heads
 LOOK = 4 if QUICK else 24  # answers that are looked at
 BANK = 4 if QUICK else 48  # held-out answers of the first policy: the fixed contexts
-HEATS = (0.3, 0.5, 0.75, 1.4, 2.0, 3.0)  # temperatures of the first laws on the bank, beside 1
+HEATS = (0.3, 0.5, 0.75, 1.4, 2.0, 3.0)  # temperatures of the first distributions on the bank, beside 1
 # arm -> objective before RL, and the one it is updated with during RL (None: frozen)
 ARMS: dict[str, tuple[str, str | None]] = {
     "hard_ce": ("hard_ce", None),
@@ -95,8 +95,8 @@ def train(job: tuple[int, str]) -> Run:
     heads = {name: with_head(model, before, seed) for name, (before, _) in ARMS.items()}
     online = {name: online_trainer(heads[name], during) for name, (_, during) in ARMS.items() if during}
     bank = text(seed, BANK)
-    first = {arm: probe(heads[arm], bank, 3, Law()) for arm in BANKED}
-    heats = {arm: [probe(heads[arm], bank, 3, Law(temperature=t)) for t in HEATS] for arm in BANKED}
+    first = {arm: probe(heads[arm], bank, 3, Sampling()) for arm in BANKED}
+    heats = {arm: [probe(heads[arm], bank, 3, Sampling(temperature=t)) for t in HEATS] for arm in BANKED}
     trainer = PolicyTrainer(model, config)  # after the heads' trainers: those freeze the backbone
     engine = TorchEngine(heads["e2e_tv"], make_system(DecodingConfig()), slots=GROUPS * ANSWERS)
     source = PromptSource(config.task, chat_encoder(model.tokenizer), 352)
@@ -116,7 +116,7 @@ def train(job: tuple[int, str]) -> Run:
             one.update(rows, ARMS[name][1], states)
         values(trainer.update(Batch(groups=groups)))
         engine.version = trainer.version
-    last = {arm: probe(heads[arm], bank, 3, Law()) for arm in BANKED}
+    last = {arm: probe(heads[arm], bank, 3, Sampling()) for arm in BANKED}
     return Run(seed=seed, direction=direction, looks=looks, first=first, heats=heats, last=last)
 
 
@@ -128,7 +128,7 @@ def with_head(model: Policy, objective: str, seed: int) -> Policy:
 def online_trainer(model: Policy, objective: str) -> HeadTrainer:
     """Updates during RL, with an optimizer of the head's own."""
     config = HeadConfig(objective=objective, depth=3, lr=5e-4, lr_warmup_steps=3, max_tokens=2048)
-    return HeadTrainer(model, config, Law())
+    return HeadTrainer(model, config, Sampling())
 
 
 def rollouts(engine: TorchEngine, asked: Sequence[Prompt], config: JobConfig, step: int) -> list[Completion]:
@@ -137,8 +137,8 @@ def rollouts(engine: TorchEngine, asked: Sequence[Prompt], config: JobConfig, st
     for i, prompt in enumerate(asked):
         for g in range(ANSWERS):
             number = (config.runtime.seed << 40) + (step * GROUPS + i) * ANSWERS + g
-            law = params(engine.policy, config.rollout.sampling, number)
-            requests.append(Request(id=0, token_ids=prompt.token_ids, params=law))
+            sampling = params(engine.policy, config.rollout.sampling, number)
+            requests.append(Request(id=0, token_ids=prompt.token_ids, params=sampling))
     return generate(engine, requests)
 
 
@@ -168,7 +168,7 @@ def look(
     """Probe every head on some of the step's answers: text of the current policy, so the estimates are unbiased."""
     chosen = np.random.default_rng([seed, step]).choice(len(rows), LOOK, replace=False)
     some, known = [rows[i] for i in chosen], [states[i] for i in chosen]
-    found = {name: probe(model, some, 3, Law(), states=known) for name, model in heads.items()}
+    found = {name: probe(model, some, 3, Sampling(), states=known) for name, model in heads.items()}
     one = next(iter(found.values()))
     return Look(
         step=step,

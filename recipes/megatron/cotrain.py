@@ -3,7 +3,7 @@
     with head_left_out(chunks):                # Megatron's gradient buffers and optimizer do not see the head
         chunks = [DistributedDataParallel(...) for ...]
         optimizer = get_megatron_optimizer(...)
-    head = HeadCotrainer(chunks, config, law, zero_first=True)
+    head = HeadCotrainer(chunks, config, distribution, zero_first=True)
     ...                                        # forward and backward as ever, with loss_mask given to the model
     numbers = head.step()                      # after the policy's own step
 
@@ -27,12 +27,12 @@ from bebop.errors import UserError
 from bebop.megatron_job.anchors import masked_rows, side_by_side
 from bebop.megatron_job.contexts import share_of, whole_rows
 from bebop.megatron_job.head import MegatronHead, constant
-from bebop.megatron_job.laws import split_law
 from bebop.megatron_job.optimizer import HeadOptimizer
 from bebop.megatron_job.parallel import Place, here
+from bebop.megatron_job.sampling import split_sampling
 from bebop.model.mtp import MTPHead
 from bebop.trainer.chains import ChainRows
-from bebop.trainer.objectives import Law, make_objective, share, unroll
+from bebop.trainer.objectives import Sampling, make_objective, share, unroll
 
 
 class HeadCotrainer:
@@ -42,7 +42,7 @@ class HeadCotrainer:
         self,
         chunks: Sequence[nn.Module],
         config: HeadConfig,
-        law: Law,
+        sampling: Sampling,
         *,
         zero_first: bool,
         anchors: int = 0,
@@ -58,7 +58,7 @@ class HeadCotrainer:
         """
         self.context: dist.ProcessGroup = parallel_state.get_context_parallel_group()
         self.config, self.anchors, self.logits, self.place = config, anchors, logits, _place()
-        self.law, self.objective = split_law(law, self.place), make_objective(config.objective)
+        self.sampling, self.objective = split_sampling(sampling, self.place), make_objective(config.objective)
         models = [plain(chunk) for chunk in chunks]
         self.model: Any = next((m for m in models if getattr(m, "mtp", None) is not None), None)
         if self.place.last and self.model is None:
@@ -143,7 +143,7 @@ class HeadCotrainer:
         with torch.no_grad():
             embeddings = embedded(model.embedding.word_embeddings, rows.token_ids)
         head: MTPHead = self.head  # called as one
-        return self.objective(unroll(head, embeddings, states, weight, rows, self.law))
+        return self.objective(unroll(head, embeddings, states, weight, rows, self.sampling))
 
     def step(self) -> dict[str, float]:
         """One step of the head on what was added since the last; every rank calls it.

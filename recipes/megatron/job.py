@@ -28,7 +28,7 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import find_device, load_policy, load_tokenizer, save_policy
 from bebop.store import seal
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.objectives import Law, make_objective
+from bebop.trainer.objectives import Sampling, make_objective
 
 
 class MegatronAdaptation(Adaptation):
@@ -49,11 +49,11 @@ class MegatronAdaptation(Adaptation):
         self.fresh = source.fresh
         self.policy = self._policy(source)
         data = config.data.sampling
-        self.law = Law(temperature=data.temperature, target_top_p=data.top_p, target_top_k=data.top_k)
+        self.sampling = Sampling(temperature=data.temperature, target_top_p=data.top_p, target_top_k=data.top_k)
         device, dtype = find_device(config.model), getattr(torch, config.model.dtype)
         model = build(source.config, parallel, place, dtype, device, BackboneModel)
         load(model, source, place, source.config.num_key_value_heads)
-        self.trainer = MegatronHeadTrainer(model, config.head, self.law, place, zero_first=source.zero_first)
+        self.trainer = MegatronHeadTrainer(model, config.head, self.sampling, place, zero_first=source.zero_first)
 
     def check_rows(self) -> None:
         """Every data parallel rank needs a row of each step."""

@@ -17,26 +17,26 @@ from bebop.errors import UserError
 from bebop.kernels.linear_losses import linear_draft_loss
 from bebop.megatron_job.checkpoint import load_head, save_head
 from bebop.megatron_job.head import MegatronHead
-from bebop.megatron_job.laws import split_law
 from bebop.megatron_job.optimizer import HeadOptimizer
 from bebop.megatron_job.parallel import Place
 from bebop.megatron_job.pipeline import FrozenPipeline
+from bebop.megatron_job.sampling import split_sampling
 from bebop.megatron_job.weights import gather, rule_of
 from bebop.model.mtp import MTPHead
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
 from bebop.trainer.heads import HeadTrainer, Shared
-from bebop.trainer.objectives import Law, Objective, Steps, make_objective, share, unroll
+from bebop.trainer.objectives import Objective, Sampling, Steps, make_objective, share, unroll
 
 
 class MegatronHeadTrainer(HeadTrainer):
     """One process of head training; all make the same calls with the same rows. ``update`` is that of HeadTrainer."""
 
-    def __init__(self, model: Any, config: HeadConfig, law: Law, place: Place, *, zero_first: bool) -> None:
+    def __init__(self, model: Any, config: HeadConfig, sampling: Sampling, place: Place, *, zero_first: bool) -> None:
         """``model``: this process's part of a ``BackboneModel`` with its weights; its head changes in place."""
         self.model = model
         self.config, self.place = config, place
         self.rank, self.world, self.beside = place.data, place.datas, False
-        self.law = split_law(law, place)
+        self.sampling = split_sampling(sampling, place)
         self.device = next(model.parameters()).device
         model.eval().requires_grad_(False)
         self.pipeline = FrozenPipeline(model, place)
@@ -93,7 +93,7 @@ class MegatronHeadTrainer(HeadTrainer):
         with torch.no_grad():
             embeddings = self.model.embedding.word_embeddings(batch.token_ids)
         head: MTPHead = self.head  # type: ignore[assignment]  # called as one
-        return unroll(head, embeddings, states, self.output_weight(), batch, self.law)
+        return unroll(head, embeddings, states, self.output_weight(), batch, self.sampling)
 
     def output_weight(self) -> Tensor:
         """This rank's rows of the language-model head [V / tensors, d]; last stage only."""
@@ -132,8 +132,8 @@ class MegatronHeadTrainer(HeadTrainer):
                     chosen = steps.mask[:, :, k]
                     pair = (x[:, :, k][chosen] for x in (steps.draft, steps.target))
                     draft, target = pair
-                    law = steps.law.options()
-                    found = linear_draft_loss(draft, steps.weight, target, steps.weight, kind="tv", **law)
+                    sampling = steps.sampling.options()
+                    found = linear_draft_loss(draft, steps.weight, target, steps.weight, kind="tv", **sampling)
                     sums[:, k] += torch.stack([found.alpha.double().sum(), chosen.sum().double()])
         self.pipeline.finish()
         self._from_last(sums)

@@ -11,7 +11,7 @@ from bebop.adaptation.corpus import drafting
 from bebop.adaptation.evaluation import Measured, measure
 from bebop.adaptation.probe import Probe, probe
 from bebop.intervals import Interval, across_seeds
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from recipes.common.figures import bars, color, figure
 from recipes.common.measured import Number, of
 from recipes.common.measured import over_seeds as mean_over_seeds
@@ -90,10 +90,10 @@ def run(job: Job) -> Found:
     if label in DECODED:
         asked, data = prompts(seed, COUNT), settings(seed).data
         decoded = {s: measure(model, asked, data, drafting(model, s), seed + 1) for s in SYSTEMS}
-    law = Law()
+    sampling = Sampling()
     return Found(
-        inside=probe(model, text(seed, COUNT), 3, law),
-        outside=probe(model, text(seed, OUTSIDE, "task=lcm"), 3, law),
+        inside=probe(model, text(seed, COUNT), 3, sampling),
+        outside=probe(model, text(seed, OUTSIDE, "task=lcm"), 3, sampling),
         decoded=decoded,
     )
 

@@ -3,7 +3,7 @@
 #
 #     MODEL=... TP=2 PORT=30000 server.sh
 #     python -m bebop.run rollout=sglang model=folder model.path=... rollout.sglang.urls=[http://127.0.0.1:30000] \
-#         rollout.sglang.carrier=disk rollout.sglang.folder=/shared/weights
+#         rollout.sglang.transfer=disk rollout.sglang.folder=/shared/weights
 #
 # Whoever reaches a server may replace its weights, so it listens to this machine alone. HOST=ADDRESS opens it to others, and
 # then demands a key: SGLANG_API_KEY here, and in the job's environment.

@@ -6,7 +6,7 @@ import numpy as np
 
 from bebop.adaptation.probe import Probe, probe
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from recipes.common.study import QUICK, SEEDS, Arm, corpus, head, policy, text
 from recipes.temperature.slopes import line
 
@@ -60,7 +60,7 @@ def run(key: Key) -> Found:
     """Train (or find) a head and probe it at every temperature."""
     name, seed = key
     model = policy() if name == "start" else head(Arm(objective=name, seed=seed))
-    found = {t: probe(model, sampled(seed, t), DEPTH, Law(temperature=t)) for t in TEMPERATURES}
+    found = {t: probe(model, sampled(seed, t), DEPTH, Sampling(temperature=t)) for t in TEMPERATURES}
     return Found(means={t: means(p) for t, p in found.items()}, plain=found[1.0])
 
 

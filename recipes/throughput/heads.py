@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bebop.adaptation.probe import probe
 from bebop.model.backbone import Policy
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from recipes.common.study import QUICK, SEEDS, Arm, corpus, head, policy, text, untrained
 
 DRAFTS = 3  # K, where it is not swept
@@ -71,7 +71,7 @@ def bench(seed: int) -> Bench:
     model.mtp.eval().requires_grad_(False)
     rows = text(seed, COUNT)
     for name in HEADS:
-        found.accepted[name] = float(probe(found.use(name), rows, DRAFTS, Law()).accept.mean()) - 1
+        found.accepted[name] = float(probe(found.use(name), rows, DRAFTS, Sampling()).accept.mean()) - 1
     return found
 
 

@@ -2,8 +2,8 @@
 
 Every solution reasons step by step and gives its answer between ``<answer>`` tags; the answer alone is never shown, so
 the steps cannot be skipped. A step *slips* with a fixed probability and the rest goes on from the wrong value: the
-model learns the correct arithmetic as the mode of its law and the slips as its tail. Reinforcement learning then has
-something to mend, and the law has entropy (slips, wordings, separators) for drafting to cope with.
+model learns the correct arithmetic as the mode of its distribution and the slips as its tail. Reinforcement learning
+then has something to mend, and the distribution has entropy (slips, wordings, separators) for drafting to cope with.
 """
 
 import random

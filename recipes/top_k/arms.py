@@ -8,7 +8,7 @@ from itertools import product
 from bebop.adaptation.probe import probe
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead, init_from_backbone
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from recipes.common.study import QUICK, Arm, corpus, policy, text
 from recipes.top_k.curves import Curves, fit
 
@@ -73,5 +73,5 @@ def run(job: Job) -> Found:
     if label != "start":
         arm = Arm(objective="tv", seed=seed, steps=STEPS, rows_per_step=ROWS, lr=LEARNING_RATE)
         curves = fit(model, arm, corpus(seed), held_out[:WATCHED], *options(label))
-    found = probe(model, held_out, 3, Law())
+    found = probe(model, held_out, 3, Sampling())
     return Found(sampled=float(found.accept.mean()), greedy=float(found.accept_greedy.mean()), curves=curves)

@@ -13,7 +13,7 @@ from bebop.kernels.losses import tv_loss
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import TokenRow, chain_rows, rows_of_step
 from bebop.trainer.heads import HeadTrainer
-from bebop.trainer.objectives import Law, Steps
+from bebop.trainer.objectives import Sampling, Steps
 from recipes.common.study import Arm, backbone_states
 
 Array = NDArray[np.float64]
@@ -73,7 +73,7 @@ def fit(
     model: Policy, arm: Arm, rows: Sequence[TokenRow], watched: Sequence[TokenRow], top_k: int | None, mode: str
 ) -> Curves:
     """Train the head of ``model`` in place; like ``study.train``, with ``watched`` text looked at after every step."""
-    trainer = HeadTrainer(model, HeadConfig(depth=arm.depth, lr=arm.lr, lr_warmup_steps=6, max_tokens=2048), Law())
+    trainer = HeadTrainer(model, HeadConfig(depth=arm.depth, lr=arm.lr, lr_warmup_steps=6, max_tokens=2048), Sampling())
     states, look, norms = backbone_states(model, rows), Look(top_k=top_k, mode=mode), []
     layout = chain_rows(watched, arm.depth)
     fixed = torch.nn.utils.rnn.pad_sequence(backbone_states(model, watched), batch_first=True)

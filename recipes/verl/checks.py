@@ -94,8 +94,8 @@ def _check_head(config: Any, wanted: VerlConfig) -> None:
         parallel = int(job.actor.fsdp_config.get("ulysses_sequence_parallel_size", 1))
         parallel = max(parallel, int(job.actor.get("ulysses_sequence_parallel_size", 1) or 1))
         check(parallel == 1, on, True, f"sequences are split {parallel} ways; give ulysses_sequence_parallel_size=1")
-    carrier = job.rollout.checkpoint_engine.backend
-    check("delta" not in carrier, on, True, f"checkpoint_engine.backend={carrier!r} sends differences, no head")
+    transfer = job.rollout.checkpoint_engine.backend
+    check("delta" not in transfer, on, True, f"checkpoint_engine.backend={transfer!r} sends differences, no head")
     lora = max(job.model.get("lora_rank", 0), (job.model.get("lora") or {}).get("rank", 0))
     check(lora == 0, on, True, "LoRA leaves the head's inputs to an adapter; train all weights")
     if job.rollout.name == "bebop":

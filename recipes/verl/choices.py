@@ -1,4 +1,5 @@
-"""What the plug-in adds to verl's own choices: a rollout engine, and a carrier of weights for machines without NCCL."""
+"""What the plug-in adds to verl's own choices: a rollout engine, and a transfer of weights for machines without
+NCCL."""
 
 import importlib
 from types import ModuleType
@@ -19,5 +20,5 @@ def add_replica(replica: ModuleType) -> None:
 
 def add_carrier(base: ModuleType) -> None:
     """``rollout.checkpoint_engine.backend=bebop``."""
-    carrier = importlib.import_module("bebop.verl_job.carrier")
-    base.CheckpointEngineRegistry.register(NAME)(carrier.ObjectStoreCarrier)
+    transfer = importlib.import_module("bebop.verl_job.transfer")
+    base.CheckpointEngineRegistry.register(NAME)(transfer.ObjectStoreCarrier)

@@ -24,7 +24,7 @@ from bebop.model.checkpoint import load_mtp
 from bebop.model.mtp import MTPHead
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.heads import HeadTrainer
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from bebop.trainer.scorer import whole_tables
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.names import head_to_checkpoint
@@ -82,9 +82,9 @@ class HeadBeside:
             assert self.policy.mtp is not None
             self.policy.backbone = self.engine.module
             self.policy.mtp.to(self.device())
-            law = Law(temperature=self.temperature)
+            sampling = Sampling(temperature=self.temperature)
             rank, world = dist.get_rank(), dist.get_world_size()
-            self._trainer = HeadTrainer(self.policy, self.config.head, law, rank, world, beside=True)
+            self._trainer = HeadTrainer(self.policy, self.config.head, sampling, rank, world, beside=True)
             if self.engine._autocast_dtype == torch.float16:
                 raise UserError("bebop.train_head=True: fp16 is not possible; set mixed_precision.param_dtype to bf16")
             mixed = self.engine._autocast_dtype == torch.bfloat16

@@ -20,7 +20,7 @@ from typing import Any
 from bebop.errors import UserError
 from bebop.model.checkpoint import mtp_layout
 from bebop.model.layouts import LAYOUTS
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from bebop.verl_job.head import first_temperature
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.settings import VerlConfig, current
@@ -60,7 +60,7 @@ def train_beside(transformer_impl: ModuleType) -> None:
         if head is None:
             return original(engine, data, loss_function)
         head.discard()
-        head.law = dataclasses.replace(head.law, temperature=first_temperature(data["temperature"]))
+        head.sampling = dataclasses.replace(head.sampling, temperature=first_temperature(data["temperature"]))
         output = original(engine, data, loss_function)
         numbers = head.step()  # every rank takes part
         if engine.is_mp_src_rank_with_outputs():
@@ -118,7 +118,7 @@ def beside(engine: Any, config: VerlConfig) -> Any:
     if layout is None:
         raise UserError(f"bebop.train_head=True: {path} has no MTP weights of a known layout ({', '.join(LAYOUTS)})")
     zero_first = LAYOUTS[layout].zero_first
-    return HeadCotrainer(engine.module, config.head, Law(), zero_first=zero_first, anchors=ANCHORS, logits=True)
+    return HeadCotrainer(engine.module, config.head, Sampling(), zero_first=zero_first, anchors=ANCHORS, logits=True)
 
 
 @contextmanager

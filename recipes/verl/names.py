@@ -17,7 +17,8 @@ def head_to_checkpoint(head: Mapping[str, Tensor], layout: str, layers: int) -> 
 def checkpoint_to_engine(weights: Mapping[str, Tensor], policy: Policy) -> dict[str, Tensor]:
     """Weights under the names of a checkpoint as ``Engine.load_weights`` takes them; tied ones are left out.
 
-    ``UserError`` if a weight of the backbone is missing: an engine with weights of two versions follows no law.
+    ``UserError`` if a weight of the backbone is missing: an engine with weights of two versions follows no
+    distribution.
     """
     layers = policy.backbone.config.num_hidden_layers
     layout = LAYOUTS[policy.layout]

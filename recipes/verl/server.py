@@ -109,7 +109,7 @@ class EmbeddedServer:
     wake_up = sleep = clear_kv_cache = release_kv_cache = resume_kv_cache = nothing
 
     def _params(self, request_id: str, prompt: int, given: Mapping[str, Any]) -> SamplingParams:
-        """verl's names for a law as ours; ``UserError`` for what the engine does not have."""
+        """verl's names for a distribution as ours; ``UserError`` for what the engine does not have."""
         left = {name: value for name, value in given.items() if name not in IGNORED and value is not None}
         limit = self.config.max_length - prompt
         asked = [int(left.pop(name)) for name in LIMITS if name in left]

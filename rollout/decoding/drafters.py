@@ -6,21 +6,22 @@ import torch
 from torch import Tensor
 
 from bebop.kernels.verify import sample
-from bebop.rollout.decoding.laws import Laws, entropy
-from bebop.rollout.decoding.protocols import Draft, DraftLengthPolicy, DraftModel
+from bebop.rollout.decoding.protocols import Draft, DraftLength, DraftModel
+from bebop.rollout.decoding.sampling import BatchSampling, entropy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MTPDrafter:
-    """Samples each draft from the MTP head's law; at temperature 0 the law is one-hot, which is target-only."""
+    """Samples each draft from the MTP head's distribution; at temperature 0 the distribution is one-hot, which is
+    target-only."""
 
     temperature: float | None = None  # None: that of the target
 
-    def propose(self, model: DraftModel, laws: Laws, length: DraftLengthPolicy, uniforms: Tensor) -> Draft:
+    def propose(self, model: DraftModel, sampling: BatchSampling, length: DraftLength, uniforms: Tensor) -> Draft:
         """See ``Drafter``. Rows that stop early keep drafting beside the others; those drafts do not count."""
-        own = laws
+        own = sampling
         if self.temperature is not None:
-            own = replace(laws, temperature=torch.full_like(uniforms[:, 0], self.temperature, dtype=torch.float32))
+            own = replace(sampling, temperature=torch.full_like(uniforms[:, 0], self.temperature, dtype=torch.float32))
         hidden, seen = model.draft_hidden(), model.seen()
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
@@ -28,17 +29,17 @@ class MTPDrafter:
         alive: Tensor | None = None
         lengths: Tensor | None = None
         for step in range(length.limit):
-            law = own.probs(model.draft_logits(hidden)[:, None], None if seen is None else seen[:, None])[:, 0]
-            entropies.append(entropy(law))
+            distribution = own.probs(model.draft_logits(hidden)[:, None], None if seen is None else seen[:, None])[:, 0]
+            entropies.append(entropy(distribution))
             go_on = length.extend(step, torch.stack(entropies, 1))
             if go_on is not None:
                 alive = go_on if alive is None else alive & go_on
                 lengths = alive.long() if lengths is None else lengths + alive.long()
                 if not alive.any() and tokens:
                     break
-            token = sample(law, uniforms[:, step])
+            token = sample(distribution, uniforms[:, step])
             tokens.append(token)
-            probs.append(law)
+            probs.append(distribution)
             if seen is not None:
                 seen = seen.scatter(-1, token[:, None], True)
             if step + 1 < length.limit:

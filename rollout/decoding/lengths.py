@@ -28,8 +28,9 @@ class EntropyLength:
 
     Token j is drafted if the predicted product of acceptances up to j exceeds rate * (time of one draft step + time of
     one more verified position), where rate is tokens emitted per unit of time so far and times are in units of a plain
-    step. Acceptance is predicted from the entropy of the draft law in buckets, learned from what was accepted. The
-    first draft is always made, so that the predictor keeps learning. The rule sees draft laws before anything is
+    step. Acceptance is predicted from the entropy of the draft distribution in buckets, learned from what was accepted.
+    The first draft is always made, so that the predictor keeps learning. The rule sees draft distributions before
+    anything is
     sampled from them, never the target: exact.
 
     Each request learns for itself, from the same prior: its draft lengths, hence its tokens, depend neither on the
@@ -51,7 +52,7 @@ class EntropyLength:
         )  # [S, 2] tokens, time
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """See ``DraftLengthPolicy``."""
+        """See ``DraftLength``."""
         if step == 0:
             return torch.ones_like(entropies[:, 0], dtype=torch.bool)
         rows = slice(len(entropies))

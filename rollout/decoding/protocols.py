@@ -10,17 +10,17 @@ from typing import Protocol
 
 from torch import Tensor
 
-from bebop.rollout.decoding.laws import Laws
+from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.slots import Slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """K drafted tokens for each of B rows, with the laws that they were sampled from."""
+    """K drafted tokens for each of B rows, with the distributions that they were sampled from."""
 
     tokens: Tensor  # [B, K]
     probs: Tensor  # [B, K, V]; one-hot where the draft is greedy
-    entropies: Tensor  # [B, K] of the draft laws, nats
+    entropies: Tensor  # [B, K] of the draft distributions, nats
     lengths: Tensor | None  # [B] drafts that count in each row; None: all K
     forwards: int  # passes of the drafter that this took
 
@@ -30,7 +30,7 @@ class Verdict:
     """What verification made of a draft."""
 
     accepted: Tensor  # [B] accepted drafts, 0..K
-    next_token: Tensor  # [B] residual or bonus token
+    next_token: Tensor  # [B] recovered or bonus token
 
 
 class DraftModel(Protocol):
@@ -56,7 +56,7 @@ class DraftModel(Protocol):
 class Drafter(Protocol):
     """Proposes tokens."""
 
-    def propose(self, model: DraftModel, laws: Laws, length: "DraftLengthPolicy", uniforms: Tensor) -> Draft:
+    def propose(self, model: DraftModel, sampling: BatchSampling, length: "DraftLength", uniforms: Tensor) -> Draft:
         """Draft up to ``length.limit`` tokens a row; uniforms [B, K]."""
         ...
 
@@ -66,15 +66,15 @@ class AcceptanceRule(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether the output law is the target's."""
+        """Whether the output distribution is the target's."""
         ...
 
     def accept(self, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
-        """Verify against target laws [B, K + 1, V] with uniforms [B, K + 2]."""
+        """Verify against target distributions [B, K + 1, V] with uniforms [B, K + 2]."""
         ...
 
 
-class DraftLengthPolicy(Protocol):
+class DraftLength(Protocol):
     """Chooses how many tokens to draft."""
 
     @property
@@ -83,10 +83,10 @@ class DraftLengthPolicy(Protocol):
         ...
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:
-        """Which rows draft token ``step`` (from 0), given the draft laws' entropies [B, step + 1]; None: all.
+        """Which rows draft token ``step`` (from 0), given the draft distributions' entropies [B, step + 1]; None: all.
 
         Called before the token is sampled. The rule may not look at the target, and may not drop a token once it has
-        been sampled for being unlikely: that would filter the draft law and bias the output (SPEC 1.7).
+        been sampled for being unlikely: that would filter the draft distribution and bias the output (SPEC 1.7).
         """
         ...
 
@@ -107,4 +107,4 @@ class System:
     drafter: Drafter | None  # None drafts nothing
     rule: AcceptanceRule
     drafts: int  # the most drafts in a cycle, K
-    length: Callable[[Slots], DraftLengthPolicy]  # made for an engine; what it learns of a request is a column there
+    length: Callable[[Slots], DraftLength]  # made for an engine; what it learns of a request is a column there

@@ -10,9 +10,9 @@ from bebop.rollout.decoding.protocols import Draft, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Rejection sampling (SPEC 0.3): accepts with the full overlap sum_v min(p, q), and the output law is p.
+    """Rejection sampling (SPEC 0.3): accepts with the full overlap sum_v min(p, q), and the output distribution is p.
 
-    With a one-hot draft law this *is* target-only verification, which accepts with p(argmax q).
+    With a one-hot draft distribution this *is* target-only verification, which accepts with p(argmax q).
     """
 
     exact: bool = True

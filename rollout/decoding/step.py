@@ -4,30 +4,30 @@ import torch
 from torch import Tensor
 
 from bebop.kernels.uniforms import uniforms
-from bebop.rollout.decoding.laws import entropy
-from bebop.rollout.decoding.protocols import Draft, DraftLengthPolicy, System, Verdict
-from bebop.rollout.runner import ModelRunner
+from bebop.rollout.decoding.protocols import Draft, DraftLength, System, Verdict
+from bebop.rollout.decoding.sampling import entropy
+from bebop.rollout.target import Target
 
 
 @torch.inference_mode()
-def cycle(runner: ModelRunner, system: System, length: DraftLengthPolicy, version: int, measure: bool) -> Tensor:
+def cycle(runner: Target, system: System, length: DraftLength, version: int, measure: bool) -> Tensor:
     """Advance the runner's first B slots by one cycle; returns which rows are done [B] (bool).
 
     ``version`` is the weight version written beside each token; ``measure`` adds overlap and entropies to the stats.
     """
     slots, batch = runner.slots, runner.batch
     drafts = slots.sizes.drafts
-    laws = slots.laws(batch)
+    sampling = slots.sampling(batch)
     # Keyed by the length fed: a request draws the same numbers wherever and beside whomever it is decoded. For K
-    # drafts, K to draw them, K to test them, one for the residual token and one for the bonus.
+    # drafts, K to draw them, K to test them, one for the recovered token and one for the bonus.
     random = uniforms(slots.seed[:batch], slots.fed[:batch], 2 * drafts + 2)
     draft = None
     if system.drafter is not None:
-        draft = system.drafter.propose(runner, laws, length, random[:, :drafts])
+        draft = system.drafter.propose(runner, sampling, length, random[:, :drafts])
     last = slots.last[:batch, None]
     fed = last if draft is None else torch.cat([last, draft.tokens], 1)
     hidden, logits = runner.verify(fed)
-    probs = laws.probs(logits, _seen(runner, draft))
+    probs = sampling.probs(logits, _seen(runner, draft))
     # The last two have their place whatever this cycle drafted: its width is that of the longest draft in the batch.
     tests = random[:, drafts : drafts + fed.shape[1] - 1]
     verdict = system.rule.accept(_or_empty(draft, probs), probs, torch.cat([tests, random[:, 2 * drafts :]], 1))
@@ -63,7 +63,7 @@ def _emit(draft: Draft | None, verdict: Verdict) -> Tensor:
     return tokens.scatter(1, verdict.accepted[:, None], verdict.next_token[:, None])
 
 
-def _end(runner: ModelRunner, tokens: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
+def _end(runner: Target, tokens: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
     """How many of the tokens count [B] and who is done [B]: a stop token or the limit cuts the rest off."""
     slots, batch = runner.slots, runner.batch
     stops = (tokens[..., None] == slots.stops[:batch, None]).any(-1)
@@ -75,7 +75,7 @@ def _end(runner: ModelRunner, tokens: Tensor, verdict: Verdict) -> tuple[Tensor,
     return emitted, done
 
 
-def _write(runner: ModelRunner, tokens: Tensor, probs: Tensor, version: int) -> None:
+def _write(runner: Target, tokens: Tensor, probs: Tensor, version: int) -> None:
     """Append tokens with log p and version; what lies beyond the emitted ones is overwritten by the next cycle."""
     slots, batch = runner.slots, runner.batch
     columns = slots.count[:batch, None] + torch.arange(tokens.shape[1], device=tokens.device)
@@ -85,9 +85,7 @@ def _write(runner: ModelRunner, tokens: Tensor, probs: Tensor, version: int) -> 
     slots.contexts[:batch].scatter_(1, columns, slots.oldest[:batch, None].expand_as(tokens))
 
 
-def _measure(
-    runner: ModelRunner, draft: Draft, verdict: Verdict, probs: Tensor, emitted: Tensor, everything: bool
-) -> None:
+def _measure(runner: Target, draft: Draft, verdict: Verdict, probs: Tensor, emitted: Tensor, everything: bool) -> None:
     """Add this cycle to the sums over the positions that were reached (and not cut off by the end of the answer)."""
     drafts = draft.tokens.shape[1]
     steps = torch.arange(drafts, device=emitted.device)
@@ -97,18 +95,18 @@ def _measure(
     accepted = steps < torch.minimum(verdict.accepted, emitted)[:, None]
     rows = [reached.double(), accepted.double()]
     if everything:
-        rows += [torch.where(reached, value, 0.0).double() for value in _laws_beside(draft, probs[:, :drafts])]
+        rows += [torch.where(reached, value, 0.0).double() for value in _compare(draft, probs[:, :drafts])]
     runner.slots.record(torch.stack(rows, 1), emitted)
 
 
-def _laws_beside(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compare(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Overlap, p(argmax q) and both entropies [B, K]: what watching costs in a cycle."""
     best = draft.probs.argmax(-1, keepdim=True)
     overlap = torch.minimum(p, draft.probs).sum(-1)
     return overlap, p.gather(-1, best)[..., 0], draft.entropies, entropy(p)
 
 
-def _seen(runner: ModelRunner, draft: Draft | None) -> Tensor | None:
+def _seen(runner: Target, draft: Draft | None) -> Tensor | None:
     """Tokens that penalties see at each verified position [B, K + 1, V]: the context and the drafts before it."""
     seen = runner.seen()
     if seen is None or draft is None:
@@ -119,7 +117,7 @@ def _seen(runner: ModelRunner, draft: Draft | None) -> Tensor | None:
     return torch.stack(rows, 1)
 
 
-def _remember(runner: ModelRunner, tokens: Tensor, emitted: Tensor) -> None:
+def _remember(runner: Target, tokens: Tensor, emitted: Tensor) -> None:
     """Add the emitted tokens of each row to what penalties see."""
     slots = runner.slots
     assert slots.seen is not None

@@ -28,11 +28,11 @@ def measured(rate: float, prompts: int = 40, drafts: int = 3, seed: int = 0) -> 
         accepted[:, k] = rng.binomial(reached[:, k].astype(int), rate)
         if k + 1 < drafts:
             reached[:, k + 1] = accepted[:, k]
-    law = {name: value * reached for name, value in (("overlap", rate), ("target_only", rate - 0.1))}
+    sampling = {name: value * reached for name, value in (("overlap", rate), ("target_only", rate - 0.1))}
     return Measured(
         tasks=tuple(TASKS[i % 2] for i in range(prompts)), cycles=np.full(prompts, 10.0),
         tokens=10 + accepted.sum(1), reached=reached, accepted=accepted,
-        draft_entropy=0.5 * reached, target_entropy=0.3 * reached, **law,
+        draft_entropy=0.5 * reached, target_entropy=0.3 * reached, **sampling,
     )  # fmt: skip
 
 

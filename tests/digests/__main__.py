@@ -1,4 +1,4 @@
-"""Record the digests anew: ``python -m tests.digests``. Only for a change of behaviour that is meant."""
+"""Record the digests anew: ``python -m tests.digests``. Only for a change of rollout that is meant."""
 
 import json
 import sys

@@ -14,7 +14,7 @@ from tests.builders import tiny_policy
 from tests.digests.numbers import Numbers
 
 REQUESTS, SLOTS, VOCAB = 64, 12, 12
-LAWS: list[dict[str, float | int]] = [
+DISTRIBUTIONS: list[dict[str, float | int]] = [
     {},
     {"temperature": 0.7},
     {"temperature": 0.0},
@@ -34,7 +34,10 @@ def wanted() -> list[Request]:
             id=i,
             token_ids=prompts[i // 4],
             params=SamplingParams(
-                max_new_tokens=6 + i % 19, stop_token_ids=(VOCAB - 1,), seed=1000 + i, **LAWS[(i // 4) % len(LAWS)]
+                max_new_tokens=6 + i % 19,
+                stop_token_ids=(VOCAB - 1,),
+                seed=1000 + i,
+                **DISTRIBUTIONS[(i // 4) % len(DISTRIBUTIONS)],
             ),  # type: ignore[arg-type]
         )
         for i in range(REQUESTS)

@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 from bebop.kernels import block_verify_triton as block
 from bebop.kernels import row_losses_triton as losses
 from bebop.kernels import stats_triton as stats
-from bebop.kernels import verify_triton as probs
+from bebop.kernels import verify_triton as verify
 from bebop.kernels.draft_losses_triton import TWINS
 
 H100 = GPUTarget("cuda", 90, 32)
@@ -25,9 +25,11 @@ TOKENS = dict.fromkeys(("tokens", "lengths", "accepted"), "*i64")
 
 
 def compiled(kernel: Any, dtype: str, types: dict[str, str] | None = None, **constants: Any) -> str:
-    """The PTX of a kernel whose logits or laws are of ``dtype``; what is not named is an i32."""
-    laws = dict.fromkeys(("draft", "target", "out", "q", "p"), f"*{dtype}")
-    known = FLOATS | SUMS | TOKENS | laws | {"u": "*fp64"} | (types or {}) | dict.fromkeys(constants, "constexpr")
+    """The PTX of a kernel whose logits or distributions are of ``dtype``; what is not named is an i32."""
+    distributions = dict.fromkeys(("draft", "target", "out", "q", "p"), f"*{dtype}")
+    known = (
+        FLOATS | SUMS | TOKENS | distributions | {"u": "*fp64"} | (types or {}) | dict.fromkeys(constants, "constexpr")
+    )
     signature = {name: known.get(name, "i32") for name in kernel.arg_names}
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     program = triton.compile(ASTSource(kernel, signature, constexprs=values), target=H100, options={"num_warps": 8})
@@ -57,9 +59,9 @@ def verify_kernels() -> Iterator[tuple[str, str]]:
     yield "block masses", compiled(block._masses, "fp32", LANES=4, **chain)
     yield "block draw", compiled(block._draw, "fp32", token, LANES=4, TILE_LANES=32, **chain)
     for one_hot in (True, False):
-        law = {"ONE_HOT": one_hot, **chain}
-        yield f"chain masses {one_hot}", compiled(probs._masses, "fp32", LANES=4, **law)
-        yield f"chain draw {one_hot}", compiled(probs._draw, "fp32", token, TILE_LANES=32, **law)
+        options = {"ONE_HOT": one_hot, **chain}
+        yield f"chain masses {one_hot}", compiled(verify._masses, "fp32", LANES=4, **options)
+        yield f"chain draw {one_hot}", compiled(verify._draw, "fp32", token, TILE_LANES=32, **options)
     for given in (True, False):
         yield f"stats {given}", compiled(stats._stats, "bf16", {"out": "*fp32"}, LOGITS=given, BLOCK=1024)
 

@@ -26,7 +26,7 @@ def logits(*shape: int, seed: int) -> Tensor:
 def check_rows(group: dist.ProcessGroup, kind: str, mine: slice) -> None:
     """Numbers, the shard's gradient and the number of collectives of one kind."""
     draft, target = logits(5, 37, seed=0), logits(5, 37, seed=1)
-    target[4] = float("-inf")  # no law: NaN everywhere
+    target[4] = float("-inf")  # no distribution: NaN everywhere
     if kind == "rkl":
         target[0, :10] = 0
     labels = torch.tensor([36, 0, 8, 9, 20]) if kind == "hard_ce" else None

@@ -7,28 +7,32 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.kernels.block_verify import block_thresholds, block_verify, residual_law
+from bebop.kernels.block_verify import block_thresholds, block_verify, residual_distribution
 from bebop.kernels.verify import reference as chain_verify
 from bebop.kernels.verify import sample
 
 Rule = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
-def laws(rows: int, vocabulary: int, seed: int, spread: float = 1.2) -> Tensor:
+def distributions(rows: int, vocabulary: int, seed: int, spread: float = 1.2) -> Tensor:
     noise = torch.randn(rows, vocabulary, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return (spread * noise).softmax(-1)
 
 
 class World:
-    """Laws after every prefix of up to K tokens, and every chain of K drafts: tokens [V ** K, K], q and p along it."""
+    """BatchSampling after every prefix of up to K tokens, and every chain of K drafts: tokens [V ** K, K], q and p
+    along it."""
 
     def __init__(self, V: int, K: int, seed: int, zeros: bool = False) -> None:
         rows = sum(V**i for i in range(K + 1))
         self.V, self.K = V, K
-        self.draft, self.target = laws(rows, V, seed), laws(rows, V, seed + 1)
+        self.draft, self.target = distributions(rows, V, seed), distributions(rows, V, seed + 1)
         if zeros:
             self.draft[::2, 0] = self.target[::3, 1] = self.target[1::3, 0] = 0
-            self.draft[1::5], self.target[1::5] = laws(1, V, 7), laws(1, V, 7)  # q = p after some prefixes
+            self.draft[1::5], self.target[1::5] = (
+                distributions(1, V, 7),
+                distributions(1, V, 7),
+            )  # q = p after some prefixes
             self.draft /= self.draft.sum(-1, keepdim=True)
             self.target /= self.target.sum(-1, keepdim=True)
         self.chains = torch.tensor(list(product(range(V), repeat=K)))
@@ -49,7 +53,8 @@ class World:
 
 
 def block_rule(tokens: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """P(accepted = n) [B, K + 1], laws of the next token [B, K + 1, V], and thresholds, from the code under test."""
+    """P(accepted = n) [B, K + 1], distributions of the next token [B, K + 1, V], and thresholds, from the code under
+    test."""
     K = tokens.shape[1]
     weights, h = block_thresholds(tokens, q, p, torch.full((len(tokens),), K))
     return largest(h), next_laws(weights, q, p), h
@@ -63,10 +68,10 @@ def largest(h: Tensor) -> Tensor:
 
 def next_laws(weights: Tensor, q: Tensor, p: Tensor) -> Tensor:
     K = q.shape[1]
-    rows = [residual_law(weights[:, i], p[:, i], q[:, i]) for i in range(K)] + [p[:, K]]
-    law = torch.stack(rows, 1)
-    total = law.sum(-1, keepdim=True)
-    return torch.where(total > 0, law / total.where(total > 0, 1), p)
+    rows = [residual_distribution(weights[:, i], p[:, i], q[:, i]) for i in range(K)] + [p[:, K]]
+    probs = torch.stack(rows, 1)
+    total = probs.sum(-1, keepdim=True)
+    return torch.where(total > 0, probs / total.where(total > 0, 1), p)
 
 
 def stop_at_first_failure(tokens: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,7 +92,8 @@ def weights_as_thresholds(tokens: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor,
 
 
 def output_error(world: World, rule: Rule) -> float:
-    """Largest error of the joint law of K + 1 tokens: accepted drafts, the next token, then tokens of the target."""
+    """Largest error of the joint distribution of K + 1 tokens: accepted drafts, the next token, then tokens of the
+    target."""
     accepted, following, _ = rule(world.chains, world.q, world.p)
     emitted: dict[tuple[int, ...], float] = {}
     for chain, mass, counts, laws_ in zip(world.chains.tolist(), world.mass, accepted, following, strict=True):
@@ -153,7 +159,8 @@ def test_example_of_the_paper() -> None:
 
 @pytest.mark.parametrize("zeros", [False, True])
 def test_the_function_decides_as_the_enumerated_rule(zeros: bool) -> None:
-    """Largest i with u_i < h_i, then the CDF of the next law: the same for random uniforms and ragged lengths."""
+    """Largest i with u_i < h_i, then the CDF of the next distribution: the same for random uniforms and ragged
+    lengths."""
     world = World(3, 3, 4, zeros)
     pick = torch.multinomial(world.mass, 3000, replacement=True, generator=torch.Generator().manual_seed(0))
     tokens, q, p = world.chains[pick], world.q[pick], world.p[pick]

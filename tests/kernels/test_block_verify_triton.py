@@ -67,7 +67,7 @@ def test_bf16_and_strides_and_no_requests() -> None:
 
 
 def test_rounding_never_yields_a_token_without_mass() -> None:
-    """Masses down to 1e-38, laws that agree, drafts that are impossible under the target or under both."""
+    """Masses down to 1e-38, distributions that agree, drafts that are impossible under the target or under both."""
     p = torch.zeros(5, 3, 300)
     p[:, :, 105:109] = torch.tensor([1e-38, 1.0, 1e-30, 1e-20])
     q = p[:, :2] * torch.tensor([1.0, 1.01, 0.99, 1.0, 1.0])[:, None, None]

@@ -25,7 +25,7 @@ LABELS = torch.arange(ROWS) % VOCABULARY
 def states(
     rows: int = ROWS, vocabulary: int = VOCABULARY, width: int = 8, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states and heads of a draft and a wider target whose laws overlap by about half."""
+    """Hidden states and heads of a draft and a wider target whose distributions overlap by about half."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(rows, width, generator=generator, dtype=torch.float64)
     weight = torch.randn(vocabulary, width, generator=generator, dtype=torch.float64) * 0.6
@@ -187,9 +187,9 @@ def without_the_sum(logits: Tensor, target: Tensor) -> Tensor:
 def overshoot(found: Tensor, gradient: Callable[[Tensor, Tensor], Tensor], inputs: tuple[Tensor, ...]) -> float:
     """Largest deviation of the states' gradient from ``gradient @ weight``, over what bf16 allows.
 
-    On the same bf16 logits (their rounding is the law's, not the loss's) three things are rounded: the gradient of the
-    logits and the result, by half an ulp each, which is at most 2^-8 of a number; and q <= p, where q and p agree to
-    1e-6: such a token may turn over and change its gradient by q.
+    On the same bf16 logits (their rounding is the distribution's, not the loss's) three things are rounded: the
+    gradient of the logits and the result, by half an ulp each, which is at most 2^-8 of a number; and q <= p, where q
+    and p agree to 1e-6: such a token may turn over and change its gradient by q.
     """
     hidden, weight, wide, head = (x.detach() for x in inputs)
     logits, target = (hidden @ weight.T).double(), (wide @ head.T).double()
@@ -383,8 +383,8 @@ def test_the_unbiased_form_equals_that_of_logits(dtype: torch.dtype) -> None:
 def test_the_unbiased_form_is_unbiased_and_its_gradient_too() -> None:
     """V = 4, K = 2, all data y ~ p enumerated: 1 - E[A] / 2; Eq. 13 is off. Rows of states: the root, then after y."""
     hidden, weight, wide, head = states(5, 4, 3, torch.float64)
-    laws = [(x @ w.T).softmax(-1) for x, w in ((hidden, weight), (wide, head))]
-    common = torch.minimum(*laws)
+    distributions = [(x @ w.T).softmax(-1) for x, w in ((hidden, weight), (wide, head))]
+    common = torch.minimum(*distributions)
     exact = 1 - (common[0].sum() + (common[0] * common[1:].sum(-1)).sum()) / 2
     (exact_gradient,) = torch.autograd.grad(exact, hidden, retain_graph=True)
 
@@ -393,7 +393,7 @@ def test_the_unbiased_form_is_unbiased_and_its_gradient_too() -> None:
         for y in range(4):
             path, tokens = torch.tensor([[0, 1 + y]]), torch.tensor([[y, 0]]) if corrected else None
             steps = hidden[path], weight, wide[path], head
-            total = total + laws[1][0, y] * linear_e2e_tv_loss(*steps, torch.ones(1, 2), tokens=tokens)
+            total = total + distributions[1][0, y] * linear_e2e_tv_loss(*steps, torch.ones(1, 2), tokens=tokens)
         return total
 
     unbiased, product = expected(True), expected(False)
@@ -492,7 +492,7 @@ def test_a_truncated_target(top_p: float, top_k: int) -> None:
 
 
 def test_a_truncated_target_end_to_end() -> None:
-    """With tokens of the truncated law and with one outside of it, which counts as accepted."""
+    """With tokens of the truncated distribution and with one outside of it, which counts as accepted."""
     inputs, tokens = anchors(), torch.zeros(ANCHORS, STEPS, dtype=torch.long)
     draft, target = logits_of(*inputs)
     cut = truncate_(target.flatten(0, 1).clone(), 1.0, 0.6, 4).view_as(target)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def logits(rows: int, vocabulary: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Draft and target logits of laws that overlap by about two thirds."""
+    """Draft and target logits of distributions that overlap by about two thirds."""
     generator = torch.Generator().manual_seed(seed)
     draft = torch.randn(rows, vocabulary, generator=generator) * 2
     return draft.to(dtype), (draft + torch.randn(rows, vocabulary, generator=generator)).to(dtype)
@@ -522,7 +522,7 @@ def tree(vocabulary: int) -> tuple[Tensor, Tensor]:
 
 
 def exact_accepted(draft: Tensor, target: Tensor) -> Tensor:
-    """E[A] of two drafted tokens: the second one's overlap under the law min(p, q) of accepted first ones."""
+    """E[A] of two drafted tokens: the second one's overlap under the distribution min(p, q) of accepted first ones."""
     q, p = draft.softmax(-1), target.softmax(-1)
     overlap = torch.minimum(q, p).sum(-1)
     return overlap[0] + (torch.minimum(q[0], p[0]) * overlap[1:]).sum()
@@ -531,12 +531,12 @@ def exact_accepted(draft: Tensor, target: Tensor) -> Tensor:
 def expected_loss(draft: Tensor, target: Tensor, corrected: bool) -> Tensor:
     """The loss of two steps, averaged over all data y ~ p."""
     vocabulary = draft.shape[-1]
-    law = target[0].softmax(-1)
+    probs = target[0].softmax(-1)
     total = torch.zeros((), dtype=torch.float64)
     for y in range(vocabulary):
         path = torch.tensor([0, 1 + y])
         tokens = torch.tensor([[y, 0]]) if corrected else None
-        total = total + law[y] * e2e_tv_loss(draft[path][None], target[path][None], torch.ones(1, 2), tokens=tokens)
+        total = total + probs[y] * e2e_tv_loss(draft[path][None], target[path][None], torch.ones(1, 2), tokens=tokens)
     return total
 
 
@@ -585,7 +585,7 @@ def test_capacity_toy() -> None:
 
 def test_top_k_in_both_readings() -> None:
     """By hand: q = (.5, .3, .2), p = (.1, .3, .6), K = 2 keeps tokens 0 and 1."""
-    draft, target = (torch.tensor([law], dtype=torch.float64).log() for law in ((0.5, 0.3, 0.2), (0.1, 0.3, 0.6)))
+    draft, target = (torch.tensor([probs], dtype=torch.float64).log() for probs in ((0.5, 0.3, 0.2), (0.1, 0.3, 0.6)))
     by_hand = lambda *numbers: torch.tensor([numbers], dtype=torch.float64)  # noqa: E731
     loss, grad = found(draft, target, top_k=2)
     close(loss, by_hand(0.6)[0], 1e-12)  # 1 - (.1 + .3); tokens of q <= p among the K: the second

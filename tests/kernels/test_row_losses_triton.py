@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) e
 
 
 def logits(rows: int, vocabulary: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Draft and target logits of laws that overlap by about two thirds."""
+    """Draft and target logits of distributions that overlap by about two thirds."""
     generator = torch.Generator().manual_seed(seed)
     draft = torch.randn(rows, vocabulary, generator=generator) * 3
     target = draft + torch.randn(rows, vocabulary, generator=generator)
@@ -174,7 +174,7 @@ def test_one_hot_and_disjoint_laws() -> None:
 def test_any_shape_and_values(
     rows: int, vocabulary: int, splits: int, seed: int, spread: float, temperature: float, kind: str, masked: float
 ) -> None:
-    """Tokens without mass on both sides, whole tiles of them; equal laws at spread 0."""
+    """Tokens without mass on both sides, whole tiles of them; equal distributions at spread 0."""
     generator = torch.Generator().manual_seed(seed)
     pair = [torch.randn(rows, vocabulary, generator=generator) * spread for _ in range(2)]
     hidden = torch.rand(rows, vocabulary, generator=generator) < masked

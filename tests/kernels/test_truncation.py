@@ -1,4 +1,4 @@
-"""Truncation of targets inside of the losses against the laws that rollouts sample from."""
+"""Truncation of targets inside of the losses against the distributions that rollouts sample from."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bebop.kernels import truncation
 from bebop.kernels.truncation import truncate_
-from bebop.rollout.decoding.laws import Laws
+from bebop.rollout.decoding.sampling import BatchSampling
 
 
 def sampled(logits: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
@@ -17,8 +17,8 @@ def sampled(logits: Tensor, temperature: float, top_p: float, top_k: int) -> Ten
     def each(number: float) -> Tensor | None:
         return torch.full((len(logits),), number) if number else None
 
-    laws = Laws(temperature=each(temperature), top_p=each(top_p), top_k=each(top_k))
-    return laws.probs(logits[:, None])[:, 0]
+    distributions = BatchSampling(temperature=each(temperature), top_p=each(top_p), top_k=each(top_k))
+    return distributions.probs(logits[:, None])[:, 0]
 
 
 def logits(rows: int, vocabulary: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -38,10 +38,11 @@ def test_equals_the_law_of_the_rollout(dtype: torch.dtype, top_p: float, top_k: 
 
 
 def test_ties_at_the_border_are_kept_in_index_order() -> None:
-    """Laws (.3, .2, .2, .2, .1): the mass before the third .2 is .7. A border by value alone would keep all three."""
-    law = torch.tensor([[0.1, 0.2, 0.2, 0.3, 0.2]])
+    """BatchSampling (.3, .2, .2, .2, .1): the mass before the third .2 is .7. A border by value alone would keep all
+    three."""
+    probs = torch.tensor([[0.1, 0.2, 0.2, 0.3, 0.2]])
     for top_p, top_k, kept in ((0.6, 0, [1, 2, 3]), (1.0, 2, [1, 3]), (0.69, 4, [1, 2, 3]), (0.3, 0, [3])):
-        found = truncate_(law.log(), 1.0, top_p, top_k)[0] > -torch.inf
+        found = truncate_(probs.log(), 1.0, top_p, top_k)[0] > -torch.inf
         assert found.nonzero()[:, 0].tolist() == kept, (top_p, top_k)
 
 

@@ -13,16 +13,16 @@ BELOW_ONE = 1 - 2.0**-53
 Verify = Callable[..., tuple[Tensor, Tensor]]
 
 
-def pick(law: list[float], u: float) -> int:
+def pick(probs: list[float], u: float) -> int:
     """First token with cumsum > u * total, else the last of positive mass."""
     total, running = 0.0, 0.0
-    for mass in law:
+    for mass in probs:
         total += mass
-    for token, mass in enumerate(law):
+    for token, mass in enumerate(probs):
         running += mass
         if running > u * total:
             return token
-    return max(token for token, mass in enumerate(law) if mass > 0)
+    return max(token for token, mass in enumerate(probs) if mass > 0)
 
 
 def loop(tokens: list[int], q: list[list[float]], p: list[list[float]], u: list[float], k: int) -> tuple[int, int]:
@@ -40,17 +40,17 @@ def loop(tokens: list[int], q: list[list[float]], p: list[list[float]], u: list[
 
 @st.composite
 def chains(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Random chains: laws of small integers (so with zeros and ties), drafts of positive q, ragged lengths."""
+    """Random chains: distributions of small integers (so with zeros and ties), drafts of positive q, ragged lengths."""
     batch, drafts, vocab = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
     mass = st.lists(st.sampled_from([0, 0, 1, 2, 5]), min_size=vocab, max_size=vocab).filter(any)
     number = st.one_of(st.sampled_from([0.0, 0.5, BELOW_ONE]), st.floats(0, BELOW_ONE))
 
-    def laws(rows: int) -> Tensor:
+    def distributions(rows: int) -> Tensor:
         table = [[draw(mass) for _ in range(rows)] for _ in range(batch)]
         x = torch.tensor(table, dtype=torch.float64)
         return x / x.sum(-1, keepdim=True)
 
-    q, p = laws(drafts), laws(drafts + 1)
+    q, p = distributions(drafts), distributions(drafts + 1)
     tokens = sample(q, torch.tensor([[draw(number) for _ in range(drafts)] for _ in range(batch)], dtype=torch.float64))
     u = torch.tensor([[draw(number) for _ in range(drafts + 2)] for _ in range(batch)], dtype=torch.float64)
     return tokens, q, p, u, torch.tensor([draw(st.integers(0, drafts)) for _ in range(batch)])
@@ -73,7 +73,8 @@ def test_equals_the_plain_loop(chain: tuple[Tensor, Tensor, Tensor, Tensor, Tens
 @settings(max_examples=100, deadline=None)
 @given(chains())
 def test_drafts_that_were_not_sampled_need_no_law(chain: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]) -> None:
-    """Greedy or looked-up drafts: without a law what the dense one-hot law gives, by chain and by block."""
+    """Greedy or looked-up drafts: without a distribution what the dense one-hot distribution gives, by chain and by
+    block."""
     tokens, _, p, u, lengths = chain
     dense = one_hot(tokens, p.shape[-1], p.dtype)
     for verify in (chain_verify, block_verify):
@@ -101,18 +102,18 @@ def test_no_lengths_means_all_drafts(chain: tuple[Tensor, Tensor, Tensor, Tensor
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sample_at_the_ends_of_the_unit_interval(dtype: torch.dtype) -> None:
-    law = torch.tensor([[0, 0.2, 0, 0.3, 0, 0.5, 0, 0]], dtype=dtype).expand(4, -1)
+    probs = torch.tensor([[0, 0.2, 0, 0.3, 0, 0.5, 0, 0]], dtype=dtype).expand(4, -1)
     u = torch.tensor([0.0, 0.2, BELOW_ONE, 1.0], dtype=torch.float64)  # BELOW_ONE is 1 in single precision
-    assert sample(law, u).tolist() == [1, 3 if dtype == torch.float64 else sample(law[:1], u[1:2]).item(), 5, 5]
-    wrong = (law.cumsum(-1) < u[:, None].to(dtype) * law.sum(-1, keepdim=True)).sum(-1)  # ">=" in place of ">"
-    assert wrong[0] == 0 and law[0, 0] == 0  # picks a token of probability zero at u = 0
+    assert sample(probs, u).tolist() == [1, 3 if dtype == torch.float64 else sample(probs[:1], u[1:2]).item(), 5, 5]
+    wrong = (probs.cumsum(-1) < u[:, None].to(dtype) * probs.sum(-1, keepdim=True)).sum(-1)  # ">=" in place of ">"
+    assert wrong[0] == 0 and probs[0, 0] == 0  # picks a token of probability zero at u = 0
 
 
 def test_sample_follows_the_law() -> None:
-    law = torch.tensor([0.1, 0.0, 0.25, 0.4, 0.0, 0.25], dtype=torch.float64)
+    probs = torch.tensor([0.1, 0.0, 0.25, 0.4, 0.0, 0.25], dtype=torch.float64)
     u = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
-    counts = sample(law.expand(4000, -1) * 7.0, u).bincount(minlength=6).double() / 4000  # unnormalised on purpose
-    assert (counts - law).abs().max() < 1e-9
+    counts = sample(probs.expand(4000, -1) * 7.0, u).bincount(minlength=6).double() / 4000  # unnormalised on purpose
+    assert (counts - probs).abs().max() < 1e-9
 
 
 def grid(n: int) -> Tensor:
@@ -120,7 +121,7 @@ def grid(n: int) -> Tensor:
 
 
 def output_law(verify: Verify, p: Tensor, q: Tensor, bonus: Tensor, n: int = 200) -> tuple[Tensor, Tensor]:
-    """Laws [V] of the first and (joint with an accepted first) second token of one draft, without randomness.
+    """BatchSampling [V] of the first and (joint with an accepted first) second token of one draft, without randomness.
 
     Each draft in proportion to q, the test and the next token's number over a grid of n x n.
     """
@@ -195,7 +196,7 @@ def test_equal_laws_accept_everything_and_survive_rounding() -> None:
     target, u = torch.cat([p, p], 1), torch.full((64, 3), BELOW_ONE, dtype=torch.float64)
     tokens = sample(p, torch.rand(64, 1, dtype=torch.float64))
     assert chain_verify(tokens, p, target, u)[0].tolist() == [1] * 64
-    # q a hair above p everywhere: a test may fail, the residual has no mass, and the target's law steps in.
+    # q a hair above p everywhere: a test may fail, the residual has no mass, and the target's distribution steps in.
     q = p * 1.01
     accepted, token = chain_verify(tokens, q, target, u)
     assert accepted.tolist() == [0] * 64

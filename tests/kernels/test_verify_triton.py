@@ -52,7 +52,9 @@ def test_equals_the_reference_where_sums_are_exact(vocabulary: int) -> None:
         assert same(found, reference(tokens, q, p, u, lengths))
 
 
-def laws(batch: int, drafts: int, vocabulary: int, seed: int, noise: float = 0.4) -> tuple[Tensor, Tensor, Tensor]:
+def distributions(
+    batch: int, drafts: int, vocabulary: int, seed: int, noise: float = 0.4
+) -> tuple[Tensor, Tensor, Tensor]:
     """Drafted tokens, draft logits and target logits that resemble each other."""
     target = torch.randn(batch, drafts + 1, vocabulary, generator=generator(seed)) * 2
     draft = target[:, :drafts] + noise * torch.randn(batch, drafts, vocabulary, generator=generator(seed + 1))
@@ -62,7 +64,7 @@ def laws(batch: int, drafts: int, vocabulary: int, seed: int, noise: float = 0.4
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equals_the_reference_on_softmaxes(dtype: torch.dtype) -> None:
-    tokens, draft, target = laws(8, 3, 500, 5)
+    tokens, draft, target = distributions(8, 3, 500, 5)
     q, p = draft.softmax(-1).to(dtype), target.softmax(-1).to(dtype)
     u = torch.rand(8, 5, dtype=torch.float64, generator=generator(6))
     expected = reference(tokens, q.float(), p.float(), u)
@@ -71,8 +73,9 @@ def test_equals_the_reference_on_softmaxes(dtype: torch.dtype) -> None:
 
 
 def test_one_hot_drafts_need_no_law() -> None:
-    """Drafts that were not sampled: what the dense one-hot laws give, with ragged lengths and tokens without mass."""
-    tokens, _, target = laws(8, 3, 300, 5)
+    """Drafts that were not sampled: what the dense one-hot distributions give, with ragged lengths and tokens without
+    mass."""
+    tokens, _, target = distributions(8, 3, 300, 5)
     p = (target * 4).softmax(-1)
     tokens[::2] = p[::2, :3].argmax(-1)
     p[1, 0] = p[1, 0].scatter(-1, tokens[1, :1], 0.0)
@@ -135,7 +138,7 @@ def test_target_mass_of_zero_is_never_accepted_even_at_u_of_zero() -> None:
 
 
 def test_strides_and_no_requests() -> None:
-    tokens, draft, target = laws(3, 2, 60, 12)
+    tokens, draft, target = distributions(3, 2, 60, 12)
     q, p = draft.softmax(-1), target.softmax(-1)
     u = torch.rand(3, 4, dtype=torch.float64, generator=generator(4))
     scattered = [x.to(DEVICE).transpose(0, 1).contiguous().transpose(0, 1) for x in (tokens, q, p, u)]
@@ -145,7 +148,7 @@ def test_strides_and_no_requests() -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    tokens, q, p = laws(3, 2, 60, 12)
+    tokens, q, p = distributions(3, 2, 60, 12)
     u = torch.rand(3, 4, dtype=torch.float64)
     with pytest.raises(UserError, match=r"target of shape \[3, 2, 60\].*\[3, 3, 60\]"):
         verify_triton.launch(tokens, q, p[:, :2], u)
@@ -153,13 +156,14 @@ def test_what_does_not_fit_is_named() -> None:
         verify_triton.launch(tokens, q.double(), p.double(), u)
 
 
-# ---- laws of the reference, which the kernels equal: 20,000 draws against the exact joint law
+# ---- distributions of the reference, which the kernels equal: 20,000 draws against the exact joint distribution
 
 V, K, DRAWS = 4, 2, 20_000
 
 
 def tables(seed: int) -> tuple[Tensor, Tensor]:
-    """Draft and target laws of the next token after any prefix of up to K tokens: [V ** 0 + ... + V ** K, V]."""
+    """Draft and target distributions of the next token after any prefix of up to K tokens: [V ** 0 + ... + V ** K,
+    V]."""
     rows = sum(V**i for i in range(K + 1))
     draft, target = torch.randn(2, rows, V, dtype=torch.float64, generator=generator(seed)).mul(1.2).softmax(-1)
     target[:, 1] = 0  # a token that the target never emits
@@ -176,7 +180,7 @@ def place(prefix: Tensor) -> Tensor:
 
 def exact_joint(draft: Tensor, target: Tensor) -> dict[tuple[int, ...], float]:
     """P(accepted, accepted tokens, next token) = product of min(p, q), then max(0, p - q), or p after K drafts."""
-    law = {}
+    probs = {}
     for n in range(K + 1):
         for tokens in product(range(V), repeat=n + 1):
             rows = [int(place(torch.tensor(tokens[:i], dtype=torch.long))) for i in range(n + 1)]
@@ -184,8 +188,8 @@ def exact_joint(draft: Tensor, target: Tensor) -> dict[tuple[int, ...], float]:
             for row, token in zip(rows[:n], tokens[:n], strict=True):
                 mass *= min(float(draft[row, token]), float(target[row, token]))
             last = target[rows[n], tokens[n]] - (draft[rows[n], tokens[n]] if n < K else 0.0)
-            law[tokens] = mass * max(0.0, float(last))
-    return law
+            probs[tokens] = mass * max(0.0, float(last))
+    return probs
 
 
 def p_value(verify: Verify, seed: int) -> float:
@@ -200,11 +204,11 @@ def p_value(verify: Verify, seed: int) -> float:
     accepted, token = verify(tokens, q, p, u[:, : K + 2])
     rows = zip(accepted.tolist(), tokens.tolist(), token.tolist(), strict=True)
     counts = Counter((*chain[:n], last) for n, chain, last in rows)
-    law = exact_joint(draft, target)
-    assert abs(sum(law.values()) - 1) < 1e-12
-    if any(law[outcome] == 0 for outcome in counts):
+    probs = exact_joint(draft, target)
+    assert abs(sum(probs.values()) - 1) < 1e-12
+    if any(probs[outcome] == 0 for outcome in counts):
         return 0.0
-    cells = [(counts[o], mass * DRAWS) for o, mass in law.items() if mass * DRAWS >= 5]
+    cells = [(counts[o], mass * DRAWS) for o, mass in probs.items() if mass * DRAWS >= 5]
     cells.append((DRAWS - sum(seen for seen, _ in cells), DRAWS - sum(expected for _, expected in cells)))
     cells = [cell for cell in cells if cell[1] >= 5]
     statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
@@ -239,7 +243,7 @@ def test_planted_faults_are_rejected(fault: Verify) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: full vocabularies are slow interpreted")
 @pytest.mark.parametrize("vocabulary", [32_000, 151_936, 248_320])
 def test_full_vocabularies_on_the_device(vocabulary: int) -> None:
-    tokens, draft, target = (x.cuda() for x in laws(64, 3, vocabulary, 5))
+    tokens, draft, target = (x.cuda() for x in distributions(64, 3, vocabulary, 5))
     u = torch.rand(64, 5, dtype=torch.float64, generator=generator(6)).cuda()
     expected = reference(tokens, draft.softmax(-1), target.softmax(-1), u)
     found = verify_triton.launch(tokens, draft.softmax(-1), target.softmax(-1), u)

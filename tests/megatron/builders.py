@@ -14,7 +14,7 @@ from bebop.megatron_job.trainer import MegatronHeadTrainer
 from bebop.megatron_job.weights import load
 from bebop.model.checkpoint import save_policy
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from tests.builders import tiny_policy
 
 VOCAB = 24
@@ -45,8 +45,8 @@ def trainer(folder: Path, parallel: ParallelConfig, place: Place, **settings: An
     model = build(source.config, parallel, place, torch.float32, CPU, BackboneModel)
     load(model, source, place, source.config.num_key_value_heads)
     head = {"depth": 3, "lr": 2e-3, "lr_warmup_steps": 3, "max_tokens": 60, **settings}
-    law = Law(temperature=0.9)
-    return MegatronHeadTrainer(model, HeadConfig(**head), law, place, zero_first=source.zero_first)
+    sampling = Sampling(temperature=0.9)
+    return MegatronHeadTrainer(model, HeadConfig(**head), sampling, place, zero_first=source.zero_first)
 
 
 def run(training: MegatronHeadTrainer, steps: int = STEPS, start: int = 0) -> dict[str, list[float]]:

@@ -23,7 +23,7 @@ from bebop.megatron_job.parallel import ParallelConfig, Place
 from bebop.megatron_job.source import Checkpoint
 from bebop.megatron_job.weights import load
 from bebop.trainer.chains import TokenRow, chain_rows
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from tests.megatron.builders import CPU, rows
 
 HEAD = HeadConfig(objective="e2e_tv", depth=3, lr=2e-3, lr_warmup_steps=3)
@@ -44,7 +44,7 @@ def wrapped(
 
 
 def cotrainer(model: DistributedDataParallel, **settings: Any) -> HeadCotrainer:
-    return HeadCotrainer([model], HEAD, Law(temperature=0.9), zero_first=True, **settings)
+    return HeadCotrainer([model], HEAD, Sampling(temperature=0.9), zero_first=True, **settings)
 
 
 def text(some: Sequence[TokenRow]) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from bebop.megatron_job import cotrain
 from bebop.megatron_job.anchors import masked_rows
 from bebop.megatron_job.parallel import ParallelConfig, Place, joined
 from bebop.trainer.chains import TokenRow, chain_rows
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from tests.megatron.builders import checkpoint, rows, trainer
 from tests.megatron.policy import cotrainer, gradients, text, wrapped
 
@@ -75,7 +75,7 @@ def test_the_head_has_no_gradient_into_the_policy(saved: Path, place: Place, mon
     assert largest(forward(sound)) == 0
     assert float(head.sums[1]) > 0 and max(float(p.grad.abs().max()) for p in head.optimizer.named.values()) > 0
 
-    def leaky(head: Any, embeddings: Tensor, hidden: Tensor, weight: Tensor, some: Any, law: Law) -> Any:
+    def leaky(head: Any, embeddings: Tensor, hidden: Tensor, weight: Tensor, some: Any, sampling: Sampling) -> Any:
         from bebop.model.mtp import at, chain
         from bebop.trainer.objectives import Steps
 
@@ -86,7 +86,7 @@ def test_the_head_has_no_gradient_into_the_policy(saved: Path, place: Place, mon
         tokens = torch.stack([some.tokens(i) for i in range(1, depth + 1)], 2)
         return Steps(
             draft=torch.stack(draft, 2), target=torch.stack(target, 2), weight=weight, tokens=tokens,
-            mask=some.mask(depth), law=law,
+            mask=some.mask(depth), sampling=sampling,
         )  # fmt: skip
 
     monkeypatch.setattr(cotrain, "constant", lambda hidden, split: hidden)

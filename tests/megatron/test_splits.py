@@ -16,7 +16,7 @@ from bebop.config import HeadConfig, ModelConfig
 from bebop.megatron_job.parallel import ParallelConfig, Place, joined
 from bebop.model.checkpoint import load_policy
 from bebop.trainer.heads import HeadTrainer
-from bebop.trainer.objectives import OBJECTIVES, Law
+from bebop.trainer.objectives import OBJECTIVES, Sampling
 from tests.megatron.builders import STEPS, checkpoint, rows, run, trainer
 from tests.megatron.policy import context_step
 
@@ -78,7 +78,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 def test_one_process_trains_as_bebop_adapt_does(saved: Path, one: dict[str, Any], objective: str) -> None:
     policy = load_policy(ModelConfig(path=str(saved), device="cpu"))
     head = HeadConfig(objective=objective, depth=3, lr=2e-3, lr_warmup_steps=3, max_tokens=60)
-    reference = HeadTrainer(policy, head, Law(temperature=0.9))
+    reference = HeadTrainer(policy, head, Sampling(temperature=0.9))
     losses = [reference.update(rows(step))["head/loss"] for step in range(STEPS)]
     assert one[objective]["loss"] == pytest.approx(losses, abs=1e-5)
     assert max(losses) - min(losses) > 0.05

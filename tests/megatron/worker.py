@@ -49,7 +49,7 @@ def broken(checkpoint: Path) -> dict[str, Any]:
     found = {}
     with split(SPLITS["tp2"]) as place:
         training = trainer(checkpoint, SPLITS["tp2"], place, objective="tv")
-        training.law = dataclasses.replace(training.law, group=None)
+        training.sampling = dataclasses.replace(training.sampling, group=None)
         found["loss of one part of the vocabulary"] = run(training, 3)
         training = trainer(checkpoint, SPLITS["tp2"], place, objective="tv")
         training.adam.split = dict.fromkeys(training.adam.split, False)

@@ -11,8 +11,8 @@ from bebop.model.attention import CausalContext, PackedContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead, chain
 from bebop.rollout.decoding.systems import make_system
-from bebop.rollout.runner import ModelRunner
 from bebop.rollout.slots import Slots, SlotSizes
+from bebop.rollout.target import Target
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams
 from tests.builders import requests, tiny_policy
@@ -32,19 +32,19 @@ def trained(policy: Policy, ids: Tensor, run: Chain = chain) -> list[Tensor]:
     return [u[0] for u in run(policy.mtp, policy.embed(ids[None]), hidden, STEPS)]
 
 
-def runner_at(policy: Policy, ids: Tensor, anchors: list[int]) -> ModelRunner:
+def runner_at(policy: Policy, ids: Tensor, anchors: list[int]) -> Target:
     """One slot an anchor t: tokens 0..t are fed, token t + 1 is the newest, and the drafter stands at step 1."""
     contexts = [ids[: t + 2].tolist() for t in anchors]
     sizes = SlotSizes(slots=len(anchors), length=2 * LENGTH, drafts=STEPS, hidden=32, vocab=12)
     slots = Slots(sizes, torch.float32, torch.device("cpu"))
     slots.start(0, [SamplingParams()] * len(anchors), contexts)
-    runner = ModelRunner(policy, slots)
+    runner = Target(policy, slots)
     runner.prefill(0, contexts)
     runner.begin(len(anchors), max(anchors) + 1)
     return runner
 
 
-def drafted(runner: ModelRunner, ids: Tensor, anchors: list[int]) -> list[Tensor]:
+def drafted(runner: Target, ids: Tensor, anchors: list[int]) -> list[Tensor]:
     """Hidden states [A, d] of steps 1, 2, ... that the engine computes when the text's own tokens are drafted."""
     states = [runner.draft_hidden().clone()]
     for step in range(STEPS - 1):
@@ -133,10 +133,11 @@ def test_after_a_cycle_the_drafter_stands_on_real_hidden_states() -> None:
 
 
 def successor_policy(reads: str = "embedding") -> Policy:
-    """Backbone and head with hand-set weights: the backbone's law after token v is v + 1, whatever came before.
+    """Backbone and head with hand-set weights: the backbone's distribution after token v is v + 1, whatever came
+    before.
 
     The head says (the token it is fed) + 1, so that step i at anchor t, fed token t + i, gives exactly the backbone's
-    law at position t + i. Reading the hidden state instead, it says what it should have said one step earlier.
+    distribution at position t + i. Reading the hidden state instead, it says what it should have said one step earlier.
     """
     policy = tiny_policy()
     assert policy.mtp is not None

@@ -72,8 +72,8 @@ def _answers(truth: Truth, step: int, rng: np.random.Generator, unit: NDArray[np
     """Statistics of a step's answers [N]; those of one unit are dependent."""
     shared = rng.normal(size=(2, int(unit.max()) + 1))[:, unit]
     own = rng.normal(size=(2, len(unit)))
-    heat, ease = (shared + own) / np.sqrt(2)
-    entropy = truth.entropy(step) + truth.spread * heat
+    temperature, ease = (shared + own) / np.sqrt(2)
+    entropy = truth.entropy(step) + truth.spread * temperature
     value = truth.level + truth.slope * (entropy - 0.5) + truth.mismatch(step) + truth.noise * ease
     rate = np.clip(value if truth.rates else np.interp(value, _LENGTHS, _RATES), 0, 1)
     cycles = rng.integers(truth.cycles // 2, 3 * truth.cycles // 2, size=len(rate))

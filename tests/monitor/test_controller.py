@@ -149,7 +149,7 @@ def test_wrong_weights_are_broken_whatever_the_acceptance() -> None:
 
 
 def test_chance_may_be_measured() -> None:
-    """Unrelated laws of a small vocabulary overlap a lot: 1.5 tokens a cycle may be all that is left."""
+    """Unrelated distributions of a small vocabulary overlap a lot: 1.5 tokens a cycle may be all that is left."""
     assert Controller().judge(signals(0, None, now=1.5)).state == "steady"
     assert Controller().judge(signals(0, None, now=1.5, chance=0.5)).state == "broken"
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from bebop.monitor.advice import Costs, boundary, length_gain
-from bebop.monitor.bank import BankReading, Sweep, direct
 from bebop.monitor.collect import from_averages
 from bebop.monitor.drift import Decomposition, decompose
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.estimate import Array, Estimate
+from bebop.monitor.probe_set import ProbeReading, Sweep, direct
 from bebop.monitor.slope import early_slope, frozen_slope, temperature_slope
 from bebop.monitor.window import Measure, Window
 from tests.covering import Row, Told, of_estimate, shares, short
@@ -134,13 +134,13 @@ def moved(truth: Truth) -> tuple[float, float]:
     """Change of entropy and mismatch from the reference to the last steps."""
     ends = [[np.mean([series(s) for s in steps]) for steps in (WHEN[:5], WHEN[5:])]
             for series in (truth.entropy, truth.mismatch)]  # fmt: skip
-    heat, mismatch = (float(now - then) for then, now in ends)
-    return heat, mismatch
+    temperature, mismatch = (float(now - then) for then, now in ends)
+    return temperature, mismatch
 
 
-def of_parts(part: Decomposition, heat: float, entropy: float, mismatch: float) -> dict[str, Told]:
+def of_parts(part: Decomposition, temperature: float, entropy: float, mismatch: float) -> dict[str, Told]:
     assert not part.unidentified, part.unidentified
-    true = {"change": entropy + mismatch, "entropy": entropy, "mismatch": mismatch, "entropy_change": heat}
+    true = {"change": entropy + mismatch, "entropy": entropy, "mismatch": mismatch, "entropy_change": temperature}
     return {f"{part.name}, {part.source}: {n}": of_estimate(getattr(part, n), value) for n, value in true.items()}
 
 
@@ -166,16 +166,16 @@ def straight(seed: int) -> Sweep:
 
 def split(seed: int) -> Mapping[str, Told]:
     """The accept length under the slopes over answers and over temperatures."""
-    (heat, mismatch), told = moved(DRIFT), watched(DRIFT, seed, straight(seed))
+    (temperature, mismatch), told = moved(DRIFT), watched(DRIFT, seed, straight(seed))
     parts = [told.by_slope[source] for source in ("frozen", "temperature")]
-    found = [of_parts(part, heat, DRIFT.slope * heat, mismatch) for part in parts]
+    found = [of_parts(part, temperature, DRIFT.slope * temperature, mismatch) for part in parts]
     return {name: one for part in found for name, one in part.items()}
 
 
 def split_rates(seed: int) -> Mapping[str, Told]:
     """The first draft's rate; later ones are conditional on reaching them, and have other truths."""
-    heat, mismatch = moved(RATES)
-    return of_parts(watched(RATES, seed).parts["position/1"], heat, RATES.slope * heat, mismatch)
+    temperature, mismatch = moved(RATES)
+    return of_parts(watched(RATES, seed).parts["position/1"], temperature, RATES.slope * temperature, mismatch)
 
 
 def split_early(seed: int) -> Mapping[str, Told]:
@@ -184,8 +184,8 @@ def split_early(seed: int) -> Mapping[str, Told]:
     entropies = truth.entropy(0) + np.arange(20) * 0.01 + 0.02 * rng.normal(size=20)
     slope = early_slope(entropies, 3.2 + truth.slope * entropies + 0.03 * rng.normal(size=20), DRAWS, seed)
     reference, now = (pooled(truth, rng, steps) for steps in (WHEN[:5], WHEN[5:]))
-    heat = moved(truth)[0]
-    return of_parts(decompose(Measure(), reference, now, slope), heat, truth.slope * heat, 0.0)
+    temperature = moved(truth)[0]
+    return of_parts(decompose(Measure(), reference, now, slope), temperature, truth.slope * temperature, 0.0)
 
 
 def pooled(truth: Truth, rng: np.random.Generator, steps: tuple[int, ...]) -> Window:
@@ -198,18 +198,18 @@ def by_task(seed: int) -> Mapping[str, Told]:
     rng, monitor = np.random.default_rng([50, seed]), DriftMonitor(MonitorSettings(draws=DRAWS, seed=seed))
     for step in WHEN:
         monitor.observe(step_records(DRIFT, step, rng, prompts=24))
-    heat, mismatch = moved(DRIFT)
+    temperature, mismatch = moved(DRIFT)
     parts = monitor.breakdown("task")
-    found = {task: of_parts(part, heat, DRIFT.slope * heat, mismatch) for task, part in parts.items()}
+    found = {task: of_parts(part, temperature, DRIFT.slope * temperature, mismatch) for task, part in parts.items()}
     return {f"{task}: {name}": one for task, part in found.items() for name, one in part.items()}
 
 
-# ---- the bank: the same contexts under both laws
+# ---- the bank: the same contexts under both distributions
 
 
-def laws(
-    rng: np.random.Generator, heat: float, mismatch: float, prompts: int, heats: tuple[float, ...] = ()
-) -> list[BankReading]:
+def distributions(
+    rng: np.random.Generator, temperature: float, mismatch: float, prompts: int, heats: tuple[float, ...] = ()
+) -> list[ProbeReading]:
     """Readings before and after, and at ``heats``, of prompts of 8 contexts that share part of everything.
 
     An entropy h costs a context 0.25 (1 - exp(-h)) of its overlap, and some of that if it is hard, besides.
@@ -217,11 +217,11 @@ def laws(
     unit = np.repeat(np.arange(prompts), 8)
     both = partial(shared, rng, unit)
     cold, ease, moves, loss = np.exp(0.3 * both()) * rng.gamma(2.0, 0.25, len(unit)), both(), both(), both()
-    hot = cold * np.exp(heat + 0.15 * moves)
+    hot = cold * np.exp(temperature + 0.15 * moves)
 
-    def reading(entropy: Array, lost: Array | float = 0.0) -> BankReading:
+    def reading(entropy: Array, lost: Array | float = 0.0) -> ProbeReading:
         overlap = 0.85 - 0.25 * (1 - np.exp(-entropy)) + 0.04 * ease - lost
-        return BankReading(overlap=overlap, entropy=entropy, unit=unit)
+        return ProbeReading(overlap=overlap, entropy=entropy, unit=unit)
 
     return [reading(cold), reading(hot, mismatch * (1 + 0.5 * loss)), *(reading(cold * x) for x in heats)]
 
@@ -232,16 +232,16 @@ def shared(rng: np.random.Generator, unit: "np.ndarray[tuple[int], np.dtype[np.i
 
 
 @cache
-def true_laws(heat: float, mismatch: float) -> tuple[float, float, float]:
-    before, after = laws(np.random.default_rng(7), heat, mismatch, 40_000)
+def true_laws(temperature: float, mismatch: float) -> tuple[float, float, float]:
+    before, after = distributions(np.random.default_rng(7), temperature, mismatch, 40_000)
     entropy = float(np.mean(after.overlap - before.overlap)) + mismatch
     return float(np.mean(after.entropy - before.entropy)), entropy, -mismatch
 
 
 def bank(seed: int, heats: tuple[float, ...], prompts: int = 24) -> Mapping[str, Told]:
-    heat, mismatch = 0.2, 0.03
-    before, after, *sweep = laws(np.random.default_rng([51, seed]), heat, mismatch, prompts, heats)
-    return of_parts(direct(before, after, sweep, DRAWS, seed), *true_laws(heat, mismatch))
+    temperature, mismatch = 0.2, 0.03
+    before, after, *sweep = distributions(np.random.default_rng([51, seed]), temperature, mismatch, prompts, heats)
+    return of_parts(direct(before, after, sweep, DRAWS, seed), *true_laws(temperature, mismatch))
 
 
 SWEPT = (0.3, 0.5, 0.75, 1.25, 1.6, 2.2, 3.0)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from bebop.errors import UserError
-from bebop.monitor.bank import BankReading, Sweep
 from bebop.monitor.collect import from_averages, from_groups, from_stats
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.logs import log_row, read_log, records_from_jsonl, replay
+from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.records import PER_POSITION, PER_ROW, StepRecords, merge_records
 from bebop.monitor.window import Measure, Window
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
@@ -71,9 +71,12 @@ def test_groups_become_rows() -> None:
 
 
 def test_a_log_replays_a_run(tmp_path: Path) -> None:
-    bank = BankReading(overlap=np.linspace(0.5, 0.9, 20), entropy=np.linspace(0.1, 0.9, 20), chance=0.2)
+    bank = ProbeReading(overlap=np.linspace(0.5, 0.9, 20), entropy=np.linspace(0.1, 0.9, 20), chance=0.2)
     records = step_records(RUN, 1, np.random.default_rng(1))
-    hotter = [dataclasses.replace(records, entropy_sum=heat * records.entropy_sum) for heat in (0.5, 0.8, 1.0, 1.3)]
+    hotter = [
+        dataclasses.replace(records, entropy_sum=temperature * records.entropy_sum)
+        for temperature in (0.5, 0.8, 1.0, 1.3)
+    ]
     measured = Sweep.of_rollouts(hotter, Measure())
     sweep = dataclasses.replace(measured, bank=(bank, bank))
     assert measured.entropy[2] == pytest.approx(records.entropy_sum.sum() / records.entropy_count.sum())

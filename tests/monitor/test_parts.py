@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from bebop.monitor.bank import BankReading, Sweep, direct
 from bebop.monitor.collect import from_groups
 from bebop.monitor.controller import Controller, ControllerConfig, Signals
 from bebop.monitor.drift import decompose, split
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimate import Estimate
+from bebop.monitor.probe_set import ProbeReading, Sweep, direct
 from bebop.monitor.slope import Slope
 from bebop.monitor.window import Measure, Window
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
@@ -54,11 +54,11 @@ def test_a_slope_over_temperatures_goes_before_one_over_answers_or_steps(monkeyp
 def test_what_a_sweep_explains_wholly_leaves_a_mismatch_of_exactly_nothing() -> None:
     """Each context is where the sweep had it: expectation and present share their draws, and so their difference."""
     rng = np.random.default_rng(3)
-    heat = rng.gamma(2.0, 0.3, size=200)
+    temperature = rng.gamma(2.0, 0.3, size=200)
     unit = np.arange(200) // 4
     first, hot = (
-        BankReading(overlap=0.8 - 0.3 * h + 0.05 * rng.normal(size=200), entropy=h, unit=unit)
-        for h in (heat, 1.4 * heat)
+        ProbeReading(overlap=0.8 - 0.3 * h + 0.05 * rng.normal(size=200), entropy=h, unit=unit)
+        for h in (temperature, 1.4 * temperature)
     )
     parts = direct(first, hot, [hot])
     assert abs(parts.change.point) > 0.05 and parts.change.error > 1e-3

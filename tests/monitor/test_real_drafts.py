@@ -7,9 +7,9 @@ import torch
 
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.checkpoint import load_policy
-from bebop.monitor.bank import Sweep
 from bebop.monitor.collect import from_groups
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
+from bebop.monitor.probe_set import Sweep
 from bebop.monitor.records import StepRecords
 from bebop.monitor.window import Measure
 from bebop.rollout.decoding.systems import make_system
@@ -43,8 +43,8 @@ class Rollouts:
         self.step += 1
         start = PROMPTS * self.step if first is None else first
         prompts = [self.prompts.prompt(start + i) for i in range(PROMPTS)]
-        law = {"temperature": temperature, "max_new_tokens": 160, "stop_token_ids": self.policy.eos_token_ids}
-        seeded = [(i, SamplingParams(seed=99 * start + i, **law)) for i in range(PROMPTS * ANSWERS)]
+        sampling = {"temperature": temperature, "max_new_tokens": 160, "stop_token_ids": self.policy.eos_token_ids}
+        seeded = [(i, SamplingParams(seed=99 * start + i, **sampling)) for i in range(PROMPTS * ANSWERS)]
         requests = [Request(id=i, token_ids=prompts[i // ANSWERS].token_ids, params=params) for i, params in seeded]
         answers = generate(self.engine, requests)
         groups = [
@@ -70,7 +70,7 @@ def start(rollouts: Rollouts) -> tuple[list[StepRecords], Sweep]:
     """The reference, and the same prompts at several temperatures."""
     steps = [rollouts.records() for _ in range(6)]
     heats = (0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8)
-    return steps, Sweep.of_rollouts([rollouts.records(heat, first=0) for heat in heats], LENGTH)
+    return steps, Sweep.of_rollouts([rollouts.records(temperature, first=0) for temperature in heats], LENGTH)
 
 
 def after(start: tuple[list[StepRecords], Sweep], events: Iterator[StepRecords]) -> list[Explanation]:

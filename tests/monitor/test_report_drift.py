@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 import pytest
 
 from bebop.config import JobConfig, from_dict
-from bebop.monitor.bank import BankReading, Look, Sweep
 from bebop.monitor.estimate import Array
+from bebop.monitor.probe_set import ProbeReading, Sweep, TokenProbs
 from bebop.monitor.watch import Watch
 from bebop.report import main
 from tests.browser import CHROMIUM, browse
@@ -20,23 +20,23 @@ from tests.monitor.synthetic import Truth, step_groups
 from tests.test_report import headings, specs, write_run
 
 CARDS = ["Why the accept length moved", "Accept length against entropy", "The same texts, then and now"]
-CARDS += ["Where the laws moved", "The controller's log", "Where it moved"]
+CARDS += ["Where the distributions moved", "The controller's log", "Where it moved"]
 TRUTH = Truth(entropy=lambda step: 0.5 + 0.01 * step, mismatch=lambda step: 0.0 if step <= 8 else -0.5)
 
 
-def reading(shift: float, heat: float = 1.0) -> BankReading:
-    entropy = heat * np.random.default_rng(0).gamma(2.0, 0.2, 64)
+def reading(shift: float, temperature: float = 1.0) -> ProbeReading:
+    entropy = temperature * np.random.default_rng(0).gamma(2.0, 0.2, 64)
     overlap, unit = 0.8 - 0.2 * entropy + shift, np.arange(64) // 4
-    return BankReading(overlap=overlap, entropy=entropy, unit=unit, chance=0.1, looks=tuple(looks(shift)))
+    return ProbeReading(overlap=overlap, entropy=entropy, unit=unit, chance=0.1, looks=tuple(looks(shift)))
 
 
-def looks(shift: float) -> list[Look]:
+def looks(shift: float) -> list[TokenProbs]:
     """Eight contexts of which the last moves most; q stays, p moves."""
     names = ("7", "", " ", "7", "-", "8", "9")  # two tokens look the same
     moved = [shift * i / 8 for i in range(8)]
     moved.append(moved[-1])  # another answer that begins like the last
     return [
-        Look(
+        TokenProbs(
             text=i, context=f"{min(i, 7)} + 1 =\n", ids=tuple(range(10, 17)), tokens=names, overlap=0.7 + move,
             target=(0.5 + move, 0.2 - move, 0.1, 0.1, 0.06, 0.03, 0.01),
             draft=(0.6, 0.2, 0.1, 0.06, 0.03, 0.006, 0.004),
@@ -60,11 +60,11 @@ def watched_run(folder: Path, steps: int = 14) -> Path:
     watch = Watch(config, run)
     heats = (0.5, 0.8, 1.25, 1.6)
     sweep = Sweep(
-        entropy=(0.4, 0.45, 0.6, 0.7), length=(2.9, 2.86, 2.71, 2.6), bank=tuple(reading(0.0, heat) for heat in heats),
+        entropy=(0.4, 0.45, 0.6, 0.7), length=(2.9, 2.86, 2.71, 2.6), bank=tuple(reading(0.0, t) for t in heats),
         sums=swept((0.4, 0.45, 0.6, 0.7), (2.9, 2.86, 2.71, 2.6)),
     )  # fmt: skip
     for step in range(1, steps + 1):
-        due = watch.bank_due(step, step_groups(TRUTH, step))
+        due = watch.probe_due(step, step_groups(TRUTH, step))
         bank = None if due is None else reading(-0.1 if step > 8 else 0.0, 1 + 0.01 * step)
         watch.observe(step, step_groups(TRUTH, step), step - 1, bank=bank, sweep=sweep if step == 1 else None)
     watch.close()

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from bebop.config import JobConfig, from_dict
-from bebop.monitor.bank import BankReading
 from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import Explanation
 from bebop.monitor.logs import replay
+from bebop.monitor.probe_set import ProbeReading
 from bebop.monitor.watch import Seen, Watch, choose, settings
 from tests.monitor.synthetic import Truth, constant, step_groups
 
@@ -132,10 +132,10 @@ def test_drafts_stay_within_the_room_that_there_is() -> None:
     assert settings(adaptive.decoding, adaptive.monitor).controller.system is None
 
 
-def reading(shift: float, size: int = 64) -> BankReading:
+def reading(shift: float, size: int = 64) -> ProbeReading:
     rng = np.random.default_rng(0)
     entropy = rng.gamma(2.0, 0.2, size)
-    return BankReading(overlap=0.8 - 0.2 * entropy + shift, entropy=entropy, unit=np.arange(size) // 4, chance=0.1)
+    return ProbeReading(overlap=0.8 - 0.2 * entropy + shift, entropy=entropy, unit=np.arange(size) // 4, chance=0.1)
 
 
 def test_the_bank_is_read_first_then_regularly_then_at_every_unsettled_step(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_bank_is_read_first_then_regularly_then_at_every_unsettled_step(tmp_
     asked = []
     for step in range(1, 17):
         groups = step_groups(Truth(entropy=constant(0.5), mismatch=constant(0)), step)
-        due = watch.bank_due(step, groups)
+        due = watch.probe_due(step, groups)
         asked.append(due)
         spoiled = -0.1 if 9 <= step <= 12 else 0.0
         watch.observe(step, groups, step - 1, bank=None if due is None else reading(spoiled))
@@ -155,7 +155,7 @@ def test_the_bank_is_read_first_then_regularly_then_at_every_unsettled_step(tmp_
     assert kinds == ["cotrain_start", "cotrain_stop"]
     other = Watch(job("auto", bank_every=5, bank_answers=6), tmp_path, resume_from=7)
     other.restore(watch.state())
-    assert other.bank_due(8, step_groups(SPOILED, 8)) is None and other.bank_due(10, ()) == (first[0], False)
+    assert other.probe_due(8, step_groups(SPOILED, 8)) is None and other.probe_due(10, ()) == (first[0], False)
 
 
 def test_texts_come_from_as_many_prompts_as_there_are() -> None:

@@ -17,7 +17,7 @@ STEADY = Truth(entropy=constant(0.5), mismatch=constant(0), noise=0.25)
 def stats(cycles: int, *accepted: int) -> DecodeStats:
     reached = np.array([cycles, *accepted[:-1]], dtype=float)
     taken = np.array(accepted, dtype=float)
-    heat = np.full(len(accepted), 0.5) * reached
+    temperature = np.full(len(accepted), 0.5) * reached
     return DecodeStats(
         cycles=cycles,
         tokens=cycles + sum(accepted),
@@ -25,8 +25,8 @@ def stats(cycles: int, *accepted: int) -> DecodeStats:
         accepted=taken,
         overlap=0.8 * reached,
         target_only=0.6 * reached,
-        draft_entropy=heat,
-        target_entropy=heat,
+        draft_entropy=temperature,
+        target_entropy=temperature,
     )
 
 

@@ -11,7 +11,7 @@ from bebop.adaptation.probe import NUMBERS, Probe, probe
 from bebop.rollout.decoding.protocols import Draft
 from bebop.rollout.decoding.rules import Rejection
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from recipes.beyond import cold
 from recipes.beyond.analysis import inside_gain
 from recipes.beyond.estimators import ESTIMATORS, Sums, bias, estimate, sums
@@ -23,7 +23,7 @@ from recipes.common.measured import of
 from recipes.common.study import policy
 from recipes.common.verdicts import judge
 
-# Laws over two tokens at step 1, and at step 2 after each of them.
+# BatchSampling over two tokens at step 1, and at step 2 after each of them.
 P1, Q1 = np.array([0.7, 0.3]), np.array([0.3, 0.7])
 P2 = np.array([[0.95, 0.05], [0.5, 0.5]])
 Q2 = np.array([[0.9, 0.1], [0.02, 0.98]])
@@ -127,7 +127,7 @@ def test_text_at_draft_temperature_one_is_the_probe_and_zero_is_target_only() ->
     generator = torch.Generator().manual_seed(0)
     made = [torch.randint(4, 60, (n,), generator=generator).tolist() for n in (9, 14, 6)]
     rows = [TokenRow(prompt=tuple(ids[:3]), answer=tuple(ids[3:])) for ids in made]
-    expect = probe(model, rows, 3, Law())
+    expect = probe(model, rows, 3, Sampling())
     one, cold_draft, warm = accept_lengths(model, rows, 3, [Shape(), Shape(0.0), Shape(0.7)], Shape(), batch=2)
     assert one == pytest.approx(expect.accept.mean(), rel=1e-4)
     # Greedy drafts: the same expectation, without the noise of whether the text holds the draft at the last step.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.trainer.objectives import Law, Steps, make_objective
+from bebop.trainer.objectives import Sampling, Steps, make_objective
 from recipes.common.study import SEEDS
 from recipes.common.verdicts import judge
 from recipes.top_k.analysis import gain, rule_numbers
@@ -26,7 +26,7 @@ def steps(seed: int = 0) -> Steps:
         weight=torch.randn(VOCABULARY, 8),
         tokens=torch.randint(VOCABULARY, (3, 5, 2)),
         mask=mask,
-        law=Law(),
+        sampling=Sampling(),
     )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from bebop.config import DecodingConfig
-from bebop.rollout.decoding.laws import Laws
+from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests, tiny_policy
@@ -49,8 +49,12 @@ def test_laws_of_bfloat16_logits_are_single_precision() -> None:
     """A softmax in bfloat16 would be off by a hundredth in places, and so would every log-prob."""
     logits = (4 * torch.randn(50, 1, 300, generator=torch.Generator().manual_seed(0))).bfloat16()
     exact = logits.double().softmax(-1)
-    for laws in (Laws(), Laws(temperature=torch.ones(50)), Laws(top_p=torch.ones(50))):
-        got = laws.probs(logits)
+    for distributions in (
+        BatchSampling(),
+        BatchSampling(temperature=torch.ones(50)),
+        BatchSampling(top_p=torch.ones(50)),
+    ):
+        got = distributions.probs(logits)
         assert got.dtype == torch.float32
         np.testing.assert_allclose(got.double().log(), exact.log(), atol=1e-5)
     assert (logits.softmax(-1).double().log() - exact.log()).abs().max() > 3e-3  # the broken variant

@@ -1,4 +1,5 @@
-"""The output law of every exact system is the target's: tested on the engine itself, with faults that must be seen."""
+"""The output distribution of every exact system is the target's: tested on the engine itself, with faults that must be
+seen."""
 
 import dataclasses
 import itertools
@@ -26,7 +27,7 @@ LEVEL = 1e-3
 
 
 def exact_law(policy: Policy, prompt: Sequence[int], temperature: float) -> np.ndarray:
-    """Joint law [V, V, V] of the next three tokens, by enumeration."""
+    """Joint distribution [V, V, V] of the next three tokens, by enumeration."""
     pairs = torch.tensor(list(itertools.product(range(VOCAB), repeat=2)))
     ids = torch.cat([torch.tensor(prompt).expand(len(pairs), -1), pairs], 1)
     lengths = torch.full((len(ids),), ids.shape[1])
@@ -39,9 +40,9 @@ def exact_law(policy: Policy, prompt: Sequence[int], temperature: float) -> np.n
     return (first[:, None, None] * second[:, :, None] * third).numpy()
 
 
-def p_value(counts: np.ndarray, law: np.ndarray) -> float:
+def p_value(counts: np.ndarray, sampling: np.ndarray) -> float:
     """Pearson's chi-square, cells with fewer than five expected draws merged into one."""
-    expected = law.ravel() * counts.sum()
+    expected = sampling.ravel() * counts.sum()
     observed = counts.ravel()
     small = expected < 5
     expected = np.append(expected[~small], expected[small].sum())
@@ -70,15 +71,16 @@ def draw(
 
 
 def smallest_p(policy: Policy, system: System, temperature: float, context: type | None = None) -> float:
-    """The smallest p-value over prompts, single tokens and the joint law, corrected for their number (Bonferroni)."""
+    """The smallest p-value over prompts, single tokens and the joint distribution, corrected for their number
+    (Bonferroni)."""
     values = []
     for prompt in PROMPTS:
-        law = exact_law(policy, prompt, temperature)
+        sampling = exact_law(policy, prompt, temperature)
         counts = draw(policy, system, prompt, temperature, context)
-        values.append(p_value(counts, law))
+        values.append(p_value(counts, sampling))
         for axis in range(TOKENS):
             others = tuple(a for a in range(TOKENS) if a != axis)
-            values.append(p_value(counts.sum(others), law.sum(others)))
+            values.append(p_value(counts.sum(others), sampling.sum(others)))
     return min(values) * len(values)
 
 
@@ -118,7 +120,7 @@ class ResidualIsTheTarget:
 
 
 class UnprocessedDraftLaw:
-    """Verifies with the draft's law before temperature, not the one that the draft was sampled from."""
+    """Verifies with the draft's distribution before temperature, not the one that the draft was sampled from."""
 
     exact = True
 
@@ -154,7 +156,7 @@ def test_a_stale_cache_row_is_caught(policy: Policy) -> None:
 
 
 def test_a_draft_dropped_for_being_unlikely_is_caught(policy: Policy) -> None:
-    """The illegal length rule of SPEC 1.7: it filters the draft law, and the test sees the bias."""
+    """The illegal length rule of SPEC 1.7: it filters the draft distribution, and the test sees the bias."""
 
     class DropUnlikely:
         exact = True

@@ -117,6 +117,6 @@ def test_the_rate_follows_tokens_and_time() -> None:
 
 
 def test_a_threshold_on_what_was_drawn_would_not_do() -> None:
-    """The rule takes laws only: rows with equal entropies decide alike, whatever tokens will be drawn."""
+    """The rule takes distributions only: rows with equal entropies decide alike, whatever tokens will be drawn."""
     same = torch.tensor([[0.2, 0.7]]).repeat(5, 1)
     assert len(set(policy().extend(1, same).tolist())) == 1

@@ -77,16 +77,16 @@ def test_statistics_are_those_of_both_parts() -> None:
 
 
 def test_answers_do_not_depend_on_slots_of_others_in_mixed_company() -> None:
-    """Prompts of one length side by side, under laws of their own, rows that leave at different times."""
+    """Prompts of one length side by side, under distributions of their own, rows that leave at different times."""
     policy = tiny_policy(seed=2, dtype=torch.float64)
     prompts = [[1, 2, 3], [3, 2, 1], [5, 5, 5], [1, 2, 3], [2, 2, 2, 2, 2, 2, 2]]
-    laws = [{"temperature": 1.0}, {"temperature": 0.3}, {"top_k": 2}, {"temperature": 1.5}, {"top_p": 0.5}]
+    distributions = [{"temperature": 1.0}, {"temperature": 0.3}, {"top_k": 2}, {"temperature": 1.5}, {"top_p": 0.5}]
     asked = [
         dataclasses.replace(
-            requests([prompt], seed=i, max_new_tokens=5 + 9 * (i % 3), **law)[0],  # type: ignore[arg-type]
+            requests([prompt], seed=i, max_new_tokens=5 + 9 * (i % 3), **sampling)[0],  # type: ignore[arg-type]
             id=i,
         )
-        for i, (prompt, law) in enumerate(zip(prompts, laws, strict=True))
+        for i, (prompt, sampling) in enumerate(zip(prompts, distributions, strict=True))
     ]
     together = generate(engine(policy, slots=3), asked)
     for request, answer in zip(asked, together, strict=True):
@@ -96,7 +96,7 @@ def test_answers_do_not_depend_on_slots_of_others_in_mixed_company() -> None:
 
 
 def test_the_last_slot_may_leave_before_the_others() -> None:
-    """Nobody moves into its place then; the laws are those of the rows that are left."""
+    """Nobody moves into its place then; the distributions are those of the rows that are left."""
     policy = tiny_policy(seed=2, dtype=torch.float64)
     asked = [
         dataclasses.replace(requests([[1, 2, 3]], seed=i, max_new_tokens=count, temperature=0.5 + i)[0], id=i)

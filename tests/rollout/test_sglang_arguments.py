@@ -13,7 +13,7 @@ from bebop.model.checkpoint import resolve
 from bebop.rollout import sglang_builder
 from bebop.rollout.sglang_arguments import (
     pause_mode,
-    refuse_law,
+    refuse_sampling,
     refuse_server,
     refuse_system,
     refuse_version,
@@ -99,8 +99,8 @@ def test_systems_that_it_has() -> None:
         ({"extra": {"speculative_eagle_topk": 4}}, "speculative_eagle_topk"),
         ({"extra": {"speculative_token_map": "hot.pt"}}, "speculative_token_map"),
         ({"data_parallel": 2}, "data_parallel"),
-        ({"carrier": "disk"}, "folder"),
-        ({"carrier": "pigeon"}, "carrier"),
+        ({"transfer": "disk"}, "folder"),
+        ({"transfer": "pigeon"}, "transfer"),
         ({"pause": "wait"}, "pause"),
         ({"urls": ("localhost:30000",)}, "urls"),
         ({"memory_fraction": 1.5}, "memory_fraction"),
@@ -115,7 +115,7 @@ def test_settings_that_cannot_be(settings: dict, word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("law", "speculative", "rescored", "word"),
+    ("sampling", "speculative", "rescored", "word"),
     [
         ({"repetition_penalty": 1.1}, True, True, "repetition_penalty"),
         ({"repetition_penalty": 1.1}, False, True, "repetition_penalty"),
@@ -124,15 +124,15 @@ def test_settings_that_cannot_be(settings: dict, word: str) -> None:
         ({"top_k": 5}, False, False, "rescore"),
     ],
 )
-def test_laws_that_it_would_not_sample_from(law: dict, speculative: bool, rescored: bool, word: str) -> None:
+def test_laws_that_it_would_not_sample_from(sampling: dict, speculative: bool, rescored: bool, word: str) -> None:
     with pytest.raises(UserError, match=word):
-        refuse_law(SamplingParams(**law), speculative, rescored)
+        refuse_sampling(SamplingParams(**sampling), speculative, rescored)
 
 
 def test_laws_that_it_samples_from() -> None:
-    refuse_law(SamplingParams(temperature=0.7), True, False)
-    refuse_law(SamplingParams(top_p=0.9, top_k=5), True, True)
-    refuse_law(SamplingParams(min_p=0.1), False, True)
+    refuse_sampling(SamplingParams(temperature=0.7), True, False)
+    refuse_sampling(SamplingParams(top_p=0.9, top_k=5), True, True)
+    refuse_sampling(SamplingParams(min_p=0.1), False, True)
 
 
 def test_versions() -> None:
@@ -213,8 +213,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_job_is_checked_before_anything_starts(installed: None) -> None:
     check_job(job())
-    law = dataclasses.replace(RolloutConfig().sampling, min_p=0.1)
-    config = JobConfig(rollout=RolloutConfig(sampling=law), algorithm=AlgorithmConfig(rescore=True))
+    sampling = dataclasses.replace(RolloutConfig().sampling, min_p=0.1)
+    config = JobConfig(rollout=RolloutConfig(sampling=sampling), algorithm=AlgorithmConfig(rescore=True))
     with pytest.raises(UserError, match="min_p"):
         check_job(config)
 
@@ -226,7 +226,7 @@ SERVERS = ("http://a:1", "http://b:1")
     ("changes", "word"),
     [
         ({"monitor": MonitorConfig(actions=True)}, "monitor.actions"),
-        ({"rollout": RolloutConfig(workers=2, sglang=SglangConfig(urls=SERVERS, carrier="disk", folder="x"))}, "one"),
+        ({"rollout": RolloutConfig(workers=2, sglang=SglangConfig(urls=SERVERS, transfer="disk", folder="x"))}, "one"),
         ({"rollout": RolloutConfig(sglang=SglangConfig(colocated=True))}, "staleness=0"),
         ({"rollout": RolloutConfig(staleness=0, sglang=SglangConfig(urls=SERVERS, colocated=True))}, "worker's own"),
     ],
@@ -240,7 +240,7 @@ def test_sglang_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_builder, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install"):
         check_job(job())
-    own = SglangConfig(urls=SERVERS, carrier="disk", folder="x")
+    own = SglangConfig(urls=SERVERS, transfer="disk", folder="x")
     check_job(JobConfig(rollout=RolloutConfig(engine="sglang", sglang=own)))  # weights by file, requests by HTTP
 
 

@@ -15,7 +15,7 @@ from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.sglang_engine import EngineSpec, SglangEngine
 from bebop.rollout.sglang_http import Fleet
-from bebop.rollout.sglang_weights import Shipment
+from bebop.rollout.sglang_weights import WeightUpdate
 from bebop.trajectory import SamplingParams
 
 HEAD = {"final_norm.weight": torch.ones(4)}
@@ -88,7 +88,7 @@ class Hand:
     def __init__(self, lose: bool = False, zero: bool = False) -> None:
         self.lose, self.zero = lose, zero
 
-    async def send(self, backend: Any, load: Shipment, flush: bool) -> None:
+    async def send(self, backend: Any, load: WeightUpdate, flush: bool) -> None:
         backend.calls.append(f"send {load.selector} {'flush' if flush else 'keep'}")
         backend.version = str(load.version)
         for role, tensors in (("target", load.target), ("draft", load.draft)):
@@ -101,7 +101,7 @@ class Hand:
 class Silent(Hand):
     """Never done."""
 
-    async def send(self, backend: Any, load: Shipment, flush: bool) -> None:
+    async def send(self, backend: Any, load: WeightUpdate, flush: bool) -> None:
         await asyncio.sleep(3600)
 
 
@@ -114,8 +114,8 @@ def spec(**changes: Any) -> EngineSpec:
     return EngineSpec(**base | changes)
 
 
-def make(backend: Any, carrier: Any = None, **changes: Any) -> SglangEngine:
-    return SglangEngine(backend, carrier or Hand(), spec(**changes), lambda ids, params, reason: str(ids), HEAD)
+def make(backend: Any, transfer: Any = None, **changes: Any) -> SglangEngine:
+    return SglangEngine(backend, transfer or Hand(), spec(**changes), lambda ids, params, reason: str(ids), HEAD)
 
 
 @pytest.fixture
@@ -310,6 +310,6 @@ class FleetHand(Hand):
         super().__init__()
         self.members = members
 
-    async def send(self, backend: Any, load: Shipment, flush: bool) -> None:
+    async def send(self, backend: Any, load: WeightUpdate, flush: bool) -> None:
         for member in self.members:
             await super().send(member, load, flush)

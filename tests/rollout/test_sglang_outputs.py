@@ -82,7 +82,7 @@ def test_measured_steps_stand_for_the_others() -> None:
     entry = {"accepted": 1, "weight": 2, "overlap": [0.5, 0.25, 0.9], "target_only": [0.4, 0.3, 0.9]}
     entry |= {"draft_entropy": [1.0, 2.0, 9.0], "target_entropy": [0.5, 0.75, 9.0]}
     stats = completion(output(bebop_verify=[entry]), PARAMS, text, 3).stats
-    # The third draft was not tested: its laws belong to a text that was thrown away.
+    # The third draft was not tested: its distributions belong to a text that was thrown away.
     assert stats.overlap.tolist() == [1.0, 0.5, 0.0] and stats.target_only.tolist() == [0.8, 0.6, 0.0]
     assert stats.draft_entropy.tolist() == [2.0, 4.0, 0.0] and stats.target_entropy.tolist() == [1.0, 1.5, 0.0]
     assert stats.reached.tolist() == [2, 1, 0]

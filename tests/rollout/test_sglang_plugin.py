@@ -52,9 +52,9 @@ def test_entries_are_the_laws_that_were_verified() -> None:
     entries = output.customized_info["bebop_verify"]
     assert [entry["accepted"] for entry in entries] == [0, 1, 2]
     for b, entry in enumerate(entries):
-        heat = float(batch.sampling_info.temperatures[b])
+        temperature = float(batch.sampling_info.temperatures[b])
         for k in range(K):
-            z = output.next_token_logits[b * (K + 1) + k].double() / heat
+            z = output.next_token_logits[b * (K + 1) + k].double() / temperature
             p, q = z.softmax(-1), verify.draft_probs[b, k].double()
             assert p[0] < 1e-6  # the mask was in
             wanted = {
@@ -66,7 +66,7 @@ def test_entries_are_the_laws_that_were_verified() -> None:
 
 
 def test_a_row_too_far_would_be_noticed() -> None:
-    """The broken variant: target laws shifted by one position give other numbers."""
+    """The broken variant: target distributions shifted by one position give other numbers."""
     verify, _, output = measured()
     p = output.next_token_logits.softmax(-1).view(B, K + 1, V)
     drafted = verify.draft_token.view(B, K + 1)[:, 1:]

@@ -11,27 +11,27 @@ from bebop.config import ModelConfig
 from bebop.model.checkpoint import load_policy, resolve, save_policy
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.sglang_carriers import DiskCarrier, parts
-from bebop.rollout.sglang_weights import WeightWatch, by_role, shipment, stored_head
+from bebop.rollout.sglang_transfer import DiskCarrier, parts
+from bebop.rollout.sglang_weights import WeightWatch, by_role, stored_head, update
 from tests.builders import tiny_policy
 
 
 def test_names_are_those_of_the_checkpoint(tmp_path: Path) -> None:
     policy = tiny_policy()
     save_policy(policy, tmp_path)
-    load = shipment(policy.weights(mtp=True), 3, "mimo", 2)
+    load = update(policy.weights(mtp=True), 3, "mimo", 2)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as opened:
         stored = {name: opened.get_tensor(name) for name in opened.keys()}
     sent = {**load.target, **load.draft}
     assert sent.keys() == stored.keys() and load.selector == "all"
     assert all(torch.equal(sent[name], stored[name]) for name in sent)
-    assert shipment(policy.weights(), 3, "mimo", 2).selector == "target"
-    assert shipment({"mtp.final_norm.weight": torch.ones(2)}, 3, "mimo", 2).selector == "draft"
+    assert update(policy.weights(), 3, "mimo", 2).selector == "target"
+    assert update({"mtp.final_norm.weight": torch.ones(2)}, 3, "mimo", 2).selector == "draft"
 
 
 def test_unknown_names_are_a_mistake() -> None:
     with pytest.raises(AssertionError):
-        shipment({"critic.weight": torch.ones(2)}, 1, "mimo", 2)
+        update({"critic.weight": torch.ones(2)}, 1, "mimo", 2)
 
 
 @pytest.mark.parametrize("layout", ["mimo", "qwen3_next", "deepseek"])
@@ -51,13 +51,13 @@ def test_the_built_in_head() -> None:
 
 def test_the_last_part_brings_version_and_flush() -> None:
     weights = tiny_policy().weights(mtp=True)
-    words = [words for _, words in parts(shipment(weights, 5, "mimo", 2), flush=True)]
+    words = [words for _, words in parts(update(weights, 5, "mimo", 2), flush=True)]
     assert [(w["selector"], w["weight_version"], w["flush_cache"]) for w in words] == [
         ("target", None, False),
         ("draft", "5", True),
     ]
     frozen = {name: t for name, t in weights.items() if name.startswith("backbone.")}
-    ((_, only),) = parts(shipment(frozen, 6, "mimo", 2), flush=False)
+    ((_, only),) = parts(update(frozen, 6, "mimo", 2), flush=False)
     assert (only["selector"], only["weight_version"], only["flush_cache"]) == ("target", "6", False)
 
 
@@ -76,7 +76,7 @@ def test_checksums_by_role() -> None:
 def load(target: float | None = None, draft: float | None = None):
     weights = {} if target is None else {"backbone.model.norm.weight": torch.tensor([target, 1.0])}
     weights |= {} if draft is None else {"mtp.final_norm.weight": torch.tensor([draft, 1.0])}
-    return shipment(weights, 1, "mimo", 2)
+    return update(weights, 1, "mimo", 2)
 
 
 def watch(dtype: torch.dtype = torch.float32) -> WeightWatch:
@@ -139,10 +139,10 @@ def test_a_folder_of_weights_is_a_whole_checkpoint(tmp_path: Path) -> None:
             asked.append(payload)
             return {"success": True}
 
-    carrier, heads = DiskCarrier(tmp_path / "weights", tmp_path / "model"), []
+    transfer, heads = DiskCarrier(tmp_path / "weights", tmp_path / "model"), []
     for version, weights in enumerate((other.weights(), other.weights(mtp=True), policy.weights())):
-        load = shipment(weights, version, "mimo", 2)
-        asyncio.run(carrier.send(Backend(), load, flush=True))  # type: ignore[arg-type]
+        load = update(weights, version, "mimo", 2)
+        asyncio.run(transfer.send(Backend(), load, flush=True))  # type: ignore[arg-type]
         loaded = load_policy(ModelConfig(path=asked[-1]["model_path"], device="cpu"), need_mtp=True)
         assert fingerprint(loaded.weights()) == fingerprint((policy if version == 2 else other).weights())
         heads.append(loaded)

@@ -129,8 +129,8 @@ def test_verl_decodes_to_the_same_text_and_scores_it_alike(policy: Policy) -> No
     assert compute_score("chain_sum", f"<answer>{item['answer']}</answer>", item["answer"], extra) == 1.0
 
 
-def text_of(ids: Sequence[int], reason: str = "stop", **law: Any) -> str:
-    return AnswerText(TOKENIZER)(ids, SamplingParams(stop_token_ids=(STOP,), **law), reason)  # type: ignore[arg-type]
+def text_of(ids: Sequence[int], reason: str = "stop", **sampling: Any) -> str:
+    return AnswerText(TOKENIZER)(ids, SamplingParams(stop_token_ids=(STOP,), **sampling), reason)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,8 @@ def test_what_lies_beyond_the_end_counts_nowhere() -> None:
     for number, free in enumerate(whole):
         prompt, seed = PROMPTS[number % len(PROMPTS)], number
 
-        def one(prompt: list[int] = prompt, seed: int = seed, **law: object) -> Completion:
-            return generate(engine(policy), requests([prompt], seed=seed, **law))[0]
+        def one(prompt: list[int] = prompt, seed: int = seed, **sampling: object) -> Completion:
+            return generate(engine(policy), requests([prompt], seed=seed, **sampling))[0]
 
         token = int(free.token_ids[-10])
         stopped = one(max_new_tokens=40, stop_token_ids=(token,))

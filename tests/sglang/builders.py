@@ -36,7 +36,8 @@ Array = NDArray[np.float64]
 
 
 def policy(seed: int = 0, heads: int = 1) -> Policy:
-    """One layer; laws neither flat nor peaked, and a draft that differs from the target. Time goes with the heads."""
+    """One layer; distributions neither flat nor peaked, and a draft that differs from the target. Time goes with the
+    heads."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=heads,
@@ -87,8 +88,8 @@ def embedded(folder: Path, system: str = "bebop") -> TorchEngine:
 
 
 def ask(count: int, tokens: int, temperature: float = 1.0, prompt: Sequence[int] = PROMPT) -> list[Request]:
-    laws = [SamplingParams(temperature=temperature, max_new_tokens=tokens, seed=i) for i in range(count)]
-    return [Request(id=i, token_ids=tuple(prompt), params=params) for i, params in enumerate(laws)]
+    distributions = [SamplingParams(temperature=temperature, max_new_tokens=tokens, seed=i) for i in range(count)]
+    return [Request(id=i, token_ids=tuple(prompt), params=params) for i, params in enumerate(distributions)]
 
 
 def answers(engine: Any, requests: Sequence[Request]) -> list[Completion]:
@@ -121,33 +122,33 @@ def stock(folder: Path) -> PreTrainedModel:
 def logprobs(folder: Path, prompt: Sequence[int], answer: Sequence[int], temperature: float = 1.0) -> Array:
     """log p of each token of an answer by transformers, with its own attention."""
     ids = torch.tensor([[*prompt, *answer]])
-    laws = (stock(folder)(ids).logits[0] / temperature).log_softmax(-1)
+    distributions = (stock(folder)(ids).logits[0] / temperature).log_softmax(-1)
     rows = torch.arange(len(prompt) - 1, len(prompt) + len(answer) - 1)
-    return laws[rows, ids[0, len(prompt) :]].double().numpy()
+    return distributions[rows, ids[0, len(prompt) :]].double().numpy()
 
 
 @torch.no_grad()
 def joint_law(folder: Path, prompt: Sequence[int], temperature: float = 1.0) -> Array:
-    """Exact law [V, V, V] of the first three tokens."""
+    """Exact distribution [V, V, V] of the first three tokens."""
     model = copy.deepcopy(stock(folder)).double()
 
-    def law(ids: Tensor) -> Tensor:
+    def sampling(ids: Tensor) -> Tensor:
         return (model(ids).logits[:, -1] / temperature).softmax(-1)
 
     start = torch.tensor([list(prompt)])
-    first = law(start)[0]
+    first = sampling(start)[0]
     token = torch.arange(VOCAB)
-    second = law(torch.cat([start.expand(VOCAB, -1), token[:, None]], 1))
+    second = sampling(torch.cat([start.expand(VOCAB, -1), token[:, None]], 1))
     pairs = torch.cartesian_prod(token, token)
-    third = law(torch.cat([start.expand(VOCAB**2, -1), pairs], 1)).view(VOCAB, VOCAB, VOCAB)
+    third = sampling(torch.cat([start.expand(VOCAB**2, -1), pairs], 1)).view(VOCAB, VOCAB, VOCAB)
     return (first[:, None, None] * second[:, :, None] * third).numpy()
 
 
-def chi_square(counts: Array, law: Array) -> float:
-    """p-value of counts under a law; cells that expect fewer than 5 are merged into one."""
+def chi_square(counts: Array, sampling: Array) -> float:
+    """p-value of counts under a distribution; cells that expect fewer than 5 are merged into one."""
     from scipy.stats import chi2
 
-    expected = law.ravel() / law.sum() * counts.sum()
+    expected = sampling.ravel() / sampling.sum() * counts.sum()
     observed, rare = counts.ravel(), expected < 5
     cells = [(observed[~rare], expected[~rare]), (observed[rare].sum(keepdims=True), expected[rare].sum(keepdims=True))]
     o, e = (np.concatenate(column) for column in zip(*cells, strict=True))
@@ -156,16 +157,16 @@ def chi_square(counts: Array, law: Array) -> float:
 
 
 def tokens_law_test(found: Sequence[Completion], folder: Path) -> None:
-    """Single tokens and joint pairs follow the target's law; the same counts reject a slightly hotter one.
+    """Single tokens and joint pairs follow the target's distribution; the same counts reject a slightly hotter one.
 
     The first two tokens of all answers, and the third of those that have one.
     """
-    law, hotter = joint_law(folder, PROMPT), joint_law(folder, PROMPT, temperature=1.25)
+    sampling, hotter = joint_law(folder, PROMPT), joint_law(folder, PROMPT, temperature=1.25)
     for width, summed_out in ((2, ((), (0,), (1,))), (3, ((2,), (0,), (1,), (0, 1)))):
         ids = np.stack([c.token_ids[:width] for c in found if len(c.token_ids) >= width])
         counts = np.zeros((VOCAB,) * width)
         np.add.at(counts, tuple(ids.T), 1)
-        wanted, wrong = (joint.sum(tuple(range(width, 3))) for joint in (law, hotter))
+        wanted, wrong = (joint.sum(tuple(range(width, 3))) for joint in (sampling, hotter))
         for axes in summed_out:
             assert chi_square(counts.sum(axes), wanted.sum(axes)) > 1e-4, (width, axes)
         assert width == 3 or chi_square(counts, wrong) < 1e-6

@@ -67,7 +67,7 @@ def test_a_job_whose_engine_is_killed(tmp_path: Path) -> None:
     assert found[-1]["rollout/restarts"] == 1
     assert found[-1]["samples/prompts"] == STEPS * PROMPTS and found[-1]["samples/trained"] == STEPS * PROMPTS * GROUP
     assert max(row["staleness/max"] for row in found) <= 1
-    # The trainer computes the same law, and corrects for what it does not.
+    # The trainer computes the same distribution, and corrects for what it does not.
     assert all(row["rollout/logprob_diff"] >= 0 and row["train/tis_mean"] > 0 for row in found)
     assert found[0]["rollout/logprob_diff_current"] < 1e-4 and found[0]["train/ratio_error_max"] < 1e-3
     assert found[-1]["reward/mean"] > found[0]["reward/mean"] + 0.2

@@ -1,4 +1,5 @@
-"""Plain decoding: greedy answers are those that drafts give (``test_rejection``), sampled ones have the same law."""
+"""Plain decoding: greedy answers are those that drafts give (``test_rejection``), sampled ones have the same
+distribution."""
 
 from pathlib import Path
 

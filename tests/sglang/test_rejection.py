@@ -1,4 +1,5 @@
-"""Sampled drafts and rejection sampling: the law, log-probs, statistics, aborts, weights. One engine for all."""
+"""Sampled drafts and rejection sampling: the distribution, log-probs, statistics, aborts, weights. One engine for
+all."""
 
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from bebop.adaptation.probe import probe
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.sglang_engine import SglangEngine
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.objectives import Law
+from bebop.trainer.objectives import Sampling
 from bebop.trajectory import DecodeStats
 from tests.sglang.builders import (
     DRAFTS,
@@ -72,13 +73,13 @@ def test_logprobs_are_those_of_the_law(sglang: SglangEngine, folder: Path) -> No
 
 
 def test_statistics_are_those_of_the_logits(sglang: SglangEngine, folder: Path) -> None:
-    """A reached position's draft law follows from the text alone, since the drafts before it were accepted."""
+    """A reached position's draft distribution follows from the text alone, since the drafts before it were accepted."""
     model, compared = reload(folder), 0
     for _ in range(4):
         output = raw(sglang, ask(1, 24)[0])
         ids, entries = output["output_ids"], output["meta_info"]["bebop_verify"]
         assert len(entries) == output["meta_info"]["spec_verify_ct"]
-        found = probe(model, [TokenRow(prompt=PROMPT, answer=tuple(ids))], DRAFTS, Law())
+        found = probe(model, [TokenRow(prompt=PROMPT, answer=tuple(ids))], DRAFTS, Sampling())
         at = {int(place): i for i, place in enumerate(found.place)}
         place = 1  # the first token is the prefill's
         for entry in entries:
@@ -170,7 +171,7 @@ def test_the_heads_change_alone_and_with_the_target(fresh: SglangEngine, folder:
 def assert_statistics(sglang: SglangEngine, model: object) -> None:
     """First-position overlaps of an answer are those of this model, target and head."""
     output = raw(sglang, ask(1, 16)[0])
-    found = probe(model, [TokenRow(prompt=PROMPT, answer=tuple(output["output_ids"]))], 1, Law())  # type: ignore[arg-type]
+    found = probe(model, [TokenRow(prompt=PROMPT, answer=tuple(output["output_ids"]))], 1, Sampling())  # type: ignore[arg-type]
     wanted = {int(place): found.numbers["overlap"][i, 0] for i, place in enumerate(found.place)}
     place = 1
     for entry in output["meta_info"]["bebop_verify"]:

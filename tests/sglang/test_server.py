@@ -70,13 +70,13 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_API_KEY", KEY)
 
 
-@pytest.mark.parametrize("carrier", ["tensor", "distributed", "disk"])
+@pytest.mark.parametrize("transfer", ["tensor", "distributed", "disk"])
 def test_a_server_by_address(
-    url: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carrier: str
+    url: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transfer: str
 ) -> None:
     monkeypatch.setenv("SGLANG_API_KEY", KEY)
     other = checkpoint(tmp_path / "other", seed=4, heads=2)
-    with engine(job(folder), urls=(url,), carrier=carrier, folder=str(tmp_path / "weights")) as sglang:
+    with engine(job(folder), urls=(url,), transfer=transfer, folder=str(tmp_path / "weights")) as sglang:
         for seed, model, version in ((0, folder, 1), (4, other, 2), (0, folder, 3), (4, other, 4)):
             heads = version < 4  # the last time they are frozen, and must stay
             sglang.load_weights(policy(seed, heads=2).weights(mtp=heads), version)

@@ -1,4 +1,4 @@
-"""Greedy drafts, accepted with p(draft): the same law of tokens."""
+"""Greedy drafts, accepted with p(draft): the same distribution of tokens."""
 
 from pathlib import Path
 

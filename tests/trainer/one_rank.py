@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bebop.metrics import values
-from bebop.monitor.bank import BankText
+from bebop.monitor.probe_set import ProbeText
 from bebop.trainer.actor import TrainerWorker
 from bebop.trainer.policy import PolicyTrainer
 from tests.trainer.builders import batch, job, policy
@@ -45,8 +45,8 @@ def beside(rank: int, world: int, folder: Path) -> dict[str, Any]:
     head = {"objective": "e2e_tv", "depth": 3, "lr": 1e-2, "max_tokens": 64}
     one = PolicyTrainer(policy(), job(str(folder / "model"), cotrain={"mode": "always", "head": head}), rank, world)
     rows = [values(one.update(batch(policy(), seed=seed), cotrain=True)) for seed in (1, 2)]
-    texts = [BankText(prompt=(3, 4), answer=tuple(range(5, 5 + n))) for n in (2, 9, 4)]
-    reading, sweep = one.read_bank(texts, sweep=True)
+    texts = [ProbeText(prompt=(3, 4), answer=tuple(range(5, 5 + n))) for n in (2, 9, 4)]
+    reading, sweep = one.read_probe_set(texts, sweep=True)
     assert sweep is not None
     bank = [torch.tensor(column) for column in (reading.overlap, reading.entropy, reading.unit, sweep.length)]
     found = {"head": one.weights(mtp=True), "head_metrics": rows, "bank": bank, "mark": one.head_fingerprint()}

@@ -9,7 +9,7 @@ from torch import Tensor
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows, rows_of_step
-from bebop.trainer.objectives import Law, Steps, unroll
+from bebop.trainer.objectives import Sampling, Steps, unroll
 from tests.builders import tiny_policy
 from tests.model.test_mtp import LENGTH, STEPS, drafted, runner_at, successor_policy, text, trained
 
@@ -22,7 +22,7 @@ def steps_of(policy: Policy, rows: ChainRows) -> Steps:
     positions = torch.arange(rows.token_ids.shape[1]).expand_as(rows.token_ids)
     hidden = policy.hidden(rows.token_ids, positions, CausalContext())
     weight = policy.backbone.get_output_embeddings().weight
-    return unroll(policy.mtp, policy.embed(rows.token_ids), hidden, weight, rows, Law())
+    return unroll(policy.mtp, policy.embed(rows.token_ids), hidden, weight, rows, Sampling())
 
 
 def test_layout_by_hand() -> None:
@@ -54,8 +54,8 @@ def counting(first: int, prompt: int, answer: int) -> TokenRow:
 
 def mass_on_data(steps: Steps, side: str) -> Tensor:
     """Probability of the data's token at every step that exists, under the target or the draft."""
-    laws = (getattr(steps, side) @ steps.weight.T).softmax(-1)
-    return laws.gather(-1, steps.tokens[..., None])[..., 0][steps.mask]
+    distributions = (getattr(steps, side) @ steps.weight.T).softmax(-1)
+    return distributions.gather(-1, steps.tokens[..., None])[..., 0][steps.mask]
 
 
 @torch.no_grad()

@@ -72,7 +72,7 @@ def gradients(one: PolicyTrainer) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in one.policy.weights().items() if p.grad is not None}
 
 
-def leaky(head: Any, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: Any, law: Any) -> Steps:
+def leaky(head: Any, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: Any, sampling: Any) -> Steps:
     """``unroll`` with the language-model head left in the graph."""
     depth, last = int(rows.steps.max()), hidden.shape[1] - 1
     return Steps(
@@ -81,7 +81,7 @@ def leaky(head: Any, embeddings: Tensor, hidden: Tensor, weight: Tensor, rows: A
         weight=weight,
         tokens=torch.stack([rows.tokens(step) for step in range(1, depth + 1)], 2),
         mask=rows.mask(depth),
-        law=law,
+        sampling=sampling,
     )
 
 

@@ -17,7 +17,7 @@ from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import TokenRow, chain_rows
 from bebop.trainer.heads import HeadTrainer
-from bebop.trainer.objectives import OBJECTIVES, Law, Steps
+from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps
 from tests.builders import tiny_policy
 
 CONFIG = HeadConfig(objective="e2e_tv", depth=3, lr=3e-3, lr_warmup_steps=2, max_tokens=64)
@@ -34,7 +34,7 @@ def rows(seed: int = 0, count: int = 8) -> list[TokenRow]:
 
 
 def trainer(policy: Policy | None = None, rank: int = 0, world: int = 1, **changes: Any) -> HeadTrainer:
-    return HeadTrainer(policy or tiny_policy(), dataclasses.replace(CONFIG, **changes), Law(), rank, world)
+    return HeadTrainer(policy or tiny_policy(), dataclasses.replace(CONFIG, **changes), Sampling(), rank, world)
 
 
 def copied(module: nn.Module) -> dict[str, Tensor]:
@@ -182,11 +182,11 @@ def test_bfloat16_trains_fp32_master_weights() -> None:
 def gain(policy: Policy, **changes: Any) -> float:
     """How much the overlap of first drafts rises over some updates on a few texts."""
     texts = rows(count=16)
-    before = probe(policy, texts, 3, Law()).numbers["overlap"][:, 0].mean()
+    before = probe(policy, texts, 3, Sampling()).numbers["overlap"][:, 0].mean()
     training = trainer(policy, **changes)
     for _ in range(15):
         training.update(texts)
-    return float(probe(policy, texts, 3, Law()).numbers["overlap"][:, 0].mean() - before)
+    return float(probe(policy, texts, 3, Sampling()).numbers["overlap"][:, 0].mean() - before)
 
 
 def test_training_raises_the_overlap() -> None:

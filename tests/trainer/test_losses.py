@@ -21,7 +21,7 @@ def tensor(*numbers: float) -> Tensor:
 def loss(config: AlgorithmConfig | None = None, **changes: Tensor) -> tuple[float, dict[str, float]]:
     """The loss with weight 1 a token; ratios 1.5, 1.1, 0.5 and advantages 1, -2, -1 unless changed."""
     logp = changes.pop("logp", tensor(1.5, 1.1, 0.5).log())
-    fields = dict(entropy=tensor(1, 2, 3), proximal=tensor(0, 0, 0), behaviour=tensor(0, 0, 0))
+    fields = dict(entropy=tensor(1, 2, 3), proximal=tensor(0, 0, 0), rollout_logprobs=tensor(0, 0, 0))
     fields |= dict(advantages=tensor(1, -2, -1), weights=tensor(1, 1, 1)) | changes
     out, metrics = policy_loss(config or AlgorithmConfig(), logp=logp, **fields)  # type: ignore[arg-type]
     return float(out), values(metrics)
@@ -43,14 +43,14 @@ def test_a_positive_advantage_is_not_clipped_below() -> None:
 
 def test_truncated_importance_weight_by_hand_and_without_gradient() -> None:
     # pi_prox / pi_behaviour = 4 (capped at 2), 1, 0.5; the ratio to proximal is 1 throughout.
-    behaviour, proximal = tensor(0.1, 0.5, 0.8).log(), tensor(0.4, 0.5, 0.4).log()
+    rollout_logprobs, proximal = tensor(0.1, 0.5, 0.8).log(), tensor(0.4, 0.5, 0.4).log()
     logp = proximal.clone().requires_grad_()
     out, metrics = policy_loss(
         AlgorithmConfig(tis_cap=2.0),
         logp=logp,
         entropy=tensor(0, 0, 0),
         proximal=logp.detach(),
-        behaviour=behaviour,
+        rollout_logprobs=rollout_logprobs,
         advantages=tensor(1, 3, -5),
         weights=tensor(1, 1, 1),
     )
@@ -92,7 +92,12 @@ def test_aggregations_by_hand(name: str, by_hand: float) -> None:
     weights = torch.from_numpy(per_row).repeat_interleave(torch.tensor([1, 3]))
     zero = torch.zeros(4, dtype=torch.float64)
     value, _ = loss(
-        logp=zero, entropy=zero, proximal=zero, behaviour=zero, advantages=tensor(-4, -1, -2, -3), weights=weights
+        logp=zero,
+        entropy=zero,
+        proximal=zero,
+        rollout_logprobs=zero,
+        advantages=tensor(-4, -1, -2, -3),
+        weights=weights,
     )
     assert value == pytest.approx(by_hand)
 
@@ -106,7 +111,7 @@ def test_ratio_error_looks_at_tokens_of_one_version_alone() -> None:
     )
     [rows] = pack([Row(prompt=(7,), completion=engine, advantage=1.0, weight=1.0)], 64)
     logp = tensor(1.0, 2.0, 1.1, 1.3, 1.5).log()
-    both = values(ratio_metrics(logp, rows.behaviour))
+    both = values(ratio_metrics(logp, rows.rollout_logprobs))
     assert both["train/ratio_mean"] == pytest.approx(6.9 / 5)
     assert both["rollout/logprob_diff"] == pytest.approx(np.log([2.0, 1.1, 1.3, 1.5]).sum() / 5)
     metrics = values(same_weights_metrics(rows, logp, 5))
@@ -187,7 +192,7 @@ def packed(name: str, mean_of_means: bool = False) -> tuple[float, Tensor]:
             logp=logp,
             entropy=entropy,
             proximal=proximal,
-            behaviour=proximal,
+            rollout_logprobs=proximal,
             advantages=part.advantages,
             weights=part.weights / part.weights.sum() / len(micro) if mean_of_means else part.weights,
         )

@@ -13,10 +13,10 @@ from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import at, chain
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
-from bebop.trainer.objectives import OBJECTIVES, Law, Steps, make_objective, share, unroll
+from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps, make_objective, share, unroll
 from tests.builders import tiny_policy
 
-LAW = Law(temperature=0.7)
+LAW = Sampling(temperature=0.7)
 KINDS = [name for name in OBJECTIVES if not name.startswith("e2e")]
 
 
@@ -31,11 +31,11 @@ def rows(seed: int = 0) -> ChainRows:
     return chain_rows([TokenRow(prompt=some(p), answer=some(a)) for p, a in sizes], 3)
 
 
-def steps_of(policy: Policy, texts: ChainRows, law: Law = LAW) -> Steps:
+def steps_of(policy: Policy, texts: ChainRows, sampling: Sampling = LAW) -> Steps:
     assert policy.mtp is not None
     hidden = policy.hidden(texts.token_ids, torch.arange(texts.token_ids.shape[1])[None], CausalContext())
     weight = policy.backbone.get_output_embeddings().weight
-    return unroll(policy.mtp, policy.embed(texts.token_ids), hidden, weight, texts, law)
+    return unroll(policy.mtp, policy.embed(texts.token_ids), hidden, weight, texts, sampling)
 
 
 def unfused(steps: Steps, name: str) -> Tensor:
@@ -44,10 +44,10 @@ def unfused(steps: Steps, name: str) -> Tensor:
     if name.startswith("e2e"):
         tokens = steps.tokens.flatten(0, 1) if name == "e2e_tv_corrected" else None
         chains = (draft.flatten(0, 1), target.flatten(0, 1), steps.mask.flatten(0, 1))
-        return e2e_tv_loss(*chains, temperature=steps.law.temperature, tokens=tokens)
+        return e2e_tv_loss(*chains, temperature=steps.sampling.temperature, tokens=tokens)
     chosen = (draft[steps.mask], target[steps.mask])
     labels = steps.tokens[steps.mask] if name == "hard_ce" else None
-    return tv_loss(*chosen, temperature=steps.law.temperature, kind=name, labels=labels).loss.mean()
+    return tv_loss(*chosen, temperature=steps.sampling.temperature, kind=name, labels=labels).loss.mean()
 
 
 def gradients(policy: Policy, loss: Tensor) -> list[Tensor]:
@@ -88,14 +88,14 @@ def test_hard_ce_takes_the_tokens_of_the_data() -> None:
     assert abs(OBJECTIVES["hard_ce"](moved).item() - wanted.item()) > 1e-2
 
 
-@pytest.mark.parametrize("law", [Law(temperature=0.7, target_top_p=0.8), Law(target_top_k=3)])
-def test_a_truncated_target_is_what_the_draft_is_held_against(law: Law) -> None:
-    steps = steps_of(tiny_policy(), rows(), law)
-    logits = (steps.target @ steps.weight.T).detach()[steps.mask] / law.temperature
-    p = truncate_(logits, 1.0, law.target_top_p, law.target_top_k).softmax(-1)
-    q = ((steps.draft @ steps.weight.T).detach()[steps.mask] / law.temperature).softmax(-1)
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.7, target_top_p=0.8), Sampling(target_top_k=3)])
+def test_a_truncated_target_is_what_the_draft_is_held_against(sampling: Sampling) -> None:
+    steps = steps_of(tiny_policy(), rows(), sampling)
+    logits = (steps.target @ steps.weight.T).detach()[steps.mask] / sampling.temperature
+    p = truncate_(logits, 1.0, sampling.target_top_p, sampling.target_top_k).softmax(-1)
+    q = ((steps.draft @ steps.weight.T).detach()[steps.mask] / sampling.temperature).softmax(-1)
     assert OBJECTIVES["tv"](steps).item() == pytest.approx(float(1 - torch.minimum(p, q).sum(-1).mean()), abs=1e-5)
-    whole = dataclasses.replace(steps, law=Law(temperature=law.temperature))
+    whole = dataclasses.replace(steps, sampling=Sampling(temperature=sampling.temperature))
     assert abs(OBJECTIVES["tv"](whole).item() - OBJECTIVES["tv"](steps).item()) > 1e-3
 
 
@@ -107,7 +107,7 @@ def leaky(policy: Policy, texts: ChainRows) -> Steps:
     target = torch.stack([at(hidden, (texts.anchors + i).clamp_max(hidden.shape[1] - 1)) for i in (1, 2, 3)], 2)
     tokens = torch.stack([texts.tokens(i) for i in (1, 2, 3)], 2)
     weight = policy.backbone.get_output_embeddings().weight
-    return Steps(draft=draft, target=target, weight=weight, tokens=tokens, mask=texts.mask(3), law=LAW)
+    return Steps(draft=draft, target=target, weight=weight, tokens=tokens, mask=texts.mask(3), sampling=LAW)
 
 
 def reached(policy: Policy, loss: Tensor) -> set[str]:
@@ -136,5 +136,5 @@ def test_shares_count_what_a_mean_is_over() -> None:
 
 
 def test_an_unknown_objective_is_refused() -> None:
-    with pytest.raises(UserError, match="objective='warp' is not possible: choose one of ce, hard_ce"):
+    with pytest.raises(UserError, match="objective='warp' is not possible: choose one of tv, ce"):
         make_objective("warp")

@@ -25,7 +25,7 @@ def test_alignment_by_hand() -> None:
     assert packed.lengths.tolist() == [4, 2]
     assert packed.predictors.tolist() == [1, 2, 4]
     assert packed.targets.tolist() == [9, 1, 6]
-    assert packed.behaviour.tolist() == pytest.approx([-0.9, -0.1, -0.5])
+    assert packed.rollout_logprobs.tolist() == pytest.approx([-0.9, -0.1, -0.5])
     assert packed.versions.tolist() == [2, 2, 3]
     assert packed.advantages.tolist() == [2.0, 2.0, -1.0]
     assert packed.weights.tolist() == [0.25, 0.25, 0.5]

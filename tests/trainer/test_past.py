@@ -42,8 +42,8 @@ class Run:
         """A batch's requests; they run beside what is left of the batch before."""
         for prompt in PROMPTS:
             for _ in range(SIZE):
-                law = SamplingParams(temperature=TEMPERATURE, max_new_tokens=18, seed=self.asked)
-                self.engine.add(Request(id=self.asked, token_ids=prompt, params=law))
+                sampling = SamplingParams(temperature=TEMPERATURE, max_new_tokens=18, seed=self.asked)
+                self.engine.add(Request(id=self.asked, token_ids=prompt, params=sampling))
                 self.asked += 1
 
     def decode(self, cycles: int) -> None:

@@ -54,8 +54,8 @@ def test_first_update_by_hand() -> None:
         for group in made.groups:
             for t in group.trajectories:
                 ids = torch.tensor([[*group.prompt.token_ids, *t.completion.token_ids.tolist()]])
-                law = torch.distributions.Categorical(logits=model(ids).logits[0] / 0.8)
-                entropies.append(law.entropy()[len(group.prompt.token_ids) - 1 : -1])
+                sampling = torch.distributions.Categorical(logits=model(ids).logits[0] / 0.8)
+                entropies.append(sampling.entropy()[len(group.prompt.token_ids) - 1 : -1])
     assert metrics["policy/entropy"] == pytest.approx(float(torch.cat(entropies).mean()), abs=1e-5)
 
 

@@ -12,8 +12,8 @@ ADVANTAGES = (1.0, 3.0, -5.0, 2.0)
 
 
 def gradients(cap: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Of the loss by the current, proximal and behaviour log-probs, all three of which ask for one."""
-    logp, proximal, behaviour = (
+    """Of the loss by the current, proximal and rollout log-probs, all three of which ask for one."""
+    logp, proximal, rollout_logprobs = (
         torch.tensor(x, dtype=torch.float64).log().requires_grad_() for x in (LOGP, PROXIMAL, BEHAVIOUR)
     )
     weights, zero = torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
@@ -22,20 +22,20 @@ def gradients(cap: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
         logp=logp,
         entropy=zero,
         proximal=proximal,
-        behaviour=behaviour,
+        rollout_logprobs=rollout_logprobs,
         advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
         weights=weights,
     )
     out.backward()
     assert logp.grad is not None
-    return logp.grad, proximal.grad, behaviour.grad
+    return logp.grad, proximal.grad, rollout_logprobs.grad
 
 
 @pytest.mark.parametrize("cap", [2.0, 100.0])
 def test_the_importance_weight_is_a_constant(cap: float) -> None:
     """A gradient through it would be that of another objective: the proximal one is that of the ratio alone."""
-    current, proximal, behaviour = gradients(cap)
-    assert behaviour is None
+    current, proximal, rollout_logprobs = gradients(cap)
+    assert rollout_logprobs is None
     tis = [min(p / b, cap) for p, b in zip(PROXIMAL, BEHAVIOUR, strict=True)]
     by_hand = [-w * a * c / p for w, a, c, p in zip(tis, ADVANTAGES, LOGP, PROXIMAL, strict=True)]
     assert current.tolist() == pytest.approx(by_hand)  # no ratio here is clipped
@@ -51,7 +51,7 @@ def test_a_ratio_beyond_all_bounds_leaves_neither_nan_nor_gradient() -> None:
         logp=logp,
         entropy=torch.zeros(3),
         proximal=far,
-        behaviour=far,
+        rollout_logprobs=far,
         advantages=torch.tensor([1.0, 0.0, -1e-9]),
         weights=torch.ones(3),
     )

@@ -134,9 +134,9 @@ def test_colocated_and_asynchronous(tmp_path: Path, example: Path) -> None:
 def test_separate_and_asynchronous_with_a_head_that_is_trained(tmp_path: Path, example: Path) -> None:
     mode = ("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=1")
     place = ("actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.hybrid_engine=false")
-    carrier = "actor_rollout_ref.rollout.checkpoint_engine.backend=bebop"
+    transfer = "actor_rollout_ref.rollout.checkpoint_engine.backend=bebop"
     head = ("bebop.train_head=true", "bebop.head.lr=1e-3", "trainer.save_freq=5")
-    job = start(tmp_path, example, *mode, *place, carrier, *head, "trainer.total_training_steps=6")
+    job = start(tmp_path, example, *mode, *place, transfer, *head, "trainer.total_training_steps=6")
     check(job, tmp_path, example, 6)
     assert all(0 < loss < 1 for loss in job.column("head/loss"))
     kept = torch.load(tmp_path / "checkpoints" / "global_step_5" / "actor" / "bebop_head.pt", weights_only=True)

@@ -104,8 +104,8 @@ DRAFTING = (
     ),
     Panel(
         title="Entropy",
-        description="Of the law trained on, over answer tokens; of the model's and the head's law, over verified "
-        "draft positions.",
+        description="Of the distribution trained on, over answer tokens; of the model's and the head's distribution, "
+        "over verified draft positions.",
         unit="nats",
         queries=(
             gauge("policy/entropy", "policy"),

@@ -143,7 +143,7 @@ def _acceptance(runs: Sequence[Run]) -> Chart:
     return Chart(
         title="Acceptance per draft position",
         text="Share of drafts accepted at each position, among those whose predecessors were all accepted. Solid: "
-        "counted. Dashed: the overlap of draft and target law at the same positions, which estimates the same "
+        "counted. Dashed: the overlap of draft and target distribution at the same positions, which estimates the same "
         "rate with less noise. With an exact rule the two agree up to chance; lines that stay apart point to a "
         "fault in the verification.",
         unit="accepted / reached",

@@ -8,12 +8,12 @@ from typing import Any
 
 from bebop.config import DecodingConfig, MonitorConfig, from_dict
 from bebop.errors import UserError
-from bebop.monitor.bank import Look
 from bebop.monitor.controller import Kind
 from bebop.monitor.drift import Decomposition, Key
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.logs import read_log
+from bebop.monitor.probe_set import TokenProbs
 from bebop.monitor.report import figures, looks
 from bebop.monitor.report.document import Card, table
 from bebop.monitor.report.figures import INK, MUTED, Panel, Trace, layout
@@ -66,7 +66,7 @@ class Story:
     name: str
     told: list[Explanation]
     breakdown: dict[Key, dict[str, Decomposition]]
-    looks: list[tuple[Look, Look]]  # at the first and at the last reading of the bank, the same contexts
+    looks: list[tuple[TokenProbs, TokenProbs]]  # at the first and at the last reading of the bank, the same contexts
 
 
 def load_story(

@@ -1,15 +1,15 @@
-"""The card of both laws, token by token, at the contexts of the bank where their overlap changed most."""
+"""The card of both distributions, token by token, at the contexts of the bank where their overlap changed most."""
 
 from collections.abc import Sequence
 
-from bebop.monitor.bank import Look
+from bebop.monitor.probe_set import TokenProbs
 from bebop.monitor.report.document import Card
 from bebop.monitor.report.figures import Key, Panel, Trace, layout
 
 SHOWN = 6  # contexts, of all runs together
 BARS = 6  # tokens of one context
 READ = 22  # characters of the context in the caption
-LAWS = (
+DISTRIBUTIONS = (
     ("policy, first", "#b9c1cb", 0, "target"),
     ("head, first", "#a9c8ea", 0, "draft"),
     ("policy, last", "#1f2933", 1, "target"),
@@ -17,12 +17,12 @@ LAWS = (
 )
 TEXT = (
     "What the policy (p) and its head (q) think of the next token, at the first and the last reading of the fixed "
-    "texts, where their overlap changed most. A draft is accepted with the overlap of both laws. Where both have moved "
-    "together, the head has kept up with the policy; where only p has moved, it has not."
+    "texts, where their overlap changed most. A draft is accepted with the overlap of both distributions. Where both "
+    "have moved together, the head has kept up with the policy; where only p has moved, it has not."
 )
 
 
-def card(told: Sequence[tuple[str, Sequence[tuple[Look, Look]]]]) -> Card | None:
+def card(told: Sequence[tuple[str, Sequence[tuple[TokenProbs, TokenProbs]]]]) -> Card | None:
     """A panel a context; ``told``: runs with their contexts, each at the first and the last reading."""
     pairs = [(name, *pair) for name, found in told for pair in found]
     pairs.sort(key=lambda pair: abs(pair[2].overlap - pair[1].overlap))
@@ -30,11 +30,13 @@ def card(told: Sequence[tuple[str, Sequence[tuple[Look, Look]]]]) -> Card | None
     pairs = sorted(apart.values(), key=lambda pair: -abs(pair[2].overlap - pair[1].overlap))
     runs = len({name for name, *_ in pairs})
     panels = [_panel(first, last, f"{name}: " if runs > 1 else "") for name, first, last in pairs[:SHOWN]]
-    keys = [Key(label=label, color=shade, style="block", group=f"look {label}") for label, shade, *_ in LAWS]
-    return Card(title="Where the laws moved", text=TEXT, panels=panels, keys=keys, wide=True) if panels else None
+    keys = [Key(label=label, color=shade, style="block", group=f"look {label}") for label, shade, *_ in DISTRIBUTIONS]
+    return (
+        Card(title="Where the distributions moved", text=TEXT, panels=panels, keys=keys, wide=True) if panels else None
+    )
 
 
-def _panel(first: Look, last: Look, prefix: str) -> Panel:
+def _panel(first: TokenProbs, last: TokenProbs, prefix: str) -> Panel:
     both, weight, text = (first, last), dict[int, float](), dict[int, str]()
     for look in both:
         for token, name, p, q in zip(look.ids, look.tokens, look.target, look.draft, strict=True):
@@ -44,8 +46,8 @@ def _panel(first: Look, last: Look, prefix: str) -> Panel:
     names = [text[token] for token in tokens]
     names = [f"{name} #{token}" if names.count(name) > 1 else name for name, token in zip(names, tokens, strict=True)]
     traces: list[Trace] = []
-    for label, shade, when, law in LAWS:
-        known = dict(zip(both[when].ids, getattr(both[when], law), strict=True))
+    for label, shade, when, distribution in DISTRIBUTIONS:
+        known = dict(zip(both[when].ids, getattr(both[when], distribution), strict=True))
         traces.append(
             {
                 "type": "bar", "x": names, "y": [known.get(token, 0.0) for token in tokens], "name": label,

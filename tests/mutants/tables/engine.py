@@ -125,7 +125,7 @@ FAULTS = (
         "pass",
         "rollout/test_torch_engine.py::test_counts_add_up",
     ),
-    fault("engine/slot-keeps-laws", "rollout/slots.py", "self._laws[0] != batch", "False", PARTIAL),
+    fault("engine/slot-keeps-laws", "rollout/slots.py", "self._sampling[0] != batch", "False", PARTIAL),
     fault("engine/queue-order", "rollout/torch_engine.py", "self.waiting.popleft()", "self.waiting.pop()", ENDS),
     fault(
         "engine/cache-sees-ahead",
@@ -157,21 +157,21 @@ FAULTS = (
     ),
     fault(
         "engine/draft-position",
-        "rollout/runner.py",
+        "rollout/target.py",
         "self.slots.fed[: self.batch] + step)",
         "self.slots.fed[: self.batch])",
         "model/test_mtp.py::test_the_training_chain_is_what_the_engine_drafts",
     ),
     fault(
         "engine/draft-state",
-        "rollout/runner.py",
+        "rollout/target.py",
         "out[rows, emitted - 1]",
         "out[rows, -1]",
         "model/test_mtp.py::test_after_a_cycle_the_drafter_stands_on_real_hidden_states",
     ),
     fault(
         "engine/draft-state-after-prefill",
-        "rollout/runner.py",
+        "rollout/target.py",
         "out[row, length - 1] if length",
         "out[row, -1] if length",
         "rollout/test_torch_engine.py::test_seeds_give_the_same_tokens_in_any_batch",
@@ -237,7 +237,7 @@ FAULTS = (
     ),
     fault(
         "engine/bf16-law",
-        "rollout/decoding/laws.py",
+        "rollout/decoding/sampling.py",
         "logits = logits.float()",
         "logits = logits * 1",
         ENDS,

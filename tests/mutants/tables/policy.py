@@ -31,8 +31,8 @@ FAULTS = (
     fault(
         "policy/tis-inverse",
         "trainer/losses.py",
-        "(proximal - behaviour).exp()",
-        "(behaviour - proximal).exp()",
+        "(proximal - rollout_logprobs).exp()",
+        "(rollout_logprobs - proximal).exp()",
         "trainer/test_losses.py::test_truncated_importance_weight_by_hand_and_without_gradient",
     ),
     fault(
@@ -46,7 +46,7 @@ FAULTS = (
         "policy/ratio-to-behaviour",
         "trainer/losses.py",
         "(logp - proximal).clamp",
-        "(logp - behaviour).clamp",
+        "(logp - rollout_logprobs).clamp",
         "trainer/test_losses.py::test_truncated_importance_weight_by_hand_and_without_gradient",
     ),
     fault("policy/ratio-overflow", "trainer/losses.py", "(logp - proximal).clamp(-20, 20)", "(logp - proximal)", TIS),
@@ -166,8 +166,8 @@ FAULTS = (
     fault(
         "policy/rescore-ignored",
         "trainer/policy.py",
-        "prox if self.config.algorithm.rescore else rows.behaviour",
-        "rows.behaviour",
+        "prox if self.config.algorithm.rescore else rows.rollout_logprobs",
+        "rows.rollout_logprobs",
         "trainer/test_policy.py::test_inexact_answers_need_rescoring",
     ),
     fault(

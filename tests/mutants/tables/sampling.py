@@ -156,9 +156,9 @@ FAULTS = (
     fault(
         "sampling/draft-law-kept",
         "rollout/decoding/drafters.py",
-        "probs.append(law)",
-        "probs.append(law.sqrt() / law.sqrt().sum(-1, keepdim=True))",
-        "rollout/test_laws.py::test_the_engine_samples_the_truncated_law",
+        "probs.append(distribution)",
+        "probs.append(distribution.sqrt() / distribution.sqrt().sum(-1, keepdim=True))",
+        "rollout/test_sampling.py::test_the_engine_samples_the_truncated_law",
     ),
     fault(
         "sampling/draft-penalty-forgets",
@@ -172,21 +172,21 @@ FAULTS = (
         "rollout/decoding/drafters.py",
         "uniforms[:, step]",
         "uniforms[:, 0]",
-        "rollout/test_laws.py::test_the_engine_samples_the_truncated_law",
+        "rollout/test_sampling.py::test_the_engine_samples_the_truncated_law",
     ),
     fault(
         "sampling/uniforms-shared",
         "rollout/decoding/step.py",
         "tests = random[:, drafts : drafts + fed.shape[1] - 1]",
         "tests = random[:, : fed.shape[1] - 1]",
-        "rollout/test_laws.py::test_the_engine_samples_the_truncated_law",
+        "rollout/test_sampling.py::test_the_engine_samples_the_truncated_law",
     ),
     fault(
         "sampling/uniforms-not-keyed",
         "rollout/decoding/step.py",
         "slots.fed[:batch], 2 * drafts",
         "slots.limit[:batch], 2 * drafts",
-        "rollout/test_laws.py::test_the_engine_samples_the_truncated_law",
+        "rollout/test_sampling.py::test_the_engine_samples_the_truncated_law",
     ),
     fault(
         "sampling/uniforms-by-cycle",

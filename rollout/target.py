@@ -10,7 +10,7 @@ from bebop.rollout.slots import Slots
 PREFIX_STEP = 32  # the looked-at part of the cache grows in steps, so that few shapes occur
 
 
-class ModelRunner:
+class Target:
     """Backbone and head with their preallocated caches, for the first B slots."""
 
     def __init__(self, policy: Policy, slots: Slots) -> None:

@@ -18,24 +18,24 @@ from bebop.config import DecodingConfig, SamplingConfig
 from bebop.kernels.stats import pair_stats
 from bebop.kernels.truncation import truncate_
 from bebop.model.backbone import Policy
-from bebop.monitor.bank import BankReading, BankText, Look, Sweep
+from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep, TokenProbs
 from bebop.monitor.window import per_unit
 from bebop.trainer.chains import chain_rows
 from bebop.trainer.cotrain import unpacked
 from bebop.trainer.heads import HeadLoss, Shared
-from bebop.trainer.objectives import Law, Steps
+from bebop.trainer.objectives import Sampling, Steps
 from bebop.trainer.packing import PackedRows, Row, pack
 from bebop.trainer.scorer import Scorer, whole_tables
 from bebop.trajectory import Completion
 
 HEATS = (1.0, 0.4, 0.6, 0.8, 1.25, 1.5, 1.8)  # of the sweep, times the run's own temperature, which comes first
 CHUNK = 1 << 23  # logits held at once
-LIKELY = 6  # tokens of each law that are kept at the contexts one can look at
+LIKELY = 6  # tokens of each distribution that are kept at the contexts one can look at
 READ_BEFORE = 16  # tokens before them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BankReader:
+class ProbeReader:
     """Reads texts as the engine would draft on them (repetition penalty and min-p left out)."""
 
     policy: Policy
@@ -47,7 +47,7 @@ class BankReader:
     world: int
 
     @torch.no_grad()
-    def read(self, texts: Sequence[BankText], sweep: bool) -> tuple[BankReading, Sweep | None]:
+    def read(self, texts: Sequence[ProbeText], sweep: bool) -> tuple[ProbeReading, Sweep | None]:
         """Step 1 of the head at every answer token; all ranks call it and get the same.
 
         ``sweep``: at seven temperatures, with the accept length that ``draft_tokens`` steps would have on these texts.
@@ -55,10 +55,10 @@ class BankReader:
         heats = HEATS if sweep else HEATS[:1]
         shared = whole_tables(self.policy) if self.world > 1 else None
         found: dict[int, Tensor] = {}
-        looks: dict[int, Look] = {}
+        looks: dict[int, TokenProbs] = {}
         for packed in self._packed(texts):
             found |= self._measure(packed, heats, shared, self.decoding.draft_tokens if sweep else 1, texts, looks)
-        parts: list[tuple[dict[int, Tensor], dict[int, Look]]] = [(found, looks)] * self.world
+        parts: list[tuple[dict[int, Tensor], dict[int, TokenProbs]]] = [(found, looks)] * self.world
         if self.world > 1:
             dist.all_gather_object(parts, ({text: numbers.cpu() for text, numbers in found.items()}, looks))
         merged = {text: numbers.cpu() for part, _ in parts for text, numbers in part.items()}
@@ -68,7 +68,7 @@ class BankReader:
         unit = np.repeat(own, [merged[text].shape[1] for text in sorted(merged)])
         numbers = torch.cat([merged[text] for text in sorted(merged)], 1).double().numpy()  # [heats, N, 4]
         readings = [
-            BankReading(overlap=n[:, 0], entropy=n[:, 1], unit=unit, chance=float(n[:, 3].mean()) if luck else None)
+            ProbeReading(overlap=n[:, 0], entropy=n[:, 1], unit=unit, chance=float(n[:, 3].mean()) if luck else None)
             for n, luck in zip(numbers, [sweep] + [False] * (len(heats) - 1), strict=True)
         ]
         readings[0] = dataclasses.replace(readings[0], looks=tuple(seen[text] for text in sorted(seen)))
@@ -78,7 +78,7 @@ class BankReader:
         sums = np.stack([per_unit(unit, _columns(n)) for n in numbers])
         return readings[0], Sweep(entropy=tuple(entropy), length=tuple(length), bank=tuple(readings[1:]), sums=sums)
 
-    def _packed(self, texts: Sequence[BankText]) -> list[PackedRows]:
+    def _packed(self, texts: Sequence[ProbeText]) -> list[PackedRows]:
         """This rank's micro-batches. A text's number travels as the version of its tokens, as packing sorts."""
         rows = []
         for number, text in enumerate(texts):
@@ -98,12 +98,13 @@ class BankReader:
         heats: Sequence[float],
         shared: Shared | None,
         depth: int,
-        bank: Sequence[BankText],
-        looks: dict[int, Look],
+        bank: Sequence[ProbeText],
+        looks: dict[int, TokenProbs],
     ) -> dict[int, Tensor]:
-        """Text -> numbers [heats, tokens, 4]: acceptance, entropy, accept length, acceptance of unrelated laws.
+        """Text -> numbers [heats, tokens, 4]: acceptance, entropy, accept length, acceptance of unrelated
+        distributions.
 
-        ``looks`` gets both laws at the chosen token of each text.
+        ``looks`` gets both distributions at the chosen token of each text.
         """
         self.scorer.kept = []
         self.scorer(packed)
@@ -125,20 +126,20 @@ class BankReader:
         seen: list[Tensor] = []
 
         def look(steps: Steps) -> Tensor:
-            lucky = [len(heats) > 1, *[False] * (len(heats) - 1)]  # unrelated laws: once, in a sweep
+            lucky = [len(heats) > 1, *[False] * (len(heats) - 1)]  # unrelated distributions: once, in a sweep
             seen.append(torch.stack([self._numbers(steps, *pair) for pair in zip(heats, lucky, strict=True)]))
             looks.update(self._looks(steps, texts, counts, bank))
             return steps.draft.new_zeros(())
 
-        law = Law(temperature=self.sampling.temperature)
+        sampling = Sampling(temperature=self.sampling.temperature)
         counts = (layout.steps > 0).sum(1).tolist()
-        HeadLoss(self.policy, law, self.scorer.mixed)(layout, look, known, shared)
+        HeadLoss(self.policy, sampling, self.scorer.mixed)(layout, look, known, shared)
         return dict(zip(texts, seen[0].split(counts, 1), strict=True))
 
     def _looks(
-        self, steps: Steps, texts: Sequence[int], counts: Sequence[int], bank: Sequence[BankText]
-    ) -> dict[int, Look]:
-        """Both laws of the first step at the token that each text names."""
+        self, steps: Steps, texts: Sequence[int], counts: Sequence[int], bank: Sequence[ProbeText]
+    ) -> dict[int, TokenProbs]:
+        """Both distributions of the first step at the token that each text names."""
         chosen = steps.mask[..., 0]
         draft, target = steps.draft[chosen][:, 0], steps.target[chosen][:, 0]
         found, start = {}, 0
@@ -147,17 +148,17 @@ class BankReader:
             place = bank[text].look - (len(bank[text].prompt) == 1)
             if 0 <= place < count:
                 rows = slice(start + place, start + place + 1)
-                q = self._law(draft[rows], steps.weight, 1.0, draft=True)
-                p = self._law(target[rows], steps.weight, 1.0, draft=False)
+                q = self._distribution(draft[rows], steps.weight, 1.0, draft=True)
+                p = self._distribution(target[rows], steps.weight, 1.0, draft=False)
                 found[text] = self._look(text, bank[text], q[0].softmax(-1), p[0].softmax(-1))
             start += count
         return found
 
-    def _look(self, number: int, text: BankText, q: Tensor, p: Tensor) -> Look:
-        likely = torch.cat([law.topk(min(LIKELY, len(law))).indices for law in (p, q)]).unique()
+    def _look(self, number: int, text: ProbeText, q: Tensor, p: Tensor) -> TokenProbs:
+        likely = torch.cat([sampling.topk(min(LIKELY, len(sampling))).indices for sampling in (p, q)]).unique()
         likely = likely[p[likely].argsort(descending=True)]
         decode = self.policy.tokenizer.decode
-        return Look(
+        return TokenProbs(
             text=number,
             context=str(decode([*text.prompt, *text.answer[: text.look]][-READ_BEFORE:])),
             ids=tuple(likely.tolist()),
@@ -167,40 +168,46 @@ class BankReader:
             overlap=round(float(torch.minimum(p, q).sum()), 4),
         )
 
-    def _numbers(self, steps: Steps, heat: float, luck: bool) -> Tensor:
+    def _numbers(self, steps: Steps, temperature: float, luck: bool) -> Tensor:
         """[n, 4] of the anchors that have a step, in order."""
         chosen = steps.mask[..., 0]
         mask = steps.mask[chosen]  # [n, K]
-        found = self._rates(steps.draft[chosen][mask], steps.target[chosen][mask], steps.weight, heat, luck)
+        found = self._rates(steps.draft[chosen][mask], steps.target[chosen][mask], steps.weight, temperature, luck)
         rates, entropy, chance = (torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, x) for x in found)
         return torch.stack([rates[:, 0], entropy[:, 0], 1 + rates.cumprod(1).sum(1), chance[:, 0]], 1)
 
-    def _rates(self, draft: Tensor, target: Tensor, weight: Tensor, heat: float, luck: bool) -> tuple[Tensor, ...]:
+    def _rates(
+        self, draft: Tensor, target: Tensor, weight: Tensor, temperature: float, luck: bool
+    ) -> tuple[Tensor, ...]:
         """Acceptance and entropy of m steps [m, d]; with ``luck`` acceptance against rows far away, else the same."""
         rates, entropies, chances = [], [], []
         size = max(2, CHUNK // weight.shape[0])
         for q_rows, p_rows in zip(draft.split(size), target.split(size), strict=True):
-            q, p = self._law(q_rows, weight, heat, draft=True), self._law(p_rows, weight, heat, draft=False)
+            q, p = (
+                self._distribution(q_rows, weight, temperature, draft=True),
+                self._distribution(p_rows, weight, temperature, draft=False),
+            )
             pair = pair_stats(q, p)
             unrelated = pair_stats(q, p.roll(len(p) // 2, 0)) if luck else pair
-            greedy = self._draft_temperature(heat) == 0
+            greedy = self._draft_temperature(temperature) == 0
             rates.append(pair.target_only if greedy else pair.overlap)
             chances.append(unrelated.target_only if greedy else unrelated.overlap)
             entropies.append(pair.target_entropy)
         return torch.cat(rates), torch.cat(entropies), torch.cat(chances)
 
-    def _law(self, hidden: Tensor, weight: Tensor, heat: float, draft: bool) -> Tensor:
-        """Logits [m, V] of the law that the engine would sample from at ``heat`` times its temperature."""
-        temperature = self._draft_temperature(heat) if draft else self.sampling.temperature * heat
+    def _distribution(self, hidden: Tensor, weight: Tensor, temperature: float, draft: bool) -> Tensor:
+        """Logits [m, V] of the distribution that the engine would sample from at ``temperature`` times its
+        temperature."""
+        temperature = self._draft_temperature(temperature) if draft else self.sampling.temperature * temperature
         logits = (hidden @ weight.T).float() / (temperature or 1.0)
         return truncate_(logits, 1.0, self.sampling.top_p, self.sampling.top_k)
 
-    def _draft_temperature(self, heat: float) -> float:
+    def _draft_temperature(self, temperature: float) -> float:
         """0: the head's most likely token is drafted."""
         if self.decoding.system == "target_only":
             return 0.0
         own = self.decoding.draft_temperature
-        return self.sampling.temperature * heat if own is None else own
+        return self.sampling.temperature * temperature if own is None else own
 
 
 def _columns(numbers: NDArray[np.float64]) -> NDArray[np.float64]:

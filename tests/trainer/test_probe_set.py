@@ -1,4 +1,4 @@
-"""The bank's reading against the laws written out, context by context."""
+"""The bank's reading against the distributions written out, context by context."""
 
 import dataclasses
 import json
@@ -11,26 +11,26 @@ from bebop.config import DecodingConfig
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import chain
-from bebop.monitor.bank import BankReading, BankText
-from bebop.trainer.bank import HEATS
+from bebop.monitor.probe_set import ProbeReading, ProbeText
 from bebop.trainer.policy import PolicyTrainer
+from bebop.trainer.probe_set import HEATS
 from tests.trainer.builders import TEMPERATURE, batch, job, policy
 
 TEXTS = (
-    BankText(prompt=(3, 4, 5), answer=(6, 7, 8, 9, 10)),
-    BankText(prompt=(1,), answer=(2, 3)),
-    BankText(prompt=(9, 9, 1, 2), answer=tuple(range(20, 40))),
+    ProbeText(prompt=(3, 4, 5), answer=(6, 7, 8, 9, 10)),
+    ProbeText(prompt=(1,), answer=(2, 3)),
+    ProbeText(prompt=(9, 9, 1, 2), answer=tuple(range(20, 40))),
 )
 
 
 @torch.no_grad()
-def by_hand(source: Policy, text: BankText, heat: float, greedy: bool = False) -> list[tuple[float, float]]:
+def by_hand(source: Policy, text: ProbeText, temperature: float, greedy: bool = False) -> list[tuple[float, float]]:
     """(acceptance, entropy) of the head's first step for every answer token that it can draft."""
     assert source.mtp is not None
     ids = torch.tensor([[*text.prompt, *text.answer]])
     hidden = source.hidden(ids, torch.arange(ids.shape[1])[None], CausalContext())
-    drafted = source.logits(next(chain(source.mtp, source.embed(ids), hidden, 1)))[0] / heat
-    target = source.logits(hidden)[0] / heat
+    drafted = source.logits(next(chain(source.mtp, source.embed(ids), hidden, 1)))[0] / temperature
+    target = source.logits(hidden)[0] / temperature
     found = []
     for place in range(max(2, len(text.prompt)), ids.shape[1]):  # of the token that is drafted and verified
         q, p = drafted[place - 2].softmax(-1), target[place - 1].softmax(-1)
@@ -48,7 +48,7 @@ def test_a_reading_by_hand(system: str) -> None:
     source = policy()
     wanted = [by_hand(source, text, TEMPERATURE, system == "target_only") for text in TEXTS]
     one = reader(source, trainer={"max_tokens": 16})
-    reading, sweep = one.read_bank(TEXTS, decoding=DecodingConfig(system=system))
+    reading, sweep = one.read_probe_set(TEXTS, decoding=DecodingConfig(system=system))
     flat = np.array([pair for part in wanted for pair in part])
     assert sweep is None and reading.unit is not None
     assert reading.unit.tolist() == [0] * 5 + [1] * 1 + [2] * 20  # the first token of a prompt of one has no draft
@@ -60,7 +60,7 @@ def test_a_reading_by_hand(system: str) -> None:
 def test_looks_are_both_laws_at_the_named_token() -> None:
     source = policy()
     texts = [dataclasses.replace(text, look=look) for text, look in zip(TEXTS, (2, 1, 9), strict=True)]
-    reading, _ = reader(source, trainer={"max_tokens": 16}).read_bank(texts)
+    reading, _ = reader(source, trainer={"max_tokens": 16}).read_probe_set(texts)
     places = (2, 5 + 0, 5 + 1 + 9)  # among the contexts of all texts: a prompt of one token has no draft of its first
     assert [look.text for look in reading.looks] == [0, 1, 2]
     for look, place, text in zip(reading.looks, places, texts, strict=True):
@@ -70,15 +70,15 @@ def test_looks_are_both_laws_at_the_named_token() -> None:
         assert look.target == tuple(sorted(look.target, reverse=True)) and sum(look.target) <= 1.001
         ids = [*text.prompt, *text.answer[: text.look]]
         assert look.context == source.tokenizer.decode(ids[-16:])
-    assert BankReading.from_row(json.loads(json.dumps(reading.to_row()))).looks == reading.looks
+    assert ProbeReading.from_row(json.loads(json.dumps(reading.to_row()))).looks == reading.looks
 
 
 def test_a_sweep_divides_the_same_logits() -> None:
     source = policy()
-    reading, sweep = reader(source).read_bank(TEXTS, sweep=True)
+    reading, sweep = reader(source).read_probe_set(TEXTS, sweep=True)
     assert sweep is not None and len(sweep.bank) + 1 == len(HEATS) == len(sweep.entropy) == len(sweep.length)
-    for found, heat in zip((reading, *sweep.bank), HEATS, strict=True):
-        wanted = np.array([pair for text in TEXTS for pair in by_hand(source, text, TEMPERATURE * heat)])
+    for found, temperature in zip((reading, *sweep.bank), HEATS, strict=True):
+        wanted = np.array([pair for text in TEXTS for pair in by_hand(source, text, TEMPERATURE * temperature)])
         np.testing.assert_allclose(found.overlap, wanted[:, 0], atol=2e-5)
         np.testing.assert_allclose(found.entropy, wanted[:, 1], atol=2e-5)
     assert sweep.entropy[0] == pytest.approx(reading.entropy.mean())
@@ -88,14 +88,14 @@ def test_a_sweep_divides_the_same_logits() -> None:
 
 def test_answers_to_one_prompt_are_one_unit() -> None:
     """They resemble one another: what is resampled are prompts."""
-    again = BankText(prompt=TEXTS[0].prompt, answer=(20, 21, 22, 23, 24, 25))
-    reading, sweep = reader(policy()).read_bank([*TEXTS, again], sweep=True)
+    again = ProbeText(prompt=TEXTS[0].prompt, answer=(20, 21, 22, 23, 24, 25))
+    reading, sweep = reader(policy()).read_probe_set([*TEXTS, again], sweep=True)
     assert reading.unit is not None and reading.unit.tolist() == [0] * 5 + [1] + [2] * 20 + [0] * 6
     assert sweep is not None and sweep.sums is not None and sweep.sums.shape == (len(HEATS), 3, 4)
     assert sweep.sums[0, :, 3].tolist() == [11, 1, 20]
-    for heat, found in enumerate((reading, *sweep.bank)):
+    for temperature, found in enumerate((reading, *sweep.bank)):
         wanted = np.bincount(reading.unit, found.entropy)
-        np.testing.assert_allclose(sweep.sums[heat, :, 2], wanted, rtol=1e-9)
+        np.testing.assert_allclose(sweep.sums[temperature, :, 2], wanted, rtol=1e-9)
     length, count, entropy, contexts = np.moveaxis(sweep.sums.sum(1), 1, 0)
     assert sweep.entropy == pytest.approx(entropy / contexts) and sweep.length == pytest.approx(length / count)
 
@@ -103,10 +103,10 @@ def test_answers_to_one_prompt_are_one_unit() -> None:
 def test_reading_leaves_the_trainer_alone() -> None:
     """Also between two updates, and with the draft's own temperature."""
     plain, read = reader(policy()), reader(policy())
-    read.read_bank(TEXTS, sweep=True, decoding=dataclasses.replace(DecodingConfig(), draft_temperature=0.5))
+    read.read_probe_set(TEXTS, sweep=True, decoding=dataclasses.replace(DecodingConfig(), draft_temperature=0.5))
     for one in (plain, read):
         one.update(batch(policy()))
     ours, theirs = plain.weights(mtp=True), read.weights(mtp=True)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    before, after = reader(policy()).read_bank(TEXTS)[0], read.read_bank(TEXTS)[0]
+    before, after = reader(policy()).read_probe_set(TEXTS)[0], read.read_probe_set(TEXTS)[0]
     assert np.abs(before.overlap - after.overlap).max() > 1e-3, "an update moves the reading"

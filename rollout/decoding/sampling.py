@@ -1,7 +1,7 @@
-"""Sampling laws: from logits to probabilities, in one order for target and draft (SPEC 0.4).
+"""Sampling distributions: from logits to probabilities, in one order for target and draft (SPEC 0.4).
 
 Penalty -> temperature -> top-k -> top-p -> min-p -> renormalise. Losslessness needs that the verified p and q are
-exactly the laws that tokens are drawn from, so there is one function for both.
+exactly the distributions that tokens are drawn from, so there is one function for both.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Laws:
+class BatchSampling:
     """Sampling parameters of B rows, each [B]; ``None`` where no row has anything but the neutral value."""
 
     temperature: Tensor | None = None  # 0 is greedy
@@ -21,7 +21,8 @@ class Laws:
     penalty: Tensor | None = None
 
     def probs(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Laws [B, n, V] (float32) of logits [B, n, V]; ``seen`` [B, n, V] marks the tokens that are penalised."""
+        """BatchSampling [B, n, V] (float32) of logits [B, n, V]; ``seen`` [B, n, V] marks the tokens that are
+        penalised."""
         logits = logits.float()
         if self.penalty is not None and seen is not None:
             factor = self.penalty[:, None, None]
@@ -30,9 +31,9 @@ class Laws:
             probs = logits.softmax(-1)
         else:
             greedy = self.temperature == 0
-            heat = torch.where(greedy, torch.ones_like(self.temperature), self.temperature)[:, None, None]
+            divisor = torch.where(greedy, torch.ones_like(self.temperature), self.temperature)[:, None, None]
             one_hot = torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-            probs = torch.where(greedy[:, None, None], one_hot, (logits / heat).softmax(-1))
+            probs = torch.where(greedy[:, None, None], one_hot, (logits / divisor).softmax(-1))
         if self.top_k is not None or self.top_p is not None:
             probs = self._nucleus(probs)
         if self.min_p is not None:

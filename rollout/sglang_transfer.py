@@ -15,21 +15,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bebop.rollout.sglang_backend import Backend
-from bebop.rollout.sglang_weights import Selector, Shipment
+from bebop.rollout.sglang_weights import Selector, WeightUpdate
 
 KEPT = 2  # folders of weights that stay on disk
 GROUP = "bebop_weights"
 
 
-class Carrier(Protocol):
+class WeightTransfer(Protocol):
     """A way for weights to travel."""
 
-    async def send(self, backend: Backend, load: Shipment, flush: bool) -> None:
+    async def send(self, backend: Backend, load: WeightUpdate, flush: bool) -> None:
         """Put weights into a paused engine; ``flush`` drops the keys and values that old weights produced."""
         ...
 
 
-def parts(load: Shipment, flush: bool) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:
+def parts(load: WeightUpdate, flush: bool) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:
     """Tensors for each of SGLang's models, and what to say with them; the last one brings the version."""
     shares: dict[Selector, dict[str, Tensor]] = {"target": load.target, "draft": load.draft}
     shares = {selector: tensors for selector, tensors in shares.items() if tensors}
@@ -55,8 +55,8 @@ class TensorCarrier:
         """``ranks`` of tensor parallelism; ``text``: base64, for HTTP."""
         self.ranks, self.text = ranks, text
 
-    async def send(self, backend: Backend, load: Shipment, flush: bool) -> None:
-        """See ``Carrier``."""
+    async def send(self, backend: Backend, load: WeightUpdate, flush: bool) -> None:
+        """See ``WeightTransfer``."""
         await backend.control("begin_weight_update", {"selector": load.selector})
         for tensors, words in parts(load, flush):
             payload = {"serialized_named_tensors": self._serialize(tensors), **words}
@@ -83,8 +83,8 @@ class DistributedCarrier:
         self.ranks, self.address, self.device = ranks, address, device
         self.group: Any = None
 
-    async def send(self, backend: Backend, load: Shipment, flush: bool) -> None:
-        """See ``Carrier``."""
+    async def send(self, backend: Backend, load: WeightUpdate, flush: bool) -> None:
+        """See ``WeightTransfer``."""
         if self.group is None:
             self.group = await self._meet(backend)
         await backend.control("begin_weight_update", {"selector": load.selector})
@@ -136,8 +136,8 @@ class DiskCarrier:
         """``checkpoint``: whose configuration, tokenizer, and weights that are never sent the folders get."""
         self.folder, self.checkpoint, self.last = folder, checkpoint, checkpoint
 
-    async def send(self, backend: Backend, load: Shipment, flush: bool) -> None:
-        """See ``Carrier``."""
+    async def send(self, backend: Backend, load: WeightUpdate, flush: bool) -> None:
+        """See ``WeightTransfer``."""
         place = self.folder / f"version_{load.version}_{os.getpid()}"
         place.mkdir(parents=True, exist_ok=True)
         for file in self.checkpoint.iterdir():

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bebop.errors import UserError
-from bebop.monitor.bank import BankReading, direct
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimate import Array
+from bebop.monitor.probe_set import ProbeReading, direct
 from tests.monitor.synthetic import Truth, constant, ramp, step_records
 
 CONTEXTS, ANSWERS = 256, 64
@@ -17,30 +17,32 @@ def curve(entropy: Array) -> Array:
     return 0.8 - 0.5 * (1 - np.exp(-entropy))
 
 
-def readings(seed: int, heat: float, mismatch: float, contexts: int = CONTEXTS) -> tuple[BankReading, BankReading]:
+def readings(
+    seed: int, temperature: float, mismatch: float, contexts: int = CONTEXTS
+) -> tuple[ProbeReading, ProbeReading]:
     """Before and after; entropies are multiplied by exp(heat), every overlap loses ``mismatch``."""
     rng = np.random.default_rng([11, seed])
     unit = np.arange(contexts) * ANSWERS // CONTEXTS
     before = rng.gamma(2.0, 0.25, contexts) * np.exp(0.2 * rng.normal(size=unit.max() + 1)[unit])
     ease = 0.06 * (rng.normal(size=unit.max() + 1)[unit] + rng.normal(size=contexts))
-    after = before * np.exp(heat + 0.25 * rng.normal(size=contexts) - 0.03)
+    after = before * np.exp(temperature + 0.25 * rng.normal(size=contexts) - 0.03)
     return (
-        BankReading(overlap=curve(before) + ease, entropy=before, unit=unit),
-        BankReading(overlap=curve(after) + ease - mismatch, entropy=after, unit=unit),
+        ProbeReading(overlap=curve(before) + ease, entropy=before, unit=unit),
+        ProbeReading(overlap=curve(after) + ease - mismatch, entropy=after, unit=unit),
     )
 
 
-def truth(heat: float, mismatch: float) -> tuple[float, float]:
-    before, after = readings(0, heat, mismatch, contexts=400_000)
+def truth(temperature: float, mismatch: float) -> tuple[float, float]:
+    before, after = readings(0, temperature, mismatch, contexts=400_000)
     return float(np.mean(curve(after.entropy) - curve(before.entropy))), -mismatch
 
 
-@pytest.mark.parametrize(("heat", "mismatch"), [(0.0, 0.0), (0.2, 0.0), (0.0, 0.05), (0.2, 0.05), (-0.3, 0.05)])
-def test_parts_are_recovered(heat: float, mismatch: float) -> None:
-    true = truth(heat, mismatch)
+@pytest.mark.parametrize(("temperature", "mismatch"), [(0.0, 0.0), (0.2, 0.0), (0.0, 0.05), (0.2, 0.05), (-0.3, 0.05)])
+def test_parts_are_recovered(temperature: float, mismatch: float) -> None:
+    true = truth(temperature, mismatch)
     held = np.zeros(2)
     for seed in range(100):
-        part = direct(*readings(seed, heat, mismatch), draws=200, seed=seed)
+        part = direct(*readings(seed, temperature, mismatch), draws=200, seed=seed)
         assert not part.unidentified
         assert abs(part.change.point - part.entropy.point - part.mismatch.point) < 1e-12
         held += [e.low <= t <= e.high for e, t in zip((part.entropy, part.mismatch), true, strict=True)]
@@ -65,20 +67,22 @@ def test_it_holds_where_the_early_slope_fails() -> None:
     assert holds >= 17 and early == 0
 
 
-def tempered(seed: int, exponent: float, mismatch: float = 0.0, heat: float = 1.0) -> BankReading:
+def tempered(seed: int, exponent: float, mismatch: float = 0.0, temperature: float = 1.0) -> ProbeReading:
     """Contexts of high entropy are hard in themselves; a temperature moves overlap along a flatter curve."""
     rng = np.random.default_rng([13, seed])
     entropy = rng.gamma(2.0, 0.25, CONTEXTS)
-    overlap = curve(entropy) + 0.05 * rng.normal(size=CONTEXTS) - 0.05 * entropy * (heat - 1)
+    overlap = curve(entropy) + 0.05 * rng.normal(size=CONTEXTS) - 0.05 * entropy * (temperature - 1)
     noise = np.exp(0.1 * rng.normal(size=CONTEXTS)) if exponent else 1.0
-    return BankReading(overlap=overlap - 0.05 * entropy * heat * (noise - 1) - mismatch, entropy=entropy * heat * noise)
+    return ProbeReading(
+        overlap=overlap - 0.05 * entropy * temperature * (noise - 1) - mismatch, entropy=entropy * temperature * noise
+    )
 
 
 def test_a_sweep_tells_hard_contexts_from_hot_ones() -> None:
     matched = across = 0
     for seed in range(40):
-        before, after = tempered(seed, 0.0), tempered(seed, 1.0, mismatch=0.03, heat=1.4)
-        sweep = [tempered(seed, 0.0, heat=heat) for heat in (0.5, 0.75, 1.25, 1.5, 2.0)]
+        before, after = tempered(seed, 0.0), tempered(seed, 1.0, mismatch=0.03, temperature=1.4)
+        sweep = [tempered(seed, 0.0, temperature=temperature) for temperature in (0.5, 0.75, 1.25, 1.5, 2.0)]
         parts = [direct(before, after, known, draws=200) for known in (sweep, ())]
         assert not any(part.unidentified for part in parts)
         matched += abs(parts[0].mismatch.point + 0.03) < 1e-3
@@ -87,8 +91,8 @@ def test_a_sweep_tells_hard_contexts_from_hot_ones() -> None:
 
 
 def test_entropies_beyond_the_sweep_are_not_extrapolated() -> None:
-    before, hot = tempered(0, 0.0), tempered(0, 0.0, heat=3.0)
-    assert "%" in direct(before, hot, [tempered(0, 0.0, heat=1.5)]).unidentified
+    before, hot = tempered(0, 0.0), tempered(0, 0.0, temperature=3.0)
+    assert "%" in direct(before, hot, [tempered(0, 0.0, temperature=1.5)]).unidentified
 
 
 def test_contexts_of_one_answer_are_resampled_together() -> None:
@@ -96,15 +100,15 @@ def test_contexts_of_one_answer_are_resampled_together() -> None:
     before, after = readings(1, 0.0, 0.0)
     rng = np.random.default_rng(0)
     shared = 0.05 * rng.normal(size=ANSWERS)[before.unit]
-    moved = BankReading(overlap=after.overlap + shared, entropy=after.entropy, unit=after.unit)
+    moved = ProbeReading(overlap=after.overlap + shared, entropy=after.entropy, unit=after.unit)
     together = direct(before, moved)
-    apart = direct(BankReading(overlap=before.overlap, entropy=before.entropy), moved)
+    apart = direct(ProbeReading(overlap=before.overlap, entropy=before.entropy), moved)
     assert apart.change.error < 0.75 * together.change.error
 
 
 def test_new_entropies_are_not_extrapolated() -> None:
     before, after = readings(0, 0.0, 0.0)
-    hot = BankReading(overlap=after.overlap, entropy=after.entropy + 2.0, unit=after.unit)
+    hot = ProbeReading(overlap=after.overlap, entropy=after.entropy + 2.0, unit=after.unit)
     part = direct(before, hot)
     assert "%" in part.unidentified and not part.mismatch.known and part.change.known
 
@@ -112,13 +116,13 @@ def test_new_entropies_are_not_extrapolated() -> None:
 def test_another_bank_is_refused() -> None:
     before, _ = readings(0, 0.0, 0.0)
     with pytest.raises(UserError, match="3, 256"):
-        direct(before, BankReading(overlap=np.zeros(3), entropy=np.zeros(3)))
+        direct(before, ProbeReading(overlap=np.zeros(3), entropy=np.zeros(3)))
     with pytest.raises(UserError, match="one number a context"):
-        BankReading(overlap=np.zeros(3), entropy=np.zeros(4))
+        ProbeReading(overlap=np.zeros(3), entropy=np.zeros(4))
 
 
 def test_a_constant_bank_does_not_crash() -> None:
-    flat = BankReading(overlap=np.full(8, 0.7), entropy=np.zeros(8))
+    flat = ProbeReading(overlap=np.full(8, 0.7), entropy=np.zeros(8))
     part = direct(flat, flat)
     assert part.change.point == 0.0 and part.mismatch.point == pytest.approx(0.0, abs=1e-6)
     assert not part.mismatch.excludes_zero()

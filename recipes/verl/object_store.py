@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 
-class Letterbox:
+class ObjectStore:
     """One item at a time; ``get`` waits for it."""
 
     def __init__(self) -> None:

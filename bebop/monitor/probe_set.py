@@ -1,12 +1,13 @@
-"""The direct measure: the same contexts under the first laws (p_0, q_0) and under those of now (p_t, q_t).
+"""The direct measure: the same contexts under the first distributions (p_0, q_0) and under those of now (p_t, q_t).
 
-What acceptance would be if only the entropy had changed is read off the first laws: the mean overlap at each entropy,
-weighted by how often step t has that entropy (Oaxaca-Blinder). Entropy part = that minus the overlap then; mismatch =
-the overlap now minus that. No slope over steps enters, hence nothing that moves with entropy over time can hide in it.
+What acceptance would be if only the entropy had changed is read off the first distributions: the mean overlap at each
+entropy, weighted by how often step t has that entropy (Oaxaca-Blinder). Entropy part = that minus the overlap then;
+mismatch = the overlap now minus that. No slope over steps enters, hence nothing that moves with entropy over time can
+hide in it.
 
 The mean over contexts of one entropy still compares different contexts, and those of high entropy may be harder for
-the head in themselves. With a ``Sweep`` of the first laws over temperatures each context is compared with itself alone:
-what its overlap was at the temperature that gave it the entropy it has now.
+the head in themselves. With a ``Sweep`` of the first distributions over temperatures each context is compared with
+itself alone: what its overlap was at the temperature that gave it the entropy it has now.
 """
 
 import dataclasses
@@ -25,23 +26,23 @@ from bebop.monitor.records import StepRecords
 from bebop.monitor.window import Measure, per_unit, resample, table
 
 KNOTS = 8  # of the curve overlap(H), at quantiles of the entropies of both times
-MIN_SUPPORT = 0.9  # share of step t's contexts whose entropy the first laws had too
+MIN_SUPPORT = 0.9  # share of step t's contexts whose entropy the first distributions had too
 BANK_DRAWS = 3  # part of the seed, see ``bebop.monitor.slope``
 REACH = 0.05  # an entropy just beyond a context's sweep counts as inside: part of its range, and nats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BankText:
+class ProbeText:
     """A prompt with an answer of the first weights; each of its answer tokens is a context of the bank."""
 
     prompt: tuple[int, ...]  # [P]
     answer: tuple[int, ...]  # [T]
-    look: int = 1  # the token of the answer at which both laws are kept whole, for eyes
+    look: int = 1  # the token of the answer at which both distributions are kept whole, for eyes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """Both laws at one context: the M tokens that either thinks likely."""
+class TokenProbs:
+    """Both distributions at one context: the M tokens that either thinks likely."""
 
     text: int  # number of the bank's text
     context: str  # the end of what was read
@@ -53,14 +54,14 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BankReading:
-    """Acceptance and entropy of the bank's N contexts under one pair of laws; contexts keep their order."""
+class ProbeReading:
+    """Acceptance and entropy of the bank's N contexts under one pair of distributions; contexts keep their order."""
 
     overlap: Array  # [N] sum of min(p, q), or p(argmax q) where drafts are greedy
     entropy: Array  # [N] H(p), nats
     unit: NDArray[np.int64] | None = None  # [N] what is resampled: the prompt of each context; None: all apart
     chance: float | None = None  # mean overlap of p of one context with q of another
-    looks: tuple[Look, ...] = ()
+    looks: tuple[TokenProbs, ...] = ()
 
     def __post_init__(self) -> None:
         shapes = {column.shape for column in (self.overlap, self.entropy, self.unit) if column is not None}
@@ -75,11 +76,11 @@ class BankReading:
         return {**rounded, "unit": unit, "chance": self.chance, "looks": looks}
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "BankReading":
+    def from_row(cls, row: Mapping[str, Any]) -> "ProbeReading":
         """The inverse of ``to_row``."""
         unit = None if row.get("unit") is None else np.asarray(row["unit"], dtype=np.int64)
         overlap, entropy = (np.asarray(row[name], dtype=float) for name in ("overlap", "entropy"))
-        looks = tuple(Look(**{k: _frozen(v) for k, v in look.items()}) for look in row.get("looks", ()))
+        looks = tuple(TokenProbs(**{k: _frozen(v) for k, v in look.items()}) for look in row.get("looks", ()))
         return cls(overlap=overlap, entropy=entropy, unit=unit, chance=row.get("chance"), looks=looks)
 
 
@@ -89,7 +90,7 @@ class Sweep:
 
     entropy: tuple[float, ...] = ()  # nats, per temperature
     length: tuple[float, ...] = ()  # accept lengths
-    bank: tuple[BankReading, ...] = ()  # the bank's contexts, at the other temperatures (of p and q)
+    bank: tuple[ProbeReading, ...] = ()  # the bank's contexts, at the other temperatures (of p and q)
     # [T, U, 4] of each of U prompts: accept length, total and count; entropy, total and count. It is what an interval
     # of the slope is resampled from; None in logs from before it was kept.
     sums: Array | None = None
@@ -121,7 +122,7 @@ class Sweep:
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Sweep":
         """The inverse of ``to_row``."""
-        bank = tuple(BankReading.from_row(reading) for reading in row["bank"])
+        bank = tuple(ProbeReading.from_row(reading) for reading in row["bank"])
         sums = None if row.get("sums") is None else np.asarray(row["sums"], dtype=float)
         return cls(entropy=tuple(row["entropy"]), length=tuple(row["length"]), bank=bank, sums=sums)
 
@@ -131,11 +132,11 @@ def _frozen(value: Any) -> Any:
 
 
 def direct(
-    before: BankReading, after: BankReading, sweep: Sequence[BankReading] = (), draws: int = 400, seed: int = 0
+    before: ProbeReading, after: ProbeReading, sweep: Sequence[ProbeReading] = (), draws: int = 400, seed: int = 0
 ) -> Decomposition:
     """Split the change of the bank's mean overlap; prompts are resampled, the same ones at both times.
 
-    ``sweep``: the first laws at several temperatures; without it, other contexts of the same entropy stand in.
+    ``sweep``: the first distributions at several temperatures; without it, other contexts of the same entropy stand in.
     """
     counts = {len(reading.overlap) for reading in (before, after, *sweep)}
     if len(counts) != 1:
@@ -151,37 +152,37 @@ def direct(
         support = _support(before.entropy, after.entropy)
         parts = _means(before, after, everything, _reweighted(before, after, everything))
     wider = t_over_normal(len(present) - 1)
-    change, entropy, heat = (Estimate(point=float(p[0]), draws=p[0] + wider * (p[1:] - p[0])) for p in parts)
+    change, entropy, entropies = (Estimate(point=float(p[0]), draws=p[0] + wider * (p[1:] - p[0])) for p in parts)
     reason = (
         "" if support >= MIN_SUPPORT else f"only {support:.0%} of the contexts have an entropy that occurred before"
     )
     if reason:
         entropy = Estimate.unknown(draws)
     source = "bank" if sweep else "reweighted bank"
-    return split("bank", "rate", source, change, entropy, heat, reason)
+    return split("bank", "rate", source, change, entropy, entropies, reason)
 
 
-def _means(before: BankReading, after: BankReading, weights: Array, expected: Array) -> tuple[Array, Array, Array]:
+def _means(before: ProbeReading, after: ProbeReading, weights: Array, expected: Array) -> tuple[Array, Array, Array]:
     """Change of overlap, its entropy part and change of entropy, each [B]; ``expected`` [B]: by entropy alone."""
     total = weights.sum(1)
     was, now = weights @ before.overlap / total, weights @ after.overlap / total
     return now - was, expected - was, weights @ (after.entropy - before.entropy) / total
 
 
-def _matched(readings: Sequence[BankReading], entropy: Array) -> tuple[Array, float]:
+def _matched(readings: Sequence[ProbeReading], entropy: Array) -> tuple[Array, float]:
     """Each context's overlap [N] at the temperature that gives it ``entropy`` [N]; share of contexts that reach it."""
-    heat = np.stack([reading.entropy for reading in readings])  # [T, N]
+    entropies = np.stack([reading.entropy for reading in readings])  # [T, N]
     overlap = np.stack([reading.overlap for reading in readings])
-    order = heat.argsort(0, kind="stable")
-    heat, overlap = np.take_along_axis(heat, order, 0), np.take_along_axis(overlap, order, 0)
-    found = np.array([np.interp(entropy[i], heat[:, i], overlap[:, i]) for i in range(len(entropy))])
-    slack = REACH * (heat[-1] - heat[0]) + REACH
-    inside = (entropy >= heat[0] - slack) & (entropy <= heat[-1] + slack)
+    order = entropies.argsort(0, kind="stable")
+    entropies, overlap = np.take_along_axis(entropies, order, 0), np.take_along_axis(overlap, order, 0)
+    found = np.array([np.interp(entropy[i], entropies[:, i], overlap[:, i]) for i in range(len(entropy))])
+    slack = REACH * (entropies[-1] - entropies[0]) + REACH
+    inside = (entropy >= entropies[0] - slack) & (entropy <= entropies[-1] + slack)
     return found, float(inside.mean())
 
 
-def _reweighted(before: BankReading, after: BankReading, weights: Array) -> Array:
-    """Mean overlap [B] of the first laws if entropies were distributed as they are now, for weights [B, N]."""
+def _reweighted(before: ProbeReading, after: ProbeReading, weights: Array) -> Array:
+    """Mean overlap [B] of the first distributions if entropies were distributed as they are now, for weights [B, N]."""
     knots = np.unique(np.quantile(np.concatenate([before.entropy, after.entropy]), np.linspace(0, 1, KNOTS)))
     then, now = _hats(before.entropy, knots), _hats(after.entropy, knots)
     total, size, middle = weights.sum(1), len(knots), before.overlap.mean()

@@ -1,6 +1,7 @@
 """Weights from a trainer to replicas elsewhere, through Ray's object store: ``checkpoint_engine.backend=bebop``.
 
-verl's own carriers need NCCL, RDMA or their like; this one needs nothing, and is as slow as a copy through host memory.
+verl's own transfers need NCCL, RDMA or their like; this one needs nothing, and is as slow as a copy through host
+memory.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -10,7 +11,7 @@ import ray
 from torch import Tensor
 from verl.checkpoint_engine.base import CheckpointEngine
 
-from bebop.verl_job.letterbox import Letterbox
+from bebop.verl_job.object_store import ObjectStore
 
 LETTERBOX = "bebop_letterbox"
 
@@ -31,9 +32,9 @@ class ObjectStoreCarrier(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Everybody is told of the letterbox."""
+        """Everybody is told of the object_store."""
         if cls._letterbox is None:
-            cls._letterbox = ray.remote(Letterbox).options(name=LETTERBOX, get_if_exists=True, num_cpus=0).remote()
+            cls._letterbox = ray.remote(ObjectStore).options(name=LETTERBOX, get_if_exists=True, num_cpus=0).remote()
         return {"box": [cls._letterbox] * actor_wg_world_size}, {"box": [cls._letterbox] * rollout_world_size}
 
     def init_process_group(self, box: Any) -> None:
@@ -48,7 +49,7 @@ class ObjectStoreCarrier(CheckpointEngine):
     async def send_weights(
         self, weights: Iterator[tuple[str, Tensor]], global_steps: int | None = None
     ) -> dict[str, float]:
-        """Gather whole tensors, on every rank, and leave them in the letterbox, on rank 0."""
+        """Gather whole tensors, on every rank, and leave them in the object_store, on rank 0."""
         named = {}
         for name, tensor in weights:
             if self.is_master:

@@ -1,4 +1,4 @@
-"""Sampling laws against Hugging Face's logits processors, and on the engine against enumeration."""
+"""Sampling distributions against Hugging Face's logits processors, and on the engine against enumeration."""
 
 import dataclasses
 from collections import Counter
@@ -22,11 +22,11 @@ from transformers import (
 from bebop.config import DecodingConfig
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.laws import Laws, entropy
-from bebop.rollout.decoding.protocols import Draft, DraftLengthPolicy, DraftModel, System, Verdict
+from bebop.rollout.decoding.protocols import Draft, DraftLength, DraftModel, System, Verdict
 from bebop.rollout.decoding.rules import Rejection
+from bebop.rollout.decoding.sampling import BatchSampling, entropy
 from bebop.rollout.decoding.systems import make_system
-from bebop.rollout.runner import ModelRunner
+from bebop.rollout.target import Target
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams
 from tests.builders import requests, tiny_policy
@@ -50,26 +50,26 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def hugging_face(logits: Tensor, context: Tensor, law: SamplingParams) -> Tensor:
+def hugging_face(logits: Tensor, context: Tensor, sampling: SamplingParams) -> Tensor:
     """Probabilities [B, V] as transformers' generate makes them from logits [B, V] and the context [B, T]."""
-    steps = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(law.repetition_penalty)])
-    steps.append(TemperatureLogitsWarper(law.temperature))
-    if law.top_k:
-        steps.append(TopKLogitsWarper(law.top_k))
-    if law.top_p < 1:
-        steps.append(TopPLogitsWarper(law.top_p))
-    if law.min_p > 0:
-        steps.append(MinPLogitsWarper(law.min_p))
+    steps = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)])
+    steps.append(TemperatureLogitsWarper(sampling.temperature))
+    if sampling.top_k:
+        steps.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        steps.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p > 0:
+        steps.append(MinPLogitsWarper(sampling.min_p))
     return steps(context, logits.clone()).softmax(-1)
 
 
-def laws_of(rows: Sequence[SamplingParams]) -> Laws:
-    """Laws with every column present."""
+def laws_of(rows: Sequence[SamplingParams]) -> BatchSampling:
+    """BatchSampling with every column present."""
 
     def column(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.tensor([getattr(row, name) for row in rows], dtype=dtype)
 
-    return Laws(
+    return BatchSampling(
         temperature=column("temperature"),
         top_k=column("top_k", torch.long),
         top_p=column("top_p"),
@@ -87,10 +87,10 @@ def inputs(rows: int, vocab: int = 40, seed: int = 0) -> tuple[Tensor, Tensor, T
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_laws_are_those_of_hugging_face(setting: dict[str, Any]) -> None:
-    law = SamplingParams(**setting)
+    sampling = SamplingParams(**setting)
     logits, context, seen = inputs(50)
-    expected = hugging_face(logits, context, law)
-    got = laws_of([law] * 50).probs(logits[:, None], seen[:, None])[:, 0]
+    expected = hugging_face(logits, context, sampling)
+    got = laws_of([sampling] * 50).probs(logits[:, None], seen[:, None])[:, 0]
     assert (got - expected).abs().max() < 1e-6
     assert ((got > 0) == (expected > 0)).all() and (got.sum(-1) - 1).abs().max() < 1e-6
     if setting and setting.get("top_k") != 500:  # and the setting does something
@@ -100,43 +100,43 @@ def test_laws_are_those_of_hugging_face(setting: dict[str, Any]) -> None:
 def test_columns_left_out_are_neutral() -> None:
     logits, _, seen = inputs(20)
     neutral = laws_of([SamplingParams()] * 20).probs(logits[:, None], seen[:, None])
-    assert torch.allclose(Laws().probs(logits[:, None], seen[:, None]), neutral, atol=1e-7)
+    assert torch.allclose(BatchSampling().probs(logits[:, None], seen[:, None]), neutral, atol=1e-7)
 
 
 def test_mixed_rows_do_not_touch_one_another() -> None:
     rows = [SamplingParams(**setting) for setting in SETTINGS] + [SamplingParams(temperature=0.0, top_p=0.5)]
     logits, context, seen = inputs(len(rows), seed=1)
     got = laws_of(rows).probs(logits[:, None], seen[:, None])[:, 0]
-    for i, law in enumerate(rows[:-1]):
-        assert (got[i] - hugging_face(logits[i : i + 1], context[i : i + 1], law)[0]).abs().max() < 1e-6
+    for i, sampling in enumerate(rows[:-1]):
+        assert (got[i] - hugging_face(logits[i : i + 1], context[i : i + 1], sampling)[0]).abs().max() < 1e-6
     assert got[-1].max() == 1 and got[-1].argmax() == logits[-1].argmax()
 
 
 def test_top_p_of_one_keeps_the_whole_tail_beside_a_truncated_row() -> None:
     """Rounding takes the running sum to 1 before the tail; a neutral row must not feel that."""
     logits = 4 * torch.randn(2, 1, 50_000, generator=torch.Generator().manual_seed(0))
-    got = Laws(top_p=torch.tensor([1.0, 0.9])).probs(logits)
+    got = BatchSampling(top_p=torch.tensor([1.0, 0.9])).probs(logits)
     assert (got[0] > 0).all() and (got[1] == 0).any()
 
 
 @pytest.mark.parametrize("setting", [{}, *SETTINGS[1:3], {"top_k": 3, "top_p": 0.4, "min_p": 0.2}], ids=str)
 def test_temperature_zero_is_one_hot_on_the_best(setting: dict[str, Any]) -> None:
-    law = SamplingParams(temperature=0.0, **setting)
+    sampling = SamplingParams(temperature=0.0, **setting)
     logits, context, seen = inputs(30, seed=2)
-    best = RepetitionPenaltyLogitsProcessor(law.repetition_penalty)(context, logits.clone()).argmax(-1)
-    got = laws_of([law] * 30).probs(logits[:, None], seen[:, None])[:, 0]
+    best = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(context, logits.clone()).argmax(-1)
+    got = laws_of([sampling] * 30).probs(logits[:, None], seen[:, None])[:, 0]
     assert torch.equal(got, torch.nn.functional.one_hot(best, 40).float())
 
 
 def test_entropy_of_known_laws() -> None:
-    laws = torch.tensor([[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0.25, 0.25, 0.25, 0.25]])
-    assert entropy(laws).tolist() == pytest.approx([0.0, np.log(2), np.log(4)])
+    distributions = torch.tensor([[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0.25, 0.25, 0.25, 0.25]])
+    assert entropy(distributions).tolist() == pytest.approx([0.0, np.log(2), np.log(4)])
 
 
-# On the engine: the joint law of the first two tokens, with every transform at work.
+# On the engine: the joint distribution of the first two tokens, with every transform at work.
 
 VOCAB, DRAWS, LEVEL = 5, 4000, 1e-3
-PROMPT = [1, 1]  # one token, so that a penalty changes the law of whatever comes next
+PROMPT = [1, 1]  # one token, so that a penalty changes the distribution of whatever comes next
 ENGINE_SETTINGS: list[dict[str, Any]] = [
     {"top_k": 3},
     {"top_p": 0.8},
@@ -151,8 +151,8 @@ def policy() -> Policy:
     return tiny_policy(VOCAB, seed=3, sharp=16.0)
 
 
-def next_law(policy: Policy, context: Sequence[int], law: SamplingParams, seen: int | None = None) -> np.ndarray:
-    """The exact law [V] of the token after ``context``: one plain forward, then transformers' processors.
+def next_law(policy: Policy, context: Sequence[int], sampling: SamplingParams, seen: int | None = None) -> np.ndarray:
+    """The exact distribution [V] of the token after ``context``: one plain forward, then transformers' processors.
 
     ``seen``: how many of the context's tokens a penalty sees; None: all.
     """
@@ -160,19 +160,19 @@ def next_law(policy: Policy, context: Sequence[int], law: SamplingParams, seen: 
     with torch.no_grad():
         hidden = policy.hidden(ids, torch.arange(ids.shape[1])[None], PackedContext(torch.tensor([ids.shape[1]])))
         logits = policy.logits(hidden)[:, -1]
-    return hugging_face(logits, ids[:, :seen], law)[0].double().numpy()
+    return hugging_face(logits, ids[:, :seen], sampling)[0].double().numpy()
 
 
-def joint_law(policy: Policy, law: SamplingParams, remember: bool = True) -> np.ndarray:
-    """The exact joint law [V, V] of the next two tokens; ``remember``: penalties see the first of them."""
-    first, seen = next_law(policy, PROMPT, law), None if remember else len(PROMPT)
-    return np.stack([first[a] * next_law(policy, [*PROMPT, a], law, seen) for a in range(VOCAB)])
+def joint_law(policy: Policy, sampling: SamplingParams, remember: bool = True) -> np.ndarray:
+    """The exact joint distribution [V, V] of the next two tokens; ``remember``: penalties see the first of them."""
+    first, seen = next_law(policy, PROMPT, sampling), None if remember else len(PROMPT)
+    return np.stack([first[a] * next_law(policy, [*PROMPT, a], sampling, seen) for a in range(VOCAB)])
 
 
-def p_value(counts: np.ndarray, law: np.ndarray) -> float:
+def p_value(counts: np.ndarray, sampling: np.ndarray) -> float:
     """Pearson's chi-square; 0 if something impossible was drawn. Cells below five expected draws are merged."""
-    expected, observed = law.ravel() * counts.sum(), counts.ravel()
-    if observed[law.ravel() == 0].sum():
+    expected, observed = sampling.ravel() * counts.sum(), counts.ravel()
+    if observed[sampling.ravel() == 0].sum():
         return 0.0
     small = expected < 5
     expected = np.append(expected[~small], expected[small].sum())
@@ -193,7 +193,7 @@ def smallest_p(
     runner: type | None = None,
     expected: np.ndarray | None = None,
 ) -> float:
-    """The smallest p-value of the joint law and of either token, times three (Bonferroni)."""
+    """The smallest p-value of the joint distribution and of either token, times three (Bonferroni)."""
     engine = TorchEngine(policy, system, slots=1000, max_length=16)
     if runner is not None:
         engine.runner.__class__ = runner
@@ -201,8 +201,10 @@ def smallest_p(
     counts = np.zeros((VOCAB, VOCAB))
     for tokens, count in Counter(tuple(a.token_ids[:2].tolist()) for a in generate(engine, asked)).items():
         counts[tokens] = count
-    law = joint_law(policy, asked[0].params) if expected is None else expected
-    return 3 * min(p_value(counts, law), p_value(counts.sum(0), law.sum(0)), p_value(counts.sum(1), law.sum(1)))
+    sampling = joint_law(policy, asked[0].params) if expected is None else expected
+    return 3 * min(
+        p_value(counts, sampling), p_value(counts.sum(0), sampling.sum(0)), p_value(counts.sum(1), sampling.sum(1))
+    )
 
 
 @pytest.mark.parametrize("setting", ENGINE_SETTINGS, ids=str)
@@ -213,13 +215,13 @@ def test_the_engine_samples_the_truncated_law(policy: Policy, name: str, setting
 
 @dataclasses.dataclass(frozen=True)
 class DraftsFromTheWholeLaw:
-    """Broken: drafts come from the law without truncation, and the truncated q is what is verified."""
+    """Broken: drafts come from the distribution without truncation, and the truncated q is what is verified."""
 
     inner: Any
 
-    def propose(self, model: DraftModel, laws: Laws, length: DraftLengthPolicy, uniforms: Tensor) -> Draft:
-        whole = self.inner.propose(model, dataclasses.replace(laws, top_k=None, top_p=None), length, uniforms)
-        cut = Laws(top_k=laws.top_k, top_p=laws.top_p).probs(whole.probs.log())
+    def propose(self, model: DraftModel, distributions: BatchSampling, length: DraftLength, uniforms: Tensor) -> Draft:
+        whole = self.inner.propose(model, dataclasses.replace(distributions, top_k=None, top_p=None), length, uniforms)
+        cut = BatchSampling(top_k=distributions.top_k, top_p=distributions.top_p).probs(whole.probs.log())
         return dataclasses.replace(whole, probs=cut)
 
 
@@ -232,7 +234,7 @@ class VerifiesUntruncated:
         return Rejection().accept(draft, 0.9 * target_probs + 0.1 / VOCAB, uniforms)
 
 
-class ForgetsDrafts(ModelRunner):
+class ForgetsDrafts(Target):
     """Broken: penalties see what the context held at the start of the answer, never what was drafted since."""
 
     def seen(self) -> Tensor | None:
@@ -261,9 +263,10 @@ def test_laws_that_do_not_match_are_caught(
 
 
 def test_a_penalty_that_forgets_the_block_would_be_caught(policy: Policy) -> None:
-    """Drafts count for the tokens after them in the same block: without that the law is far from what is drawn."""
-    law = SamplingParams(repetition_penalty=2.5)
-    forgetful = joint_law(policy, law, remember=False)
+    """Drafts count for the tokens after them in the same block: without that the distribution is far from what is
+    drawn."""
+    sampling = SamplingParams(repetition_penalty=2.5)
+    forgetful = joint_law(policy, sampling, remember=False)
     system = make_system(DecodingConfig(system="bebop", draft_tokens=2))
     assert smallest_p(policy, system, {"repetition_penalty": 2.5}, expected=forgetful) < LEVEL / 100
 
@@ -275,12 +278,13 @@ def test_a_penalty_that_forgets_the_answer_is_caught(policy: Policy) -> None:
 
 @pytest.mark.parametrize("name", ["autoregressive", "target_only", "bebop", "bebop_adaptive"])
 def test_logprobs_are_those_of_the_truncated_law(policy: Policy, name: str) -> None:
-    """Rows with different laws side by side; each token's log-prob against a plain forward and transformers."""
+    """Rows with different distributions side by side; each token's log-prob against a plain forward and
+    transformers."""
     engine = TorchEngine(policy, make_system(DecodingConfig(system=name, draft_tokens=3)), slots=3, max_length=32)
     prompts = [[3, 3, 1, 0], [0, 1], [2, 4, 4], [1], [0, 2, 1]]
-    laws = [SamplingParams(seed=i, max_new_tokens=12, **s) for i, s in enumerate(ENGINE_SETTINGS)]
-    asked = [dataclasses.replace(r, params=p) for r, p in zip(requests(prompts), laws, strict=True)]
+    distributions = [SamplingParams(seed=i, max_new_tokens=12, **s) for i, s in enumerate(ENGINE_SETTINGS)]
+    asked = [dataclasses.replace(r, params=p) for r, p in zip(requests(prompts), distributions, strict=True)]
     for request, answer in zip(asked, generate(engine, asked), strict=True):
         for t, token in enumerate(answer.token_ids.tolist()):
-            law = next_law(policy, [*request.token_ids, *answer.token_ids[:t].tolist()], request.params)
-            assert answer.logprobs[t] == pytest.approx(np.log(law[token]), abs=2e-5)
+            sampling = next_law(policy, [*request.token_ids, *answer.token_ids[:t].tolist()], request.params)
+            assert answer.logprobs[t] == pytest.approx(np.log(sampling[token]), abs=2e-5)
