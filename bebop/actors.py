@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig, JobConfig
+from bebop.decoding import SYSTEMS
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_policy
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Engine
 from bebop.rollout.sglang_builder import make_engine
 from bebop.rollout.torch_engine import TorchEngine
@@ -36,11 +36,10 @@ def make_worker(config: JobConfig) -> RolloutWorker:
 
 def _torch_engine(config: JobConfig) -> tuple[Engine, tuple[int, ...]]:
     """The embedded engine, and the tokens that end an answer."""
-    system = make_system(config.decoding)
-    policy = load_policy(config.model, need_mtp=system.drafter is not None)
+    policy = load_policy(config.model, need_mtp=SYSTEMS[config.decoding.system].head)
     engine = TorchEngine(
         policy,
-        system,
+        config.decoding,
         slots=config.rollout.slots,
         max_length=config.rollout.max_length,
         on_update=config.rollout.on_update,

@@ -11,8 +11,8 @@ from bebop.command import Parser, check_writable, run_main, whole
 from bebop.compose import job_config
 from bebop.config import LARGEST, MOST, ModelConfig, TaskConfig
 from bebop.config_sglang import SglangConfig
+from bebop.decoding import SYSTEMS
 from bebop.preflight import check_model, checked
-from bebop.rollout.decoding.systems import SYSTEMS
 
 CHAIN_SUM = {"min_terms": 8, "max_terms": 11, "min_digits": 1, "max_digits": 1}
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from bebop.config_sglang import SglangConfig
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 
 T = TypeVar("T")
@@ -21,7 +22,6 @@ LARGEST = 1 << 31  # of any whole number: what 32-bit counters and C take
 MOST = 4096  # processes, threads
 MAX_SEED = 1 << 23  # a rollout's 64-bit seed is this one shifted by 40 bits, plus the answer's number
 # The names of the registries, which live on higher floors; tests hold both against each other.
-SystemName = Literal["autoregressive", "target_only", "bebop", "bebop_adaptive"]
 ObjectiveName = Literal["ce", "hard_ce", "kl", "rkl", "jsd", "tv", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
 
@@ -151,7 +151,7 @@ class RolloutConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingConfig:
-    """How tokens are drafted and verified; see ``bebop.rollout.decoding.systems`` for the names."""
+    """How tokens are drafted and verified; see ``bebop.decoding`` for the names."""
 
     system: str = "bebop"
     draft_tokens: int = 3  # K, drafts per cycle
@@ -160,14 +160,22 @@ class DecodingConfig:
     verify_ratio: float = 0.05  # adaptive length: time of one more verified position over time of a plain step
 
     def __post_init__(self) -> None:
-        one_of("decoding.system", self.system, SystemName)
+        check(self.system in SYSTEMS, "decoding.system", self.system, "choose one of " + ", ".join(SYSTEMS))
         within("decoding.draft_tokens", self.draft_tokens, 0, 16)
+        enough = self.draft_tokens > 0 or not SYSTEMS[self.system].drafts
+        check(enough, "decoding.draft_tokens", self.draft_tokens, f"decoding.system={self.system} takes 1 or more")
         finite = self.draft_temperature
         possible = finite is None or finite == 0 or 1e-4 <= finite < math.inf
         check(possible, "decoding.draft_temperature", finite, "give 0 (greedy), 0.0001 or more, or null")
         for name in ("cost_ratio", "verify_ratio"):
             value = getattr(self, name)
             check(0 <= value < math.inf, f"decoding.{name}", value, "give 0 or more")
+
+    @property
+    def temperature_of_drafts(self) -> float | None:
+        """What drafts are sampled at, 0 for greedy ones; None: the target's temperature."""
+        own = SYSTEMS[self.system].draft_temperature
+        return self.draft_temperature if own is None else own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,7 +347,7 @@ class JobConfig:
             "the trainer computes softmax(logits / temperature); set algorithm.rescore=true to train on truncated ones",
         )
         check(sampling.temperature > 0, "rollout.sampling.temperature", sampling.temperature, "training explores: > 0")
-        watched = self.monitor.drift and self.decoding.system != "autoregressive"
+        watched = self.monitor.drift and SYSTEMS[self.decoding.system].drafts
         word = "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts"
         check(self.cotrain.mode != "auto" or watched, "cotrain.mode", self.cotrain.mode, word)
         divides = self.trainer.groups_per_step % self.algorithm.minibatches == 0

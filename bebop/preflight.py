@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from bebop.adaptation.config import AdaptConfig
 from bebop.command import check_writable
 from bebop.config import JobConfig, ModelConfig, RuntimeConfig, TaskConfig
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, require_known, require_mtp, resolve
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.room import check_memory, check_positions
 from bebop.rollout.sglang_builder import check_job as check_sglang
 from bebop.tasks.rewards import make_reward
@@ -32,7 +32,7 @@ def checked(config: JobConfig) -> PromptSource:
     here = config.runtime.address is None  # else what it runs on is not this machine
     settings = check_model(config.model, here)
     check_positions(settings, config.rollout.max_length)
-    if make_system(config.decoding).drafter is not None or config.cotrain.mode != "off":
+    if SYSTEMS[config.decoding.system].head or config.cotrain.mode != "off":
         require_mtp(config.model)
     source = check_task(config)
     if config.rollout.engine == "sglang":

@@ -21,6 +21,7 @@ from ray.util.metrics import Gauge
 from bebop.actors import free_port
 from bebop.command import writing
 from bebop.config import JobConfig
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.loop import Loop
 from bebop.monitor.dashboards.provision import provision
@@ -29,7 +30,6 @@ from bebop.placement import pools, reserve
 from bebop.preflight import LONGEST_FOLDER
 from bebop.protocols import TrainerDied, WorkerDied
 from bebop.remote import RayTrainer, RayWorker
-from bebop.rollout.decoding.systems import make_system
 from bebop.sinks import JsonlSink, ProgressLine, Sink, TensorBoardSink, WandbSink
 from bebop.trainer import checkpoint
 from bebop.trajectory import Prompt
@@ -236,7 +236,7 @@ def _interrupt(loop: Loop | None, stop: asyncio.Event) -> None:
 
 def _watch(config: JobConfig, run_dir: Path, start: int) -> Watch | None:
     """The monitor, going on after step ``start``; None if it is off or nothing is drafted."""
-    drafts = make_system(config.decoding).drafter is not None
+    drafts = SYSTEMS[config.decoding.system].drafts
     return Watch(config, run_dir, start) if config.monitor.drift and drafts else None
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from bebop.rollout.decoding.protocols import System
+from bebop.config import DecodingConfig
 from bebop.trajectory import Completion, SamplingParams
 
 
@@ -57,8 +57,8 @@ class Engine(Protocol):
         """Replace weights in flight. Names as in ``Policy.weights``; those that are not sent stay."""
         ...
 
-    def set_system(self, system: System) -> None:
-        """Decode with another system from the next cycle on; ``UserError`` if its drafts do not fit."""
+    def configure(self, decoding: DecodingConfig) -> None:
+        """Decode otherwise from the next cycle on; ``UserError`` if its drafts do not fit."""
         ...
 
     @property

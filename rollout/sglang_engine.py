@@ -14,10 +14,10 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
+from bebop.config import DecodingConfig
 from bebop.config_sglang import Pause
 from bebop.errors import UserError
 from bebop.model.fingerprint import fingerprint
-from bebop.rollout.decoding.protocols import System
 from bebop.rollout.engine import EngineDied, Finished, Request
 from bebop.rollout.sglang_arguments import refuse_sampling, sampling_arguments
 from bebop.rollout.sglang_backend import Backend
@@ -146,10 +146,12 @@ class SglangEngine:
             self.head = fingerprint(head, self.spec.dtype)
         self._moved = time.monotonic()
 
-    def set_system(self, system: System) -> None:
+    def configure(self, decoding: DecodingConfig) -> None:
         """SGLang decodes as it was started; adaptive steps are its own."""
-        if system.name != self.spec.system:
-            raise UserError(f"decoding.system={system.name!r} is not possible now: SGLang runs {self.spec.system!r}")
+        if decoding.system != self.spec.system:
+            raise UserError(
+                f"decoding.system={decoding.system!r} is not possible now: SGLang runs {self.spec.system!r}"
+            )
 
     def release_memory(self) -> None:
         """Give the GPU to the trainer, with no request open: weights and keys and values leave it."""

@@ -4,9 +4,9 @@ Active requests occupy slots 0..B-1; when one leaves, the last moves into its pl
 rows is a view of the first B rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,19 @@ from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.trajectory import STRETCH, SamplingParams
 
 STATS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
+PREFIX_STEP = 32  # the looked-at part of a cache grows in steps, so that few shapes occur
 NEUTRAL = {"temperature": 1.0, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0, "penalty": 1.0}
+
+
+class Cache(Protocol):
+    """Entries of S slots, such as keys and values."""
+
+    def copy_slot(self, source: int, first: int, end: int, length: int) -> None:
+        """Copy the first ``length`` entries of one slot to slots first..end-1."""
+        ...
+
+
+C = TypeVar("C", bound=Cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +37,6 @@ class SlotSizes:
     slots: int  # S
     length: int  # tokens of prompt + answer
     drafts: int  # K
-    hidden: int  # d
     vocab: int  # V
     stops: int = 8  # stop tokens a request may have
 
@@ -42,8 +53,9 @@ def starts(length: int) -> list[int]:
 class Slots:
     """Tensors over S slots; see the comments for shapes and meaning."""
 
-    def __init__(self, sizes: SlotSizes, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, sizes: SlotSizes, device: torch.device) -> None:
         self.sizes, self.device = sizes, device
+        self.capacity = _rounded(sizes.length + sizes.drafts + 2)  # entries that a slot of a cache has
         s, width = sizes.slots, sizes.length + sizes.drafts + 1
         long: dict[str, Any] = {"dtype": torch.long, "device": device}
         self.fed = torch.zeros(s, **long)  # [S] tokens whose keys and values are in the cache
@@ -52,7 +64,8 @@ class Slots:
         self.limit = torch.zeros(s, **long)  # [S] answer tokens allowed
         self.seed = torch.zeros(s, **long)  # [S]
         self.stops = torch.full((s, sizes.stops), -1, **long)  # [S, stops] stop tokens, -1 padded
-        self.hidden = torch.zeros(s, sizes.hidden, dtype=dtype, device=device)  # [S, d] drafter's state for draft 1
+        self.exact = torch.ones(s, dtype=torch.bool, device=device)  # [S] all tokens have the target's distribution
+        self.prompts = torch.zeros(s, width, **long)  # [S, length + K + 1] what the request came with
         self.tokens = torch.zeros(s, width, **long)  # [S, length + K + 1] answer tokens
         self.versions = torch.zeros(s, width, **long)  # same shape
         self.contexts = torch.zeros(s, width, **long)  # same shape, oldest version among the keys and values it saw
@@ -65,27 +78,54 @@ class Slots:
         self.work = torch.zeros(s, 3, **long)  # [S, 3] cycles, backbone passes, drafter passes
         self.settings = torch.tensor(list(NEUTRAL.values()), device=device).repeat(s, 1)  # [S, 5] in NEUTRAL's order
         self.seen: Tensor | None = None  # [S, V] tokens in the context; made when a request has a penalty
-        self.columns: dict[str, Tensor] = {}  # name -> [S, ...] what a part of the decoding system keeps per request
+        self.columns: dict[str, Tensor] = {}  # name -> [S, ...] what a part keeps per request
+        self.caches: dict[str, Any] = {}  # name -> Cache of a part
         self._fresh: dict[str, Tensor] = {}  # name -> [...] what a new request starts from
+        self._derived: set[str] = set()  # columns that follow from the context
         self._latest: tuple[Tensor, Tensor, Tensor] | None = None  # what ``record`` was given last, with its stretches
         self._sampling: tuple[int, BatchSampling] | None = None
 
-    def add(self, name: str, fresh: Tensor) -> Tensor:
-        """A column [S, ...] (fp64) of one's own: requests start from ``fresh`` [...], rows move, aborted ones resume.
+    def add(self, name: str, fresh: Tensor, of_context: bool = False) -> Tensor:
+        """A column [S, ...] of one's own: requests start from ``fresh`` [...], rows move, aborted ones resume.
 
+        ``of_context``: it follows from the context, so it is shared with a prompt, and prefilling makes it again.
         A column that is there already stays, so that requests in progress go on with theirs when a system returns.
         """
-        fresh = fresh.to(device=self.device, dtype=torch.float64)
+        fresh = fresh.to(self.device)
         known = self._fresh.get(name)
         if known is None or known.shape != fresh.shape:
             self.columns[name] = fresh.expand(self.sizes.slots, *fresh.shape).clone()
         self._fresh[name] = fresh
+        if of_context:
+            self._derived.add(name)
         return self.columns[name]
 
+    def own(self, name: str, make: Callable[["Slots"], C]) -> C:
+        """A cache of one's own, whose entries move with their row and are shared with a prompt; made if not there."""
+        if name not in self.caches:
+            self.caches[name] = make(self)
+        cache: C = self.caches[name]
+        return cache
+
+    def looked_at(self, longest: int) -> int:
+        """Entries of a cache that a cycle may look at, where the longest row has so many."""
+        return min(self.capacity, _rounded(longest + self.sizes.drafts + 2))
+
+    def context(self, batch: int, width: int) -> Tensor:
+        """Prompt and answer [B, C <= width] of the first B slots, padded with anything."""
+        width = min(width, self.tokens.shape[1])
+        answered = torch.arange(width, device=self.device) - (self.fed + 1 - self.count)[:batch, None]
+        answer = self.tokens[:batch].gather(1, answered.clamp_min(0))
+        return torch.where(answered < 0, self.prompts[:batch, :width], answer)
+
+    def kept(self, slot: int) -> dict[str, Tensor]:
+        """What parts have to be given back if this request is to go on later."""
+        return {name: column[slot] for name, column in self.columns.items() if name not in self._derived}
+
     def _all(self) -> list[Tensor]:
-        own = [self.fed, self.last, self.count, self.limit, self.seed, self.stops, self.hidden, self.tokens]
-        own += [self.versions, self.contexts, self.oldest, self.logprobs, self.stats, self.begun, self.work]
-        own += [self.settings, *self.columns.values()]
+        own = [self.fed, self.last, self.count, self.limit, self.seed, self.stops, self.exact, self.prompts]
+        own += [self.tokens, self.versions, self.contexts, self.oldest, self.logprobs, self.stats, self.begun]
+        own += [self.work, self.settings, *self.columns.values()]
         return own if self.seen is None else [*own, self.seen]
 
     def start(
@@ -105,6 +145,9 @@ class Slots:
         table = torch.tensor(numbers, device=self.device)
         self.fed[rows], self.last[rows], self.limit[rows], self.seed[rows] = table[:, :4].unbind(1)
         self.stops[rows] = table[:, 4:]
+        for row, context in zip(self.prompts[rows], contexts, strict=True):
+            row[: len(context)] = torch.tensor(context, device=self.device)
+        self.exact[rows] = True
         self.count[rows] = 0
         self.stats[rows] = 0
         self.begun[rows] = 0
@@ -146,11 +189,20 @@ class Slots:
             self.begun[slot, stretch, 1] -= beyond
         self.count[slot] = count
 
-    def move(self, source: int, target: int) -> None:
-        """Move a slot's state; its cache entries are moved by the model runner."""
+    def move(self, source: int, target: int, length: int) -> None:
+        """Move a slot's state, with the ``length`` entries of its caches."""
         for tensor in self._all():
             tensor[target] = tensor[source]
+        for cache in self.caches.values():
+            cache.copy_slot(source, target, target + 1, length)
         self._sampling = None
+
+    def share(self, source: int, first: int, end: int, length: int) -> None:
+        """Copy what follows from a slot's context of ``length`` fed tokens to slots first..end-1."""
+        for cache in self.caches.values():
+            cache.copy_slot(source, first, end, length)
+        for name in self._derived:
+            self.columns[name][first:end] = self.columns[name][source].clone()
 
     def sampling(self, batch: int) -> BatchSampling:
         """The sampling distributions of the first ``batch`` slots; neutral settings cost nothing."""
@@ -163,3 +215,7 @@ class Slots:
                 columns["top_k"] = columns["top_k"].long()
             self._sampling = (batch, BatchSampling(**columns))
         return self._sampling[1]
+
+
+def _rounded(entries: int) -> int:
+    return -(-entries // PREFIX_STEP) * PREFIX_STEP

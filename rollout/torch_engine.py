@@ -9,15 +9,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bebop.config import DecodingConfig
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.fingerprint import fingerprint
-from bebop.rollout.decoding.protocols import System
-from bebop.rollout.decoding.step import cycle
+from bebop.rollout.decoding.base import Decoder
+from bebop.rollout.decoding.registry import make_part
 from bebop.rollout.engine import Finished, Request
 from bebop.rollout.room import check_memory, check_positions
 from bebop.rollout.slots import STATS, Slots, SlotSizes
-from bebop.rollout.target import Target
 from bebop.rollout.text import AnswerText
 from bebop.trajectory import Completion, DecodeStats, FinishReason, add_stretches
 
@@ -28,7 +29,7 @@ class TorchEngine:
     def __init__(
         self,
         policy: Policy,
-        system: System,
+        decoding: DecodingConfig,
         *,
         slots: int = 32,
         max_length: int = 512,
@@ -38,25 +39,22 @@ class TorchEngine:
     ) -> None:
         """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute.
 
-        ``room``: drafts that a later ``set_system`` may want; the system's own always fit.
+        ``room``: drafts that a later ``configure`` may want; the system's own always fit.
         """
-        if system.drafter is not None and policy.mtp is None:
-            raise UserError(f"decoding.system={system.name!r} drafts with MTP weights, and the model has none")
-        self.policy, self.system = policy, system
+        self.policy, self.decoding = policy, decoding
         self.text = AnswerText(policy.tokenizer)
-        self.measure, self.on_update = measure, on_update
+        self.on_update = on_update
         check_positions(policy.backbone.config, max_length)
         check_memory(policy.backbone.config, slots, max_length, policy.backbone.dtype, policy.device)
         sizes = SlotSizes(
             slots=slots,
             length=max_length,
-            drafts=max(system.drafts, room) if system.drafter is not None else 0,
-            hidden=policy.backbone.config.hidden_size,
+            drafts=max(decoding.draft_tokens, room) if SYSTEMS[decoding.system].drafts else 0,
             vocab=policy.vocab_size,
         )
-        self.slots = Slots(sizes, policy.backbone.dtype, policy.device)
-        self.length = system.length(self.slots)
-        self.runner = Target(policy, self.slots)
+        self.slots = Slots(sizes, policy.device)
+        self.decoder: Decoder = make_part(SYSTEMS[decoding.system].decoder, policy, self.slots, decoding)
+        self.decoder.measure = measure
         self.version = 0
         self.head = self._fingerprint()
         self.waiting: deque[Request] = deque()
@@ -86,8 +84,7 @@ class TorchEngine:
         if not self.active:
             return []
         batch = len(self.active)
-        self.runner.begin(batch, max(self.fed))
-        done = cycle(self.runner, self.system, self.length, self.version, self.measure)
+        done = self.decoder.cycle(batch, max(self.fed), self.version)
         # The only wait for the device in a cycle: who is done, and how far each row has come.
         state = torch.stack([done.long(), self.slots.fed[:batch]]).tolist()
         self.fed = state[1]
@@ -123,15 +120,26 @@ class TorchEngine:
             own[name].data.copy_(tensor)
         self.version, self.head = version, self._fingerprint()
         if self.on_update == "recompute" and self.active:
-            self._prefill(0, [self._context(slot) for slot in range(len(self.active))])
-            self.slots.oldest[: len(self.active)] = version
+            self._recompute()
 
-    def set_system(self, system: System) -> None:
+    @torch.inference_mode()
+    def configure(self, decoding: DecodingConfig) -> None:
         """Running requests go on with it, whose output distribution is the same if both systems are exact."""
-        drafts, room = system.drafts, self.slots.sizes.drafts
-        if (system.drafter is not None and room == 0) or drafts > room:
-            raise UserError(f"decoding.draft_tokens={drafts} is not possible now: the engine has room for {room}")
-        self.system, self.length = system, system.length(self.slots)
+        now, then, room = SYSTEMS[self.decoding.system], SYSTEMS[decoding.system], self.slots.sizes.drafts
+        if then.drafts and not 0 < decoding.draft_tokens <= room:
+            raise UserError(
+                f"decoding.draft_tokens={decoding.draft_tokens} is not possible now: the engine has room for {room}"
+            )
+        if then.decoder != now.decoder:
+            raise UserError(f"decoding.system={decoding.system!r} is not possible now: its cycle is another one")
+        if self.decoder.configure(decoding) and self.active:
+            self._recompute()
+        self.decoding = decoding
+
+    def _recompute(self) -> None:
+        """Read the contexts of running requests anew, with the weights of now."""
+        self._prefill(0, [self._context(slot) for slot in range(len(self.active))])
+        self.slots.oldest[: len(self.active)] = self.version
 
     def _fingerprint(self) -> str:
         return "" if self.policy.mtp is None else fingerprint(dict(self.policy.mtp.named_parameters()))
@@ -166,23 +174,23 @@ class TorchEngine:
             else:
                 runs.append((context, [first + offset]))
         start = first + len(contexts) - len(runs)
-        self.runner.prefill(start, [context for context, _ in runs])
+        self.decoder.prefill(start, [context for context, _ in runs])
         for i, (context, targets) in enumerate(runs):
             # Run i lies at start + i >= its own targets' end, so no run is overwritten before it has been spread.
-            self.runner.copy(start + i, targets[0], targets[-1] + 1, len(context) - 1)
+            self.slots.share(start + i, targets[0], targets[-1] + 1, len(context) - 1)
 
     def _restore(self, slot: int, partial: Completion) -> None:
         """Put an aborted answer's tokens, with all that is known of them, and its decoding state back into a slot."""
         slots, done = self.slots, len(partial.token_ids)
-        slots.count[slot] = done
+        slots.count[slot], slots.exact[slot] = done, partial.exact
         tables = (slots.tokens, slots.logprobs, slots.versions, slots.contexts)
         for table, values in zip(
             tables, (partial.token_ids, partial.logprobs, partial.versions, partial.oldest), strict=True
         ):
             table[slot, :done] = torch.as_tensor(values, device=slots.device)
-        for name, column in slots.columns.items():
+        for name, row in slots.kept(slot).items():
             if name in partial.state:
-                column[slot] = torch.as_tensor(partial.state[name], device=slots.device)
+                row.copy_(torch.as_tensor(partial.state[name]))
 
     def _context(self, slot: int) -> list[int]:
         """Prompt and answer so far of a running request."""
@@ -228,14 +236,14 @@ class TorchEngine:
             finish_reason=reason,
             stats=before + stats,
             stretches=add_stretches(earlier, self._stretches(slot, by_stretch)),
-            exact=self.system.rule.exact,
+            exact=bool(self.slots.exact[slot]),
             state=self._state(slot) if reason == "abort" else {},
         )
         return Finished(id=request.id, completion=completion)
 
     def _state(self, slot: int) -> dict[str, NDArray[np.float64]]:
         """What the decoding system keeps of a running request."""
-        return {name: column[slot].to("cpu", copy=True).numpy() for name, column in self.slots.columns.items()}
+        return {name: row.to("cpu", copy=True).numpy() for name, row in self.slots.kept(slot).items()}
 
     def _stretches(self, slot: int, sums: NDArray[np.float64]) -> tuple[tuple[int, DecodeStats], ...]:
         """Statistics by stretch from sums [P, STATS, K], of those in which a cycle began."""
@@ -251,8 +259,7 @@ class TorchEngine:
         """Give a slot back: the last active row moves into its place."""
         last = len(self.active) - 1
         if slot != last:
-            self.runner.copy(last, slot, slot + 1, self.fed[last])
-            self.slots.move(last, slot)
+            self.slots.move(last, slot, self.fed[last])
             self.active[slot], self.fed[slot] = self.active[last], self.fed[last]
         self.active.pop()
         self.fed.pop()

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Engine, Request
 from bebop.tasks.functions import RewardTimeout
 from bebop.trajectory import Completion, Group, Prompt, SamplingParams, Trajectory
@@ -127,7 +126,7 @@ class RolloutWorker:
         while self._inbox:
             message = self._inbox.popleft()
             if isinstance(message, DecodingConfig):
-                self.engine.set_system(make_system(message))
+                self.engine.configure(message)
             elif isinstance(message, tuple) and len(message) == 2 and isinstance(message[1], int):
                 self._take_weights(*message)
             else:

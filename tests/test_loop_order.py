@@ -9,7 +9,6 @@ import torch
 
 from bebop.config import DecodingConfig, JobConfig, from_dict
 from bebop.loop import Loop
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker
 from tests import test_loop, test_loop_watch
@@ -71,7 +70,7 @@ def test_of_two_sets_of_weights_the_later_one_stays() -> None:
     """Both arrive before the worker gets round to them."""
     config = from_dict(JobConfig, {"trainer": {"group_size": 2}})
     policy = tiny_policy()
-    engine = TorchEngine(policy, make_system(DecodingConfig(draft_tokens=2)), slots=2, max_length=256)
+    engine = TorchEngine(policy, DecodingConfig(draft_tokens=2), slots=2, max_length=256)
     one = RolloutWorker(engine, lambda text, asked: 0.0, config, eos=(11,))
     sent = {}
     for version in (1, 2):

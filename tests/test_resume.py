@@ -13,11 +13,11 @@ import torch
 
 from bebop.actors import make_worker
 from bebop.config import DecodingConfig, JobConfig, from_dict
+from bebop.decoding import SYSTEMS
 from bebop.loop import Loop
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_tokenizer
-from bebop.rollout.decoding.lengths import EntropyLength
-from bebop.rollout.decoding.systems import SYSTEMS
+from bebop.rollout.decoding.lengths.entropy import EntropyLength
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import WorkerReport
 from bebop.tasks.source import PromptSource, chat_encoder
@@ -110,8 +110,8 @@ def test_what_an_engine_learns_from_all_requests_is_missed_by_a_resume(
     """The comparison can fail: lengths that go on from one answer to the next make another third step."""
     learn = EntropyLength.observe
 
-    def shared(self: EntropyLength, draft: Any, verdict: Any) -> None:
-        learn(self, draft, verdict)
+    def shared(self: EntropyLength, *seen: Any) -> None:
+        learn(self, *seen)
         for column in (self.tested, self.passed, self.rate):
             column[:] = column[0].clone()
 

@@ -21,7 +21,6 @@ from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_policy
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.watch import Watch
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker, WorkerReport
 from bebop.tasks.rewards import checked, make_reward
@@ -43,7 +42,7 @@ class Rollouts:
 
     def __init__(self, config: JobConfig) -> None:
         policy = load_policy(config.model)
-        self.engine = TorchEngine(policy, make_system(config.decoding), slots=config.rollout.slots)
+        self.engine = TorchEngine(policy, config.decoding, slots=config.rollout.slots)
         reward = make_reward(config.task)
         self.worker = RolloutWorker(
             self.engine, lambda text, prompt: checked(reward, text, prompt), config, policy.eos_token_ids

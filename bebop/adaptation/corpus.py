@@ -14,7 +14,6 @@ from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.config import DecodingConfig, SamplingConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.tasks.files import read_rows
@@ -43,7 +42,7 @@ def run_engine(
     ranks: Ranks = ALONE,
 ) -> list[Completion]:
     """An answer to each prompt, in their order; each rank decodes its share. ``label`` None shows no progress bar."""
-    engine = TorchEngine(policy, make_system(decoding), slots=data.slots, max_length=data.max_length)
+    engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length)
     mine = range(ranks.rank, len(prompts), ranks.world)
     for i in mine:
         sampling = params(policy, data.sampling, (seed << 40) + i)

@@ -18,13 +18,13 @@ import numpy as np
 from tqdm import tqdm
 
 from bebop.config import JobConfig
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.intervals import resampled
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.monitor.watch import Watch, choose
-from bebop.rollout.decoding import step
-from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.decoding import emit
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
@@ -34,7 +34,7 @@ from bebop.trajectory import Completion, Group, SamplingParams, Trajectory
 
 def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
     """One row a part of the monitor: seconds a step without it, and what it adds. ``UserError`` if nothing drafts."""
-    if config.rollout.engine != "torch" or make_system(config.decoding).drafter is None:
+    if config.rollout.engine != "torch" or not SYSTEMS[config.decoding.system].drafts:
         what = f"rollout.engine={config.rollout.engine} decoding.system={config.decoding.system}"
         raise UserError(f"{what} cannot be measured here: give the embedded engine and a system that drafts")
     policy = load_policy(config.model, need_mtp=True)
@@ -46,7 +46,7 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
     for turn in range(rounds + 1):
         for measure in (True, False) if turn % 2 else (False, True):
             asked = _requests(config, policy, source)
-            with timed(step, "_compare") as taken:
+            with timed(emit, "_compare") as taken:
                 seconds, found = _decode(config, policy, asked, measure)
             if turn:  # the first turn warms up
                 spent[measure].append(seconds)
@@ -121,7 +121,7 @@ def _decode(
     """Processor seconds of one step's answers; the same tokens with and without statistics."""
     engine = TorchEngine(
         policy,
-        make_system(config.decoding),
+        config.decoding,
         slots=config.rollout.slots,
         max_length=config.rollout.max_length,
         measure=measure,

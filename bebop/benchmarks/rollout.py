@@ -16,11 +16,11 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
+from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
-from bebop.rollout.target import Target
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import DecodeStats, SamplingParams
@@ -42,7 +42,7 @@ class RolloutBench:
 
 def run(bench: RolloutBench) -> list[dict[str, Any]]:
     """One row per arm and batch size."""
-    policy = load_policy(bench.model, need_mtp=any(s != "autoregressive" for s in bench.systems))
+    policy = load_policy(bench.model, need_mtp=any(SYSTEMS[s].head for s in bench.systems))
     source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
     arms = ["hf_generate", *bench.systems]
     rows = []
@@ -58,7 +58,8 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
                 if arm not in found or row["tokens/s"] > found[arm]["tokens/s"]:
                     found[arm] = row
                 progress.update()
-        plain = found.get("autoregressive", found["hf_generate"])["tokens/s"]
+        undrafted = next((arm for arm in bench.systems if not SYSTEMS[arm].drafts), "hf_generate")
+        plain = found[undrafted]["tokens/s"]
         for arm in arms:
             ratio = {"x plain": found[arm]["tokens/s"] / plain}
             rows.append({"batch": batch, "arm": arm, "tokens/s": found[arm]["tokens/s"], **ratio, **found[arm]})
@@ -82,8 +83,8 @@ def _requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: 
 
 def _engine(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch: int, system: str) -> dict[str, Any]:
     config = DecodingConfig(system=system, draft_tokens=bench.draft_tokens)
-    engine = TorchEngine(policy, make_system(config), slots=batch, max_length=512)
-    with split(engine.runner) as seconds:
+    engine = TorchEngine(policy, config, slots=batch, max_length=512)
+    with split(engine) as seconds:
         started = time.perf_counter()
         answers = generate(engine, asked)
         total = time.perf_counter() - started
@@ -100,16 +101,13 @@ def _engine(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch
 
 
 @contextmanager
-def split(runner: Target) -> Iterator[dict[str, float]]:
+def split(engine: TorchEngine) -> Iterator[dict[str, float]]:
     """Seconds spent in prefill, verification and drafting while the block runs; the rest is sampling, bookkeeping."""
     seconds: dict[str, float] = defaultdict(float)
-    parts = {
-        "prefill": "prefill",
-        "verify": "verify",
-        "draft_step": "draft",
-        "draft_logits": "draft",
-        "follow": "draft",
-    }
+    decoder = engine.decoder
+    assert isinstance(decoder, DraftVerify)
+    parts: list[tuple[Any, str, str]] = [(decoder, "prefill", "prefill"), (decoder.target, "verify", "verify")]
+    parts += [(d, name, "draft") for d in decoder.drafters.values() for name in ("propose", "commit")]
 
     def timed(method: Callable[..., Any], part: str) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -122,13 +120,13 @@ def split(runner: Target) -> Iterator[dict[str, float]]:
 
         return call
 
-    for name, part in parts.items():
-        setattr(runner, name, timed(getattr(runner, name), part))
+    for owner, name, part in parts:
+        setattr(owner, name, timed(getattr(owner, name), part))
     try:
         yield seconds
     finally:
-        for name in parts:
-            delattr(runner, name)
+        for owner, name, _ in parts:
+            delattr(owner, name)
 
 
 def _hugging_face(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch: int) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Decoding with a look at every cycle: what would have been accepted further on, had the draft not been rejected."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,8 +11,8 @@ from torch import Tensor
 from bebop.adaptation.config import DataConfig
 from bebop.adaptation.corpus import drafting, params
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.protocols import AcceptanceRule, Draft, Verdict
-from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion, Prompt
@@ -41,36 +40,36 @@ class Watching:
     stops: tuple[int, ...]
     seen: list[dict[str, Tensor]] = field(default_factory=list)
 
-    @property
-    def exact(self) -> bool:
-        """As the rule that decides."""
-        return self.rule.exact
+    exact: bool = True
+    layers: tuple[int, ...] = ()
 
-    def accept(self, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
         """See ``AcceptanceRule``."""
-        verdict = self.rule.accept(draft, target_probs, uniforms)
-        p, q = target_probs[:, :-1], draft.probs
+        accepted = self.rule.accept(rows, draft, out, uniforms)
+        p, q = out.probs[:, :-1], draft.probs
+        assert q is not None, "drafts are sampled here"
         of_token = [sampling.gather(-1, draft.tokens[..., None])[..., 0] for sampling in (p, q)]
         stop = torch.isin(draft.tokens, torch.tensor(self.stops))
         ended = stop.long().cumsum(1)
         first = (ended == 0).sum(1)  # drafts before the first stop token
         self.seen.append({
-            "accepted": torch.minimum(verdict.accepted, first + 1),
-            "emitted": torch.minimum(verdict.accepted, first) + 1,
+            "accepted": torch.minimum(accepted.lengths, first + 1),
+            "emitted": torch.minimum(accepted.lengths, first) + 1,
             "survive": (of_token[0] / of_token[1]).clamp_max(1),
             "overlap": torch.minimum(p, q).sum(-1),
             "live": (ended - stop.long() == 0).float(),
         })  # fmt: skip
-        return verdict
+        return accepted
 
 
 def record(
     policy: Policy, prompts: Sequence[Prompt], data: DataConfig, draft_tokens: int, seed: int
 ) -> tuple[Cycles, list[Completion]]:
     """Decode an answer to each prompt; every cycle of every answer, and the answers."""
-    system = make_system(drafting(policy, draft_tokens=draft_tokens))
-    rule = Watching(system.rule, policy.eos_token_ids)
-    engine = TorchEngine(policy, dataclasses.replace(system, rule=rule), slots=data.slots, max_length=data.max_length)
+    decoding = drafting(policy, draft_tokens=draft_tokens)
+    engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length)
+    assert isinstance(engine.decoder, DraftVerify)
+    engine.decoder.rule = rule = Watching(engine.decoder.rule, policy.eos_token_ids)
     for i, prompt in enumerate(prompts):
         sampling = params(policy, data.sampling, (seed << 40) + i)
         engine.add(Request(id=i, token_ids=prompt.token_ids, params=sampling))

@@ -22,7 +22,6 @@ from bebop.compose import job_config
 from bebop.config import DecodingConfig, HeadConfig, JobConfig
 from bebop.metrics import values
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.rewards import checked, make_reward
@@ -98,7 +97,7 @@ def train(job: tuple[int, str]) -> Run:
     first = {arm: probe(heads[arm], bank, 3, Sampling()) for arm in BANKED}
     heats = {arm: [probe(heads[arm], bank, 3, Sampling(temperature=t)) for t in HEATS] for arm in BANKED}
     trainer = PolicyTrainer(model, config)  # after the heads' trainers: those freeze the backbone
-    engine = TorchEngine(heads["e2e_tv"], make_system(DecodingConfig()), slots=GROUPS * ANSWERS)
+    engine = TorchEngine(heads["e2e_tv"], DecodingConfig(), slots=GROUPS * ANSWERS)
     source = PromptSource(config.task, chat_encoder(model.tokenizer), 352)
     reward = make_reward(config.task)
     looks = []

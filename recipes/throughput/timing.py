@@ -15,7 +15,9 @@ from bebop.adaptation.corpus import params
 from bebop.benchmarks.rollout import split
 from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.decoding.base import Rows
+from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.drafters.mtp import MTPDrafter
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats, Prompt
@@ -132,8 +134,8 @@ def decode(found: Bench, arm: TimedArm, wanted: Sequence[Request], batch: int) -
     """Decode the requests with one arm, ``batch`` at a time."""
     name, system, drafts = arm
     config = DecodingConfig(system=system, draft_tokens=drafts)
-    engine = TorchEngine(found.use(name), make_system(config), slots=batch, max_length=MAX_LENGTH)
-    with split(engine.runner) as seconds:
+    engine = TorchEngine(found.use(name), config, slots=batch, max_length=MAX_LENGTH)
+    with split(engine) as seconds:
         began, busy = time.perf_counter(), time.process_time()
         answers = generate(engine, wanted)
         wall, busy = time.perf_counter() - began, time.process_time() - busy
@@ -151,25 +153,29 @@ def decode(found: Bench, arm: TimedArm, wanted: Sequence[Request], batch: int) -
 def costs(model: Policy, wanted: Sequence[Request], batch: int) -> Costs:
     """Single passes over the engine's own caches, in the middle of its answers; kinds take turns, medians count."""
     config = DecodingConfig(system="bebop", draft_tokens=max(LENGTHS))
-    engine = TorchEngine(model, make_system(config), slots=batch, max_length=MAX_LENGTH)
+    engine = TorchEngine(model, config, slots=batch, max_length=MAX_LENGTH)
     for request in wanted[:batch]:
         engine.add(request)
     for _ in range(5):
         engine.step()
-    runner, active = engine.runner, len(engine.active)
-    runner.begin(active, max(engine.fed))
-    tokens = engine.slots.last[:active, None].expand(-1, max(LENGTHS) + 1).contiguous()
-    hidden = runner.draft_hidden().clone()
+    decoder = engine.decoder
+    assert isinstance(decoder, DraftVerify) and isinstance(decoder.drafter, MTPDrafter)
+    target, drafter, rows = decoder.target, decoder.drafter, Rows(engine.slots, len(engine.active), max(engine.fed))
+    tokens = rows.last[:, None].expand(-1, max(LENGTHS) + 1).contiguous()
+    hidden = drafter.hidden[: rows.batch].clone()
 
     def draft() -> None:
-        runner.draft_logits(hidden)
-        runner.draft_step(0, tokens[:, 0], hidden)
+        model.logits(hidden)
+        drafter.step(rows, 0, tokens[:, 0], hidden)
+
+    def verify(width: int) -> None:
+        model.logits(target.verify(rows, tokens[:, :width])[0])
 
     spent: dict[int, list[float]] = {n: [] for n in (0, 1, *(k + 1 for k in LENGTHS))}  # 0: a draft step
     for _ in range(REPEATS):
         for n, times in spent.items():
             began = time.process_time()
-            draft() if n == 0 else runner.verify(tokens[:, :n])
+            draft() if n == 0 else verify(n)
             times.append(time.process_time() - began)
     typical = {n: float(np.median(times)) for n, times in spent.items()}
     verify = {k: typical[k + 1] / typical[1] for k in LENGTHS}

@@ -7,8 +7,8 @@ from typing import Any
 from packaging.version import Version
 
 from bebop.config import DecodingConfig, check
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.rollout.decoding.systems import make_system
 from bebop.verl_job.settings import HEADS, VerlConfig, parse_engine
 
 OLDEST_SGLANG = "0.5.14"
@@ -55,7 +55,7 @@ def _check_embedded(rollout: Any) -> None:
     if wrong is not None:
         raise UserError(f"rollout.{wrong}={rollout[wrong]} is not possible with rollout.name=bebop: give 1")
     engine = parse_engine(rollout.engine_kwargs.get("bebop"))
-    make_system(DecodingConfig(system=engine.system, draft_tokens=engine.draft_tokens))
+    DecodingConfig(system=engine.system, draft_tokens=engine.draft_tokens)  # says what is wrong with them
 
 
 def _check_sglang(config: Any, head_sent: bool) -> None:
@@ -100,7 +100,7 @@ def _check_head(config: Any, wanted: VerlConfig) -> None:
     check(lora == 0, on, True, "LoRA leaves the head's inputs to an adapter; train all weights")
     if job.rollout.name == "bebop":
         engine = parse_engine(job.rollout.engine_kwargs.get("bebop"))
-        check(engine.system != "autoregressive", on, True, "the rollout engine drafts nothing (autoregressive)")
+        check(SYSTEMS[engine.system].head, on, True, f"the rollout engine drafts nothing with it ({engine.system})")
     else:
         drafts = bool(job.model.mtp.enable and job.model.mtp.enable_rollout)
         check(drafts, on, True, "the rollout engine uses no head; set model.mtp.enable and model.mtp.enable_rollout")

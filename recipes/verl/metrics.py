@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.metrics import values
 from bebop.monitor.collect import from_stats
@@ -125,7 +126,7 @@ def speculates(config: Any) -> bool:
     rollout = config.actor_rollout_ref.rollout
     if rollout.name == "bebop":
         engine = rollout.engine_kwargs.get("bebop") or {}
-        return bool(engine.get("system", "bebop") != "autoregressive")
+        return SYSTEMS[engine.get("system", "bebop")].drafts
     mtp = config.actor_rollout_ref.model.mtp
     return bool(rollout.name == "sglang" and mtp.enable and mtp.enable_rollout)
 

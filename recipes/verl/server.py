@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig, ModelConfig
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion, SamplingParams
@@ -49,17 +49,16 @@ class EmbeddedServer:
     def __init__(self, config: ServerConfig) -> None:
         torch.set_num_threads(config.engine.threads)
         engine = config.engine
-        system = make_system(DecodingConfig(system=engine.system, draft_tokens=engine.draft_tokens))
-        drafts = system.drafter is not None
+        decoding = DecodingConfig(system=engine.system, draft_tokens=engine.draft_tokens)
         names: dict[str, Any] = {"dtype": config.dtype, "device": config.device}
         model = ModelConfig(path=config.path, init_mtp=engine.init_head, **names)
         self.config = config
-        self.policy = load_policy(model, need_mtp=drafts)
+        self.policy = load_policy(model, need_mtp=SYSTEMS[decoding.system].head)
         torch_engine = TorchEngine(
-            self.policy, system, slots=engine.slots, max_length=config.max_length, on_update=engine.on_update
+            self.policy, decoding, slots=engine.slots, max_length=config.max_length, on_update=engine.on_update
         )
         self.thread = EngineThread(torch_engine)
-        self.drafts = torch_engine.length.limit if drafts else 0
+        self.drafts = decoding.draft_tokens if SYSTEMS[decoding.system].drafts else 0
         self.version = 0
         self._open = asyncio.Event()
         self._open.set()

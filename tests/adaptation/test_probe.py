@@ -16,7 +16,6 @@ from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import chain
 from bebop.rollout.decoding.sampling import BatchSampling
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
@@ -106,7 +105,7 @@ def test_a_product_of_overlaps_is_caught() -> None:
 def test_the_engine_decodes_as_enumerated() -> None:
     """First cycles of the engine: two drafts fit into answers of two tokens, all of them in one cycle or in two."""
     policy, sampling = tiny_policy(VOCAB, seed=0), Sampling()
-    system = make_system(DecodingConfig(system="bebop", draft_tokens=DEPTH))
+    system = DecodingConfig(system="bebop", draft_tokens=DEPTH)
     engine = TorchEngine(policy, system, slots=500, max_length=16)
     answers = generate(engine, requests([PROMPT] * 3000, max_new_tokens=2))
     # Of a first cycle both drafts fit: accepted[1] is counted in it alone, reached[1] = accepted[0] of first cycles.

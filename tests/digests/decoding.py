@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from bebop.config import DecodingConfig
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
@@ -48,7 +47,7 @@ def engine(system: str, on_update: str = "keep") -> TorchEngine:
     """Twelve slots, K = 3, a policy in fp64."""
     policy = tiny_policy(VOCAB, dtype=torch.float64)
     config = DecodingConfig(system=system, draft_tokens=3)
-    return TorchEngine(policy, make_system(config), slots=SLOTS, max_length=40, on_update=on_update, room=4)
+    return TorchEngine(policy, config, slots=SLOTS, max_length=40, on_update=on_update, room=4)
 
 
 def finish(one: TorchEngine, done: dict[int, Completion]) -> None:
@@ -124,7 +123,7 @@ def changed(system: str) -> Numbers:
         for _ in range(4):
             done |= {f.id: f.completion for f in one.step()}
         name = names[(names.index(system) + turn) % len(names)]
-        one.set_system(make_system(DecodingConfig(system=name, draft_tokens=2 + turn % 3)))
+        one.configure(DecodingConfig(system=name, draft_tokens=2 + turn % 3))
     finish(one, done)
     return kept(done)
 

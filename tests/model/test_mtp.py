@@ -10,9 +10,10 @@ from bebop.config import DecodingConfig
 from bebop.model.attention import CausalContext, PackedContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead, chain
-from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.decoding.base import Rows, TargetOutput
+from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.drafters.mtp import MTPDrafter
 from bebop.rollout.slots import Slots, SlotSizes
-from bebop.rollout.target import Target
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams
 from tests.builders import requests, tiny_policy
@@ -32,24 +33,29 @@ def trained(policy: Policy, ids: Tensor, run: Chain = chain) -> list[Tensor]:
     return [u[0] for u in run(policy.mtp, policy.embed(ids[None]), hidden, STEPS)]
 
 
-def runner_at(policy: Policy, ids: Tensor, anchors: list[int]) -> Target:
+def runner_at(policy: Policy, ids: Tensor, anchors: list[int]) -> tuple[DraftVerify, Rows]:
     """One slot an anchor t: tokens 0..t are fed, token t + 1 is the newest, and the drafter stands at step 1."""
     contexts = [ids[: t + 2].tolist() for t in anchors]
-    sizes = SlotSizes(slots=len(anchors), length=2 * LENGTH, drafts=STEPS, hidden=32, vocab=12)
-    slots = Slots(sizes, torch.float32, torch.device("cpu"))
+    slots = Slots(SlotSizes(slots=len(anchors), length=2 * LENGTH, drafts=STEPS, vocab=12), torch.device("cpu"))
     slots.start(0, [SamplingParams()] * len(anchors), contexts)
-    runner = Target(policy, slots)
-    runner.prefill(0, contexts)
-    runner.begin(len(anchors), max(anchors) + 1)
-    return runner
+    decoder = DraftVerify(policy, slots, DecodingConfig(draft_tokens=STEPS))
+    decoder.prefill(0, contexts)
+    return decoder, Rows(slots, len(anchors), max(anchors) + 1)
 
 
-def drafted(runner: Target, ids: Tensor, anchors: list[int]) -> list[Tensor]:
+def drafter_of(decoder: DraftVerify) -> MTPDrafter:
+    assert isinstance(decoder.drafter, MTPDrafter)
+    return decoder.drafter
+
+
+def drafted(runner: tuple[DraftVerify, Rows], ids: Tensor, anchors: list[int]) -> list[Tensor]:
     """Hidden states [A, d] of steps 1, 2, ... that the engine computes when the text's own tokens are drafted."""
-    states = [runner.draft_hidden().clone()]
+    decoder, rows = runner
+    drafter = drafter_of(decoder)
+    states = [drafter.hidden.clone()]
     for step in range(STEPS - 1):
         tokens = torch.stack([ids[t + 2 + step] for t in anchors])
-        states.append(runner.draft_step(step, tokens, states[-1]))
+        states.append(drafter.step(rows, step, tokens, states[-1]))
     return states
 
 
@@ -103,25 +109,26 @@ def second_cycle(policy: Policy, follow: bool) -> list[float]:
     """The same after a cycle in which row b kept b of its drafts and the text went on otherwise than drafted."""
     ids, anchors = text(5), [1, 4, 2, 6, 3]
     kept = torch.tensor([0, 1, 2, 3, STEPS])
-    runner = runner_at(policy, ids, anchors)
+    decoder, rows = runner_at(policy, ids, anchors)
+    drafter, slots = drafter_of(decoder), rows.slots
     true = torch.stack([ids[t + 2 : t + 2 + STEPS] for t in anchors])
     drafts = torch.where(torch.arange(STEPS) < kept[:, None], true, (true + 1) % 11)
-    state = runner.draft_hidden()
+    state = drafter.hidden
     for step in range(STEPS - 1):
-        state = runner.draft_step(step, drafts[:, step], state)
+        state = drafter.step(rows, step, drafts[:, step], state)
     last = torch.stack([ids[t + 1 : t + 2] for t in anchors])
-    hidden, _ = runner.verify(torch.cat([last, drafts], 1))
+    hidden, _ = decoder.target.verify(rows, torch.cat([last, drafts], 1))
+    out = TargetOutput(hidden=hidden, logits=hidden, probs=hidden)
     tokens = torch.cat([drafts, drafts[:, -1:]], 1)
     right = torch.stack([ids[t + 2 + k] for t, k in zip(anchors, kept, strict=True)])
     tokens.scatter_(1, kept[:, None], right[:, None])
     if follow:
-        runner.follow(tokens, hidden, kept + 1)
+        drafter.commit(rows, out, tokens, kept + 1)
     else:  # entries of the chain stay in the cache, and the last draft's state is gone on with
-        runner.slots.hidden[:] = state
-    runner.slots.fed[:] += kept + 1
+        drafter.hidden[:] = state
+    slots.fed[:] += kept + 1
     now = [t + int(k) + 1 for t, k in zip(anchors, kept, strict=True)]
-    runner.begin(len(now), max(now) + 1)
-    engine, train = drafted(runner, ids, now), trained(policy, ids)
+    engine, train = drafted((decoder, Rows(slots, len(now), max(now) + 1)), ids, now), trained(policy, ids)
     return [float((a - b[now]).abs().max()) for a, b in zip(engine, train, strict=True)]
 
 
@@ -172,7 +179,7 @@ def test_step_i_at_anchor_t_stands_against_position_t_plus_i() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_engine_holds_each_draft_against_the_same_position(temperature: float) -> None:
     asked = requests([[4, 3], [5, 1, 9], [2, 7]], temperature=temperature, max_new_tokens=16)
-    system = make_system(DecodingConfig(system="bebop", draft_tokens=3))
+    system = DecodingConfig(system="bebop", draft_tokens=3)
     for answer in generate(TorchEngine(successor_policy(), system, slots=3, max_length=32), asked):
         assert answer.stats.cycles == 4 and answer.stats.accepted.tolist() == [4, 4, 4]
         assert (answer.token_ids[1:] == (answer.token_ids[:-1] + 1) % 12).all()

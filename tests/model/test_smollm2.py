@@ -10,7 +10,6 @@ from bebop.config import DecodingConfig, ModelConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests
 
@@ -70,7 +69,7 @@ def test_greedy_decoding_equals_hugging_face_generate(policy: Policy) -> None:
     assert "Paris" in policy.tokenizer.decode(expected)
     asked = requests([prompt], temperature=0.0, max_new_tokens=12, stop_token_ids=policy.eos_token_ids)
     for name in ("autoregressive", "bebop"):
-        system = make_system(DecodingConfig(system=name, draft_tokens=2))
+        system = DecodingConfig(system=name, draft_tokens=2)
         answer = generate(TorchEngine(policy, system, slots=1, max_length=96), asked)[0]
         assert answer.token_ids.tolist() == expected
 

@@ -12,7 +12,6 @@ from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettin
 from bebop.monitor.probe_set import Sweep
 from bebop.monitor.records import StepRecords
 from bebop.monitor.window import Measure
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
@@ -31,7 +30,7 @@ class Rollouts:
         self.policy = load_policy(ModelConfig(path="tiny"))
         assert self.policy.mtp is not None
         self.head = {name: value.clone() for name, value in self.policy.mtp.state_dict().items()}
-        self.engine = TorchEngine(self.policy, make_system(DecodingConfig(draft_tokens=3)), slots=48)
+        self.engine = TorchEngine(self.policy, DecodingConfig(draft_tokens=3), slots=48)
         self.prompts = PromptSource(TaskConfig(args=TASK), chat_encoder(self.policy.tokenizer), 200)
         self.step = 0
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bebop.adaptation.probe import NUMBERS, Probe, probe
-from bebop.rollout.decoding.protocols import Draft
-from bebop.rollout.decoding.rules import Rejection
+from bebop.rollout.decoding.base import Draft, TargetOutput
+from bebop.rollout.decoding.rules.rejection import Rejection
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
 from recipes.beyond import cold
@@ -99,16 +99,17 @@ def test_watching_keeps_what_the_rule_saw_and_changes_nothing() -> None:
     draft = Draft(tokens=tokens, probs=q, entropies=torch.zeros(64, 3), lengths=None, forwards=2)
     uniforms = torch.rand(64, 5)
     rule = Watching(Rejection(), (4,))
-    verdict, plain = rule.accept(draft, p, uniforms), Rejection().accept(draft, p, uniforms)
-    assert torch.equal(verdict.accepted, plain.accepted) and torch.equal(verdict.next_token, plain.next_token)
+    out = TargetOutput(hidden=p, logits=p.log(), probs=p)
+    told, plain = (one.accept(None, draft, out, uniforms) for one in (rule, Rejection()))
+    assert torch.equal(told.lengths, plain.lengths) and torch.equal(told.tokens, plain.tokens)
     [seen] = rule.seen
     for row, step in product(range(64), range(3)):
         y = tokens[row, step]
         assert seen["survive"][row, step] == pytest.approx(min(1, float(p[row, step, y] / q[row, step, y])), rel=1e-5)
         assert bool(seen["live"][row, step]) == (4 not in tokens[row, :step].tolist())
         stop = [*tokens[row].tolist(), 4].index(4)
-        assert int(seen["accepted"][row]) == min(int(plain.accepted[row]), stop + 1)
-        assert int(seen["emitted"][row]) == min(int(plain.accepted[row]), stop) + 1
+        assert int(seen["accepted"][row]) == min(int(plain.lengths[row]), stop + 1)
+        assert int(seen["emitted"][row]) == min(int(plain.lengths[row]), stop) + 1
 
 
 def test_cycles_know_where_they_begin() -> None:

@@ -6,7 +6,6 @@ import torch
 from bebop.config import DecodingConfig
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
 from tests.builders import requests, tiny_policy
@@ -40,7 +39,7 @@ def test_bfloat16_differs_by_its_rounding_and_nothing_else() -> None:
     for seed in SEEDS:
         policy = tiny_policy(seed=seed, dtype=torch.bfloat16)
         single = exact(policy, seed)
-        engine = TorchEngine(policy, make_system(DecodingConfig(draft_tokens=3)), slots=4, max_length=96)
+        engine = TorchEngine(policy, DecodingConfig(draft_tokens=3), slots=4, max_length=96)
         for prompt, answer in zip(PROMPTS, generate(engine, requests(PROMPTS, max_new_tokens=30)), strict=True):
             right = forward(single, prompt, answer)
             engine_error.append(answer.logprobs - right)

@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.rollout.decoding.drafters import MTPDrafter
-from bebop.rollout.decoding.lengths import FixedLength
-from bebop.rollout.decoding.sampling import BatchSampling
-from bebop.rollout.decoding.systems import make_system
+from bebop.rollout.decoding.base import Rows
+from bebop.rollout.decoding.drafters.mtp import MTPDrafter
+from bebop.rollout.decoding.lengths.fixed import FixedLength
+from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.trajectory import DecodeStats
+from bebop.trajectory import DecodeStats, SamplingParams
 from tests.builders import requests, tiny_policy
 
 
 def drafted(system: str, **settings: float) -> DecodeStats:
     """Statistics of some answers at temperature 1."""
     config = DecodingConfig(system=system, draft_tokens=3, **settings)  # type: ignore[arg-type]
-    engine = TorchEngine(tiny_policy(seed=1), make_system(config), slots=8, max_length=64)
+    engine = TorchEngine(tiny_policy(seed=1), config, slots=8, max_length=64)
     answers = generate(engine, requests([[1, 2, 3]] * 8, max_new_tokens=30))
     return sum((answer.stats for answer in answers), DecodeStats())
 
@@ -35,31 +35,27 @@ def test_a_draft_temperature_is_the_drafts_own() -> None:
     assert (cold.draft_entropy / cold.reached < 0.7 * hot.draft_entropy / hot.reached).all()
 
 
-class Constant:
-    """A draft model whose logits never change."""
+class Constant(MTPDrafter):
+    """Its hidden states never change, so neither do its logits."""
 
-    logits = torch.tensor([[2.0, 1.5, 1.0, 0.5]])
-
-    def draft_hidden(self) -> Tensor:
-        return torch.zeros(1, 1)
-
-    def draft_logits(self, hidden: Tensor) -> Tensor:
-        return self.logits
-
-    def draft_step(self, step: int, tokens: Tensor, hidden: Tensor) -> Tensor:
+    def step(self, rows: Rows, step: int, tokens: Tensor, hidden: Tensor) -> Tensor:
         return hidden
-
-    def seen(self) -> Tensor | None:
-        return torch.zeros(1, 4, dtype=torch.bool)
 
 
 def test_a_penalty_sees_the_drafts_before() -> None:
     """Each drafted token is penalised from the next step on, as it will be when it is verified."""
-    distributions = BatchSampling(penalty=torch.tensor([4.0]))
-    draft = MTPDrafter().propose(Constant(), distributions, FixedLength(3), torch.tensor([[0.1, 0.5, 0.5]]))
-    seen = torch.zeros(1, 4, dtype=torch.bool)
+    policy = tiny_policy(seed=1)
+    slots = Slots(SlotSizes(slots=1, length=8, drafts=3, vocab=policy.vocab_size), torch.device("cpu"))
+    slots.start(0, [SamplingParams(repetition_penalty=4.0)], [[1, 2]])
+    config = DecodingConfig(draft_tokens=3)
+    drafter, rows = Constant(policy, slots, config), Rows(slots, 1, 1)
+    drafter.hidden[:] = torch.randn(drafter.hidden.shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        draft = drafter.propose(rows, FixedLength(policy, slots, config))
+        logits = policy.logits(drafter.hidden)[:, None]
+    assert draft.probs is not None and slots.seen is not None
+    seen = slots.seen.clone()
     for step in range(3):
-        torch.testing.assert_close(
-            draft.probs[:, step], distributions.probs(Constant.logits[:, None], seen[:, None])[:, 0]
-        )
+        torch.testing.assert_close(draft.probs[:, step], rows.probs(logits, seen[:, None])[:, 0])
         seen[0, draft.tokens[0, step]] = True
+    assert not torch.allclose(draft.probs[:, 0], draft.probs[:, 2])

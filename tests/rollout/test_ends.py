@@ -5,14 +5,13 @@ import torch
 
 from bebop.config import DecodingConfig
 from bebop.rollout.decoding.sampling import BatchSampling
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests, tiny_policy
 
 
 def engine(slots: int = 50, seed: int = 1) -> TorchEngine:
     policy = tiny_policy(seed=seed)
-    return TorchEngine(policy, make_system(DecodingConfig(draft_tokens=3)), slots=slots, max_length=64)
+    return TorchEngine(policy, DecodingConfig(draft_tokens=3), slots=slots, max_length=64)
 
 
 def test_drafts_after_the_end_of_an_answer_do_not_count() -> None:

@@ -1,7 +1,6 @@
 """The output distribution of every exact system is the target's: tested on the engine itself, with faults that must be
 seen."""
 
-import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -13,17 +12,19 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from bebop.config import DecodingConfig
+from bebop.decoding import SYSTEMS
 from bebop.kernels.verify import chain_verify, sample
 from bebop.model.attention import PackedContext, SlotContext
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.protocols import AcceptanceRule, Draft, System, Verdict
-from bebop.rollout.decoding.systems import SYSTEMS, make_system
+from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests, tiny_policy
 
 VOCAB, DRAWS, TOKENS = 5, 20_000, 3
 PROMPTS = [[0, 1, 2], [3, 3, 1, 0]]
 LEVEL = 1e-3
+Fault = AcceptanceRule | type[SlotContext] | None
 
 
 def exact_law(policy: Policy, prompt: Sequence[int], temperature: float) -> np.ndarray:
@@ -56,12 +57,15 @@ def p_value(counts: np.ndarray, sampling: np.ndarray) -> float:
 
 
 def draw(
-    policy: Policy, system: System, prompt: list[int], temperature: float, context: type | None = None
+    policy: Policy, system: DecodingConfig, prompt: list[int], temperature: float, fault: Fault = None
 ) -> np.ndarray:
-    """Counts [V, V, V] of the first three tokens in DRAWS answers of the engine."""
+    """Counts [V, V, V] of the first three tokens in DRAWS answers of the engine, with a rule or cache of one's own."""
     engine = TorchEngine(policy, system, slots=1000, max_length=16)
-    if context is not None:
-        engine.runner.target.__class__ = context
+    assert isinstance(engine.decoder, DraftVerify)
+    if isinstance(fault, type):
+        engine.decoder.target.cache.__class__ = fault
+    elif fault is not None:
+        engine.decoder.rule = fault
     asked = requests([prompt] * DRAWS, temperature=temperature, max_new_tokens=TOKENS + 2)
     counts = Counter(tuple(a.token_ids[:TOKENS].tolist()) for a in generate(engine, asked))
     table = np.zeros((VOCAB,) * TOKENS)
@@ -70,13 +74,13 @@ def draw(
     return table
 
 
-def smallest_p(policy: Policy, system: System, temperature: float, context: type | None = None) -> float:
+def smallest_p(policy: Policy, system: DecodingConfig, temperature: float, fault: Fault = None) -> float:
     """The smallest p-value over prompts, single tokens and the joint distribution, corrected for their number
     (Bonferroni)."""
     values = []
     for prompt in PROMPTS:
         sampling = exact_law(policy, prompt, temperature)
-        counts = draw(policy, system, prompt, temperature, context)
+        counts = draw(policy, system, prompt, temperature, fault)
         values.append(p_value(counts, sampling))
         for axis in range(TOKENS):
             others = tuple(a for a in range(TOKENS) if a != axis)
@@ -92,49 +96,49 @@ def policy() -> Policy:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_the_output_law_is_the_target(policy: Policy, name: str, temperature: float) -> None:
-    system = make_system(DecodingConfig(system=name, draft_tokens=2))
-    assert system.rule.exact
+    system = DecodingConfig(system=name, draft_tokens=2)
+    assert SYSTEMS[name].exact
     assert smallest_p(policy, system, temperature) > LEVEL
 
 
 class BonusFromTheLastDraftRow:
     """The bonus as the paper's Algorithms 3 and 4 print it: from p_K instead of p_{K+1}."""
 
-    exact = True
+    exact, layers = True, ()
 
-    def accept(self, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
-        shifted = torch.cat([target_probs[:, :-1], target_probs[:, -2:-1]], 1)
+    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
+        shifted = torch.cat([out.probs[:, :-1], out.probs[:, -2:-1]], 1)
         accepted, token = chain_verify(draft.tokens, draft.probs, shifted, uniforms, draft.lengths)
-        return Verdict(accepted=accepted, next_token=token)
+        return Accepted.chain(draft, accepted, token)
 
 
 class ResidualIsTheTarget:
     """After a rejection draws from p instead of max(0, p - q)."""
 
-    exact = True
+    exact, layers = True, ()
 
-    def accept(self, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
-        accepted, _ = chain_verify(draft.tokens, draft.probs, target_probs, uniforms, draft.lengths)
-        rows = torch.arange(len(accepted))
-        return Verdict(accepted=accepted, next_token=sample(target_probs[rows, accepted], uniforms[:, -1]))
+    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
+        accepted, _ = chain_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths)
+        index = torch.arange(len(accepted))
+        return Accepted.chain(draft, accepted, sample(out.probs[index, accepted], uniforms[:, -1]))
 
 
 class UnprocessedDraftLaw:
     """Verifies with the draft's distribution before temperature, not the one that the draft was sampled from."""
 
-    exact = True
+    exact, layers = True, ()
 
-    def accept(self, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
+        assert draft.probs is not None
         raw = draft.probs**0.7
         raw = raw / raw.sum(-1, keepdim=True)
-        accepted, token = chain_verify(draft.tokens, raw, target_probs, uniforms, draft.lengths)
-        return Verdict(accepted=accepted, next_token=token)
+        accepted, token = chain_verify(draft.tokens, raw, out.probs, uniforms, draft.lengths)
+        return Accepted.chain(draft, accepted, token)
 
 
 @pytest.mark.parametrize("rule", [BonusFromTheLastDraftRow(), ResidualIsTheTarget(), UnprocessedDraftLaw()])
 def test_broken_rules_are_caught(policy: Policy, rule: AcceptanceRule) -> None:
-    system = dataclasses.replace(make_system(DecodingConfig(system="bebop", draft_tokens=2)), rule=rule)
-    assert smallest_p(policy, system, 0.7) < LEVEL / 100
+    assert smallest_p(policy, DecodingConfig(draft_tokens=2), 0.7, rule) < LEVEL / 100
 
 
 class StaleRow(SlotContext):
@@ -151,7 +155,7 @@ class StaleRow(SlotContext):
 
 
 def test_a_stale_cache_row_is_caught(policy: Policy) -> None:
-    system = make_system(DecodingConfig(system="bebop", draft_tokens=2))
+    system = DecodingConfig(system="bebop", draft_tokens=2)
     assert smallest_p(policy, system, 1.0, StaleRow) < LEVEL / 100
 
 
@@ -159,13 +163,13 @@ def test_a_draft_dropped_for_being_unlikely_is_caught(policy: Policy) -> None:
     """The illegal length rule of SPEC 1.7: it filters the draft distribution, and the test sees the bias."""
 
     class DropUnlikely:
-        exact = True
+        exact, layers = True, ()
 
-        def accept(self, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+        def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
+            assert draft.probs is not None
             q = draft.probs.gather(-1, draft.tokens[..., None])[..., 0]
             lengths = (q > 0.3).long().cumprod(1).sum(1)
-            accepted, token = chain_verify(draft.tokens, draft.probs, target_probs, uniforms, lengths)
-            return Verdict(accepted=accepted, next_token=token)
+            accepted, token = chain_verify(draft.tokens, draft.probs, out.probs, uniforms, lengths)
+            return Accepted.chain(draft, accepted, token)
 
-    system = dataclasses.replace(make_system(DecodingConfig(system="bebop", draft_tokens=2)), rule=DropUnlikely())
-    assert smallest_p(policy, system, 1.0) < LEVEL / 100
+    assert smallest_p(policy, DecodingConfig(draft_tokens=2), 1.0, DropUnlikely()) < LEVEL / 100

@@ -11,7 +11,6 @@ from bebop.errors import UserError
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead, init_from_backbone
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import letters, requests
 
@@ -34,7 +33,7 @@ def family(name: str, **settings: object) -> Policy:
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "olmo2", "granite"])
 def test_greedy_answers_equal_hugging_face_generate(name: str) -> None:
     policy = family(name, sliding_window=None)
-    system = make_system(DecodingConfig(system="bebop"))
+    system = DecodingConfig(system="bebop")
     prompts = [[1, 2, 3, 4], [5, 6]]
     answers = generate(
         TorchEngine(policy, system, slots=2, max_length=64), requests(prompts, temperature=0.0, max_new_tokens=16)
@@ -49,6 +48,6 @@ def test_greedy_answers_equal_hugging_face_generate(name: str) -> None:
 
 def test_a_sliding_window_is_refused() -> None:
     policy = family("mistral", sliding_window=8)
-    engine = TorchEngine(policy, make_system(DecodingConfig(system="autoregressive")), slots=1, max_length=64)
+    engine = TorchEngine(policy, DecodingConfig(system="autoregressive"), slots=1, max_length=64)
     with pytest.raises(UserError, match="sliding_window=8"):
         generate(engine, requests([[1, 2, 3]], max_new_tokens=4))

@@ -1,22 +1,25 @@
 """Draft lengths: fixed, and drafting on while the draft's entropy makes it worth while."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from bebop.rollout.decoding.lengths import EntropyLength, FixedLength
-from bebop.rollout.decoding.protocols import Draft, Verdict
+from bebop.config import DecodingConfig
+from bebop.rollout.decoding.base import Accepted, Draft
+from bebop.rollout.decoding.lengths.entropy import EntropyLength
+from bebop.rollout.decoding.lengths.fixed import FixedLength
 from bebop.rollout.slots import Slots, SlotSizes
 
 
 def policy(limit: int = 4, draft_cost: float = 0.15, verify_cost: float = 0.05, slots: int = 5) -> EntropyLength:
-    sizes = SlotSizes(slots=slots, length=8, drafts=limit, hidden=2, vocab=2)
-    return EntropyLength(Slots(sizes, torch.float32, torch.device("cpu")), limit, draft_cost, verify_cost)
+    made = Slots(SlotSizes(slots=slots, length=8, drafts=limit, vocab=2), torch.device("cpu"))
+    config = DecodingConfig(draft_tokens=limit, cost_ratio=draft_cost, verify_ratio=verify_cost)
+    return EntropyLength(None, made, config)  # type: ignore[arg-type]
 
 
-def observed(
-    entropies: list[list[float]], accepted: list[int], lengths: list[int] | None = None
-) -> tuple[Draft, Verdict]:
-    """A cycle in which the drafts had these entropies [B, K] and so many were accepted [B]."""
+def observed(entropies: list[list[float]], accepted: list[int], lengths: list[int] | None = None) -> tuple[Any, ...]:
+    """A cycle in which the drafts had these entropies [B, K] and so many were accepted [B], as ``observe`` takes it."""
     e = torch.tensor(entropies)
     tokens = torch.zeros(e.shape, dtype=torch.long)
     draft = Draft(
@@ -24,13 +27,12 @@ def observed(
         probs=torch.ones(*e.shape, 1),
         entropies=e,
         lengths=None if lengths is None else torch.tensor(lengths),
-        forwards=e.shape[1],
     )
-    return draft, Verdict(accepted=torch.tensor(accepted), next_token=torch.zeros(len(accepted), dtype=torch.long))
+    return None, draft, None, Accepted.chain(draft, torch.tensor(accepted), tokens[:, 0])
 
 
 def test_a_fixed_length_never_asks() -> None:
-    fixed = FixedLength(3)
+    fixed = FixedLength(None, None, DecodingConfig(draft_tokens=3))  # type: ignore[arg-type]
     assert fixed.limit == 3
     assert all(fixed.extend(step, torch.full((2, step + 1), 9.0)) is None for step in range(3))
     fixed.observe(*observed([[0.1, 0.1, 0.1]], [0]))

@@ -7,7 +7,6 @@ import torch
 
 from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
@@ -17,7 +16,7 @@ PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9]]
 
 
 def engine(policy: Policy, slots: int = 4) -> TorchEngine:
-    return TorchEngine(policy, make_system(DecodingConfig(draft_tokens=3)), slots=slots, max_length=96)
+    return TorchEngine(policy, DecodingConfig(draft_tokens=3), slots=slots, max_length=96)
 
 
 def interrupted(

@@ -22,11 +22,10 @@ from transformers import (
 from bebop.config import DecodingConfig
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.protocols import Draft, DraftLength, DraftModel, System, Verdict
-from bebop.rollout.decoding.rules import Rejection
+from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput
+from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.rules.rejection import Rejection
 from bebop.rollout.decoding.sampling import BatchSampling, entropy
-from bebop.rollout.decoding.systems import make_system
-from bebop.rollout.target import Target
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams
 from tests.builders import requests, tiny_policy
@@ -188,15 +187,16 @@ def p_value(counts: np.ndarray, sampling: np.ndarray) -> float:
 
 def smallest_p(
     policy: Policy,
-    system: System,
+    system: DecodingConfig,
     setting: dict[str, Any],
-    runner: type | None = None,
+    fault: Callable[[DraftVerify], None] | None = None,
     expected: np.ndarray | None = None,
 ) -> float:
     """The smallest p-value of the joint distribution and of either token, times three (Bonferroni)."""
     engine = TorchEngine(policy, system, slots=1000, max_length=16)
-    if runner is not None:
-        engine.runner.__class__ = runner
+    if fault is not None:
+        assert isinstance(engine.decoder, DraftVerify)
+        fault(engine.decoder)
     asked = requests([PROMPT] * DRAWS, max_new_tokens=4, **setting)
     counts = np.zeros((VOCAB, VOCAB))
     for tokens, count in Counter(tuple(a.token_ids[:2].tolist()) for a in generate(engine, asked)).items():
@@ -210,56 +210,56 @@ def smallest_p(
 @pytest.mark.parametrize("setting", ENGINE_SETTINGS, ids=str)
 @pytest.mark.parametrize("name", ["autoregressive", "target_only", "bebop"])
 def test_the_engine_samples_the_truncated_law(policy: Policy, name: str, setting: dict[str, Any]) -> None:
-    assert smallest_p(policy, make_system(DecodingConfig(system=name, draft_tokens=2)), setting) > LEVEL
+    assert smallest_p(policy, DecodingConfig(system=name, draft_tokens=2), setting) > LEVEL
 
 
-@dataclasses.dataclass(frozen=True)
-class DraftsFromTheWholeLaw:
-    """Broken: drafts come from the distribution without truncation, and the truncated q is what is verified."""
+def drafts_from_the_whole_law(decoder: DraftVerify) -> None:
+    """Drafts come from the distribution without truncation, and the truncated q is what is verified."""
+    assert decoder.drafter is not None
+    propose = decoder.drafter.propose
 
-    inner: Any
-
-    def propose(self, model: DraftModel, distributions: BatchSampling, length: DraftLength, uniforms: Tensor) -> Draft:
-        whole = self.inner.propose(model, dataclasses.replace(distributions, top_k=None, top_p=None), length, uniforms)
-        cut = BatchSampling(top_k=distributions.top_k, top_p=distributions.top_p).probs(whole.probs.log())
+    def broken(rows: Rows, length: DraftLength) -> Draft:
+        own = rows.sampling
+        rows.sampling = dataclasses.replace(own, top_k=None, top_p=None)
+        whole = propose(rows, length)
+        rows.sampling = own
+        assert whole.probs is not None
+        cut = BatchSampling(top_k=own.top_k, top_p=own.top_p).probs(whole.probs.log())
         return dataclasses.replace(whole, probs=cut)
 
-
-class VerifiesUntruncated:
-    """Broken: drafts are cut, but the target's mass outside top-k is kept."""
-
-    exact = True
-
-    def accept(self, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
-        return Rejection().accept(draft, 0.9 * target_probs + 0.1 / VOCAB, uniforms)
+    decoder.drafter.propose = broken  # type: ignore[method-assign]
 
 
-class ForgetsDrafts(Target):
-    """Broken: penalties see what the context held at the start of the answer, never what was drafted since."""
+class VerifiesUntruncated(Rejection):
+    """Drafts are cut, but the target's mass outside top-k is kept."""
 
-    def seen(self) -> Tensor | None:
-        if self.slots.seen is None:
-            return None
-        start = torch.zeros_like(self.slots.seen[: self.batch])
-        start[:, sorted(set(PROMPT))] = True
-        return start
+    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
+        return super().accept(rows, draft, dataclasses.replace(out, probs=0.9 * out.probs + 0.1 / VOCAB), uniforms)
 
 
-def break_drafter(system: System) -> System:
-    return dataclasses.replace(system, drafter=DraftsFromTheWholeLaw(system.drafter))
+def verifies_untruncated(decoder: DraftVerify) -> None:
+    decoder.rule = VerifiesUntruncated()
 
 
-def break_rule(system: System) -> System:
-    return dataclasses.replace(system, rule=VerifiesUntruncated())
+def forgets_drafts(decoder: DraftVerify) -> None:
+    """Penalties see what the context held at the start of the answer, never what was drafted since."""
+    decode = decoder._verify
+
+    def broken(rows: Rows, draft: Draft) -> TargetOutput:
+        assert decoder.slots.seen is not None
+        decoder.slots.seen[:] = False
+        decoder.slots.seen[:, sorted(set(PROMPT))] = True
+        return decode(rows, draft)
+
+    decoder._verify = broken  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("fault", [break_drafter, break_rule])
+@pytest.mark.parametrize("fault", [drafts_from_the_whole_law, verifies_untruncated])
 @pytest.mark.parametrize("setting", [{"top_k": 2}, {"top_p": 0.6}], ids=str)
 def test_laws_that_do_not_match_are_caught(
-    policy: Policy, fault: Callable[[System], System], setting: dict[str, Any]
+    policy: Policy, fault: Callable[[DraftVerify], None], setting: dict[str, Any]
 ) -> None:
-    broken = fault(make_system(DecodingConfig(system="bebop", draft_tokens=2)))
-    assert smallest_p(policy, broken, setting) < LEVEL / 100
+    assert smallest_p(policy, DecodingConfig(draft_tokens=2), setting, fault) < LEVEL / 100
 
 
 def test_a_penalty_that_forgets_the_block_would_be_caught(policy: Policy) -> None:
@@ -267,20 +267,20 @@ def test_a_penalty_that_forgets_the_block_would_be_caught(policy: Policy) -> Non
     drawn."""
     sampling = SamplingParams(repetition_penalty=2.5)
     forgetful = joint_law(policy, sampling, remember=False)
-    system = make_system(DecodingConfig(system="bebop", draft_tokens=2))
+    system = DecodingConfig(system="bebop", draft_tokens=2)
     assert smallest_p(policy, system, {"repetition_penalty": 2.5}, expected=forgetful) < LEVEL / 100
 
 
 def test_a_penalty_that_forgets_the_answer_is_caught(policy: Policy) -> None:
-    system = make_system(DecodingConfig(system="autoregressive"))
-    assert smallest_p(policy, system, {"repetition_penalty": 2.5}, ForgetsDrafts) < LEVEL / 100
+    system = DecodingConfig(system="autoregressive")
+    assert smallest_p(policy, system, {"repetition_penalty": 2.5}, forgets_drafts) < LEVEL / 100
 
 
 @pytest.mark.parametrize("name", ["autoregressive", "target_only", "bebop", "bebop_adaptive"])
 def test_logprobs_are_those_of_the_truncated_law(policy: Policy, name: str) -> None:
     """Rows with different distributions side by side; each token's log-prob against a plain forward and
     transformers."""
-    engine = TorchEngine(policy, make_system(DecodingConfig(system=name, draft_tokens=3)), slots=3, max_length=32)
+    engine = TorchEngine(policy, DecodingConfig(system=name, draft_tokens=3), slots=3, max_length=32)
     prompts = [[3, 3, 1, 0], [0, 1], [2, 4, 4], [1], [0, 2, 1]]
     distributions = [SamplingParams(seed=i, max_new_tokens=12, **s) for i, s in enumerate(ENGINE_SETTINGS)]
     asked = [dataclasses.replace(r, params=p) for r, p in zip(requests(prompts), distributions, strict=True)]

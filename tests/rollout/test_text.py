@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 
 from bebop.config import DecodingConfig, TaskConfig
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Request
 from bebop.rollout.sglang_outputs import completion
 from bebop.rollout.text import AnswerText
@@ -67,7 +66,7 @@ def embedded(policy: Policy, said: str, reason: str = "stop") -> Completion:
     partial = Completion(token_ids=ids, logprobs=np.zeros(len(ids), np.float32), versions=np.zeros_like(ids))
     stops = (STOP,) if reason == "stop" else ()
     params = SamplingParams(stop_token_ids=stops, max_new_tokens=len(ids) + 1)
-    engine = TorchEngine(policy, make_system(DecodingConfig(draft_tokens=2)), slots=1, max_length=128)
+    engine = TorchEngine(policy, DecodingConfig(draft_tokens=2), slots=1, max_length=128)
     (answer,) = generate(engine, [Request(id=0, token_ids=(1, 2), params=params, partial=partial)])
     assert (answer.finish_reason, answer.token_ids.tolist()) == (reason, [*ids, STOP])
     assert len(answer.logprobs) == len(answer.versions) == len(ids) + 1  # the end is trained on

@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from bebop.config import DecodingConfig
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.systems import SYSTEMS, make_system
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
 from tests.builders import requests, tiny_policy
@@ -21,7 +21,7 @@ PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9], [2, 2]]
 def engine(policy: Policy, system: str = "bebop", slots: int = 4, drafts: int = 3, **settings: object) -> TorchEngine:
     # Drafts so cheap that an adaptive length is not always 1 with the untrained head of the tiny policy.
     config = DecodingConfig(system=system, draft_tokens=drafts, cost_ratio=0.04, verify_ratio=0.02)
-    return TorchEngine(policy, make_system(config), slots=slots, max_length=96, **settings)  # type: ignore[arg-type]
+    return TorchEngine(policy, config, slots=slots, max_length=96, **settings)  # type: ignore[arg-type]
 
 
 def greedy(policy: Policy, prompt: list[int], count: int) -> list[int]:
@@ -227,7 +227,7 @@ def test_another_system_takes_over_between_two_cycles(temperature: float) -> Non
     others = [DecodingConfig(system="target_only", draft_tokens=4), DecodingConfig(system="bebop", draft_tokens=1)]
     for cycle in range(60):
         if cycle % 2 == 0:
-            one.set_system(make_system(others[cycle // 2 % 2]))
+            one.configure(others[cycle // 2 % 2])
         done |= {f.id: f.completion for f in one.step()}
     assert len(done) == len(PROMPTS)
     work = [(answer.stats.cycles, answer.stats.draft_forwards) for answer in done.values()]
@@ -239,9 +239,9 @@ def test_another_system_takes_over_between_two_cycles(temperature: float) -> Non
             ratio = np.exp(full_logprobs(policy, prompt, done[i], temperature) - done[i].logprobs)
             assert np.abs(ratio - 1).max() < 1e-5
     with pytest.raises(UserError, match="room for 4"):
-        one.set_system(make_system(DecodingConfig(draft_tokens=5)))
+        one.configure(DecodingConfig(draft_tokens=5))
     with pytest.raises(UserError, match="room for 0"):
-        engine(policy, "autoregressive").set_system(make_system(DecodingConfig(draft_tokens=1)))
+        engine(policy, "autoregressive").configure(DecodingConfig(draft_tokens=1))
 
 
 def test_the_fingerprint_is_that_of_the_head_at_the_last_load() -> None:

@@ -14,7 +14,6 @@ from bebop.errors import UserError
 from bebop.metrics import values
 from bebop.model.backbone import Policy
 from bebop.monitor.estimators import rollout_metrics
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import Reward, RolloutWorker
 from bebop.tasks.functions import RewardTimeout
@@ -48,7 +47,7 @@ def worker(
         "runtime": {"seed": seed},
     }
     config = from_dict(JobConfig, sections)
-    engine = TorchEngine(policy or exact(), make_system(DecodingConfig(draft_tokens=2)), slots=slots, max_length=32)
+    engine = TorchEngine(policy or exact(), DecodingConfig(draft_tokens=2), slots=slots, max_length=32)
     return RolloutWorker(engine, reward, config, eos=(11,))
 
 
@@ -257,7 +256,7 @@ def test_decoding_changes_in_order_with_prompts_and_weights() -> None:
     one.set_decoding(DecodingConfig(system="target_only", draft_tokens=1))
     one.submit([prompt(1)])
     done = finish(one, 2)
-    assert one.engine.system.name == "target_only"  # type: ignore[attr-defined]
+    assert one.engine.decoding.system == "target_only"  # type: ignore[attr-defined]
     work = [
         [(t.completion.stats.draft_forwards, t.completion.stats.cycles) for t in done[i].trajectories] for i in (0, 1)
     ]

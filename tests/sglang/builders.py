@@ -22,7 +22,6 @@ from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.mtp import MTPHead
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Request
 from bebop.rollout.sglang_builder import make_engine
 from bebop.rollout.sglang_engine import SglangEngine
@@ -84,7 +83,7 @@ def engine(config: JobConfig, **own: Any) -> Iterator[SglangEngine]:
 
 
 def embedded(folder: Path, system: str = "bebop") -> TorchEngine:
-    return TorchEngine(reload(folder), make_system(job(folder, system).decoding), slots=64, max_length=120)
+    return TorchEngine(reload(folder), job(folder, system).decoding, slots=64, max_length=120)
 
 
 def ask(count: int, tokens: int, temperature: float = 1.0, prompt: Sequence[int] = PROMPT) -> list[Request]:

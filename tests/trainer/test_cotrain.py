@@ -12,7 +12,6 @@ from bebop.config import DecodingConfig
 from bebop.metrics import values
 from bebop.model.fingerprint import fingerprint
 from bebop.model.mtp import at, chain
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trainer import checkpoint
 from bebop.trainer.objectives import Steps
@@ -130,9 +129,7 @@ def test_the_head_learns_to_draft_for_the_policy_of_now() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_engine_gets_the_trained_head(dtype: str) -> None:
     one = trainer("always", dtype)
-    engine = TorchEngine(
-        policy(dtype=getattr(torch, dtype)), make_system(DecodingConfig(draft_tokens=2)), max_length=64
-    )
+    engine = TorchEngine(policy(dtype=getattr(torch, dtype)), DecodingConfig(draft_tokens=2), max_length=64)
     assert engine.head == one.head_fingerprint() and not one.head_changed
     learned(one, cotrain=True, updates=1)
     assert one.head_changed and engine.head != one.head_fingerprint()

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.metrics import values
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trainer.past import some
@@ -33,7 +32,7 @@ class Run:
         rollout = {"staleness": 1, "on_update": on_update}
         settings = job(monitor=monitor, rollout=rollout, trainer={"group_size": SIZE, "groups_per_step": 3})
         self.trainer = PolicyTrainer(policy(), settings)
-        system = make_system(DecodingConfig(system="bebop", draft_tokens=2))
+        system = DecodingConfig(system="bebop", draft_tokens=2)
         self.engine = TorchEngine(policy(), system, slots=16, max_length=48, on_update=on_update)
         self.asked, self.done = 0, {}
         self.ask()

@@ -4,7 +4,6 @@ from typing import Any
 
 from bebop.config import DecodingConfig, ModelConfig
 from bebop.model.checkpoint import load_policy, resolve
-from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.verl_job.server import EmbeddedServer, ServerConfig
 from bebop.verl_job.settings import EngineConfig
@@ -15,7 +14,7 @@ PROMPT = (2, 17, 40, 3)
 def make_engine() -> TorchEngine:
     """Four slots of 64 tokens."""
     policy = load_policy(ModelConfig(device="cpu"))
-    return TorchEngine(policy, make_system(DecodingConfig()), slots=4, max_length=64)
+    return TorchEngine(policy, DecodingConfig(), slots=4, max_length=64)
 
 
 def make_server(**changes: Any) -> EmbeddedServer:

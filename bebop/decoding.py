@@ -1,0 +1,50 @@
+"""The decoding systems: a row of names and properties each, readable without torch.
+
+A part is found by its module's name: ``drafter="mtp"`` is ``rollout/decoding/drafters/mtp.py``, and so for rules and
+lengths. A new system is a row here, and a file for each part that is not there yet.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """What a decoding system is made of, and what others may want to know of it."""
+
+    summary: str  # one line for --help
+    drafter: str = "none"  # a module of rollout/decoding/drafters; none drafts nothing
+    rule: str = "rejection"  # a module of rollout/decoding/rules
+    length: str = "fixed"  # a module of rollout/decoding/lengths
+    decoder: str = "draft_verify"  # a module of rollout/decoding
+    head: bool = False  # drafts with the model's MTP head
+    draft_temperature: float | None = None  # 0: always greedy; None: decoding.draft_temperature, or the target's
+    draft_tokens: int = 3  # K where it is chosen by its name alone
+    sampled: bool = True  # drafts are draws from q, so that acceptance is the overlap of p and q
+    exact: bool = True  # the output distribution is the target's
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there is anything to verify."""
+        return self.drafter != "none"
+
+
+SYSTEMS = {
+    "autoregressive": System(summary="plain decoding, one token per pass"),
+    "target_only": System(
+        summary="greedy MTP drafts, accepted with p(argmax q)",
+        drafter="mtp",
+        head=True,
+        draft_temperature=0.0,
+        sampled=False,
+    ),
+    "bebop": System(
+        summary="sampled MTP drafts, accepted with the overlap of draft and target", drafter="mtp", head=True
+    ),
+    "bebop_adaptive": System(
+        summary="bebop, drafting on only while the draft's entropy makes it pay",
+        drafter="mtp",
+        length="entropy",
+        head=True,
+        draft_tokens=5,
+    ),
+}

@@ -1,0 +1,176 @@
+"""The seams of a decoding system: who drafts, who accepts, how long a draft is, and what they hand to one another.
+
+Parts are made of (policy, slots, config). What one keeps of a request is a column or a cache of the slots, which move
+it with its row. Randomness comes in as uniforms, so that an acceptance rule is a pure function and kernel, reference
+and test can share the numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.kernels.uniforms import uniforms
+from bebop.rollout.slots import Slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """K drafted tokens for each of B rows."""
+
+    tokens: Tensor  # [B, K]; K may differ from cycle to cycle, and be 0
+    probs: Tensor | None  # [B, K, V] that each token was drawn from; None: one-hot (greedy, looked up)
+    lengths: Tensor | None = None  # [B] drafts that count in each row; None: all K
+    entropies: Tensor | None = None  # [B, K] of ``probs``, nats; None: 0
+    forwards: int = 0  # passes of the drafter in this cycle, that of ``commit`` included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetOutput:
+    """The target's pass over the newest token and the drafts."""
+
+    hidden: Tensor  # [B, K + 1, d], final norm applied
+    logits: Tensor  # [B, K + 1, V], raw
+    probs: Tensor  # [B, K + 1, V], penalties, temperature and truncation applied
+    layers: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [B, K + 1, d] after it, those asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What verification made of a draft."""
+
+    tokens: Tensor  # [B, K + 1] accepted drafts, then the recovered or bonus token; what follows means nothing
+    lengths: Tensor  # [B] accepted drafts, 0..K
+
+    @classmethod
+    def chain(cls, draft: Draft, lengths: Tensor, recovered: Tensor) -> Self:
+        """The first ``lengths`` [B] drafts and the token [B] after them."""
+        tokens = torch.cat([draft.tokens, recovered[:, None]], 1)
+        return cls(tokens=tokens.scatter(1, lengths[:, None], recovered[:, None]), lengths=lengths)
+
+
+class Rows:
+    """The active rows of the slots, 0..B-1, in one cycle."""
+
+    def __init__(self, slots: Slots, batch: int, longest: int) -> None:
+        """``longest``: of the lengths fed, so that nobody has to ask the device for it."""
+        self.slots, self.batch = slots, batch
+        self.used = slots.looked_at(longest)
+        self.sampling = slots.sampling(batch)
+        self.fed = slots.fed[:batch]  # [B] entries in the caches
+        self.last = slots.last[:batch]  # [B] the newest token, not fed yet
+        # Keyed by the length fed: a request draws the same numbers wherever and beside whomever it is decoded. For K
+        # drafts, K to draw them, K to test them, one for the recovered token and one for the bonus.
+        self.uniforms = uniforms(slots.seed[:batch], self.fed, 2 * slots.sizes.drafts + 2)
+
+    @property
+    def seen(self) -> Tensor | None:
+        """Tokens in the context of each row [B, V] (bool), where a penalty needs them."""
+        return None if self.slots.seen is None else self.slots.seen[: self.batch]
+
+    @property
+    def sizes(self) -> Tensor:
+        """Tokens of prompt and answer [B]."""
+        return self.fed + 1
+
+    def context(self) -> Tensor:
+        """Prompt and answer [B, C] of each row; what lies beyond ``sizes`` means nothing."""
+        return self.slots.context(self.batch, self.used)
+
+    def tests(self, drafts: int) -> Tensor:
+        """Uniforms [B, drafts + 2] to verify with.
+
+        The last two have their place whatever this cycle drafted: its width is that of the longest draft in the batch.
+        """
+        room = self.slots.sizes.drafts
+        return torch.cat([self.uniforms[:, room : room + drafts], self.uniforms[:, 2 * room :]], 1)
+
+    def probs(self, logits: Tensor, seen: Tensor | None = None, temperature: float | None = None) -> Tensor:
+        """The sampling distributions [B, n, V] of logits [B, n, V], at a temperature other than the rows' own if given.
+
+        ``seen`` [B, n, V]: what penalties see.
+        """
+        sampling = self.sampling
+        if temperature is not None:
+            own = torch.full((self.batch,), temperature, dtype=torch.float32, device=logits.device)
+            sampling = replace(sampling, temperature=own)
+        return sampling.probs(logits, seen)
+
+
+class DraftLength(Protocol):
+    """Chooses how many tokens to draft."""
+
+    limit: int  # the most drafts in a cycle, K
+
+    def start(self, rows: Rows) -> Tensor | None:
+        """Drafts wanted [B] in this cycle as far as is known beforehand; None: ``limit``."""
+        ...
+
+    def extend(self, step: int, entropies: Tensor) -> Tensor | None:
+        """Which rows draft token ``step`` (from 0), given the draft distributions' entropies [B, step + 1]; None: all.
+
+        Called before the token is sampled. The rule may not look at the target, and may not drop a token once it has
+        been sampled for being unlikely: that would filter the draft distribution and bias the output (SPEC 1.7).
+        """
+        ...
+
+    def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
+        """Learn from a cycle.
+
+        What is learned belongs to the request (``Slots.add``): an answer may not depend on those beside it or before.
+        """
+        ...
+
+
+class Drafter(Protocol):
+    """Proposes tokens."""
+
+    layers: tuple[int, ...]  # of the target whose states it reads
+
+    def prefill(self, first: int, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
+        """Read the contexts of slots first, first + 1, ..., ``tokens`` [n, W + 1] padded; the last of each is not fed.
+
+        ``lengths``: tokens fed of each; ``out``: hidden states [n, W, d] of the target, and its layers; no logits.
+        """
+        ...
+
+    def propose(self, rows: Rows, length: DraftLength) -> Draft:
+        """Draft up to ``length.limit`` tokens a row."""
+        ...
+
+    def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
+        """Take in what is emitted, before ``fed`` advances: the first ``emitted`` [B] >= 1 of ``tokens`` [B, K + 1]."""
+        ...
+
+
+class AcceptanceRule(Protocol):
+    """Decides which drafts stand. A pure function of its arguments."""
+
+    exact: bool  # whether the output distribution is the target's
+    layers: tuple[int, ...]  # of the target whose states it reads
+
+    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
+        """Verify with uniforms [B, K + 2]: K tests, one for the recovered token and one for the bonus."""
+        ...
+
+
+class Decoder(Protocol):
+    """What the embedded engine drives: ``DraftVerify``, or a cycle of one's own."""
+
+    exact: bool  # whether tokens of this cycle have the target's distribution
+    measure: bool  # overlap and entropies beside counts
+
+    def configure(self, config: DecodingConfig) -> bool:
+        """Decode otherwise from now on; whether a part is new that has not read the running contexts."""
+        ...
+
+    def prefill(self, first: int, contexts: Sequence[Sequence[int]]) -> None:
+        """Read all but the last token of each context into slots first, first + 1, ..."""
+        ...
+
+    def cycle(self, batch: int, longest: int, version: int) -> Tensor:
+        """Advance the first B slots by a cycle under weights ``version``; which rows are done [B] (bool)."""
+        ...

@@ -1,0 +1,96 @@
+"""The cycle of speculative decoding, whatever the parts: draft, verify, accept, emit, commit."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.decoding import SYSTEMS
+from bebop.model.backbone import Policy
+from bebop.rollout.decoding.base import AcceptanceRule, Draft, Drafter, DraftLength, Rows, TargetOutput
+from bebop.rollout.decoding.emit import end, measure, remember, seen_at, write
+from bebop.rollout.decoding.registry import make_part
+from bebop.rollout.slots import Slots
+from bebop.rollout.target import Target
+
+
+class DraftVerify:
+    """See ``Decoder``. Without a drafter it is plain decoding."""
+
+    drafter: Drafter | None
+    rule: AcceptanceRule
+    length: DraftLength
+
+    def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
+        self.policy, self.slots = policy, slots
+        self.target = Target(policy, slots)
+        self.drafters: dict[str, Drafter] = {}  # all that were ever in charge: they read on, and may return at any time
+        self.measure = True
+        self.configure(config)
+
+    def configure(self, config: DecodingConfig) -> bool:
+        """See ``Decoder``."""
+        system = SYSTEMS[config.system]
+        new = system.drafts and system.drafter not in self.drafters
+        self.drafter = None
+        if system.drafts:
+            self.drafter = make_part(f"drafters.{system.drafter}", self.policy, self.slots, config)
+            self.drafters[system.drafter] = self.drafter
+        self.rule = make_part(f"rules.{system.rule}", self.policy, self.slots, config)
+        self.length = make_part(f"lengths.{system.length}", self.policy, self.slots, config)
+        return new
+
+    @property
+    def exact(self) -> bool:
+        """See ``Decoder``."""
+        return self.rule.exact
+
+    def prefill(self, first: int, contexts: Sequence[Sequence[int]]) -> None:
+        """See ``Decoder``."""
+        lengths = [len(context) - 1 for context in contexts]
+        width = max(lengths)
+        if width == 0:
+            return  # columns are as a new request starts
+        padded = torch.tensor([[*c, *[0] * (width + 1 - len(c))] for c in contexts], device=self.slots.device)
+        hidden, layers = self.target.prefill(first, padded[:, :-1], self._layers())
+        out = TargetOutput(hidden=hidden, logits=hidden[..., :0], probs=hidden[..., :0], layers=layers)
+        for drafter in self.drafters.values():
+            drafter.prefill(first, padded, lengths, out)
+
+    @torch.inference_mode()
+    def cycle(self, batch: int, longest: int, version: int) -> Tensor:
+        """See ``Decoder``."""
+        slots, rows = self.slots, Rows(self.slots, batch, longest)
+        if self.drafter is not None:
+            draft = self.drafter.propose(rows, self.length)
+        else:
+            draft = Draft(tokens=slots.last.new_zeros(batch, 0), probs=None)
+        out = self._verify(rows, draft)
+        accepted = self.rule.accept(rows, draft, out, rows.tests(draft.tokens.shape[1]))
+        emitted, done = end(rows, accepted)
+        write(rows, accepted.tokens, out.probs, version)
+        slots.exact[:batch] &= self.exact
+        if self.drafter is not None:
+            measure(rows, draft, accepted, out.probs, emitted, self.measure)
+            self.length.observe(rows, draft, out, accepted)
+        for drafter in self.drafters.values():
+            drafter.commit(rows, out, accepted.tokens, emitted)
+        remember(rows, accepted.tokens, emitted)
+        slots.work[:batch] += torch.tensor([1, 1, draft.forwards], device=slots.device)
+        slots.fed[:batch] += emitted
+        slots.count[:batch] += emitted
+        slots.last[:batch] = accepted.tokens[torch.arange(batch, device=slots.device), emitted - 1]
+        return done
+
+    def _verify(self, rows: Rows, draft: Draft) -> TargetOutput:
+        fed = torch.cat([rows.last[:, None], draft.tokens], 1)
+        hidden, layers = self.target.verify(rows, fed, self._layers())
+        logits = self.policy.logits(hidden)
+        return TargetOutput(hidden=hidden, logits=logits, probs=rows.probs(logits, seen_at(rows, draft)), layers=layers)
+
+    def _layers(self) -> set[int]:
+        return {layer for drafter in self.drafters.values() for layer in drafter.layers} | {*self.rule.layers}
+
+
+EntryClass = DraftVerify

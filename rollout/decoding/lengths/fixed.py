@@ -1,0 +1,29 @@
+"""A fixed number of drafts."""
+
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.model.backbone import Policy
+from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.slots import Slots
+
+
+class FixedLength:
+    """Always K drafts."""
+
+    def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
+        self.limit = config.draft_tokens
+
+    def start(self, rows: Rows) -> Tensor | None:
+        """All K."""
+        return None
+
+    def extend(self, step: int, entropies: Tensor) -> Tensor | None:
+        """All rows go on."""
+        return None
+
+    def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
+        """Nothing to learn."""
+
+
+EntryClass = FixedLength
