@@ -13,6 +13,7 @@ from bebop.config import LARGEST, MOST, ModelConfig, TaskConfig
 from bebop.config_sglang import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.preflight import check_model, checked
+from bebop.rollout.sglang_arguments import HOSTED
 
 CHAIN_SUM = {"min_terms": 8, "max_terms": 11, "min_digits": 1, "max_digits": 1}
 
@@ -47,8 +48,8 @@ def parser() -> Parser:
     five.add_argument("--device", default="auto")
     five.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     five.add_argument("--batches", type=whole(1), nargs="+", default=[1, 4, 16, 64])
-    plain_first = ["autoregressive", "target_only", "bebop"]
-    five.add_argument("--systems", nargs="+", default=plain_first, choices=[*plain_first, "bebop_adaptive"])
+    fixed = [name for name in HOSTED if SYSTEMS[name].length == "fixed"]
+    five.add_argument("--systems", nargs="+", default=fixed, choices=HOSTED)
     five.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
     five.add_argument("--rounds", type=whole(1), default=3, help="turns at each size; the best counts (default: 3)")
     five.add_argument("--waves", type=whole(1), default=4, help="requests per place (default: 4)")

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -16,7 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from bebop.adaptation.config import AdaptConfig
-from bebop.config import JobConfig, from_dict
+from bebop.config import DecodingConfig, JobConfig, from_dict
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.override_merge import merged as merged_overrides
 from bebop.run_folder import CONFIG
@@ -127,6 +129,9 @@ def composed(overrides: Sequence[str], root: str = "config") -> dict[str, Any]:
 
 
 def _compose(overrides: Sequence[str], root: str) -> DictConfig:
+    for name, system in SYSTEMS.items():
+        choice = DecodingConfig(system=name, draft_tokens=system.draft_tokens)
+        ConfigStore.instance().store(name, dataclasses.asdict(choice), group="decoding")
     with initialize_config_module("bebop.conf", version_base="1.3"):
         return compose(root, overrides=list(overrides))
 
@@ -173,8 +178,9 @@ def _check_names(parsed: Sequence[Override], root: str) -> None:
 def groups() -> dict[str, list[str]]:
     """The configuration groups and the choices in each."""
     root = resources.files("bebop.conf")
-    return {
+    there = {
         folder.name: sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
         for folder in sorted(root.iterdir(), key=lambda f: f.name)
         if folder.is_dir() and not folder.name.startswith("_")
     }
+    return dict(sorted({**there, "decoding": list(SYSTEMS)}.items()))

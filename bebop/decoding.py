@@ -20,6 +20,7 @@ class System:
     draft_temperature: float | None = None  # 0: always greedy; None: decoding.draft_temperature, or the target's
     draft_tokens: int = 3  # K where it is chosen by its name alone
     sampled: bool = True  # drafts are draws from q, so that acceptance is the overlap of p and q
+    other: str | None = None  # the same system with drafts made the other way, sampled or greedy
     exact: bool = True  # the output distribution is the target's
 
     @property
@@ -36,9 +37,13 @@ SYSTEMS = {
         head=True,
         draft_temperature=0.0,
         sampled=False,
+        other="bebop",
     ),
     "bebop": System(
-        summary="sampled MTP drafts, accepted with the overlap of draft and target", drafter="mtp", head=True
+        summary="sampled MTP drafts, accepted with the overlap of draft and target",
+        drafter="mtp",
+        head=True,
+        other="target_only",
     ),
     "bebop_adaptive": System(
         summary="bebop, drafting on only while the draft's entropy makes it pay",

@@ -9,6 +9,7 @@ from pathlib import Path
 from bebop.command import check_writable, run_main, writing
 from bebop.compose import as_yaml, groups, job_config, resumed_overrides, write_down
 from bebop.config import JobConfig
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.resume_rules import JOB
 from bebop.run_folder import RunFolder
@@ -24,6 +25,8 @@ Runs GRPO with rollouts on speculative decoding, on Ray. Without arguments: the 
 
 Choose from a group with GROUP=CHOICE, set a value with GROUP.NAME=VALUE:
 {groups}
+Decoding systems:
+{systems}
 Examples:
   python -m bebop.run                                     the built-in model, about eight minutes on two cores
   python -m bebop.run task=gcd decoding=target_only       another task, another decoding system
@@ -41,7 +44,8 @@ def main(arguments: list[str]) -> int:
     """Parse, run, report; the exit code."""
     if "--help" in arguments or "-h" in arguments:
         listed = "".join(f"  {name:10} {', '.join(choices)}\n" for name, choices in groups().items())
-        sys.stdout.write(HELP.format(groups=listed))
+        systems = "".join(f"  {name:14} {system.summary}\n" for name, system in SYSTEMS.items())
+        sys.stdout.write(HELP.format(groups=listed, systems=systems))
         return 0
     if "runtime=verl" in arguments:
         from bebop.verl_job.run import run  # verl has a configuration of its own: nothing of ours is composed

@@ -7,11 +7,12 @@ from typing import Any
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.config_sglang import Pause, SglangConfig
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.trajectory import SamplingParams
 
 OLDEST = (0, 5, 14)  # the first with speculative_use_rejection_sampling
-SYSTEMS = ("autoregressive", "target_only", "bebop", "bebop_adaptive")
+HOSTED = [name for name, s in SYSTEMS.items() if not s.drafts or (s.drafter, s.rule) == ("mtp", "rejection")]
 CPU = {  # what a CPU without AMX takes; see recipes/sglang
     "device": "cpu",
     "attention_backend": "triton",
@@ -58,7 +59,8 @@ def server_arguments(config: JobConfig, own: SglangConfig, folder: Path, device:
 def speculation(decoding: DecodingConfig, own: SglangConfig, folder: Path, device: str) -> dict[str, Any]:
     """The arguments that say how tokens are drafted and verified; all are given, since SGLang's defaults vary."""
     refuse_system(decoding, own, device)
-    if decoding.system == "autoregressive":
+    system = SYSTEMS[decoding.system]
+    if not system.drafts:
         return {}
     refuse_vocabulary(folder)
     arguments: dict[str, Any] = {
@@ -67,11 +69,11 @@ def speculation(decoding: DecodingConfig, own: SglangConfig, folder: Path, devic
         "speculative_num_steps": decoding.draft_tokens,
         "speculative_eagle_topk": 1,
         "speculative_num_draft_tokens": decoding.draft_tokens + 1,
-        "speculative_use_rejection_sampling": decoding.system != "target_only",
+        "speculative_use_rejection_sampling": system.sampled,
     }
     if own.block_verification:
         arguments["speculative_use_block_verification"] = True
-    if decoding.system == "bebop_adaptive":
+    if system.length == "entropy":
         arguments["speculative_adaptive"] = True
         if own.adaptive_steps is not None:
             arguments["speculative_adaptive_config"] = own.adaptive_steps
@@ -80,15 +82,16 @@ def speculation(decoding: DecodingConfig, own: SglangConfig, folder: Path, devic
 
 def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> None:
     """Raise ``UserError`` for a way of decoding that SGLang does not have."""
-    system, temperature = decoding.system, decoding.draft_temperature
-    if system not in SYSTEMS:
-        raise UserError(f"decoding.system={system!r} is not possible with SGLang: choose one of {', '.join(SYSTEMS)}")
-    if temperature is not None and not (temperature == 0 and system == "target_only"):
+    name, temperature = decoding.system, decoding.draft_temperature
+    if name not in HOSTED:
+        raise UserError(f"decoding.system={name!r} is not possible with SGLang: choose one of {', '.join(HOSTED)}")
+    system = SYSTEMS[name]
+    if temperature is not None and temperature != system.draft_temperature:
         raise UserError(
             f"decoding.draft_temperature={temperature} is not possible with SGLang: it drafts at the target's "
             "temperature; give null, or decoding.system=target_only for greedy drafts"
         )
-    sampled = system in ("bebop", "bebop_adaptive")
+    sampled = system.drafts and system.sampled
     if own.block_verification and (device != "cuda" or not sampled):
         raise UserError(
             "rollout.sglang.block_verification=true is not possible: "
@@ -152,16 +155,17 @@ def refuse_version(version: str) -> None:
 def refuse_server(info: Mapping[str, Any], decoding: DecodingConfig, url: str) -> None:
     """Raise ``UserError`` if a running server drafts or verifies otherwise than asked for."""
     refuse_version(str(info.get("version", "0")))
-    drafts = decoding.system != "autoregressive"
+    system = SYSTEMS[decoding.system]
+    drafts = system.drafts
     wanted: dict[str, Any] = {"speculative_algorithm": ("EAGLE", "NEXTN") if drafts else (None,)}
     if drafts:
         wanted |= {
             "speculative_eagle_topk": (1,),
-            "speculative_use_rejection_sampling": (decoding.system != "target_only",),
+            "speculative_use_rejection_sampling": (system.sampled,),
             "speculative_accept_threshold_single": (1.0,),
             "speculative_accept_threshold_acc": (1.0,),
         }
-    if drafts and decoding.system != "bebop_adaptive":
+    if drafts and system.length == "fixed":
         wanted["speculative_num_steps"] = (decoding.draft_tokens,)
     for name, values in wanted.items():
         if name in info and info[name] not in values:

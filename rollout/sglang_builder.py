@@ -9,6 +9,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from bebop.config import JobConfig
 from bebop.config_sglang import SglangConfig
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve
 from bebop.rollout.sglang_arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
@@ -30,7 +31,7 @@ def make_engine(config: JobConfig) -> tuple[SglangEngine, tuple[int, ...]]:
     layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
     layout = mtp_layout(folder, layers)
     head = stored_head(folder, layout, layers) if layout is not None else {}
-    drafts = 0 if config.decoding.system == "autoregressive" else config.decoding.draft_tokens
+    drafts = config.decoding.draft_tokens if SYSTEMS[config.decoding.system].drafts else 0
     spec = EngineSpec(
         system=config.decoding.system,
         drafts=drafts,
@@ -59,7 +60,7 @@ def check_job(config: JobConfig) -> None:
         raise UserError("rollout=sglang needs SGLang: pip install 'bebop-rl[sglang]', see recipes/sglang")
     refuse_loop(config)
     refuse_system(config.decoding, own, _device(config))
-    speculative = config.decoding.system != "autoregressive"
+    speculative = SYSTEMS[config.decoding.system].drafts
     params = SamplingParams(
         top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, repetition_penalty=sampling.repetition_penalty
     )

@@ -378,5 +378,5 @@ def test_wheel_holds_everything(tmp_path: Path) -> None:
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         held = {name for name in wheel.namelist() if name.startswith("bebop/")}
     assert held == {name for p in files() if (name := shipped(p))}
-    for folder in ("bebop/rollout", "bebop/trainer", "bebop/kernels", "bebop/conf/decoding", "bebop/model/tiny"):
+    for folder in ("bebop/rollout", "bebop/trainer", "bebop/kernels", "bebop/conf/rollout", "bebop/model/tiny"):
         assert any(name.startswith(f"{folder}/") for name in held), folder

@@ -204,9 +204,7 @@ class ProbeReader:
 
     def _draft_temperature(self, temperature: float) -> float:
         """0: the head's most likely token is drafted."""
-        if self.decoding.system == "target_only":
-            return 0.0
-        own = self.decoding.draft_temperature
+        own = self.decoding.temperature_of_drafts
         return self.sampling.temperature * temperature if own is None else own
 
 

@@ -21,6 +21,7 @@ from bebop.config import (
     TaskConfig,
 )
 from bebop.config_sglang import SglangConfig
+from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import load_tokenizer
 from bebop.rollout.engine import Engine, Request
 from bebop.rollout.sglang_builder import check_job, make_engine
@@ -57,7 +58,7 @@ def run(bench: ServedBench) -> list[dict[str, Any]]:
             progress.update()
     bare = {(row["arm"], row["batch"]): row["tokens/s"] for row in rows if row["plugin"] == "off"}
     for row in rows:
-        plain = bare.get(("autoregressive", row["batch"]))
+        plain = next((bare.get((s, row["batch"])) for s in bench.systems if not SYSTEMS[s].drafts), None)
         row["x plain"] = row["tokens/s"] / plain if plain else None
         row["x without plugin"] = row["tokens/s"] / bare[row["arm"], row["batch"]]
     return sorted(rows, key=lambda row: int(row["batch"]))
@@ -67,7 +68,7 @@ def arms(bench: ServedBench) -> Iterator[tuple[str, int]]:
     """System and sampling of the plugin; 0 is without it."""
     for system in bench.systems:
         yield system, 0
-        if system != "autoregressive" and bench.every:
+        if SYSTEMS[system].drafts and bench.every:
             yield system, bench.every
 
 

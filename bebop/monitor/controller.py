@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bebop.decoding import SYSTEMS
 from bebop.monitor.drift import Decomposition
 from bebop.monitor.estimate import Estimate
 
@@ -16,7 +17,6 @@ State = Literal["steady", "entropy-driven", "mismatch-driven", "broken"]
 Kind = Literal["none", "resync", "cotrain_start", "cotrain_stop", "set_length", "set_system"]
 CAUSES: tuple[State, ...] = ("entropy-driven", "mismatch-driven")
 CAUSAL = ("bank", "temperature")  # sources that change the entropy alone, rather than compare what differs otherwise
-SAMPLED, GREEDY = "bebop", "target_only"  # values of set_system
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class ControllerConfig:
     relief: float = 0.5  # a cause is over once it is below this share of a change of no consequence, or uncertain
     pause: int = 10  # steps between two actions on system or length
     least_gain: float = 0.02  # relative speed that another length must promise
-    system: str | None = None  # what runs now (``bebop`` or ``target_only``); None: never propose another
+    system: str | None = None  # what runs now; None: never propose another
     drafts: int | None = None  # drafts now; None: never propose another number
     most_drafts: int | None = None  # that the engine has room for
 
@@ -221,13 +221,13 @@ class Controller:
 
     def _system(self, boundary: Estimate | None) -> Action | None:
         """The other side of the decision boundary."""
-        if boundary is None or self.system not in (SAMPLED, GREEDY) or not boundary.excludes_zero(self.config.level):
+        now = SYSTEMS[self.system] if self.system is not None else None
+        if now is None or now.other is None or boundary is None or not boundary.excludes_zero(self.config.level):
             return None
-        better = SAMPLED if boundary.point > 0 else GREEDY
-        if better == self.system:
+        if now.sampled == (boundary.point > 0):
             return None
-        self.system = better
-        return Action(kind="set_system", value=better, why=f"overlap minus p(argmax q) is {boundary.text()}")
+        self.system = now.other
+        return Action(kind="set_system", value=now.other, why=f"overlap minus p(argmax q) is {boundary.text()}")
 
     def _length(self, drafts: tuple[int, Estimate] | None) -> Action | None:
         """Another number of drafts."""

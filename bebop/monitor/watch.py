@@ -11,9 +11,10 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from bebop.config import DecodingConfig, JobConfig, MonitorConfig
+from bebop.decoding import SYSTEMS
 from bebop.monitor.advice import Costs
 from bebop.monitor.collect import from_groups
-from bebop.monitor.controller import GREEDY, SAMPLED, Action, ControllerConfig, Health
+from bebop.monitor.controller import Action, ControllerConfig, Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.logs import log_row, read_log, read_row
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
@@ -138,14 +139,14 @@ class Watch:
 def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None = None) -> MonitorSettings:
     """How a job is watched. A greedy draft's distribution is one-hot, so its overlap is p(argmax q), what accepts
     it."""
-    fixed = decoding.system in (SAMPLED, GREEDY)
+    system = SYSTEMS[decoding.system]
     return MonitorSettings(
         rate="overlap" if monitor.decode_stats else "accepted",
         steps=steps,
         costs=Costs(draft=decoding.cost_ratio, verify=decoding.verify_ratio),
         controller=ControllerConfig(
-            system=decoding.system if fixed else None,
-            drafts=decoding.draft_tokens if fixed else None,
+            system=decoding.system if system.other else None,
+            drafts=decoding.draft_tokens if system.drafts and system.length == "fixed" else None,
             most_drafts=decoding.draft_tokens + 1 if monitor.actions else None,
         ),
     )

@@ -1,5 +1,6 @@
 """The table at the top of the report: one row a run."""
 
+from bebop.decoding import SYSTEMS
 from bebop.monitor.report.runs import DASH, Run
 
 HEADS = ("Run", "Model", "Task", "System", "Steps", "Reward", "Accept length", "Tokens/s", "Minutes")
@@ -14,7 +15,7 @@ def summary(run: Run) -> tuple[str, ...]:
     """The cells of one run, in the order of ``HEADS``; a dash where there is no data."""
     drafts = run.setting("decoding.draft_tokens")
     system = run.setting("decoding.system")
-    drafting = system not in (DASH, "autoregressive") and drafts != DASH
+    drafting = DASH not in (system, drafts) and (system not in SYSTEMS or SYSTEMS[system].drafts)
     return (
         run.name,
         run.setting("model.path").rstrip("/").rsplit("/", 1)[-1],

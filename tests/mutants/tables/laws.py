@@ -61,16 +61,16 @@ FAULTS = (
     ),
     fault(
         "sampling/penalty-position",
-        "rollout/decoding/step.py",
-        "rows.append(rows[-1].scatter(1, draft.tokens",
-        "rows.append(rows[0].scatter(1, draft.tokens",
+        "rollout/decoding/emit.py",
+        "seen.append(seen[-1].scatter(1, draft.tokens",
+        "seen.append(seen[0].scatter(1, draft.tokens",
         "rollout/test_sampling.py::test_logprobs_are_those_of_the_truncated_law",
     ),
     fault(
         "sampling/penalty-forgets-answer",
-        "rollout/decoding/step.py",
-        "_remember(runner, tokens, emitted)\n    slots",
-        "pass\n    slots",
+        "rollout/decoding/draft_verify.py",
+        "remember(rows, accepted.tokens, emitted)",
+        "pass",
         "rollout/test_sampling.py::test_the_engine_samples_the_truncated_law",
     ),
 )
