@@ -18,6 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from setuptools import find_namespace_packages
 
+from bebop.decoding import SYSTEMS
+
 ROOT = Path(__file__).resolve().parents[1]
 LINKS = ("rollout", "trainer", "kernels", "conf")  # bebop/<name> -> ../<name>
 LENT = {"recipes/verl": "verl_job", "recipes/megatron": "megatron_job"}  # bebop/<value> -> ../<key>, for the wheel
@@ -195,7 +197,32 @@ def form_violations(module: str, source: str, modules: Sequence[str]) -> list[st
     return [f"{module} imports {t}" for t in imports(source, modules) if t.startswith(".") or t.split(".")[0] in LINKS]
 
 
-SOURCE_RULES = (floor_violations, side_violations, door_violations, form_violations)
+def system_violations(module: str, source: str, modules: Sequence[str]) -> list[str]:
+    """Decoding systems are asked for their properties: no comparison with the name of one outside the registry.
+
+    "bebop" is an engine of verl, too; nothing else may be compared with it.
+    """
+    compared = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare)]
+    sides = [s for c in compared if "rollout.name" not in ast.unparse(c) for s in (c.left, *c.comparators)]
+    single = [e for side in sides for e in (side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side])]
+    names = {str(one.value) for one in single if isinstance(one, ast.Constant)} & set(SYSTEMS)
+    return [f"{module} compares with {name}" for name in sorted(names)]
+
+
+def part_violations(module: str, source: str, modules: Sequence[str]) -> list[str]:
+    """Drafters, rules and lengths know the seams, the model and the kernels: no engine, no target, no other part."""
+    if not any(under(module, f"bebop.rollout.decoding.{kind}") for kind in ("drafters", "rules", "lengths")):
+        return []
+    decoding = "bebop.rollout.decoding"
+    known = (f"{decoding}.base", f"{decoding}.sampling", "bebop.rollout.slots", "bebop.model", "bebop.kernels")
+    known += ("bebop.config", "bebop.errors")
+    ours = [t for t in imports(source, modules) if under(t, "bebop")]
+    return [f"{module} imports {t}" for t in ours if not any(under(t, prefix) for prefix in known)]
+
+
+SOURCE_RULES = (
+    floor_violations, side_violations, door_violations, form_violations, system_violations, part_violations
+)  # fmt: skip
 
 
 def init_violations(paths: Sequence[Path]) -> list[str]:
@@ -316,6 +343,14 @@ PLANTED = [
     (form_violations, "bebop.loop", "from rollout.worker import RolloutWorker"),
     (form_violations, "bebop.loop", "import kernels"),
     (form_violations, "bebop.loop", "from . import buffer"),
+    (system_violations, "bebop.loop", "if config.decoding.system == 'target_only': pass"),
+    (system_violations, "bebop.monitor.watch", "fixed = system in ('autoregressive', other)"),
+    (part_violations, "bebop.rollout.decoding.drafters.mtp", "from bebop.rollout.target import Target"),
+    (
+        part_violations,
+        "bebop.rollout.decoding.rules.block",
+        "from bebop.rollout.decoding.rules.rejection import Rejection",
+    ),
 ]
 
 
@@ -332,6 +367,8 @@ def test_planted_imports_are_caught(rule, module: str, source: str) -> None:
         (side_violations, "bebop.runtime", "from bebop.rollout import worker\nfrom bebop.trainer import policy"),
         (door_violations, "bebop.rollout.sglang_engine", "import sglang"),
         (door_violations, "bebop.runtime", "import ray.util"),
+        (system_violations, "bebop.loop", "near = sums['target_only'] > 1\nif rollout.name == 'bebop': pass"),
+        (part_violations, "bebop.rollout.decoding.rules.block", "from bebop.rollout.decoding.base import Draft"),
         (form_violations, "bebop.loop", "import trainers\nfrom bebop.rollout.worker import RolloutWorker"),
     ],
 )

@@ -19,6 +19,7 @@ from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.trajectory import DecodeStats
 from tests.builders import requests, tiny_policy
 
 VOCAB, DRAWS, TOKENS = 5, 20_000, 3
@@ -66,8 +67,13 @@ def draw(
         engine.decoder.target.cache.__class__ = fault
     elif fault is not None:
         engine.decoder.rule = fault
+    drafts = engine.decoder.drafter is not None
     asked = requests([prompt] * DRAWS, temperature=temperature, max_new_tokens=TOKENS + 2)
-    counts = Counter(tuple(a.token_ids[:TOKENS].tolist()) for a in generate(engine, asked))
+    answers = generate(engine, asked)
+    stats = sum((a.stats for a in answers), DecodeStats())
+    few = 0.1 * stats.reached.sum()
+    assert not drafts or stats.accepted.sum() > few > 0, "less than 10 % of the drafts are accepted: nothing is tested"
+    counts = Counter(tuple(a.token_ids[:TOKENS].tolist()) for a in answers)
     table = np.zeros((VOCAB,) * TOKENS)
     for tokens, count in counts.items():
         table[tokens] = count

@@ -66,8 +66,8 @@ FAULTS = (
     fault(
         "monitor/controller-boundary",
         "bebop/monitor/controller.py",
-        "SAMPLED if boundary.point > 0 else GREEDY",
-        "GREEDY if boundary.point > 0 else SAMPLED",
+        "now.sampled == (boundary.point > 0)",
+        "now.sampled != (boundary.point > 0)",
         "monitor/test_controller.py::test_the_system_follows_the_decision_boundary",
     ),
     fault(
