@@ -52,4 +52,5 @@ SYSTEMS = {
         head=True,
         draft_tokens=5,
     ),
+    "ngram": System(summary="drafts looked up in the context", drafter="ngram", sampled=False),
 }
