@@ -53,4 +53,7 @@ SYSTEMS = {
         draft_tokens=5,
     ),
     "ngram": System(summary="drafts looked up in the context", drafter="ngram", sampled=False),
+    "bebop_block": System(
+        summary="bebop, the drafts of a cycle verified as a whole", drafter="mtp", rule="block", head=True
+    ),
 }
