@@ -347,8 +347,8 @@ class JobConfig:
             "the trainer computes softmax(logits / temperature); set algorithm.rescore=true to train on truncated ones",
         )
         check(sampling.temperature > 0, "rollout.sampling.temperature", sampling.temperature, "training explores: > 0")
-        watched = self.monitor.drift and SYSTEMS[self.decoding.system].drafts
-        word = "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts"
+        watched = self.monitor.drift and SYSTEMS[self.decoding.system].head
+        word = "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head"
         check(self.cotrain.mode != "auto" or watched, "cotrain.mode", self.cotrain.mode, word)
         divides = self.trainer.groups_per_step % self.algorithm.minibatches == 0
         check(divides, "algorithm.minibatches", self.algorithm.minibatches, "it must divide trainer.groups_per_step")

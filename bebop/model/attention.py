@@ -117,8 +117,8 @@ class SlotContext:
     """The engine's cache: one slot a request, each with its own length, all preallocated.
 
     Rows 0..B-1 are the active slots, so that the used part of the cache is a view and nothing is copied. New entries
-    are written at ``positions``; a query at position t sees entries 0..t of its own slot. What lies beyond (drafts
-    that were rejected) is never seen and is overwritten by the next pass.
+    are written where ``place`` says; in a chain, a query at entry t sees entries 0..t of its own slot. What lies beyond
+    (drafts that were rejected) is never seen and is overwritten by the next pass.
     """
 
     def __init__(self, layers: int, slots: int, length: int, kv_heads: int, head_dim: int, like: Tensor) -> None:
@@ -137,13 +137,18 @@ class SlotContext:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(layers or config.num_hidden_layers, slots, length, kv_heads, head_dim, like)
 
-    def place(self, positions: Tensor, used: int) -> None:
-        """Set the positions [B,n] of the next pass; ``used`` bounds the entries that are looked at."""
-        batch, width = positions.shape
+    def place(self, entries: Tensor, used: int, seen: Tensor | None = None) -> None:
+        """Set the entries [B,n] that the next pass writes; ``used`` (P) bounds those that are looked at.
+
+        ``seen`` [B,n,P]: the entries that each sees, its own among them; None: a chain, all up to its own. Position ids
+        are given to the model, apart from this: siblings in a tree have one position and an entry each.
+        """
+        batch, width = entries.shape
         kv_heads, head_dim = self.keys.shape[2], self.keys.shape[4]
-        self.index = positions[:, None, :, None].expand(batch, kv_heads, width, head_dim)
-        seen = torch.arange(used, device=positions.device) <= positions[..., None]  # [B,n,P]
-        zero = torch.zeros((), dtype=self.keys.dtype, device=positions.device)
+        self.index = entries[:, None, :, None].expand(batch, kv_heads, width, head_dim)
+        if seen is None:
+            seen = torch.arange(used, device=entries.device) <= entries[..., None]  # [B,n,P]
+        zero = torch.zeros((), dtype=self.keys.dtype, device=entries.device)
         self.bias = torch.where(seen, zero, zero - float("inf"))[:, None, None]  # [B,1,1,n,P], one row per group
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:

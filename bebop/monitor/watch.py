@@ -62,7 +62,8 @@ class Watch:
         The first batch's answers become the texts. While things are unsettled, or the head is being repaired, every
         step is read.
         """
-        every, mode = self.config.monitor.bank_every, self.config.cotrain.mode
+        mode = self.config.cotrain.mode
+        every = self.config.monitor.bank_every if SYSTEMS[self.decoding.system].head else 0  # it reads the head
         if not self.texts and every:
             self.texts = choose(groups, self.config.monitor.bank_answers)
         if not every or len(self.texts) < 2:

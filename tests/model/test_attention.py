@@ -120,6 +120,33 @@ def test_rows_of_their_own_length_and_copied_slots(policy: Policy) -> None:
         assert torch.allclose(own[-1], stock_logits(policy, row)[-1], atol=1e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+def test_a_tree_of_drafts_is_its_chains(policy: Policy) -> None:
+    """Siblings share a position and have an entry each; every node sees the text before and its own ancestors."""
+    text, context = torch.tensor([3, 1, 4, 1]), slot_context(policy, 1)
+    parents, nodes = [-1, -1, 0, 1, 2], torch.tensor([5, 7, 2, 2, 8])  # 5 and 7 follow the text; 2 follows either; ...
+    size = len(text)
+    context.place(torch.arange(size)[None], size)
+    policy.hidden(text[None], torch.arange(size)[None], context)
+    paths = [[node] for node in range(len(nodes))]
+    for node, path in enumerate(paths):
+        path[:0] = paths[parents[node]] if parents[node] >= 0 else []
+    seen = torch.zeros(1, len(nodes), 24, dtype=torch.bool)
+    seen[..., :size] = True
+    for node, path in enumerate(paths):
+        seen[0, node, [size + ancestor for ancestor in path]] = True
+    entries = size + torch.arange(len(nodes))[None]
+    positions = torch.tensor([[size + len(path) - 1 for path in paths]])
+    context.place(entries, 24, seen)
+    tree = logits(policy, nodes[None], positions, context)[0]
+    for node, path in enumerate(paths):
+        assert torch.allclose(
+            tree[node], stock_logits(policy, torch.cat([text, nodes[path]]))[-1], atol=1e-5, rtol=1e-5
+        )
+    context.place(entries, 24)  # as a chain, a node would see the branches beside it
+    assert not torch.allclose(tree, logits(policy, nodes[None], positions, context)[0], atol=1e-3)
+
+
 @pytest.mark.parametrize("setting", ["sliding_window", "softcap"])
 def test_attention_of_another_kind_is_refused(setting: str) -> None:
     one = torch.zeros(1, 1, 1, 1)

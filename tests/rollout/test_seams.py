@@ -119,9 +119,7 @@ def test_an_answer_is_exact_if_all_its_cycles_were(resumed: bool) -> None:
         assert [parts[i].exact for i in (0, 1)] == [False, True]
         one = engine(policy, slots=2)
         for request in (early, late):
-            one.add(
-                Request(id=request.id, token_ids=request.token_ids, params=request.params, partial=parts[request.id])
-            )
+            one.add(dataclasses.replace(request, partial=parts[request.id]))
     while one.unfinished:
         done |= {f.id: f.completion for f in one.step()}
     assert [done[i].exact for i in (0, 1)] == [False, True]

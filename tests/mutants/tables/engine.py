@@ -130,15 +130,15 @@ FAULTS = (
     fault(
         "engine/cache-sees-ahead",
         "bebop/model/attention.py",
-        "device=positions.device) <= positions[..., None]",
-        "device=positions.device) <= positions[..., None] + 1",
+        "device=entries.device) <= entries[..., None]",
+        "device=entries.device) <= entries[..., None] + 1",
         "model/test_attention.py::test_slots_fed_bit_by_bit_equal_one_pass",
     ),
     fault(
         "engine/cache-misses-itself",
         "bebop/model/attention.py",
-        "device=positions.device) <= positions[..., None]",
-        "device=positions.device) < positions[..., None]",
+        "device=entries.device) <= entries[..., None]",
+        "device=entries.device) < entries[..., None]",
         "model/test_attention.py::test_slots_fed_bit_by_bit_equal_one_pass",
     ),
     fault(
