@@ -18,7 +18,6 @@ from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, require_known, require_mtp, resolve
 from bebop.rollout.decoding.systems import make_system
 from bebop.rollout.room import check_memory, check_positions
-from bebop.rollout.sglang_builder import check_job as check_sglang
 from bebop.tasks.rewards import make_reward
 from bebop.tasks.source import PromptSource, chat_encoder, instruction
 
@@ -36,7 +35,9 @@ def checked(config: JobConfig) -> PromptSource:
         require_mtp(config.model)
     source = check_task(config)
     if config.rollout.engine == "sglang":
-        check_sglang(config)
+        from bebop.rollout.sglang_builder import check_job  # brings aiohttp along, which head training does without
+
+        check_job(config)
     elif here:
         slots, device = config.rollout.slots * config.rollout.workers, find_device(config.model)
         check_memory(settings, slots, config.rollout.max_length, getattr(torch, config.model.dtype), device)
