@@ -1,6 +1,8 @@
 """What can be found wrong with a job before anything is started, loaded or written: seconds, and no weights read."""
 
 import errno
+import os
+import resource
 import socket
 import tempfile
 from importlib.util import find_spec
@@ -24,6 +26,8 @@ from bebop.tasks.source import PromptSource, chat_encoder, instruction
 # Ray puts sockets below its folder, and a socket's path has at most 107 characters; these are those below.
 SESSION = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 LONGEST_FOLDER = 107 - len(SESSION)
+# Ray keeps what its processes share in one file, as large from the start as it may become: of the memory, and at most.
+RAY_STORE_SHARE, RAY_STORE_MOST = 0.3, 200 * 10**9
 
 
 def checked(config: JobConfig) -> PromptSource:
@@ -46,6 +50,7 @@ def checked(config: JobConfig) -> PromptSource:
     if here:
         check_ports(config.runtime)
         check_temp(config.runtime)
+        check_file_size()
     return source
 
 
@@ -134,4 +139,16 @@ def check_temp(runtime: RuntimeConfig) -> None:
         raise UserError(
             f"runtime.temp_dir={runtime.temp_dir!r} is not possible: its {len(str(folder))} characters leave no room "
             f"for Ray's sockets; give a path of at most {LONGEST_FOLDER}"
+        )
+
+
+def check_file_size() -> None:
+    """Ray's store may be as large as it will be; its processes end without a word where the system says no."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    store = int(min(RAY_STORE_SHARE * memory, RAY_STORE_MOST))
+    if limit != resource.RLIM_INFINITY and limit < store:
+        raise UserError(
+            f"files of at most {limit >> 10} KiB (ulimit -f) are too small for Ray, which keeps shared objects in one "
+            f"of up to {store >> 10} KiB here; raise the limit (ulimit -f unlimited)"
         )
