@@ -36,7 +36,7 @@ class PackedRows:
     """One micro-batch: N tokens of R rows, A of them answer tokens.
 
     Prompt (7, 8) with answer (9, 1), then prompt (5,) with answer (6,): token_ids 7 8 9 1 5 6, positions 0 1 2 3 0 1,
-    lengths 4 2, predictors 1 2 4, targets 9 1 6.
+    lengths 4 2, predictors 1 2 4, targets 9 1 6, answers 2 1.
     """
 
     token_ids: Tensor  # [N]
@@ -47,6 +47,7 @@ class PackedRows:
     rollout_logprobs: Tensor  # [A] log p under the distribution that produced the token
     versions: Tensor  # [A] weight version that produced the token
     contexts: Tensor  # [A] oldest weight version among the keys and values that it saw
+    answers: Tensor  # [R] answer tokens of each row, summing to A
     advantages: Tensor  # [A]
     weights: Tensor  # [A] weight in the loss; over all micro-batches of all ranks they follow the aggregation
 
@@ -117,12 +118,9 @@ def _lay(rows: Sequence[Row]) -> PackedRows:
         rollout_logprobs=joined([c.logprobs for c in completions], torch.float64),
         versions=joined([c.versions for c in completions], torch.int64),
         contexts=joined([c.oldest for c in completions], torch.int64),
-        advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float64).repeat_interleave(
-            torch.tensor(answers)
-        ),
-        weights=torch.tensor([row.weight for row in rows], dtype=torch.float64).repeat_interleave(
-            torch.tensor(answers)
-        ),
+        answers=torch.tensor(answers),
+        advantages=joined([np.repeat([row.advantage for row in rows], answers)], torch.float64),
+        weights=joined([np.repeat([row.weight for row in rows], answers)], torch.float64),
     )
 
 

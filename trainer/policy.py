@@ -264,6 +264,7 @@ class PolicyTrainer:
                 proximal=prox,
                 rollout_logprobs=rollout_logprobs,
                 advantages=rows.advantages,
+                answers=rows.answers,
                 weights=rows.weights,
                 reference=self._reference_logprobs(rows),
             )
