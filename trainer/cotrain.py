@@ -13,10 +13,11 @@ from bebop.config import HeadConfig
 from bebop.metrics import Mean, Metrics
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.heads import HeadTrainer, State
+from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from bebop.trainer.packing import PackedRows
 from bebop.trainer.scorer import whole_tables
+from bebop.trainer.state import State
 
 
 class CoTrainer:

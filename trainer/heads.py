@@ -7,13 +7,11 @@ autocast. What it leaves out: dropout, and any gradient into embedding, language
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.nn.utils.rnn import pad_sequence
 
 from bebop.config import HeadConfig
@@ -22,11 +20,10 @@ from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
 from bebop.trainer.objectives import Objective, Sampling, make_objective, share, unroll
-from bebop.trainer.scorer import like, whole
+from bebop.trainer.optim import GuardedAdamW
+from bebop.trainer.schedule import warm_up
+from bebop.trainer.state import State, load_optimizer_state, optimizer_state, whole_copies
 
-MAX_SKIPPED = 3  # steps in a row without a finite gradient before training gives up
-
-State = dict[str, Any]
 Shared = tuple[Tensor, Tensor]  # token embedding and language-model head, both [V, d]
 
 
@@ -81,7 +78,6 @@ class HeadTrainer:
             raise UserError("the model's language-model head has a bias, which head training does not have")
         self.policy, self.config, self.rank, self.world, self.beside = policy, config, rank, world, beside
         self.version = 0  # finished updates
-        self._skipped = 0
         self.mixed = policy.backbone.dtype == torch.bfloat16
         if not beside:
             policy.backbone.eval().requires_grad_(False)
@@ -93,10 +89,9 @@ class HeadTrainer:
                 fully_shard(layer, mesh=mesh)
             fully_shard(self.module, mesh=mesh)
         self.named = dict(policy.mtp.named_parameters())
-        decay = [p for p in self.named.values() if p.ndim > 1]
-        rest = [p for p in self.named.values() if p.ndim <= 1]
-        groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
+        self.optimizer = GuardedAdamW(
+            self.named, config, setting="head.lr", loss="the loss of the MTP head", causes="weights"
+        )
 
     def update(
         self, rows: Sequence[TokenRow], objective: str | Objective | None = None, hidden: Sequence[Tensor] | None = None
@@ -177,64 +172,29 @@ class HeadTrainer:
         return [mine[a:b] for a, b in pairwise(ends)]
 
     def _descend(self, loss: Tensor) -> dict[str, float]:
-        """Clip and step; a gradient that is not finite is skipped, and too many of them in a row are an error."""
-        parameters = list(self.named.values())
+        """Gradients summed over the ranks where each has a whole head, then the guarded step."""
         if self.beside and self.world > 1:
-            for parameter in parameters:
+            for parameter in self.named.values():
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 torch.distributed.all_reduce(parameter.grad)
-        norm = whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))
-        finite = bool(norm.isfinite())
-        rate = self.config.lr * min(1.0, (self.version + 1) / max(1, self.config.lr_warmup_steps))
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        if finite:
-            clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
-            self.optimizer.step()
-        self._skipped = 0 if finite else self._skipped + 1
-        if self._skipped >= MAX_SKIPPED:
-            raise UserError(
-                f"head.lr={self.config.lr}: the loss of the MTP head is not finite in {MAX_SKIPPED} steps running "
-                f"(gradient norm {float(norm)}); lower it, or look for weights that are not finite"
-            )
+        numbers = self.optimizer.guarded_step(warm_up(self.config, self.version))
         self.version += 1
         if self.world > 1:
             torch.distributed.all_reduce(loss)
-        names = {"head/loss": float(loss), "head/lr": rate, "head/skipped": float(not finite)}
-        return names | ({"head/grad_norm": float(norm)} if finite else {})
+        return {"head/loss": float(loss), **{f"head/{name}": value for name, value in numbers.items()}}
 
     def weights(self) -> dict[str, Tensor]:
         """The head's full fp32 weights on the CPU, by the names of ``MTPHead``; all ranks take part."""
-        return {name: whole(p.detach()).to("cpu", copy=True) for name, p in self.named.items()}
+        return whole_copies(self.named)
 
     def state_dict(self) -> State:
         """All that an exact resume needs, unsharded: any number of ranks can load it."""
-        found = {name: self.optimizer.state[p] for name, p in self.named.items() if p in self.optimizer.state}
-        moments = {
-            f"{name}/{key}": whole(value).to("cpu", copy=True)
-            for name, state in found.items()
-            for key, value in state.items()
-        }
-        return {"version": self.version, "skipped": self._skipped, "weights": self.weights(), "optimizer": moments}
+        return {"version": self.version, **optimizer_state(self.optimizer)}
 
     def load_state_dict(self, state: State) -> None:
         """Take over a ``state_dict``; ``UserError`` if it belongs to another head."""
-        found = {name: tuple(t.shape) for name, t in state["weights"].items()}
-        wanted = {name: tuple(p.shape) for name, p in self.named.items()}
-        if found != wanted:
-            name = next(n for n in {**wanted, **found} if found.get(n) != wanted.get(n))
-            raise UserError(
-                f"the checkpoint belongs to another head: {name} is {found.get(name)}, not {wanted.get(name)}"
-            )
-        with torch.no_grad():
-            for name, parameter in self.named.items():
-                parameter.copy_(like(state["weights"][name], parameter))
-        self.optimizer.state.clear()
-        for key, value in state["optimizer"].items():
-            name, field = key.rsplit("/", 1)
-            moment = value.clone() if value.dim() == 0 else like(value, self.named[name]).clone()
-            self.optimizer.state[self.named[name]][field] = moment
-        self.version, self._skipped = state["version"], state["skipped"]
+        load_optimizer_state(self.optimizer, state, "head")
+        self.version = state["version"]
 
 
 def _name(objective: str | Objective) -> str:
