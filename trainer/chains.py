@@ -7,9 +7,12 @@ that can draft the first token of the answer, and a step counts while its token 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Per = Literal["step", "anchor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,10 @@ class ChainRows:
     lengths: Tensor  # [B]
     anchors: Tensor  # [B, A] positions; those beyond the end have no step
     steps: Tensor  # [B, A] steps that exist at each anchor, 0..depth
+
+    def count(self, per: Per) -> int:
+        """Steps, or anchors with a step, of all rows."""
+        return int(self.steps.sum() if per == "step" else (self.steps > 0).sum())
 
     def mask(self, depth: int) -> Tensor:
         """Which steps exist [B, A, depth]."""

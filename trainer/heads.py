@@ -5,7 +5,7 @@ autocast. What it leaves out: dropout, and any gradient into embedding, language
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -19,7 +19,7 @@ from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
-from bebop.trainer.objectives import Objective, Sampling, make_objective, share, unroll
+from bebop.trainer.objectives import Objective, Sampling, Steps, make_objective, unroll
 from bebop.trainer.optim import GuardedAdamW
 from bebop.trainer.schedule import warm_up
 from bebop.trainer.state import State, load_optimizer_state, optimizer_state, whole_copies
@@ -37,7 +37,11 @@ class HeadLoss(nn.Module):
         self.backbone, self.mtp = policy.backbone, policy.mtp
 
     def forward(
-        self, rows: ChainRows, objective: Objective, hidden: Tensor | None = None, shared: Shared | None = None
+        self,
+        rows: ChainRows,
+        loss: Callable[[Steps], Tensor],
+        hidden: Tensor | None = None,
+        shared: Shared | None = None,
     ) -> Tensor:
         """The loss of some rows; ``hidden`` [B, L, d] saves the backbone's pass where its states are known.
 
@@ -54,7 +58,7 @@ class HeadLoss(nn.Module):
             if self.mixed:
                 hidden, embeddings, weight = (x.to(torch.bfloat16) for x in (hidden, embeddings, weight))
             steps = unroll(self.mtp, embeddings, hidden, weight, rows, self.sampling)
-            return objective(steps)
+            return loss(steps)
 
 
 class HeadTrainer:
@@ -98,7 +102,7 @@ class HeadTrainer:
     ) -> dict[str, float]:
         """One optimizer step on the mean loss of all rows (of all ranks, which are given the same rows).
 
-        ``objective``: a name in ``OBJECTIVES`` or a function that averages over steps; None: the configuration's.
+        ``objective``: its name in ``OBJECTIVES``, or one of another kind; None: the configuration's.
         ``hidden``: the backbone's states [L, d] of each row, where they are known; else they are computed.
 
         Returns:
@@ -108,28 +112,30 @@ class HeadTrainer:
             UserError: fewer rows than ranks, no chain in any row, or the third gradient in a row that is not finite.
         """
         parts = self._micro_batches([len(row.token_ids) for row in rows])
-        total = share(chain_rows(rows, self.config.depth), _name(objective or self.config.objective))
+        chosen = objective if isinstance(objective, Objective) else make_objective(objective or self.config.objective)
+        total = chain_rows(rows, self.config.depth).count(chosen.per)
         # FSDP averages gradients over the ranks; the loss of the batch is the sum over them.
-        return self._learn(rows, parts, total, objective, hidden, scale=self.world)
+        return self._learn(rows, parts, total, chosen, hidden, scale=self.world)
 
     def update_share(
         self, rows: Sequence[TokenRow], hidden: Sequence[Tensor], shared: Shared | None = None
     ) -> dict[str, float]:
         """``update`` with rows and hidden states [L, d] that are this rank's own, ``beside`` a policy."""
         assert self.beside
-        total = share(chain_rows(rows, self.config.depth), self.config.objective) if rows else 0
+        chosen = make_objective(self.config.objective)
+        total = chain_rows(rows, self.config.depth).count(chosen.per) if rows else 0
         if self.world > 1:
             everybody = torch.tensor(total, device=self.policy.device)
             torch.distributed.all_reduce(everybody)
             total = int(everybody)
-        return self._learn(rows, self._fitting(rows), max(1, total), None, hidden, shared=shared)
+        return self._learn(rows, self._fitting(rows), max(1, total), chosen, hidden, shared=shared)
 
     def _learn(
         self,
         rows: Sequence[TokenRow],
         parts: Sequence[Sequence[int]],
         total: int,
-        objective: str | Objective | None,
+        objective: Objective,
         hidden: Sequence[Tensor] | None,
         scale: float = 1.0,
         shared: Shared | None = None,
@@ -137,14 +143,12 @@ class HeadTrainer:
         """Gradients of the micro-batches ``parts``, each weighted by its share of ``total``; then a step."""
         if total == 0:
             raise UserError("no answer in these rows is long enough to draft a token of: answers of 1 token or more")
-        chosen = objective or self.config.objective
-        function = make_objective(chosen) if isinstance(chosen, str) else chosen
         self.optimizer.zero_grad()
         loss = torch.zeros((), device=self.policy.device)
         for part in parts:
             batch = chain_rows([rows[i] for i in part], self.config.depth, self.policy.device)
             known = None if hidden is None else pad_sequence([hidden[i] for i in part], batch_first=True)
-            value = self.module(batch, function, known, shared) * (share(batch, _name(chosen)) / total)
+            value = self.module(batch, objective.loss, known, shared) * (batch.count(objective.per) / total)
             (value * scale).backward()
             loss += value.detach()
         return self._descend(loss)
@@ -195,8 +199,3 @@ class HeadTrainer:
         """Take over a ``state_dict``; ``UserError`` if it belongs to another head."""
         load_optimizer_state(self.optimizer, state, "head")
         self.version = state["version"]
-
-
-def _name(objective: str | Objective) -> str:
-    """By which ``share`` weighs micro-batches: a function averages over steps."""
-    return objective if isinstance(objective, str) else ""

@@ -25,7 +25,7 @@ from bebop.megatron_job.weights import gather, rule_of
 from bebop.model.mtp import MTPHead
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
 from bebop.trainer.heads import HeadTrainer, Shared
-from bebop.trainer.objectives import Objective, Sampling, Steps, make_objective, share, unroll
+from bebop.trainer.objectives import Objective, Sampling, Steps, unroll
 
 
 class MegatronHeadTrainer(HeadTrainer):
@@ -60,7 +60,7 @@ class MegatronHeadTrainer(HeadTrainer):
         rows: Sequence[TokenRow],
         parts: Sequence[Sequence[int]],
         total: int,
-        objective: str | Objective | None,
+        objective: Objective,
         hidden: Sequence[Tensor] | None,
         scale: float = 1.0,
         shared: Shared | None = None,
@@ -68,9 +68,6 @@ class MegatronHeadTrainer(HeadTrainer):
         """Gradients of the micro-batches ``parts``, each weighted by its share of ``total``; then a step."""
         if total == 0:
             raise UserError("no answer in these rows is long enough to draft a token of: answers of 1 token or more")
-        chosen = objective or self.config.objective
-        function = make_objective(chosen) if isinstance(chosen, str) else chosen
-        name = chosen if isinstance(chosen, str) else ""
         self.adam.zero_grad()
         loss = torch.zeros((), device=self.device)
         for part in parts:
@@ -78,7 +75,7 @@ class MegatronHeadTrainer(HeadTrainer):
             known = None if hidden is None else [hidden[i] for i in part]
             states = self._states(batch, known)
             if states is not None:
-                value = function(self.steps(batch, states)) * (share(batch, name) / total)
+                value = objective.loss(self.steps(batch, states)) * (batch.count(objective.per) / total)
                 value.backward()
                 loss += value.detach()
         self.pipeline.finish()

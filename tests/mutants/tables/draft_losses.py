@@ -244,14 +244,14 @@ FAULTS = (
     fault(
         "draft/share-of-steps",
         "trainer/objectives.py",
-        'name.startswith("e2e") else',
-        'name == "" else',
+        'corrected=False), per="anchor")',
+        'corrected=False), per="step")',
         "trainer/test_objectives.py::test_shares_count_what_a_mean_is_over",
     ),
     fault(
         "draft/micro-batch-share",
         "trainer/heads.py",
-        "* (share(batch, _name(chosen)) / total)",
+        "* (batch.count(objective.per) / total)",
         "* (1 / len(parts))",
         "trainer/test_heads.py::test_micro_batches_add_up",
     ),
