@@ -5,7 +5,7 @@ autocast. What it leaves out: dropout, and any gradient into embedding, language
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -18,13 +18,14 @@ from bebop.config import HeadConfig
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
+from bebop.trainer.chains import ChainRows, KnownRow, TokenRow, chain_rows, known_chains
 from bebop.trainer.objectives import Objective, Sampling, Steps, make_objective, unroll
 from bebop.trainer.optim import GuardedAdamW
 from bebop.trainer.schedule import warm_up
 from bebop.trainer.state import State, load_optimizer_state, optimizer_state, whole_copies
 
 Shared = tuple[Tensor, Tensor]  # token embedding and language-model head, both [V, d]
+MicroBatch = tuple[ChainRows, Tensor | None]  # with the hidden states [B, L, d], where they are known
 
 
 class HeadLoss(nn.Module):
@@ -81,6 +82,7 @@ class HeadTrainer:
         if getattr(policy.backbone.get_output_embeddings(), "bias", None) is not None:
             raise UserError("the model's language-model head has a bias, which head training does not have")
         self.policy, self.config, self.rank, self.world, self.beside = policy, config, rank, world, beside
+        self.device = policy.device
         self.version = 0  # finished updates
         self.mixed = policy.backbone.dtype == torch.bfloat16
         if not beside:
@@ -115,52 +117,57 @@ class HeadTrainer:
         chosen = objective if isinstance(objective, Objective) else make_objective(objective or self.config.objective)
         total = chain_rows(rows, self.config.depth).count(chosen.per)
         # FSDP averages gradients over the ranks; the loss of the batch is the sum over them.
-        return self._learn(rows, parts, total, chosen, hidden, scale=self.world)
+        return self._learn(self._batches(rows, parts, hidden), total, chosen, scale=self.world)
 
-    def update_share(
-        self, rows: Sequence[TokenRow], hidden: Sequence[Tensor], shared: Shared | None = None
-    ) -> dict[str, float]:
-        """``update`` with rows and hidden states [L, d] that are this rank's own, ``beside`` a policy."""
+    def _batches(
+        self, rows: Sequence[TokenRow], parts: Sequence[Sequence[int]], hidden: Sequence[Tensor] | None
+    ) -> Iterator[MicroBatch]:
+        """The rows of each part side by side, one part at a time."""
+        for part in parts:
+            known = None if hidden is None else pad_sequence([hidden[i] for i in part], batch_first=True)
+            yield chain_rows([rows[i] for i in part], self.config.depth, self.device), known
+
+    def update_share(self, rows: Sequence[KnownRow], shared: Shared | None = None) -> dict[str, float]:
+        """``update`` with rows that are this rank's own, ``beside`` a policy."""
         assert self.beside
         chosen = make_objective(self.config.objective)
-        total = chain_rows(rows, self.config.depth).count(chosen.per) if rows else 0
+        parts = self._fitting(rows)
+        layouts = [known_chains(part, self.config.depth) for part in parts]
+        total = sum(layout.count(chosen.per) for layout in layouts)
         if self.world > 1:
             everybody = torch.tensor(total, device=self.policy.device)
             torch.distributed.all_reduce(everybody)
             total = int(everybody)
-        return self._learn(rows, self._fitting(rows), max(1, total), chosen, hidden, shared=shared)
+        hidden = (pad_sequence([row.hidden for row in part], batch_first=True) for part in parts)
+        return self._learn(zip(layouts, hidden, strict=True), max(1, total), chosen, shared=shared)
 
     def _learn(
         self,
-        rows: Sequence[TokenRow],
-        parts: Sequence[Sequence[int]],
+        batches: Iterable[MicroBatch],
         total: int,
         objective: Objective,
-        hidden: Sequence[Tensor] | None,
         scale: float = 1.0,
         shared: Shared | None = None,
     ) -> dict[str, float]:
-        """Gradients of the micro-batches ``parts``, each weighted by its share of ``total``; then a step."""
+        """Gradients of the micro-batches, each weighted by its share of ``total``; then a step."""
         if total == 0:
             raise UserError("no answer in these rows is long enough to draft a token of: answers of 1 token or more")
         self.optimizer.zero_grad()
-        loss = torch.zeros((), device=self.policy.device)
-        for part in parts:
-            batch = chain_rows([rows[i] for i in part], self.config.depth, self.policy.device)
-            known = None if hidden is None else pad_sequence([hidden[i] for i in part], batch_first=True)
+        loss = torch.zeros((), device=self.device)
+        for batch, known in batches:
             value = self.module(batch, objective.loss, known, shared) * (batch.count(objective.per) / total)
             (value * scale).backward()
             loss += value.detach()
         return self._descend(loss)
 
-    def _fitting(self, rows: Sequence[TokenRow]) -> list[list[int]]:
+    def _fitting(self, rows: Sequence[KnownRow]) -> list[list[KnownRow]]:
         """Rows by length, in micro-batches of at most ``max_tokens`` with padding."""
-        parts: list[list[int]] = []
-        for i in sorted(range(len(rows)), key=lambda i: -len(rows[i].token_ids)):
-            if parts and (len(parts[-1]) + 1) * len(rows[parts[-1][0]].token_ids) <= self.config.max_tokens:
-                parts[-1].append(i)
+        parts: list[list[KnownRow]] = []
+        for row in sorted(rows, key=lambda row: -len(row.token_ids)):
+            if parts and (len(parts[-1]) + 1) * len(parts[-1][0].token_ids) <= self.config.max_tokens:
+                parts[-1].append(row)
             else:
-                parts.append([i])
+                parts.append([row])
         return parts
 
     def _micro_batches(self, lengths: Sequence[int]) -> list[list[int]]:

@@ -4,13 +4,12 @@ The backbone is frozen and runs without gradients through the stages; the last s
 head and its own copy of the embedding, and trains.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from bebop.config import HeadConfig
 from bebop.errors import UserError
@@ -24,7 +23,7 @@ from bebop.megatron_job.sampling import split_sampling
 from bebop.megatron_job.weights import gather, rule_of
 from bebop.model.mtp import MTPHead
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
-from bebop.trainer.heads import HeadTrainer, Shared
+from bebop.trainer.heads import HeadTrainer, MicroBatch, Shared
 from bebop.trainer.objectives import Objective, Sampling, Steps, unroll
 
 
@@ -57,22 +56,18 @@ class MegatronHeadTrainer(HeadTrainer):
 
     def _learn(
         self,
-        rows: Sequence[TokenRow],
-        parts: Sequence[Sequence[int]],
+        batches: Iterable[MicroBatch],
         total: int,
         objective: Objective,
-        hidden: Sequence[Tensor] | None,
         scale: float = 1.0,
         shared: Shared | None = None,
     ) -> dict[str, float]:
-        """Gradients of the micro-batches ``parts``, each weighted by its share of ``total``; then a step."""
+        """Gradients of the micro-batches, each weighted by its share of ``total``; then a step."""
         if total == 0:
             raise UserError("no answer in these rows is long enough to draft a token of: answers of 1 token or more")
         self.adam.zero_grad()
         loss = torch.zeros((), device=self.device)
-        for part in parts:
-            batch = chain_rows([rows[i] for i in part], self.config.depth, self.device)
-            known = None if hidden is None else [hidden[i] for i in part]
+        for batch, known in batches:
             states = self._states(batch, known)
             if states is not None:
                 value = objective.loss(self.steps(batch, states)) * (batch.count(objective.per) / total)
@@ -97,11 +92,11 @@ class MegatronHeadTrainer(HeadTrainer):
         tied = self.model.share_embeddings_and_output_weights
         return self.model.shared_embedding_or_output_weight() if tied else self.model.output_layer.weight
 
-    def _states(self, batch: ChainRows, known: Sequence[Tensor] | None) -> Tensor | None:
+    def _states(self, batch: ChainRows, known: Tensor | None) -> Tensor | None:
         """The backbone's states [B, L, d] on the last stage: from the cache, or from a pass through the stages."""
         if known is None:
             return self.pipeline.states(batch.token_ids)
-        return pad_sequence(list(known), batch_first=True) if self.place.last else None
+        return known if self.place.last else None
 
     def backbone_states(self, rows: Sequence[TokenRow], size: int = 32) -> list[Tensor]:
         """States [L, d] of each row on the last stage (elsewhere empty); rows of like length are computed together."""

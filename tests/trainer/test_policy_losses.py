@@ -1,6 +1,7 @@
 """The rows of POLICY_LOSSES by hand: values, gradients, what is clipped, and that micro-batches do not matter."""
 
 import math
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from bebop.config import AlgorithmConfig
 from bebop.metrics import values
-from bebop.trainer.losses import POLICY_LOSSES, policy_loss
+from bebop.trainer.losses import AGGREGATIONS, POLICY_LOSSES, policy_loss
 from bebop.trainer.policy import PolicyTrainer
 from tests.trainer.builders import batch, job, policy, weights_of
 
@@ -102,3 +103,9 @@ def test_nothing_to_learn_from_is_no_loss() -> None:
         out, _ = policy_loss(config, logp=nothing, answers=torch.tensor([0]), **fixed)
         out.backward()
         assert float(out.detach()) == 0.0
+
+
+def test_settings_are_the_rows() -> None:
+    hints = get_type_hints(AlgorithmConfig)
+    assert get_args(hints["policy_loss"]) == tuple(POLICY_LOSSES)
+    assert get_args(hints["aggregation"]) == tuple(AGGREGATIONS)

@@ -188,8 +188,8 @@ FAULTS = (
     fault(
         "draft/chain-first-anchor",
         "trainer/chains.py",
-        "len(row.prompt) - 2)",
-        "len(row.prompt) - 1)",
+        "answered - 2)",
+        "answered - 1)",
         "trainer/test_chains.py::test_layout_by_hand",
     ),
     fault(
