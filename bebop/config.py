@@ -22,7 +22,7 @@ MOST = 4096  # processes, threads
 MAX_SEED = 1 << 23  # a rollout's 64-bit seed is this one shifted by 40 bits, plus the answer's number
 # The names of the registries, which live on higher floors; tests hold both against each other.
 SystemName = Literal["autoregressive", "target_only", "bebop", "bebop_adaptive"]
-ObjectiveName = Literal["ce", "hard_ce", "kl", "rkl", "jsd", "tv", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
+ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
 
 

@@ -82,7 +82,6 @@ class HeadTrainer:
         if getattr(policy.backbone.get_output_embeddings(), "bias", None) is not None:
             raise UserError("the model's language-model head has a bias, which head training does not have")
         self.policy, self.config, self.rank, self.world, self.beside = policy, config, rank, world, beside
-        self.device = policy.device
         self.version = 0  # finished updates
         self.mixed = policy.backbone.dtype == torch.bfloat16
         if not beside:
@@ -98,6 +97,11 @@ class HeadTrainer:
         self.optimizer = GuardedAdamW(
             self.named, config, setting="head.lr", loss="the loss of the MTP head", causes="weights"
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the head computes."""
+        return self.policy.device
 
     def update(
         self, rows: Sequence[TokenRow], objective: str | Objective | None = None, hidden: Sequence[Tensor] | None = None

@@ -36,7 +36,6 @@ class MegatronHeadTrainer(HeadTrainer):
         self.config, self.place = config, place
         self.rank, self.world, self.beside = place.data, place.datas, False
         self.sampling = split_sampling(sampling, place)
-        self.device = next(model.parameters()).device
         model.eval().requires_grad_(False)
         self.pipeline = FrozenPipeline(model, place)
         self.head: MegatronHead | None = None
@@ -48,6 +47,11 @@ class MegatronHeadTrainer(HeadTrainer):
                 parameter.requires_grad_(True)
         self.named = named
         self.adam = HeadOptimizer(named, config, place, self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return next(self.model.parameters()).device
 
     @property
     def version(self) -> int:  # type: ignore[override]
