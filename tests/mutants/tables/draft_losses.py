@@ -252,7 +252,7 @@ FAULTS = (
         "draft/micro-batch-share",
         "trainer/heads.py",
         "* (batch.count(objective.per) / total)",
-        "* (1 / len(parts))",
+        "* (1 / total)",
         "trainer/test_heads.py::test_micro_batches_add_up",
     ),
     fault(

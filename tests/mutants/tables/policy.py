@@ -271,6 +271,7 @@ FAULTS = (
         "np.arange(end - n, end)",
         PACKING,
     ),
+    fault("policy/rows-as-sorted", "trainer/packing.py", "order[a:b]) for a, b", "range(a, b)) for a, b", PACKING),
     fault("policy/rank-order", "trainer/packing.py", "-(-count // world) * world", "count", PACKING),
     fault(
         "policy/positions-run-on",
