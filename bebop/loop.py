@@ -20,7 +20,7 @@ from bebop.monitor.controller import Action, Health
 from bebop.monitor.estimators import rollout_metrics
 from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.watch import Watch
-from bebop.protocols import Report, Trainer, Worker, WorkerDied
+from bebop.protocols import Trainer, Worker, WorkerDied, WorkerReport
 from bebop.sinks import Sink
 from bebop.trajectory import Batch, Prompt
 
@@ -241,7 +241,7 @@ class Loop:
             if self._sends[i] == sends and sends % 2 == 0:  # else it may speak of what was in use before
                 self._examine(i, report)
 
-    def _examine(self, i: int, report: Report) -> None:
+    def _examine(self, i: int, report: WorkerReport) -> None:
         """Hold what worker i says it runs against what it should; a complaint stands until the step is over.
 
         The version must be at least that of the newest prompt it answered: those weights were sent before.

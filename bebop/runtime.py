@@ -18,7 +18,6 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 import ray
 from ray.util.metrics import Gauge
 
-from bebop.actors import free_port
 from bebop.command import writing
 from bebop.config import JobConfig
 from bebop.errors import UserError
@@ -28,7 +27,7 @@ from bebop.monitor.watch import Watch
 from bebop.placement import pools, reserve
 from bebop.preflight import LONGEST_FOLDER
 from bebop.protocols import TrainerDied, WorkerDied
-from bebop.remote import RayTrainer, RayWorker
+from bebop.remote import RayTrainer, RayWorker, free_port
 from bebop.rollout.decoding.systems import make_system
 from bebop.sinks import JsonlSink, ProgressLine, Sink, TensorBoardSink, WandbSink
 from bebop.trainer import checkpoint

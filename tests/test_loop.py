@@ -14,23 +14,10 @@ from bebop.config import JobConfig, from_dict
 from bebop.errors import UserError
 from bebop.loop import Loop
 from bebop.metrics import Mean, Metrics
-from bebop.protocols import WorkerDied
+from bebop.protocols import WorkerDied, WorkerReport
 from bebop.trajectory import Batch, Completion, DecodeStats, Group, Prompt, Trajectory
 
 GROUPS, SIZE = 3, 2
-
-
-@dataclass(kw_only=True)
-class FakeReport:
-    groups: Sequence[Group]
-    busy: float = 0.01
-    swap: float = 0.001
-    version: int = 0
-    head: str = ""
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(t.completion.token_ids) for g in self.groups for t in g.trajectories)
 
 
 @dataclass(kw_only=True)
@@ -62,15 +49,16 @@ class FakeWorker:
         self.queue += prompts
         self.submitted += [(self.version, p.index) for p in prompts]
 
-    async def collect(self) -> FakeReport:
+    async def collect(self) -> WorkerReport:
         for _ in range(5):
             await asyncio.sleep(0)
         self._call("collect")
         if self.calls["collect"] in self.raises:
             raise self.raises[self.calls["collect"]]
         if not self.queue or self.stuck:
-            return FakeReport(groups=(), busy=0.0, swap=0.0, version=self.version)
-        return FakeReport(groups=(answer(self.queue.pop(), self.version),), version=self.version)
+            return WorkerReport(groups=(), busy=0.0, swap=0.0, version=self.version, head="")
+        groups = (answer(self.queue.pop(), self.version),)
+        return WorkerReport(groups=groups, busy=0.01, swap=0.001, version=self.version, head="")
 
     async def set_weights(self, weights: Any, version: int) -> None:
         await asyncio.sleep(0)

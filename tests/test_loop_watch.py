@@ -17,8 +17,9 @@ from bebop.metrics import Metrics
 from bebop.monitor.controller import Action
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.watch import Seen, Watch
+from bebop.protocols import WorkerReport
 from bebop.trajectory import Batch, Prompt
-from tests.test_loop import GROUPS, SIZE, FakeReport, FakeSink, FakeTrainer, FakeWorker, answer
+from tests.test_loop import GROUPS, SIZE, FakeSink, FakeTrainer, FakeWorker, answer
 
 
 @dataclass(kw_only=True)
@@ -29,7 +30,7 @@ class Drafting(FakeWorker):
     sticky: bool = False  # heads that are sent are lost on the way
     decodings: list[DecodingConfig] = field(default_factory=list)
 
-    async def collect(self) -> FakeReport:
+    async def collect(self) -> WorkerReport:
         return dataclasses.replace(await super().collect(), head=self.head)
 
     async def set_weights(self, weights: Any, version: int) -> None:

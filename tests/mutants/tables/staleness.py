@@ -190,8 +190,8 @@ FAULTS = (
     fault(
         "staleness/weights-overtake",
         "rollout/worker.py",
-        "self._inbox.append((weights, version))",
-        "self._inbox.appendleft((weights, version))",
+        "self._post(partial(self._take_weights, weights, version))",
+        "self._inbox.appendleft(partial(self._take_weights, weights, version))",
         ORDER,
     ),
     fault(
