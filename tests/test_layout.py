@@ -63,6 +63,8 @@ FLOORS = {
     "bebop.rollout.decoding.step": 2,
     "bebop.trainer": 2,
     # 3, 4: what joins them, without Ray and with it
+    "bebop.clock": 3,
+    "bebop.pool": 3,
     "bebop.loop": 3,
     "bebop.runtime": 4,
     "bebop.adaptation": 4,

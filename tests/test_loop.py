@@ -191,7 +191,7 @@ def test_a_dead_worker_is_replaced_and_no_prompt_is_lost(deaths: set[tuple[str, 
     assert go(loop)
     assert trainer.batches == in_order(6)
     assert max(trainer.lags) <= staleness
-    assert loop.restarts == len(deaths) == sink.rows[-1][1]["rollout/restarts"]
+    assert loop.pool.restarts == len(deaths) == sink.rows[-1][1]["rollout/restarts"]
     times = Counter(index for _, index in victim.submitted)
     assert set(times.values()) <= set(range(1, len(deaths) + 2))  # once more for each death at most
     assert set(Counter(index for _, index in other.submitted).values()) == {1}
@@ -211,7 +211,7 @@ def test_a_replacement_that_dies_while_it_starts_is_replaced_too() -> None:
     worker = FakeWorker(deaths={("collect", 2), ("set_weights", 2), ("submit", 2)})
     loop, trainer, _ = make(job(steps=3), worker)
     assert go(loop)
-    assert trainer.batches == in_order(3) and loop.restarts == 3
+    assert trainer.batches == in_order(3) and loop.pool.restarts == 3
 
 
 def test_a_replacement_during_an_update_keeps_old_weights_under_their_own_version() -> None:
