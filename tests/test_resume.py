@@ -58,7 +58,10 @@ class InProcess:
         return self.trainer.weights(head)
 
     async def save(self, step: int, loop_state: dict[str, Any]) -> None:
-        self.trainer.save(checkpoint.folder_of(self.folder, step), loop_state)
+        checkpoints = checkpoint.store(self.folder)
+        staged = checkpoints.staging(step)
+        self.trainer.save(staged, loop_state)
+        checkpoints.publish(staged, step)
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         self.rows.append((step, {name: value for name, value in row.items() if not name.startswith(TIMED)}))
@@ -91,10 +94,10 @@ def run(config: JobConfig, folder: Path, found: Path | None = None) -> InProcess
 def differs(system: str, folder: Path) -> bool:
     """Whether the third step of a run is another one after a resume from the second."""
     whole = run(job(system, 3), folder / "whole")
-    half = run(job(system, 3), folder / "half", checkpoint.folder_of(folder / "whole", 2))
+    half = run(job(system, 3), folder / "half", checkpoint.store(folder / "whole").path(2))
     assert [step for step, _ in whole.rows] == [1, 2, 3] and [step for step, _ in half.rows] == [3]
     ours, wanted = (
-        checkpoint.load(checkpoint.folder_of(folder / name, 3)).trainer["weights"] for name in ("half", "whole")
+        checkpoint.load(checkpoint.store(folder / name).path(3)).trainer["weights"] for name in ("half", "whole")
     )
     return half.rows != whole.rows[2:] or any(not torch.equal(ours[name], wanted[name]) for name in wanted)
 
