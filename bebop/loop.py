@@ -63,7 +63,7 @@ class Loop:
         """Update after update: the paper's figure."""
         steps, every = self.config.trainer.steps, self.config.trainer.save_every
         await self._publish()
-        await self.pool.set_decoding(self.monitor.decoding)
+        await self.pool.configure(self.monitor.decoding)
         while self.buffer.version < steps and not self.stopping.is_set():
             await self.pool.submit(self.buffer.admit())
             batch = await self._next_batch()
@@ -115,7 +115,7 @@ class Loop:
             log.warning("step %d: %s (%s)", self.buffer.version, action.kind, action.why)
         if action.kind == "resync":
             await self._publish(head=True)
-        await self.pool.set_decoding(self.monitor.decoding)
+        await self.pool.configure(self.monitor.decoding)
 
     async def _save(self) -> None:
         state = {"buffer": self.buffer.state(), "restarts": self.pool.restarts, **self.monitor.state()}

@@ -74,14 +74,14 @@ class WorkerPool:
                 await worker.set_weights(*self._published)
             self._sends[i] += 1
 
-    async def set_decoding(self, decoding: DecodingConfig) -> None:
+    async def configure(self, decoding: DecodingConfig) -> None:
         """Have every worker draft as ``decoding`` says."""
         if decoding == self._decoding:
             return
         self._decoding = decoding
         for i in range(len(self.workers)):
             async with self._turn(i) as worker:
-                await worker.set_decoding(decoding)
+                await worker.configure(decoding)
 
     async def collect(self, i: int) -> None:
         """Take in what worker i finishes, and replace it when it dies; ``UserError`` after too many deaths."""
@@ -110,7 +110,7 @@ class WorkerPool:
             if self._published is not None:  # before that it has nothing to do, and the first publish comes to it
                 await worker.set_weights(*self._published)
             if self._decoding != self.config.decoding:
-                await worker.set_decoding(self._decoding)
+                await worker.configure(self._decoding)
             await worker.submit([self.prompt(index) for index in sorted(self._in_flight[i])])
 
     def _examine(self, i: int, report: WorkerReport) -> None:

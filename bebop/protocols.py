@@ -49,7 +49,7 @@ class Worker(Protocol):
         """Swap weights in flight, before any prompt that is submitted later."""
         ...
 
-    async def set_decoding(self, decoding: DecodingConfig) -> None:
+    async def configure(self, decoding: DecodingConfig) -> None:
         """Draft and verify in another way from the next cycle on."""
         ...
 

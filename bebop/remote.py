@@ -101,9 +101,9 @@ class RayWorker:
         """See ``protocols.Worker``; ``weights`` is a Ray reference, resolved on the worker's side."""
         await self._ask("set_weights", weights, version)
 
-    async def set_decoding(self, decoding: DecodingConfig) -> None:
+    async def configure(self, decoding: DecodingConfig) -> None:
         """See ``protocols.Worker``."""
-        await self._ask("set_decoding", decoding)
+        await self._ask("configure", decoding)
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         if self.actor is None:

@@ -58,7 +58,7 @@ class RolloutWorker:
         """Queue new weights; they take effect in flight, before any prompt that is submitted later."""
         self._post(partial(self._take_weights, weights, version))
 
-    def set_decoding(self, decoding: DecodingConfig) -> None:
+    def configure(self, decoding: DecodingConfig) -> None:
         """Queue another way of decoding, between two cycles; answers in progress go on with it."""
         self._post(lambda: self.engine.set_system(make_system(decoding)))
 

@@ -38,8 +38,8 @@ class Drafting(FakeWorker):
         if weights[1] is not None and not self.sticky:
             self.head = weights[1]
 
-    async def set_decoding(self, decoding: DecodingConfig) -> None:
-        self._call("set_decoding")
+    async def configure(self, decoding: DecodingConfig) -> None:
+        self._call("configure")
         self.decodings.append(decoding)
 
     async def restart(self) -> None:

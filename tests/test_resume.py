@@ -43,8 +43,8 @@ class InProcess:
     async def set_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self.worker.set_weights(weights, version)
 
-    async def set_decoding(self, decoding: DecodingConfig) -> None:
-        self.worker.set_decoding(decoding)
+    async def configure(self, decoding: DecodingConfig) -> None:
+        self.worker.configure(decoding)
 
     async def collect(self) -> WorkerReport:
         await asyncio.sleep(0)

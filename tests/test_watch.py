@@ -64,8 +64,8 @@ class Rollouts:
             self.worker.set_weights(weights, version)
             self.worker.turn()
 
-    async def set_decoding(self, decoding: DecodingConfig) -> None:
-        self.worker.set_decoding(decoding)
+    async def configure(self, decoding: DecodingConfig) -> None:
+        self.worker.configure(decoding)
 
     async def restart(self) -> None:
         raise AssertionError("nothing dies here")
