@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from bebop.actors import make_worker
 from bebop.config import DecodingConfig, JobConfig, from_dict
 from bebop.loop import Loop
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_tokenizer
+from bebop.protocols import WorkerReport
 from bebop.rollout.decoding.lengths import EntropyLength
 from bebop.rollout.decoding.systems import SYSTEMS
+from bebop.rollout.engines import make_worker
 from bebop.rollout.torch_engine import TorchEngine
-from bebop.rollout.worker import WorkerReport
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer import checkpoint
-from bebop.trainer.actor import TrainerWorker
+from bebop.trainer.rank import TrainerRank
 from bebop.trajectory import Batch, Prompt
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ class InProcess:
     """Worker and trainer behind the loop's protocols, called directly."""
 
     def __init__(self, config: JobConfig, folder: Path) -> None:
-        self.worker, self.trainer, self.folder = make_worker(config), TrainerWorker(config), folder
+        self.worker, self.trainer, self.folder = make_worker(config), TrainerRank(config), folder
         self.rows: list[tuple[int, dict[str, float]]] = []
 
     async def submit(self, prompts: Sequence[Prompt]) -> None:
@@ -43,8 +43,8 @@ class InProcess:
     async def set_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self.worker.set_weights(weights, version)
 
-    async def set_decoding(self, decoding: DecodingConfig) -> None:
-        self.worker.set_decoding(decoding)
+    async def configure(self, decoding: DecodingConfig) -> None:
+        self.worker.configure(decoding)
 
     async def collect(self) -> WorkerReport:
         await asyncio.sleep(0)

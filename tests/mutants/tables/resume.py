@@ -144,7 +144,7 @@ FAULTS = (
     ),
     fault(
         "resume/bank-texts",
-        "bebop/loop.py",
+        "bebop/monitor/watch.py",
         'state.get("bank", ())',
         "()",
         "test_loop_watch.py::test_a_resumed_job_reads_the_same_texts_and_continues_its_log",
