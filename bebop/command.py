@@ -12,7 +12,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,6 +31,7 @@ def run_main(main: Callable[[list[str]], int | None], arguments: Sequence[str] |
     """Run an entry point with ``arguments`` (those of the process) and leave with its exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     warnings.filterwarnings("ignore", category=FutureWarning)
+    _keep_cache()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is an interrupt: things are put away
     try:
         code = main(list(sys.argv[1:] if arguments is None else arguments)) or 0
@@ -44,6 +45,14 @@ def run_main(main: Callable[[list[str]], int | None], arguments: Sequence[str] |
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more must not be shown while this process ends
         code = _say("interrupted", INTERRUPTED)
     sys.exit(code)
+
+
+def _keep_cache() -> None:
+    """Give torch's compiler a lasting place: it makes its folder when it is imported, by default a temporary one."""
+    place = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bebop", "torchinductor")
+    with suppress(UserError):  # without a home of its own, torch's default has to do
+        check_writable("the cache", place)
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(place))
 
 
 def _say(text: str, code: int) -> int:

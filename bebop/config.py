@@ -22,7 +22,7 @@ LARGEST = 1 << 31  # of any whole number: what 32-bit counters and C take
 MOST = 4096  # processes, threads
 MAX_SEED = 1 << 23  # a rollout's 64-bit seed is this one shifted by 40 bits, plus the answer's number
 # The names of the registries, which live on higher floors; tests hold both against each other.
-ObjectiveName = Literal["ce", "hard_ce", "kl", "rkl", "jsd", "tv", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
+ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
 
 
@@ -183,6 +183,7 @@ class AlgorithmConfig:
     """GRPO and its variants (SPEC 1.2, Eq. 3)."""
 
     advantage: Literal["group_normalised", "mean_only", "leave_one_out"] = "group_normalised"
+    policy_loss: Literal["ppo_clip", "gspo", "cispo"] = "ppo_clip"
     aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "token-mean"
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -194,6 +195,7 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         one_of("algorithm.advantage", self.advantage, Literal["group_normalised", "mean_only", "leave_one_out"])
+        one_of("algorithm.policy_loss", self.policy_loss, Literal["ppo_clip", "gspo", "cispo"])
         kinds = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
         one_of("algorithm.aggregation", self.aggregation, kinds)
         check(0 < self.clip_low <= 1, "algorithm.clip_low", self.clip_low, "give a number above 0 and at most 1")

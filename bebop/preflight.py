@@ -1,6 +1,8 @@
 """What can be found wrong with a job before anything is started, loaded or written: seconds, and no weights read."""
 
 import errno
+import os
+import resource
 import socket
 import tempfile
 from importlib.util import find_spec
@@ -18,13 +20,14 @@ from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, require_known, require_mtp, resolve
 from bebop.rollout.room import check_memory, check_positions
-from bebop.rollout.sglang_builder import check_job as check_sglang
 from bebop.tasks.rewards import make_reward
 from bebop.tasks.source import PromptSource, chat_encoder, instruction
 
 # Ray puts sockets below its folder, and a socket's path has at most 107 characters; these are those below.
 SESSION = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 LONGEST_FOLDER = 107 - len(SESSION)
+# Ray keeps what its processes share in one file, as large from the start as it may become: of the memory, and at most.
+RAY_STORE_SHARE, RAY_STORE_MOST = 0.3, 200 * 10**9
 
 
 def checked(config: JobConfig) -> PromptSource:
@@ -36,7 +39,9 @@ def checked(config: JobConfig) -> PromptSource:
         require_mtp(config.model)
     source = check_task(config)
     if config.rollout.engine == "sglang":
-        check_sglang(config)
+        from bebop.rollout.sglang_builder import check_job  # brings aiohttp along, which head training does without
+
+        check_job(config)
     elif here:
         slots, device = config.rollout.slots * config.rollout.workers, find_device(config.model)
         check_memory(settings, slots, config.rollout.max_length, getattr(torch, config.model.dtype), device)
@@ -45,6 +50,7 @@ def checked(config: JobConfig) -> PromptSource:
     if here:
         check_ports(config.runtime)
         check_temp(config.runtime)
+        check_file_size()
     return source
 
 
@@ -133,4 +139,16 @@ def check_temp(runtime: RuntimeConfig) -> None:
         raise UserError(
             f"runtime.temp_dir={runtime.temp_dir!r} is not possible: its {len(str(folder))} characters leave no room "
             f"for Ray's sockets; give a path of at most {LONGEST_FOLDER}"
+        )
+
+
+def check_file_size() -> None:
+    """Ray's store may be as large as it will be; its processes end without a word where the system says no."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    store = int(min(RAY_STORE_SHARE * memory, RAY_STORE_MOST))
+    if limit != resource.RLIM_INFINITY and limit < store:
+        raise UserError(
+            f"files of at most {limit >> 10} KiB (ulimit -f) are too small for Ray, which keeps shared objects in one "
+            f"of up to {store >> 10} KiB here; raise the limit (ulimit -f unlimited)"
         )

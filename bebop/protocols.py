@@ -1,6 +1,7 @@
 """What the loop needs of its parts: rollout workers and a trainer, wherever they run, and how they die."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bebop.config import DecodingConfig
@@ -17,38 +18,20 @@ class TrainerDied(Exception):
     """The trainer is gone; the job goes back to its last checkpoint."""
 
 
-class Report(Protocol):
-    """What a worker hands over; see ``rollout.worker.WorkerReport``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """What a worker has done since it was last asked."""
 
-    @property
-    def groups(self) -> Sequence[Group]:
-        """Finished groups."""
-        ...
+    groups: tuple[Group, ...]  # finished
+    busy: float  # seconds spent decoding
+    swap: float  # seconds spent taking in weights
+    version: int  # of the weights in use
+    head: str  # fingerprint of the MTP head in use
 
     @property
     def tokens(self) -> int:
-        """Answer tokens in those groups."""
-        ...
-
-    @property
-    def busy(self) -> float:
-        """Seconds spent decoding."""
-        ...
-
-    @property
-    def swap(self) -> float:
-        """Seconds spent taking in weights."""
-        ...
-
-    @property
-    def version(self) -> int:
-        """Of the weights in use."""
-        ...
-
-    @property
-    def head(self) -> str:
-        """Fingerprint of the MTP head in use."""
-        ...
+        """Answer tokens in the groups."""
+        return sum(len(t.completion.token_ids) for group in self.groups for t in group.trajectories)
 
 
 class Worker(Protocol):
@@ -58,7 +41,7 @@ class Worker(Protocol):
         """Queue prompts."""
         ...
 
-    async def collect(self) -> Report:
+    async def collect(self) -> WorkerReport:
         """What was finished since the last call; waits a while if there is nothing."""
         ...
 
@@ -66,7 +49,7 @@ class Worker(Protocol):
         """Swap weights in flight, before any prompt that is submitted later."""
         ...
 
-    async def set_decoding(self, decoding: DecodingConfig) -> None:
+    async def configure(self, decoding: DecodingConfig) -> None:
         """Draft and verify in another way from the next cycle on."""
         ...
 

@@ -1,26 +1,57 @@
 """Workers and trainer as Ray actors, behind the protocols of the loop; how their deaths reach it."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from bebop.actors import RolloutActor, TrainerActor
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.metrics import Metrics
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
-from bebop.protocols import TrainerDied, WorkerDied
+from bebop.protocols import TrainerDied, WorkerDied, WorkerReport
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.worker import WorkerReport
+from bebop.rollout.engines import make_worker
 from bebop.trainer import checkpoint
+from bebop.trainer.rank import TrainerRank
 from bebop.trajectory import Batch, Prompt
 
 T = TypeVar("T")
 Options = Mapping[str, Any]  # of an actor, from ``placement.reserve``
+COLLECT_SECONDS = 5.0  # a collect call that finds nothing returns after this long
+
+
+class _Process:
+    """A process of its own for one part of a job, whose methods are called by name.
+
+    The part is made by a call: of what a constructor raises, Ray keeps the text alone, and a mistake in the settings
+    would look like a death.
+    """
+
+    def make(self, part: Callable[..., Any], *arguments: Any) -> int:
+        """Make the part; the process id."""
+        self.part = part(*arguments)
+        return os.getpid()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """One of the part's methods."""
+        return getattr(self.part, method)(*arguments)
+
+    def free_port(self) -> int:
+        """A port of this machine, before there is a part."""
+        return free_port()
+
+
+def free_port() -> int:
+    """A TCP port that is free on the loopback address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 async def _call(death: type[Exception], result: Awaitable[T]) -> T:
@@ -48,9 +79,10 @@ class RayWorker:
     async def restart(self) -> None:
         """Start, or start again after a death. What the engine started goes with its process."""
         self.close()
-        actor = ray.remote(RolloutActor).options(**self.options).remote()
+        actor = ray.remote(_Process).options(**self.options).remote()
         try:
-            self.pid = await _call(WorkerDied, actor.setup.remote(self.config))
+            self.pid = await _call(WorkerDied, actor.make.remote(make_worker, self.config))
+            await _call(WorkerDied, actor.call.remote("start"))
         except BaseException:
             ray.kill(actor)
             raise
@@ -58,24 +90,25 @@ class RayWorker:
 
     async def submit(self, prompts: Sequence[Prompt]) -> None:
         """See ``protocols.Worker``."""
-        await _call(WorkerDied, self._alive().submit.remote(prompts))
+        await self._ask("submit", prompts)
 
     async def collect(self) -> WorkerReport:
         """See ``protocols.Worker``."""
-        return await _call(WorkerDied, self._alive().collect.remote())
+        report: WorkerReport = await self._ask("collect", COLLECT_SECONDS)
+        return report
 
     async def set_weights(self, weights: Any, version: int) -> None:
         """See ``protocols.Worker``; ``weights`` is a Ray reference, resolved on the worker's side."""
-        await _call(WorkerDied, self._alive().set_weights.remote(weights, version))
+        await self._ask("set_weights", weights, version)
 
-    async def set_decoding(self, decoding: DecodingConfig) -> None:
+    async def configure(self, decoding: DecodingConfig) -> None:
         """See ``protocols.Worker``."""
-        await _call(WorkerDied, self._alive().set_decoding.remote(decoding))
+        await self._ask("configure", decoding)
 
-    def _alive(self) -> Any:
+    async def _ask(self, method: str, *arguments: Any) -> Any:
         if self.actor is None:
             raise WorkerDied("it is being replaced")
-        return self.actor
+        return await _call(WorkerDied, self.actor.call.remote(method, *arguments))
 
     def close(self) -> None:
         """End the process."""
@@ -97,49 +130,50 @@ class RayTrainer:
         """Start all ranks, or start them again after a death."""
         self.close()
         world = len(self.options)
-        self.actors = [ray.remote(TrainerActor).options(**options).remote() for options in self.options]
+        self.actors = [ray.remote(_Process).options(**options).remote() for options in self.options]
         meeting = None
         if world > 1:
             port = await _call(TrainerDied, self.actors[0].free_port.remote())
             meeting = f"tcp://127.0.0.1:{port}"
-        self.pids = await self._all("setup", [(self.config, rank, world, meeting) for rank in range(world)])
+        made = [a.make.remote(TrainerRank, self.config, rank, world, meeting) for rank, a in enumerate(self.actors)]
+        self.pids = await asyncio.gather(*[_call(TrainerDied, pid) for pid in made])
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         """See ``protocols.Trainer``."""
-        shared = ray.put(batch)
-        return (await self._all("update", [(shared, cotrain)] * len(self.actors)))[0]
+        return (await self._all("update", ray.put(batch), cotrain))[0]
 
     async def read_probe_set(
         self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
     ) -> tuple[ProbeReading, Sweep | None]:
         """See ``protocols.Trainer``."""
-        return (await self._all("read_probe_set", [(texts, sweep, decoding)] * len(self.actors)))[0]
+        return (await self._all("read_probe_set", texts, sweep, decoding))[0]
 
     async def head_fingerprint(self) -> str:
         """See ``protocols.Trainer``."""
-        mark: str = await _call(TrainerDied, self.actors[0].head_fingerprint.remote())
+        mark: str = await _call(TrainerDied, self.actors[0].call.remote("head_fingerprint"))
         return mark
 
     async def weights(self, head: bool) -> Any:
         """A Ray reference to rank 0's weights, for workers to resolve; they do not pass through this process."""
-        references = [actor.weights.remote(head) for actor in self.actors]
+        references = [actor.call.remote("weights", head) for actor in self.actors]
         # Ranks serve one call after another: once this one is answered, the weights are there, or the trainer is dead.
-        await self._all("version", [()] * len(self.actors))
+        await self._all("version")
         return references[0]
 
     async def save(self, step: int, loop_state: dict[str, Any]) -> None:
         """See ``protocols.Trainer``; the oldest checkpoints beyond ``trainer.keep`` are removed afterwards."""
         checkpoints = checkpoint.store(self.run_dir)
         staged = checkpoints.staging(step)
-        await self._all("save", [(staged, loop_state)] * len(self.actors))
+        await self._all("save", staged, loop_state)
         checkpoints.prune(self.config.trainer.keep, checkpoints.publish(staged, step))
 
     async def load(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint; the loop's state."""
-        return (await self._all("load", [(folder,)] * len(self.actors)))[0]
+        return (await self._all("load", folder))[0]
 
-    async def _all(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        calls = [getattr(a, method).remote(*args) for a, args in zip(self.actors, arguments, strict=True)]
+    async def _all(self, method: str, *arguments: Any) -> list[Any]:
+        """Every rank is asked the same; their answers."""
+        calls = [actor.call.remote(method, *arguments) for actor in self.actors]
         return list(await asyncio.gather(*[_call(TrainerDied, call) for call in calls]))
 
     def close(self) -> None:

@@ -59,8 +59,8 @@ JOB: Mapping[str, str | None] = {
         (
             f"algorithm.{name}"
             for name in (
-                "advantage", "aggregation", "clip_low", "clip_high", "kl_coefficient", "entropy_coefficient", "tis_cap",
-                "minibatches", "rescore",
+                "advantage", "policy_loss", "aggregation", "clip_low", "clip_high", "kl_coefficient",
+                "entropy_coefficient", "tis_cap", "minibatches", "rescore",
             )
         ),
         _ALGORITHM,

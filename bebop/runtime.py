@@ -18,18 +18,17 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 import ray
 from ray.util.metrics import Gauge
 
-from bebop.actors import free_port
 from bebop.command import writing
 from bebop.config import JobConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.loop import Loop
 from bebop.monitor.dashboards.provision import provision
-from bebop.monitor.watch import Watch
+from bebop.monitor.watch import Monitor, NoMonitor, Watch
 from bebop.placement import pools, reserve
 from bebop.preflight import LONGEST_FOLDER
 from bebop.protocols import TrainerDied, WorkerDied
-from bebop.remote import RayTrainer, RayWorker
+from bebop.remote import RayTrainer, RayWorker, free_port
 from bebop.sinks import JsonlSink, ProgressLine, Sink, TensorBoardSink, WandbSink
 from bebop.trainer import checkpoint
 from bebop.trajectory import Prompt
@@ -176,7 +175,7 @@ async def _run(
     checkpoints = checkpoint.store(run_dir)
     sinks: list[Sink] = []
     loop: Loop | None = None
-    watch: Watch | None = None
+    monitor: Monitor = NoMonitor(config)
     stop = asyncio.Event()
     # Ctrl-C (and a polite kill) end the step in progress and leave a checkpoint; a second one ends at once.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -189,8 +188,8 @@ async def _run(
                 begin()
                 checkpoints.set_aside(found)
                 sinks = _sinks(config, run_dir, start)
-            watch = _watch(config, run_dir, start)
-            loop = Loop(config, prompt, workers, trainer, sinks, watch)
+            monitor = _monitor(config, run_dir, start)
+            loop = Loop(config, prompt, workers, trainer, sinks, monitor)
             if stop.is_set():
                 loop.stopping.set()
             if found is not None:
@@ -199,8 +198,7 @@ async def _run(
             try:
                 return await loop.run()
             except TrainerDied as death:
-                if watch is not None:
-                    watch.close()
+                monitor.close()
                 found = checkpoints.newest_sound()
                 checkpoints.set_aside(found)
                 where = found.name if found else "the start"
@@ -210,10 +208,8 @@ async def _run(
         raise AssertionError("unreachable")
     finally:
         with contextlib.ExitStack() as closing:  # all are closed, whatever one of them raises
-            for close in [*(w.close for w in workers), trainer.close, *(s.close for s in sinks)]:
+            for close in [*(w.close for w in workers), trainer.close, *(s.close for s in sinks), monitor.close]:
                 closing.callback(close)
-            if watch is not None:
-                closing.callback(watch.close)
 
 
 async def _start(trainer: RayTrainer, workers: Sequence[RayWorker]) -> None:
@@ -234,10 +230,10 @@ def _interrupt(loop: Loop | None, stop: asyncio.Event) -> None:
         loop.stopping.set()
 
 
-def _watch(config: JobConfig, run_dir: Path, start: int) -> Watch | None:
-    """The monitor, going on after step ``start``; None if it is off or nothing is drafted."""
+def _monitor(config: JobConfig, run_dir: Path, start: int) -> Monitor:
+    """The monitor, going on after step ``start``; it does nothing if it is off or nothing is drafted."""
     drafts = SYSTEMS[config.decoding.system].drafts
-    return Watch(config, run_dir, start) if config.monitor.drift and drafts else None
+    return Watch(config, run_dir, start) if config.monitor.drift and drafts else NoMonitor(config)
 
 
 def _sinks(config: JobConfig, run_dir: Path, start: int) -> list[Sink]:

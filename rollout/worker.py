@@ -7,11 +7,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
+from bebop.protocols import WorkerReport
 from bebop.rollout.engine import Engine, Request
 from bebop.tasks.functions import RewardTimeout
 from bebop.trajectory import Completion, Group, Prompt, SamplingParams, Trajectory
@@ -19,18 +21,6 @@ from bebop.trajectory import Completion, Group, Prompt, SamplingParams, Trajecto
 log = logging.getLogger(__name__)
 Reward = Callable[[str, Prompt], float]
 Weights = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReport:
-    """What a worker has done since it was last asked."""
-
-    groups: tuple[Group, ...]
-    tokens: int  # generated in those groups
-    busy: float  # seconds spent decoding
-    swap: float  # seconds spent taking in weights
-    version: int  # of the weights in use
-    head: str  # fingerprint of the MTP head in use
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +38,7 @@ class RolloutWorker:
         """``eos``: the tokens that end an answer."""
         self.engine, self.reward, self.config, self.eos = engine, reward, config, eos
         self._news = threading.Condition()
-        self._inbox: deque[Sequence[Prompt] | tuple[Weights, int] | DecodingConfig] = deque()
+        self._inbox: deque[Callable[[], None]] = deque()
         self._open: dict[int, _Open] = {}
         self._rewards = ThreadPoolExecutor(1, thread_name_prefix="reward")
         self._scoring: deque[tuple[int, Future[Trajectory]]] = deque()  # answers whose reward is being computed
@@ -61,20 +51,20 @@ class RolloutWorker:
 
     def submit(self, prompts: Sequence[Prompt]) -> None:
         """Queue prompts; each becomes one group."""
-        with self._news:
-            self._inbox.append(tuple(prompts))
-            self._news.notify_all()
+        self._post(partial(self._begin, tuple(prompts)))
 
     def set_weights(self, weights: Weights, version: int) -> None:
         """Queue new weights; they take effect in flight, before any prompt that is submitted later."""
-        with self._news:
-            self._inbox.append((weights, version))
-            self._news.notify_all()
+        self._post(partial(self._take_weights, weights, version))
 
-    def set_decoding(self, decoding: DecodingConfig) -> None:
+    def configure(self, decoding: DecodingConfig) -> None:
         """Queue another way of decoding, between two cycles; answers in progress go on with it."""
+        self._post(lambda: self.engine.configure(decoding))
+
+    def _post(self, call: Callable[[], None]) -> None:
+        """Have a call made by the next turn, after those that are queued."""
         with self._news:
-            self._inbox.append(decoding)
+            self._inbox.append(call)
             self._news.notify_all()
 
     def collect(self, timeout: float) -> WorkerReport:
@@ -84,11 +74,8 @@ class RolloutWorker:
             if self._error is not None:
                 raise self._error
             groups, self._done = tuple(self._done), []
-            tokens = sum(len(t.completion.token_ids) for g in groups for t in g.trajectories)
             version, head = self._loaded
-            report = WorkerReport(
-                groups=groups, tokens=tokens, busy=self._busy, swap=self._swap, version=version, head=head
-            )
+            report = WorkerReport(groups=groups, busy=self._busy, swap=self._swap, version=version, head=head)
             self._busy = self._swap = 0.0
         return report
 
@@ -124,14 +111,7 @@ class RolloutWorker:
         ``settle``: wait for the rewards of all answers that ended; without, they come with a later turn.
         """
         while self._inbox:
-            message = self._inbox.popleft()
-            if isinstance(message, DecodingConfig):
-                self.engine.configure(message)
-            elif isinstance(message, tuple) and len(message) == 2 and isinstance(message[1], int):
-                self._take_weights(*message)
-            else:
-                for prompt in message:
-                    self._begin(prompt)
+            self._inbox.popleft()()
         started = time.perf_counter()
         ended = self.engine.step()
         with self._news:
@@ -150,12 +130,12 @@ class RolloutWorker:
             self._swap += time.perf_counter() - started
             self._loaded = (self.engine.version, self.engine.head)
 
-    def _begin(self, prompt: Prompt) -> None:
+    def _begin(self, prompts: Sequence[Prompt]) -> None:
         size = self.config.trainer.group_size
-        self._open[prompt.index] = _Open(prompt=prompt)
-        for member in range(size):
-            params = self._params(prompt.index * size + member)
-            self.engine.add(Request(id=prompt.index * size + member, token_ids=prompt.token_ids, params=params))
+        for prompt in prompts:
+            self._open[prompt.index] = _Open(prompt=prompt)
+            for answer in range(prompt.index * size, (prompt.index + 1) * size):
+                self.engine.add(Request(id=answer, token_ids=prompt.token_ids, params=self._params(answer)))
 
     def _params(self, answer: int) -> SamplingParams:
         """The distribution of one answer; its seed depends on the job's seed and the answer's number alone."""

@@ -36,6 +36,7 @@ BAD: list[tuple[str, Any]] = [
     ("decoding.draft_tokens", -1), ("decoding.draft_tokens", 17), ("decoding.draft_temperature", -1.0),
     ("decoding.cost_ratio", -0.1), ("decoding.verify_ratio", NAN),
     ("algorithm.advantage", "gae"), ("algorithm.aggregation", "mean"), ("algorithm.clip_low", 0.0),
+    ("algorithm.policy_loss", "ppo"),
     ("algorithm.clip_low", 1.1), ("algorithm.clip_high", 0.0), ("algorithm.kl_coefficient", -1.0),
     ("algorithm.entropy_coefficient", NAN), ("algorithm.tis_cap", 0.5), ("algorithm.minibatches", 0),
     ("algorithm.minibatches", 3),

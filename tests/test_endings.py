@@ -25,10 +25,13 @@ def temp() -> Iterator[Path]:
         yield Path(folder)
 
 
-def start(folder: Path, temp: Path, *overrides: str) -> subprocess.Popen[str]:
-    """A run with a temporary folder of its own."""
+def start(folder: Path, temp: Path, *overrides: str, limit: int | None = None) -> subprocess.Popen[str]:
+    """A run with a temporary folder of its own; ``limit``: KiB that it may write into one file."""
     command = [sys.executable, "-m", "bebop.run", f"runtime.dir={folder}", *SMALL, *overrides]
+    if limit is not None:
+        command = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "run", *command]
     environment = os.environ | {"TMPDIR": str(temp)}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)  # which torch sets where it is imported, so in this process too
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment)
 
 
@@ -77,7 +80,7 @@ def test_a_second_interrupt_ends_at_once_without_a_word_too_many(tmp_path: Path,
         "interrupted"
     ]
     assert gone(others)
-    assert list((temp).iterdir()) == []
+    assert list(temp.iterdir()) == []
 
 
 @pytest.mark.parametrize("seconds", [1.0, 4.0])
@@ -92,7 +95,7 @@ def test_an_interrupt_before_the_first_step_leaves_nothing(seconds: float, tmp_p
     code, lines = told(run)
     assert code == 130 and not any("Traceback" in line for line in lines), lines
     assert gone(others)
-    assert list((temp).iterdir()) == []
+    assert list(temp.iterdir()) == []
 
 
 def test_nothing_stays_in_the_temporary_folder_and_nothing_is_open_to_others(tmp_path: Path, temp: Path) -> None:
@@ -106,15 +109,17 @@ def test_nothing_stays_in_the_temporary_folder_and_nothing_is_open_to_others(tmp
 
 
 def test_a_part_that_does_not_start_leaves_nothing(tmp_path: Path, temp: Path) -> None:
-    """Its reward can be imported here, and not in the worker."""
+    """Its reward can be imported once, when it is checked, and not once more for the worker."""
     (tmp_path / "reward.py").write_text(
-        "import ray\nassert not ray.is_initialized()\ndef reward(text, item):\n    return 0.0\n"
+        "from pathlib import Path\n"
+        "Path(__file__).with_suffix('.imported').touch(exist_ok=False)\n"
+        "def reward(text, item):\n    return 0.0\n"
     )
     run = start(tmp_path / "run", temp, f"task.reward={tmp_path}/reward.py:reward")
     code, lines = told(run)
     assert code == 2 and len(lines) == 1 and lines[0].startswith("error: task.reward="), lines
     assert not (tmp_path / "run").exists()
-    assert list((temp).iterdir()) == []
+    assert list(temp.iterdir()) == []
 
 
 @contextmanager
@@ -141,7 +146,17 @@ def test_a_disk_that_fills_up_keeps_earlier_checkpoints(tmp_path: Path, temp: Pa
         errors = [line for line in lines if not line.startswith("run folder: ")]
         assert len(errors) == 1 and errors[0].startswith(f"error: '{disk}/run/checkpoints/"), errors
         assert "cannot be written: No space left on device; free some space" in errors[0]
-        newest = checkpoint.latest(disk / "run")
+        newest = checkpoint.store(disk / "run").newest_sound()
         assert newest is not None
-        checkpoint.verify(newest)
-    assert list((temp).iterdir()) == []
+    assert list(temp.iterdir()) == []
+
+
+@pytest.mark.parametrize("kib", [2000, 1 << 20])
+def test_a_limit_on_the_size_of_files_is_told_before_ray_fails_over_it(kib: int, tmp_path: Path, temp: Path) -> None:
+    """Ray waits half a minute for a store that cannot be made, and says that it may be overloaded."""
+    run = start(tmp_path / "run", temp, "trainer.steps=2", limit=kib)
+    code, lines = told(run)
+    assert code == 2 and len(lines) == 1, lines
+    assert lines[0].startswith(f"error: files of at most {kib} KiB (ulimit -f) are too small for Ray"), lines
+    assert not (tmp_path / "run").exists()
+    assert list(temp.iterdir()) == []

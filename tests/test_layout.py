@@ -59,6 +59,7 @@ FLOORS = {
     "bebop.trainer.schedule": 1,
     # 2: engines, workers, trainers, the buffer and the monitor
     "bebop.buffer": 2,
+    "bebop.protocols": 2,
     "bebop.weights": 2,
     "bebop.monitor": 2,
     "bebop.rollout": 2,
@@ -66,14 +67,14 @@ FLOORS = {
     "bebop.rollout.decoding.registry": 2,
     "bebop.trainer": 2,
     # 3, 4: what joins them, without Ray and with it
-    "bebop.protocols": 3,
+    "bebop.clock": 3,
+    "bebop.pool": 3,
     "bebop.loop": 3,
     "bebop.runtime": 4,
     "bebop.adaptation": 4,
     "bebop.remote": 4,
     "bebop.placement": 4,
     "bebop.preflight": 4,
-    "bebop.actors": 4,
     # 5: entry points
     "bebop.compose": 5,
     "bebop.run": 5,
@@ -332,7 +333,7 @@ PLANTED = [
     (floor_violations, "bebop.loop", "def f():\n    import bebop.runtime"),
     (floor_violations, "bebop.rollout.decoding.sampling", "from bebop.rollout.decoding.registry import make_part"),
     (floor_violations, "bebop.rollout.engine", "import importlib\nimportlib.import_module('bebop.rollout.worker')"),
-    (floor_violations, "bebop.trainer.actor", "from recipes.tiny.data import examples"),
+    (floor_violations, "bebop.trainer.rank", "from recipes.tiny.data import examples"),
     (floor_violations, "bebop.somewhere", ""),
     (side_violations, "bebop.trainer.policy", "from bebop.rollout.engine import Request"),
     (side_violations, "bebop.rollout.worker", "from bebop.trainer import policy"),

@@ -14,23 +14,10 @@ from bebop.config import JobConfig, from_dict
 from bebop.errors import UserError
 from bebop.loop import Loop
 from bebop.metrics import Mean, Metrics
-from bebop.protocols import WorkerDied
+from bebop.protocols import WorkerDied, WorkerReport
 from bebop.trajectory import Batch, Completion, DecodeStats, Group, Prompt, Trajectory
 
 GROUPS, SIZE = 3, 2
-
-
-@dataclass(kw_only=True)
-class FakeReport:
-    groups: Sequence[Group]
-    busy: float = 0.01
-    swap: float = 0.001
-    version: int = 0
-    head: str = ""
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(t.completion.token_ids) for g in self.groups for t in g.trajectories)
 
 
 @dataclass(kw_only=True)
@@ -62,15 +49,16 @@ class FakeWorker:
         self.queue += prompts
         self.submitted += [(self.version, p.index) for p in prompts]
 
-    async def collect(self) -> FakeReport:
+    async def collect(self) -> WorkerReport:
         for _ in range(5):
             await asyncio.sleep(0)
         self._call("collect")
         if self.calls["collect"] in self.raises:
             raise self.raises[self.calls["collect"]]
         if not self.queue or self.stuck:
-            return FakeReport(groups=(), busy=0.0, swap=0.0, version=self.version)
-        return FakeReport(groups=(answer(self.queue.pop(), self.version),), version=self.version)
+            return WorkerReport(groups=(), busy=0.0, swap=0.0, version=self.version, head="")
+        groups = (answer(self.queue.pop(), self.version),)
+        return WorkerReport(groups=groups, busy=0.01, swap=0.001, version=self.version, head="")
 
     async def set_weights(self, weights: Any, version: int) -> None:
         await asyncio.sleep(0)
@@ -203,7 +191,7 @@ def test_a_dead_worker_is_replaced_and_no_prompt_is_lost(deaths: set[tuple[str, 
     assert go(loop)
     assert trainer.batches == in_order(6)
     assert max(trainer.lags) <= staleness
-    assert loop.restarts == len(deaths) == sink.rows[-1][1]["rollout/restarts"]
+    assert loop.pool.restarts == len(deaths) == sink.rows[-1][1]["rollout/restarts"]
     times = Counter(index for _, index in victim.submitted)
     assert set(times.values()) <= set(range(1, len(deaths) + 2))  # once more for each death at most
     assert set(Counter(index for _, index in other.submitted).values()) == {1}
@@ -223,7 +211,7 @@ def test_a_replacement_that_dies_while_it_starts_is_replaced_too() -> None:
     worker = FakeWorker(deaths={("collect", 2), ("set_weights", 2), ("submit", 2)})
     loop, trainer, _ = make(job(steps=3), worker)
     assert go(loop)
-    assert trainer.batches == in_order(3) and loop.restarts == 3
+    assert trainer.batches == in_order(3) and loop.pool.restarts == 3
 
 
 def test_a_replacement_during_an_update_keeps_old_weights_under_their_own_version() -> None:

@@ -16,9 +16,10 @@ from bebop.loop import Loop
 from bebop.metrics import Metrics
 from bebop.monitor.controller import Action
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
-from bebop.monitor.watch import Seen, Watch
+from bebop.monitor.watch import NoMonitor, Seen, Watch
+from bebop.protocols import WorkerReport
 from bebop.trajectory import Batch, Prompt
-from tests.test_loop import GROUPS, SIZE, FakeReport, FakeSink, FakeTrainer, FakeWorker, answer
+from tests.test_loop import GROUPS, SIZE, FakeSink, FakeTrainer, FakeWorker, answer
 
 
 @dataclass(kw_only=True)
@@ -29,7 +30,7 @@ class Drafting(FakeWorker):
     sticky: bool = False  # heads that are sent are lost on the way
     decodings: list[DecodingConfig] = field(default_factory=list)
 
-    async def collect(self) -> FakeReport:
+    async def collect(self) -> WorkerReport:
         return dataclasses.replace(await super().collect(), head=self.head)
 
     async def set_weights(self, weights: Any, version: int) -> None:
@@ -37,8 +38,8 @@ class Drafting(FakeWorker):
         if weights[1] is not None and not self.sticky:
             self.head = weights[1]
 
-    async def set_decoding(self, decoding: DecodingConfig) -> None:
-        self._call("set_decoding")
+    async def configure(self, decoding: DecodingConfig) -> None:
+        self._call("configure")
         self.decodings.append(decoding)
 
     async def restart(self) -> None:
@@ -126,13 +127,14 @@ def test_without_the_monitor_nothing_is_read(tmp_path: Path) -> None:
     assert go(Loop(job(), prompt, [Drafting()], trainer, [sink]))
     assert not trainer.read and not any("drift" in name for _, row in sink.rows for name in row)
     assert all(row["time/monitor"] < 1e-3 for _, row in sink.rows)
+    assert all(state.keys() == {"buffer", "restarts"} for state in trainer.saved.values())
 
 
 @pytest.mark.parametrize("watched", [True, False])
 def test_the_head_learns_always_and_is_sent_once_it_changed(watched: bool, tmp_path: Path) -> None:
     config, worker = job(mode="always"), Drafting()
     loop, trainer, sink = make(config, tmp_path, worker)
-    loop.watch = loop.watch if watched else None
+    loop.monitor = loop.monitor if watched else NoMonitor(config)
     assert go(loop)
     assert trainer.cotrained == [True] * 6
     assert [weights[1] for weights, _ in worker.weights] == [None, *(f"head {n}" for n in range(1, 7))]
@@ -162,8 +164,8 @@ class Scripted(Watch):
 
 def scripted(config: JobConfig, folder: Path, script: dict[int, Action], *workers: Drafting) -> tuple[Loop, Teaching]:
     loop, trainer, _ = make(config, folder, *workers)
-    loop.watch = Scripted(config, folder)
-    loop.watch.script = script
+    loop.monitor = Scripted(config, folder)
+    loop.monitor.script = script
     return loop, trainer
 
 

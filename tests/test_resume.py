@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from bebop.actors import make_worker
 from bebop.config import DecodingConfig, JobConfig, from_dict
 from bebop.decoding import SYSTEMS
 from bebop.loop import Loop
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_tokenizer
+from bebop.protocols import WorkerReport
 from bebop.rollout.decoding.lengths.entropy import EntropyLength
+from bebop.rollout.engines import make_worker
 from bebop.rollout.torch_engine import TorchEngine
-from bebop.rollout.worker import WorkerReport
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer import checkpoint
-from bebop.trainer.actor import TrainerWorker
+from bebop.trainer.rank import TrainerRank
 from bebop.trajectory import Batch, Prompt
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ class InProcess:
     """Worker and trainer behind the loop's protocols, called directly."""
 
     def __init__(self, config: JobConfig, folder: Path) -> None:
-        self.worker, self.trainer, self.folder = make_worker(config), TrainerWorker(config), folder
+        self.worker, self.trainer, self.folder = make_worker(config), TrainerRank(config), folder
         self.rows: list[tuple[int, dict[str, float]]] = []
 
     async def submit(self, prompts: Sequence[Prompt]) -> None:
@@ -43,8 +43,8 @@ class InProcess:
     async def set_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self.worker.set_weights(weights, version)
 
-    async def set_decoding(self, decoding: DecodingConfig) -> None:
-        self.worker.set_decoding(decoding)
+    async def configure(self, decoding: DecodingConfig) -> None:
+        self.worker.configure(decoding)
 
     async def collect(self) -> WorkerReport:
         await asyncio.sleep(0)
@@ -58,7 +58,10 @@ class InProcess:
         return self.trainer.weights(head)
 
     async def save(self, step: int, loop_state: dict[str, Any]) -> None:
-        self.trainer.save(checkpoint.folder_of(self.folder, step), loop_state)
+        checkpoints = checkpoint.store(self.folder)
+        staged = checkpoints.staging(step)
+        self.trainer.save(staged, loop_state)
+        checkpoints.publish(staged, step)
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         self.rows.append((step, {name: value for name, value in row.items() if not name.startswith(TIMED)}))
@@ -91,10 +94,10 @@ def run(config: JobConfig, folder: Path, found: Path | None = None) -> InProcess
 def differs(system: str, folder: Path) -> bool:
     """Whether the third step of a run is another one after a resume from the second."""
     whole = run(job(system, 3), folder / "whole")
-    half = run(job(system, 3), folder / "half", checkpoint.folder_of(folder / "whole", 2))
+    half = run(job(system, 3), folder / "half", checkpoint.store(folder / "whole").path(2))
     assert [step for step, _ in whole.rows] == [1, 2, 3] and [step for step, _ in half.rows] == [3]
     ours, wanted = (
-        checkpoint.load(checkpoint.folder_of(folder / name, 3)).trainer["weights"] for name in ("half", "whole")
+        checkpoint.load(checkpoint.store(folder / name).path(3)).trainer["weights"] for name in ("half", "whole")
     )
     return half.rows != whole.rows[2:] or any(not torch.equal(ours[name], wanted[name]) for name in wanted)
 

@@ -21,11 +21,12 @@ from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_policy
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.watch import Watch
+from bebop.protocols import WorkerReport
 from bebop.rollout.torch_engine import TorchEngine
-from bebop.rollout.worker import RolloutWorker, WorkerReport
+from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.rewards import checked, make_reward
 from bebop.tasks.source import PromptSource, chat_encoder
-from bebop.trainer.actor import TrainerWorker
+from bebop.trainer.rank import TrainerRank
 from bebop.trajectory import Batch, Prompt
 from tests.test_loop import FakeSink, go
 
@@ -62,8 +63,8 @@ class Rollouts:
             self.worker.set_weights(weights, version)
             self.worker.turn()
 
-    async def set_decoding(self, decoding: DecodingConfig) -> None:
-        self.worker.set_decoding(decoding)
+    async def configure(self, decoding: DecodingConfig) -> None:
+        self.worker.configure(decoding)
 
     async def restart(self) -> None:
         raise AssertionError("nothing dies here")
@@ -73,7 +74,7 @@ class Learner:
     """A trainer in this process; ``after[n]`` is done to it after update n."""
 
     def __init__(self, config: JobConfig) -> None:
-        self.worker = TrainerWorker(config)
+        self.worker = TrainerRank(config)
         self.after: dict[int, Callable[[], None]] = {}
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:

@@ -7,9 +7,14 @@ that can draft the first token of the answer, and a step counts while its token 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+
+Per = Literal["step", "anchor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,15 @@ class TokenRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRow:
+    """A prompt and an answer through which the backbone has already gone."""
+
+    token_ids: Tensor  # [L]
+    answer: int  # tokens at the end that are the answer
+    hidden: Tensor  # [L, d]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChainRows:
     """Rows side by side, with their anchors."""
 
@@ -34,6 +48,10 @@ class ChainRows:
     lengths: Tensor  # [B]
     anchors: Tensor  # [B, A] positions; those beyond the end have no step
     steps: Tensor  # [B, A] steps that exist at each anchor, 0..depth
+
+    def count(self, per: Per) -> int:
+        """Steps, or anchors with a step, of all rows."""
+        return int(self.steps.sum() if per == "step" else (self.steps > 0).sum())
 
     def mask(self, depth: int) -> Tensor:
         """Which steps exist [B, A, depth]."""
@@ -47,21 +65,28 @@ class ChainRows:
 def chain_rows(rows: Sequence[TokenRow], depth: int, device: torch.device | str = "cpu") -> ChainRows:
     """Lay out rows with chains of at most ``depth`` steps; rows without an answer have no step."""
     assert rows and all(row.prompt for row in rows), "every row needs a prompt of at least one token"
-    lengths = torch.tensor([len(row.token_ids) for row in rows])
-    first = torch.tensor([max(0, len(row.prompt) - 2) for row in rows])
-    width = max(2, int(lengths.max()))
-    token_ids = torch.zeros(len(rows), width, dtype=torch.long)
-    for i, row in enumerate(rows):
-        token_ids[i, : len(row.token_ids)] = torch.tensor(row.token_ids)
+    return _lay([torch.tensor(row.token_ids) for row in rows], [len(row.answer) for row in rows], depth, device)
+
+
+def known_chains(rows: Sequence[KnownRow], depth: int) -> ChainRows:
+    """As ``chain_rows``, on the device of the hidden states."""
+    return _lay([row.token_ids for row in rows], [row.answer for row in rows], depth, rows[0].hidden.device)
+
+
+def _lay(ids: Sequence[Tensor], answers: Sequence[int], depth: int, device: torch.device | str) -> ChainRows:
+    """Rows [L] side by side; what they have of an answer is at their end."""
+    lengths, answered = torch.tensor([len(row) for row in ids]), torch.tensor(answers)
+    first = (lengths - answered - 2).clamp_min(0)
+    token_ids = pad_sequence(list(ids), batch_first=True)
+    token_ids = pad(token_ids, (0, max(0, 2 - token_ids.shape[1])))
     count = max(1, int((lengths - 1 - first).max()))
     anchors = first[:, None] + torch.arange(count)
     steps = (lengths[:, None] - 2 - anchors).clamp(0, depth)
-    answered = torch.tensor([bool(row.answer) for row in rows])
     return ChainRows(
         token_ids=token_ids.to(device),
         lengths=lengths.to(device),
         anchors=anchors.to(device),
-        steps=(steps * answered[:, None]).to(device),
+        steps=(steps * (answered > 0)[:, None]).to(device),
     )
 
 

@@ -5,18 +5,18 @@ Optimizer, learning rate, clipping and gradient norm are the head's own, so that
 bit with and without it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from bebop.config import HeadConfig
 from bebop.metrics import Mean, Metrics
 from bebop.model.backbone import Policy
-from bebop.trainer.chains import TokenRow
-from bebop.trainer.heads import HeadTrainer, State
+from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from bebop.trainer.packing import PackedRows
 from bebop.trainer.scorer import whole_tables
+from bebop.trainer.state import State
 
 
 class CoTrainer:
@@ -34,14 +34,9 @@ class CoTrainer:
 
     def update(self, kept: Sequence[tuple[PackedRows, Tensor]]) -> Metrics:
         """One step on the rows and hidden states [N, d] of a policy update; metrics ``head/*``."""
-        rows, hidden = [], []
-        for packed, states in kept:
-            for row, part in zip(unpacked(packed), states.split(packed.lengths.tolist()), strict=True):
-                if row.answer:
-                    rows.append(row)
-                    hidden.append(part)
+        rows = [row for packed, hidden in kept for row in packed.known(hidden) if row.answer]
         shared = whole_tables(self.policy) if self.world > 1 else None
-        numbers = self.heads.update_share(rows, hidden, shared)
+        numbers = self.heads.update_share(rows, shared)
         return {name: Mean(value, 1.0) for name, value in numbers.items()}
 
     def state_dict(self) -> State:
@@ -51,13 +46,3 @@ class CoTrainer:
     def load_state_dict(self, state: State) -> None:
         """See ``HeadTrainer``."""
         self.heads.load_state_dict(state)
-
-
-def unpacked(packed: PackedRows) -> Iterator[TokenRow]:
-    """The rows of a micro-batch, prompts and answers apart."""
-    ids, first = packed.token_ids.tolist(), 0
-    for length in packed.lengths.tolist():
-        inside = (packed.predictors >= first) & (packed.predictors < first + length)
-        split = first + length - int(inside.sum())
-        yield TokenRow(prompt=tuple(ids[first:split]), answer=tuple(ids[split : first + length]))
-        first += length

@@ -5,29 +5,27 @@ autocast. What it leaves out: dropout, and any gradient into embedding, language
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.nn.utils.rnn import pad_sequence
 
 from bebop.config import HeadConfig
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
-from bebop.trainer.objectives import Objective, Sampling, make_objective, share, unroll
-from bebop.trainer.scorer import like, whole
+from bebop.trainer.chains import ChainRows, KnownRow, TokenRow, chain_rows, known_chains
+from bebop.trainer.objectives import Objective, Sampling, Steps, make_objective, unroll
+from bebop.trainer.optim import GuardedAdamW
+from bebop.trainer.schedule import warm_up
+from bebop.trainer.state import State, load_optimizer_state, optimizer_state, whole_copies
 
-MAX_SKIPPED = 3  # steps in a row without a finite gradient before training gives up
-
-State = dict[str, Any]
 Shared = tuple[Tensor, Tensor]  # token embedding and language-model head, both [V, d]
+MicroBatch = tuple[ChainRows, Tensor | None]  # with the hidden states [B, L, d], where they are known
 
 
 class HeadLoss(nn.Module):
@@ -40,7 +38,11 @@ class HeadLoss(nn.Module):
         self.backbone, self.mtp = policy.backbone, policy.mtp
 
     def forward(
-        self, rows: ChainRows, objective: Objective, hidden: Tensor | None = None, shared: Shared | None = None
+        self,
+        rows: ChainRows,
+        loss: Callable[[Steps], Tensor],
+        hidden: Tensor | None = None,
+        shared: Shared | None = None,
     ) -> Tensor:
         """The loss of some rows; ``hidden`` [B, L, d] saves the backbone's pass where its states are known.
 
@@ -57,7 +59,7 @@ class HeadLoss(nn.Module):
             if self.mixed:
                 hidden, embeddings, weight = (x.to(torch.bfloat16) for x in (hidden, embeddings, weight))
             steps = unroll(self.mtp, embeddings, hidden, weight, rows, self.sampling)
-            return objective(steps)
+            return loss(steps)
 
 
 class HeadTrainer:
@@ -81,7 +83,6 @@ class HeadTrainer:
             raise UserError("the model's language-model head has a bias, which head training does not have")
         self.policy, self.config, self.rank, self.world, self.beside = policy, config, rank, world, beside
         self.version = 0  # finished updates
-        self._skipped = 0
         self.mixed = policy.backbone.dtype == torch.bfloat16
         if not beside:
             policy.backbone.eval().requires_grad_(False)
@@ -93,17 +94,21 @@ class HeadTrainer:
                 fully_shard(layer, mesh=mesh)
             fully_shard(self.module, mesh=mesh)
         self.named = dict(policy.mtp.named_parameters())
-        decay = [p for p in self.named.values() if p.ndim > 1]
-        rest = [p for p in self.named.values() if p.ndim <= 1]
-        groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
+        self.optimizer = GuardedAdamW(
+            self.named, config, setting="head.lr", loss="the loss of the MTP head", causes="weights"
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the head computes."""
+        return self.policy.device
 
     def update(
         self, rows: Sequence[TokenRow], objective: str | Objective | None = None, hidden: Sequence[Tensor] | None = None
     ) -> dict[str, float]:
         """One optimizer step on the mean loss of all rows (of all ranks, which are given the same rows).
 
-        ``objective``: a name in ``OBJECTIVES`` or a function that averages over steps; None: the configuration's.
+        ``objective``: its name in ``OBJECTIVES``, or one of another kind; None: the configuration's.
         ``hidden``: the backbone's states [L, d] of each row, where they are known; else they are computed.
 
         Returns:
@@ -113,55 +118,60 @@ class HeadTrainer:
             UserError: fewer rows than ranks, no chain in any row, or the third gradient in a row that is not finite.
         """
         parts = self._micro_batches([len(row.token_ids) for row in rows])
-        total = share(chain_rows(rows, self.config.depth), _name(objective or self.config.objective))
+        chosen = objective if isinstance(objective, Objective) else make_objective(objective or self.config.objective)
+        total = chain_rows(rows, self.config.depth).count(chosen.per)
         # FSDP averages gradients over the ranks; the loss of the batch is the sum over them.
-        return self._learn(rows, parts, total, objective, hidden, scale=self.world)
+        return self._learn(self._batches(rows, parts, hidden), total, chosen, scale=self.world)
 
-    def update_share(
-        self, rows: Sequence[TokenRow], hidden: Sequence[Tensor], shared: Shared | None = None
-    ) -> dict[str, float]:
-        """``update`` with rows and hidden states [L, d] that are this rank's own, ``beside`` a policy."""
+    def _batches(
+        self, rows: Sequence[TokenRow], parts: Sequence[Sequence[int]], hidden: Sequence[Tensor] | None
+    ) -> Iterator[MicroBatch]:
+        """The rows of each part side by side, one part at a time."""
+        for part in parts:
+            known = None if hidden is None else pad_sequence([hidden[i] for i in part], batch_first=True)
+            yield chain_rows([rows[i] for i in part], self.config.depth, self.device), known
+
+    def update_share(self, rows: Sequence[KnownRow], shared: Shared | None = None) -> dict[str, float]:
+        """``update`` with rows that are this rank's own, ``beside`` a policy."""
         assert self.beside
-        total = share(chain_rows(rows, self.config.depth), self.config.objective) if rows else 0
+        chosen = make_objective(self.config.objective)
+        parts = self._fitting(rows)
+        layouts = [known_chains(part, self.config.depth) for part in parts]
+        total = sum(layout.count(chosen.per) for layout in layouts)
         if self.world > 1:
             everybody = torch.tensor(total, device=self.policy.device)
             torch.distributed.all_reduce(everybody)
             total = int(everybody)
-        return self._learn(rows, self._fitting(rows), max(1, total), None, hidden, shared=shared)
+        hidden = (pad_sequence([row.hidden for row in part], batch_first=True) for part in parts)
+        return self._learn(zip(layouts, hidden, strict=True), max(1, total), chosen, shared=shared)
 
     def _learn(
         self,
-        rows: Sequence[TokenRow],
-        parts: Sequence[Sequence[int]],
+        batches: Iterable[MicroBatch],
         total: int,
-        objective: str | Objective | None,
-        hidden: Sequence[Tensor] | None,
+        objective: Objective,
         scale: float = 1.0,
         shared: Shared | None = None,
     ) -> dict[str, float]:
-        """Gradients of the micro-batches ``parts``, each weighted by its share of ``total``; then a step."""
+        """Gradients of the micro-batches, each weighted by its share of ``total``; then a step."""
         if total == 0:
             raise UserError("no answer in these rows is long enough to draft a token of: answers of 1 token or more")
-        chosen = objective or self.config.objective
-        function = make_objective(chosen) if isinstance(chosen, str) else chosen
         self.optimizer.zero_grad()
-        loss = torch.zeros((), device=self.policy.device)
-        for part in parts:
-            batch = chain_rows([rows[i] for i in part], self.config.depth, self.policy.device)
-            known = None if hidden is None else pad_sequence([hidden[i] for i in part], batch_first=True)
-            value = self.module(batch, function, known, shared) * (share(batch, _name(chosen)) / total)
+        loss = torch.zeros((), device=self.device)
+        for batch, known in batches:
+            value = self.module(batch, objective.loss, known, shared) * (batch.count(objective.per) / total)
             (value * scale).backward()
             loss += value.detach()
         return self._descend(loss)
 
-    def _fitting(self, rows: Sequence[TokenRow]) -> list[list[int]]:
+    def _fitting(self, rows: Sequence[KnownRow]) -> list[list[KnownRow]]:
         """Rows by length, in micro-batches of at most ``max_tokens`` with padding."""
-        parts: list[list[int]] = []
-        for i in sorted(range(len(rows)), key=lambda i: -len(rows[i].token_ids)):
-            if parts and (len(parts[-1]) + 1) * len(rows[parts[-1][0]].token_ids) <= self.config.max_tokens:
-                parts[-1].append(i)
+        parts: list[list[KnownRow]] = []
+        for row in sorted(rows, key=lambda row: -len(row.token_ids)):
+            if parts and (len(parts[-1]) + 1) * len(parts[-1][0].token_ids) <= self.config.max_tokens:
+                parts[-1].append(row)
             else:
-                parts.append([i])
+                parts.append([row])
         return parts
 
     def _micro_batches(self, lengths: Sequence[int]) -> list[list[int]]:
@@ -177,66 +187,26 @@ class HeadTrainer:
         return [mine[a:b] for a, b in pairwise(ends)]
 
     def _descend(self, loss: Tensor) -> dict[str, float]:
-        """Clip and step; a gradient that is not finite is skipped, and too many of them in a row are an error."""
-        parameters = list(self.named.values())
+        """Gradients summed over the ranks where each has a whole head, then the guarded step."""
         if self.beside and self.world > 1:
-            for parameter in parameters:
+            for parameter in self.named.values():
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 torch.distributed.all_reduce(parameter.grad)
-        norm = whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))
-        finite = bool(norm.isfinite())
-        rate = self.config.lr * min(1.0, (self.version + 1) / max(1, self.config.lr_warmup_steps))
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        if finite:
-            clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
-            self.optimizer.step()
-        self._skipped = 0 if finite else self._skipped + 1
-        if self._skipped >= MAX_SKIPPED:
-            raise UserError(
-                f"head.lr={self.config.lr}: the loss of the MTP head is not finite in {MAX_SKIPPED} steps running "
-                f"(gradient norm {float(norm)}); lower it, or look for weights that are not finite"
-            )
+        numbers = self.optimizer.guarded_step(warm_up(self.config, self.version))
         self.version += 1
         if self.world > 1:
             torch.distributed.all_reduce(loss)
-        names = {"head/loss": float(loss), "head/lr": rate, "head/skipped": float(not finite)}
-        return names | ({"head/grad_norm": float(norm)} if finite else {})
+        return {"head/loss": float(loss), **{f"head/{name}": value for name, value in numbers.items()}}
 
     def weights(self) -> dict[str, Tensor]:
         """The head's full fp32 weights on the CPU, by the names of ``MTPHead``; all ranks take part."""
-        return {name: whole(p.detach()).to("cpu", copy=True) for name, p in self.named.items()}
+        return whole_copies(self.named)
 
     def state_dict(self) -> State:
         """All that an exact resume needs, unsharded: any number of ranks can load it."""
-        found = {name: self.optimizer.state[p] for name, p in self.named.items() if p in self.optimizer.state}
-        moments = {
-            f"{name}/{key}": whole(value).to("cpu", copy=True)
-            for name, state in found.items()
-            for key, value in state.items()
-        }
-        return {"version": self.version, "skipped": self._skipped, "weights": self.weights(), "optimizer": moments}
+        return {"version": self.version, **optimizer_state(self.optimizer)}
 
     def load_state_dict(self, state: State) -> None:
         """Take over a ``state_dict``; ``UserError`` if it belongs to another head."""
-        found = {name: tuple(t.shape) for name, t in state["weights"].items()}
-        wanted = {name: tuple(p.shape) for name, p in self.named.items()}
-        if found != wanted:
-            name = next(n for n in {**wanted, **found} if found.get(n) != wanted.get(n))
-            raise UserError(
-                f"the checkpoint belongs to another head: {name} is {found.get(name)}, not {wanted.get(name)}"
-            )
-        with torch.no_grad():
-            for name, parameter in self.named.items():
-                parameter.copy_(like(state["weights"][name], parameter))
-        self.optimizer.state.clear()
-        for key, value in state["optimizer"].items():
-            name, field = key.rsplit("/", 1)
-            moment = value.clone() if value.dim() == 0 else like(value, self.named[name]).clone()
-            self.optimizer.state[self.named[name]][field] = moment
-        self.version, self._skipped = state["version"], state["skipped"]
-
-
-def _name(objective: str | Objective) -> str:
-    """By which ``share`` weighs micro-batches: a function averages over steps."""
-    return objective if isinstance(objective, str) else ""
+        load_optimizer_state(self.optimizer, state, "head")
+        self.version = state["version"]

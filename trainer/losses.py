@@ -1,4 +1,4 @@
-"""The policy loss: PPO-clip with truncated importance sampling, and how its tokens are averaged.
+"""Policy losses with truncated importance sampling, and how their tokens are averaged.
 
 Three log-probs of a token: *rollout* (the engine, when it produced the token), *proximal* (the trainer at the start
 of the update) and the current one. The trust region is around proximal, the ratio pi / pi_prox; what the rollout
@@ -11,6 +11,7 @@ the loss of the undivided minibatch.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -48,6 +49,63 @@ AGGREGATIONS: dict[str, Callable[[Lengths, int], Weights]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerTokens:
+    """What a policy loss looks at, for the A answer tokens of one micro-batch of R answers."""
+
+    logp: Tensor  # [A], current; carries the gradient
+    proximal: Tensor  # [A], at the start of the update
+    advantages: Tensor  # [A]
+    answers: Tensor  # [R] tokens of each answer, summing to A
+    clip_low: float
+    clip_high: float
+
+    def clip(self, ratio: Tensor) -> Tensor:
+        """Into the trust region."""
+        return ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+
+    def pessimistic(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
+        """The smaller of the gains with and without the clip, and where it is that of the clip."""
+        gain, clipped = ratio * self.advantages, self.clip(ratio) * self.advantages
+        return torch.minimum(gain, clipped), clipped < gain
+
+
+def ppo_clip(tokens: AnswerTokens) -> tuple[Tensor, Tensor]:
+    """The ratio of each token, clipped where that lowers the gain (Schulman et al. 2017)."""
+    return tokens.pessimistic(bounded_exp(tokens.logp - tokens.proximal))
+
+
+def gspo(tokens: AnswerTokens) -> tuple[Tensor, Tensor]:
+    """The ratio of the whole answer, the geometric mean over its tokens (Zheng et al. 2025), clipped as in PPO.
+
+    GSPO-token: each token's ratio has the answer's value and the token's own gradient, so that advantages may differ.
+    """
+    difference = (tokens.logp - tokens.proximal).detach()
+    per_answer = torch.segment_reduce(difference, "mean", lengths=tokens.answers)  # NaN for an answer without tokens
+    of_answer = per_answer.repeat_interleave(tokens.answers)
+    return tokens.pessimistic(bounded_exp(tokens.logp - tokens.logp.detach() + of_answer))
+
+
+def cispo(tokens: AnswerTokens) -> tuple[Tensor, Tensor]:
+    """The clipped ratio of each token as a constant weight of its log-prob (MiniMax-M1): all keep a gradient."""
+    ratio = bounded_exp(tokens.logp - tokens.proximal).detach()
+    clipped = tokens.clip(ratio)
+    return clipped * tokens.advantages * tokens.logp, clipped != ratio
+
+
+def bounded_exp(log_ratio: Tensor) -> Tensor:
+    """exp, at most e^20: beyond that the clip decides, and inf * 0 would be NaN."""
+    return log_ratio.clamp(-20, 20).exp()
+
+
+# Tokens -> what each of them gains [A], to be maximised, and whether it was clipped [A].
+POLICY_LOSSES: dict[str, Callable[[AnswerTokens], tuple[Tensor, Tensor]]] = {
+    "ppo_clip": ppo_clip,
+    "gspo": gspo,
+    "cispo": cispo,
+}
+
+
 def policy_loss(
     config: AlgorithmConfig,
     *,
@@ -56,20 +114,28 @@ def policy_loss(
     proximal: Tensor,
     rollout_logprobs: Tensor,
     advantages: Tensor,
+    answers: Tensor,
     weights: Tensor,
     reference: Tensor | None = None,
 ) -> tuple[Tensor, Metrics]:
     """The share of one micro-batch in the minibatch's loss (a weighted sum), and its metrics.
 
-    All tensors are [A], one number per answer token. ``entropy`` needs a gradient only with an entropy bonus;
-    ``reference``: log-probs of the initial policy, for the KL term.
+    All tensors are [A], one number per answer token, but ``answers`` [R], the tokens of each answer. ``entropy`` needs
+    a gradient only with an entropy bonus; ``reference``: log-probs of the initial policy, for the KL term.
     """
-    ratio = (logp - proximal).clamp(-20, 20).exp()  # beyond e^20 the clip decides; inf * 0 would be NaN
-    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    tokens = AnswerTokens(
+        logp=logp,
+        proximal=proximal,
+        advantages=advantages,
+        answers=answers,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+    )
+    gain, clipped = POLICY_LOSSES[config.policy_loss](tokens)
     tis = (proximal - rollout_logprobs).exp().clamp(max=config.tis_cap).detach()
-    loss = -tis * torch.minimum(ratio * advantages, clipped * advantages)
+    loss = -tis * gain
     metrics: Metrics = {
-        "train/clip_frac": mean(clipped * advantages < ratio * advantages),
+        "train/clip_frac": mean(clipped),
         "train/tis_mean": mean(tis),
         "policy/entropy": mean(entropy),
     }

@@ -16,7 +16,7 @@ from bebop.errors import UserError
 from bebop.kernels.draft_losses import LOSSES, needs_labels
 from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
 from bebop.model.mtp import MTPHead, at, chain
-from bebop.trainer.chains import ChainRows
+from bebop.trainer.chains import ChainRows, Per
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,12 @@ class Steps:
     sampling: Sampling
 
 
-Objective = Callable[[Steps], Tensor]
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A loss of chains, and what its mean is taken over: micro-batches are weighed by how many of them they have."""
+
+    loss: Callable[[Steps], Tensor]
+    per: Per = "step"
 
 
 def unroll(
@@ -91,9 +96,9 @@ def end_to_end(steps: Steps, corrected: bool) -> Tensor:
 
 
 OBJECTIVES: dict[str, Objective] = {
-    **{kind: partial(mean_over_steps, kind=kind) for kind in LOSSES},
-    "e2e_tv": partial(end_to_end, corrected=False),
-    "e2e_tv_corrected": partial(end_to_end, corrected=True),
+    **{kind: Objective(partial(mean_over_steps, kind=kind), per="step") for kind in LOSSES},
+    "e2e_tv": Objective(partial(end_to_end, corrected=False), per="anchor"),
+    "e2e_tv_corrected": Objective(partial(end_to_end, corrected=True), per="anchor"),
 }
 
 
@@ -102,8 +107,3 @@ def make_objective(name: str) -> Objective:
     if name not in OBJECTIVES:
         raise UserError(f"objective={name!r} is not possible: choose one of {', '.join(OBJECTIVES)}")
     return OBJECTIVES[name]
-
-
-def share(rows: ChainRows, name: str) -> int:
-    """What the mean of an objective is taken over: anchors with a step (end to end) or steps; weighs micro-batches."""
-    return int((rows.steps > 0).sum()) if name.startswith("e2e") else int(rows.steps.sum())

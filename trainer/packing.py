@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bebop.trainer.chains import KnownRow
 from bebop.trajectory import Completion
 
 
@@ -36,9 +37,10 @@ class PackedRows:
     """One micro-batch: N tokens of R rows, A of them answer tokens.
 
     Prompt (7, 8) with answer (9, 1), then prompt (5,) with answer (6,): token_ids 7 8 9 1 5 6, positions 0 1 2 3 0 1,
-    lengths 4 2, predictors 1 2 4, targets 9 1 6.
+    lengths 4 2, predictors 1 2 4, targets 9 1 6, answers 2 1.
     """
 
+    rows: Tensor  # [R] number of each row as it was given to ``pack``, which sorts; -1 for a row that was not
     token_ids: Tensor  # [N]
     positions: Tensor  # [N], from 0 in each row
     lengths: Tensor  # [R], summing to N
@@ -47,8 +49,15 @@ class PackedRows:
     rollout_logprobs: Tensor  # [A] log p under the distribution that produced the token
     versions: Tensor  # [A] weight version that produced the token
     contexts: Tensor  # [A] oldest weight version among the keys and values that it saw
+    answers: Tensor  # [R] answer tokens of each row, summing to A
     advantages: Tensor  # [A]
     weights: Tensor  # [A] weight in the loss; over all micro-batches of all ranks they follow the aggregation
+
+    def known(self, hidden: Tensor) -> list[KnownRow]:
+        """Each row with its part of the hidden states [N, d]."""
+        lengths = self.lengths.tolist()
+        parts = zip(self.token_ids.split(lengths), self.answers.tolist(), hidden.split(lengths), strict=True)
+        return [KnownRow(token_ids=ids, answer=answer, hidden=states) for ids, answer, states in parts]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedRows":
         """The same on a device, floating-point fields as ``dtype``."""
@@ -65,13 +74,13 @@ def pack(rows: Sequence[Row], max_tokens: int, world: int = 1) -> list[PackedRow
     """
     if not rows:
         return []
-    ordered = sorted(rows, key=lambda row: -row.length)  # stable: equal lengths stay in the order given
-    lengths = [row.length for row in ordered]
+    order = sorted(range(len(rows)), key=lambda i: -rows[i].length)  # stable: equal lengths stay in the order given
+    lengths = [rows[i].length for i in order]
     count = len(_cuts(lengths, max_tokens)) - 1
     count = -(-count // world) * world
     cuts = _cuts(lengths, _level(lengths, max_tokens, count))
-    packed = [_lay(ordered[a:b]) for a, b in pairwise(cuts)]
-    return packed + [_blank(ordered[0])] * (count - len(packed))
+    packed = [_lay([rows[i] for i in order[a:b]], order[a:b]) for a, b in pairwise(cuts)]
+    return packed + [_blank(rows[order[0]])] * (count - len(packed))
 
 
 def _cuts(lengths: list[int], capacity: int) -> list[int]:
@@ -97,7 +106,7 @@ def _level(lengths: list[int], max_tokens: int, count: int) -> int:
     return low
 
 
-def _lay(rows: Sequence[Row]) -> PackedRows:
+def _lay(rows: Sequence[Row], numbers: Sequence[int]) -> PackedRows:
     """Lay rows end to end."""
     answers = [len(row.completion.token_ids) for row in rows]
     lengths = np.array([row.length for row in rows])
@@ -109,6 +118,7 @@ def _lay(rows: Sequence[Row]) -> PackedRows:
         return torch.from_numpy(np.concatenate([np.asarray(part) for part in parts])).to(dtype)
 
     return PackedRows(
+        rows=torch.tensor(numbers),
         token_ids=joined([[*row.prompt, *row.completion.token_ids] for row in rows], torch.int64),
         positions=joined([np.arange(length) for length in lengths], torch.int64),
         lengths=torch.from_numpy(lengths).to(torch.int64),
@@ -117,12 +127,9 @@ def _lay(rows: Sequence[Row]) -> PackedRows:
         rollout_logprobs=joined([c.logprobs for c in completions], torch.float64),
         versions=joined([c.versions for c in completions], torch.int64),
         contexts=joined([c.oldest for c in completions], torch.int64),
-        advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float64).repeat_interleave(
-            torch.tensor(answers)
-        ),
-        weights=torch.tensor([row.weight for row in rows], dtype=torch.float64).repeat_interleave(
-            torch.tensor(answers)
-        ),
+        answers=torch.tensor(answers),
+        advantages=joined([np.repeat([row.advantage for row in rows], answers)], torch.float64),
+        weights=joined([np.repeat([row.weight for row in rows], answers)], torch.float64),
     )
 
 
@@ -130,4 +137,4 @@ def _blank(row: Row) -> PackedRows:
     """A micro-batch that predicts nothing, for a rank without rows: one token of context."""
     empty = np.zeros(0, dtype=np.int64)
     nothing = Completion(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty)
-    return _lay([Row(prompt=row.prompt[:1], completion=nothing, advantage=0.0, weight=0.0)])
+    return _lay([Row(prompt=row.prompt[:1], completion=nothing, advantage=0.0, weight=0.0)], [-1])

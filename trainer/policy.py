@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
@@ -27,16 +26,21 @@ from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trainer.advantages import advantages
 from bebop.trainer.cotrain import CoTrainer
 from bebop.trainer.losses import AGGREGATIONS, policy_loss, ratio_metrics, same_weights_metrics
+from bebop.trainer.optim import GuardedAdamW
 from bebop.trainer.packing import PackedRows, Row, pack
 from bebop.trainer.past import PastWeights, some
 from bebop.trainer.probe_set import ProbeReader
 from bebop.trainer.schedule import learning_rate
-from bebop.trainer.scorer import Scorer, like, shard, whole
+from bebop.trainer.scorer import Scorer, shard
+from bebop.trainer.state import (
+    State,
+    load_optimizer_state,
+    optimizer_state,
+    random_state,
+    set_random_state,
+    whole_copies,
+)
 from bebop.trajectory import Batch, Group
-
-MAX_SKIPPED = 3  # optimizer steps in a row without a finite gradient before the run gives up
-
-State = dict[str, Any]
 
 
 class PolicyTrainer:
@@ -46,7 +50,6 @@ class PolicyTrainer:
         """Takes ``policy`` over: its weights change in place (and are split over the ranks)."""
         self.policy, self.config, self.rank, self.world = policy, config, rank, world
         self.version = 0  # finished updates
-        self._skipped = 0  # steps skipped in a row
         self.mixed = config.model.dtype == "bfloat16"
         policy.backbone.eval().requires_grad_(True)
         if policy.mtp is not None:
@@ -64,7 +67,10 @@ class PolicyTrainer:
             mesh = init_device_mesh(policy.device.type, (world,))
             for scorer in filter(None, (self.scorer, self.reference)):
                 shard(scorer, mesh)
-        self.optimizer = self._make_optimizer()
+        causes = "rewards and log-probs"
+        self.optimizer = GuardedAdamW(
+            policy.weights(), config.trainer, setting="trainer.lr", loss="the loss", causes=causes
+        )
         past = config.rollout.staleness if config.monitor.check_answers and not config.algorithm.rescore else 0
         self.past = PastWeights(self.scorer, past, torch.bfloat16 if self.mixed else None)
 
@@ -127,7 +133,7 @@ class PolicyTrainer:
     def weights(self, mtp: bool = False) -> dict[str, Tensor]:
         """Full weights on the CPU, in the model's dtype, named as in ``Policy.weights()``; empty on ranks above 0."""
         dtype = torch.bfloat16 if self.mixed else None
-        return self._collected(self.policy.weights(mtp), dtype)
+        return whole_copies(self.policy.weights(mtp), dtype, keep=self.rank == 0)
 
     def whole_policy(self, weights: dict[str, Tensor]) -> Policy:
         """The policy unsharded, on the CPU, with the given backbone weights (``state_dict()["weights"]``)."""
@@ -145,45 +151,22 @@ class PolicyTrainer:
 
         Weights and optimizer are empty on ranks above 0.
         """
-        named = self.policy.weights()
-        states = {name: self.optimizer.state[p] for name, p in named.items() if p in self.optimizer.state}
-        moments = {f"{name}/{key}": value for name, state in states.items() for key, value in state.items()}
         return {
             "version": self.version,
-            "skipped": self._skipped,
-            "rng": self._all_ranks(_rng()),
-            "weights": self._collected(named),
-            "optimizer": self._collected(moments),
+            "rng": self._all_ranks(random_state()),
+            **optimizer_state(self.optimizer, keep=self.rank == 0),
             "head": self._trained_head if self.cotrainer is None else self.cotrainer.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Take over a ``state_dict`` of rank 0; every rank is given the same. ``UserError`` if the model is another."""
-        named = self.policy.weights()
-        found = {name: tuple(t.shape) for name, t in state["weights"].items()}
-        wanted = {name: tuple(p.shape) for name, p in named.items()}
-        if found != wanted:
-            name = next(n for n in {**wanted, **found} if found.get(n) != wanted.get(n))
-            shapes = f"{name} has shape {found.get(name)}, the model needs {wanted.get(name)}"
-            raise UserError(
-                f"the checkpoint belongs to another model than model.path={self.config.model.path!r}: {shapes}"
-            )
-        with torch.no_grad():
-            for name, parameter in named.items():
-                parameter.copy_(like(state["weights"][name], parameter))
-        self.optimizer.state.clear()
-        for key, value in state["optimizer"].items():
-            name, field = key.rsplit("/", 1)
-            # The step count is a scalar that AdamW keeps on the CPU; the moments live where their parameter lives.
-            self.optimizer.state[named[name]][field] = (
-                value.clone() if value.dim() == 0 else like(value, named[name]).clone()
-            )
+        load_optimizer_state(self.optimizer, state, f"model than model.path={self.config.model.path!r}")
         self.past.forget()
-        self.version, self._skipped = state["version"], state["skipped"]
+        self.version = state["version"]
         if state.get("head") is not None:
             self._load_head(state["head"])
         if self.rank < len(state["rng"]):
-            _set_rng(state["rng"][self.rank])
+            set_random_state(state["rng"][self.rank])
 
     def _load_head(self, state: State) -> None:
         """Go on with a co-trained head; where it is frozen from now on, its state is kept for later."""
@@ -194,16 +177,6 @@ class PolicyTrainer:
             with torch.no_grad():
                 for name, parameter in self.policy.mtp.named_parameters():
                     parameter.copy_(state["weights"][name])
-
-    def _make_optimizer(self) -> torch.optim.AdamW:
-        """AdamW over the backbone; norms and biases do not decay."""
-        config = self.config.trainer
-        parameters = list(self.scorer.parameters())
-        groups = [
-            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
 
     def _check(self, batch: Batch) -> None:
         """Refuse answers whose recorded log-probs are not those of a distribution that the trainer knows."""
@@ -264,6 +237,7 @@ class PolicyTrainer:
                 proximal=prox,
                 rollout_logprobs=rollout_logprobs,
                 advantages=rows.advantages,
+                answers=rows.answers,
                 weights=rows.weights,
                 reference=self._reference_logprobs(rows),
             )
@@ -277,40 +251,16 @@ class PolicyTrainer:
         return merge(*parts, self._descend())
 
     def _descend(self) -> Metrics:
-        """Clip the gradient and step; skip the step if the gradient is not finite. Metrics on rank 0 only."""
-        parameters = [p for p in self.scorer.parameters() if p.grad is not None]
-        norm = whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))
-        finite = bool(norm.isfinite())
-        rate = learning_rate(self.config.trainer, self.version)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        if finite:
-            clip_grads_with_norm_(parameters, self.config.trainer.max_grad_norm, norm)
-            self.optimizer.step()
-        self._skipped = 0 if finite else self._skipped + 1
-        if self._skipped >= MAX_SKIPPED:
-            raise UserError(
-                f"trainer.lr={self.config.trainer.lr}: the loss is not finite in {MAX_SKIPPED} optimizer steps running "
-                f"(gradient norm {float(norm)}); lower it, or look for rewards and log-probs that are not finite"
-            )
+        """The guarded step. Metrics on rank 0 only."""
+        numbers = self.optimizer.guarded_step(learning_rate(self.config.trainer, self.version))
         if self.rank:
             return {}
-        metrics: Metrics = {"train/lr": Mean(rate, 1), "train/skipped": Sum(float(not finite))}
-        # A skipped step has no norm worth averaging: it would make that of the whole update NaN.
-        return metrics | ({"train/grad_norm": Mean(float(norm), 1)} if finite else {})
+        metrics: Metrics = {f"train/{name}": Mean(value, 1) for name, value in numbers.items()}
+        return metrics | {"train/skipped": Sum(numbers["skipped"])}
 
     @torch.no_grad()
     def _reference_logprobs(self, rows: PackedRows) -> Tensor | None:
         return None if self.reference is None else self.reference(rows)[0]
-
-    def _collected(self, named: dict[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """Full copies on the CPU, on rank 0 alone; all ranks take part, one tensor at a time."""
-        full = {}
-        for name, tensor in named.items():
-            gathered = whole(tensor.detach())
-            if self.rank == 0:
-                full[name] = gathered.to("cpu", dtype or gathered.dtype, copy=True)
-        return full
 
     def _all_ranks(self, value: Any) -> list[Any]:
         """One value a rank, on every rank."""
@@ -333,14 +283,3 @@ def _split(groups: Sequence[Group], count: int) -> list[list[Group]]:
     """Groups in order, as even as possible, in ``count`` minibatches (fewer if there are fewer groups)."""
     ends = [math.ceil(len(groups) * i / count) for i in range(count + 1)]
     return [list(groups[a:b]) for a, b in pairwise(ends) if a < b]
-
-
-def _rng() -> dict[str, Any]:
-    """States of torch's random generators in this process."""
-    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
-
-
-def _set_rng(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])

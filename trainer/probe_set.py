@@ -20,8 +20,7 @@ from bebop.kernels.truncation import truncate_
 from bebop.model.backbone import Policy
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep, TokenProbs
 from bebop.monitor.window import per_unit
-from bebop.trainer.chains import chain_rows
-from bebop.trainer.cotrain import unpacked
+from bebop.trainer.chains import known_chains
 from bebop.trainer.heads import HeadLoss, Shared
 from bebop.trainer.objectives import Sampling, Steps
 from bebop.trainer.packing import PackedRows, Row, pack
@@ -79,14 +78,14 @@ class ProbeReader:
         return readings[0], Sweep(entropy=tuple(entropy), length=tuple(length), bank=tuple(readings[1:]), sums=sums)
 
     def _packed(self, texts: Sequence[ProbeText]) -> list[PackedRows]:
-        """This rank's micro-batches. A text's number travels as the version of its tokens, as packing sorts."""
+        """This rank's micro-batches."""
         rows = []
-        for number, text in enumerate(texts):
+        for text in texts:
             size = len(text.answer)
             completion = Completion(
                 token_ids=np.array(text.answer, dtype=np.int64),
                 logprobs=np.zeros(size, dtype=np.float32),
-                versions=np.full(size, number),
+                versions=np.zeros(size, dtype=np.int64),
             )
             rows.append(Row(prompt=text.prompt, completion=completion, advantage=0.0, weight=0.0))
         packed = pack(rows, self.max_tokens, self.world)[self.rank :: self.world]
@@ -109,20 +108,14 @@ class ProbeReader:
         self.scorer.kept = []
         self.scorer(packed)
         [(_, hidden)], self.scorer.kept = self.scorer.kept, None
-        rows, states, texts = [], [], []
-        first = 0
-        for row, part in zip(unpacked(packed), hidden.split(packed.lengths.tolist()), strict=True):
-            if row.answer:
-                rows.append(row)
-                states.append(part)
-                texts.append(int(packed.versions[first]))
-            first += len(row.answer)
+        answered = [x for x in zip(packed.rows.tolist(), packed.known(hidden), strict=True) if x[1].answer]
+        texts, rows = [text for text, _ in answered], [row for _, row in answered]
         if not rows:
             return {}
-        layout = chain_rows(rows, depth, self.policy.device)
+        layout = known_chains(rows, depth)
         if int(layout.steps.max()) == 0:
             return {}
-        known = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
+        known = torch.nn.utils.rnn.pad_sequence([row.hidden for row in rows], batch_first=True)
         seen: list[Tensor] = []
 
         def look(steps: Steps) -> Tensor:

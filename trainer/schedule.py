@@ -2,7 +2,7 @@
 
 import math
 
-from bebop.config import TrainerConfig
+from bebop.config import HeadConfig, TrainerConfig
 
 
 def learning_rate(config: TrainerConfig, version: int) -> float:
@@ -16,3 +16,8 @@ def learning_rate(config: TrainerConfig, version: int) -> float:
     done = min(1.0, done)
     factors = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}
     return config.lr * factors[config.lr_schedule]
+
+
+def warm_up(config: HeadConfig, version: int) -> float:
+    """The rate of a head's update that follows ``version`` finished ones: linear warm-up, then constant."""
+    return config.lr * min(1.0, (version + 1) / max(1, config.lr_warmup_steps))

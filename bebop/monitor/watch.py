@@ -5,10 +5,11 @@ shown what the log says, rounding included, so a resumed run replays its log and
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 from bebop.config import DecodingConfig, JobConfig, MonitorConfig
 from bebop.decoding import SYSTEMS
@@ -18,6 +19,7 @@ from bebop.monitor.controller import Action, ControllerConfig, Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.logs import log_row, read_log, read_row
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
+from bebop.protocols import Trainer
 from bebop.sinks import StepLog
 from bebop.trajectory import Completion, Group
 
@@ -33,8 +35,37 @@ class Seen:
     action: Action
 
 
+class NoMonitor:
+    """Nobody asks why acceptance moves: nothing is read, concluded or changed. Methods as of ``Watch``."""
+
+    fingerprints = False
+
+    def __init__(self, config: JobConfig) -> None:
+        self.decoding, self.cotraining = config.decoding, config.cotrain.mode == "always"
+
+    async def read(self, step: int, groups: Sequence[Group], trainer: Trainer) -> tuple[None, None]:
+        """Nothing."""
+        return None, None
+
+    def observe(self, step: int, groups: Sequence[Group], version: int, *read: Any) -> Seen:
+        """Nothing."""
+        return Seen(metrics={}, action=Action())
+
+    def state(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to go on from."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
 class Watch:
     """Watches one job; ``observe`` once a step, in order."""
+
+    fingerprints = True  # the heads that workers run are compared with the trainer's
 
     def __init__(self, config: JobConfig, folder: Path, resume_from: int = 0) -> None:
         """Keeps its logs in ``folder``; goes on after step ``resume_from``, whose later lines are dropped."""
@@ -73,12 +104,18 @@ class Watch:
         due = first or step % every == 0 or closely
         return (self.texts, first) if due else None
 
+    async def read(
+        self, step: int, groups: Sequence[Group], trainer: Trainer
+    ) -> tuple[ProbeReading | None, Sweep | None]:
+        """The fixed texts under the weights before update ``step``, if they are to be read."""
+        due = self.probe_due(step, groups)
+        return (None, None) if due is None else await trainer.read_probe_set(*due, self.decoding)
+
     def observe(
         self,
         step: int,
         groups: Sequence[Group],
         version: int,
-        *,
         bank: ProbeReading | None = None,
         sweep: Sweep | None = None,
         health: Health | None = None,
@@ -99,13 +136,13 @@ class Watch:
         taken = told.action if self._carried_out(told.action) else Action()
         return Seen(metrics=told.metrics() | {"drift/cotraining": float(self.cotraining)}, action=taken)
 
-    def state(self) -> tuple[ProbeText, ...]:
+    def state(self) -> dict[str, Any]:
         """What the job's checkpoint has to keep; the rest is in the log."""
-        return self.texts
+        return {"bank": self.texts}
 
-    def restore(self, state: tuple[ProbeText, ...]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``."""
-        self.texts = state
+        self.texts = state.get("bank", ())
 
     def close(self) -> None:
         """Close the logs."""
@@ -135,6 +172,9 @@ class Watch:
         self._concluded.write(
             {"step": told.step, "state": verdict.state, "evidence": verdict.evidence, "action": action}
         )
+
+
+Monitor = Watch | NoMonitor
 
 
 def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None = None) -> MonitorSettings:

@@ -27,7 +27,7 @@ def save_head(folder: Path, model: nn.Module, adam: HeadOptimizer) -> None:
 def load_head(folder: Path, model: nn.Module, adam: HeadOptimizer) -> None:
     """Take over what ``save_head`` wrote, from any split over processes."""
     state = _read(folder, _head_state(model, adam))
-    adam.version, adam.skipped = int(state["version"]), int(state["skipped"])
+    adam.version, adam.adam.skipped = int(state["version"]), int(state["skipped"])
     moments = adam.moments()
     with torch.no_grad():
         for name, master in adam.masters.items():
@@ -57,7 +57,7 @@ def _model_state(model: Any) -> dict[str, Any]:
 
 def _head_state(model: Any, adam: HeadOptimizer) -> dict[str, Any]:
     """What is kept of a head: sharded tensors on the last stage, numbers on all."""
-    state: dict[str, Any] = {"version": adam.version, "skipped": adam.skipped, "steps": 0}
+    state: dict[str, Any] = {"version": adam.version, "skipped": adam.adam.skipped, "steps": 0}
     if not adam.masters:
         return state
     moments = adam.moments()

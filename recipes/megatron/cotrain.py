@@ -32,7 +32,7 @@ from bebop.megatron_job.parallel import Place, here
 from bebop.megatron_job.sampling import split_sampling
 from bebop.model.mtp import MTPHead
 from bebop.trainer.chains import ChainRows
-from bebop.trainer.objectives import Sampling, make_objective, share, unroll
+from bebop.trainer.objectives import Sampling, make_objective, unroll
 
 
 class HeadCotrainer:
@@ -127,7 +127,7 @@ class HeadCotrainer:
         self.seen += 1
         rows = masked_rows(token_ids, answer, self.config.depth, self.anchors, self.seen)
         rows = share_of(rows, self.context) if split else rows
-        count = share(rows, self.config.objective)
+        count = rows.count(self.objective.per)
         if count == 0:
             return
         with torch.enable_grad():
@@ -143,7 +143,7 @@ class HeadCotrainer:
         with torch.no_grad():
             embeddings = embedded(model.embedding.word_embeddings, rows.token_ids)
         head: MTPHead = self.head  # called as one
-        return self.objective(unroll(head, embeddings, states, weight, rows, self.sampling))
+        return self.objective.loss(unroll(head, embeddings, states, weight, rows, self.sampling))
 
     def step(self) -> dict[str, float]:
         """One step of the head on what was added since the last; every rank calls it.

@@ -5,7 +5,6 @@ optimizer sees them. What it leaves out: sharding of the optimizer's state over 
 layer), and experts.
 """
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -13,11 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bebop.config import HeadConfig
-from bebop.errors import UserError
 from bebop.megatron_job.parallel import Place
 from bebop.megatron_job.weights import rule_of
+from bebop.trainer.optim import GuardedAdamW
+from bebop.trainer.schedule import warm_up
 
-MAX_SKIPPED = 3  # steps in a row without a finite gradient before training gives up
 OF_HEADS = ("q_layernorm.weight", "k_layernorm.weight")
 
 
@@ -32,13 +31,10 @@ class HeadOptimizer:
         # By name: Megatron marks parameters as split only where it initialises them itself.
         self.split = {name: rule_of(name, 0).split is not None for name in named}
         self.version = 0  # finished steps
-        self.skipped = 0
         self.masters = {name: p.detach().float().clone() for name, p in self.named.items()}
-        decay = [x for x in self.masters.values() if x.ndim > 1]
-        rest = [x for x in self.masters.values() if x.ndim <= 1]
-        groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        if self.masters:
-            self.adam = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)
+        self.adam = GuardedAdamW(
+            self.masters, config, setting="head.lr", loss="the loss of the MTP head", causes="weights"
+        )
 
     def zero_grad(self) -> None:
         """Forget the gradients of the last step."""
@@ -58,16 +54,13 @@ class HeadOptimizer:
             UserError: the third gradient in a row that is not finite.
         """
         self._collect(scale)
-        norm = self._grad_norm()
-        rate = self.config.lr * min(1.0, (self.version + 1) / max(1, self.config.lr_warmup_steps))
-        for group in self.adam.param_groups if self.masters else ():
-            group["lr"] = rate
-        finite = math.isfinite(norm)
-        if finite:
-            self._apply(min(1.0, self.config.max_grad_norm / (norm + 1e-6)))
-        self._count(finite, norm)
-        numbers = {"head/lr": rate, "head/skipped": float(not finite)}
-        return numbers | ({"head/grad_norm": norm} if finite else {})
+        numbers = self.adam.guarded_step(warm_up(self.config, self.version), self._grad_norm())
+        if not numbers["skipped"]:
+            for name, master in self.masters.items():
+                self.named[name].copy_(master)
+        self.adam.zero_grad()
+        self.version += 1
+        return {f"head/{name}": value for name, value in numbers.items()}
 
     def _collect(self, scale: float) -> None:
         for name, master in self.masters.items():
@@ -78,7 +71,7 @@ class HeadOptimizer:
                 dist.all_reduce(master.grad, group=self.place.tensor_group)
             master.grad *= scale
 
-    def _grad_norm(self) -> float:
+    def _grad_norm(self) -> Tensor:
         """Of the whole head: parts of split parameters add up over tensor ranks, copies count once."""
         sums = torch.zeros(2, device=self.device)  # split, copied
         for name, master in self.masters.items():
@@ -88,26 +81,7 @@ class HeadOptimizer:
             dist.all_reduce(sums[:1], group=self.place.tensor_group)
         last = dist.get_global_rank(self.place.pipeline_group, self.place.pipelines - 1)
         dist.broadcast(sums, last, group=self.place.pipeline_group)
-        return float(sums.sum().sqrt())
-
-    def _apply(self, scale: float) -> None:
-        for master in self.masters.values():
-            assert master.grad is not None
-            master.grad *= scale
-        if self.masters:
-            self.adam.step()
-        for name, master in self.masters.items():
-            self.named[name].copy_(master)
-            master.grad = None
-
-    def _count(self, finite: bool, norm: float) -> None:
-        self.skipped = 0 if finite else self.skipped + 1
-        if self.skipped >= MAX_SKIPPED:
-            raise UserError(
-                f"head.lr={self.config.lr}: the loss of the MTP head is not finite in {MAX_SKIPPED} steps running "
-                f"(gradient norm {norm}); lower it, or look for weights that are not finite"
-            )
-        self.version += 1
+        return sums.sum().sqrt()
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """AdamW's tensors of each parameter, made if there was no step yet."""

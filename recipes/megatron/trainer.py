@@ -4,13 +4,12 @@ The backbone is frozen and runs without gradients through the stages; the last s
 head and its own copy of the embedding, and trains.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from bebop.config import HeadConfig
 from bebop.errors import UserError
@@ -24,8 +23,8 @@ from bebop.megatron_job.sampling import split_sampling
 from bebop.megatron_job.weights import gather, rule_of
 from bebop.model.mtp import MTPHead
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
-from bebop.trainer.heads import HeadTrainer, Shared
-from bebop.trainer.objectives import Objective, Sampling, Steps, make_objective, share, unroll
+from bebop.trainer.heads import HeadTrainer, MicroBatch, Shared
+from bebop.trainer.objectives import Objective, Sampling, Steps, unroll
 
 
 class MegatronHeadTrainer(HeadTrainer):
@@ -37,7 +36,6 @@ class MegatronHeadTrainer(HeadTrainer):
         self.config, self.place = config, place
         self.rank, self.world, self.beside = place.data, place.datas, False
         self.sampling = split_sampling(sampling, place)
-        self.device = next(model.parameters()).device
         model.eval().requires_grad_(False)
         self.pipeline = FrozenPipeline(model, place)
         self.head: MegatronHead | None = None
@@ -51,34 +49,32 @@ class MegatronHeadTrainer(HeadTrainer):
         self.adam = HeadOptimizer(named, config, place, self.device)
 
     @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return next(self.model.parameters()).device
+
+    @property
     def version(self) -> int:  # type: ignore[override]
         """Finished updates."""
         return self.adam.version
 
     def _learn(
         self,
-        rows: Sequence[TokenRow],
-        parts: Sequence[Sequence[int]],
+        batches: Iterable[MicroBatch],
         total: int,
-        objective: str | Objective | None,
-        hidden: Sequence[Tensor] | None,
+        objective: Objective,
         scale: float = 1.0,
         shared: Shared | None = None,
     ) -> dict[str, float]:
-        """Gradients of the micro-batches ``parts``, each weighted by its share of ``total``; then a step."""
+        """Gradients of the micro-batches, each weighted by its share of ``total``; then a step."""
         if total == 0:
             raise UserError("no answer in these rows is long enough to draft a token of: answers of 1 token or more")
-        chosen = objective or self.config.objective
-        function = make_objective(chosen) if isinstance(chosen, str) else chosen
-        name = chosen if isinstance(chosen, str) else ""
         self.adam.zero_grad()
         loss = torch.zeros((), device=self.device)
-        for part in parts:
-            batch = chain_rows([rows[i] for i in part], self.config.depth, self.device)
-            known = None if hidden is None else [hidden[i] for i in part]
+        for batch, known in batches:
             states = self._states(batch, known)
             if states is not None:
-                value = function(self.steps(batch, states)) * (share(batch, name) / total)
+                value = objective.loss(self.steps(batch, states)) * (batch.count(objective.per) / total)
                 value.backward()
                 loss += value.detach()
         self.pipeline.finish()
@@ -100,11 +96,11 @@ class MegatronHeadTrainer(HeadTrainer):
         tied = self.model.share_embeddings_and_output_weights
         return self.model.shared_embedding_or_output_weight() if tied else self.model.output_layer.weight
 
-    def _states(self, batch: ChainRows, known: Sequence[Tensor] | None) -> Tensor | None:
+    def _states(self, batch: ChainRows, known: Tensor | None) -> Tensor | None:
         """The backbone's states [B, L, d] on the last stage: from the cache, or from a pass through the stages."""
         if known is None:
             return self.pipeline.states(batch.token_ids)
-        return pad_sequence(list(known), batch_first=True) if self.place.last else None
+        return known if self.place.last else None
 
     def backbone_states(self, rows: Sequence[TokenRow], size: int = 32) -> list[Tensor]:
         """States [L, d] of each row on the last stage (elsewhere empty); rows of like length are computed together."""

@@ -13,7 +13,7 @@ from bebop.kernels.losses import tv_loss
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import TokenRow, chain_rows, rows_of_step
 from bebop.trainer.heads import HeadTrainer
-from bebop.trainer.objectives import Sampling, Steps
+from bebop.trainer.objectives import Objective, Sampling, Steps
 from recipes.common.study import Arm, backbone_states
 
 Array = NDArray[np.float64]
@@ -39,7 +39,7 @@ class Look:
     seen: list[tuple[float, float, float]] = field(default_factory=list)
 
     def __call__(self, steps: Steps) -> Tensor:
-        """An ``Objective``, called without gradients."""
+        """The loss of an ``Objective``, called without gradients."""
         draft, target = chosen_logits(steps)
         loss, full = objective(self.top_k, self.mode)(steps), tv_loss(draft, target).loss.mean()
         now = draft.topk(min(self.top_k or draft.shape[-1], draft.shape[-1]), -1).indices
@@ -79,7 +79,8 @@ def fit(
     fixed = torch.nn.utils.rnn.pad_sequence(backbone_states(model, watched), batch_first=True)
     for step in range(arm.steps):
         chosen = rows_of_step(len(rows), arm.rows_per_step, 1000 * arm.seed + arm.order, step)
-        update = trainer.update([rows[i] for i in chosen], objective(top_k, mode), [states[i] for i in chosen])
+        learned = Objective(objective(top_k, mode))
+        update = trainer.update([rows[i] for i in chosen], learned, [states[i] for i in chosen])
         norms.append(update.get("head/grad_norm", float("nan")))
         with torch.no_grad():
             trainer.module(layout, look, fixed)

@@ -22,7 +22,7 @@ from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_mtp
 from bebop.model.mtp import MTPHead
-from bebop.trainer.chains import TokenRow
+from bebop.trainer.chains import KnownRow
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from bebop.trainer.scorer import whole_tables
@@ -43,8 +43,7 @@ class HeadBeside:
         self.layout, head = make_head(Path(engine.model_config.local_path), module, config.init_head)
         # The tokenizer is for text, which is not looked at here.
         self.policy = Policy(backbone=module, tokenizer=None, mtp=head, layout=self.layout)
-        self.rows: list[TokenRow] = []  # of the update in progress
-        self.hidden: list[Tensor] = []  # [L, d] of each row
+        self.rows: list[KnownRow] = []  # of the update in progress
         self.temperature = 1.0
         self._state: Tensor | None = None
         self._keeping = False
@@ -61,20 +60,17 @@ class HeadBeside:
             self._keeping = False
         if self._state is None:
             raise UserError("bebop.train_head=True: the model ran without its final norm, so no hidden state was seen")
-        ids = [row.tolist() for row in micro_batch["input_ids"].unbind()]
-        answers = answer_lengths(micro_batch)
+        ids, answers = micro_batch["input_ids"].unbind(), answer_lengths(micro_batch)
         self.temperature = first_temperature(micro_batch["temperature"])
         for row, answer, states in zip(ids, answers, split_rows(self._state, [len(row) for row in ids]), strict=True):
             if 0 < answer < len(row):
-                self.rows.append(TokenRow(prompt=tuple(row[:-answer]), answer=tuple(row[-answer:])))
-                self.hidden.append(states)
+                self.rows.append(KnownRow(token_ids=row, answer=answer, hidden=states))
         self._state = None
 
     def update(self) -> dict[str, float]:
         """One step on what was kept; metrics ``head/*``. All ranks take part."""
-        rows, hidden = self.rows, self.hidden
-        self.rows, self.hidden = [], []
-        return self.trainer().update_share(rows, hidden, whole_tables(self.policy))
+        rows, self.rows = self.rows, []
+        return self.trainer().update_share(rows, whole_tables(self.policy))
 
     def trainer(self) -> HeadTrainer:
         """Made at its first use, when the model is where it stays."""

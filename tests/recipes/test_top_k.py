@@ -31,7 +31,7 @@ def steps(seed: int = 0) -> Steps:
 
 
 def test_all_tokens_are_the_ordinary_tv_loss() -> None:
-    whole = make_objective("tv")(steps())
+    whole = make_objective("tv").loss(steps())
     assert objective(None, "full")(steps()) == pytest.approx(float(whole), abs=1e-6)
     for mode in ("full", "renormalised"):
         assert objective(VOCABULARY, mode)(steps()) == pytest.approx(float(whole), abs=1e-6)
@@ -54,7 +54,7 @@ def test_look_follows_the_set_from_step_to_step() -> None:
     loss, full, changed = np.array(look.seen).T
     assert changed[0] == changed[1] == 0 < changed[2]
     assert (loss >= full - 1e-6).all()  # the overlap over K tokens is a part of the overlap over all
-    assert full[0] == pytest.approx(float(make_objective("tv")(steps(0))), abs=1e-6)
+    assert full[0] == pytest.approx(float(make_objective("tv").loss(steps(0))), abs=1e-6)
 
 
 def test_a_steady_fall_has_no_spread_and_a_spike_has() -> None:

@@ -253,7 +253,7 @@ def test_decoding_changes_in_order_with_prompts_and_weights() -> None:
     one = worker()
     one.submit([prompt(0)])
     one.turn()
-    one.set_decoding(DecodingConfig(system="target_only", draft_tokens=1))
+    one.configure(DecodingConfig(system="target_only", draft_tokens=1))
     one.submit([prompt(1)])
     done = finish(one, 2)
     assert one.engine.decoding.system == "target_only"  # type: ignore[attr-defined]

@@ -12,8 +12,8 @@ import torch
 
 from bebop.metrics import values
 from bebop.monitor.probe_set import ProbeText
-from bebop.trainer.actor import TrainerWorker
 from bebop.trainer.policy import PolicyTrainer
+from bebop.trainer.rank import TrainerRank
 from tests.trainer.builders import batch, job, policy
 
 ALGORITHM = {"minibatches": 2, "kl_coefficient": 0.1, "entropy_coefficient": 0.01}
@@ -22,7 +22,7 @@ ALGORITHM = {"minibatches": 2, "kl_coefficient": 0.1, "entropy_coefficient": 0.0
 def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """What the process has to show for it; weights on rank 0 alone."""
     config = job(str(folder / "model"), algorithm=ALGORITHM)
-    worker = TrainerWorker(config, rank, world, f"file://{folder}/meeting")
+    worker = TrainerRank(config, rank, world, f"file://{folder}/meeting")
     metrics = [values(worker.update(batch(policy(), seed=seed))[0]) for seed in (1, 2)]
     checkpoint = folder / f"of-{world}" / "step_000002"
     worker.save(checkpoint, {"cursor": 8})

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, save_policy
-from bebop.trainer.actor import TrainerWorker
 from bebop.trainer.checkpoint import load, store
 from bebop.trainer.policy import PolicyTrainer
+from bebop.trainer.rank import TrainerRank
 from tests.trainer.builders import batch, job, policy, weights_of
 
 
@@ -26,17 +26,17 @@ def model(tmp_path: Path) -> str:
 def written(run: Path, step: int, model: str) -> Path:
     """As ``RayTrainer.save`` does it."""
     staged = store(run).staging(step)
-    TrainerWorker(job(model)).save(staged, {"cursor": step})
+    TrainerRank(job(model)).save(staged, {"cursor": step})
     return store(run).publish(staged, step)
 
 
-def learned(worker: TrainerWorker, seeds: list[int]) -> TrainerWorker:
+def learned(worker: TrainerRank, seeds: list[int]) -> TrainerRank:
     for seed in seeds:
         worker.update(batch(policy(), seed=seed))
     return worker
 
 
-def everything(worker: TrainerWorker) -> dict[str, Tensor]:
+def everything(worker: TrainerRank) -> dict[str, Tensor]:
     state = worker.trainer.state_dict()
     return {**state["weights"], **state["optimizer"], "rng": torch.get_rng_state()}
 
@@ -44,18 +44,18 @@ def everything(worker: TrainerWorker) -> dict[str, Tensor]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_three_updates_equal_one_and_resume_and_two_bit_for_bit(tmp_path: Path, model: str, dtype: str) -> None:
     config = job(model, model={"path": model, "device": "cpu", "dtype": dtype}, algorithm={"kl_coefficient": 0.1})
-    straight = learned(TrainerWorker(config), [1, 2, 3])
+    straight = learned(TrainerRank(config), [1, 2, 3])
     wanted = everything(straight)
     folder = store(tmp_path).path(1)
-    learned(TrainerWorker(config), [1]).save(folder, {"cursor": 4, "groups": batch(policy()).groups})
-    resumed = TrainerWorker(config)
+    learned(TrainerRank(config), [1]).save(folder, {"cursor": 4, "groups": batch(policy()).groups})
+    resumed = TrainerRank(config)
     loop = resumed.load(folder)
     assert resumed.version() == 1
     assert loop["cursor"] == 4 and len(loop["groups"]) == 4
     got = everything(learned(resumed, [2, 3]))
     assert list(got) == list(wanted)
     assert all(torch.equal(got[name], wanted[name]) for name in wanted)
-    without_moments = TrainerWorker(config)
+    without_moments = TrainerRank(config)
     without_moments.load(folder)
     without_moments.trainer.optimizer.state.clear()
     broken = everything(learned(without_moments, [2, 3]))
@@ -63,7 +63,7 @@ def test_three_updates_equal_one_and_resume_and_two_bit_for_bit(tmp_path: Path, 
 
 
 def test_the_policy_in_a_checkpoint_is_the_trained_one_and_transformers_reads_it(tmp_path: Path, model: str) -> None:
-    worker = learned(TrainerWorker(job(model)), [1])
+    worker = learned(TrainerRank(job(model)), [1])
     worker.save(store(tmp_path).path(1), {})
     folder = store(tmp_path).path(1) / "policy"
     again = weights_of(load_policy(ModelConfig(path=str(folder), device="cpu")))
@@ -118,7 +118,7 @@ def test_a_broken_manifest_and_an_unknown_format_are_named(tmp_path: Path, model
 def test_a_writer_that_dies_half_way_leaves_the_older_checkpoint_in_force(tmp_path: Path, model: str) -> None:
     first = written(tmp_path, 1, model)
     with pytest.raises((AttributeError, pickle.PicklingError)):
-        TrainerWorker(job(model)).save(store(tmp_path).staging(2), {"cannot be pickled": lambda: 0})
+        TrainerRank(job(model)).save(store(tmp_path).staging(2), {"cannot be pickled": lambda: 0})
     (partial,) = set((tmp_path / "checkpoints").iterdir()) - {first}
     assert (partial / "policy" / "model.safetensors").is_file(), "it got half way"
     assert store(tmp_path).newest_sound() == first
@@ -131,4 +131,4 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, model: str) ->
     content = torch.load(folder / "trainer.pt")
     content["weights"]["backbone.lm_head.weight"] = torch.zeros(3, 32)
     with pytest.raises(UserError, match=r"lm_head.weight has shape \(3, 32\), the model needs \(64, 32\)"):
-        TrainerWorker(job(model)).trainer.load_state_dict(content)
+        TrainerRank(job(model)).trainer.load_state_dict(content)

@@ -14,7 +14,7 @@ from bebop.model.fingerprint import fingerprint
 from bebop.model.mtp import at, chain
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trainer import checkpoint
-from bebop.trainer.objectives import Steps
+from bebop.trainer.objectives import Objective, Steps
 from bebop.trainer.policy import PolicyTrainer
 from tests.trainer.builders import batch, job, policy
 
@@ -95,7 +95,7 @@ def plain_loss(steps: Steps) -> Tensor:
 @pytest.mark.parametrize("leak", [False, True])
 def test_no_gradient_of_the_head_s_loss_reaches_the_policy(monkeypatch: pytest.MonkeyPatch, leak: bool) -> None:
     """The same objective with and without the detached head: the comparison sees the difference."""
-    monkeypatch.setattr("bebop.trainer.heads.make_objective", lambda name: plain_loss)
+    monkeypatch.setattr("bebop.trainer.heads.make_objective", lambda name: Objective(plain_loss))
     if leak:
         monkeypatch.setattr("bebop.trainer.heads.unroll", leaky)
     off, on = trainer("off"), trainer("always")

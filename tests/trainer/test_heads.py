@@ -17,7 +17,7 @@ from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import TokenRow, chain_rows
 from bebop.trainer.heads import HeadTrainer
-from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps
+from bebop.trainer.objectives import OBJECTIVES, Objective, Sampling
 from tests.builders import tiny_policy
 
 CONFIG = HeadConfig(objective="e2e_tv", depth=3, lr=3e-3, lr_warmup_steps=2, max_tokens=64)
@@ -122,31 +122,29 @@ def test_a_resume_is_bit_exact() -> None:
 def test_a_state_of_another_head_is_refused() -> None:
     state = trainer().state_dict()
     state["weights"]["project.weight"] = torch.zeros(3, 3)
-    with pytest.raises(UserError, match=r"another head: project.weight is \(3, 3\), not \(32, 64\)"):
+    with pytest.raises(UserError, match=r"another head: project.weight has shape \(3, 3\), the model needs \(32, 64\)"):
         trainer().load_state_dict(state)
 
 
-def broken(steps: Steps) -> Tensor:
-    """A loss that is not a number."""
-    return steps.draft.sum() * float("nan")
+BROKEN = Objective(lambda steps: steps.draft.sum() * float("nan"))  # a loss that is not a number
 
 
 def test_three_losses_in_a_row_that_are_not_finite_end_training() -> None:
     training = trainer()
     training.update(rows())
     before = training.weights()
-    for skipped in (broken, broken):
+    for skipped in (BROKEN, BROKEN):
         numbers = training.update(rows(), skipped)
         assert numbers["head/skipped"] == 1 and "head/grad_norm" not in numbers
     assert distance(training.weights(), before) == 0, "such a gradient is never stepped along"
     with pytest.raises(UserError, match=r"head.lr=0.003: the loss of the MTP head is not finite in 3 steps running"):
-        training.update(rows(), broken)
+        training.update(rows(), BROKEN)
     assert distance(training.weights(), before) == 0
 
 
 def test_a_finite_loss_between_them_starts_the_count_anew() -> None:
     training = trainer()
-    for objective in (broken, broken, "e2e_tv", broken, broken, "e2e_tv"):
+    for objective in (BROKEN, BROKEN, "e2e_tv", BROKEN, BROKEN, "e2e_tv"):
         training.update(rows(), objective)
     assert training.version == 6
 

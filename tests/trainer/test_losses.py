@@ -22,7 +22,7 @@ def loss(config: AlgorithmConfig | None = None, **changes: Tensor) -> tuple[floa
     """The loss with weight 1 a token; ratios 1.5, 1.1, 0.5 and advantages 1, -2, -1 unless changed."""
     logp = changes.pop("logp", tensor(1.5, 1.1, 0.5).log())
     fields = dict(entropy=tensor(1, 2, 3), proximal=tensor(0, 0, 0), rollout_logprobs=tensor(0, 0, 0))
-    fields |= dict(advantages=tensor(1, -2, -1), weights=tensor(1, 1, 1)) | changes
+    fields |= dict(advantages=tensor(1, -2, -1), weights=tensor(1, 1, 1), answers=torch.tensor([len(logp)])) | changes
     out, metrics = policy_loss(config or AlgorithmConfig(), logp=logp, **fields)  # type: ignore[arg-type]
     return float(out), values(metrics)
 
@@ -52,6 +52,7 @@ def test_truncated_importance_weight_by_hand_and_without_gradient() -> None:
         proximal=logp.detach(),
         rollout_logprobs=rollout_logprobs,
         advantages=tensor(1, 3, -5),
+        answers=torch.tensor([3]),
         weights=tensor(1, 1, 1),
     )
     assert float(out.detach()) == pytest.approx(-(2 * 1 + 1 * 3 - 0.5 * 5))
@@ -194,6 +195,7 @@ def packed(name: str, mean_of_means: bool = False) -> tuple[float, Tensor]:
             proximal=proximal,
             rollout_logprobs=proximal,
             advantages=part.advantages,
+            answers=part.answers,
             weights=part.weights / part.weights.sum() / len(micro) if mean_of_means else part.weights,
         )
         loss.backward()

@@ -13,7 +13,7 @@ from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import at, chain
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
-from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps, make_objective, share, unroll
+from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps, make_objective, unroll
 from tests.builders import tiny_policy
 
 LAW = Sampling(temperature=0.7)
@@ -63,14 +63,14 @@ def furthest(a: list[Tensor], b: list[Tensor]) -> float:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_values_and_head_gradients_are_those_of_full_logits(name: str) -> None:
     policy, texts = tiny_policy(), rows()
-    fused, wanted = OBJECTIVES[name](steps_of(policy, texts)), unfused(steps_of(policy, texts), name)
+    fused, wanted = OBJECTIVES[name].loss(steps_of(policy, texts)), unfused(steps_of(policy, texts), name)
     assert fused.item() == pytest.approx(wanted.item(), abs=1e-5)
     assert furthest(gradients(policy, fused), gradients(policy, wanted)) < 1e-4
 
 
 def test_objectives_differ() -> None:
     policy, texts = tiny_policy(), rows()
-    found = {name: OBJECTIVES[name](steps_of(policy, texts)) for name in OBJECTIVES}
+    found = {name: OBJECTIVES[name].loss(steps_of(policy, texts)) for name in OBJECTIVES}
     grads = {name: gradients(policy, loss) for name, loss in found.items()}
     # ce is KL plus a constant: their gradients are one.
     pairs = [(a, b) for a in OBJECTIVES for b in OBJECTIVES if a < b and {a, b} != {"ce", "kl"}]
@@ -83,9 +83,9 @@ def test_hard_ce_takes_the_tokens_of_the_data() -> None:
     steps = steps_of(policy, rows())
     logits = (steps.draft @ steps.weight.T)[steps.mask] / LAW.temperature
     wanted = torch.nn.functional.cross_entropy(logits, steps.tokens[steps.mask])
-    assert OBJECTIVES["hard_ce"](steps).item() == pytest.approx(wanted.item(), abs=1e-5)
+    assert OBJECTIVES["hard_ce"].loss(steps).item() == pytest.approx(wanted.item(), abs=1e-5)
     moved = dataclasses.replace(steps, tokens=steps.tokens.roll(1, -1))
-    assert abs(OBJECTIVES["hard_ce"](moved).item() - wanted.item()) > 1e-2
+    assert abs(OBJECTIVES["hard_ce"].loss(moved).item() - wanted.item()) > 1e-2
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.7, target_top_p=0.8), Sampling(target_top_k=3)])
@@ -94,9 +94,9 @@ def test_a_truncated_target_is_what_the_draft_is_held_against(sampling: Sampling
     logits = (steps.target @ steps.weight.T).detach()[steps.mask] / sampling.temperature
     p = truncate_(logits, 1.0, sampling.target_top_p, sampling.target_top_k).softmax(-1)
     q = ((steps.draft @ steps.weight.T).detach()[steps.mask] / sampling.temperature).softmax(-1)
-    assert OBJECTIVES["tv"](steps).item() == pytest.approx(float(1 - torch.minimum(p, q).sum(-1).mean()), abs=1e-5)
+    assert OBJECTIVES["tv"].loss(steps).item() == pytest.approx(float(1 - torch.minimum(p, q).sum(-1).mean()), abs=1e-5)
     whole = dataclasses.replace(steps, sampling=Sampling(temperature=sampling.temperature))
-    assert abs(OBJECTIVES["tv"](whole).item() - OBJECTIVES["tv"](steps).item()) > 1e-3
+    assert abs(OBJECTIVES["tv"].loss(whole).item() - OBJECTIVES["tv"].loss(steps).item()) > 1e-3
 
 
 def leaky(policy: Policy, texts: ChainRows) -> Steps:
@@ -119,20 +119,21 @@ def reached(policy: Policy, loss: Tensor) -> set[str]:
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_gradients_reach_the_head_alone(name: str) -> None:
     policy = tiny_policy()  # the backbone's parameters want gradients: that they are frozen is no part of the proof
-    assert reached(policy, OBJECTIVES[name](steps_of(policy, rows()))) == set()
+    assert reached(policy, OBJECTIVES[name].loss(steps_of(policy, rows()))) == set()
     assert policy.mtp is not None and all(p.grad is not None for p in policy.mtp.parameters())
 
 
 def test_a_chain_that_is_not_detached_is_caught() -> None:
     policy = tiny_policy()
-    assert len(reached(policy, OBJECTIVES["e2e_tv"](leaky(policy, rows())))) > 10
+    assert len(reached(policy, OBJECTIVES["e2e_tv"].loss(leaky(policy, rows())))) > 10
 
 
 def test_shares_count_what_a_mean_is_over() -> None:
     texts = rows()
     steps = steps_of(tiny_policy(), texts)
-    assert share(texts, "tv") == steps.mask.sum() and share(texts, "e2e_tv") == steps.mask.any(-1).sum()
-    assert share(texts, "tv") > share(texts, "e2e_tv")
+    per = {name: texts.count(OBJECTIVES[name].per) for name in ("tv", "e2e_tv", "e2e_tv_corrected")}
+    assert per["tv"] == steps.mask.sum() and per["e2e_tv"] == per["e2e_tv_corrected"] == steps.mask.any(-1).sum()
+    assert per["tv"] > per["e2e_tv"]
 
 
 def test_an_unknown_objective_is_refused() -> None:

@@ -72,3 +72,17 @@ def test_packing_is_deterministic() -> None:
     rows = rows_of_lengths([7, 3, 7, 9, 3, 7])
     first, second = pack(rows, 16), pack(rows, 16)
     assert all(torch.equal(a.token_ids, b.token_ids) for a, b in zip(first, second, strict=True))
+
+
+def test_rows_come_out_with_their_number_answer_and_states() -> None:
+    rows = rows_of_lengths([3, 7, 1, 5])  # row i: prompt (i,), an answer of i alone; the third has none
+    number = {}
+    for part in pack(rows, max_tokens=8, world=5):
+        states = torch.stack([part.token_ids, part.positions], 1)
+        for index, known in zip(part.rows.tolist(), part.known(states), strict=True):
+            number[index] = known
+            assert known.hidden.tolist() == [[token, place] for place, token in enumerate(known.token_ids.tolist())]
+    assert number.pop(-1).answer == 0, "the pass of the rank without rows"
+    assert {i: (k.token_ids.tolist(), k.answer) for i, k in number.items()} == {
+        i: ([i] * row.length, row.length - 1) for i, row in enumerate(rows)
+    }

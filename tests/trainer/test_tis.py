@@ -24,6 +24,7 @@ def gradients(cap: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
         proximal=proximal,
         rollout_logprobs=rollout_logprobs,
         advantages=torch.tensor(ADVANTAGES, dtype=torch.float64),
+        answers=torch.tensor([4]),
         weights=weights,
     )
     out.backward()
@@ -53,6 +54,7 @@ def test_a_ratio_beyond_all_bounds_leaves_neither_nan_nor_gradient() -> None:
         proximal=far,
         rollout_logprobs=far,
         advantages=torch.tensor([1.0, 0.0, -1e-9]),
+        answers=torch.tensor([3]),
         weights=torch.ones(3),
     )
     out.backward()

@@ -71,7 +71,7 @@ def recomputed(folder: Path, example: Path, step: int) -> dict[str, float]:
         row = json.loads(line)
         for extra in known[row["input"], row["output"]].pop(0):
             cycles += extra["spec_num_verify_steps"]
-            tokens += extra["spec_num_verify_steps"] + extra["spec_num_accepted_tokens"]
+            tokens += extra[STATS]["tokens"] - extra[STATS]["prefilled"]
             reached += np.array(extra[STATS]["reached"])
             accepted += np.array(extra[STATS]["accepted"])
     rates = enumerate(zip(accepted, reached, strict=True), 1)

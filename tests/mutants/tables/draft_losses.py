@@ -188,8 +188,8 @@ FAULTS = (
     fault(
         "draft/chain-first-anchor",
         "trainer/chains.py",
-        "len(row.prompt) - 2)",
-        "len(row.prompt) - 1)",
+        "answered - 2)",
+        "answered - 1)",
         "trainer/test_chains.py::test_layout_by_hand",
     ),
     fault(
@@ -244,15 +244,15 @@ FAULTS = (
     fault(
         "draft/share-of-steps",
         "trainer/objectives.py",
-        'name.startswith("e2e") else',
-        'name == "" else',
+        'corrected=False), per="anchor")',
+        'corrected=False), per="step")',
         "trainer/test_objectives.py::test_shares_count_what_a_mean_is_over",
     ),
     fault(
         "draft/micro-batch-share",
         "trainer/heads.py",
-        "* (share(batch, _name(chosen)) / total)",
-        "* (1 / len(parts))",
+        "* (batch.count(objective.per) / total)",
+        "* (1 / total)",
         "trainer/test_heads.py::test_micro_batches_add_up",
     ),
     fault(

@@ -2,7 +2,7 @@
 
 from tests.mutants.fault import fault
 
-TIS = "trainer/test_tis.py"
+TIS, LOSSES = "trainer/test_tis.py", "trainer/test_policy_losses.py"
 ADVANTAGES, PACKING = "trainer/test_advantages.py", "trainer/test_packing.py"
 LOGPROBS, RULES = "trainer/test_logprobs.py", "trainer/test_update_rules.py"
 
@@ -38,45 +38,83 @@ FAULTS = (
     fault(
         "policy/tis-left-out",
         "trainer/losses.py",
-        "loss = -tis * torch",
-        "loss = -torch",
+        "loss = -tis * gain",
+        "loss = -gain",
         "trainer/test_losses.py::test_truncated_importance_weight_by_hand_and_without_gradient",
     ),
     fault(
         "policy/ratio-to-behaviour",
         "trainer/losses.py",
-        "(logp - proximal).clamp",
-        "(logp - rollout_logprobs).clamp",
+        "proximal=proximal,",
+        "proximal=rollout_logprobs,",
         "trainer/test_losses.py::test_truncated_importance_weight_by_hand_and_without_gradient",
     ),
-    fault("policy/ratio-overflow", "trainer/losses.py", "(logp - proximal).clamp(-20, 20)", "(logp - proximal)", TIS),
+    fault("policy/ratio-overflow", "trainer/losses.py", "log_ratio.clamp(-20, 20)", "log_ratio", TIS),
     fault(
         "policy/clip-symmetric",
         "trainer/losses.py",
-        "1 + config.clip_high",
-        "1 + config.clip_low",
+        "1 + self.clip_high",
+        "1 + self.clip_low",
         "trainer/test_losses.py::test_clip_is_asymmetric_and_pessimistic_by_hand",
     ),
     fault(
         "policy/clip-swapped",
         "trainer/losses.py",
-        "1 - config.clip_low",
-        "1 - config.clip_high",
+        "1 - self.clip_low",
+        "1 - self.clip_high",
         "trainer/test_losses.py::test_clip_is_asymmetric_and_pessimistic_by_hand",
     ),
     fault(
         "policy/clip-optimistic",
         "trainer/losses.py",
-        "torch.minimum(ratio *",
-        "torch.maximum(ratio *",
+        "torch.minimum(gain,",
+        "torch.maximum(gain,",
         "trainer/test_losses.py::test_clip_is_asymmetric_and_pessimistic_by_hand",
     ),
     fault(
         "policy/clip-fraction",
         "trainer/losses.py",
-        "clipped * advantages < ratio",
-        "clipped * advantages <= ratio",
+        "clipped < gain",
+        "clipped <= gain",
         "trainer/test_losses.py::test_clip_is_asymmetric_and_pessimistic_by_hand",
+    ),
+    fault(
+        "policy/gspo-over-micro-batch",
+        "trainer/losses.py",
+        'torch.segment_reduce(difference, "mean", lengths=tokens.answers)',
+        "difference.mean().expand(len(tokens.answers))",
+        LOSSES,
+    ),
+    fault(
+        "policy/gspo-sum",
+        "trainer/losses.py",
+        '(difference, "mean", lengths',
+        '(difference, "sum", lengths',
+        LOSSES,
+    ),
+    fault(
+        "policy/gspo-gradient-of-answer",
+        "trainer/losses.py",
+        "(tokens.logp - tokens.proximal).detach()\n    per_answer",
+        "(tokens.logp - tokens.proximal)\n    per_answer",
+        LOSSES,
+    ),
+    fault(
+        "policy/cispo-gradient-of-ratio",
+        "trainer/losses.py",
+        "bounded_exp(tokens.logp - tokens.proximal).detach()",
+        "bounded_exp(tokens.logp - tokens.proximal)",
+        LOSSES,
+    ),
+    fault(
+        "policy/cispo-unclipped",
+        "trainer/losses.py",
+        "clipped * tokens.advantages * tokens.logp",
+        "ratio * tokens.advantages * tokens.logp",
+        LOSSES,
+    ),
+    fault(
+        "policy/answers-of-rows", "trainer/packing.py", "torch.tensor(answers)", "torch.tensor(answers[::-1])", LOSSES
     ),
     fault(
         "policy/token-mean",
@@ -179,23 +217,23 @@ FAULTS = (
     ),
     fault(
         "policy/gradient-not-clipped",
-        "trainer/policy.py",
-        "self.config.trainer.max_grad_norm, norm)",
-        "math.inf, norm)",
+        "trainer/optim.py",
+        "self.max_grad_norm, norm)",
+        'float("inf"), norm)',
         RULES,
     ),
     fault(
         "policy/nan-steps",
-        "trainer/policy.py",
+        "trainer/optim.py",
         "finite = bool(norm.isfinite())",
         "finite = True",
         "trainer/test_policy.py::test_steps_without_a_finite_gradient_are_skipped_and_the_third_in_a_row_is_an_error",
     ),
     fault(
         "policy/norms-decay",
-        "trainer/policy.py",
-        'if p.ndim <= 1], "weight_decay": 0.0}',
-        'if p.ndim <= 1], "weight_decay": config.weight_decay}',
+        "trainer/optim.py",
+        '"params": rest, "weight_decay": 0.0',
+        '"params": rest, "weight_decay": config.weight_decay',
         RULES,
     ),
     fault(
@@ -207,7 +245,7 @@ FAULTS = (
     ),
     fault(
         "policy/published-not-copied",
-        "trainer/policy.py",
+        "trainer/state.py",
         "dtype or gathered.dtype, copy=True)",
         "dtype or gathered.dtype)",
         "trainer/test_policy.py::test_published_weights_are_copies",
@@ -233,6 +271,7 @@ FAULTS = (
         "np.arange(end - n, end)",
         PACKING,
     ),
+    fault("policy/rows-as-sorted", "trainer/packing.py", "order[a:b]) for a, b", "range(a, b)) for a, b", PACKING),
     fault("policy/rank-order", "trainer/packing.py", "-(-count // world) * world", "count", PACKING),
     fault(
         "policy/positions-run-on",

@@ -21,7 +21,7 @@ from bebop.trainer.policy import PolicyTrainer
 from bebop.trajectory import Batch
 
 
-class TrainerWorker:
+class TrainerRank:
     """Loads the policy, joins the other ranks and serves updates, weights and checkpoints."""
 
     def __init__(self, config: JobConfig, rank: int = 0, world: int = 1, init_method: str | None = None) -> None:

@@ -1,0 +1,67 @@
+"""Where the seconds of a step went, and its row of metrics."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from bebop.metrics import Metrics, Sum, merge, values
+from bebop.monitor.estimators import rollout_metrics
+from bebop.protocols import WorkerReport
+from bebop.trajectory import Batch
+
+
+class Clock:
+    """Seconds of the current step: those of the trainer's side as they pass, those of the workers as they report."""
+
+    def __init__(self, workers: int) -> None:
+        """``workers``: how many decode at the same time."""
+        self.workers = workers
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a step."""
+        self._started = time.perf_counter()
+        self._spent = {"idle": 0.0, "update": 0.0, "sync": 0.0, "monitor": 0.0}
+        self._rollout = self._swap = 0.0  # decoding and taking in weights, summed over workers
+        self._tokens = 0
+
+    def waited(self) -> None:
+        """All of the step so far the trainer waited for answers."""
+        self._spent["idle"] = time.perf_counter() - self._started
+
+    @contextlib.contextmanager
+    def timed(self, part: Literal["update", "sync", "monitor"]) -> Iterator[None]:
+        """Add the seconds within to a part of the step."""
+        started = time.perf_counter()
+        yield
+        self._spent[part] += time.perf_counter() - started
+
+    def add(self, report: WorkerReport) -> None:
+        """What a worker did meanwhile."""
+        self._tokens += report.tokens
+        self._rollout += report.busy
+        self._swap += report.swap
+
+    def row(
+        self, batch: Batch, version: int, learned: Metrics, drift: Mapping[str, float], restarts: int
+    ) -> dict[str, float]:
+        """The metrics of the step that ends now, an update of ``version``; all batches have the size of ``batch``."""
+        step, spent = time.perf_counter() - self._started, self._spent
+        count: Metrics = {"response/tokens": Sum(float(sum(len(t.completion.token_ids) for t in batch.trajectories)))}
+        return {
+            **values(merge(rollout_metrics(batch.groups, version), learned, count)),
+            **drift,
+            "time/step": step,
+            "time/rollout": self._rollout / self.workers,
+            "time/update": spent["update"],
+            "time/sync": spent["sync"] + self._swap / self.workers,
+            "time/monitor": spent["monitor"],
+            "time/idle": spent["idle"],
+            "time/rollout_idle": max(0.0, step - (self._rollout + self._swap) / self.workers),
+            "rollout/tokens_per_s": self._tokens / step,
+            "rollout/restarts": float(restarts),
+            "samples/trained": float((version + 1) * len(batch.trajectories)),
+            "samples/prompts": float((version + 1) * len(batch.groups)),
+            "version": float(version + 1),
+        }
