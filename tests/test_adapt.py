@@ -146,7 +146,7 @@ def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 BAD = [
-    (["head.objective=warp"], "objective='warp' is not possible: choose one of ce, hard_ce, kl"),
+    (["head.objective=warp"], "objective='warp' is not possible: choose one of tv, ce, hard_ce"),
     (["train.warm_objective=warp"], "objective='warp' is not possible"),
     (["head.depth=0"], "head.depth=0 is not possible: give a number from 1 to 16"),
     (["head.warp=1"], "head.warp: no such setting; head has objective, depth"),

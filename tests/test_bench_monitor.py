@@ -5,7 +5,7 @@ import pytest
 from bebop.benchmarks import monitor
 from bebop.config import JobConfig, from_dict
 from bebop.errors import UserError
-from bebop.rollout.decoding import step
+from bebop.rollout.decoding import emit
 
 SMALL = {"trainer": {"groups_per_step": 2, "group_size": 2}, "rollout": {"sampling": {"max_new_tokens": 12}}}
 
@@ -15,14 +15,14 @@ def config(**more: object) -> JobConfig:
 
 
 def test_every_part_has_a_row() -> None:
-    original = step._compare
+    original = emit._compare
     rows = {row["part"]: row for row in monitor.run(config(monitor={"bank_every": 5}), rounds=2)}
     assert list(rows) == [
         "statistics of drafts, timed", "statistics of drafts, on against off", "monitor", "bank, each 5 steps",
     ]  # fmt: skip
     assert all(rows[part]["added s"] > 0 for part in rows if "against" not in part)
     assert 0 < rows["statistics of drafts, timed"]["added %"] < 50
-    assert step._compare is original
+    assert emit._compare is original
 
 
 def test_what_is_not_read_has_no_row() -> None:
