@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -25,6 +26,7 @@ from bebop.run_folder import CONFIG
 from bebop.store import write_text
 
 OVERRIDES = "overrides.json"  # in a run folder: the overrides that it was started with
+RENAMED = {"rollout.sglang.carrier": "rollout.sglang.transfer"}  # settings by the names they had: name they have now
 
 
 def job_config(overrides: Sequence[str]) -> JobConfig:
@@ -113,6 +115,7 @@ def as_yaml(config: Any) -> str:
 
 def composed(overrides: Sequence[str], root: str = "config") -> dict[str, Any]:
     """``conf/<root>.yaml`` with overrides, as plain data."""
+    overrides = [renamed(override) for override in overrides]
     parsed = [_read(override) for override in overrides]
     try:
         config = _compose(overrides, root)
@@ -134,6 +137,15 @@ def _compose(overrides: Sequence[str], root: str) -> DictConfig:
         ConfigStore.instance().store(name, dataclasses.asdict(choice), group="decoding")
     with initialize_config_module("bebop.conf", version_base="1.3"):
         return compose(root, overrides=list(overrides))
+
+
+def renamed(override: str) -> str:
+    """An override under the name that its setting has now, with a warning where it was given an earlier one."""
+    for old, new in RENAMED.items():
+        if override.lstrip("+~").partition("=")[0].strip() == old:
+            logging.getLogger(__name__).warning("%s is called %s now: the old name will go", old, new)
+            return override.replace(old, new, 1)
+    return override
 
 
 def _read(override: str) -> Override:

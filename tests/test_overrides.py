@@ -191,3 +191,11 @@ def test_settings_of_another_configuration_are_merged_and_left_alone(tmp_path: P
     new = [f"dir='{folder}'", "++resume=true", "parallel.tensor=1"]
     merged = resumed_overrides(new, "adapt", apart="parallel.")
     assert merged == ["task=gcd", "parallel.evaluate=false", *new]
+
+
+def test_a_setting_is_known_by_its_earlier_name(caplog: pytest.LogCaptureFixture) -> None:
+    config = job_config(["rollout.sglang.carrier=disk", "rollout.sglang.folder=weights"])
+    assert config.rollout.sglang.transfer == "disk"
+    assert "rollout.sglang.carrier is called rollout.sglang.transfer now" in caplog.text
+    assert job_config(["rollout.sglang.transfer=tensor"]).rollout.sglang.transfer == "tensor"
+    assert caplog.text.count("is called") == 1
