@@ -194,8 +194,9 @@ def test_settings_of_another_configuration_are_merged_and_left_alone(tmp_path: P
 
 
 def test_a_setting_is_known_by_its_earlier_name(caplog: pytest.LogCaptureFixture) -> None:
-    config = job_config(["rollout.sglang.carrier=disk", "rollout.sglang.folder=weights"])
+    config = job_config(["rollout=sglang", "rollout.sglang.carrier=disk", "rollout.sglang.folder=weights"])
     assert config.rollout.sglang.transfer == "disk"
     assert "rollout.sglang.carrier is called rollout.sglang.transfer now" in caplog.text
-    assert job_config(["rollout.sglang.transfer=tensor"]).rollout.sglang.transfer == "tensor"
-    assert caplog.text.count("is called") == 1
+    caplog.clear()
+    assert job_config(["rollout=sglang", "rollout.sglang.transfer=tensor"]).rollout.sglang.transfer == "tensor"
+    assert caplog.text == ""

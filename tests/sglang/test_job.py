@@ -42,7 +42,8 @@ def kill_scheduler(folder: Path) -> None:
     lines = (folder / "run" / "pids.txt").read_text().splitlines()
     worker = next(int(line.split()[1]) for line in lines if line.startswith("rollout"))
     children = psutil.Process(worker).children(recursive=True)
-    scheduler = next(child for child in children if "scheduler" in child.name())
+    # The kernel keeps 15 characters of a name; psutil finds the rest where it can read the command line.
+    scheduler = next(child for child in children if child.name().startswith("sglang::schedul"))
     os.kill(scheduler.pid, signal.SIGKILL)
 
 
