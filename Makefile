@@ -59,14 +59,14 @@ $(eval $(call environment,verl))
 $(eval $(call environment,megatron))
 
 test-sglang: .venv-sglang/.installed ## real SGLang on the CPU, in .venv-sglang
-	$(QUIET) .venv-sglang/bin/python -m pytest tests/sglang $(ARGS)
+	$(QUIET) .venv-sglang/bin/python -m pytest tests/integration/sglang $(ARGS)
 
 test-verl: .venv-verl/.installed ## real verl jobs on the CPU, in .venv-verl
-	$(QUIET) .venv-verl/bin/python -m pytest tests/verl $(ARGS)
-	$(QUIET) .venv-verl/bin/python -m pytest tests/megatron/test_verl_engine.py # by itself: verl chooses its platform once
+	$(QUIET) .venv-verl/bin/python -m pytest tests/integration/verl $(ARGS)
+	$(QUIET) .venv-verl/bin/python -m pytest tests/integration/megatron/test_verl_engine.py # by itself: verl chooses its platform once
 
 test-megatron: .venv-megatron/.installed ## real megatron-core on the CPU, in .venv-megatron
-	$(QUIET) .venv-megatron/bin/python -m pytest tests/megatron $(ARGS)
+	$(QUIET) .venv-megatron/bin/python -m pytest tests/integration/megatron $(ARGS)
 
 mutants: venv ## plant faults and see that the tests notice; part of test-slow; ARGS="policy/tis --list"
 	$(QUIET) $(BIN)/python -m tests.mutants $(ARGS)

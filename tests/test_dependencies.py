@@ -25,9 +25,9 @@ EXTRAS = {
     "bebop.sinks": ("wandb",),
     "recipes.common.figures": ("reproduce",),
     "tests": ("dev",),
-    "tests.sglang": ("sglang",),
-    "tests.verl": ("verl",),
-    "tests.megatron": ("megatron", "verl"),
+    "tests.integration.sglang": ("sglang",),
+    "tests.integration.verl": ("verl",),
+    "tests.integration.megatron": ("megatron", "verl"),
 }
 # Distributions of what is not installed beside everything else: packages_distributions knows the others.
 ELSEWHERE = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.sglang.builders import PROMPT, answers, ask, checkpoint, embedded, engine, job, logprobs
+from tests.integration.sglang.builders import PROMPT, answers, ask, checkpoint, embedded, engine, job, logprobs
 
 
 def test_plain_decoding(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from bebop.verl_job.names import checkpoint_to_engine, head_to_checkpoint
 from bebop.verl_job.server import EmbeddedServer
 from bebop.verl_job.settings import EngineConfig
 from bebop.verl_job.stats import FIELD, decode
-from tests.verl_job.builders import PROMPT, make_server
+from tests.recipes.verl.builders import PROMPT, make_server
 
 LAW = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 

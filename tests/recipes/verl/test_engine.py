@@ -8,7 +8,7 @@ from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams
 from bebop.verl_job.engine import EngineThread
-from tests.verl_job.builders import PROMPT, make_engine
+from tests.recipes.verl.builders import PROMPT, make_engine
 
 
 def request(seed: int, tokens: int = 24) -> Request:

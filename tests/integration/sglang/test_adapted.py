@@ -7,7 +7,7 @@ import numpy as np
 
 from bebop.adapt import main
 from bebop.trajectory import DecodeStats
-from tests.sglang.builders import DRAFTS, PROMPT, answers, ask, checkpoint, embedded, engine, job
+from tests.integration.sglang.builders import DRAFTS, PROMPT, answers, ask, checkpoint, embedded, engine, job
 
 SETTINGS = (
     "model=folder", "model.device=cpu", "data.source=file", "data.max_length=100", "data.sampling.max_new_tokens=24",

@@ -22,8 +22,8 @@ from bebop.errors import UserError
 from bebop.megatron_job.parallel import ParallelConfig, Place, joined
 from bebop.megatron_job.source import Checkpoint
 from bebop.verl_job.settings import VARIABLE, VerlConfig, to_variable
-from tests.megatron.builders import checkpoint, rows, trainer
-from tests.megatron.policy import NoCuda
+from tests.integration.megatron.builders import checkpoint, rows, trainer
+from tests.integration.megatron.policy import NoCuda
 
 HEAD = HeadConfig(objective="e2e_tv", depth=3, lr=2e-3, lr_warmup_steps=3)
 
@@ -59,7 +59,7 @@ def made(transformer_impl: Any, saved: Path, place: Place, monkeypatch: pytest.M
     from verl.workers.config import HFModelConfig, McoreEngineConfig, McoreOptimizerConfig
     from verl.workers.config.model import MtpConfig
 
-    from tests.megatron.policy import wrapped
+    from tests.integration.megatron.policy import wrapped
 
     parts = {"mtp": MtpConfig(enable=mtp, enable_train=mtp), "load_tokenizer": False}
     parts |= {"override_config": {"attn_implementation": "eager"}}

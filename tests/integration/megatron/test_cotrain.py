@@ -16,8 +16,8 @@ from bebop.megatron_job.anchors import masked_rows
 from bebop.megatron_job.parallel import ParallelConfig, Place, joined
 from bebop.trainer.chains import TokenRow, chain_rows
 from bebop.trainer.objectives import Sampling
-from tests.megatron.builders import checkpoint, rows, trainer
-from tests.megatron.policy import cotrainer, gradients, text, wrapped
+from tests.integration.megatron.builders import checkpoint, rows, trainer
+from tests.integration.megatron.policy import cotrainer, gradients, text, wrapped
 
 ONE = ParallelConfig()
 

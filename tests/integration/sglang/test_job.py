@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from tests.sglang.builders import checkpoint
+from tests.integration.sglang.builders import checkpoint
 
 STEPS, PROMPTS, GROUP = 4, 4, 4
 

@@ -17,7 +17,7 @@ from bebop.config_sglang import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.sglang_arguments import server_arguments
 from bebop.rollout.sglang_backend import INTERPRETER, WHOLE_ANSWERS
-from tests.sglang.builders import PROMPT, answers, ask, checkpoint, engine, job, logprobs, policy
+from tests.integration.sglang.builders import PROMPT, answers, ask, checkpoint, engine, job, logprobs, policy
 
 KEY = "for-this-test"
 

@@ -1,4 +1,4 @@
-"""``python -m tests.megatron.rank RANK WORLD CHECKPOINT FOLDER``: one process of ``worker``.
+"""``python -m tests.integration.megatron.rank RANK WORLD CHECKPOINT FOLDER``: one process of ``worker``.
 
 By itself, since megatron-core's checkpoints start a process that imports the main module anew: this one is light.
 """
@@ -7,6 +7,6 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    from tests.megatron.worker import main
+    from tests.integration.megatron.worker import main
 
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))

@@ -12,7 +12,7 @@ from bebop.model.checkpoint import resolve
 from bebop.verl_job import checks
 from bebop.verl_job.checks import check_job
 from bebop.verl_job.settings import parse
-from tests.verl.builders import CONF
+from tests.integration.verl.builders import CONF
 
 PAPER = {"reasoning": (1e-6, 65536), "agent": (2e-6, 126976)}
 

@@ -17,10 +17,10 @@ from bebop.megatron_job.parallel import ParallelConfig, Place, joined
 from bebop.model.checkpoint import load_policy
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import OBJECTIVES, Sampling
-from tests.megatron.builders import STEPS, checkpoint, rows, run, trainer
-from tests.megatron.policy import context_step
+from tests.integration.megatron.builders import STEPS, checkpoint, rows, run, trainer
+from tests.integration.megatron.policy import context_step
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ONE = ParallelConfig()
 
 
@@ -38,7 +38,7 @@ def saved(folder: Path) -> Path:
 def two(folder: Path, saved: Path) -> list[dict[str, Any]]:
     """What each of two processes has to show."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "tests.megatron.rank"]
+    command = [sys.executable, "-m", "tests.integration.megatron.rank"]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), "2", str(saved), str(folder)],

@@ -15,7 +15,7 @@ from bebop.rollout.sglang_engine import SglangEngine
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
 from bebop.trajectory import DecodeStats
-from tests.sglang.builders import (
+from tests.integration.sglang.builders import (
     DRAFTS,
     PROMPT,
     answers,

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bebop.model.fingerprint import fingerprint
 from bebop.verl_job.example import write_example
-from tests.verl.builders import HERE, Job, free_port, run_job, scraped
+from tests.integration.verl.builders import HERE, Job, free_port, run_job, scraped
 
 STEPS = 20
 SMALL = (  # short answers, and a reward that every character of them counts for

@@ -24,7 +24,7 @@ from bebop.megatron_job.source import Checkpoint
 from bebop.megatron_job.weights import load
 from bebop.trainer.chains import TokenRow, chain_rows
 from bebop.trainer.objectives import Sampling
-from tests.megatron.builders import CPU, rows
+from tests.integration.megatron.builders import CPU, rows
 
 HEAD = HeadConfig(objective="e2e_tv", depth=3, lr=2e-3, lr_warmup_steps=3)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bebop.verl_job.example import write_example
-from tests.verl.builders import CONF, HERE, Job, run_job
+from tests.integration.verl.builders import CONF, HERE, Job, run_job
 
 OWN = [
     f"hydra.searchpath=[file://{CONF}]",

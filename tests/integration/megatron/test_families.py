@@ -18,7 +18,7 @@ from bebop.trainer.chains import chain_rows
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from tests.builders import letters
-from tests.megatron.builders import VOCAB, rows, trainer
+from tests.integration.megatron.builders import VOCAB, rows, trainer
 
 FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),

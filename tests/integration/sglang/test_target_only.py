@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.sglang.builders import ask_many, checkpoint, engine, job, tokens_law_test
+from tests.integration.sglang.builders import ask_many, checkpoint, engine, job, tokens_law_test
 
 
 def test_the_law_of_tokens(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from bebop.megatron_job.convert import convert
 from bebop.megatron_job.cpu import prepare
 from bebop.megatron_job.parallel import ParallelConfig, here, split
 from bebop.trainer.objectives import OBJECTIVES
-from tests.megatron.builders import rows, run, trainer
-from tests.megatron.policy import context_step, cotrainer, scheduled, wrapped
+from tests.integration.megatron.builders import rows, run, trainer
+from tests.integration.megatron.policy import context_step, cotrainer, scheduled, wrapped
 
 SPLITS = {
     "tp2": ParallelConfig(tensor=2),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-CONF = HERE.parents[1] / "recipes" / "verl" / "conf"
+CONF = HERE.parents[2] / "recipes" / "verl" / "conf"
 # Ray kills a job's process group itself; what is inherited from the caller must not reach it.
 DROPPED = ("CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "VERL_USE_EXTERNAL_MODULES", "BEBOP_VERL")
 QUIET = {
