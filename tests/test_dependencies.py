@@ -13,7 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.test_layout import ROOT, files, imports, module_name, pin_violations, sources, under
+from tests.test_packaging import pin_violations
+from tests.tree import ROOT, files, imports, module_name, sources, under
 
 # Which extras a module may rely on, since nothing reaches it without them. All others have the dependencies alone.
 EXTRAS = {

@@ -188,4 +188,4 @@ def with_pause(engine: SglangEngine, pause: str) -> None:
 
 
 def reload(folder: Path) -> Policy:
-    return load_policy(ModelConfig(path=str(folder), device="cpu"), need_mtp=True)
+    return load_policy(ModelConfig(path=str(folder), device="cpu"), need_head=True)
