@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.integration.sglang.builders import checkpoint
 
@@ -47,6 +48,7 @@ def kill_scheduler(folder: Path) -> None:
     os.kill(scheduler.pid, signal.SIGKILL)
 
 
+@pytest.mark.smoke("engine", "drafts", "update", "killed")
 def test_a_job_whose_engine_is_killed(tmp_path: Path) -> None:
     run = subprocess.Popen(
         command(tmp_path, checkpoint(tmp_path / "model")), stderr=subprocess.PIPE, text=True, start_new_session=True

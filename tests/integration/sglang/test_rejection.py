@@ -54,6 +54,7 @@ def fresh(sglang: SglangEngine, folder: Path) -> Iterator[SglangEngine]:
     sglang.load_weights(reload(folder).weights(mtp=True), 0)
 
 
+@pytest.mark.smoke("engine", "drafts")
 def test_greedy_answers_are_those_of_plain_decoding(sglang: SglangEngine, folder: Path) -> None:
     """``test_plain`` compares SGLang's plain decoding with the same answers of the embedded engine."""
     plain = answers(embedded(folder, "autoregressive"), ask(2, 24, temperature=0.0))
@@ -62,6 +63,7 @@ def test_greedy_answers_are_those_of_plain_decoding(sglang: SglangEngine, folder
     assert all(not c.logprobs.any() and c.finish_reason == "length" for c in drafted)
 
 
+@pytest.mark.smoke("engine", "drafts")
 def test_logprobs_are_those_of_the_law(sglang: SglangEngine, folder: Path) -> None:
     for temperature in (1.0, 0.7):
         for found in answers(sglang, ask(4, 20, temperature)):
@@ -72,6 +74,7 @@ def test_logprobs_are_those_of_the_law(sglang: SglangEngine, folder: Path) -> No
     assert np.abs(found.logprobs - hotter).max() > 1e-2  # the test would notice another temperature
 
 
+@pytest.mark.smoke("drafts")
 def test_statistics_are_those_of_the_logits(sglang: SglangEngine, folder: Path) -> None:
     """A reached position's draft distribution follows from the text alone, since the drafts before it were accepted."""
     model, compared = reload(folder), 0

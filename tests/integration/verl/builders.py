@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,24 +52,33 @@ def run_job(
     conf: Path = CONF,
     seconds: int = 300,
     main: str = "verl.trainer.main_ppo",
+    watch: Callable[["subprocess.Popen[str]"], None] | None = None,
 ) -> Job:
-    """One of verl's entry points with the example's files; its log goes to ``folder``."""
+    """One of verl's entry points with the example's files; its log goes to ``folder``.
+
+    ``watch`` is called with the process while it runs.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "metrics.jsonl"
+    log, output = folder / "metrics.jsonl", folder / "output.txt"
+    log.unlink(missing_ok=True)
     own = {name: value for name, value in os.environ.items() if name not in DROPPED}
     own |= QUIET | {"VERL_FILE_LOGGER_PATH": str(log)} | dict(environment or {})
     command = [sys.executable, "-W", "ignore", "-m", main, "--config-dir", str(conf)]
     sockets = tempfile.mkdtemp(prefix="ray-")  # their paths must be short, and pytest's folders are deep
     command += [f"hydra.run.dir={folder / 'hydra'}", f"++example={example}", "trainer.logger=[console,file]"]
     command += [f"+ray_kwargs.ray_init._temp_dir={sockets}", *overrides]
+    with output.open("w") as told:
+        job = subprocess.Popen(command, cwd=folder, env=own, stdout=told, stderr=subprocess.STDOUT, text=True)
     try:
-        done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, timeout=seconds)
+        if watch is not None:
+            watch(job)
+        job.wait(seconds)
     finally:
+        if job.poll() is None:
+            job.kill()
         shutil.rmtree(sockets, ignore_errors=True)
     rows = [json.loads(line)["data"] for line in log.read_text().splitlines()] if log.exists() else []
-    output = done.stdout + done.stderr
-    (folder / "output.txt").write_text(output)
-    return Job(code=done.returncode, output=output, rows=rows)
+    return Job(code=job.returncode, output=output.read_text(), rows=rows)
 
 
 def free_port() -> int:
