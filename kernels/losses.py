@@ -13,10 +13,8 @@ from torch import Tensor
 
 from bebop.errors import UserError
 from bebop.kernels.chain_losses import corrected_loss, counted, product_loss
-from bebop.kernels.row_losses import NUMBERS, accumulator, check, row_losses
+from bebop.kernels.row_losses import NUMBERS, check, row_losses
 from bebop.kernels.vocab_parallel import parallel_row_losses
-
-TOP_K_MODES = ("full", "renormalised")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +36,6 @@ def tv_loss(
     kind: str = "tv",
     labels: Tensor | None = None,
     eta: float = 3.0,
-    top_k: int | None = None,
-    top_k_mode: str = "full",
     group: dist.ProcessGroup | None = None,
 ) -> DraftLossOutput:
     """The draft loss of each row; total variation unless ``kind`` says otherwise.
@@ -51,18 +47,12 @@ def tv_loss(
         kind: a row of ``draft_losses.LOSSES``: tv, ce, hard_ce, kl, rkl, nla, hybrid; formulas are there.
         labels: [N] tokens, for hard_ce.
         eta: of hybrid.
-        top_k: look at the K tokens with the largest draft logits only, in the reading that ``top_k_mode`` names (an
-            ablation of the paper; worse than all tokens, see ``_top_k_loss``).
-        top_k_mode: full or renormalised.
         group: processes between which the vocabulary is split; the logits are then [N, V / size] shards.
 
     Raises:
-        UserError: what ``row_losses`` refuses, or a combination with ``top_k`` that has no meaning.
+        UserError: what ``row_losses`` refuses.
     """
     check(draft_logits, target_logits, kind, temperature, labels, whole=group is None)
-    if top_k is not None:
-        _check_top_k(top_k, top_k_mode, kind, group)
-        return _top_k_loss(draft_logits, target_logits, temperature, kind, eta, top_k, top_k_mode)
     options = {"temperature": temperature, "kind": kind, "labels": labels, "eta": eta, "group": group}
     return _rows(draft_logits, target_logits, options)
 
@@ -166,48 +156,7 @@ def _scale(grad: Tensor, upstream: Tensor) -> Tensor:
     return grad
 
 
-# ---- the paper's truncation
-
-
-def _top_k_loss(
-    draft: Tensor, target: Tensor, temperature: float, kind: str, eta: float, top_k: int, mode: str
-) -> DraftLossOutput:
-    """Only the K largest draft logits, in the paper's two possible readings (SPEC 1.4); plain PyTorch.
-
-    full: distributions over the whole vocabulary, overlap over K tokens. The loss stays above 1 minus the target's mass
-    there.
-    renormalised: both distributions are restricted to K tokens and normalised there, then any kind.
-    Neither sees a token with large p and small q, which is where q should grow.
-    """
-    chosen = draft.detach().topk(min(top_k, draft.shape[-1]), -1).indices
-    if mode == "renormalised":
-        options = {"temperature": temperature, "kind": kind, "eta": eta}
-        return _rows(draft.gather(-1, chosen), target.gather(-1, chosen), options)
-    dtype = accumulator(draft, target)
-    q_log = (draft.to(dtype) / temperature).log_softmax(-1)
-    p_log = (target.detach().to(dtype) / temperature).log_softmax(-1)
-    alpha = torch.minimum(q_log.gather(-1, chosen).exp(), p_log.gather(-1, chosen).exp()).sum(-1)
-    with torch.no_grad():
-        entropies = [torch.special.entr(x.exp()).sum(-1) for x in (q_log, p_log)]
-    loss = 1 - alpha if kind == "tv" else -alpha.log()
-    return DraftLossOutput(loss=loss, alpha=alpha.detach(), draft_entropy=entropies[0], target_entropy=entropies[1])
-
-
 # ---- what is refused
-
-
-def _check_top_k(top_k: int, mode: str, kind: str, group: dist.ProcessGroup | None) -> None:
-    """K of at least 1, a known reading, and a kind that has it."""
-    if top_k < 1:
-        raise UserError(f"top_k must be at least 1, not {top_k}")
-    if mode not in TOP_K_MODES:
-        raise UserError(f"unknown top_k_mode {mode!r}; known are {', '.join(TOP_K_MODES)}")
-    if kind == "hard_ce" or (mode == "full" and kind not in ("tv", "nla")):
-        raise UserError(
-            f"top_k with mode {mode!r} has no kind {kind!r}; full takes tv and nla, renormalised no hard_ce"
-        )
-    if group is not None:
-        raise UserError("top_k needs whole rows: it does not go together with a process group")
 
 
 def _check_steps(draft: Tensor, target: Tensor, mask: Tensor, tokens: Tensor | None) -> None:

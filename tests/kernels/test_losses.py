@@ -580,31 +580,6 @@ def test_capacity_toy() -> None:
     assert accepted["tv"] == pytest.approx(0.5, abs=1e-2)
 
 
-# ---- truncation
-
-
-def test_top_k_in_both_readings() -> None:
-    """By hand: q = (.5, .3, .2), p = (.1, .3, .6), K = 2 keeps tokens 0 and 1."""
-    draft, target = (torch.tensor([probs], dtype=torch.float64).log() for probs in ((0.5, 0.3, 0.2), (0.1, 0.3, 0.6)))
-    by_hand = lambda *numbers: torch.tensor([numbers], dtype=torch.float64)  # noqa: E731
-    loss, grad = found(draft, target, top_k=2)
-    close(loss, by_hand(0.6)[0], 1e-12)  # 1 - (.1 + .3); tokens of q <= p among the K: the second
-    close(grad, by_hand(0.5 * 0.3, 0.3 * (0.3 - 1), 0.2 * 0.3), 1e-12)
-    loss, grad = found(draft, target, top_k=2, top_k_mode="renormalised")
-    close(loss, torch.tensor([0.375]), 1e-12)  # q = (5/8, 3/8), p = (1/4, 3/4)
-    close(grad, torch.tensor([[15 / 64, -15 / 64, 0]]), 1e-12)
-
-
-@pytest.mark.parametrize("mode", ["full", "renormalised"])
-@pytest.mark.parametrize("top_k", [20, 50])
-def test_top_k_of_all_tokens_is_no_truncation(mode: str, top_k: int) -> None:
-    draft, target = logits(3, 20, torch.float64)
-    for kind in ("tv", "nla"):
-        wanted = found(draft, target, kind, temperature=0.7)
-        for pair in zip(found(draft, target, kind, temperature=0.7, top_k=top_k, top_k_mode=mode), wanted, strict=True):
-            close(*pair, 1e-12)
-
-
 # ---- what is refused
 
 
@@ -619,9 +594,6 @@ def test_top_k_of_all_tokens_is_no_truncation(mode: str, top_k: int) -> None:
         ({"labels": torch.zeros(2).long()}, "kind is 'tv'"),
         ({"kind": "hard_ce", "labels": torch.zeros(2)}, "labels must be 2 integers, not torch.float32"),
         ({"kind": "hard_ce", "labels": torch.tensor([0, 5])}, r"labels must be tokens in \[0, 5\), not 0 to 5"),
-        ({"top_k": 0}, "top_k must be at least 1, not 0"),
-        ({"top_k": 2, "top_k_mode": "half"}, "unknown top_k_mode 'half'; known are full, renormalised"),
-        ({"top_k": 2, "kind": "kl"}, "full takes tv and nla"),
     ],
 )
 def test_one_line_for_what_a_user_can_get_wrong(change: dict[str, Any], message: str) -> None:

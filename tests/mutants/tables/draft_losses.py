@@ -124,10 +124,10 @@ FAULTS = (
     ),
     fault(
         "draft/top-k-of-target",
-        "kernels/losses.py",
+        "recipes/top_k/losses.py",
         "draft.detach().topk",
         "target.detach().topk",
-        "kernels/test_losses.py::test_top_k_in_both_readings",
+        "recipes/test_top_k.py::test_both_readings_by_hand",
     ),
     fault(
         "draft/e2e-weights-rest",
