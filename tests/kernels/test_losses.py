@@ -18,8 +18,9 @@ from torch import Tensor
 from bebop.errors import UserError
 from bebop.kernels import row_losses_cpu
 from bebop.kernels.chain_losses import e2e_weights
-from bebop.kernels.losses import e2e_tv_loss, tv_loss
+from bebop.kernels.losses import tv_loss
 from bebop.kernels.row_losses import KINDS, RowLosses, reference, row_losses
+from tests.kernels.unfused import e2e_tv_loss
 
 INF = float("inf")
 ROOT = Path(__file__).resolve().parents[2]
@@ -492,29 +493,6 @@ def test_e2e_weights_by_hand_and_without_division() -> None:
     close(torch.autograd.grad(accepted, alpha)[0], wanted, 1e-6)
 
 
-def test_what_is_masked_is_not_read() -> None:
-    draft, target = chains(4, 3, 20)
-    counted = MASK.cumprod(-1).bool()[..., None]
-    tokens = torch.zeros(4, 3, dtype=torch.long)
-    for given_tokens, hidden_tokens in ((None, None), (tokens, tokens.where(counted[..., 0], -100))):
-        clean = e2e_tv_loss(draft, target, MASK, tokens=given_tokens)
-        garbage = draft.where(counted, float("nan")).requires_grad_()
-        loss = e2e_tv_loss(garbage, target.where(counted, float("nan")), MASK, tokens=hidden_tokens)
-        loss.backward()
-        close(loss.detach(), clean, 1e-12)
-        assert garbage.grad is not None
-        assert torch.isfinite(garbage.grad).all() and garbage.grad[2].abs().max() == 0
-
-
-def test_no_step_at_all() -> None:
-    draft, target = chains(4, 3, 20)
-    draft.requires_grad_()
-    loss = e2e_tv_loss(draft, target, torch.zeros(4, 3))
-    loss.backward()
-    assert loss.item() == 0 and draft.grad is not None and draft.grad.abs().max() == 0
-    assert e2e_tv_loss(draft[:0], target[:0], torch.zeros(0, 3)).item() == 0
-
-
 def tree(vocabulary: int) -> tuple[Tensor, Tensor]:
     """Logits of two steps: row 0 after the root, row 1 + y after the token y."""
     generator = torch.Generator().manual_seed(3)
@@ -601,16 +579,6 @@ def test_one_line_for_what_a_user_can_get_wrong(change: dict[str, Any], message:
     with pytest.raises(UserError, match=message) as refusal:
         tv_loss(arguments.pop("draft_logits"), arguments.pop("target_logits"), **arguments)
     assert "\n" not in str(refusal.value)
-
-
-def test_shapes_of_chains() -> None:
-    draft, target = chains(4, 3, 20)
-    with pytest.raises(UserError, match=r"mask must be \[N, K\] = \[4, 3\], not \[3, 4\]"):
-        e2e_tv_loss(draft, target, MASK.T)
-    with pytest.raises(UserError, match=r"both be \[N, K, V\], not \[4, 3, 20\] and \[3, 20\]"):
-        e2e_tv_loss(draft, target[0], MASK)
-    with pytest.raises(UserError, match=r"tokens must be \[N, K\]"):
-        e2e_tv_loss(draft, target, MASK, tokens=MASK[:2])
 
 
 # ---- the vocabulary split between processes
