@@ -97,7 +97,10 @@ def linear_e2e_tv_loss(
         target_hidden: [N, K, D].
         target_weight: [V, D].
         mask: [N, K]; steps count up to the first one that is masked. Other rows are neither read nor computed.
-        tokens: [N, K], the token of the data at each step, for the unbiased form: as in ``losses.e2e_tv_loss``. They
+        tokens: [N, K], the token of the data at each step, sampled from the target. With them the estimate is unbiased
+            ("e2e-corrected", SPEC 1.3): step j counts alpha_j times the product over i < j of
+            min(1, q_i(y_i) / p_i(y_i)), of which the gradient is kept too. Without them the prefix is the product of
+            the alpha_i on this path, which is biased because accepted prefixes are not distributed like the data. They
             cost one more pass over the logits of a chunk, and a product with the head for the gradient of log q(token).
         temperature: of both distributions.
         target_top_p, target_top_k: as in ``linear_draft_loss``; tokens are then data of the truncated distribution.

@@ -14,7 +14,8 @@ from recipes.common.figures import color, figure
 from recipes.common.record import begin, keep
 from recipes.common.study import SEEDS, everywhere, results_folder
 from recipes.top_k.analysis import gain, row, rule_numbers
-from recipes.top_k.arms import COUNT, LEARNING_RATE, MODES, ROWS, SIZES, STARTS, STEPS, Results, labels, run, sequences
+from recipes.top_k.arms import COUNT, LEARNING_RATE, ROWS, SIZES, STARTS, STEPS, Results, labels, run, sequences
+from recipes.top_k.losses import MODES
 
 HERE = results_folder(Path(__file__).parent)
 COLORS = {"K = 4": "hard_ce", "K = 16": "ce", "K = 64": "nla", "all": "e2e_tv"}  # names of colours in common.figures

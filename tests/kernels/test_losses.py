@@ -18,8 +18,9 @@ from torch import Tensor
 from bebop.errors import UserError
 from bebop.kernels import row_losses_cpu
 from bebop.kernels.chain_losses import e2e_weights
-from bebop.kernels.losses import e2e_tv_loss, tv_loss
+from bebop.kernels.losses import tv_loss
 from bebop.kernels.row_losses import KINDS, RowLosses, reference, row_losses
+from tests.kernels.unfused import e2e_tv_loss
 
 INF = float("inf")
 ROOT = Path(__file__).resolve().parents[2]
@@ -492,29 +493,6 @@ def test_e2e_weights_by_hand_and_without_division() -> None:
     close(torch.autograd.grad(accepted, alpha)[0], wanted, 1e-6)
 
 
-def test_what_is_masked_is_not_read() -> None:
-    draft, target = chains(4, 3, 20)
-    counted = MASK.cumprod(-1).bool()[..., None]
-    tokens = torch.zeros(4, 3, dtype=torch.long)
-    for given_tokens, hidden_tokens in ((None, None), (tokens, tokens.where(counted[..., 0], -100))):
-        clean = e2e_tv_loss(draft, target, MASK, tokens=given_tokens)
-        garbage = draft.where(counted, float("nan")).requires_grad_()
-        loss = e2e_tv_loss(garbage, target.where(counted, float("nan")), MASK, tokens=hidden_tokens)
-        loss.backward()
-        close(loss.detach(), clean, 1e-12)
-        assert garbage.grad is not None
-        assert torch.isfinite(garbage.grad).all() and garbage.grad[2].abs().max() == 0
-
-
-def test_no_step_at_all() -> None:
-    draft, target = chains(4, 3, 20)
-    draft.requires_grad_()
-    loss = e2e_tv_loss(draft, target, torch.zeros(4, 3))
-    loss.backward()
-    assert loss.item() == 0 and draft.grad is not None and draft.grad.abs().max() == 0
-    assert e2e_tv_loss(draft[:0], target[:0], torch.zeros(0, 3)).item() == 0
-
-
 def tree(vocabulary: int) -> tuple[Tensor, Tensor]:
     """Logits of two steps: row 0 after the root, row 1 + y after the token y."""
     generator = torch.Generator().manual_seed(3)
@@ -580,31 +558,6 @@ def test_capacity_toy() -> None:
     assert accepted["tv"] == pytest.approx(0.5, abs=1e-2)
 
 
-# ---- truncation
-
-
-def test_top_k_in_both_readings() -> None:
-    """By hand: q = (.5, .3, .2), p = (.1, .3, .6), K = 2 keeps tokens 0 and 1."""
-    draft, target = (torch.tensor([probs], dtype=torch.float64).log() for probs in ((0.5, 0.3, 0.2), (0.1, 0.3, 0.6)))
-    by_hand = lambda *numbers: torch.tensor([numbers], dtype=torch.float64)  # noqa: E731
-    loss, grad = found(draft, target, top_k=2)
-    close(loss, by_hand(0.6)[0], 1e-12)  # 1 - (.1 + .3); tokens of q <= p among the K: the second
-    close(grad, by_hand(0.5 * 0.3, 0.3 * (0.3 - 1), 0.2 * 0.3), 1e-12)
-    loss, grad = found(draft, target, top_k=2, top_k_mode="renormalised")
-    close(loss, torch.tensor([0.375]), 1e-12)  # q = (5/8, 3/8), p = (1/4, 3/4)
-    close(grad, torch.tensor([[15 / 64, -15 / 64, 0]]), 1e-12)
-
-
-@pytest.mark.parametrize("mode", ["full", "renormalised"])
-@pytest.mark.parametrize("top_k", [20, 50])
-def test_top_k_of_all_tokens_is_no_truncation(mode: str, top_k: int) -> None:
-    draft, target = logits(3, 20, torch.float64)
-    for kind in ("tv", "nla"):
-        wanted = found(draft, target, kind, temperature=0.7)
-        for pair in zip(found(draft, target, kind, temperature=0.7, top_k=top_k, top_k_mode=mode), wanted, strict=True):
-            close(*pair, 1e-12)
-
-
 # ---- what is refused
 
 
@@ -619,9 +572,6 @@ def test_top_k_of_all_tokens_is_no_truncation(mode: str, top_k: int) -> None:
         ({"labels": torch.zeros(2).long()}, "kind is 'tv'"),
         ({"kind": "hard_ce", "labels": torch.zeros(2)}, "labels must be 2 integers, not torch.float32"),
         ({"kind": "hard_ce", "labels": torch.tensor([0, 5])}, r"labels must be tokens in \[0, 5\), not 0 to 5"),
-        ({"top_k": 0}, "top_k must be at least 1, not 0"),
-        ({"top_k": 2, "top_k_mode": "half"}, "unknown top_k_mode 'half'; known are full, renormalised"),
-        ({"top_k": 2, "kind": "kl"}, "full takes tv and nla"),
     ],
 )
 def test_one_line_for_what_a_user_can_get_wrong(change: dict[str, Any], message: str) -> None:
@@ -629,16 +579,6 @@ def test_one_line_for_what_a_user_can_get_wrong(change: dict[str, Any], message:
     with pytest.raises(UserError, match=message) as refusal:
         tv_loss(arguments.pop("draft_logits"), arguments.pop("target_logits"), **arguments)
     assert "\n" not in str(refusal.value)
-
-
-def test_shapes_of_chains() -> None:
-    draft, target = chains(4, 3, 20)
-    with pytest.raises(UserError, match=r"mask must be \[N, K\] = \[4, 3\], not \[3, 4\]"):
-        e2e_tv_loss(draft, target, MASK.T)
-    with pytest.raises(UserError, match=r"both be \[N, K, V\], not \[4, 3, 20\] and \[3, 20\]"):
-        e2e_tv_loss(draft, target[0], MASK)
-    with pytest.raises(UserError, match=r"tokens must be \[N, K\]"):
-        e2e_tv_loss(draft, target, MASK, tokens=MASK[:2])
 
 
 # ---- the vocabulary split between processes

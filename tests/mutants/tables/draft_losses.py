@@ -97,8 +97,8 @@ FAULTS = (
     fault(
         "draft/target-gradient",
         "kernels/losses.py",
-        "draft, target.detach(), options",
-        "draft, target, options",
+        "draft_logits, target_logits.detach(), options",
+        "draft_logits, target_logits, options",
         *KINDS,
     ),
     fault(
@@ -116,18 +116,11 @@ FAULTS = (
         "kernels/test_losses.py::test_upstream_gradients_scale_rows_also_when_the_graph_is_kept",
     ),
     fault(
-        "draft/masked-rows-learn",
-        "kernels/losses.py",
-        "found.grad[~live] = 0",
-        "pass",
-        "kernels/test_losses.py::test_what_is_masked_is_not_read",
-    ),
-    fault(
         "draft/top-k-of-target",
-        "kernels/losses.py",
+        "recipes/top_k/losses.py",
         "draft.detach().topk",
         "target.detach().topk",
-        "kernels/test_losses.py::test_top_k_in_both_readings",
+        "recipes/test_top_k.py::test_both_readings_by_hand",
     ),
     fault(
         "draft/e2e-weights-rest",
