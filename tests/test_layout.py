@@ -61,9 +61,7 @@ LONG = {
     "bebop/report/adapted.py": "its helpers go to the figures",
     "tests/kernels/test_linear_losses.py": "to be split by property",
     "tests/kernels/test_losses.py": "to be split by property",
-    "tests/model/test_parity.py": "to be split by what is refused",
     "tests/rollout/test_sglang_engine.py": "moves to a folder of its own",
-    "tests/test_loop.py": "its fakes go to a file of their own",
 }
 
 

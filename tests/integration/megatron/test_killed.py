@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -41,12 +42,11 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "run" / "checkpoints").glob("head_*"))
 
 
-def kill_a_rank(job: int) -> list[psutil.Process]:
-    """The last of the processes that train; all that the job had started."""
-    family = psutil.Process(job).children(recursive=True)
+def kill_a_rank(family: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """The last of the processes that train; all of them."""
     ranks = [child for child in family if "bebop.megatron_job.adapt" in " ".join(child.cmdline())]
     os.kill(ranks[-1].pid, signal.SIGKILL)
-    return family
+    return ranks
 
 
 @pytest.mark.smoke("killed")
@@ -55,19 +55,21 @@ def test_a_killed_rank_ends_the_job_and_a_resume_goes_on(tmp_path: Path) -> None
     own += ["model.device=cpu", "head.depth=2", "train.rows_per_step=4", "train.save_every=2", "train.warm_steps=0"]
     own += ["train.eval_every=0", "train.threads=1", "tensorboard=false"]
     errors = tmp_path / "output.txt"
-    job = started(command(tmp_path, 2, "parallel.tensor=2", "train.steps=100000", *own), errors)
+    job, family = started(command(tmp_path, 2, "parallel.tensor=2", "train.steps=100000", *own), errors), []
     try:
         ends = time.monotonic() + PATIENCE
         while not checkpoints(tmp_path):
             assert job.poll() is None and time.monotonic() < ends, errors.read_text()[-3000:]
             time.sleep(0.1)
-        family = kill_a_rank(job.pid)
-        assert job.wait(PATIENCE) != 0
-    finally:
-        if job.poll() is None:
-            os.killpg(job.pid, signal.SIGKILL)
-    left = psutil.wait_procs(family, timeout=20)[1]
-    assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+        family = psutil.Process(job.pid).children(recursive=True)
+        ranks = kill_a_rank(family)
+        assert len(ranks) == 2 and job.wait(PATIENCE) != 0
+        left = psutil.wait_procs(ranks, timeout=20)[1]
+        assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+    finally:  # what megatron-core starts to write checkpoints outlives the process that it writes for
+        for process in [*family, *([job] if job.poll() is None else [])]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
     last = int(checkpoints(tmp_path)[-1].split("_")[1])
     again = started(command(tmp_path, 1, "resume=true", "parallel.tensor=1", f"train.steps={last + 2}"), errors)
     assert again.wait(PATIENCE) == 0, errors.read_text()[-3000:]
