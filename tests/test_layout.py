@@ -59,8 +59,6 @@ FILE, FUNCTION = 300, 60  # lines
 LONG = {
     "bebop/config.py": "reading and checking of settings leave it",
     "bebop/report/adapted.py": "its helpers go to the figures",
-    "tests/kernels/test_linear_losses.py": "to be split by property",
-    "tests/kernels/test_losses.py": "to be split by property",
     "tests/rollout/test_sglang_engine.py": "moves to a folder of its own",
 }
 

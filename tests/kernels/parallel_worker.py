@@ -1,4 +1,4 @@
-"""A process of a split vocabulary, for test_losses.py: python -m tests.kernels.parallel_worker RANK SIZE PATH."""
+"""A process of a split vocabulary, for test_row_losses_cpu.py: ``-m tests.kernels.parallel_worker RANK SIZE PATH``."""
 
 import sys
 from typing import Any

@@ -35,8 +35,8 @@ def kill_server(job: "subprocess.Popen[str]", folder: Path) -> None:
 
 def run(folder: Path, example: Path, steps: int, kill: bool) -> Job:
     overrides = ["+bebop=example", "data.train_batch_size=4", "data.max_response_length=24"]
-    overrides += ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=4"]
-    overrides += ["actor_rollout_ref.actor.optim.lr=1e-3", f"trainer.total_training_steps={steps}"]
+    overrides += ["actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.actor.optim.lr=1e-3"]
+    overrides += [f"trainer.total_training_steps={steps}"]
     overrides += [f"reward.custom_reward_function.path={HERE / 'length_reward.py'}"]
     overrides += [f"trainer.default_local_dir={folder / 'checkpoints'}", "trainer.save_freq=1"]
     overrides += ["trainer.resume_mode=auto", "bebop.train_head=true", "bebop.head.lr=1e-3"]

@@ -2,11 +2,13 @@
 
 from tests.mutants.fault import fault
 
-LOSSES = "kernels/test_losses.py"
+LOSSES, EDGES = "kernels/test_losses.py", "kernels/test_loss_edges.py"
 KINDS = tuple(f"{LOSSES}::test_{name}" for name in (
-    "every_kind_in_fp64_and_in_the_reference", "numbers_beside_the_loss", "masked_logits", "rows_that_are_no_laws",
-    "no_common_token_in_nla", "the_target_gets_no_gradient_and_no_grad_none_at_all",
-    "divergences_of_laws_without_the_token_stay_in_their_row", "large_logits",
+    "every_kind_in_fp64_and_in_the_reference", "numbers_beside_the_loss",
+    "the_target_gets_no_gradient_and_no_grad_none_at_all", "large_logits",
+)) + tuple(f"{EDGES}::test_{name}" for name in (
+    "masked_logits", "rows_that_are_no_laws", "no_common_token_in_nla",
+    "divergences_of_laws_without_the_token_stay_in_their_row",
 ))  # fmt: skip
 
 FAULTS = (
@@ -92,7 +94,7 @@ FAULTS = (
         "kernels/row_losses_cpu.py",
         "tuple(number + lost for",
         "tuple(number for",
-        "kernels/test_losses.py::test_rows_that_are_no_laws",
+        "kernels/test_loss_edges.py::test_rows_that_are_no_laws",
     ),
     fault(
         "draft/target-gradient",
@@ -127,56 +129,56 @@ FAULTS = (
         "kernels/chain_losses.py",
         "1 + alpha[:, k + 1] * rest",
         "alpha[:, k + 1] * rest",
-        "kernels/test_losses.py::test_e2e_equals_autograd_through_the_product",
+        "kernels/test_chain_losses.py::test_e2e_equals_autograd_through_the_product",
     ),
     fault(
         "draft/e2e-prefix",
         "kernels/chain_losses.py",
         "_before(alpha) * rest",
         "alpha.cumprod(-1) * rest",
-        "kernels/test_losses.py::test_e2e_equals_autograd_through_the_product",
+        "kernels/test_chain_losses.py::test_e2e_equals_autograd_through_the_product",
     ),
     fault(
         "draft/e2e-length",
         "kernels/chain_losses.py",
         "valid / valid.sum(-1, keepdim=True).clamp_min(1)",
         "valid / valid.shape[-1]",
-        "kernels/test_losses.py::test_e2e_equals_autograd_through_the_product",
+        "kernels/test_chain_losses.py::test_e2e_equals_autograd_through_the_product",
     ),
     fault(
         "draft/e2e-value-has-gradient",
         "kernels/chain_losses.py",
         "(loss - loss.detach())",
         "loss",
-        "kernels/test_losses.py::test_e2e_equals_autograd_through_the_product",
+        "kernels/test_chain_losses.py::test_e2e_equals_autograd_through_the_product",
     ),
     fault(
         "draft/e2e-holes",
         "kernels/chain_losses.py",
         "mask.bool().cumprod(-1).bool()",
         "mask.bool()",
-        "kernels/test_losses.py::test_e2e_equals_autograd_through_the_product",
+        "kernels/test_chain_losses.py::test_e2e_equals_autograd_through_the_product",
     ),
     fault(
         "draft/corrected-ratio-above-one",
         "kernels/chain_losses.py",
         ".clamp_max(0).exp()",
         ".exp()",
-        "kernels/test_losses.py::test_the_corrected_loss_is_unbiased_and_the_product_is_not",
+        "kernels/test_chain_losses.py::test_the_corrected_loss_is_unbiased_and_the_product_is_not",
     ),
     fault(
         "draft/corrected-prefix-detached",
         "kernels/chain_losses.py",
         "(_before(ratio) * (1 - loss)",
         "(_before(ratio.detach()) * (1 - loss)",
-        "kernels/test_losses.py::test_the_corrected_loss_is_unbiased_and_the_product_is_not",
+        "kernels/test_chain_losses.py::test_the_corrected_loss_is_unbiased_and_the_product_is_not",
     ),
     fault(
         "draft/anchors-averaged",
         "kernels/chain_losses.py",
         "valid.any(-1).sum().clamp_min(1)",
         "valid.shape[0]",
-        "kernels/test_losses.py::test_e2e_equals_autograd_through_the_product",
+        "kernels/test_chain_losses.py::test_e2e_equals_autograd_through_the_product",
     ),
     fault(
         "draft/chain-first-anchor",
