@@ -13,7 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.test_layout import ROOT, files, imports, module_name, pin_violations, sources, under
+from tests.test_packaging import pin_violations
+from tests.tree import ROOT, files, imports, module_name, sources, under
 
 # Which extras a module may rely on, since nothing reaches it without them. All others have the dependencies alone.
 EXTRAS = {
@@ -25,9 +26,9 @@ EXTRAS = {
     "bebop.sinks": ("wandb",),
     "recipes.reproduce.figures": ("reproduce",),
     "tests": ("dev",),
-    "tests.sglang": ("sglang",),
-    "tests.verl": ("verl",),
-    "tests.megatron": ("megatron", "verl"),
+    "tests.integration.sglang": ("sglang",),
+    "tests.integration.verl": ("verl",),
+    "tests.integration.megatron": ("megatron", "verl"),
 }
 # Distributions of what is not installed beside everything else: packages_distributions knows the others.
 ELSEWHERE = {
