@@ -94,8 +94,7 @@ def linear_e2e_tv_loss(
     Args:
         hidden: [N, K, d], the draft's at steps 1..K of N anchors; receives the gradient.
         weight: [V, d].
-        target_hidden: [N, K, D].
-        target_weight: [V, D].
+        target_hidden, target_weight: [N, K, D] and [V, D].
         mask: [N, K]; steps count up to the first one that is masked. Other rows are neither read nor computed.
         tokens: [N, K], the token of the data at each step, sampled from the target. With them the estimate is unbiased
             ("e2e-corrected", SPEC 1.3): step j counts alpha_j times the product over i < j of
@@ -119,10 +118,9 @@ def linear_e2e_tv_loss(
     rows = valid.flatten().nonzero()[:, 0]
     draft, target = (x.flatten(0, 1)[rows] for x in (hidden, target_hidden.detach()))
     labels = None if tokens is None else tokens.flatten()[rows]
-    kinds = ("tv",) if labels is None else ("tv", "hard_ce")
     plan = Plan(
-        kinds=kinds, temperature=temperature, eta=0.0, target_top_p=target_top_p, target_top_k=target_top_k,
-        rows=_rows_of_chunk(hidden, chunk_rows), group=group,
+        kinds=("tv",) if labels is None else ("tv", "hard_ce"), temperature=temperature, eta=0.0,
+        target_top_p=target_top_p, target_top_k=target_top_k, rows=_rows_of_chunk(hidden, chunk_rows), group=group,
     )  # fmt: skip
     inputs = draft, weight, target, target_weight, labels
     _check(*inputs, plan)

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from setuptools import find_namespace_packages
 
 from tests.test_layout import DOORS
-from tests.tree import LENT, LINKS, ROOT, SKIPPED, files, sources, under
+from tests.tree import LENT, LINKS, ROOT, SKIPPED, files, lent, sources, under
 
 BARE = ("rollout", "trainer", "kernels", *LENT)  # folders that must not become packages of their own
 # Names that would hide a library when a script is run from its own folder.
@@ -87,9 +87,8 @@ def test_no_file_holds_a_machine_path() -> None:
 
 def shipped(path: Path) -> str | None:
     """The name of a file in the wheel; None if it stays out: of a lent recipe, its modules and settings are shipped."""
-    lent = LENT.get("/".join(path.parts[:2]))
-    if lent is not None:
-        return "/".join(["bebop", lent, *path.parts[2:]]) if path.suffix in (".py", ".yaml", ".json") else None
+    if (place := lent(path)) is not None:
+        return str(place) if path.suffix in (".py", ".yaml", ".json") else None
     if path.parts[0] in LINKS:
         return f"bebop/{path}"
     return str(path) if path.parts[0] == "bebop" else None

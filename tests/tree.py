@@ -3,11 +3,13 @@
 import ast
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKS = ("rollout", "trainer", "kernels", "conf")  # bebop/<name> -> ../<name>
-LENT = {"recipes/verl": "verl_job", "recipes/megatron": "megatron_job"}  # bebop/<value> -> ../<key>, for the wheel
+# bebop/<value> -> ../<key>, for the wheel
+LENT = {"recipes/verl": "verl_job", "recipes/megatron": "megatron_job", "benchmarks": "bench"}
 SKIPPED = (".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "runs", "build", "dist", "outputs")
 
 
@@ -22,12 +24,17 @@ def files(root: Path = ROOT) -> Iterator[Path]:
             yield path.relative_to(root)
 
 
+def lent(path: Path) -> Path | None:
+    """Where a file of a lent folder stands in the wheel: recipes/verl/plugin.py -> bebop/verl_job/plugin.py."""
+    folders = (Path(key) for key in LENT if path.is_relative_to(key))
+    return next((Path("bebop", LENT[str(f)], path.relative_to(f)) for f in folders), None)
+
+
 def module_name(path: Path) -> str:
     """rollout/decoding/sampling.py -> bebop.rollout.decoding.sampling; recipes/verl/plugin.py ->
     bebop.verl_job.plugin."""
-    if (lent := LENT.get("/".join(path.parts[:2]))) is not None:
-        path = Path("bebop", lent, *path.parts[2:])
-        return ".".join([*path.parts[:-1], path.stem])
+    if (place := lent(path)) is not None:
+        return ".".join([*place.parts[:-1], place.stem])
     parts = [*path.parts[:-1], *([] if path.stem == "__init__" else [path.stem])]
     return ".".join(["bebop", *parts] if parts[0] in LINKS else parts)
 
@@ -38,10 +45,16 @@ def sources() -> dict[str, str]:
     return {module_name(f): (ROOT / f).read_text() for f in files() if f.suffix == ".py" and f.parts[0] in mine}
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """A source's syntax tree; every rule asks for it."""
+    return ast.parse(source)
+
+
 def imports(source: str, modules: Sequence[str]) -> list[str]:
     """Every import in a source, wherever it stands; ``from a import b`` is a.b where that is one of ``modules``."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
