@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pytest
 
 from bebop.decoding import SYSTEMS
-from tests.tree import LINKS, ROOT, files, imports, sources, under
+from tests.tree import LINKS, ROOT, files, imports, parsed, sources, under
 
 # A module may import its own floor or lower. The longest matching prefix decides; a module without one is a mistake.
 # bebop. is left out, but for what stands beside it; a command is on the highest floor, wherever it stands.
@@ -113,7 +113,7 @@ def system_violations(module: str, source: str, modules: Sequence[str]) -> list[
 
     "bebop" is an engine of verl, too; nothing else may be compared with it.
     """
-    compared = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare)]
+    compared = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.Compare)]
     sides = [s for c in compared if "rollout.name" not in ast.unparse(c) for s in (c.left, *c.comparators)]
     single = [e for side in sides for e in (side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side])]
     names = {str(one.value) for one in single if isinstance(one, ast.Constant)} & set(SYSTEMS)
@@ -155,7 +155,7 @@ def stale(modules: Sequence[str]) -> list[str]:
 def length_violations(name: str, source: str) -> list[str]:
     """A file, and functions of it with their decorators, that are too long."""
     found = [f"{name}: {count} lines"] if (count := len(source.splitlines())) > FILE else []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             if (count := (node.end_lineno or first) - first + 1) > FUNCTION:

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,10 +45,16 @@ def sources() -> dict[str, str]:
     return {module_name(f): (ROOT / f).read_text() for f in files() if f.suffix == ".py" and f.parts[0] in mine}
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """A source's syntax tree; every rule asks for it."""
+    return ast.parse(source)
+
+
 def imports(source: str, modules: Sequence[str]) -> list[str]:
     """Every import in a source, wherever it stands; ``from a import b`` is a.b where that is one of ``modules``."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

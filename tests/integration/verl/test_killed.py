@@ -13,7 +13,7 @@ from bebop.verl_job.example import write_example
 from tests.integration.verl.builders import HERE, Job, run_job
 
 SERVER = "ray::VerlServer"  # as Ray names the process of the embedded engine
-PATIENCE = 240  # seconds
+PATIENCE = 600  # seconds; a busy machine takes minutes to start
 
 
 def newest(folder: Path) -> int:
