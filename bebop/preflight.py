@@ -39,7 +39,7 @@ def checked(config: JobConfig) -> PromptSource:
         require_mtp(config.model)
     source = check_task(config)
     if config.rollout.engine == "sglang":
-        from bebop.rollout.sglang_builder import check_job  # brings aiohttp along, which head training does without
+        from bebop.rollout.sglang.builder import check_job  # brings aiohttp along, which head training does without
 
         check_job(config)
     elif here:

@@ -24,7 +24,7 @@ from bebop.config_sglang import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import load_tokenizer
 from bebop.rollout.engine import Engine, Request
-from bebop.rollout.sglang_builder import check_job, make_engine
+from bebop.rollout.sglang.builder import check_job, make_engine
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
 

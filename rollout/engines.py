@@ -5,8 +5,8 @@ import torch
 from bebop.config import JobConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import load_policy
-from bebop.rollout import sglang_builder
 from bebop.rollout.engine import Engine
+from bebop.rollout.sglang import builder
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.rewards import checked, make_reward
@@ -16,7 +16,7 @@ def make_worker(config: JobConfig) -> RolloutWorker:
     """A rollout worker with the engine that the job asks for, not started."""
     torch.set_num_threads(config.rollout.threads)
     torch.manual_seed(config.runtime.seed)  # a fresh head must be the same everywhere
-    engine, eos = _torch_engine(config) if config.rollout.engine == "torch" else sglang_builder.make_engine(config)
+    engine, eos = _torch_engine(config) if config.rollout.engine == "torch" else builder.make_engine(config)
     reward = make_reward(config.task)
     return RolloutWorker(engine, lambda text, prompt: checked(reward, text, prompt), config, eos)
 

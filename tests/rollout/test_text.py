@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from bebop.config import DecodingConfig, TaskConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request
-from bebop.rollout.sglang_outputs import completion
+from bebop.rollout.sglang.outputs import completion
 from bebop.rollout.text import AnswerText
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.procedural import ProceduralItems

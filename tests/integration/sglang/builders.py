@@ -23,8 +23,8 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.mtp import MTPHead
 from bebop.rollout.engine import Request
-from bebop.rollout.sglang_builder import make_engine
-from bebop.rollout.sglang_engine import SglangEngine
+from bebop.rollout.sglang.builder import make_engine
+from bebop.rollout.sglang.engine import SglangEngine
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion, SamplingParams
 from tests.builders import letters

@@ -11,7 +11,7 @@ import torch
 
 from bebop.adaptation.probe import probe
 from bebop.rollout.engine import EngineDied, Request
-from bebop.rollout.sglang_engine import SglangEngine
+from bebop.rollout.sglang.engine import SglangEngine
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
 from bebop.trajectory import DecodeStats

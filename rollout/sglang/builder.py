@@ -12,12 +12,12 @@ from bebop.config_sglang import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve
-from bebop.rollout.sglang_arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
-from bebop.rollout.sglang_backend import INTERPRETER, Backend, LocalBackend
-from bebop.rollout.sglang_engine import EngineSpec, SglangEngine
-from bebop.rollout.sglang_http import Fleet, HttpBackend
-from bebop.rollout.sglang_transfer import DiskCarrier, DistributedCarrier, TensorCarrier, WeightTransfer
-from bebop.rollout.sglang_weights import stored_head
+from bebop.rollout.sglang.arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
+from bebop.rollout.sglang.backend import INTERPRETER, Backend, LocalBackend
+from bebop.rollout.sglang.engine import EngineSpec, SglangEngine
+from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
+from bebop.rollout.sglang.transfer import DiskCarrier, DistributedCarrier, TensorCarrier, WeightTransfer
+from bebop.rollout.sglang.weights import stored_head
 from bebop.rollout.text import AnswerText
 from bebop.trajectory import SamplingParams
 

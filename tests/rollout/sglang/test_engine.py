@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-import bebop.rollout.sglang_engine as sglang_engine
+import bebop.rollout.sglang.engine as sglang_engine
 from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied, Request
-from bebop.rollout.sglang_engine import EngineSpec, SglangEngine
-from bebop.rollout.sglang_http import Fleet
-from bebop.rollout.sglang_weights import WeightUpdate
+from bebop.rollout.sglang.engine import EngineSpec, SglangEngine
+from bebop.rollout.sglang.http_backend import Fleet
+from bebop.rollout.sglang.weights import WeightUpdate
 from bebop.trajectory import SamplingParams
 
 HEAD = {"final_norm.weight": torch.ones(4)}

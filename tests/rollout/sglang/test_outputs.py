@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bebop.errors import UserError
-from bebop.rollout.sglang_outputs import completion, refused
+from bebop.rollout.sglang.outputs import completion, refused
 from bebop.trajectory import SamplingParams
 
 PARAMS = SamplingParams()

@@ -19,11 +19,11 @@ from bebop.config_sglang import Pause
 from bebop.errors import UserError
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied, Finished, Request
-from bebop.rollout.sglang_arguments import refuse_sampling, sampling_arguments
-from bebop.rollout.sglang_backend import Backend
-from bebop.rollout.sglang_outputs import completion, nothing, refused
-from bebop.rollout.sglang_transfer import WeightTransfer
-from bebop.rollout.sglang_weights import WeightWatch, update
+from bebop.rollout.sglang.arguments import refuse_sampling, sampling_arguments
+from bebop.rollout.sglang.backend import Backend
+from bebop.rollout.sglang.outputs import completion, nothing, refused
+from bebop.rollout.sglang.transfer import WeightTransfer
+from bebop.rollout.sglang.weights import WeightWatch, update
 from bebop.rollout.text import TextOf
 from bebop.trajectory import Completion, SamplingParams
 
