@@ -9,18 +9,30 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.protocols import WorkerReport
 from bebop.rollout.engine import Engine, Request
+from bebop.rollout.engines import engine_module
 from bebop.tasks.functions import RewardTimeout
+from bebop.tasks.rewards import checked, make_reward
 from bebop.trajectory import Completion, Group, Prompt, SamplingParams, Trajectory
 
 log = logging.getLogger(__name__)
 Reward = Callable[[str, Prompt], float]
 Weights = Mapping[str, Tensor]
+
+
+def make_worker(config: JobConfig) -> "RolloutWorker":
+    """A rollout worker with the engine that the job asks for, not started."""
+    torch.set_num_threads(config.rollout.threads)
+    torch.manual_seed(config.runtime.seed)  # a fresh head must be the same everywhere
+    engine, eos = engine_module(config).make(config)
+    reward = make_reward(config.task)
+    return RolloutWorker(engine, lambda text, prompt: checked(reward, text, prompt), config, eos)
 
 
 @dataclass(slots=True, kw_only=True)

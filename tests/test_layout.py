@@ -59,7 +59,6 @@ FILE, FUNCTION = 300, 60  # lines
 LONG = {
     "bebop/config.py": "reading and checking of settings leave it",
     "bebop/report/adapted.py": "its helpers go to the figures",
-    "tests/rollout/sglang/test_engine.py": "moves to a folder of its own",
 }
 
 

@@ -5,7 +5,37 @@ from tests.mutants.fault import fault
 PARTIAL = "rollout/test_partial.py"
 ENDS = "rollout/test_ends.py"
 
+SERVED = "rollout/test_served_engine.py"
+
 FAULTS = (
+    fault(
+        "engine/served-contexts-forgotten",
+        "rollout/served_engine.py",
+        "part.versions if recomputed else np.minimum.accumulate(part.versions)",
+        "part.versions",
+        f"{SERVED}::test_every_token_has_the_version_that_produced_it",
+    ),
+    fault(
+        "engine/served-version-one-late",
+        "rollout/served_engine.py",
+        "self.version = version\n        if head",
+        "self.version = version - 1\n        if head",
+        f"{SERVED}::test_every_token_has_the_version_that_produced_it",
+    ),
+    fault(
+        "engine/served-cut-answer-begins-again",
+        "rollout/served_engine.py",
+        "generate(request, answer.token_ids.tolist())",
+        "generate(request, [])",
+        f"{SERVED}::test_an_aborted_answer_goes_on_where_it_was",
+    ),
+    fault(
+        "engine/served-abort-is-a-cut",
+        "rollout/served_engine.py",
+        "while request.id not in self._aborted:",
+        "while True:",
+        f"{SERVED}::test_an_aborted_answer_goes_on_where_it_was",
+    ),
     fault(
         "engine/partial-versions",
         "rollout/torch_engine.py",
@@ -37,8 +67,8 @@ FAULTS = (
     fault(
         "engine/partial-lost-in-queue",
         "rollout/torch_engine.py",
-        "request.partial or _nothing()",
-        "_nothing()",
+        "request.partial or nothing()",
+        "nothing()",
         PARTIAL,
     ),
     fault(
