@@ -1,5 +1,6 @@
 """The table of engines: every name that a job may give has a module, which offers what the others rely on."""
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from bebop.config import JobConfig, RolloutConfig, RuntimeConfig, from_dict
 from bebop.errors import UserError
 from bebop.rollout.engines import ENGINES, EngineModule, engine_module
+from tests.test_layout import sources
 
 
 def test_there_is_a_module_for_every_engine_that_a_job_may_name() -> None:
@@ -25,6 +27,17 @@ def test_a_module_offers_what_others_rely_on(name: str) -> None:
     for function in ("check", "gpus", "make"):
         wanted = inspect.signature(getattr(EngineModule, function)).parameters
         assert list(inspect.signature(getattr(module, function)).parameters) == [n for n in wanted if n != "self"]
+
+
+def compared(source: str) -> list[str]:
+    """Comparisons with the name of the engine that a job asks for."""
+    found = [ast.unparse(node) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Compare)]
+    return [text for text in found if "rollout.engine" in text]
+
+
+def test_engines_are_asked_for_their_properties_and_not_for_their_names() -> None:
+    assert {module: found for module, source in sources().items() if (found := compared(source))} == {}
+    assert compared("if self.config.rollout.engine == 'torch': pass") and compared("x = rollout.engine in ('a', 'b')")
 
 
 def test_the_table_and_the_modules_load_nothing_heavy() -> None:
