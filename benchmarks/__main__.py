@@ -13,7 +13,7 @@ from bebop.config import LARGEST, MOST, ModelConfig, TaskConfig
 from bebop.config_sglang import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.preflight import check_model, checked
-from bebop.rollout.sglang_arguments import HOSTED
+from bebop.rollout.sglang.arguments import HOSTED
 
 CHAIN_SUM = {"min_terms": 8, "max_terms": 11, "min_digits": 1, "max_digits": 1}
 
