@@ -21,7 +21,7 @@ from bebop.model.backbone import Policy
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep, TokenProbs
 from bebop.monitor.window import per_unit
 from bebop.trainer.chains import known_chains
-from bebop.trainer.heads import HeadLoss, Shared
+from bebop.trainer.head_backend import HeadLoss, Shared
 from bebop.trainer.objectives import Sampling, Steps
 from bebop.trainer.packing import PackedRows, Row, pack
 from bebop.trainer.scorer import Scorer, whole_tables

@@ -244,7 +244,7 @@ FAULTS = (
     fault(
         "draft/micro-batch-share",
         "trainer/heads.py",
-        "* (batch.count(objective.per) / total)",
+        "* (rows.count(objective.per) / total)",
         "* (1 / total)",
         "trainer/test_heads.py::test_micro_batches_add_up",
     ),
