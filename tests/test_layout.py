@@ -60,7 +60,6 @@ FLOORS = {
     # 2: engines, workers, trainers, the buffer and the monitor
     "bebop.buffer": 2,
     "bebop.protocols": 2,
-    "bebop.weights": 2,
     "bebop.monitor": 2,
     "bebop.rollout": 2,
     "bebop.rollout.decoding.draft_verify": 2,
@@ -82,7 +81,6 @@ FLOORS = {
     "bebop.bench": 5,
     "bebop.benchmarks": 5,
     "bebop.adapt": 5,
-    "bebop.certify": 5,
     "bebop.verl_job": 5,
     "bebop.megatron_job": 5,
     "recipes": 5,

@@ -1,6 +1,6 @@
 """The monitor as one object: a step's records in, why acceptance moved and what to do about it out.
 
-Needs numpy alone. Fed by the job's loop (``collect.from_groups``), by a log (``logs.records_from_jsonl``) or by another
+Needs numpy alone. Fed by the job's loop (``collect.from_groups``), by a log (``logs.read_log``) or by another
 trainer (``adapters``); the same records and settings give the same numbers, so a log replays a run.
 """
 

@@ -18,7 +18,7 @@ from bebop.errors import UserError
 from bebop.monitor.adapters import ACCEPTED, VLLM, VllmCounters, sglang_stats, sglang_stretches
 from bebop.monitor.collect import from_averages, from_stats, with_entropy
 from bebop.monitor.controller import Health
-from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
+from bebop.monitor.drift_monitor import DriftMonitor, Explanation
 from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.records import StepRecords, merge_records
 from bebop.trajectory import DecodeStats
@@ -67,20 +67,6 @@ def log_row(
     extra = {"bank": bank, "sweep": sweep, "health": health}
     row = records.to_row() | {name: part.to_row() for name, part in extra.items() if part is not None}
     return row | ({"restart": True} if restart else {})
-
-
-def records_from_jsonl(path: Path, names: Mapping[str, str] | None = None) -> list[StepRecords]:
-    """The steps of a log, in order; see ``read_log``."""
-    return [step.records for step in read_log(path, names)]
-
-
-def replay(
-    path: Path, settings: MonitorSettings | None = None, names: Mapping[str, str] | None = None
-) -> list[Explanation]:
-    """What the monitor would have said, or did say, at every step of a log."""
-    monitor = DriftMonitor(settings)
-    explained = [step.tell(monitor) for step in read_log(path, names)]
-    return [explanation for explanation in explained if explanation is not None]
 
 
 def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedStep]:
