@@ -87,13 +87,13 @@ def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedS
         if not isinstance(step, int | float) or isinstance(step, bool) or step != int(step):
             raise UserError(f"{path} line {number} has no whole-numbered step: name its key with step=NAME")
         try:
-            found, counters = _read(row, int(step), known, counters)
+            logged, counters = _read(row, int(step), known, counters)
         except UserError as error:
             raise UserError(f"{path} line {number}: {error}") from None
-        if found is not None:
+        if logged is not None:
             # Averages and drift rows are whole steps; requests of one step follow one another.
             together = "meta_info" in row or any(key in row for key in ACCEPTED)
-            steps[int(step)] = [*(steps.get(int(step), []) if together else []), found]
+            steps[int(step)] = [*(steps.get(int(step), []) if together else []), logged]
     if not steps:
         shown = ", ".join(sorted(keys)[:12])
         raise UserError(f"{path} has no acceptance (keys: {shown}): name its key with accept_length=NAME")

@@ -230,7 +230,7 @@ FAULTS = (
     fault(
         "draft/mean-over-all",
         "trainer/objectives.py",
-        "max(1, len(found.loss))",
+        "max(1, len(losses.loss))",
         "max(1, steps.mask.numel())",
         "trainer/test_objectives.py::test_values_and_head_gradients_are_those_of_full_logits",
     ),
