@@ -117,10 +117,10 @@ FAULTS = (
     ),
     fault(
         "draft/top-k-of-target",
-        "recipes/top_k/losses.py",
+        "recipes/reproduce/top_k/losses.py",
         "draft.detach().topk",
         "target.detach().topk",
-        "recipes/test_top_k.py::test_both_readings_by_hand",
+        "recipes/reproduce/test_top_k.py::test_both_readings_by_hand",
     ),
     fault(
         "draft/e2e-weights-rest",
