@@ -57,7 +57,7 @@ class HeadCotrainer:
         self.context: dist.ProcessGroup = parallel_state.get_context_parallel_group()
         self.config, self.anchors, self.logits, place = config, anchors, logits, _place()
         self.objective = make_objective(config.objective)
-        models = [plain(chunk) for chunk in chunks]
+        models: list[Any] = [plain(chunk) for chunk in chunks]
         self.model: Any = next((m for m in models if getattr(m, "mtp", None) is not None), None)
         if place.last and self.model is None:
             raise UserError("the model has no MTP layer: load a checkpoint with one, or set model.mtp.enable=false")

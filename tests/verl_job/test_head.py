@@ -75,7 +75,7 @@ def test_a_step_is_that_of_the_projects_own_trainer() -> None:
     assert found == pytest.approx(expected, rel=1e-4)
     assert policy.mtp is not None
     for name, weight in policy.mtp.named_parameters():
-        torch.testing.assert_close(beside.trainer().named[name].grad, weight.grad, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(beside.trainer().backend.named[name].grad, weight.grad, rtol=1e-3, atol=1e-6)
 
 
 def test_the_policy_notices_nothing() -> None:
