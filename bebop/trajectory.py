@@ -167,11 +167,6 @@ class Group:
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]  # G
 
-    @property
-    def oldest_version(self) -> int:
-        """The first weight version that any of its tokens came from."""
-        return min(int(t.completion.versions.min()) for t in self.trajectories)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:

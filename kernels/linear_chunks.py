@@ -46,11 +46,11 @@ def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftL
     wanted = torch.is_grad_enabled() and hidden.requires_grad
     targets = target_hidden.detach(), target_weight.detach()
     losses, statistics = _ChunkedLosses.apply(hidden, head, *targets, labels, plan, wanted)
-    found = []
+    outputs = []
     for kind, loss, numbers in zip(plan.kinds, losses, statistics, strict=True):
         names = NUMBERS[1:] if needs_labels(kind) else NUMBERS[1:4]
-        found.append(DraftLossOutput(loss=loss, **dict(zip(names, numbers, strict=False))))
-    return found
+        outputs.append(DraftLossOutput(loss=loss, **dict(zip(names, numbers, strict=False))))
+    return outputs
 
 
 class _ChunkedLosses(torch.autograd.Function):
@@ -94,12 +94,12 @@ def _chunk(inputs: Inputs, rows: slice, plan: Plan, numbers: Tensor, gradient: T
     """Fill in the numbers and the gradient of one chunk; its logits are gone on return."""
     pair = _logits(inputs, rows, plan)
     for at, kind in enumerate(plan.kinds):
-        found = _row_losses(pair, kind, inputs[4], rows, plan, need_grad=gradient is not None)
-        for row, number in zip(numbers[at], found.numbers(), strict=False):
+        chunk = _row_losses(pair, kind, inputs[4], rows, plan, need_grad=gradient is not None)
+        for row, number in zip(numbers[at], chunk.numbers(), strict=False):
             row[rows] = number
-        if gradient is not None and found.grad is not None:
-            gradient[at, rows] = found.grad @ inputs[1]
-        del found  # or its gradient would live on beside the next one
+        if gradient is not None and chunk.grad is not None:
+            gradient[at, rows] = chunk.grad @ inputs[1]
+        del chunk  # or its gradient would live on beside the next one
 
 
 def _logits(inputs: Inputs, rows: slice, plan: Plan) -> tuple[Tensor, Tensor]:

@@ -70,8 +70,8 @@ def linear_draft_loss(
     )  # fmt: skip
     inputs = hidden, weight, target_hidden, target_weight, labels
     _check(*inputs, plan)
-    (found,) = chunked_losses(inputs, plan, weight_grad)
-    return found
+    (losses,) = chunked_losses(inputs, plan, weight_grad)
+    return losses
 
 
 def linear_e2e_tv_loss(

@@ -86,8 +86,8 @@ def run_in_chunks(
         some = slice(min(start, rows - step), min(start, rows - step) + step)
         draft, target = draft_logits[some].contiguous(), target_logits[some].contiguous()
         out = None if grad is None else grad[some]
-        found = core(draft, target, None if labels is None else labels[some], scale, slope, kind, out)
-        for row, number in zip(numbers, found, strict=True):
+        chunk = core(draft, target, None if labels is None else labels[some], scale, slope, kind, out)
+        for row, number in zip(numbers, chunk, strict=True):
             row[some] = number
     return RowLosses(grad=grad, **dict(zip(NUMBERS, numbers, strict=False)))
 

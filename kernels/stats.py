@@ -55,8 +55,8 @@ def pair_stats(draft: Tensor, target: Tensor, *, temperature: float = 1.0, from_
             from bebop.kernels import stats_triton
 
             return stats_triton.launch(draft, target, temperature, from_logits)
-        found = list(_chunks(draft, target, temperature, from_logits))
-        parts = [torch.cat([getattr(one, name) for one in found]) for name in FIELDS]
+        chunks = list(_chunks(draft, target, temperature, from_logits))
+        parts = [torch.cat([getattr(one, name) for one in chunks]) for name in FIELDS]
         return PairStats(**dict(zip(FIELDS, parts, strict=True)))
 
 

@@ -10,7 +10,7 @@ from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
 from bebop.rollout.engine import Request
-from bebop.trajectory import SamplingParams
+from bebop.trajectory import Group, SamplingParams
 
 
 def letters(vocab_size: int) -> PreTrainedTokenizerFast:
@@ -50,3 +50,8 @@ def requests(prompts: Sequence[Sequence[int]], **params: object) -> list[Request
         Request(id=i, token_ids=tuple(p), params=SamplingParams(seed=seed + i, **params))  # type: ignore[arg-type]
         for i, p in enumerate(prompts)
     ]
+
+
+def oldest_version(group: Group) -> int:
+    """The first weight version that any of its tokens came from."""
+    return min(int(t.completion.versions.min()) for t in group.trajectories)

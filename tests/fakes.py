@@ -14,6 +14,7 @@ from bebop.loop import Loop
 from bebop.metrics import Mean, Metrics
 from bebop.protocols import WorkerDied, WorkerReport
 from bebop.trajectory import Batch, Completion, DecodeStats, Group, Prompt, Trajectory
+from tests.builders import oldest_version
 
 GROUPS, SIZE = 3, 2
 
@@ -101,7 +102,7 @@ class FakeTrainer:
         for _ in range(self.slow):
             await asyncio.sleep(0)
         self.batches.append([g.prompt.index for g in batch.groups])
-        self.lags += [self.version - g.oldest_version for g in batch.groups]
+        self.lags += [self.version - oldest_version(g) for g in batch.groups]
         self.version += 1
         learned: Metrics = {"policy/entropy": Mean(1.0, 1), "train/kl": Mean(2.0, 4)}
         return learned, self.version

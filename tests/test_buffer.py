@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bebop.buffer import GroupBuffer
 from bebop.errors import UserError
 from bebop.trajectory import Batch, Completion, Group, Prompt, Trajectory
+from tests.builders import oldest_version
 
 
 def group(index: int, version: int) -> Group:
@@ -83,7 +84,7 @@ def faults(trained: list[tuple[int, Batch]], size: int, staleness: int) -> list[
     order = [g.prompt.index for _, batch in trained for g in batch.groups]
     if order != list(range(len(trained) * size)):
         found.append("order")
-    if max(version - g.oldest_version for version, batch in trained for g in batch.groups) > staleness:
+    if max(version - oldest_version(g) for version, batch in trained for g in batch.groups) > staleness:
         found.append("staleness")
     return found
 
@@ -95,7 +96,7 @@ def test_bound_and_order_hold_for_any_completion_order(staleness: int, size: int
     assert [version for version, _ in trained] == list(range(6))
     assert not faults(trained, size, staleness)
     # The bound is reached, not only kept: from step `staleness` on, the first prompts admitted so early lag by it.
-    lags = [version - g.oldest_version for version, batch in trained for g in batch.groups]
+    lags = [version - oldest_version(g) for version, batch in trained for g in batch.groups]
     assert max(lags) == min(staleness, 5)
 
 
@@ -158,3 +159,12 @@ def test_a_restored_buffer_goes_on_without_loss(staleness: int) -> None:
 def test_another_batch_size_cannot_be_restored() -> None:
     with pytest.raises(UserError, match=r"^trainer\.groups_per_step=3 is not possible: .* made with 2, .*$"):
         GroupBuffer(3, 0).restore(GroupBuffer(2, 0, version=4).state())
+
+
+def test_groups_that_were_trained_on_are_not_restored() -> None:
+    def group(index: int) -> Group:
+        return Group(prompt=Prompt(index=index, task="test", text="", token_ids=(1,), item={}), trajectories=())
+
+    buffer = GroupBuffer(2, 1)
+    buffer.restore({"version": 2, "groups_per_batch": 2, "ready": [group(1), group(3), group(4), group(6)]})
+    assert list(buffer.ready) == [4, 6] and buffer.admit() == [5, 7]

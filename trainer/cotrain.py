@@ -12,10 +12,10 @@ from torch import Tensor
 from bebop.config import HeadConfig
 from bebop.metrics import Mean, Metrics
 from bebop.model.backbone import Policy
+from bebop.trainer.head_backend import WholeBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from bebop.trainer.packing import PackedRows
-from bebop.trainer.scorer import whole_tables
 from bebop.trainer.state import State
 
 
@@ -24,8 +24,7 @@ class CoTrainer:
 
     def __init__(self, policy: Policy, config: HeadConfig, temperature: float, rank: int = 0, world: int = 1) -> None:
         """``policy`` as it is handed to ``PolicyTrainer``, before its backbone is split over the ranks."""
-        self.policy, self.world = policy, world
-        self.heads = HeadTrainer(policy, config, Sampling(temperature=temperature), rank, world, beside=True)
+        self.heads = HeadTrainer(WholeBackend(policy, Sampling(temperature=temperature), rank, world), config)
 
     @property
     def version(self) -> int:
@@ -35,8 +34,7 @@ class CoTrainer:
     def update(self, kept: Sequence[tuple[PackedRows, Tensor]]) -> Metrics:
         """One step on the rows and hidden states [N, d] of a policy update; metrics ``head/*``."""
         rows = [row for packed, hidden in kept for row in packed.known(hidden) if row.answer]
-        shared = whole_tables(self.policy) if self.world > 1 else None
-        numbers = self.heads.update_share(rows, shared)
+        numbers = self.heads.update_share(rows)
         return {name: Mean(value, 1.0) for name, value in numbers.items()}
 
     def state_dict(self) -> State:

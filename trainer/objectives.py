@@ -80,10 +80,10 @@ def mean_over_steps(steps: Steps, kind: str) -> Tensor:
     chosen = steps.mask
     labels = steps.tokens[chosen] if needs_labels(kind) else None
     sampling = steps.sampling.options()
-    found = linear_draft_loss(
+    losses = linear_draft_loss(
         steps.draft[chosen], steps.weight, steps.target[chosen], steps.weight, kind=kind, labels=labels, **sampling
     )
-    return found.loss.sum() / max(1, len(found.loss))
+    return losses.loss.sum() / max(1, len(losses.loss))
 
 
 def end_to_end(steps: Steps, corrected: bool) -> Tensor:

@@ -1,6 +1,6 @@
 """AdamW as every trainer here steps it: gradient clipped by its norm, and no step on a gradient that is not finite."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class GuardedAdamW(torch.optim.AdamW):
         """
         parameters = [p for p in self.named.values() if p.grad is not None]
         if norm is None:
-            norm = whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))
+            norm = gradient_norm(parameters)
         finite = bool(norm.isfinite())
         for group in self.param_groups:
             group["lr"] = rate
@@ -54,3 +54,8 @@ class GuardedAdamW(torch.optim.AdamW):
             raise UserError(f"{self._complaint} (gradient norm {float(norm)}); {self._advice}")
         # A skipped step has no norm worth averaging: it would make that of a whole update NaN.
         return {"lr": rate, "skipped": float(not finite)} | ({"grad_norm": float(norm)} if finite else {})
+
+
+def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
+    """Of all gradients together, sharded or not; all ranks take part."""
+    return whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))

@@ -21,7 +21,7 @@ from bebop.model.backbone import Policy
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep, TokenProbs
 from bebop.monitor.window import per_unit
 from bebop.trainer.chains import known_chains
-from bebop.trainer.heads import HeadLoss, Shared
+from bebop.trainer.head_backend import HeadLoss, Shared
 from bebop.trainer.objectives import Sampling, Steps
 from bebop.trainer.packing import PackedRows, Row, pack
 from bebop.trainer.scorer import Scorer, whole_tables
@@ -53,13 +53,13 @@ class ProbeReader:
         """
         heats = HEATS if sweep else HEATS[:1]
         shared = whole_tables(self.policy) if self.world > 1 else None
-        found: dict[int, Tensor] = {}
+        measured: dict[int, Tensor] = {}
         looks: dict[int, TokenProbs] = {}
         for packed in self._packed(texts):
-            found |= self._measure(packed, heats, shared, self.decoding.draft_tokens if sweep else 1, texts, looks)
-        parts: list[tuple[dict[int, Tensor], dict[int, TokenProbs]]] = [(found, looks)] * self.world
+            measured |= self._measure(packed, heats, shared, self.decoding.draft_tokens if sweep else 1, texts, looks)
+        parts: list[tuple[dict[int, Tensor], dict[int, TokenProbs]]] = [(measured, looks)] * self.world
         if self.world > 1:
-            dist.all_gather_object(parts, ({text: numbers.cpu() for text, numbers in found.items()}, looks))
+            dist.all_gather_object(parts, ({text: numbers.cpu() for text, numbers in measured.items()}, looks))
         merged = {text: numbers.cpu() for part, _ in parts for text, numbers in part.items()}
         seen = {text: look for _, part in parts for text, look in part.items()}
         prompts = {text.prompt: number for number, text in reversed(list(enumerate(texts)))}
@@ -135,7 +135,7 @@ class ProbeReader:
         """Both distributions of the first step at the token that each text names."""
         chosen = steps.mask[..., 0]
         draft, target = steps.draft[chosen][:, 0], steps.target[chosen][:, 0]
-        found, start = {}, 0
+        looks, start = {}, 0
         for text, count in zip(texts, counts, strict=True):
             # The first chain drafts the answer's first token; behind a prompt of one token, its second.
             place = bank[text].look - (len(bank[text].prompt) == 1)
@@ -143,9 +143,9 @@ class ProbeReader:
                 rows = slice(start + place, start + place + 1)
                 q = self._distribution(draft[rows], steps.weight, 1.0, draft=True)
                 p = self._distribution(target[rows], steps.weight, 1.0, draft=False)
-                found[text] = self._look(text, bank[text], q[0].softmax(-1), p[0].softmax(-1))
+                looks[text] = self._look(text, bank[text], q[0].softmax(-1), p[0].softmax(-1))
             start += count
-        return found
+        return looks
 
     def _look(self, number: int, text: ProbeText, q: Tensor, p: Tensor) -> TokenProbs:
         likely = torch.cat([sampling.topk(min(LIKELY, len(sampling))).indices for sampling in (p, q)]).unique()
@@ -165,8 +165,8 @@ class ProbeReader:
         """[n, 4] of the anchors that have a step, in order."""
         chosen = steps.mask[..., 0]
         mask = steps.mask[chosen]  # [n, K]
-        found = self._rates(steps.draft[chosen][mask], steps.target[chosen][mask], steps.weight, temperature, luck)
-        rates, entropy, chance = (torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, x) for x in found)
+        numbers = self._rates(steps.draft[chosen][mask], steps.target[chosen][mask], steps.weight, temperature, luck)
+        rates, entropy, chance = (torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, x) for x in numbers)
         return torch.stack([rates[:, 0], entropy[:, 0], 1 + rates.cumprod(1).sum(1), chance[:, 0]], 1)
 
     def _rates(

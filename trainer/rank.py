@@ -73,9 +73,9 @@ class TrainerRank:
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Go on from a checkpoint; the loop's state as it was handed in. ``UserError`` names a corrupt file."""
-        found = checkpoint.load(folder)
-        self.trainer.load_state_dict(found.trainer)
-        return found.loop
+        saved = checkpoint.load(folder)
+        self.trainer.load_state_dict(saved.trainer)
+        return saved.loop
 
     def close(self) -> None:
         """Leave the process group."""

@@ -26,6 +26,7 @@ from bebop.report.adapted_page import write_page
 from bebop.report.model_card import write_card
 from bebop.sinks import JsonlSink, Sink, TensorBoardSink
 from bebop.trainer.chains import TokenRow, rows_of_step
+from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling, make_objective
 from bebop.trajectory import Prompt
@@ -51,7 +52,7 @@ class Adaptation:
         self.sampling = Sampling(temperature=data.temperature, target_top_p=data.top_p, target_top_k=data.top_k)
         backbone = self.policy.backbone if ranks.world == 1 else load_policy(model).backbone
         trained = dataclasses.replace(self.policy, backbone=backbone, mtp=copy.deepcopy(self.policy.mtp))
-        self.trainer = HeadTrainer(trained, config.head, self.sampling, ranks.rank, ranks.world)
+        self.trainer = HeadTrainer(FSDPBackend(trained, self.sampling, ranks.rank, ranks.world), config.head)
         self.seconds: dict[str, float] = {}
         self.read: tuple[list[TokenRow], list[Prompt]] | None = None
 

@@ -92,8 +92,8 @@ class VllmCounters:
         """From the text of ``/metrics``."""
         sums: dict[str, float] = {}
         for line in text.splitlines():
-            if found := _SAMPLE.match(line):
-                name, labels, value = found.groups()
+            if sample := _SAMPLE.match(line):
+                name, labels, value = sample.groups()
                 place = re.search(r'position="(\d+)"', labels or "")
                 key = f"{name}:{place[1]}" if place else name
                 sums[key] = sums.get(key, 0.0) + float(value)
@@ -177,5 +177,5 @@ def _from_histogram(histogram: Array, drafts: int) -> DecodeStats:
 
 def _number(source: Mapping[str, Any], *names: str) -> float | None:
     """The first of ``names`` that is a number."""
-    found = (source.get(name) for name in names)
-    return next((float(v) for v in found if isinstance(v, int | float) and not isinstance(v, bool)), None)
+    values = (source.get(name) for name in names)
+    return next((float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)), None)

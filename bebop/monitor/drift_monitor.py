@@ -1,6 +1,6 @@
 """The monitor as one object: a step's records in, why acceptance moved and what to do about it out.
 
-Needs numpy alone. Fed by the job's loop (``collect.from_groups``), by a log (``logs.records_from_jsonl``) or by another
+Needs numpy alone. Fed by the job's loop (``collect.from_groups``), by a log (``logs.read_log``) or by another
 trainer (``adapters``); the same records and settings give the same numbers, so a log replays a run.
 """
 
@@ -143,12 +143,12 @@ class DriftMonitor:
             return {}
         now = by_key(key, merge_records([records for records, _ in self._now()]))
         own = by_key(key, merge_records([records for records, _ in self._first])) if key in ("task", "position") else {}
-        found = {}
+        by_label = {}
         for label, rows in now.items():
             reference = self._window(own[label]) if label in own else None if own else self._reference
             if reference is not None:
-                found[label] = decompose(self._length, reference, self._window(rows), self._slope(self._length))
-        return found
+                by_label[label] = decompose(self._length, reference, self._window(rows), self._slope(self._length))
+        return by_label
 
     @property
     def _length(self) -> Measure:
@@ -194,8 +194,8 @@ class DriftMonitor:
     def _slope(self, measure: Measure) -> Slope:
         """The most trustworthy slope there is: over temperatures, else over answers, else over the early steps."""
         order: tuple[Source, ...] = ("temperature", "frozen", "early")
-        found = [slope for source in order if (slope := self._slopes.get((source, measure))) is not None]
-        return next((slope for slope in found if not slope.unidentified), found[0])
+        slopes = [slope for source in order if (slope := self._slopes.get((source, measure))) is not None]
+        return next((slope for slope in slopes if not slope.unidentified), slopes[0])
 
     def _explain(self, step: int, health: Health | None) -> Explanation:
         now = self._pool(self._now())

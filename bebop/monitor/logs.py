@@ -18,7 +18,7 @@ from bebop.errors import UserError
 from bebop.monitor.adapters import ACCEPTED, VLLM, VllmCounters, sglang_stats, sglang_stretches
 from bebop.monitor.collect import from_averages, from_stats, with_entropy
 from bebop.monitor.controller import Health
-from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
+from bebop.monitor.drift_monitor import DriftMonitor, Explanation
 from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.records import StepRecords, merge_records
 from bebop.trajectory import DecodeStats
@@ -69,20 +69,6 @@ def log_row(
     return row | ({"restart": True} if restart else {})
 
 
-def records_from_jsonl(path: Path, names: Mapping[str, str] | None = None) -> list[StepRecords]:
-    """The steps of a log, in order; see ``read_log``."""
-    return [step.records for step in read_log(path, names)]
-
-
-def replay(
-    path: Path, settings: MonitorSettings | None = None, names: Mapping[str, str] | None = None
-) -> list[Explanation]:
-    """What the monitor would have said, or did say, at every step of a log."""
-    monitor = DriftMonitor(settings)
-    explained = [step.tell(monitor) for step in read_log(path, names)]
-    return [explanation for explanation in explained if explanation is not None]
-
-
 def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedStep]:
     """The steps of a log. ``names`` maps ours (keys of ``NAMES``) to the log's, for instance ``entropy=actor/entropy``.
 
@@ -101,13 +87,13 @@ def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedS
         if not isinstance(step, int | float) or isinstance(step, bool) or step != int(step):
             raise UserError(f"{path} line {number} has no whole-numbered step: name its key with step=NAME")
         try:
-            found, counters = _read(row, int(step), known, counters)
+            logged, counters = _read(row, int(step), known, counters)
         except UserError as error:
             raise UserError(f"{path} line {number}: {error}") from None
-        if found is not None:
+        if logged is not None:
             # Averages and drift rows are whole steps; requests of one step follow one another.
             together = "meta_info" in row or any(key in row for key in ACCEPTED)
-            steps[int(step)] = [*(steps.get(int(step), []) if together else []), found]
+            steps[int(step)] = [*(steps.get(int(step), []) if together else []), logged]
     if not steps:
         shown = ", ".join(sorted(keys)[:12])
         raise UserError(f"{path} has no acceptance (keys: {shown}): name its key with accept_length=NAME")

@@ -175,10 +175,10 @@ def _matched(readings: Sequence[ProbeReading], entropy: Array) -> tuple[Array, f
     overlap = np.stack([reading.overlap for reading in readings])
     order = entropies.argsort(0, kind="stable")
     entropies, overlap = np.take_along_axis(entropies, order, 0), np.take_along_axis(overlap, order, 0)
-    found = np.array([np.interp(entropy[i], entropies[:, i], overlap[:, i]) for i in range(len(entropy))])
+    matched = np.array([np.interp(entropy[i], entropies[:, i], overlap[:, i]) for i in range(len(entropy))])
     slack = REACH * (entropies[-1] - entropies[0]) + REACH
     inside = (entropy >= entropies[0] - slack) & (entropy <= entropies[-1] + slack)
-    return found, float(inside.mean())
+    return matched, float(inside.mean())
 
 
 def _reweighted(before: ProbeReading, after: ProbeReading, weights: Array) -> Array:
@@ -191,8 +191,8 @@ def _reweighted(before: ProbeReading, after: ProbeReading, weights: Array) -> Ar
     # A touch of ridge: a knot that no context of a replicate is near gets the mean, not a crash.
     ridge = 1e-9 * total[:, None, None] * np.eye(size)
     curve = np.linalg.solve(gram + ridge, right[..., None])[..., 0]
-    found: Array = middle + ((weights @ now) * curve).sum(1) / total
-    return found
+    means: Array = middle + ((weights @ now) * curve).sum(1) / total
+    return means
 
 
 def _hats(entropy: Array, knots: Array) -> Array:

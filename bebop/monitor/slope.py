@@ -121,8 +121,8 @@ def temperature_slope(
     weights = np.concatenate([np.ones((1, units)), resample(units, draws, rng)])  # the first row is the point
     totals, counts, heats, positions = np.moveaxis(np.einsum("bu,tuk->btk", weights, sums), -1, 0)
     # A replicate that drafted nothing at some temperature says nothing: it takes the point.
-    found = _slopes(*(_filled(*pair) for pair in ((heats, positions), (totals, counts))))
-    away = t_over_normal(units - 1) * np.where(np.isfinite(found), found - found[0], 0.0)[1:]
+    slopes = _slopes(*(_filled(*pair) for pair in ((heats, positions), (totals, counts))))
+    away = t_over_normal(units - 1) * np.where(np.isfinite(slopes), slopes - slopes[0], 0.0)[1:]
     return Slope(source="temperature", value=Estimate(point=point, draws=point + away), spread=spread)
 
 
@@ -170,8 +170,8 @@ def _least_squares(x: Array, y: Array, weight: Array) -> tuple[float, Array, Arr
 def _slopes(x: Array, y: Array) -> Array:
     """Slopes [B] of least squares through the T points of each replicate [B, T]."""
     x, y = x - x.mean(1, keepdims=True), y - y.mean(1, keepdims=True)
-    found: Array = np.divide((x * y).sum(1), (x * x).sum(1), out=np.full(len(x), math.nan), where=(x * x).any(1))
-    return found
+    slopes: Array = np.divide((x * y).sum(1), (x * x).sum(1), out=np.full(len(x), math.nan), where=(x * x).any(1))
+    return slopes
 
 
 def _filled(total: Array, count: Array) -> Array:

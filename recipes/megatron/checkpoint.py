@@ -11,31 +11,32 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.optimizer import make_sharded_optimizer_tensor
-from torch import Tensor, nn
+from torch import Tensor
 
 from bebop.errors import UserError
-from bebop.megatron_job.optimizer import HeadOptimizer
+from bebop.megatron_job.backend import MegatronBackend
+from bebop.trainer.heads import HeadTrainer
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def save_head(folder: Path, model: nn.Module, adam: HeadOptimizer) -> None:
+def save_head(folder: Path, trainer: HeadTrainer) -> None:
     """Write fp32 weights, moments and counters to ``folder``, which appears whole or not at all."""
-    _write(folder, _head_state(model, adam))
+    _write(folder, _head_state(trainer))
 
 
-def load_head(folder: Path, model: nn.Module, adam: HeadOptimizer) -> None:
+def load_head(folder: Path, trainer: HeadTrainer) -> None:
     """Take over what ``save_head`` wrote, from any split over processes."""
-    state = _read(folder, _head_state(model, adam))
-    adam.version, adam.adam.skipped = int(state["version"]), int(state["skipped"])
-    moments = adam.moments()
+    state = _read(folder, _head_state(trainer))
+    trainer.version, trainer.optimizer.skipped = int(state["version"]), int(state["skipped"])
+    moments = _moments(trainer)
     with torch.no_grad():
-        for name, master in adam.masters.items():
+        for name, master in trainer.backend.named.items():
             master.copy_(state[f"master.{name}"])
             for moment in MOMENTS:
                 moments[name][moment].copy_(state[f"{moment}.{name}"])
             moments[name]["step"].fill_(int(state["steps"]))
-            adam.named[name].data.copy_(master)
+    trainer.backend.stepped()
 
 
 def save_model(folder: Path, model: Any) -> None:
@@ -55,15 +56,27 @@ def _model_state(model: Any) -> dict[str, Any]:
     return state
 
 
-def _head_state(model: Any, adam: HeadOptimizer) -> dict[str, Any]:
+def _moments(trainer: HeadTrainer) -> dict[str, dict[str, Tensor]]:
+    """AdamW's tensors of each parameter, made if there was no step yet."""
+    state, named = trainer.optimizer.state, trainer.backend.named
+    for master in named.values():
+        if not state[master]:
+            zeros = {name: torch.zeros_like(master) for name in MOMENTS}
+            state[master].update({"step": torch.zeros(()), **zeros})
+    return {name: state[master] for name, master in named.items()}
+
+
+def _head_state(trainer: HeadTrainer) -> dict[str, Any]:
     """What is kept of a head: sharded tensors on the last stage, numbers on all."""
-    state: dict[str, Any] = {"version": adam.version, "skipped": adam.adam.skipped, "steps": 0}
-    if not adam.masters:
+    backend = trainer.backend
+    assert isinstance(backend, MegatronBackend)
+    state: dict[str, Any] = {"version": trainer.version, "skipped": trainer.optimizer.skipped, "steps": 0}
+    if not backend.named:
         return state
-    moments = adam.moments()
+    moments = _moments(trainer)
     state["steps"] = int(next(iter(moments.values()))["step"])
-    parameters = model.mtp.sharded_state_dict(prefix="mtp.")
-    for name, master in adam.masters.items():
+    parameters = backend.model.mtp.sharded_state_dict(prefix="mtp.")
+    for name, master in backend.named.items():
         tensors: Mapping[str, Tensor] = {"master": master, **{kind: moments[name][kind] for kind in MOMENTS}}
         for kind, tensor in tensors.items():
             state[f"{kind}.{name}"] = make_sharded_optimizer_tensor(parameters[name], tensor, prefix=kind)

@@ -24,15 +24,13 @@ from torch import Tensor, nn
 
 from bebop.config import HeadConfig
 from bebop.errors import UserError
-from bebop.megatron_job.anchors import masked_rows, side_by_side
+from bebop.megatron_job.backend import MegatronBackend
 from bebop.megatron_job.contexts import share_of, whole_rows
-from bebop.megatron_job.head import MegatronHead, constant
-from bebop.megatron_job.optimizer import HeadOptimizer
+from bebop.megatron_job.head import constant
 from bebop.megatron_job.parallel import Place, here
-from bebop.megatron_job.sampling import split_sampling
-from bebop.model.mtp import MTPHead
-from bebop.trainer.chains import ChainRows
-from bebop.trainer.objectives import Sampling, make_objective, unroll
+from bebop.trainer.chains import masked_rows, side_by_side
+from bebop.trainer.heads import HeadTrainer
+from bebop.trainer.objectives import Sampling, make_objective
 
 
 class HeadCotrainer:
@@ -57,30 +55,20 @@ class HeadCotrainer:
             UserError: a head in Megatron's gradient buffers, a model without one MTP layer of a kind that is known.
         """
         self.context: dist.ProcessGroup = parallel_state.get_context_parallel_group()
-        self.config, self.anchors, self.logits, self.place = config, anchors, logits, _place()
-        self.sampling, self.objective = split_sampling(sampling, self.place), make_objective(config.objective)
-        models = [plain(chunk) for chunk in chunks]
+        self.config, self.anchors, self.logits, place = config, anchors, logits, _place()
+        self.objective = make_objective(config.objective)
+        models: list[Any] = [plain(chunk) for chunk in chunks]
         self.model: Any = next((m for m in models if getattr(m, "mtp", None) is not None), None)
-        if self.place.last and self.model is None:
+        if place.last and self.model is None:
             raise UserError("the model has no MTP layer: load a checkpoint with one, or set model.mtp.enable=false")
-        device = next(models[0].parameters()).device
-        self.sums = torch.zeros(2, device=device)  # loss, what it was summed over
-        self.seen = 0  # micro-batches
-        named: dict[str, nn.Parameter] = {}
         if self.model is not None:
-            named = self._hook(zero_first)
-        self.optimizer = HeadOptimizer(named, config, self.place, device)
-
-    def _hook(self, zero_first: bool) -> dict[str, nn.Parameter]:
-        model = self.model
-        if len(model.mtp.layers) != 1:
-            raise UserError(f"the model has {len(model.mtp.layers)} MTP layers; one that is used recursively is known")
-        named = {f"mtp.{name}": p for name, p in model.mtp.named_parameters()}
-        if any(hasattr(p, "main_grad") for p in named.values()):
-            raise UserError("the MTP head is in Megatron's gradient buffers: wrap the model within head_left_out")
-        self.head: Any = MegatronHead(model.mtp.layers[0], model.rotary_pos_emb, zero_first)
-        model._postprocess = self._postprocess
-        return named
+            check(self.model)
+        self.backend = MegatronBackend(self.model or models[0], sampling, place, zero_first=zero_first)
+        self.trainer = HeadTrainer(self.backend, config)
+        if self.model is not None:
+            self.model._postprocess = self._postprocess
+        self.sums = torch.zeros(2, device=self.backend.device)  # loss, what it was summed over
+        self.seen = 0  # micro-batches
 
     def _postprocess(
         self,
@@ -131,19 +119,9 @@ class HeadCotrainer:
         if count == 0:
             return
         with torch.enable_grad():
-            loss = self.loss(rows, states) * count
+            loss = self.objective.loss(self.backend.steps(rows, states)) * count
             loss.backward()
         self.sums += torch.stack([loss.detach(), loss.new_tensor(count)])
-
-    def loss(self, rows: ChainRows, states: Tensor) -> Tensor:
-        """The objective on rows with known states [B, L, d]."""
-        model = self.model
-        tied = model.share_embeddings_and_output_weights
-        weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
-        with torch.no_grad():
-            embeddings = embedded(model.embedding.word_embeddings, rows.token_ids)
-        head: MTPHead = self.head  # called as one
-        return self.objective.loss(unroll(head, embeddings, states, weight, rows, self.sampling))
 
     def step(self) -> dict[str, float]:
         """One step of the head on what was added since the last; every rank calls it.
@@ -151,20 +129,15 @@ class HeadCotrainer:
         Returns:
             head/loss, head/grad_norm (before clipping), head/lr, head/skipped; nothing where there was no chain.
         """
-        if self.place.last:
-            dist.all_reduce(self.sums, group=self.place.data_group)
-        last = dist.get_global_rank(self.place.pipeline_group, self.place.pipelines - 1)
-        dist.broadcast(self.sums, last, group=self.place.pipeline_group)
-        loss, count = self.sums.tolist()
-        self.sums.zero_()
-        numbers = {"head/loss": loss / count, **self.optimizer.step(1 / count)} if count else {}
-        self.optimizer.zero_grad()
+        loss, count = self.backend.total(self.sums).tolist()
+        numbers = self.trainer.step(loss / count, 1 / count) if count else {}
+        self.discard()
         return numbers
 
     def discard(self) -> None:
         """Forget what was added since the last step."""
         self.sums.zero_()
-        self.optimizer.zero_grad()
+        self.backend.zero_grad()
 
 
 def _place() -> Place:
@@ -178,21 +151,20 @@ def _starts(packed: Any) -> Tensor:
     return packed.cu_seqlens_q if padded is None else padded
 
 
-def embedded(table: Any, token_ids: Tensor) -> Tensor:
-    """Whole embeddings [B, L, d], where sequence parallelism would scatter them too."""
-    scatters, table.reduce_scatter_embeddings = table.reduce_scatter_embeddings, False
-    try:
-        return table(token_ids)
-    finally:
-        table.reduce_scatter_embeddings = scatters
-
-
 def plain(chunk: nn.Module) -> nn.Module:
     """The GPTModel inside of Megatron's wrappers."""
     inner: Any = chunk
     while hasattr(inner, "module"):
         inner = inner.module
     return getattr(inner, "language_model", inner)
+
+
+def check(model: Any) -> None:
+    """``UserError`` for a GPTModel whose head cannot be trained beside it."""
+    if len(model.mtp.layers) != 1:
+        raise UserError(f"the model has {len(model.mtp.layers)} MTP layers; one that is used recursively is known")
+    if any(hasattr(p, "main_grad") for p in model.mtp.parameters()):
+        raise UserError("the MTP head is in Megatron's gradient buffers: wrap the model within head_left_out")
 
 
 @contextmanager

@@ -20,14 +20,16 @@ from bebop.adaptation.job import Adaptation
 from bebop.adaptation.ranks import Ranks
 from bebop.errors import UserError
 from bebop.megatron_job.architecture import BackboneModel, build, check_sizes
+from bebop.megatron_job.backend import FrozenBackend
+from bebop.megatron_job.checkpoint import load_head, save_head
 from bebop.megatron_job.parallel import ParallelConfig, Place
 from bebop.megatron_job.source import Checkpoint
-from bebop.megatron_job.trainer import MegatronHeadTrainer
 from bebop.megatron_job.weights import load
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import find_device, load_policy, load_tokenizer, save_policy
 from bebop.store import seal
 from bebop.trainer.chains import TokenRow
+from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling, make_objective
 
 
@@ -53,7 +55,8 @@ class MegatronAdaptation(Adaptation):
         device, dtype = find_device(config.model), getattr(torch, config.model.dtype)
         model = build(source.config, parallel, place, dtype, device, BackboneModel)
         load(model, source, place, source.config.num_key_value_heads)
-        self.trainer = MegatronHeadTrainer(model, config.head, self.sampling, place, zero_first=source.zero_first)
+        self.backend = FrozenBackend(model, self.sampling, place, zero_first=source.zero_first)
+        self.trainer = HeadTrainer(self.backend, config.head)
 
     def check_rows(self) -> None:
         """Every data parallel rank needs a row of each step."""
@@ -95,38 +98,33 @@ class MegatronAdaptation(Adaptation):
 
     def _states(self, rows: Sequence[TokenRow]) -> list[Tensor] | None:
         """The backbone's states of the training text, if a rank uses more rows than there are, and they fit."""
-        trainer = self._megatron()
-        train = self.config.train
+        train, model = self.config.train, self.backend.model.config
         used = train.steps * train.rows_per_step / self.place.datas
-        size = sum(len(row.token_ids) for row in rows) * trainer.model.config.hidden_size
-        fits = size * trainer.model.config.params_dtype.itemsize <= train.cache_mb << 20
-        return trainer.backbone_states(rows) if fits and used > len(rows) else None
+        size = sum(len(row.token_ids) for row in rows) * model.hidden_size
+        fits = size * model.params_dtype.itemsize <= train.cache_mb << 20
+        return self.backend.backbone_states(rows) if fits and used > len(rows) else None
 
     def _progress(self, text: Sequence[TokenRow]) -> dict[str, float]:
         """Where the whole model is there, the numbers of ``bebop.adapt``; else acceptance on the text, by position."""
         if self.parallel.evaluate:
             return super()._progress(text)
-        return self._megatron().overlaps(text[:64], self.config.evaluation.draft_tokens)
+        return self.backend.overlaps(text[:64], self.config.evaluation.draft_tokens)
 
     def _sync(self) -> None:
         if self.parallel.evaluate:
             super()._sync()
 
     def _load(self, path: Path) -> None:
-        self._megatron().restore(path)
+        load_head(path, self.trainer)
 
     def _save(self) -> None:
-        trainer, checkpoints = self._megatron(), store(self.folder)
+        trainer, checkpoints = self.trainer, store(self.folder)
         place = self.ranks.union({self.ranks.rank: checkpoints.staging(trainer.version)})  # rank 0's name counts
-        trainer.save(place[0])
+        save_head(place[0], trainer)
         if self.ranks.rank == 0:
             seal(place[0])
             checkpoints.prune(self.config.train.keep, checkpoints.publish(place[0], trainer.version))
         self.ranks.wait()
-
-    def _megatron(self) -> MegatronHeadTrainer:
-        assert isinstance(self.trainer, MegatronHeadTrainer)
-        return self.trainer
 
     def _write_alone(self, weights: dict[str, Tensor], found: dict[str, Any]) -> None:
         """The checkpoint in the layout it came in, and the numbers; the whole model passes through rank 0's memory."""

@@ -28,6 +28,7 @@ from bebop.config import HeadConfig, ModelConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.trainer.chains import TokenRow, rows_of_step
+from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from bebop.trajectory import Prompt
@@ -127,7 +128,7 @@ def head(arm: Arm) -> Policy:
 def train(model: Policy, arm: Arm, rows: Sequence[TokenRow], objective: Any = None) -> list[dict[str, float]]:
     """Train the head of ``model`` in place; the backbone's states are computed once, as it does not change."""
     config = HeadConfig(objective=arm.objective, depth=arm.depth, lr=arm.lr, lr_warmup_steps=6, max_tokens=2048)
-    trainer = HeadTrainer(model, config, arm.sampling)
+    trainer = HeadTrainer(FSDPBackend(model, arm.sampling), config)
     states = backbone_states(model, rows)
     numbers = []
     for step in range(arm.steps):

@@ -23,9 +23,9 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_mtp
 from bebop.model.mtp import MTPHead
 from bebop.trainer.chains import KnownRow
+from bebop.trainer.head_backend import WholeBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
-from bebop.trainer.scorer import whole_tables
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.names import head_to_checkpoint
 from bebop.verl_job.settings import VerlConfig, current
@@ -70,7 +70,7 @@ class HeadBeside:
     def update(self) -> dict[str, float]:
         """One step on what was kept; metrics ``head/*``. All ranks take part."""
         rows, self.rows = self.rows, []
-        return self.trainer().update_share(rows, whole_tables(self.policy))
+        return self.trainer().update_share(rows)
 
     def trainer(self) -> HeadTrainer:
         """Made at its first use, when the model is where it stays."""
@@ -78,13 +78,12 @@ class HeadBeside:
             assert self.policy.mtp is not None
             self.policy.backbone = self.engine.module
             self.policy.mtp.to(self.device())
-            sampling = Sampling(temperature=self.temperature)
-            rank, world = dist.get_rank(), dist.get_world_size()
-            self._trainer = HeadTrainer(self.policy, self.config.head, sampling, rank, world, beside=True)
             if self.engine._autocast_dtype == torch.float16:
                 raise UserError("bebop.train_head=True: fp16 is not possible; set mixed_precision.param_dtype to bf16")
             mixed = self.engine._autocast_dtype == torch.bfloat16
-            self._trainer.mixed = self._trainer.module.mixed = mixed
+            sampling = Sampling(temperature=self.temperature)
+            backend = WholeBackend(self.policy, sampling, dist.get_rank(), dist.get_world_size(), mixed)
+            self._trainer = HeadTrainer(backend, self.config.head)
         return self._trainer
 
     def weights(self) -> dict[str, Tensor]:

@@ -60,7 +60,8 @@ def train_beside(transformer_impl: ModuleType) -> None:
         if head is None:
             return original(engine, data, loss_function)
         head.discard()
-        head.sampling = dataclasses.replace(head.sampling, temperature=first_temperature(data["temperature"]))
+        temperature = first_temperature(data["temperature"])
+        head.backend.sampling = dataclasses.replace(head.backend.sampling, temperature=temperature)
         output = original(engine, data, loss_function)
         numbers = head.step()  # every rank takes part
         if engine.is_mp_src_rank_with_outputs():
@@ -72,7 +73,7 @@ def train_beside(transformer_impl: ModuleType) -> None:
         if (head := getattr(engine, ENGINE, None)) is not None:
             from bebop.megatron_job.checkpoint import save_head
 
-            save_head(Path(local_path) / FOLDER, head.model, head.optimizer)
+            save_head(Path(local_path) / FOLDER, head.trainer)
         return found
 
     def load(original: Any, engine: Any, local_path: str, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +82,7 @@ def train_beside(transformer_impl: ModuleType) -> None:
         if head is not None and local_path is not None and (Path(local_path) / FOLDER).is_dir():
             from bebop.megatron_job.checkpoint import load_head
 
-            load_head(Path(local_path) / FOLDER, head.model, head.optimizer)
+            load_head(Path(local_path) / FOLDER, head.trainer)
         return original(engine, local_path, *args, **kwargs)
 
     wrap(engine_class, "_build_megatron_module", build)

@@ -23,7 +23,7 @@ def test_nothing_has_changed(name: str) -> None:
 
 
 def planted(numbers: Numbers) -> list[Numbers]:
-    """The same with one bit changed: in a whole number, and in the largest real one (its last, or elsewhere a high one).
+    """The same with one bit changed: in a whole number, and in the largest real one (its last, elsewhere a high one).
 
     On another kind of processor only sums are compared, so that the change has to be one of a large number.
     """

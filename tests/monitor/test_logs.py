@@ -11,7 +11,7 @@ import pytest
 from bebop.errors import UserError
 from bebop.monitor.collect import from_averages, from_groups, from_stats
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
-from bebop.monitor.logs import log_row, read_log, records_from_jsonl, replay
+from bebop.monitor.logs import log_row, read_log
 from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.records import PER_POSITION, PER_ROW, StepRecords, merge_records
 from bebop.monitor.window import Measure, Window
@@ -25,6 +25,10 @@ RUN = Truth(entropy=ramp(0.5, 0.3), mismatch=constant(0))
 def write(path: Path, *rows: dict[str, Any]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def records_of(path: Path, names: dict[str, str] | None = None) -> list[StepRecords]:
+    return [step.records for step in read_log(path, names)]
 
 
 def group(index: int, *stats: DecodeStats, versions: tuple[int, ...] = (3, 3, 4)) -> Group:
@@ -87,9 +91,10 @@ def test_a_log_replays_a_run(tmp_path: Path) -> None:
     banks = [bank if i % 5 == 0 else None for i in range(len(steps))]
     told = [live.observe(*step) for step in zip(steps, banks, sweeps, strict=True)]
     rows = [log_row(*step) for step in zip(steps, banks, sweeps, strict=True)]
-    again = replay(write(tmp_path / "drift.jsonl", *rows), SETTINGS)
+    monitor = DriftMonitor(SETTINGS)
+    again = [step.tell(monitor) for step in read_log(write(tmp_path / "drift.jsonl", *rows))]
     for a, b in zip(told, again, strict=True):
-        assert a is not None and a.state == b.state
+        assert a is not None and b is not None and a.state == b.state
         assert a.step < 1 or a.slopes["temperature"].value.known
         assert a.metrics() == pytest.approx(b.metrics(), rel=1e-6, abs=1e-9)
 
@@ -100,7 +105,9 @@ def test_logs_of_before_numbers_per_prompt_were_kept_are_read(tmp_path: Path) ->
     sweep = Sweep(entropy=(0.3, 0.4, 0.5, 0.7), length=(2.9, 2.8, 2.75, 2.6))
     rows = [log_row(records, sweep=sweep if i == 1 else None) for i, records in enumerate(steps)]
     assert "sums" not in rows[1]["sweep"]
-    told = replay(write(tmp_path / "drift.jsonl", *rows), SETTINGS)[-1]
+    monitor = DriftMonitor(SETTINGS)
+    told = [step.tell(monitor) for step in read_log(write(tmp_path / "drift.jsonl", *rows))][-1]
+    assert told is not None
     slope = told.slopes["temperature"]
     assert slope.value.point == pytest.approx(np.polyfit(sweep.entropy, sweep.length, 1)[0]) and not slope.value.known
     assert told.parts["length"].source == "frozen" and "drift/slope/temperature_low" not in told.metrics()
@@ -139,7 +146,7 @@ def test_own_metrics_are_averages(tmp_path: Path) -> None:
         }
         for i in range(4)
     ]
-    steps = records_from_jsonl(write(tmp_path / "metrics.jsonl", *rows))
+    steps = records_of(write(tmp_path / "metrics.jsonl", *rows))
     assert [records.step for records in steps] == [1, 2, 3, 4]
     window = Window.of(merge_records(steps))
     assert window.value(Measure()).point == pytest.approx(2.2)
@@ -152,9 +159,9 @@ def test_own_metrics_are_averages(tmp_path: Path) -> None:
 def test_foreign_names_are_mapped(tmp_path: Path) -> None:
     path = write(tmp_path / "log.jsonl", {"iter": 3, "sd/len": 2.5, "H": 0.4}, {"iter": 4, "sd/len": 2.4, "H": 0.5})
     names = {"step": "iter", "accept_length": "sd/len", "entropy": "H"}
-    assert [r.emitted[0] / r.cycles[0] for r in records_from_jsonl(path, names)] == pytest.approx([2.5, 2.4])
+    assert [r.emitted[0] / r.cycles[0] for r in records_of(path, names)] == pytest.approx([2.5, 2.4])
     slime = write(tmp_path / "slime.jsonl", {"rollout/step": 0, "rollout/spec_accept_length": 3.0})
-    assert records_from_jsonl(slime, {"step": "rollout/step"})[0].emitted[0] == 3.0
+    assert records_of(slime, {"step": "rollout/step"})[0].emitted[0] == 3.0
 
 
 def averages(seed: int, change: float) -> DriftMonitor:
@@ -189,7 +196,7 @@ def test_averages_that_collapse_are_broken() -> None:
 
 def test_the_later_of_two_lines_counts(tmp_path: Path) -> None:
     rows = [{"step": s, "accept_length": v} for s, v in ((1, 2.0), (2, 2.1), (2, 2.9))]
-    assert [r.emitted[0] for r in records_from_jsonl(write(tmp_path / "x.jsonl", *rows))] == [2.0, 2.9]
+    assert [r.emitted[0] for r in records_of(write(tmp_path / "x.jsonl", *rows))] == [2.0, 2.9]
 
 
 def test_requests_of_one_step_are_joined(tmp_path: Path) -> None:
@@ -202,7 +209,7 @@ def test_requests_of_one_step_are_joined(tmp_path: Path) -> None:
         {"step": 1, "meta_info": {"completion_tokens": 1, "spec_verify_ct": 0, "spec_num_correct_drafts": 0}},
         {"step": 2, "meta_info": old, "entropy": 0.4},
     ]
-    first, second = records_from_jsonl(write(tmp_path / "x.jsonl", *rows))
+    first, second = records_of(write(tmp_path / "x.jsonl", *rows))
     assert len(first) == 3 and len(np.unique(first.unit)) == 2 and len(np.unique(first.answer)) == 3
     assert first.emitted.sum() / first.cycles.sum() == pytest.approx(54 / 30)
     assert Window.of(second).entropy(Measure()).point == pytest.approx(0.4)
@@ -220,7 +227,7 @@ def test_vllm_rows_are_differences(tmp_path: Path) -> None:
         }
 
     path = write(tmp_path / "x.jsonl", row(1, 100, 100, 0.3), row(2, 300, 200, 0.4), row(3, 300, 200, 0.4))
-    steps = records_from_jsonl(path)
+    steps = records_of(path)
     assert [r.emitted[0] / r.cycles[0] for r in steps] == pytest.approx([2.0, 1.5])
     assert Window.of(steps[1]).value(Measure(position=2)).point == pytest.approx(40 / 60)
     assert Window.of(steps[1]).entropy(Measure(position=1)).point == pytest.approx(0.4)
@@ -258,4 +265,4 @@ def test_a_missing_file_and_an_unknown_name(tmp_path: Path) -> None:
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1, "accept_length": 2.0}\n{"step": 2, "acc')
-    assert len(records_from_jsonl(path)) == 1
+    assert len(records_of(path)) == 1

@@ -11,8 +11,8 @@ import pytest
 
 from bebop.config import JobConfig, from_dict
 from bebop.monitor.controller import Health
-from bebop.monitor.drift_monitor import Explanation
-from bebop.monitor.logs import replay
+from bebop.monitor.drift_monitor import DriftMonitor
+from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import ProbeReading
 from bebop.monitor.watch import Seen, Watch, choose, settings
 from tests.monitor.synthetic import Truth, constant, step_groups
@@ -78,8 +78,10 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(cut: int, tmp_path: Pa
 def test_the_log_replays_what_was_said(tmp_path: Path) -> None:
     config = job("auto")
     seen = watched(Watch(config, tmp_path), range(1, 13))
-    told: list[Explanation] = replay(tmp_path / "drift.jsonl", settings(config.decoding, config.monitor, 20))
+    monitor = DriftMonitor(settings(config.decoding, config.monitor, 20))
+    told = [step.tell(monitor) for step in read_log(tmp_path / "drift.jsonl")]
     for one, other in zip(seen, told, strict=True):
+        assert other is not None
         assert {k: v for k, v in one.metrics.items() if k != "drift/cotraining"} == other.metrics()
 
 

@@ -19,7 +19,7 @@ from bebop.rollout.worker import Reward, RolloutWorker
 from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.rewards import checked, make_reward
 from bebop.trajectory import Group, Prompt
-from tests.builders import tiny_policy
+from tests.builders import oldest_version, tiny_policy
 
 SIZE, LONGEST = 3, 12
 
@@ -124,7 +124,7 @@ def test_weights_come_before_prompts_submitted_later_and_in_flight_for_earlier_o
     assert all(v[0] == 0 and v == sorted(v) and set(v) <= {0, 3} for v in straddling)
     assert any(v[-1] == 3 for v in straddling)
     assert all((t.completion.versions == 3).all() for t in done[1].trajectories)
-    assert done[0].oldest_version == 0 and done[1].oldest_version == 3
+    assert oldest_version(done[0]) == 0 and oldest_version(done[1]) == 3
     # And they are the new weights: a worker that starts with them gives the same answers to the later prompt.
     fresh = worker()
     fresh.set_weights({n: w.detach().clone() for n, w in other.weights().items()}, 3)

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.trainer.chains import ChainRows, TokenRow, chain_rows, rows_of_step
+from bebop.trainer.chains import ChainRows, TokenRow, chain_rows, masked_rows, rows_of_step
 from bebop.trainer.objectives import Sampling, Steps, unroll
 from tests.builders import tiny_policy
 from tests.model.test_mtp import LENGTH, STEPS, drafted, runner_at, successor_policy, text, trained
+from tests.trainer.test_heads import rows as texts
 
 VOCAB = 12
 
@@ -101,3 +102,28 @@ def test_padding_changes_nothing() -> None:
     for side in ("draft", "target"):
         a, b = getattr(alone, side)[0][alone.mask[0]], getattr(beside, side)[0, :width][beside.mask[0, :width]]
         assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_masked_rows_are_chain_rows() -> None:
+    for step in range(5):
+        some = [*texts(step), TokenRow(prompt=(1, 2, 3), answer=())]
+        wanted = chain_rows(some, 3)
+        answer = torch.zeros_like(wanted.token_ids)
+        for i, row in enumerate(some):
+            answer[i, len(row.prompt) : len(row.token_ids)] = 1
+        assert pairs(masked_rows(wanted.token_ids, answer, 3)) == pairs(wanted)
+    holes = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 1]])
+    every = pairs(masked_rows(torch.zeros_like(holes), holes, 3))
+    assert every == {(0, 0): 2, (0, 1): 1, (0, 3): 3, (0, 4): 2, (0, 5): 1}
+    few = pairs(masked_rows(torch.zeros_like(holes), holes, 3, most=2))
+    assert len(few) == 2 and few.items() <= every.items()
+
+
+def pairs(chains: ChainRows) -> dict[tuple[int, int], int]:
+    """Row and anchor of every chain, with its steps."""
+    return {
+        (i, int(anchor)): int(steps)
+        for i, (anchors, row) in enumerate(zip(chains.anchors, chains.steps, strict=True))
+        for anchor, steps in zip(anchors, row, strict=True)
+        if steps > 0
+    }

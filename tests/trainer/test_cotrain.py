@@ -97,7 +97,7 @@ def test_no_gradient_of_the_head_s_loss_reaches_the_policy(monkeypatch: pytest.M
     """The same objective with and without the detached head: the comparison sees the difference."""
     monkeypatch.setattr("bebop.trainer.heads.make_objective", lambda name: Objective(plain_loss))
     if leak:
-        monkeypatch.setattr("bebop.trainer.heads.unroll", leaky)
+        monkeypatch.setattr("bebop.trainer.head_backend.unroll", leaky)
     off, on = trainer("off"), trainer("always")
     for one in (off, on):
         learned(one, cotrain=True, updates=1)

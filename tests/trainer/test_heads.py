@@ -16,6 +16,7 @@ from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import TokenRow, chain_rows
+from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import OBJECTIVES, Objective, Sampling
 from tests.builders import tiny_policy
@@ -34,7 +35,8 @@ def rows(seed: int = 0, count: int = 8) -> list[TokenRow]:
 
 
 def trainer(policy: Policy | None = None, rank: int = 0, world: int = 1, **changes: Any) -> HeadTrainer:
-    return HeadTrainer(policy or tiny_policy(), dataclasses.replace(CONFIG, **changes), Sampling(), rank, world)
+    backend = FSDPBackend(policy or tiny_policy(), Sampling(), rank, world)
+    return HeadTrainer(backend, dataclasses.replace(CONFIG, **changes))
 
 
 def copied(module: nn.Module) -> dict[str, Tensor]:
@@ -43,7 +45,7 @@ def copied(module: nn.Module) -> dict[str, Tensor]:
 
 def gradients(of: HeadTrainer) -> dict[str, Tensor]:
     """What the last update stepped along, clipped."""
-    return {name: p.grad.clone() for name, p in of.named.items() if p.grad is not None}
+    return {name: p.grad.clone() for name, p in of.backend.named.items() if p.grad is not None}
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
@@ -97,8 +99,9 @@ def test_known_hidden_states_save_a_pass_and_change_nothing() -> None:
 
 
 def resumed(state: dict[str, Any], last: Sequence[int]) -> HeadTrainer:
-    again = trainer(tiny_policy(seed=5))  # another head, which the state replaces
-    again.policy.backbone.load_state_dict(tiny_policy().backbone.state_dict())
+    policy = tiny_policy(seed=5)  # another head, which the state replaces
+    policy.backbone.load_state_dict(tiny_policy().backbone.state_dict())
+    again = trainer(policy)
     again.load_state_dict(state)
     for seed in last:
         again.update(rows(seed))
@@ -169,12 +172,13 @@ def test_a_head_with_a_bias_is_refused() -> None:
 
 
 def test_bfloat16_trains_fp32_master_weights() -> None:
-    coarse, fine = trainer(tiny_policy(dtype=torch.bfloat16)), trainer()
-    coarse.policy.mtp.load_state_dict(fine.policy.mtp.state_dict())  # type: ignore[union-attr]
+    policy = tiny_policy(dtype=torch.bfloat16)
+    coarse, fine = trainer(policy), trainer()
+    policy.mtp.load_state_dict(fine.weights())  # type: ignore[union-attr]
     ours, wanted = coarse.update(rows()), fine.update(rows())
     assert ours["head/loss"] == pytest.approx(wanted["head/loss"], abs=0.03)
-    assert {p.dtype for p in coarse.named.values()} == {torch.float32}
-    assert {p.dtype for p in coarse.policy.backbone.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in coarse.backend.named.values()} == {torch.float32}
+    assert {p.dtype for p in policy.backbone.parameters()} == {torch.bfloat16}
 
 
 def gain(policy: Policy, **changes: Any) -> float:

@@ -7,6 +7,7 @@ from bebop.config import HeadConfig
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.trainer.chains import rows_of_step
+from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.study import QUICK, Arm, backbone_states, corpus, policy, text
@@ -30,7 +31,7 @@ def run(job: Job) -> Curve:
     order = [rows_of_step(len(rows), arm.rows_per_step, 1000 * seed, step) for step in range(STEPS)]
     needed = sorted({i for step in order for i in step})
     states = dict(zip(needed, backbone_states(model, [rows[i] for i in needed]), strict=True))
-    trainer = HeadTrainer(model, config, Sampling())
+    trainer = HeadTrainer(FSDPBackend(model, Sampling()), config)
     found = {0: look(model, seed, arm.depth)}
     for step, chosen in enumerate(order):
         trainer.update([rows[i] for i in chosen], objective(way, step), [states[i] for i in chosen])

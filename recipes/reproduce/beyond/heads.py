@@ -10,6 +10,7 @@ from bebop.adaptation.probe import probe
 from bebop.config import DecodingConfig, HeadConfig
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import rows_of_step
+from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.beyond.estimators import Sums, sums
@@ -116,7 +117,8 @@ def step_seconds(names: tuple[str, str], seed: int = 0) -> tuple[float, float]:
     rows = corpus(seed)[: 16 * PAIRS]
     size = min(16, len(rows))
     states = backbone_states(policy(), rows)
-    trainers = [HeadTrainer(untrained(policy()), HeadConfig(depth=DEPTH, max_tokens=2048), Sampling()) for _ in names]
+    config = HeadConfig(depth=DEPTH, max_tokens=2048)
+    trainers = [HeadTrainer(FSDPBackend(untrained(policy()), Sampling()), config) for _ in names]
     seconds: list[tuple[float, float]] = []
     for step in range(PAIRS):
         chosen = rows_of_step(len(rows), size, seed, step)

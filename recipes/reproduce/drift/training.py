@@ -27,6 +27,7 @@ from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.rewards import checked, make_reward
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer.chains import TokenRow
+from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from bebop.trainer.policy import PolicyTrainer
@@ -127,7 +128,7 @@ def with_head(model: Policy, objective: str, seed: int) -> Policy:
 def online_trainer(model: Policy, objective: str) -> HeadTrainer:
     """Updates during RL, with an optimizer of the head's own."""
     config = HeadConfig(objective=objective, depth=3, lr=5e-4, lr_warmup_steps=3, max_tokens=2048)
-    return HeadTrainer(model, config, Sampling())
+    return HeadTrainer(FSDPBackend(model, Sampling()), config)
 
 
 def rollouts(engine: TorchEngine, asked: Sequence[Prompt], config: JobConfig, step: int) -> list[Completion]:

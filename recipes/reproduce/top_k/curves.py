@@ -12,6 +12,7 @@ from bebop.config import HeadConfig
 from bebop.kernels.losses import tv_loss
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import TokenRow, chain_rows, rows_of_step
+from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Objective, Sampling, Steps
 from recipes.reproduce.study import Arm, backbone_states
@@ -75,7 +76,8 @@ def fit(
     model: Policy, arm: Arm, rows: Sequence[TokenRow], watched: Sequence[TokenRow], top_k: int | None, mode: str
 ) -> Curves:
     """Train the head of ``model`` in place; like ``study.train``, with ``watched`` text looked at after every step."""
-    trainer = HeadTrainer(model, HeadConfig(depth=arm.depth, lr=arm.lr, lr_warmup_steps=6, max_tokens=2048), Sampling())
+    config = HeadConfig(depth=arm.depth, lr=arm.lr, lr_warmup_steps=6, max_tokens=2048)
+    trainer = HeadTrainer(FSDPBackend(model, Sampling()), config)
     states, look, norms = backbone_states(model, rows), Look(top_k=top_k, mode=mode), []
     layout = chain_rows(watched, arm.depth)
     fixed = torch.nn.utils.rnn.pad_sequence(backbone_states(model, watched), batch_first=True)
@@ -85,7 +87,7 @@ def fit(
         update = trainer.update([rows[i] for i in chosen], learned, [states[i] for i in chosen])
         norms.append(update.get("head/grad_norm", float("nan")))
         with torch.no_grad():
-            trainer.module(layout, look, fixed)
+            trainer.backend.loss(layout, look, fixed)
     loss, full, changed = np.array(look.seen).T
     return Curves(grad_norm=np.array(norms), loss=loss, full=full, churn=changed)
 

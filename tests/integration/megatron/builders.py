@@ -8,12 +8,13 @@ import torch
 
 from bebop.config import HeadConfig, ModelConfig
 from bebop.megatron_job.architecture import BackboneModel, build
+from bebop.megatron_job.backend import FrozenBackend
 from bebop.megatron_job.parallel import ParallelConfig, Place
 from bebop.megatron_job.source import Checkpoint
-from bebop.megatron_job.trainer import MegatronHeadTrainer
 from bebop.megatron_job.weights import load
 from bebop.model.checkpoint import save_policy
 from bebop.trainer.chains import TokenRow
+from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from tests.builders import tiny_policy
 
@@ -39,17 +40,17 @@ def rows(step: int, count: int = 5) -> list[TokenRow]:
     return [*made, TokenRow(prompt=text(6), answer=())]
 
 
-def trainer(folder: Path, parallel: ParallelConfig, place: Place, **settings: Any) -> MegatronHeadTrainer:
+def trainer(folder: Path, parallel: ParallelConfig, place: Place, **settings: Any) -> Any:
     """Depth 3, lr 2e-3 unless ``settings`` say otherwise."""
     source = Checkpoint(ModelConfig(path=str(folder)))
     model = build(source.config, parallel, place, torch.float32, CPU, BackboneModel)
     load(model, source, place, source.config.num_key_value_heads)
     head = {"depth": 3, "lr": 2e-3, "lr_warmup_steps": 3, "max_tokens": 60, **settings}
-    sampling = Sampling(temperature=0.9)
-    return MegatronHeadTrainer(model, HeadConfig(**head), sampling, place, zero_first=source.zero_first)
+    backend = FrozenBackend(model, Sampling(temperature=0.9), place, zero_first=source.zero_first)
+    return HeadTrainer(backend, HeadConfig(**head))
 
 
-def run(training: MegatronHeadTrainer, steps: int = STEPS, start: int = 0) -> dict[str, list[float]]:
+def run(training: HeadTrainer, steps: int = STEPS, start: int = 0) -> dict[str, list[float]]:
     """Losses and gradient norms of some updates."""
     numbers = [training.update(rows(step)) for step in range(start, start + steps)]
     return {name: [x[f"head/{name}"] for x in numbers] for name in ("loss", "grad_norm")}

@@ -11,10 +11,9 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from bebop.errors import UserError
-from bebop.megatron_job import cotrain
-from bebop.megatron_job.anchors import masked_rows
+from bebop.megatron_job import backend, cotrain
 from bebop.megatron_job.parallel import ParallelConfig, Place, joined
-from bebop.trainer.chains import TokenRow, chain_rows
+from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
 from tests.integration.megatron.builders import checkpoint, rows, trainer
 from tests.integration.megatron.policy import cotrainer, gradients, text, wrapped
@@ -74,7 +73,7 @@ def test_the_head_has_no_gradient_into_the_policy(saved: Path, place: Place, mon
     sound = wrapped(saved, place)
     head = cotrainer(sound)
     assert largest(forward(sound)) == 0
-    assert float(head.sums[1]) > 0 and max(float(p.grad.abs().max()) for p in head.optimizer.named.values()) > 0
+    assert float(head.sums[1]) > 0 and max(float(p.grad.abs().max()) for p in head.backend.parameters.values()) > 0
 
     def leaky(head: Any, embeddings: Tensor, hidden: Tensor, weight: Tensor, some: Any, sampling: Sampling) -> Any:
         from bebop.model.mtp import at, chain
@@ -91,7 +90,7 @@ def test_the_head_has_no_gradient_into_the_policy(saved: Path, place: Place, mon
         )  # fmt: skip
 
     monkeypatch.setattr(cotrain, "constant", lambda hidden, split: hidden)
-    monkeypatch.setattr(cotrain, "unroll", leaky)
+    monkeypatch.setattr(backend, "unroll", leaky)
     broken = wrapped(saved, place)
     cotrainer(broken)
     assert largest(forward(broken)) > 1e-4
@@ -118,7 +117,7 @@ def test_packed_rows_are_rows_side_by_side(saved: Path, place: Place) -> None:
     token_ids, mask = text(some)
     states = torch.randn(*token_ids.shape, 32, generator=torch.Generator().manual_seed(0))
     head._learn(states.transpose(0, 1), token_ids, mask, None)
-    wanted, gradient = head.sums.clone(), head.optimizer.named["mtp.layers.0.eh_proj.weight"].grad.clone()
+    wanted, gradient = head.sums.clone(), head.backend.parameters["mtp.layers.0.eh_proj.weight"].grad.clone()
     head.discard()
     lengths = [len(row.token_ids) for row in some]
     end_to_end = [torch.cat([x[i, :n] for i, n in enumerate(lengths)])[None] for x in (token_ids, mask, states)]
@@ -126,33 +125,7 @@ def test_packed_rows_are_rows_side_by_side(saved: Path, place: Place) -> None:
     packed = PackedSeqParams(qkv_format="thd", cu_seqlens_q=starts, cu_seqlens_kv=starts)
     head._learn(end_to_end[2].transpose(0, 1), end_to_end[0], end_to_end[1], packed)
     torch.testing.assert_close(head.sums, wanted, rtol=0, atol=1e-4)
-    torch.testing.assert_close(head.optimizer.named["mtp.layers.0.eh_proj.weight"].grad, gradient, rtol=0, atol=1e-4)
-
-
-def test_masked_rows_are_chain_rows() -> None:
-    for step in range(5):
-        some = rows(step)
-        wanted = chain_rows(some, 3)
-        answer = torch.zeros_like(wanted.token_ids)
-        for i, row in enumerate(some):
-            answer[i, len(row.prompt) : len(row.token_ids)] = 1
-        found = masked_rows(wanted.token_ids, answer, 3)
-        assert pairs(found) == pairs(wanted)
-    holes = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 1]])
-    every = pairs(masked_rows(torch.zeros_like(holes), holes, 3))
-    assert every == {(0, 0): 2, (0, 1): 1, (0, 3): 3, (0, 4): 2, (0, 5): 1}
-    few = pairs(masked_rows(torch.zeros_like(holes), holes, 3, most=2))
-    assert len(few) == 2 and few.items() <= every.items()
-
-
-def pairs(found: Any) -> dict[tuple[int, int], int]:
-    """Row and anchor of every chain, with its steps."""
-    return {
-        (i, int(anchor)): int(steps)
-        for i, (anchors, row) in enumerate(zip(found.anchors, found.steps, strict=True))
-        for anchor, steps in zip(anchors, row, strict=True)
-        if steps > 0
-    }
+    torch.testing.assert_close(head.backend.parameters["mtp.layers.0.eh_proj.weight"].grad, gradient, rtol=0, atol=1e-4)
 
 
 def test_a_head_in_megatrons_buffers_is_refused(saved: Path, place: Place) -> None:

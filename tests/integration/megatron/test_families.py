@@ -15,6 +15,7 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.mtp import MTPHead
 from bebop.trainer.chains import chain_rows
+from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from tests.builders import letters
@@ -57,9 +58,9 @@ def test_states_and_a_step_of_the_head(family: str, layout: str | None, tmp_path
     positions = torch.arange(token_ids.shape[1]).expand_as(token_ids)
     with torch.no_grad():
         wanted = policy.hidden(token_ids, positions, CausalContext())
-    found = megatron.pipeline.states(token_ids)
+    found = megatron.backend.pipeline.states(token_ids)
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
     head = HeadConfig(objective="tv", depth=3, lr=2e-3, lr_warmup_steps=3, max_tokens=60)
-    reference = HeadTrainer(policy, head, Sampling(temperature=0.9))
+    reference = HeadTrainer(FSDPBackend(policy, Sampling(temperature=0.9)), head)
     for step in range(2):
         assert megatron.update(rows(step)) == pytest.approx(reference.update(rows(step)), rel=1e-4)

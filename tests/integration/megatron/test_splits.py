@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from bebop.config import HeadConfig, ModelConfig
 from bebop.megatron_job.parallel import ParallelConfig, Place, joined
 from bebop.model.checkpoint import load_policy
+from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import OBJECTIVES, Sampling
 from tests.integration.megatron.builders import STEPS, checkpoint, rows, run, trainer
@@ -65,7 +66,7 @@ def one(saved: Path, place: Place) -> dict[str, Any]:
     for objective in ("tv", "e2e_tv"):
         training = trainer(saved, ONE, place, objective=objective)
         found[objective] = {**run(training), "weights": training.weights()}
-        found[objective]["overlaps"] = training.overlaps(rows(99), 3)
+        found[objective]["overlaps"] = training.backend.overlaps(rows(99), 3)
     return found
 
 
@@ -78,7 +79,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
 def test_one_process_trains_as_bebop_adapt_does(saved: Path, one: dict[str, Any], objective: str) -> None:
     policy = load_policy(ModelConfig(path=str(saved), device="cpu"))
     head = HeadConfig(objective=objective, depth=3, lr=2e-3, lr_warmup_steps=3, max_tokens=60)
-    reference = HeadTrainer(policy, head, Sampling(temperature=0.9))
+    reference = HeadTrainer(FSDPBackend(policy, Sampling(temperature=0.9)), head)
     losses = [reference.update(rows(step))["head/loss"] for step in range(STEPS)]
     assert one[objective]["loss"] == pytest.approx(losses, abs=1e-5)
     assert max(losses) - min(losses) > 0.05

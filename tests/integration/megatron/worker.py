@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from bebop.megatron_job.checkpoint import load_head, save_head
 from bebop.megatron_job.convert import convert
 from bebop.megatron_job.cpu import prepare
 from bebop.megatron_job.parallel import ParallelConfig, here, split
@@ -29,7 +30,7 @@ def trained(checkpoint: Path, split_over: ParallelConfig) -> dict[str, Any]:
         with split(split_over) as place:
             training = trainer(checkpoint, split_over, place, objective=objective)
             found[objective] = {**run(training), "weights": training.weights()}
-            found[objective]["overlaps"] = training.overlaps(rows(99), 3)
+            found[objective]["overlaps"] = training.backend.overlaps(rows(99), 3)
     return found
 
 
@@ -49,16 +50,29 @@ def broken(checkpoint: Path) -> dict[str, Any]:
     found = {}
     with split(SPLITS["tp2"]) as place:
         training = trainer(checkpoint, SPLITS["tp2"], place, objective="tv")
-        training.sampling = dataclasses.replace(training.sampling, group=None)
+        training.backend.sampling = dataclasses.replace(training.backend.sampling, group=None)
         found["loss of one part of the vocabulary"] = run(training, 3)
         training = trainer(checkpoint, SPLITS["tp2"], place, objective="tv")
-        training.adam.split = dict.fromkeys(training.adam.split, False)
+        training.backend.split = dict.fromkeys(training.backend.split, False)
         found["norm of one rank's parts"] = run(training, 3)
     with split(SPLITS["dp2"]) as place:
         training = trainer(checkpoint, SPLITS["dp2"], place, objective="tv")
-        training.adam.place = dataclasses.replace(place, data_group=place.tensor_group)
+        reduce_alone(training.backend)
         found["gradient of one rank's rows"] = run(training, 3)
     return found
+
+
+def reduce_alone(backend: Any) -> None:
+    """Gradients are summed over the tensor ranks, of which there is one, in the place of the data ranks."""
+    place, reduce = backend.place, backend.reduce
+
+    def reduced(scale: float) -> Any:
+        backend.place = dataclasses.replace(place, data_group=place.tensor_group)
+        norm = reduce(scale)
+        backend.place = place
+        return norm
+
+    backend.reduce = reduced
 
 
 def resumed(checkpoint: Path, folder: Path) -> dict[str, Any]:
@@ -66,12 +80,12 @@ def resumed(checkpoint: Path, folder: Path) -> dict[str, Any]:
     with split(SPLITS["tp2"]) as place:
         training = trainer(checkpoint, SPLITS["tp2"], place, objective="tv")
         run(training, 3)
-        training.save(folder / "head")
+        save_head(folder / "head", training)
     found = {}
     for name in ("pp2", "dp2"):
         with split(SPLITS[name]) as place:
             training = trainer(checkpoint, SPLITS[name], place, objective="tv")
-            training.restore(folder / "head")
+            load_head(folder / "head", training)
             found[name] = {**run(training, 3, start=3), "version": training.version, "weights": training.weights()}
     return found
 

@@ -232,7 +232,7 @@ FAULTS = (
     fault(
         "draft/mean-over-all",
         "trainer/objectives.py",
-        "max(1, len(found.loss))",
+        "max(1, len(losses.loss))",
         "max(1, steps.mask.numel())",
         "trainer/test_objectives.py::test_values_and_head_gradients_are_those_of_full_logits",
     ),
@@ -246,7 +246,7 @@ FAULTS = (
     fault(
         "draft/micro-batch-share",
         "trainer/heads.py",
-        "* (batch.count(objective.per) / total)",
+        "* (rows.count(objective.per) / total)",
         "* (1 / total)",
         "trainer/test_heads.py::test_micro_batches_add_up",
     ),

@@ -87,7 +87,7 @@ FAULTS = (
         "bebop/buffer.py",
         " if group.prompt.index >= self.taken}",
         "}",
-        "test_versions.py",
+        "test_buffer.py::test_groups_that_were_trained_on_are_not_restored",
     ),
     fault(
         "staleness/restore-goes-on-too-far",
@@ -223,12 +223,5 @@ FAULTS = (
         "if len(group.answers) < self.config.trainer.group_size:",
         "if len(group.answers) < self.config.trainer.group_size - 1:",
         "rollout/test_worker.py::test_groups_are_complete_and_rewarded",
-    ),
-    fault(
-        "staleness/oldest-version",
-        "bebop/trajectory.py",
-        "return min(int(t.completion.versions.min())",
-        "return min(int(t.completion.versions.max())",
-        "test_versions.py",
     ),
 )

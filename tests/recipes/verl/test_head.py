@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from bebop.config import HeadConfig, ModelConfig
 from bebop.model.checkpoint import load_policy, resolve
 from bebop.trainer.chains import TokenRow
+from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from bebop.verl_job.head import HeadBeside, answer_lengths, split_rows
@@ -70,11 +71,11 @@ def test_a_step_is_that_of_the_projects_own_trainer() -> None:
     beside, model = make()
     found = learn(beside, model)
     policy = load_policy(ModelConfig(device="cpu"))
-    expected = HeadTrainer(policy, CONFIG.head, Sampling(temperature=0.9)).update(TEXTS)
+    expected = HeadTrainer(FSDPBackend(policy, Sampling(temperature=0.9)), CONFIG.head).update(TEXTS)
     assert found == pytest.approx(expected, rel=1e-4)
     assert policy.mtp is not None
     for name, weight in policy.mtp.named_parameters():
-        torch.testing.assert_close(beside.trainer().named[name].grad, weight.grad, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(beside.trainer().backend.named[name].grad, weight.grad, rtol=1e-3, atol=1e-6)
 
 
 def test_the_policy_notices_nothing() -> None:

@@ -1,0 +1,182 @@
+"""The head of a GPTModel as ``HeadTrainer`` knows heads, over megatron-core's tensor, pipeline and data parallel ranks.
+
+AdamW steps fp32 copies of the head's parameters, which are in none of Megatron's gradient buffers, so that neither its
+norm nor its clipping nor its optimizer sees them. What it leaves out: sharding of the optimizer's state over data
+parallel ranks (a head is one layer), and experts.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bebop.kernels.linear_losses import linear_draft_loss
+from bebop.megatron_job.head import MegatronHead
+from bebop.megatron_job.parallel import Place
+from bebop.megatron_job.pipeline import FrozenPipeline
+from bebop.megatron_job.sampling import split_sampling
+from bebop.megatron_job.weights import gather, rule_of
+from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
+from bebop.trainer.head_backend import ChainLoss
+from bebop.trainer.objectives import Sampling, Steps, unroll
+
+OF_HEADS = ("q_layernorm.weight", "k_layernorm.weight")
+
+
+class MegatronBackend:
+    """One process's part of a head. The ranks of the last pipeline stage have one; the others run along."""
+
+    scale = 1.0
+
+    def __init__(self, model: Any, sampling: Sampling, place: Place, *, zero_first: bool) -> None:
+        """``model``: this process's part of a GPTModel; on a last stage its MTP layer is trained in place."""
+        self.model, self.place, self.rank, self.world = model, place, place.data, place.datas
+        self.sampling = split_sampling(sampling, place)
+        mtp = getattr(model, "mtp", None)
+        self.parameters: dict[str, nn.Parameter] = {}
+        if mtp is not None:
+            self.head: Any = MegatronHead(mtp.layers[0], model.rotary_pos_emb, zero_first)  # called as an MTPHead
+            self.parameters = {f"mtp.{name}": p for name, p in mtp.named_parameters()}
+        self.named = {name: p.detach().float().clone() for name, p in self.parameters.items()}
+        # By name: Megatron marks parameters as split only where it initialises them itself.
+        self.split = {name: rule_of(name, 0).split is not None for name in self.named}
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return next(self.model.parameters()).device
+
+    def zero_grad(self) -> None:
+        """Forget the gradients of the last step."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """See ``HeadBackend``."""
+        self.zero_grad()
+        yield
+
+    def loss(self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None) -> Tensor | None:
+        """Of rows with known states [B, L, d], on the last stage."""
+        return loss(self.steps(rows, hidden)) if self.place.last and hidden is not None else None
+
+    def steps(self, rows: ChainRows, states: Tensor) -> Steps:
+        """The head's chains over rows with known states [B, L, d], as the objectives take them; last stage only."""
+        model = self.model
+        tied = model.share_embeddings_and_output_weights
+        # This rank's rows of the language-model head [V / tensors, d].
+        weight = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+        with torch.no_grad():
+            embeddings = embedded(model.embedding.word_embeddings, rows.token_ids)
+        return unroll(self.head, embeddings, states, weight, rows, self.sampling)
+
+    @torch.no_grad()
+    def reduce(self, scale: float) -> Tensor:
+        """Sums over data parallel ranks; the norm adds parts of split parameters over tensor ranks, copies once."""
+        sums = torch.zeros(2, device=self.device)  # split, copied
+        for name, master in self.named.items():
+            grad = self.parameters[name].grad
+            master.grad = torch.zeros_like(master) if grad is None else grad.float()
+            dist.all_reduce(master.grad, group=self.place.data_group)
+            if name.endswith(OF_HEADS):  # a copy, of whose gradient each tensor rank has the part of its heads
+                dist.all_reduce(master.grad, group=self.place.tensor_group)
+            master.grad *= scale
+            sums[0 if self.split[name] else 1] += master.grad.pow(2).sum()
+        if self.named:
+            dist.all_reduce(sums[:1], group=self.place.tensor_group)
+        return self._from_last(sums).sum().sqrt()
+
+    def total(self, numbers: Tensor) -> Tensor:
+        """Sums over the data parallel ranks of the last stage."""
+        if self.place.last:
+            dist.all_reduce(numbers, group=self.place.data_group)
+        return self._from_last(numbers)
+
+    @torch.no_grad()
+    def stepped(self) -> None:
+        """The model takes over what the optimizer has made of the fp32 copies."""
+        for name, master in self.named.items():
+            self.parameters[name].copy_(master)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The whole head in fp32 on the CPU by the names of ``MTPHead``, on every process."""
+        config = self.model.config
+        groups, heads = config.num_query_groups, config.num_attention_heads
+        masters = {name: (rule_of(name, 0), master) for name, master in self.named.items()}
+        mine = gather(masters, self.place, groups, heads // groups)
+        boxed = [{name.removeprefix("mtp."): x for name, x in mine.items()}]
+        dist.broadcast_object_list(boxed, dist.get_world_size() - self.place.datas * self.place.tensors)
+        return boxed[0]
+
+    def _from_last(self, numbers: Tensor) -> Tensor:
+        """What the last stage has, on every stage."""
+        last = dist.get_global_rank(self.place.pipeline_group, self.place.pipelines - 1)
+        dist.broadcast(numbers, last, group=self.place.pipeline_group)
+        return numbers
+
+
+class FrozenBackend(MegatronBackend):
+    """A head by itself: its backbone is frozen and runs without gradients through the stages."""
+
+    def __init__(self, model: Any, sampling: Sampling, place: Place, *, zero_first: bool) -> None:
+        """``model``: this process's part of a ``BackboneModel`` with its weights."""
+        model.eval().requires_grad_(False)
+        super().__init__(model, sampling, place, zero_first=zero_first)
+        for parameter in self.parameters.values():
+            parameter.requires_grad_(True)
+        self.pipeline = FrozenPipeline(model, place)
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Until the next stage has taken everything."""
+        with super().updating():
+            yield
+        self.pipeline.finish()
+
+    def loss(self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None) -> Tensor | None:
+        """States that are not known come from a pass through the stages."""
+        return super().loss(rows, loss, self.pipeline.states(rows.token_ids) if hidden is None else hidden)
+
+    def backbone_states(self, rows: Sequence[TokenRow], size: int = 32) -> list[Tensor]:
+        """States [L, d] of each row on the last stage (elsewhere empty); rows of like length are computed together."""
+        by_row: dict[int, Tensor] = {}
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
+        for start in range(0, len(order), size):
+            part = order[start : start + size]
+            states = self.pipeline.states(chain_rows([rows[i] for i in part], 1, self.device).token_ids)
+            for place, i in enumerate(part):
+                length = len(rows[i].token_ids)
+                by_row[i] = torch.empty(0) if states is None else states[place, :length].clone()
+        self.pipeline.finish()
+        return [by_row[i] for i in range(len(rows))]
+
+    @torch.no_grad()
+    def overlaps(self, rows: Sequence[TokenRow], depth: int, size: int = 32) -> dict[str, float]:
+        """eval/overlap/1..depth: mean acceptance of each step on rows of text, without decoding."""
+        sums = torch.zeros(2, depth, dtype=torch.float64, device=self.device)  # overlaps, their number
+        for start in range(0, len(rows), size):
+            batch = chain_rows(rows[start : start + size], depth, self.device)
+            states = self.pipeline.states(batch.token_ids)
+            if states is not None and int(batch.steps.max()):
+                steps = self.steps(batch, states)
+                for k in range(steps.mask.shape[2]):
+                    chosen = steps.mask[:, :, k]
+                    draft, target = (x[:, :, k][chosen] for x in (steps.draft, steps.target))
+                    tv = linear_draft_loss(draft, steps.weight, target, steps.weight, **steps.sampling.options())
+                    sums[:, k] += torch.stack([tv.alpha.double().sum(), chosen.sum().double()])
+        self.pipeline.finish()
+        self._from_last(sums)
+        return {f"eval/overlap/{k + 1}": float(sums[0, k] / sums[1, k]) for k in range(depth) if sums[1, k] > 0}
+
+
+def embedded(table: Any, token_ids: Tensor) -> Tensor:
+    """Whole embeddings [B, L, d], where sequence parallelism would scatter them too."""
+    scatters, table.reduce_scatter_embeddings = table.reduce_scatter_embeddings, False
+    try:
+        return table(token_ids)
+    finally:
+        table.reduce_scatter_embeddings = scatters

@@ -1,0 +1,191 @@
+"""Where a head is trained: what ``HeadTrainer`` asks of a backend, and those of PyTorch's own ranks.
+
+Master weights are fp32; a bfloat16 model runs under autocast. What they leave out: dropout, and any gradient into
+embedding, language-model head or backbone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from bebop.errors import UserError
+from bebop.model.attention import CausalContext
+from bebop.model.backbone import Policy
+from bebop.trainer.chains import ChainRows
+from bebop.trainer.objectives import Sampling, Steps, unroll
+from bebop.trainer.optim import gradient_norm
+from bebop.trainer.scorer import whole_tables
+from bebop.trainer.state import whole_copies
+
+Shared = tuple[Tensor, Tensor]  # token embedding and language-model head, both [V, d]
+ChainLoss = Callable[[Steps], Tensor]
+
+
+class HeadBackend(Protocol):
+    """One rank's part of a head, its passes and its collectives; all ranks make the same calls."""
+
+    rank: int  # among the ranks that share the rows of an update
+    world: int
+    scale: float  # of a loss, before its backward pass
+
+    @property
+    def named(self) -> Mapping[str, Tensor]:
+        """What the optimizer steps, in fp32; empty on a rank without a part."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    def updating(self) -> AbstractContextManager[None]:
+        """Around the passes of an update, which starts without gradients."""
+
+    def loss(self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None) -> Tensor | None:
+        """Of some rows, whose states [B, L, d] may be known already; None on a rank that has no head."""
+
+    def reduce(self, scale: float) -> Tensor:
+        """Sum the gradients of ``named`` over the ranks, times ``scale``; the norm of the whole head's."""
+
+    def total(self, numbers: Tensor) -> Tensor:
+        """Numbers summed over the ranks that share rows, in place, on every rank."""
+
+    def stepped(self) -> None:
+        """The optimizer has changed ``named``."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """The whole head in fp32 on the CPU, by the names of ``MTPHead``."""
+
+
+class HeadLoss(nn.Module):
+    """The whole pass, from tokens to the loss, in one ``forward``: FSDP2 gathers weights around it."""
+
+    def __init__(self, policy: Policy, sampling: Sampling, mixed: bool) -> None:
+        super().__init__()
+        assert policy.mtp is not None
+        self.policy, self.sampling, self.mixed = policy, sampling, mixed
+        self.backbone, self.mtp = policy.backbone, policy.mtp
+
+    def forward(
+        self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None = None, shared: Shared | None = None
+    ) -> Tensor:
+        """The loss of some rows; ``hidden`` [B, L, d] saves the backbone's pass where its states are known.
+
+        ``shared``: embedding and language-model head, where the backbone's own are split over the ranks.
+        """
+        with torch.autocast(rows.token_ids.device.type, torch.bfloat16, enabled=self.mixed, cache_enabled=False):
+            with torch.no_grad():
+                if hidden is None:
+                    positions = torch.arange(rows.token_ids.shape[1], device=rows.token_ids.device)
+                    hidden = self.policy.hidden(rows.token_ids, positions.expand_as(rows.token_ids), CausalContext())
+                table = None if shared is None else shared[0]
+                embeddings = self.policy.embed(rows.token_ids) if table is None else table[rows.token_ids]
+            weight = self.backbone.get_output_embeddings().weight if shared is None else shared[1]
+            if self.mixed:
+                hidden, embeddings, weight = (x.to(torch.bfloat16) for x in (hidden, embeddings, weight))
+            steps = unroll(self.mtp, embeddings, hidden, weight, rows, self.sampling)
+            return loss(steps)
+
+
+class TorchBackend:
+    """What both backends of a ``Policy`` share."""
+
+    def __init__(self, policy: Policy, sampling: Sampling, rank: int, world: int, mixed: bool) -> None:
+        assert policy.mtp is not None
+        if getattr(policy.backbone.get_output_embeddings(), "bias", None) is not None:
+            raise UserError("the model's language-model head has a bias, which head training does not have")
+        self.policy, self.rank, self.world, self.scale = policy, rank, world, 1.0
+        policy.mtp.float().requires_grad_(True)
+        self.module = HeadLoss(policy, sampling, mixed)
+        self.shared: Shared | None = None
+
+    @property
+    def named(self) -> dict[str, nn.Parameter]:
+        """The head's parameters."""
+        assert self.policy.mtp is not None
+        return dict(self.policy.mtp.named_parameters())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy is."""
+        return self.policy.device
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """See ``HeadBackend``."""
+        for parameter in self.named.values():
+            parameter.grad = None
+        yield
+
+    def loss(self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None = None) -> Tensor:
+        """See ``HeadBackend``."""
+        value: Tensor = self.module(rows, loss, hidden, self.shared)
+        return value
+
+    def reduce(self, scale: float) -> Tensor:
+        """See ``HeadBackend``."""
+        for parameter in self.named.values():
+            if parameter.grad is not None:
+                parameter.grad *= scale
+        return gradient_norm(self.named.values())
+
+    def total(self, numbers: Tensor) -> Tensor:
+        """See ``HeadBackend``."""
+        if self.world > 1:
+            dist.all_reduce(numbers)
+        return numbers
+
+    def stepped(self) -> None:
+        """The parameters are what the optimizer steps."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """See ``HeadBackend``."""
+        return whole_copies(self.named)
+
+
+class FSDPBackend(TorchBackend):
+    """A head by itself, its backbone frozen; where there are several ranks both are split over them (FSDP2)."""
+
+    def __init__(self, policy: Policy, sampling: Sampling, rank: int = 0, world: int = 1) -> None:
+        """Takes ``policy`` over; with ``world`` > 1 a process group must be there."""
+        policy.backbone.eval().requires_grad_(False)
+        super().__init__(policy, sampling, rank, world, policy.backbone.dtype == torch.bfloat16)
+        self.scale = float(world)  # FSDP averages gradients over the ranks; the loss of the rows is the sum over them
+        if world > 1:
+            mesh = init_device_mesh(policy.device.type, (world,))
+            for layer in policy.backbone.get_decoder().layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(self.module, mesh=mesh)
+
+
+class WholeBackend(TorchBackend):
+    """A whole head on every rank, beside a policy that somebody else trains and may have split over the ranks."""
+
+    def __init__(
+        self, policy: Policy, sampling: Sampling, rank: int = 0, world: int = 1, mixed: bool | None = None
+    ) -> None:
+        """``mixed``: under bfloat16 autocast; None: if the backbone is in bfloat16 now."""
+        mixed = policy.backbone.dtype == torch.bfloat16 if mixed is None else mixed
+        super().__init__(policy, sampling, rank, world, mixed)
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """With embedding and language-model head whole."""
+        if self.world > 1 or isinstance(self.policy.backbone.get_output_embeddings().weight, DTensor):
+            self.shared = whole_tables(self.policy)
+        with super().updating():
+            yield
+        self.shared = None
+
+    def reduce(self, scale: float) -> Tensor:
+        """Sums of the ranks' gradients."""
+        if self.world > 1:
+            for parameter in self.named.values():
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                dist.all_reduce(parameter.grad)
+        return super().reduce(scale)
