@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.ranks import Ranks, joined
 from bebop.command import check_writable, run_main, writing
 from bebop.compose import adapt_config, as_yaml, resumed_overrides, write_down
+from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.resume_rules import ADAPT
 from bebop.run_folder import RunFolder
@@ -41,7 +41,7 @@ Examples:
   python -m bebop.adapt dir=RUN resume=true                   go on from the last checkpoint of a run
   torchrun --nproc-per-node 8 -m bebop.adapt model.path=DIR   on eight GPUs
 
-Every setting with its meaning: bebop/adaptation/config.py and HeadConfig in bebop/config.py. Output goes to dir
+Every setting with its meaning: bebop/config_adapt.py and HeadConfig in bebop/config.py. Output goes to dir
 (default runs/adapt-<date and time>): model/ is the adapted checkpoint, report.html shows before and after.
 """
 

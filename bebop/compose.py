@@ -17,8 +17,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from bebop.adaptation.config import AdaptConfig
 from bebop.config import DecodingConfig, JobConfig, from_dict
+from bebop.config_adapt import AdaptConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.override_merge import merged as merged_overrides

@@ -13,7 +13,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from bebop.config_sglang import SglangConfig
+from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.config_sglang import Pause
+from bebop.config_engines import Pause
 from bebop.errors import UserError
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied, Finished, Request

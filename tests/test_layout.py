@@ -41,8 +41,8 @@ FLOORS = {
     "bebop.run_folder": 0,
     "bebop.override_merge": 0,
     "bebop.intervals": 0,
-    "bebop.adaptation.config": 0,
-    "bebop.config_sglang": 0,
+    "bebop.config_adapt": 0,
+    "bebop.config_engines": 0,
     "bebop.conf": 0,
     # 1: parts that know no engine, no worker and no trainer
     "bebop.model": 1,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bebop.adaptation.config import AdaptConfig
 from bebop.compose import _choices, _read, adapt_config, job_config, resumed_overrides, write_down
 from bebop.config import JobConfig
+from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.override_merge import merged
 

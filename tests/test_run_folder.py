@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bebop import adapt, compose
-from bebop.adaptation.config import AdaptConfig
 from bebop.compose import adapt_config, job_config, write_down
 from bebop.config import JobConfig, ModelConfig
+from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.identity import identity
 from bebop.model.checkpoint import save_policy

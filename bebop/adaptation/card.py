@@ -12,9 +12,9 @@ import transformers
 import yaml
 
 from bebop import __version__
-from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.results import Results
 from bebop.adaptation.table import drafts, rows, tasks
+from bebop.config_adapt import AdaptConfig
 
 TAGS = ["speculative-decoding", "mtp", "multi-token-prediction", "rejection-sampling", "bebop"]
 BUILT_IN = ("tiny", "smollm2")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.adaptation.config import DataConfig
 from bebop.adaptation.corpus import run_engine
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.config import DecodingConfig
+from bebop.config_adapt import DataConfig
 from bebop.intervals import Interval, ratio, ratio_difference
 from bebop.model.backbone import Policy
 from bebop.trajectory import Completion, Prompt

@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from bebop.adaptation.card import write_card
 from bebop.adaptation.checkpoint import read, store, write
-from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.corpus import drafting, from_file, keep, question_streams, read_back, run_engine, token_rows
 from bebop.adaptation.evaluation import measured
 from bebop.adaptation.page import write_page
@@ -22,6 +21,7 @@ from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.adaptation.results import Results, Snapshot
 from bebop.adaptation.states import backbone_states, size_of_states
 from bebop.command import writing
+from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
 from bebop.sinks import JsonlSink, Sink, TensorBoardSink

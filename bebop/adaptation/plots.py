@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.probe import Array, Probe
 from bebop.adaptation.results import Results, Snapshot, boundary_share
 from bebop.adaptation.table import SYSTEMS, drafts, tasks
+from bebop.config_adapt import AdaptConfig
 from bebop.intervals import Interval
 from bebop.monitor.report.document import Card, table
 from bebop.monitor.report.figures import PALETTE, Key, Panel, Trace, layout

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bebop.config import DecodingConfig
-from bebop.config_sglang import SglangConfig
+from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.sglang_arguments import server_arguments
 from bebop.rollout.sglang_backend import INTERPRETER, WHOLE_ANSWERS
