@@ -17,11 +17,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from bebop.config import DecodingConfig, JobConfig, from_dict
+from bebop.config import DecodingConfig, JobConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.override_merge import merged as merged_overrides
+from bebop.parsing import from_dict
 from bebop.run_folder import CONFIG
 from bebop.store import write_text
 

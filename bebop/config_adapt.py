@@ -4,20 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from bebop.config import (
-    MAX_SEED,
-    MOST,
-    HeadConfig,
-    ModelConfig,
-    ObjectiveName,
-    SamplingConfig,
-    TaskConfig,
-    check,
-    not_empty,
-    one_of,
-    readable_rows,
-    within,
-)
+from bebop.config import HeadConfig, ModelConfig, ObjectiveName, SamplingConfig, TaskConfig
+from bebop.parsing import MAX_SEED, MOST, check, not_empty, one_of, readable_rows, within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,9 @@
 import pytest
 
 from bebop.benchmarks import monitor
-from bebop.config import JobConfig, from_dict
+from bebop.config import JobConfig
 from bebop.errors import UserError
+from bebop.parsing import from_dict
 from bebop.rollout.decoding import emit
 
 SMALL = {"trainer": {"groups_per_step": 2, "group_size": 2}, "rollout": {"sampling": {"max_new_tokens": 12}}}

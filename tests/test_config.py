@@ -1,6 +1,7 @@
 """Every setting that a user can get wrong is refused in one line; the YAML files and the dataclasses agree."""
 
 import dataclasses
+import inspect
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -8,15 +9,9 @@ from typing import Any, get_args
 import pytest
 
 from bebop.compose import composed, groups, job_config
-from bebop.config import (
-    JobConfig,
-    ObjectiveName,
-    RolloutConfig,
-    SamplingConfig,
-    TrainerConfig,
-    from_dict,
-)
+from bebop.config import JobConfig, ObjectiveName, RolloutConfig, SamplingConfig, TrainerConfig
 from bebop.errors import UserError
+from bebop.parsing import from_dict
 from bebop.trainer.objectives import OBJECTIVES
 
 NAN, INF = float("nan"), float("inf")
@@ -78,7 +73,7 @@ def test_a_value_that_is_not_possible_is_named(name: str, value: object) -> None
 
 def test_every_check_has_a_case() -> None:
     """Each setting that config.py checks by name, and each of its loops over names, is in the table above."""
-    source = Path(str(from_dict.__code__.co_filename)).read_text()
+    source = Path(inspect.getfile(JobConfig)).read_text()
     named = set(re.findall(r'"((?:model|task|rollout|decoding|algorithm|trainer|runtime)\.[a-z_.]+)"', source))
     for section, names in {"rollout": 'for name in ("workers"', "trainer": 'for name in ("ranks"'}.items():
         listed = source[source.index(names) :].split(")", 1)[0]

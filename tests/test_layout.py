@@ -31,6 +31,7 @@ FLOORS = {
     "bebop.kernels": 0,
     "bebop.trajectory": 0,
     "bebop.config": 0,
+    "bebop.parsing": 0,
     "bebop.decoding": 0,
     "bebop.metrics": 0,
     "bebop.sinks": 0,

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.config import DecodingConfig, JobConfig, from_dict
+from bebop.config import DecodingConfig, JobConfig
 from bebop.loop import Loop
 from bebop.metrics import Metrics
 from bebop.monitor.controller import Action
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.watch import NoMonitor, Seen, Watch
+from bebop.parsing import from_dict
 from bebop.protocols import WorkerReport
 from bebop.trajectory import Batch, Prompt
 from tests.test_loop import GROUPS, SIZE, FakeSink, FakeTrainer, FakeWorker, answer

@@ -10,8 +10,8 @@ import yaml
 from bebop.adapt import begin, check_folder, run_folder
 from bebop.command import run_main
 from bebop.compose import adapt_config, as_yaml, resumed_overrides
-from bebop.config import from_dict
 from bebop.errors import UserError
+from bebop.parsing import from_dict
 
 HELP = """usage: torchrun --nproc-per-node N -m bebop.megatron_job.adapt [--help] [--cfg] [override ...]
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from bebop.adaptation.card import write_card
-from bebop.config import from_dict
 from bebop.config_adapt import AdaptConfig
+from bebop.parsing import from_dict
 from tests.adaptation.builders import config, results
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.config import JobConfig, from_dict
+from bebop.config import JobConfig
 from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import Explanation
 from bebop.monitor.logs import replay
 from bebop.monitor.probe_set import ProbeReading
 from bebop.monitor.watch import Seen, Watch, choose, settings
+from bebop.parsing import from_dict
 from tests.monitor.synthetic import Truth, constant, step_groups
 
 SPOILED = Truth(entropy=constant(0.5), mismatch=lambda step: 0.0 if step <= 8 else -0.5)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bebop.config import DecodingConfig, MonitorConfig, from_dict
+from bebop.config import DecodingConfig, MonitorConfig
 from bebop.errors import UserError
 from bebop.monitor.controller import Kind
 from bebop.monitor.drift import Decomposition, Key
@@ -19,6 +19,7 @@ from bebop.monitor.report.document import Card, table
 from bebop.monitor.report.figures import INK, MUTED, Panel, Trace, layout
 from bebop.monitor.report.runs import DASH, Run
 from bebop.monitor.watch import settings
+from bebop.parsing import from_dict
 
 SHADES = {"entropy": "#8fb4d9", "mismatch": "#e39a80"}  # bars, under a dark line
 BAND = "rgba(31,41,51,0.13)"
