@@ -151,6 +151,7 @@ REPORT = [
 DASHBOARDS = [
     ("--session missing", "missing"), ("--staleness -1", "-1"), ("--staleness x", "'x'"), ("--foo", "--foo"),
     ("--session {here} --out rows.txt", "rows.txt"), ("stray", "stray"), ("--session rows.txt", "rows.txt"),
+    ("--export rows.txt", "rows.txt"),
 ]  # fmt: skip
 
 RECIPES = [

@@ -1,4 +1,4 @@
-"""Dashboard and alerts: the committed files are the tables', names are those of a run, rules fire when they must."""
+"""Dashboard and alerts: names are those of a run, files are written where they belong, rules fire when they must."""
 
 import json
 import re
@@ -47,18 +47,12 @@ def documented() -> set[str]:
 
 
 def tables() -> list[str]:
-    """Every expression of the committed files."""
-    shown = json.loads((provision.HERE / provision.DASHBOARD).read_text())
-    rules = yaml.safe_load((provision.HERE / provision.ALERTS).read_text())["groups"][0]["rules"]
-    return [t["expr"] for p in shown["panels"] for t in p.get("targets", [])] + [rule["expr"] for rule in rules]
+    """Every expression of the dashboard and of the rules."""
+    rules = rule_file(provision.STALENESS)["groups"][0]["rules"]
+    return [t["expr"] for p in dashboard()["panels"] for t in p.get("targets", [])] + [rule["expr"] for rule in rules]
 
 
-# ---- what is committed
-
-
-def test_committed_files_are_the_tables() -> None:
-    assert (provision.HERE / provision.DASHBOARD).read_text() == provision.as_json(dashboard())
-    assert (provision.HERE / provision.ALERTS).read_text() == provision.as_yaml(rule_file(provision.STALENESS))
+# ---- what they show
 
 
 def test_names_are_those_of_a_run() -> None:
@@ -182,6 +176,13 @@ def test_another_folder_and_a_missing_session(tmp_path: Path, capsys: pytest.Cap
     assert main(["--session", str(tmp_path / "session"), "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out/grafana/grafana.ini").exists() and not (tmp_path / "session/metrics").exists()
     assert error_of(main, ["--session", str(tmp_path / "none")], capsys).endswith("start the run first")
+
+
+def test_dashboard_and_rules_are_written_without_a_session(tmp_path: Path) -> None:
+    assert main(["--export", str(tmp_path), "--staleness", "3"]) == 0
+    assert {p.name for p in tmp_path.iterdir()} == {provision.DASHBOARD, provision.ALERTS}
+    assert json.loads((tmp_path / provision.DASHBOARD).read_text()) == dashboard()
+    assert yaml.safe_load((tmp_path / provision.ALERTS).read_text()) == rule_file(3)
 
 
 # ---- what fires
