@@ -1,12 +1,11 @@
 """Settings of SGLang as the rollout engine: ``rollout.sglang.*``."""
 
-import math
 import os
 import re
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from bebop.errors import UserError
+from bebop.parsing import NOT_EMPTY, Limit, above, at_least, check, check_settings, setting
 
 Pause = Literal["in_place", "retract", "abort"]
 WeightTransfer = Literal["tensor", "distributed", "disk"]
@@ -22,57 +21,67 @@ class SglangConfig:
     costs the same prefill and holds no memory meanwhile. None follows ``rollout.on_update``.
     """
 
-    urls: tuple[str, ...] = ()  # servers that are there already; answers are spread over them
-    api_key_env: str = "SGLANG_API_KEY"  # the environment variable with their key, if they want one
-    tensor_parallel: int = 1
-    data_parallel: int = 1  # replicas behind one address; weights then travel by disk
-    memory_fraction: float | None = None  # of the GPU, for weights and keys and values; None: SGLang decides
-    cache_tokens: int | None = None  # keys and values of that many tokens; None: what fits
-    attention_backend: str | None = None
-    deterministic: bool = False  # batch-invariant kernels and seeds per answer; slower
-    block_verification: bool = False  # CUDA only
-    adaptive_steps: str | None = None  # file for decoding.system=bebop_adaptive; None: SGLang's own table
-    pause: Pause | None = None
-    transfer: WeightTransfer = "tensor"  # distributed: NCCL, servers on other GPUs; disk: a folder that both sides see
-    folder: str | None = None  # for transfer=disk
-    address: str = "127.0.0.1"  # for transfer=distributed: this machine's, as the server sees it
-    colocated: bool = False  # memory can be given to the trainer and taken back; the draft's weights are kept
-    monitor_every: int = 4  # every how many verification steps overlap and entropies are measured; 0: never
-    timeout: float = 600.0  # seconds in which nothing is finished before an engine counts as dead
-    retries: int = 4  # of a call that failed on its way, each after twice as long a wait
-    extra: dict[str, Any] = field(default_factory=dict)  # further arguments of sglang.ServerArgs
+    urls: tuple[str, ...] = setting(
+        (),
+        "servers that are there already; answers are spread over them",
+        Limit(
+            lambda urls: all(re.match(r"https?://[^/\s]", url) for url in urls),
+            "addresses start with http:// or https:// and name a host",
+        ),
+    )
+    api_key_env: str = setting("SGLANG_API_KEY", "the environment variable with their key, if they want one", NOT_EMPTY)
+    tensor_parallel: int = setting(1, "GPUs of one replica", at_least(1))
+    data_parallel: int = setting(1, "replicas behind one address; weights then travel by disk", at_least(1))
+    memory_fraction: float | None = setting(
+        None,
+        "of the GPU, for weights and keys and values; null: SGLang decides",
+        Limit(lambda share: 0 < share < 1, "give a number between 0 and 1"),
+    )
+    cache_tokens: int | None = setting(
+        None,
+        "keys and values of that many tokens; null: what fits",
+        Limit(lambda tokens: tokens >= 1, "give 1 or more, or null"),
+    )
+    attention_backend: str | None = setting(None, "SGLang's name of one; null: SGLang decides", NOT_EMPTY)
+    deterministic: bool = setting(False, "batch-invariant kernels and seeds per answer; slower")
+    block_verification: bool = setting(False, "verify the drafts of a cycle as a whole; CUDA only")
+    adaptive_steps: str | None = setting(
+        None,
+        "an existing file for decoding.system=bebop_adaptive; null: SGLang's own table",
+        Limit(os.path.isfile, "there is no such file"),
+    )
+    pause: Pause | None = setting(None, "of running answers while weights change; null follows rollout.on_update")
+    transfer: WeightTransfer = setting(
+        "tensor", "distributed: NCCL, servers on other GPUs; disk: a folder that both sides see", formerly="carrier"
+    )
+    folder: str | None = setting(None, "for transfer=disk", NOT_EMPTY)
+    address: str = setting("127.0.0.1", "for transfer=distributed: this machine's, as the server sees it", NOT_EMPTY)
+    colocated: bool = setting(False, "memory can be given to the trainer and taken back; the draft's weights are kept")
+    monitor_every: int = setting(
+        4, "verification steps of which one is measured (overlap, entropies)", at_least(0, "never")
+    )
+    timeout: float = setting(600.0, "seconds in which nothing is finished before an engine counts as dead", above(0))
+    retries: int = setting(4, "of a call that failed on its way, each after twice as long a wait", at_least(0))
+    extra: dict[str, Any] = setting(
+        dict,
+        "further arguments of sglang.ServerArgs",
+        Limit(
+            lambda extra: not any(name.startswith("speculative_") for name in extra),
+            "drafting is set by decoding.* and rollout.sglang.*",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        for name, choices in (("pause", Pause), ("transfer", WeightTransfer)):
-            value = getattr(self, name)
-            allowed = value in get_args(choices) or (name == "pause" and value is None)
-            _check(allowed, name, value, "choose one of " + ", ".join(get_args(choices)))
-        for name in ("tensor_parallel", "data_parallel"):
-            _check(getattr(self, name) >= 1, name, getattr(self, name), "give 1 or more")
-        for name in ("monitor_every", "retries"):
-            _check(getattr(self, name) >= 0, name, getattr(self, name), "give 0 or more")
-        _check(0 < self.timeout < math.inf, "timeout", self.timeout, "give a number above 0")
-        cache, steps = self.cache_tokens, self.adaptive_steps
-        _check(cache is None or cache >= 1, "cache_tokens", cache, "give 1 or more, or null")
-        _check(steps is None or os.path.isfile(steps), "adaptive_steps", steps, "there is no such file")
-        for name in ("api_key_env", "address", "attention_backend", "folder"):
-            text = getattr(self, name)
-            _check(text is None or bool(text.strip()), name, text, "give a text, or leave it out")
-        fraction = self.memory_fraction
-        _check(fraction is None or 0 < fraction < 1, "memory_fraction", fraction, "give a number between 0 and 1")
-        web = all(re.match(r"https?://[^/\s]", url) for url in self.urls)
-        _check(web, "urls", list(self.urls), "addresses start with http:// or https:// and name a host")
-        _check(self.transfer != "disk" or bool(self.folder), "folder", self.folder, "transfer=disk needs a folder")
-        several = self.data_parallel > 1 and self.transfer != "disk"
-        _check(
-            not several, "data_parallel", self.data_parallel, "SGLang takes weights for 1 replica; use transfer=disk"
+        check_settings(self, "rollout.sglang.")
+        check(
+            self.transfer != "disk" or bool(self.folder),
+            "rollout.sglang.folder",
+            self.folder,
+            "transfer=disk needs a folder",
         )
+        several = self.data_parallel > 1 and self.transfer != "disk"
+        allowed = "SGLang takes weights for 1 replica; use transfer=disk"
+        check(not several, "rollout.sglang.data_parallel", self.data_parallel, allowed)
         one = self.transfer != "distributed" or len(self.urls) < 2
-        _check(one, "transfer", self.transfer, "a process group joins one server; use disk for several")
-        owned = sorted(name for name in self.extra if name.startswith("speculative_"))
-        _check(not owned, "extra", owned, "drafting is set by decoding.* and rollout.sglang.*")
-
-
-def _check(condition: bool, name: str, value: object, allowed: str) -> None:
-    if not condition:
-        raise UserError(f"rollout.sglang.{name}={value!r} is not possible: {allowed}")
+        allowed = "a process group joins one server; use disk for several"
+        check(one, "rollout.sglang.transfer", self.transfer, allowed)

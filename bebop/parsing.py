@@ -1,6 +1,7 @@
-"""A mapping becomes a configuration dataclass, and the checks that dataclasses make of their values.
+"""A setting with its meaning and limits, and a mapping that becomes a dataclass of settings.
 
-Every value that a user can get wrong raises ``UserError`` in one line with what is allowed.
+``setting`` is the one source of what ``--help GROUP``, ``docs/settings.md`` and the checks say. Every value that a user
+can get wrong raises ``UserError`` in one line with what is allowed.
 """
 
 import dataclasses
@@ -8,6 +9,9 @@ import math
 import os
 import types
 import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from bebop.errors import UserError
@@ -19,25 +23,110 @@ MAX_SEED = 1 << 23  # a rollout's 64-bit seed is this one shifted by 40 bits, pl
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Which values of its type a setting may have; None is not asked."""
+
+    holds: Callable[[Any], bool]
+    words: str  # ends a line of refusal: "give 1 or more"
+
+
+def at_least(low: float, means: str = "", finite: bool = True) -> Limit:
+    """``low`` or more; ``means``: what ``low`` itself stands for."""
+    words = f"give {low} ({means}) or more" if means else f"give {low} or more"
+    return Limit(lambda value: low <= value and (not finite or value < math.inf), words)
+
+
+def above(low: float, finite: bool = True, unit: str = "") -> Limit:
+    """More than ``low``; ``unit``: of what."""
+    words = f"give a number{f' of {unit}' * bool(unit)} above {low}"
+    return Limit(lambda value: low < value and (not finite or value < math.inf), words)
+
+
+def within(low: float, high: float, words: str = "") -> Limit:
+    """From ``low`` to ``high``, both included."""
+    return Limit(lambda value: low <= value <= high, words or f"give a number from {low} to {high}")
+
+
+def choice(literal: object) -> Limit:
+    """One of the values of a ``Literal`` type."""
+    return Limit(lambda value: value in get_args(literal), f"choose one of {', '.join(map(str, get_args(literal)))}")
+
+
+FROM_0_BELOW_1 = Limit(lambda value: 0 <= value < 1, "give a number from 0 to below 1")
+ABOVE_0_TO_1 = Limit(lambda value: 0 < value <= 1, "give a number above 0 and at most 1")
+BETAS = Limit(lambda betas: all(0 <= beta < 1 for beta in betas), "two numbers from 0 to below 1")
+NOT_EMPTY = Limit(lambda text: bool(text.strip()), "give a text, or leave it out")
+
+
+def setting(default: Any, meaning: str, limit: Limit | None = None, *, only: str = "", formerly: str = "") -> Any:
+    """A field of a configuration dataclass; a mutable ``default`` is a function that makes it.
+
+    Args:
+        default: where nothing is given.
+        meaning: one line.
+        limit: choices of a ``Literal`` type need none.
+        only: the choice in ``conf/`` without which the setting cannot be given.
+        formerly: the name it had; it is taken with a warning.
+    """
+    metadata = {"meaning": meaning, "limit": limit, "only": only, "formerly": formerly}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is known of one setting."""
+
+    name: str  # in full: rollout.sampling.top_p
+    kind: Any  # its annotated type
+    default: Any
+    meaning: str
+    limit: Limit | None
+    only: str
+    formerly: str
+
+
+def settings(cls: Any, where: str = "", only: str = "", values: Any = None) -> Iterator[Setting]:
+    """Every setting of a configuration dataclass and of those inside, with the defaults that it gives to them."""
+    hints, values = typing.get_type_hints(cls), cls() if values is None else values
+    for field in dataclasses.fields(cls):
+        kind, known, value = hints[field.name], field.metadata, getattr(values, field.name)
+        only_here = known.get("only", "") or only
+        if dataclasses.is_dataclass(kind):
+            yield from settings(kind, f"{where}{field.name}.", only_here, value)
+            continue
+        rest = {"meaning": known["meaning"], "limit": known["limit"] or _choices(kind), "only": only_here}
+        name, formerly = f"{where}{field.name}", known["formerly"] and where + known["formerly"]
+        yield Setting(name=name, kind=kind, default=value, formerly=formerly, **rest)
+
+
+def _choices(kind: Any) -> Limit | None:
+    """Those of a ``Literal``, or of one that may be None."""
+    kinds = [k for k in (kind, *get_args(kind)) if get_origin(k) is Literal]
+    return choice(kinds[0]) if kinds else None
+
+
+@cache
+def _limits(cls: type[object]) -> dict[str, Limit]:
+    hints, fields = typing.get_type_hints(cls), dataclasses.fields(cls)  # type: ignore[arg-type]
+    found = {field.name: field.metadata.get("limit") or _choices(hints[field.name]) for field in fields}
+    return {name: limit for name, limit in found.items() if limit is not None}
+
+
+def check_settings(config: Any, section: str = "") -> None:
+    """Hold every value of a configuration dataclass against its limit; ``section`` ends in a dot."""
+    for name, limit in _limits(type(config)).items():
+        value = getattr(config, name)
+        shown = list(value) if isinstance(value, tuple) else value
+        check(value is None or limit.holds(value), section + name, shown, limit.words)
+
+
 def check(condition: bool, name: str, value: object, allowed: str) -> None:
     """Raise ``UserError`` naming the setting, its value and what is allowed, unless ``condition`` holds."""
     if not condition:
         raise UserError(f"{name}={value!r} is not possible: {allowed}")
-
-
-def one_of(name: str, value: object, literal: object) -> None:
-    """Check a value against the choices of a ``Literal`` type."""
-    check(value in get_args(literal), name, value, "choose one of " + ", ".join(map(str, get_args(literal))))
-
-
-def within(name: str, value: float, low: float, high: float, words: str = "") -> None:
-    """Check that a number lies between two others, both included."""
-    check(low <= value <= high, name, value, words or f"give a number from {low} to {high}")
-
-
-def not_empty(name: str, value: str | None) -> None:
-    """Check a text that may be left out and may not be empty."""
-    check(value is None or bool(value.strip()), name, value, "give a text, or leave it out")
 
 
 def readable_rows(name: str, path: str | None, needed: bool) -> None:
@@ -52,9 +141,12 @@ def readable_rows(name: str, path: str | None, needed: bool) -> None:
 def from_dict(cls: type[T], values: dict[str, Any], where: str = "") -> T:
     """Build a configuration dataclass from a mapping; unknown names and wrong types raise ``UserError``."""
     hints = typing.get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    names = [field.name for field in fields]
+    now = {field.metadata.get("formerly"): field.name for field in fields}  # folders of older runs have the old names
     arguments = {}
-    for name, value in values.items():
+    for given, value in values.items():
+        name = now.get(given, given)
         check(name in names, f"{where}{name}", value, "no such setting; there are " + ", ".join(names))
         arguments[name] = _convert(hints[name], value, f"{where}{name}")
     try:

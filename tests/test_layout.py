@@ -33,6 +33,7 @@ FLOORS = {
     "bebop.config": 0,
     "bebop.parsing": 0,
     "bebop.decoding": 0,
+    "bebop.catalogue": 0,
     "bebop.metrics": 0,
     "bebop.sinks": 0,
     "bebop.errors": 0,
@@ -78,6 +79,7 @@ FLOORS = {
     "bebop.preflight": 4,
     # 5: entry points
     "bebop.compose": 5,
+    "bebop.settings": 5,
     "bebop.run": 5,
     "bebop.report": 5,
     "bebop.bench": 5,

@@ -57,7 +57,7 @@ def swept(entropy: tuple[float, ...], length: tuple[float, ...], prompts: int = 
 
 def watched_run(folder: Path, steps: int = 14) -> Path:
     run = write_run(folder, steps=steps)
-    config = from_dict(JobConfig, {"cotrain": {"mode": "auto"}, "monitor": {"bank_every": 5}})
+    config = from_dict(JobConfig, {"cotrain": {"mode": "auto"}, "monitor": {"probe_every": 5}})
     watch = Watch(config, run)
     heats = (0.5, 0.8, 1.25, 1.6)
     sweep = Sweep(
