@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bebop import catalogue
 from bebop.monitor.controller import ControllerConfig
 from bebop.monitor.dashboards import provision
 from bebop.monitor.dashboards.__main__ import main
@@ -39,13 +40,6 @@ def unknown(exprs: Iterable[str], exported: Iterable[str]) -> set[str]:
     return {name for expr in exprs for name in names(expr) if not any(re.fullmatch(name, one) for one in known)}
 
 
-def documented() -> set[str]:
-    """The names in the README's table of metrics, with 1 for k."""
-    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
-    found = {name for row in rows for name in re.findall(r"`([a-z_/]+)`", row)}
-    return {re.sub(r"/k$", "/1", name) for name in found}
-
-
 def tables() -> list[str]:
     """Every expression of the dashboard and of the rules."""
     rules = rule_file(provision.STALENESS)["groups"][0]["rules"]
@@ -56,16 +50,11 @@ def tables() -> list[str]:
 
 
 def test_names_are_those_of_a_run() -> None:
-    """What every run has is in the README; what the monitor and co-training add is named by them."""
-    drift = {f"drift/{name}/{part}{end}" for name in ("length", "bank") for part in ("change", "entropy", "mismatch")
-             for end in ("", "_low", "_high")}  # fmt: skip
-    drift |= {"drift/state", "drift/boundary", "drift/boundary_low", "drift/boundary_high"}
-    head = {"head/loss", "head/grad_norm", "head/skipped"}
-    assert unknown(tables(), documented() | drift | head) == set()
-    assert unknown(["rate(ray_bebop_reward_max[1m])"], documented()) == {"ray_bebop_reward_max"}
-    assert unknown(['{__name__=~"ray_bebop_rollout_accept_share_[0-9]+"}'], documented())
+    assert unknown(tables(), catalogue.names("run", "head", "drift")) == set()
+    assert unknown(["rate(ray_bebop_reward_max[1m])"], catalogue.names("run")) == {"ray_bebop_reward_max"}
+    assert unknown(['{__name__=~"ray_bebop_rollout_accept_share_[0-9]+"}'], catalogue.names("run"))
     for panel in PANELS:
-        wanted = {DRIFT: drift, COTRAIN: head, "": documented()}[panel.needs]
+        wanted = catalogue.names({DRIFT: "drift", COTRAIN: "head", "": "run"}[panel.needs])
         assert unknown([query.expr for query in panel.queries], wanted) == set(), panel.title
 
 
