@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -128,7 +129,8 @@ def composed(overrides: Sequence[str], root: str = "config") -> dict[str, Any]:
     except MissingMandatoryValue as error:
         raise UserError(f"{error.full_key} is missing: give {error.full_key}=VALUE") from error
     except (HydraException, OmegaConfBaseException) as error:
-        _check_names(parsed, root)
+        with suppress(HydraException):  # the choices alone cannot be composed: Hydra's own words are all there is
+            _check_names(parsed, root)
         reason = " ".join(str(error).split())
         culprits = [o for o, p in zip(overrides, parsed, strict=True) if p.key_or_group in reason] or overrides
         raise UserError(f"{' '.join(culprits)} is not possible: {reason}") from error
