@@ -231,14 +231,9 @@ class MonitorConfig:
     decode_stats: bool = setting(True, "overlap and entropies of every verified position")
     drift: bool = setting(True, "why acceptance moved: drift/* metrics, drift.jsonl, controller.jsonl")
     probe_every: int = setting(
-        10,
-        "steps between readings of the probe set; fewer while something is wrong",
-        at_least(0, "never"),
-        formerly="bank_every",
+        10, "steps between readings of the probe set, fewer in trouble", at_least(0, "never"), formerly="bank_every"
     )
-    probe_answers: int = setting(
-        24, "answers of the first batch that become the probe set", at_least(2), formerly="bank_answers"
-    )
+    probe_answers: int = setting(24, "of the first batch, which become it", at_least(2), formerly="bank_answers")
     actions: bool = setting(False, "carry out the proposals on system and draft length; takes monitor.drift")
     check_answers: int = setting(8, "answers a step whose log-probs are scored again", at_least(0, "none"))
     tensorboard: bool = setting(True, "write TensorBoard events")
