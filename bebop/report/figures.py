@@ -1,0 +1,231 @@
+"""Charts to panels: plotly traces and layouts as plain dicts, which plotly.js draws in the reader's browser.
+
+With one run colours mean series; with several they mean runs and every series has its own panel. Legend keys are HTML
+buttons beside the panels, since plotly's own legend eats a narrow plot; a key shows or hides all traces of its group.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bebop.report.charts import WINDOW, Chart, Series, metrics
+from bebop.report.runs import Run
+
+PALETTE = ("#2563a8", "#d1603d", "#3a8f6d", "#8a63b5", "#c79a1e", "#4aa3b8", "#b0476f", "#6b7280")
+STACK = ("#e39a80", "#8a63b5", "#d5dae1", "#8fc4a9", "#2563a8", "#1f2933")  # light bars, under dark lines
+INK, MUTED, GRID = "#1f2933", "#52606d", "#e8ebef"
+Trace = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """An entry of the legend; ``group`` is None for an explanation of line styles, which hides nothing."""
+
+    label: str
+    color: str
+    style: str = "solid"  # solid, dashed, faint or block
+    group: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One plot: a caption above, plotly traces and layout."""
+
+    caption: str
+    traces: list[Trace]
+    layout: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A chart as drawn for some runs. Without panels there was nothing to draw."""
+
+    chart: Chart
+    panels: list[Panel]
+    keys: list[Key]
+    missing: dict[str, list[str]]  # run -> the metrics it lacks
+
+
+def color(index: int) -> str:
+    """Colour of a run or series; they repeat after eight."""
+    return PALETTE[index % len(PALETTE)]
+
+
+def draw(chart: Chart, runs: Sequence[Run]) -> Figure:
+    """The panels and the legend of a chart."""
+    by_run = len(runs) > 1
+    if chart.stacked:
+        panels, keys = _stacked(chart, runs)
+    elif by_run or chart.split:
+        panels = _panel_per_series(chart, runs)
+        keys = run_keys(runs) if by_run else []
+    else:
+        panels, keys = _panel_of_all(chart, runs[0])
+    lacking = {run.name: [metric for metric in metrics(chart) if not run.has(metric)] for run in runs}
+    missing = {name: absent for name, absent in lacking.items() if absent}
+    styles = _style_keys(chart, runs) if panels else []
+    return Figure(chart=chart, panels=panels, keys=[*keys, *styles], missing=missing)
+
+
+def run_keys(runs: Sequence[Run]) -> list[Key]:
+    """One key a run, the same on the whole page."""
+    return [Key(label=run.name, color=color(i), group=f"run {i}") for i, run in enumerate(runs)]
+
+
+def running_mean(column: Sequence[float | None], window: int = WINDOW) -> list[float | None]:
+    """Mean of the last ``window`` numbers up to each place, missing ones left out."""
+    means: list[float | None] = []
+    for end in range(1, len(column) + 1):
+        seen = [value for value in column[max(0, end - window) : end] if value is not None]
+        means.append(sum(seen) / len(seen) if seen else None)
+    return means
+
+
+def _panel_of_all(chart: Chart, run: Run) -> tuple[list[Panel], list[Key]]:
+    """One run: all series in one panel, a colour each."""
+    drawn = [(series, color(i)) for i, series in enumerate(chart.series) if run.has(series.metric)]
+    traces = [
+        trace
+        for series, shade in drawn
+        for trace in _lines(chart, series, run, series.label, shade, f"{chart.title} {series.label}")
+    ]
+    keys = [Key(label=s.label, color=shade, group=f"{chart.title} {s.label}") for s, shade in drawn]
+    panels = [Panel(caption=chart.unit, traces=traces, layout=_layout(chart, [run], traces))] if traces else []
+    return panels, keys if len(keys) > 1 else []
+
+
+def _panel_per_series(chart: Chart, runs: Sequence[Run]) -> list[Panel]:
+    """A panel for each series; several runs overlaid, a colour each."""
+    panels = []
+    for series in chart.series:
+        traces = [
+            trace
+            for i, run in enumerate(runs)
+            if run.has(series.metric)
+            for trace in _lines(chart, series, run, run.name if len(runs) > 1 else series.label, color(i), f"run {i}")
+        ]
+        caption = ", ".join(filter(None, (series.label if len(chart.series) > 1 else "", chart.unit)))
+        if traces:
+            panels.append(Panel(caption=caption, traces=traces, layout=_layout(chart, runs, traces)))
+    return panels if chart.split else same_scale(panels, chart.zero)
+
+
+def _stacked(chart: Chart, runs: Sequence[Run]) -> tuple[list[Panel], list[Key]]:
+    """A panel for each run: bars for the parts of a whole, lines for the other series."""
+    panels = []
+    for run in runs:
+        traces = [_bar_or_line(chart, i, run) for i, series in enumerate(chart.series) if run.has(series.metric)]
+        caption = f"{run.name}, {chart.unit}" if len(runs) > 1 else chart.unit
+        if traces:
+            panels.append(Panel(caption=caption, traces=traces, layout=_layout(chart, [run], traces)))
+    keys = [
+        Key(label=s.label, color=STACK[i], style="block" if i < chart.stacked else "solid", group=f"part {s.label}")
+        for i, s in enumerate(chart.series)
+        if any(run.has(s.metric) for run in runs)
+    ]
+    return same_scale(panels, chart.zero), keys
+
+
+def same_scale(panels: list[Panel], zero: bool) -> list[Panel]:
+    """Panels side by side in one unit get one y range, so that heights compare."""
+    if len(panels) < 2:
+        return panels
+    heights = [height for panel in panels for height in _heights(panel.traces)]
+    low, high = min(heights + [0.0] * zero), max(heights)
+    room = 0.06 * (high - low)
+    y_range = [low if zero else low - room, high + room] if high > low else _around(high, zero)
+    return [replace(p, layout={**p.layout, "yaxis": {**p.layout["yaxis"], "range": y_range}}) for p in panels]
+
+
+def _heights(traces: Sequence[Trace]) -> list[float]:
+    """How far a panel reaches: its lines, and its bars on top of one another."""
+    lines = [value for trace in traces if trace["type"] != "bar" for value in trace["y"] if value is not None]
+    bars = [trace["y"] for trace in traces if trace["type"] == "bar"]
+    return lines + [sum(value or 0.0 for value in column) for column in zip(*bars, strict=True)]
+
+
+def _bar_or_line(chart: Chart, index: int, run: Run) -> Trace:
+    """Series number ``index`` of a stacked chart."""
+    series, shade = chart.series[index], STACK[index]
+    line = _line(run, run.columns[series.metric], series.label, shade, f"part {series.label}")
+    if index >= chart.stacked:
+        return line
+    shared = {key: line[key] for key in ("x", "y", "name", "legendgroup", "hovertemplate")}
+    return {"type": "bar", "marker": {"color": shade, "line": {"width": 0}}, **shared}
+
+
+def _lines(chart: Chart, series: Series, run: Run, name: str, shade: str, group: str) -> list[Trace]:
+    """The line of a series, with its dashed companion or, if smoothed, its faint original."""
+    column = run.columns[series.metric]
+    if chart.smooth:
+        faint = {**_line(run, column, f"{name}, step", shade, group), "opacity": 0.35}
+        faint["line"] = {**faint["line"], "width": 1.2}
+        return [faint, _line(run, running_mean(column), f"{name}, mean", shade, group)]
+    lines = [_line(run, column, name, shade, group)]
+    if series.dashed and run.has(series.dashed):
+        second = _line(run, run.columns[series.dashed], f"{name}, {(chart.styles or ('', 'second'))[1]}", shade, group)
+        second["line"] = {**second["line"], "dash": "dash", "width": 1.5}
+        lines.append(second)
+    return lines
+
+
+def _line(run: Run, column: Sequence[float | None], name: str, shade: str, group: str) -> Trace:
+    """A line over steps; points as well while they are few, as a single one would not show."""
+    mode = "lines" if len(run.steps) > 20 else "lines+markers"
+    style = {"line": {"color": shade, "width": 2}, "marker": {"color": shade, "size": 5}, "mode": mode}
+    where = {"x": run.steps, "y": _rounded(column)}
+    return {"type": "scatter", **where, **style, "name": name, "legendgroup": group, "hovertemplate": "%{y:.4~g}"}
+
+
+def layout(x_title: str, zero: bool = False) -> dict[str, Any]:
+    """Axes and margins of any plot. Text is 12 px or more on any screen, since nothing is scaled."""
+    axis = {"gridcolor": GRID, "zeroline": False, "automargin": True, "tickfont": {"size": 12}, "nticks": 6}
+    axis |= {"ticks": "outside", "ticklen": 5, "tickcolor": "rgba(0,0,0,0)"}  # room between number and line
+    x = {**axis, "showgrid": False, "title": {"text": x_title, "font": {"size": 12}, "standoff": 6}}
+    x |= {"showline": True, "linecolor": "#c3cad3"}
+    return {
+        "xaxis": x,
+        "yaxis": {**axis, "rangemode": "tozero" if zero else "normal", "fixedrange": True},
+        "showlegend": False,
+        "hovermode": "x unified",
+        "margin": {"l": 44, "r": 14, "t": 10, "b": 40},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 12, "color": MUTED},
+        "hoverlabel": {"font": {"size": 12, "color": INK}, "bgcolor": "#ffffff"},
+    }
+
+
+def _layout(chart: Chart, runs: Sequence[Run], traces: Sequence[Trace]) -> dict[str, Any]:
+    """The layout of a chart over steps."""
+    steps = [step for run in runs for step in run.steps]
+    found = layout("step", chart.zero)
+    found["xaxis"] |= {"tickformat": "d"} | ({"dtick": 1} if max(steps) - min(steps) < 8 else {})
+    heights = _heights(traces)
+    if min(heights) == max(heights):
+        found["yaxis"]["range"] = _around(heights[0], chart.zero)
+    return found | {"barmode": "relative", "bargap": 0.15 if len(steps) <= 80 else 0}
+
+
+def _around(level: float, zero: bool) -> list[float]:
+    """The y range of a flat line, which plotly.js would put anywhere: at mid-height, but 0 at the bottom."""
+    room = abs(level) / 4 or 1.0
+    low = min(0.0, level) if zero or level == 0 else level - room
+    return [low, level + room]
+
+
+def _style_keys(chart: Chart, runs: Sequence[Run]) -> list[Key]:
+    """What the two line styles of a chart mean; nothing if only one of them occurs."""
+    dashed = any(series.dashed and run.has(series.dashed) for series in chart.series for run in runs)
+    if chart.styles is None or not (chart.smooth or dashed):
+        return []
+    first, second = chart.styles
+    return [
+        Key(label=first, color=MUTED),
+        Key(label=second, color=MUTED, style="faint" if chart.smooth else "dashed"),
+    ]
+
+
+def _rounded(column: Sequence[float | None]) -> list[float | None]:
+    """Six significant digits: what a plot can show, in a third of the size."""
+    return [None if value is None else float(f"{value:.6g}") for value in column]

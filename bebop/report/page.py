@@ -1,0 +1,70 @@
+"""The page on some run folders: a table and figures, each with the words that explain it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bebop.command import writing
+from bebop.errors import UserError
+from bebop.report.charts import charts, metrics
+from bebop.report.document import Card, document, table
+from bebop.report.drift import Story, cards, load_story, stories
+from bebop.report.figures import Figure, draw, run_keys
+from bebop.report.runs import Run, load_runs
+from bebop.report.summary import HEADS, NOTE, summary
+
+
+def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the report on some run folders, by default as ``report.html`` in the first; returns where it is."""
+    runs = load_runs(folders)
+    out = out or folders[0] / "report.html"
+    if not out.parent.is_dir() or out.is_dir():
+        raise UserError(f"--out {out} cannot be written: give a file in a folder that exists")
+    page = render(runs, stories(folders, runs))
+    with writing(out):
+        out.write_text(page, encoding="utf-8")
+    return out
+
+
+def write_log_report(logs: Sequence[Path], names: Mapping[str, str], out: Path | None = None) -> Path:
+    """The cards on drift from logs of any trainer, by default beside the first; ``names`` as in ``logs.read_log``."""
+    out = out or logs[0].with_suffix(".html")
+    if not out.parent.is_dir() or out.is_dir():
+        raise UserError(f"--out {out} cannot be written: give a file in a folder that exists")
+    told = [load_story(path, path.stem, names=names) for path in logs]
+    title = told[0].name if len(told) == 1 else f"{len(told)} logs"
+    page = document("Bebop · drift of acceptance", title, cards(told))
+    with writing(out):
+        out.write_text(page, encoding="utf-8")
+    return out
+
+
+def render(runs: Sequence[Run], told: Sequence[Story] = ()) -> str:
+    """The whole page as HTML; ``told``: what the monitor says about those runs that it watched."""
+    figures = [draw(chart, runs) for chart in charts(runs)]
+    drawn = [_card(figure, len(runs)) for figure in figures if figure.panels]
+    drawn += cards(told)
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    return document("Bebop · run report", title, [_summary(runs), *drawn, *_left_out(figures)])
+
+
+def _summary(runs: Sequence[Run]) -> Card:
+    """The table at the top, with the colours of several runs."""
+    rows = [summary(run) for run in runs]
+    keys = run_keys(runs) if len(runs) > 1 else []
+    return Card(title="Summary", text=NOTE, table=table(HEADS, rows, keys), wide=True)
+
+
+def _card(figure: Figure, runs: int) -> Card:
+    """One figure, with what could not be drawn, run by run."""
+    where = " in {}" if runs > 1 else ""
+    notes = [f"Not recorded{where.format(run)}: {', '.join(absent)}." for run, absent in figure.missing.items()]
+    return Card(
+        title=figure.chart.title, text=figure.chart.text, panels=figure.panels, keys=figure.keys, notes=notes
+    )  # fmt: skip
+
+
+def _left_out(figures: Sequence[Figure]) -> list[Card]:
+    """A note on the figures for which there is no data at all."""
+    absent = [f"{f.chart.title} ({', '.join(metrics(f.chart))})" for f in figures if not f.panels]
+    text = f"Nothing was recorded for: {'; '.join(absent)}."
+    return [Card(title="Left out", text=text, wide=True)] if absent else []

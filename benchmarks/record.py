@@ -1,0 +1,109 @@
+"""Where a measurement was made, and how it is kept: JSON, a table, a bar chart."""
+
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from bebop.command import writing
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def begin(root: Path = ROOT) -> dict[str, object]:
+    """What has to be asked before anything is measured: the commit, whether the tree differed from it, the command.
+
+    A commit made while a measurement runs is not the one that was measured. ``dirty`` is None without a repository.
+    """
+    changes = _git(root, "status", "--porcelain")
+    return {
+        "commit": _git(root, "rev-parse", "HEAD") or "unknown",
+        "dirty": None if changes is None else bool(changes),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def place(origin: Mapping[str, object]) -> dict[str, object]:
+    """Device, versions, and the ``origin`` that ``begin`` gave: what a number means nothing without."""
+    cuda = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if cuda else _processor(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "ray": version("ray"),
+        **origin,
+    }
+
+
+def keep(
+    folder: Path,
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, object],
+    origin: Mapping[str, object],
+) -> None:
+    """Write ``name``.json with settings, place and rows; ``origin`` is what ``begin`` gave before the measurement."""
+    content = {"settings": dict(settings), "place": place(origin), "rows": [dict(row) for row in rows]}
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a Markdown table; numbers with three significant digits."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_cell(row.get(column)) for column in columns) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def bars(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], *, group: str, bar: str, height: str) -> None:
+    """A bar chart as a self-contained page: a group per value of ``group``, a bar per value of ``bar``."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for label in dict.fromkeys(row[bar] for row in rows):
+        chosen = [row for row in rows if row[bar] == label]
+        x, y = [f"{group} {row[group]}" for row in chosen], [row[height] for row in chosen]
+        figure.add_bar(name=str(label), x=x, y=y, text=[_cell(value) for value in y])
+    figure.update_layout(barmode="group", template="plotly_white", title=name, yaxis_title=height, font_size=13)
+    figure.write_html(folder / f"{name}.html", include_plotlyjs=True)
+
+
+def show(text: str) -> None:
+    """Print to the terminal: a benchmark's result is its output."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return "" if value is None else str(value)
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git says; None where there is no git or no repository."""
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,58 @@
+"""What a measurement says about where it comes from: the commit at its start, not at its end."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bebop.bench import record
+
+
+def git(root: Path, *arguments: str) -> str:
+    name = ["-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", "-C", str(root), *name, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with one commit."""
+    root = tmp_path / "tree"
+    root.mkdir()
+    git(root, "init", "-q")
+    (root / "code.py").write_text("x = 1\n")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+def test_what_is_kept_is_the_commit_at_the_start(repository: Path, tmp_path: Path) -> None:
+    origin, first = record.begin(repository), git(repository, "rev-parse", "HEAD")
+    git(repository, "commit", "-q", "--allow-empty", "-m", "while it measured")
+    record.keep(tmp_path, "loop", [{"a": 1}], {"kind": "loop"}, origin)
+    place = json.loads((tmp_path / "loop.json").read_text())["place"]
+    assert place["commit"] == first != git(repository, "rev-parse", "HEAD")  # asked at the end, it would be the second
+    assert place["dirty"] is False and place["torch"] and place["python"]
+    assert place["command"].startswith("python ") and len(place["command"]) > len("python ")
+
+
+def test_a_dirty_tree_is_told(repository: Path) -> None:
+    (repository / "code.py").write_text("x = 2\n")
+    assert record.begin(repository)["dirty"] is True
+    git(repository, "commit", "-qam", "second")
+    assert record.begin(repository)["dirty"] is False
+    (repository / "new.py").write_text("")  # untracked code can be imported as well
+    assert record.begin(repository)["dirty"] is True
+
+
+def test_without_a_repository_nothing_is_made_up(tmp_path: Path) -> None:
+    origin = record.begin(tmp_path)
+    assert origin["commit"] == "unknown" and origin["dirty"] is None
+
+
+@pytest.mark.parametrize("path", sorted((record.ROOT / "benchmarks").glob("*/*.json")), ids=lambda path: path.stem)
+def test_stored_benchmarks_say_what_was_not_recorded(path: Path) -> None:
+    stored = json.loads(path.read_text())
+    for field, gap in (("dirty", "whether the tree differed"), ("command", "the command")):
+        assert (field not in stored["place"]) == any(m.startswith(gap) for m in stored.get("missing", ()))

@@ -1,0 +1,97 @@
+"""The page of an adaptation: every figure, drawn from the results, in one file that needs no network."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+
+from bebop.adaptation.results import Results, boundary_share
+from bebop.report.adapted_page import write_page
+from tests.adaptation.builders import config, results
+from tests.report.test_report import headings, specs
+
+TITLES = ["Before and after", "Accept length", "Acceptance per draft position", "Training", "On the way"]
+TITLES += ["Acceptance against entropy", "Decision boundary", "Acceptance by place in the answer"]
+
+
+def page(folder: Path, found: Results, steps: int = 30, warm: int | None = None, evaluated: bool = True) -> str:
+    lines = []
+    for step in range(1, steps + 1):
+        line: dict[str, Any] = {"step": step, "head/loss": 1 / step, "head/grad_norm": None if step == 5 else 0.5}
+        if evaluated and step % 10 == 0:
+            line |= {"eval/accept_length": 2.5, "eval/accept_length_greedy": 2.2, "eval/draft_entropy": 0.4}
+            line |= {f"eval/overlap/{k}": 0.6 for k in (1, 2, 3)}
+        lines.append(json.dumps(line) + "\n")
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    write_page(folder, config(train={"warm_steps": warm, "steps": steps}), found)
+    return (folder / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of the usual results."""
+    return page(tmp_path_factory.mktemp("page"), results())
+
+
+def test_the_page_has_every_figure_and_needs_no_network(usual: str) -> None:
+    text = usual
+    assert headings(text) == TITLES
+    assert not re.search(r"<(script|link|img)[^>]*(src|href)=", text) and "default-src 'none'" in text
+    plots = specs(text)
+    assert len(plots) == 2 + 2 + 2 + 3 + 3 + 2 + 2 == text.count("class='plot'")
+    for plot in plots:
+        go.Figure(plot)  # raises on a property that plotly does not know
+        assert all(any(v is not None for v in trace["y"]) for trace in plot["data"])
+    sentences = re.findall(r"</h2>.*?<p>(.*?)</p></section>", text, re.S)
+    assert len(sentences) == len(TITLES) and min(map(len, sentences)) > 120, "each is explained"
+
+
+def test_numbers_are_those_of_the_results(usual: str) -> None:
+    found, text = results(), usual
+    lengths = specs(text)[0]["data"]
+    assert [trace["name"] for trace in lengths] == ["before", "after"]
+    wanted = found.after.decoded["bebop"].interval("accept_length")
+    assert lengths[1]["y"][0] == pytest.approx(wanted.value, rel=1e-5)
+    assert lengths[1]["error_y"]["array"][0] == pytest.approx(wanted.high - wanted.value, rel=1e-4)
+    assert lengths[1]["error_y"]["arrayminus"][0] == pytest.approx(wanted.value - wanted.low, rel=1e-4)
+    assert len(lengths[1]["y"]) == 3, "over all, and by task"
+    greedy = specs(text)[3]["data"][0]
+    rates = [found.before.decoded["target_only"].interval("accepted", k).value for k in (1, 2, 3)]
+    assert greedy["y"] == pytest.approx(rates, rel=1e-5)
+    for number in (wanted, found.change("bebop", "accept_length"), boundary_share(found.after.probe)):
+        assert str(number) in text
+
+
+def test_the_decision_boundary_counts_each_side(usual: str) -> None:
+    cells = specs(usual)[12]["data"][0]
+    assert sum(map(sum, cells["customdata"])) == 600
+    rows = zip(cells["customdata"], cells["y"], strict=True)
+    below = sum(n for row, y in rows for n, x in zip(row, cells["x"], strict=True) if x > y)
+    assert 0.2 < below / 600 < 0.3, "one token in four favours a greedy draft"
+    line = re.search(r"after, all</th>(.*?)</tr>", usual)
+    assert line and re.search(r"600</td>.*75\.0 % \[.*75\.0 % \[.*25\.0 % \[", line[1])
+
+
+def test_bins_with_few_tokens_are_left_out(usual: str) -> None:
+    shown = specs(usual)
+    places = shown[14]["layout"]["xaxis"]["ticktext"]
+    assert places == ["0", "1-3", "4-7", "8-15", "16-31"], "answers have 30 tokens"
+    entropies = shown[9]["layout"]["xaxis"]["ticktext"]
+    assert entropies == [".01-.03", ".03-.1", ".1-.3", ".3-1", ">1"], "no token of this text is that certain"
+    shares = shown[11]["data"][0]["y"]
+    assert shares[0] == 0 and sum(shares) == pytest.approx(1, abs=1e-3)
+
+
+def test_warm_up_has_a_colour_of_its_own(tmp_path: Path, usual: str) -> None:
+    text = page(tmp_path, results(), warm=10)
+    loss = specs(text)[4]["data"]
+    assert [(t["name"], len(t["x"])) for t in loss] == [("ce loss", 10), ("e2e_tv loss", 20)]
+    assert "after 10 steps of ce" in text and "e2e_tv</span>" in text
+    assert len(specs(usual)[4]["data"]) == 1
+
+
+def test_without_evaluations_there_is_no_figure_of_them(tmp_path: Path) -> None:
+    assert "On the way" not in headings(page(tmp_path, results(), evaluated=False))

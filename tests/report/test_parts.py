@@ -1,0 +1,81 @@
+"""What the report computes: running mean, summary, scales."""
+
+import pytest
+
+from bebop.report.charts import ENTROPY, STALENESS, TIME
+from bebop.report.figures import draw, running_mean
+from bebop.report.runs import Run
+from bebop.report.summary import HEADS, summary
+
+
+def run(name: str = "r", config: dict[str, object] | None = None, **columns: list[float | None]) -> Run:
+    """A run from columns; ``a__b`` stands for ``a/b``."""
+    named = {key.replace("__", "/"): column for key, column in columns.items()}
+    return Run(name=name, config=config or {}, steps=list(range(1, len(next(iter(named.values()))) + 1)), columns=named)
+
+
+def test_running_mean_looks_back_and_skips_gaps() -> None:
+    assert running_mean([2.0, 4.0, None, 6.0], window=2) == [2.0, 3.0, 4.0, 6.0]
+    assert running_mean([None, 1.0]) == [None, 1.0]
+
+
+def test_summary_by_hand() -> None:
+    config = {
+        "model": {"path": "/models/smol/"},
+        "task": {"name": "gcd"},
+        "decoding": {"system": "bebop", "draft_tokens": 3},
+    }
+    reward = [0.2] * 5 + [0.5] * 5 + [0.8] * 10
+    seconds = [30.0] * 10 + [90.0] * 10
+    speed = [3000.0] * 10 + [1000.0] * 10
+    got = summary(run(config=config, reward__mean=reward, time__step=seconds, rollout__tokens_per_s=speed))
+    assert dict(zip(HEADS, got, strict=True)) == {
+        "Run": "r",
+        "Model": "smol",
+        "Task": "gcd",
+        "System": "bebop, K = 3",
+        "Steps": "20",
+        "Reward": "0.200 → 0.800 (+0.600)",
+        "Accept length": "–",  # noqa: RUF001
+        "Tokens/s": "1,500",  # 1.2 million tokens in 20 minutes; the mean over steps would be 2,000
+        "Minutes": "20.0",
+    }
+
+
+def test_panels_of_several_runs_share_one_scale() -> None:
+    runs = [
+        run(name, policy__entropy=[top / 2, top], draft__entropy=[0.1, 0.2], rollout__target_entropy=[0.1, 0.3])
+        for name, top in (("a", 1.0), ("b", 2.0))
+    ]
+    figure = draw(ENTROPY, runs)
+    assert [panel.caption.split(",")[0] for panel in figure.panels] == ["policy", "draft", "target"]
+    assert all(panel.layout["yaxis"]["range"] == pytest.approx([0.0, 2.12]) for panel in figure.panels)
+
+
+def test_time_is_stacked_in_a_panel_for_each_run() -> None:
+    times = {
+        "time__rollout": [3.0],
+        "time__update": [2.0],
+        "time__sync": [0.1],
+        "time__idle": [3.4],
+        "time__monitor": [0.0],
+        "time__step": [5.5],
+    }
+    figure = draw(TIME, [run("a", **times), run("b", **{k: v for k, v in times.items() if k != "time__idle"})])
+    assert [[trace["type"] for trace in panel.traces] for panel in figure.panels] == [
+        ["bar"] * 4 + ["scatter"] * 2,
+        ["bar"] * 3 + ["scatter"] * 2,
+    ]
+    assert figure.panels[0].layout["yaxis"]["range"][1] == pytest.approx(5.5 * 1.06)
+    assert figure.missing == {"b": ["time/idle"]}
+
+
+def test_a_flat_line_and_a_single_point_have_a_sensible_scale() -> None:
+    layout = draw(STALENESS, [run(staleness__mean=[0.0], staleness__max=[0.0])]).panels[0].layout
+    assert layout["yaxis"]["range"] == [0.0, 1.0]
+
+
+def test_nothing_recorded_gives_no_panels() -> None:
+    figure = draw(STALENESS, [run(reward__mean=[0.5], staleness__mean=[None])])
+    assert figure.panels == [] and figure.keys == []
+    assert figure.missing == {"r": ["staleness/mean", "staleness/max"]}
