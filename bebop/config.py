@@ -113,7 +113,7 @@ class RolloutConfig:
     slots: int = setting(64, "requests decoded side by side by one worker", POSITIVE)
     max_length: int = setting(512, "prompt + answer, tokens; more than rollout.sampling.max_new_tokens")
     threads: int = setting(1, "CPU threads of one worker", within(1, MOST))
-    on_update: Literal["keep", "recompute"] = setting("keep", "older KV entries at an update in flight")
+    on_update: Literal["keep", "recompute"] = setting("keep", "older KV entries when weights change in flight")
     staleness: int = setting(1, "updates that a prompt's weights may lag behind", at_least(0, "synchronous"))
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     sglang: SglangConfig = field(default_factory=SglangConfig, metadata={"only": "sglang"})
@@ -157,13 +157,13 @@ class AlgorithmConfig:
     advantage: Literal["group_normalised", "mean_only", "leave_one_out"] = setting("group_normalised", "within a group")
     policy_loss: Literal["ppo_clip", "gspo", "cispo"] = setting("ppo_clip", "what an update minimises")
     aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = setting(
-        "token-mean", "over tokens"
+        "token-mean", "how tokens are averaged"
     )
     clip_low: float = setting(0.2, "how far the ratio may fall below 1", ABOVE_0_TO_1)
     clip_high: float = setting(0.28, "how far it may rise above 1", above(0, finite=False))
     kl_coefficient: float = setting(0.0, "of KL to the initial policy; 0 keeps no reference model", NOT_NEGATIVE)
     entropy_coefficient: float = setting(0.0, "positive explores", Limit(math.isfinite, "give a finite number"))
-    tis_cap: float = setting(2.0, "of pi_proximal / pi_rollout", at_least(1, finite=False))
+    tis_cap: float = setting(2.0, "cap on truncated importance weights", at_least(1, finite=False))
     minibatches: int = setting(1, "optimizer steps per batch; divides trainer.groups_per_step", POSITIVE)
     rescore: bool = setting(False, "rollout log-probs from the trainer: for inexact systems, truncated distributions")
 
@@ -231,11 +231,11 @@ class MonitorConfig:
     decode_stats: bool = setting(True, "overlap and entropies of every verified position")
     drift: bool = setting(True, "why acceptance moved: drift/* metrics, drift.jsonl, controller.jsonl")
     probe_every: int = setting(
-        10, "steps between readings of the probe set, fewer in trouble", at_least(0, "never"), formerly="bank_every"
+        10, "steps between readings of the probe set, fewer when in doubt", at_least(0, "never"), formerly="bank_every"
     )
-    probe_answers: int = setting(24, "of the first batch, which become it", at_least(2), formerly="bank_answers")
+    probe_answers: int = setting(24, "answers that make up the probe set", at_least(2), formerly="bank_answers")
     actions: bool = setting(False, "carry out the proposals on system and draft length; takes monitor.drift")
-    check_answers: int = setting(8, "answers a step whose log-probs are scored again", at_least(0, "none"))
+    check_answers: int = setting(8, "answers a step scored again by the weights that wrote them", at_least(0, "none"))
     tensorboard: bool = setting(True, "write TensorBoard events")
     wandb: bool = setting(False, "write to Weights & Biases")
     ray_metrics: bool = setting(True, "give every number to Ray, which exports it for Prometheus")

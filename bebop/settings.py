@@ -6,7 +6,7 @@ import types
 import typing
 from collections.abc import Iterator
 from importlib import resources
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from bebop.command import run_main
 from bebop.compose import composed, groups
@@ -64,8 +64,8 @@ def document() -> str:
         rows = [one for one in _settings(cls) if one.name.split(".")[0] not in described]
         for group in dict.fromkeys(one.name.split(".")[0] if "." in one.name else "" for one in rows):
             section = _sections(cls).get(group)
-            parts.append(f"\n### `{group}`\n\n{_summary(section)}\n\n" if section else "\n### Without a group\n\n")
-            parts += [f"- `{group}={choice}`: {words}\n" for choice, words in _choices(group) if words]
+            parts.append(f"\n### `{group}`\n\n{_summary(section)}\n" if section else "\n### Without a group\n")
+            parts += ["\n" * bool(_choices(group)), *(f"- `{group}={c}`: {words}\n" for c, words in _choices(group))]
             parts.append("\n| setting | default | allowed | meaning |\n|---|---|---|---|\n")
             mine = [one for one in rows if one.name.split(".")[0] == group or (not group and "." not in one.name)]
             columns = [(f"`{one.name}`", f"`{_shown(one.default)}`", _allowed(one), _meaning(one)) for one in mine]
@@ -118,16 +118,14 @@ def _shown(value: Any) -> str:
 
 def _allowed(one: Setting) -> str:
     """The type and the limit in words."""
-    kinds = [kind for kind in get_args(one.kind) or (one.kind,) if kind is not type(None)]
     union = get_origin(one.kind) in (types.UnionType, typing.Union)
-    kind = kinds[0] if union else one.kind
+    kind = next(k for k in get_args(one.kind) if k is not type(None)) if union else one.kind
     word = WANTED.get(get_origin(kind) or kind, "a list")
-    words = one.limit.words.removeprefix("give ") if one.limit else word
-    if get_origin(kind) is Literal:
-        words = words.removeprefix("choose ")
-    elif words.startswith("a number"):
+    words = one.limit.words.removeprefix("give ").removeprefix("choose ") if one.limit else word
+    words = words.removesuffix(", or leave it out")
+    if words.startswith("a number"):
         words = word + words.removeprefix("a number")
-    elif not words.startswith((word, "choose ")):
+    elif not words.startswith((word, "one of ")):
         words = f"{word}: {words}"
     return words + (", or null" if union and "null" not in words else "")
 
