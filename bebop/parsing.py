@@ -9,7 +9,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -109,15 +109,16 @@ def _choices(kind: Any) -> Limit | None:
 
 
 @cache
-def _limits(cls: type[object]) -> dict[str, Limit]:
-    hints, fields = typing.get_type_hints(cls), dataclasses.fields(cls)  # type: ignore[arg-type]
+def _limits(cls: Any) -> dict[str, Limit]:
+    hints, fields = typing.get_type_hints(cls), dataclasses.fields(cls)
     found = {field.name: field.metadata.get("limit") or _choices(hints[field.name]) for field in fields}
     return {name: limit for name, limit in found.items() if limit is not None}
 
 
 def check_settings(config: Any, section: str = "") -> None:
     """Hold every value of a configuration dataclass against its limit; ``section`` ends in a dot."""
-    for name, limit in _limits(type(config)).items():
+    kind: Hashable = type(config)
+    for name, limit in _limits(kind).items():
         value = getattr(config, name)
         shown = list(value) if isinstance(value, tuple) else value
         check(value is None or limit.holds(value), section + name, shown, limit.words)

@@ -76,7 +76,7 @@ def document() -> str:
 def _sections(cls: type) -> dict[str, type]:
     """Group -> its dataclass."""
     hints = typing.get_type_hints(cls)
-    return {name: kind for name, kind in hints.items() if dataclasses.is_dataclass(kind)}
+    return {name: kind for name, kind in hints.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
 
 def _settings(cls: type) -> Iterator[Setting]:

@@ -82,10 +82,9 @@ class DecodeStats:
     target_entropy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] nats
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
-        return DecodeStats(
-            **{name: getattr(self, name) + getattr(other, name) for name in STAT_COUNTS},
-            **{name: _add(getattr(self, name), getattr(other, name)) for name in DRAFT_STATS},
-        )
+        summed: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in STAT_COUNTS}
+        summed |= {name: _add(getattr(self, name), getattr(other, name)) for name in DRAFT_STATS}
+        return DecodeStats(**summed)
 
     @property
     def emitted(self) -> int:
