@@ -9,7 +9,7 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -117,7 +117,7 @@ def _limits(cls: Any) -> dict[str, Limit]:
 
 def check_settings(config: Any, section: str = "") -> None:
     """Hold every value of a configuration dataclass against its limit; ``section`` ends in a dot."""
-    kind: Hashable = type(config)
+    kind: Any = type(config)
     for name, limit in _limits(kind).items():
         value = getattr(config, name)
         shown = list(value) if isinstance(value, tuple) else value
