@@ -5,32 +5,30 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
-from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.ranks import Ranks, joined
 from bebop.command import check_writable, run_main, writing
 from bebop.compose import adapt_config, as_yaml, resumed_overrides, write_down
+from bebop.config import ObjectiveName
+from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.resume_rules import ADAPT
 from bebop.run_folder import RunFolder
+from bebop.settings import about, asked, overview
 from bebop.store import HEADS, Store
 
-HELP = """usage: python -m bebop.adapt [--help] [--cfg] [override ...]
+HELP = """usage: python -m bebop.adapt [--help [GROUP]] [--cfg] [override ...]
 
 Trains the MTP head of a Hugging Face checkpoint on the acceptance of its own drafts, the backbone frozen, and writes
 the checkpoint back in the layout it came in. Without arguments: the built-in model on its three tasks.
 
-  --help    this text
-  --cfg     print the configuration and stop
+  --help        this text
+  --help GROUP  the settings of a group: default, meaning, what is allowed (also docs/settings.md)
+  --cfg         print the configuration and stop
 
-Set a value with GROUP.NAME=VALUE:
-  model       path, dtype, device                                     which checkpoint
-  task        task=NAME, or task=file task.path=FILE                  questions that the model is to answer
-  data        source=sample|file, sequences, path, sampling...        text to train on
-  head        objective, depth, lr, max_grad_norm, max_tokens, ...    what the head is trained on
-  train       steps, rows_per_step, warm_steps, eval_every, ...       how long
-  evaluation  prompts, draft_tokens                                   held-out prompts, before and after
-  dir, out, resume, seed                                              where to, and how to go on
+Choose from a group with GROUP=CHOICE, set a value with GROUP.NAME=VALUE:
+{groups}  dir, out, resume, seed: where to, and how to go on
 
 Objectives: {objectives}.
 
@@ -41,17 +39,16 @@ Examples:
   python -m bebop.adapt dir=RUN resume=true                   go on from the last checkpoint of a run
   torchrun --nproc-per-node 8 -m bebop.adapt model.path=DIR   on eight GPUs
 
-Every setting with its meaning: bebop/adaptation/config.py and HeadConfig in bebop/config.py. Output goes to dir
-(default runs/adapt-<date and time>): model/ is the adapted checkpoint, report.html shows before and after.
+Output goes to dir (default runs/adapt-<date and time>): model/ is the adapted checkpoint, report.html shows before
+and after.
 """
 
 
 def main(arguments: list[str]) -> int:
     """Parse, adapt, say what changed; the exit code."""
-    if "--help" in arguments or "-h" in arguments:
-        from bebop.trainer.objectives import OBJECTIVES
-
-        sys.stdout.write(HELP.format(objectives=", ".join(OBJECTIVES)))
+    if (group := asked(arguments)) is not None:
+        text = HELP.format(groups=overview(AdaptConfig), objectives=", ".join(get_args(ObjectiveName)))
+        sys.stdout.write(about(AdaptConfig, group) if group else text)
         return 0
     overrides = [a for a in arguments if a != "--cfg"]
     unknown = [a for a in overrides if a.startswith("--")]

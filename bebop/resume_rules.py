@@ -4,10 +4,8 @@
 file of questions) is held against ``identity.json`` by content, so those folders and files may move.
 """
 
-import dataclasses
 import json
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 MAY = None
@@ -90,7 +88,7 @@ JOB: Mapping[str, str | None] = {
         (
             f"monitor.{name}"
             for name in (
-                "decode_stats", "drift", "bank_every", "bank_answers", "check_answers", "actions", "tensorboard",
+                "decode_stats", "drift", "probe_every", "probe_answers", "check_answers", "actions", "tensorboard",
                 "wandb", "ray_metrics", "plots",
             )
         ),
@@ -158,14 +156,3 @@ def _value(config: Any, name: str) -> Any:
             return _ABSENT
         config = config[part]
     return config
-
-
-def settings(cls: Any, where: str = "") -> Iterator[str]:
-    """The full name of every setting of a configuration dataclass."""
-    hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        kind = hints[field.name]
-        if dataclasses.is_dataclass(kind):
-            yield from settings(kind, f"{where}{field.name}.")
-        else:
-            yield f"{where}{field.name}"

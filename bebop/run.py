@@ -7,26 +7,25 @@ import time
 from pathlib import Path
 
 from bebop.command import check_writable, run_main, writing
-from bebop.compose import as_yaml, groups, job_config, resumed_overrides, write_down
+from bebop.compose import as_yaml, job_config, resumed_overrides, write_down
 from bebop.config import JobConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.resume_rules import JOB
 from bebop.run_folder import RunFolder
+from bebop.settings import about, asked, overview
 from bebop.store import STEPS, Store
 
 SECTION = "runtime."  # where dir and resume are
-HELP = """usage: python -m bebop.run [--help] [--cfg] [override ...]
+HELP = """usage: python -m bebop.run [--help [GROUP]] [--cfg] [override ...]
 
 Runs GRPO with rollouts on speculative decoding, on Ray. Without arguments: the built-in model on chain_sum.
 
-  --help    this text
-  --cfg     print the configuration and stop
+  --help        this text
+  --help GROUP  the settings of a group: default, meaning, what is allowed (also docs/settings.md)
+  --cfg         print the configuration and stop
 
 Choose from a group with GROUP=CHOICE, set a value with GROUP.NAME=VALUE:
 {groups}
-Decoding systems:
-{systems}
 Examples:
   python -m bebop.run                                     the built-in model, about eight minutes on two cores
   python -m bebop.run task=gcd decoding=target_only       another task, another decoding system
@@ -36,16 +35,14 @@ Examples:
   python -m bebop.run runtime.dir=RUN runtime.resume=true go on from the last checkpoint of a run
   python -m bebop.run runtime=verl bebop=reasoning ...    a job of verl, with verl's overrides (recipes/verl/README.md)
 
-Every setting with its meaning: bebop/config.py. Output goes to runtime.dir (default runs/<date and time>).
+Output goes to runtime.dir (default runs/<date and time>).
 """
 
 
 def main(arguments: list[str]) -> int:
     """Parse, run, report; the exit code."""
-    if "--help" in arguments or "-h" in arguments:
-        listed = "".join(f"  {name:10} {', '.join(choices)}\n" for name, choices in groups().items())
-        systems = "".join(f"  {name:14} {system.summary}\n" for name, system in SYSTEMS.items())
-        sys.stdout.write(HELP.format(groups=listed, systems=systems))
+    if (group := asked(arguments)) is not None:
+        sys.stdout.write(about(JobConfig, group) if group else HELP.format(groups=overview(JobConfig)))
         return 0
     if "runtime=verl" in arguments:
         from bebop.verl_job.run import run  # verl has a configuration of its own: nothing of ours is composed

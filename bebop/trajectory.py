@@ -15,6 +15,10 @@ from numpy.typing import NDArray
 FinishReason = Literal["stop", "length", "abort"]
 
 
+# What is kept of every draft position: cycles that reached it, and sums over those.
+DRAFT_STATS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
+MEASURED = DRAFT_STATS[2:]  # those that take both distributions, which an engine may give for some cycles alone
+STAT_COUNTS = ("cycles", "tokens", "prefilled", "target_forwards", "draft_forwards")  # of a whole answer
 STRETCH = 64  # tokens: answers are cut at 64, 128, 256, ... to see how drafting changes along them
 
 
@@ -78,19 +82,9 @@ class DecodeStats:
     target_entropy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] nats
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
-        return DecodeStats(
-            cycles=self.cycles + other.cycles,
-            tokens=self.tokens + other.tokens,
-            prefilled=self.prefilled + other.prefilled,
-            target_forwards=self.target_forwards + other.target_forwards,
-            draft_forwards=self.draft_forwards + other.draft_forwards,
-            reached=_add(self.reached, other.reached),
-            accepted=_add(self.accepted, other.accepted),
-            overlap=_add(self.overlap, other.overlap),
-            target_only=_add(self.target_only, other.target_only),
-            draft_entropy=_add(self.draft_entropy, other.draft_entropy),
-            target_entropy=_add(self.target_entropy, other.target_entropy),
-        )
+        summed: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in STAT_COUNTS}
+        summed |= {name: _add(getattr(self, name), getattr(other, name)) for name in DRAFT_STATS}
+        return DecodeStats(**summed)
 
     @property
     def emitted(self) -> int:

@@ -9,9 +9,10 @@ import torch
 from bebop.bench import kernels, loop, monitor, record, rollout, served
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.compose import job_config
-from bebop.config import LARGEST, MOST, ModelConfig, TaskConfig
-from bebop.config_sglang import SglangConfig
+from bebop.config import ModelConfig, TaskConfig
+from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
+from bebop.parsing import LARGEST, MOST
 from bebop.preflight import check_model, checked
 from bebop.rollout.sglang.arguments import HOSTED
 

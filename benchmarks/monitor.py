@@ -73,7 +73,7 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
         },
         {"part": "monitor", "s/step": plain, "added s": watching, "added %": 100 * watching / plain},
     ]
-    if every := config.monitor.bank_every:
+    if every := config.monitor.probe_every:
         share = _reading(config, policy, groups) / every
         part = f"bank, each {every} steps"
         rows.append({"part": part, "s/step": plain, "added s": share, "added %": 100 * share / plain})
@@ -157,7 +157,7 @@ def _watching(config: JobConfig, groups: Sequence[Group], steps: int = 20) -> fl
 
 def _reading(config: JobConfig, policy: Policy, groups: Sequence[Group]) -> float:
     """Seconds of one reading of the bank, later ones, without the sweep."""
-    trainer, texts = PolicyTrainer(policy, config), choose(groups, config.monitor.bank_answers)
+    trainer, texts = PolicyTrainer(policy, config), choose(groups, config.monitor.probe_answers)
     seconds = []
     for _ in range(4):
         started = time.process_time()

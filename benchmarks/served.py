@@ -20,7 +20,7 @@ from bebop.config import (
     SamplingConfig,
     TaskConfig,
 )
-from bebop.config_sglang import SglangConfig
+from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import load_tokenizer
 from bebop.rollout.engine import Engine, Request

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from bebop.rollout.decoding.sampling import BatchSampling
-from bebop.trajectory import STRETCH, SamplingParams
+from bebop.trajectory import DRAFT_STATS, STRETCH, SamplingParams
 
-STATS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
 PREFIX_STEP = 32  # the looked-at part of a cache grows in steps, so that few shapes occur
 NEUTRAL = {"temperature": 1.0, "top_k": 0.0, "top_p": 1.0, "min_p": 0.0, "penalty": 1.0}
 
@@ -72,7 +71,7 @@ class Slots:
         self.oldest = torch.zeros(s, **long)  # [S] oldest version among the keys and values in the cache
         self.logprobs = torch.zeros(s, width, dtype=torch.float32, device=device)  # same shape
         self.starts = torch.tensor(starts(sizes.length), device=device)  # [P] where the stretches of an answer begin
-        shape = (s, len(self.starts), len(STATS), sizes.drafts)  # sums by stretch, see STATS
+        shape = (s, len(self.starts), len(DRAFT_STATS), sizes.drafts)  # sums by stretch, see DRAFT_STATS
         self.stats = torch.zeros(shape, dtype=torch.float64, device=device)
         self.begun = torch.zeros(s, len(self.starts), 2, **long)  # [S, P, 2] cycles that began there, their tokens
         self.work = torch.zeros(s, 3, **long)  # [S, 3] cycles, backbone passes, drafter passes
@@ -168,7 +167,7 @@ class Slots:
         self._sampling = None
 
     def record(self, sums: Tensor, emitted: Tensor) -> None:
-        """Add a cycle of the first B slots: sums [B, n, K] of the first n of STATS, and tokens emitted [B].
+        """Add a cycle of the first B slots: sums [B, n, K] of the first n of DRAFT_STATS, and tokens emitted [B].
 
         They belong to the stretch of the answer in which the cycle began.
         """

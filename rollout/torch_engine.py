@@ -17,9 +17,9 @@ from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.decoding.registry import make_part
 from bebop.rollout.engine import Finished, Request, nothing
 from bebop.rollout.room import check_memory, check_positions
-from bebop.rollout.slots import STATS, Slots, SlotSizes
+from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.text import AnswerText
-from bebop.trajectory import Completion, DecodeStats, FinishReason, add_stretches
+from bebop.trajectory import DRAFT_STATS, Completion, DecodeStats, FinishReason, add_stretches
 
 
 class TorchEngine:
@@ -212,8 +212,8 @@ class TorchEngine:
         """The completion of a slot, copied off the device."""
         request, count = self.active[slot], int(self.slots.count[slot])
         ids = self.slots.tokens[slot, :count].to("cpu", copy=True).numpy()
-        by_stretch = self.slots.stats[slot].cpu().numpy().copy()  # [P, STATS, K]
-        sums = dict(zip(STATS, by_stretch.sum(0), strict=True))
+        by_stretch = self.slots.stats[slot].cpu().numpy().copy()  # [P, DRAFT_STATS, K]
+        sums = dict(zip(DRAFT_STATS, by_stretch.sum(0), strict=True))
         cycles, target, draft = self.slots.work[slot].tolist()
         before, earlier = (request.partial.stats, request.partial.stretches) if request.partial else (DecodeStats(), ())
         fresh = count - (len(request.partial.token_ids) if request.partial else 0)
@@ -237,12 +237,12 @@ class TorchEngine:
         return {name: row.to("cpu", copy=True).numpy() for name, row in self.slots.kept(slot).items()}
 
     def _stretches(self, slot: int, sums: NDArray[np.float64]) -> tuple[tuple[int, DecodeStats], ...]:
-        """Statistics by stretch from sums [P, STATS, K], of those in which a cycle began."""
+        """Statistics by stretch from sums [P, DRAFT_STATS, K], of those in which a cycle began."""
         found = []
         begun = self.slots.begun[slot].tolist()
         for start, (cycles, tokens), rows in zip(self.slots.starts.tolist(), begun, sums, strict=True):
             if cycles:
-                named = dict(zip(STATS, rows, strict=True))
+                named = dict(zip(DRAFT_STATS, rows, strict=True))
                 found.append((start, DecodeStats(cycles=cycles, tokens=tokens, **named)))
         return tuple(found)
 

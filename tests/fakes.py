@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from bebop.config import JobConfig, from_dict
+from bebop.config import JobConfig
 from bebop.loop import Loop
 from bebop.metrics import Mean, Metrics
+from bebop.parsing import from_dict
 from bebop.protocols import WorkerDied, WorkerReport
 from bebop.trajectory import Batch, Completion, DecodeStats, Group, Prompt, Trajectory
 from tests.builders import oldest_version

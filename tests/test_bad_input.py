@@ -36,6 +36,7 @@ RUN = [
     ("task=nonsense", "task=nonsense"), ("foo", "'foo'"), ("=3", "'=3'"), ("trainer.lr={", "trainer.lr={"),
     ("trainer.lr=${nope}", "${nope}"), ("trainer.steps=1,2", "trainer.steps=1,2"), ("--config", "--config"),
     ("~trainer.lr.x", "trainer.lr.x"), ("trainer@a=default", "trainer@a"), ("''", "''"), ("trainer=", "trainer="),
+    ("+task=gcd", "+task=gcd"), ("~task=gcd", "task=gcd"), ("--help nope", "nope"),
     ("runtime=verl bebop=nope", "verl"),
     # types
     ("trainer.steps=2.5", "trainer.steps=2.5"), ("trainer.steps=two", "trainer.steps='two'"),
@@ -104,6 +105,7 @@ RUN = [
 
 ADAPT = [
     ("nonsense=1", "nonsense"), ("head.foo=1", "head.foo"), ("--config", "--config"), ("steps=5", "steps"),
+    ("rollout=torch", "rollout=torch"), ("--help nope", "nope"),
     ("head.objective=xyz", "head.objective='xyz'"), ("train.warm_objective=xyz", "train.warm_objective='xyz'"),
     ("train.warm_steps=1000", "train.warm_steps=1000"), ("train.steps=0", "train.steps=0"),
     ("train.threads=1000000", "train.threads=1000000"), ("train.cache_mb=-1", "train.cache_mb=-1"),
@@ -153,6 +155,7 @@ REPORT = [
 DASHBOARDS = [
     ("--session missing", "missing"), ("--staleness -1", "-1"), ("--staleness x", "'x'"), ("--foo", "--foo"),
     ("--session {here} --out rows.txt", "rows.txt"), ("stray", "stray"), ("--session rows.txt", "rows.txt"),
+    ("--export rows.txt", "rows.txt"),
 ]  # fmt: skip
 
 RECIPES = [

@@ -7,16 +7,11 @@ from typing import Any, get_args
 
 import pytest
 
-from bebop.compose import composed, groups, job_config
-from bebop.config import (
-    JobConfig,
-    ObjectiveName,
-    RolloutConfig,
-    SamplingConfig,
-    TrainerConfig,
-    from_dict,
-)
+from bebop.compose import adapt_config, groups, job_config
+from bebop.config import JobConfig, ObjectiveName, RolloutConfig, SamplingConfig, TrainerConfig
+from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
+from bebop.parsing import from_dict, settings
 from bebop.trainer.objectives import OBJECTIVES
 
 NAN, INF = float("nan"), float("inf")
@@ -47,6 +42,11 @@ BAD: list[tuple[str, Any]] = [
     ("trainer.max_tokens", 0), ("trainer.save_every", -1), ("trainer.keep", 0),
     ("runtime.max_restarts", -1), ("runtime.port", 65536), ("runtime.dashboard_port", -1),
     ("runtime.metrics_port", 70000), ("runtime.seed", -1), ("runtime.seed", 1 << 23), ("runtime.resume", True),
+    ("task.name", ""), ("task.prompt_key", " "), ("task.answer_key", ""), ("monitor.probe_every", -1),
+    ("monitor.probe_answers", 1), ("monitor.check_answers", -1), ("runtime.dir", ""), ("runtime.address", " "),
+    ("runtime.temp_dir", ""), ("cotrain.mode", "sometimes"), ("cotrain.head.lr", NAN), ("cotrain.head.max_tokens", 0),
+    ("cotrain.head.lr_warmup_steps", -1), ("cotrain.head.betas", [1.0, 0.9]), ("cotrain.head.weight_decay", -1.0),
+    ("cotrain.head.max_grad_norm", 0.0),
     ("task.reward_timeout", 0.0), ("task.reward_timeout", INF), ("task.reward_timeout", NAN),
 ]  # fmt: skip
 
@@ -76,15 +76,10 @@ def test_a_value_that_is_not_possible_is_named(name: str, value: object) -> None
     assert re.search(r"give|choose|must|wanted|end every|two numbers|> 0", allowed)
 
 
-def test_every_check_has_a_case() -> None:
-    """Each setting that config.py checks by name, and each of its loops over names, is in the table above."""
-    source = Path(str(from_dict.__code__.co_filename)).read_text()
-    named = set(re.findall(r'"((?:model|task|rollout|decoding|algorithm|trainer|runtime)\.[a-z_.]+)"', source))
-    for section, names in {"rollout": 'for name in ("workers"', "trainer": 'for name in ("ranks"'}.items():
-        listed = source[source.index(names) :].split(")", 1)[0]
-        named |= {f"{section}.{name}" for name in re.findall(r'"(\w+)"', listed)}
-    elsewhere = {"task.path", "rollout.sampling"}  # tested below
-    assert named - {name for name, _ in BAD} == elsewhere
+def test_every_limit_has_a_case() -> None:
+    limited = {one.name for one in settings(JobConfig) if one.limit is not None}
+    engine = {name for name in limited if name.startswith("rollout.sglang.")}  # tests/rollout/test_sglang_arguments.py
+    assert limited - engine - {name for name, _ in BAD} == set()
 
 
 @pytest.mark.parametrize(
@@ -181,21 +176,40 @@ def leaves(values: dict[str, Any], where: str = "") -> dict[str, Any]:
     return flat
 
 
-def test_yaml_defaults_are_those_of_the_dataclasses() -> None:
-    in_code = leaves(dataclasses.asdict(JobConfig()))
-    in_yaml = leaves(dataclasses.asdict(job_config([])))
-    differing = {name for name in in_code if in_code[name] != in_yaml[name]}
-    assert differing == {"task.args"}  # the default task names its arguments; the dataclass leaves them to the data set
+SUMS = {"task.args": {"min_terms": 8, "max_terms": 11, "min_digits": 1, "max_digits": 1}}
+COMPOSED: list[tuple[list[str], dict[str, Any]]] = [  # overrides; what differs from the dataclasses' defaults
+    ([], SUMS),
+    (["trainer=default", "algorithm=grpo", "monitor=default", "runtime=default", "~trainer"], SUMS),
+    (["task=gcd", "task.seed=3"],
+     {"task.name": "gcd", "task.args": {"min_value": 10, "max_value": 60}, "task.seed": 3}),
+    (["model=smollm2"], SUMS | {"model.path": "smollm2", "model.init_mtp": True}),
+    (["model=folder", "model.path=."], SUMS | {"model.path": ".", "model.dtype": "bfloat16"}),
+    (["rollout=sglang", "rollout.sglang.urls=['http://a:1']"],
+     SUMS | {"rollout.engine": "sglang", "rollout.sglang.urls": ("http://a:1",)}),
+    (["decoding=bebop_adaptive"], SUMS | {"decoding.system": "bebop_adaptive", "decoding.draft_tokens": 5}),
+    (["cotrain=auto", "cotrain.head={lr:1.0}"], SUMS | {"cotrain.mode": "auto", "cotrain.head.lr": 1.0}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("group", "choice"), CHOICES)
-def test_yaml_files_list_every_setting(group: str, choice: str) -> None:
-    """All settings can be seen in conf/, save those that only file tasks, or SGLang, have."""
-    section = next(f for f in dataclasses.fields(JobConfig) if f.name == group)
-    want = set(leaves(dataclasses.asdict(section.default_factory())))  # type: ignore[misc, call-overload]
-    needs = [f"{group}.path=x"] if choice in ("folder", "file") else []
-    have = set(leaves(composed([f"{group}={choice}", *needs])[group]))
-    only_files = {"path", "prompt_key", "answer_key"} if group == "task" else set()
-    args = {n for n in want | have if group == "task" and n.split(".")[0] == "args"} | {"args"}
-    only_sglang = {n for n in want if n.startswith("sglang.") and choice == "torch"}
-    assert want - have - args - only_sglang <= only_files and have - want - args == set()
+@pytest.mark.parametrize(("overrides", "differing"), COMPOSED, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+def test_a_job_is_the_defaults_of_the_dataclasses_and_what_was_chosen(
+    overrides: list[str], differing: dict[str, Any]
+) -> None:
+    defaults = leaves(dataclasses.asdict(JobConfig()))
+    made = leaves(dataclasses.asdict(job_config(overrides)))
+    assert {name: value for name, value in made.items() if value != defaults[name]} == differing
+
+
+def test_an_adaptation_differs_from_the_dataclasses_in_the_task_and_the_learning_rate() -> None:
+    defaults = leaves(dataclasses.asdict(AdaptConfig()))
+    made = leaves(dataclasses.asdict(adapt_config([])))
+    differing = {name: value for name, value in made.items() if value != defaults[name] and name != "task.args"}
+    assert differing == {"task.name": "composite", "head.lr": 0.002, "head.lr_warmup_steps": 5}
+
+
+@pytest.mark.parametrize(
+    "override", ["task.path=x", "rollout.sglang.retries=1", "trainer=settings", "task=file_settings"]
+)
+def test_settings_of_another_choice_are_refused(override: str) -> None:
+    with pytest.raises(UserError, match=r"no such setting|choose one of"):
+        job_config([override])

@@ -9,11 +9,12 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-from bebop.adaptation.evaluation import SUMS, Measured, change
+from bebop.adaptation.evaluation import Measured, change
 from bebop.adaptation.probe import NUMBERS, Probe
 from bebop.adaptation.results import boundary_share
 from bebop.bench.monitor import percent
 from bebop.intervals import Interval, across_seeds, ratio, ratio_difference
+from bebop.trajectory import DRAFT_STATS
 from recipes.reproduce.beyond.analysis import inside_gain
 from recipes.reproduce.beyond.estimators import ESTIMATORS, Sums, bias, estimate, sums
 from recipes.reproduce.beyond.recording import Cycles
@@ -93,7 +94,7 @@ def decoded(rng: Rng, tasks: np.ndarray, rate: np.ndarray) -> Measured:  # type:
     temperature = reached * (1.5 - rate)[:, None]
     sums = dict(
         zip(
-            SUMS,
+            DRAFT_STATS,
             (reached, accepted, reached * rate[:, None], reached * rate[:, None] * 0.9, temperature, temperature),
             strict=True,
         )

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from bebop.config import DecodingConfig, JobConfig, from_dict
+from bebop.config import DecodingConfig, JobConfig
 from bebop.loop import Loop
+from bebop.parsing import from_dict
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker
 from tests import fakes, test_loop_watch

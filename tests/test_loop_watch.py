@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.config import DecodingConfig, JobConfig, from_dict
+from bebop.config import DecodingConfig, JobConfig
 from bebop.loop import Loop
 from bebop.metrics import Metrics
 from bebop.monitor.controller import Action
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.watch import NoMonitor, Seen, Watch
+from bebop.parsing import from_dict
 from bebop.protocols import WorkerReport
 from bebop.trajectory import Batch, Prompt
 from tests.fakes import GROUPS, SIZE, FakeSink, FakeTrainer, FakeWorker, answer
@@ -107,7 +108,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_rows_have_drift_and_the_time_it_took(tmp_path: Path) -> None:
-    loop, trainer, sink = make(job(bank_every=3), tmp_path)
+    loop, trainer, sink = make(job(probe_every=3), tmp_path)
     assert go(loop)
     assert [row["drift/state"] for _, row in sink.rows] == [0.0] * 6
     assert "drift/length/change" in sink.rows[5][1] and "drift/length/change" not in sink.rows[3][1]
@@ -178,7 +179,7 @@ def test_in_auto_mode_the_head_learns_from_start_to_stop(tmp_path: Path) -> None
 def test_decoding_changes_between_cycles_and_a_replacement_is_told_too(tmp_path: Path) -> None:
     victim, other = Drafting(deaths={("collect", 9)}), Drafting()
     script = {1: Action(kind="set_system", value="target_only")}
-    loop, trainer = scripted(job(actions=True, bank_every=1), tmp_path, script, victim, other)
+    loop, trainer = scripted(job(actions=True, probe_every=1), tmp_path, script, victim, other)
     assert go(loop)
     assert [d.system for d in other.decodings] == ["target_only"]
     assert [d.system for d in victim.decodings] == ["target_only", "bebop", "target_only"]
@@ -233,10 +234,10 @@ def test_no_false_alarm_with_replacements_and_in_flight_swaps(
 
 
 def test_a_resumed_job_reads_the_same_texts_and_continues_its_log(tmp_path: Path) -> None:
-    config = job(bank_every=2)
+    config = job(probe_every=2)
     whole = make(config, tmp_path / "whole")
     assert go(whole[0])
-    first, before, _ = make(job(steps=4, bank_every=2), tmp_path / "parts")
+    first, before, _ = make(job(steps=4, probe_every=2), tmp_path / "parts")
     assert go(first)
     second, after, sink = make(config, tmp_path / "parts", resume_from=2, version=2)
     second.restore(before.saved[2])

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from bebop.adaptation.config import AdaptConfig
 from bebop.compose import _choices, _read, adapt_config, job_config, resumed_overrides, write_down
 from bebop.config import JobConfig
+from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.override_merge import merged
+from bebop.parsing import from_dict
 
 
 def job(overrides: list[str]) -> JobConfig:
@@ -200,3 +201,18 @@ def test_a_setting_is_known_by_its_earlier_name(caplog: pytest.LogCaptureFixture
     caplog.clear()
     assert job_config(["rollout=sglang", "rollout.sglang.transfer=tensor"]).rollout.sglang.transfer == "tensor"
     assert caplog.text == ""
+
+
+def test_a_run_that_was_started_with_an_earlier_name_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = keep(tmp_path / "run", ["monitor.bank_every=7", "++monitor.bank_answers=9"])
+    again = [f"runtime.dir={folder}", "runtime.resume=true"]
+    config = job(again)
+    assert (config.monitor.probe_every, config.monitor.probe_answers) == (7, 9)
+    assert caplog.text.count("monitor.bank_every is called monitor.probe_every now: the old name will go") == 1
+    assert job([*again, "monitor.probe_every=3"]).monitor.probe_every == 3
+
+
+def test_a_stored_configuration_is_read_by_its_earlier_names() -> None:
+    stored = {"monitor": {"bank_every": 7}, "rollout": {"sglang": {"carrier": "distributed"}}}
+    config = from_dict(JobConfig, stored)
+    assert (config.monitor.probe_every, config.rollout.sglang.transfer) == (7, "distributed")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bebop.config import JobConfig, ModelConfig, RolloutConfig, TrainerConfig
-from bebop.config_sglang import SglangConfig
+from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
 from bebop.placement import pools
 

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from bebop.config import DecodingConfig, JobConfig, from_dict
+from bebop.config import DecodingConfig, JobConfig
 from bebop.decoding import SYSTEMS
 from bebop.loop import Loop
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_tokenizer
+from bebop.parsing import from_dict
 from bebop.protocols import WorkerReport
 from bebop.rollout.decoding.lengths.entropy import EntropyLength
 from bebop.rollout.torch_engine import TorchEngine

@@ -15,13 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bebop import adapt, compose
-from bebop.adaptation.config import AdaptConfig
 from bebop.compose import adapt_config, job_config, write_down
 from bebop.config import JobConfig, ModelConfig
+from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.identity import identity
 from bebop.model.checkpoint import save_policy
-from bebop.resume_rules import ADAPT, JOB, MAY, refusals, settings
+from bebop.parsing import settings
+from bebop.resume_rules import ADAPT, JOB, MAY, refusals
 from bebop.run import placed
 from bebop.run_folder import RunFolder
 from bebop.store import STEPS, Store, seal
@@ -99,8 +100,9 @@ def test_a_folder_whose_lock_cannot_be_opened_is_one_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("cls", "rules"), [(JobConfig, JOB), (AdaptConfig, ADAPT)])
 def test_every_setting_has_its_row(cls: type, rules: Mapping[str, str | None]) -> None:
     """A new setting needs a word on whether it may change in a run."""
-    assert sorted(settings(cls)) == sorted(rules)
-    assert sorted(settings(cls)) != sorted({name: why for name, why in rules.items() if name != "model.path"})
+    names = sorted(setting.name for setting in settings(cls))
+    assert names == sorted(rules)
+    assert names != sorted({name: why for name, why in rules.items() if name != "model.path"})
 
 
 def other(value: Any) -> Any:

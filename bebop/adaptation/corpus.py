@@ -9,9 +9,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bebop.adaptation.config import AdaptConfig, DataConfig
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.config import DecodingConfig, SamplingConfig
+from bebop.config_adapt import AdaptConfig, DataConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request

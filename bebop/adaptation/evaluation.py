@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.adaptation.config import DataConfig
 from bebop.adaptation.corpus import run_engine
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.config import DecodingConfig
+from bebop.config_adapt import DataConfig
 from bebop.intervals import Interval, ratio, ratio_difference
 from bebop.model.backbone import Policy
-from bebop.trajectory import Completion, Prompt
+from bebop.trajectory import DRAFT_STATS, MEASURED, Completion, Prompt
 
 Array = NDArray[np.float64]
-SUMS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class Measured:
     def summary(self) -> dict[str, Interval]:
         """Every number: accept_length, and rates, overlaps and entropies at each position and over all."""
         found = {"accept_length": self.interval("accept_length")}
-        names = {"accepted": "accept_rate", **{name: name for name in SUMS[2:]}}
+        names = {"accepted": "accept_rate", **{name: name for name in MEASURED}}
         for name, label in names.items():
             found[label] = self.interval(name)
             for k in range(1, self.reached.shape[1] + 1):
@@ -88,7 +87,7 @@ def measured(tasks: Sequence[str], answers: Sequence[Completion], drafts: int) -
         rows = [getattr(a.stats, name) for a in answers]
         return np.stack([np.pad(row, (0, drafts - len(row))) for row in rows])
 
-    sums: dict[str, Any] = {name: table(name) for name in SUMS}
+    sums: dict[str, Any] = {name: table(name) for name in DRAFT_STATS}
     cycles = np.array([a.stats.cycles for a in answers], float)
     return Measured(
         tasks=tuple(tasks), cycles=cycles, tokens=np.array([a.stats.emitted for a in answers], float), **sums

@@ -12,7 +12,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bebop.adaptation.checkpoint import read, store, write
-from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.corpus import drafting, from_file, keep, question_streams, read_back, run_engine, token_rows
 from bebop.adaptation.evaluation import measured
 from bebop.adaptation.probe import probe
@@ -20,6 +19,7 @@ from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.adaptation.results import Results, Snapshot
 from bebop.adaptation.states import backbone_states, size_of_states
 from bebop.command import writing
+from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
 from bebop.report.adapted_page import write_page

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bebop.command import Parser, check_writable, run_main, whole
-from bebop.dashboards.provision import STALENESS, commit, default_session, metrics_folder, provision
+from bebop.dashboards.provision import STALENESS, default_session, export, metrics_folder, provision
 
 NEXT = """Prometheus: prometheus --config.file={root}/prometheus/prometheus.yml
 Grafana:    grafana-server --homepath DIR --config {root}/grafana/grafana.ini, then the dashboard Bebop
@@ -27,10 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: where Ray keeps its own)")
     parser.add_argument("--staleness", type=whole(0), default=STALENESS, help="of the run (default: %(default)s)")
-    parser.add_argument("--commit", action="store_true", help="renew the files inside the package instead")
+    parser.add_argument("--export", metavar="DIR", type=Path, help="write the dashboard and the rules alone, there")
     options = parser.parse_args(arguments)
-    if options.commit:
-        return _tell(commit())
+    if options.export is not None:
+        check_writable("--export", options.export)
+        return _tell(export(options.export, options.staleness))
     if options.out is not None:
         check_writable("--out", options.out)
     _tell(provision(options.session, options.out, options.staleness))

@@ -20,7 +20,6 @@ from bebop.errors import UserError
 DISCOVERY = "prom_metrics_service_discovery.json"  # Ray lists its nodes there, in the session's folder
 DASHBOARD, RAYS = "bebop_grafana_dashboard.json", "default_grafana_dashboard.json"
 ALERTS = "bebop_alerts.yaml"
-HERE = Path(__file__).parent  # the two committed files lie beside this module
 STALENESS = RolloutConfig().staleness
 
 
@@ -57,9 +56,9 @@ def provision(session: Path, out: Path | None = None, staleness: int = STALENESS
     return written + [_write(path, text) for path, text in texts.items()]
 
 
-def commit() -> list[Path]:
-    """Write the two files that are part of the package; tests hold them against the tables."""
-    texts = {HERE / DASHBOARD: as_json(dashboard()), HERE / ALERTS: as_yaml(rule_file(STALENESS))}
+def export(folder: Path, staleness: int = STALENESS) -> list[Path]:
+    """Write the dashboard and the rules alone, for a Grafana and a Prometheus that are configured already."""
+    texts = {folder / DASHBOARD: as_json(dashboard()), folder / ALERTS: as_yaml(rule_file(staleness))}
     return [_write(path, text) for path, text in texts.items()]
 
 

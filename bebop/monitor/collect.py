@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.monitor.estimate import Array
-from bebop.monitor.records import PER_POSITION, StepRecords
-from bebop.trajectory import STRETCH, Completion, DecodeStats, Group
+from bebop.monitor.records import StepRecords
+from bebop.trajectory import DRAFT_STATS, MEASURED, STRETCH, Completion, DecodeStats, Group
 
 
 def from_groups(groups: Sequence[Group], step: int, version: int | None = None) -> StepRecords:
@@ -47,10 +47,10 @@ def from_stats(
     """Records from decoding statistics, one row each; labels default to: its own unit and answer, the whole answer."""
     count = len(stats)
     drafts = max((len(s.reached) for s in stats), default=0)
-    sums = {name: _padded([getattr(s, name) for s in stats], drafts) for name in PER_POSITION}
+    sums = {name: _padded([getattr(s, name) for s in stats], drafts) for name in DRAFT_STATS}
     cycles = np.array([float(s.cycles) for s in stats])
     if not sums["overlap"].any():  # not measured: the engine left zeros
-        for name in PER_POSITION[2:]:
+        for name in MEASURED:
             sums[name] = np.full_like(sums[name], np.nan)
     plain = np.array([len(s.reached) == 0 for s in stats], dtype=bool)
     return StepRecords(

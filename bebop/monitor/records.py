@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from bebop.errors import UserError
 from bebop.monitor.estimate import Array
+from bebop.trajectory import DRAFT_STATS
 
 PER_ROW = ("cycles", "emitted", "entropy_sum", "entropy_count")
-PER_POSITION = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
 LABELS = ("unit", "answer", "position", "version", "lag")
 DIGITS = 6  # decimals in drift.jsonl
 
@@ -58,7 +58,7 @@ class StepRecords:
 
     def select(self, mask: NDArray[np.bool_]) -> "StepRecords":
         """The rows where ``mask`` is true."""
-        names = (*LABELS, "task", *PER_ROW, *PER_POSITION)
+        names = (*LABELS, "task", *PER_ROW, *DRAFT_STATS)
         return dataclasses.replace(self, **{name: getattr(self, name)[mask] for name in names})
 
     def relabelled(self, unit: NDArray[np.int64]) -> "StepRecords":
@@ -77,7 +77,7 @@ class StepRecords:
         """One line of ``drift.jsonl``; NaN becomes None."""
         row: dict[str, Any] = {"step": self.step, "task": self.task.tolist()}
         row |= {name: getattr(self, name).tolist() for name in LABELS}
-        return row | {name: _rounded(getattr(self, name)) for name in (*PER_ROW, *PER_POSITION)}
+        return row | {name: _rounded(getattr(self, name)) for name in (*PER_ROW, *DRAFT_STATS)}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "StepRecords":
@@ -85,11 +85,11 @@ class StepRecords:
         try:
             count = len(row["unit"])
             columns: dict[str, Any] = {name: np.array(row[name], dtype=float).reshape(count) for name in PER_ROW}
-            for name in PER_POSITION:
+            for name in DRAFT_STATS:
                 columns[name] = np.array(row[name], dtype=float).reshape(count, -1 if count else 0)
             columns |= {name: np.array(row[name], dtype=np.int64).reshape(count) for name in LABELS}
             task = np.array(row["task"], dtype=np.str_).reshape(count)
-            assert len({columns[name].shape for name in PER_POSITION}) == 1
+            assert len({columns[name].shape for name in DRAFT_STATS}) == 1
         except (KeyError, TypeError, ValueError, AssertionError) as error:
             raise UserError(
                 f"step {row.get('step')} of a drift log cannot be read ({error}): give drift.jsonl"
@@ -106,7 +106,7 @@ def merge_records(parts: Sequence[StepRecords]) -> StepRecords:
     drafts = max(part.drafts for part in parts)
     columns: dict[str, Any] = {name: np.concatenate([getattr(p, name) for p in parts]) for name in (*PER_ROW, "task")}
     columns |= {name: np.concatenate([getattr(p, name) for p in parts]) for name in ("position", "version", "lag")}
-    columns |= {name: np.concatenate([_widened(getattr(p, name), drafts) for p in parts]) for name in PER_POSITION}
+    columns |= {name: np.concatenate([_widened(getattr(p, name), drafts) for p in parts]) for name in DRAFT_STATS}
     steps = np.concatenate([np.full(len(p), p.step) for p in parts])
     order = np.concatenate([np.full(len(p), i) for i, p in enumerate(parts)])
     unit = _numbered(steps, np.concatenate([p.unit for p in parts])) if len({p.step for p in parts}) > 1 else None

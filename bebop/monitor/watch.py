@@ -94,9 +94,9 @@ class Watch:
         step is read.
         """
         mode = self.config.cotrain.mode
-        every = self.config.monitor.bank_every if SYSTEMS[self.decoding.system].head else 0  # it reads the head
+        every = self.config.monitor.probe_every if SYSTEMS[self.decoding.system].head else 0  # it reads the head
         if not self.texts and every:
-            self.texts = choose(groups, self.config.monitor.bank_answers)
+            self.texts = choose(groups, self.config.monitor.probe_answers)
         if not every or len(self.texts) < 2:
             return None
         first = not self.monitor.banked

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.monitor.estimate import Array, Estimate, t_over_normal
-from bebop.monitor.records import PER_POSITION, StepRecords
+from bebop.monitor.records import StepRecords
+from bebop.trajectory import DRAFT_STATS
 
 Rate = Literal["accepted", "overlap", "target_only"]
 FIXED = ("cycles", "emitted", "entropy_sum", "entropy_count", "answers", "length_by_answer", "entropy_by_answer")
@@ -80,7 +81,7 @@ class Window:
     @property
     def drafts(self) -> int:
         """K."""
-        return (len(self.totals) - len(FIXED)) // len(PER_POSITION)
+        return (len(self.totals) - len(FIXED)) // len(DRAFT_STATS)
 
     def value(self, measure: Measure) -> Estimate:
         """The measure, weighted by cycles (by tokens)."""
@@ -123,7 +124,7 @@ class Window:
 
 
 def table(records: StepRecords) -> Array:
-    """[N, C]: the columns FIXED, then each of PER_POSITION for position 1, those for position 2, and so on."""
+    """[N, C]: the columns FIXED, then each of DRAFT_STATS for position 1, those for position 2, and so on."""
     answers, first, number = np.unique(records.answer, return_index=True, return_inverse=True)
     opens = np.zeros(len(records))
     opens[first] = 1.0
@@ -134,7 +135,7 @@ def table(records: StepRecords) -> Array:
     with np.errstate(invalid="ignore", divide="ignore"):
         length, entropy = opens * per_answer[0] / per_answer[1], opens * per_answer[2] / per_answer[3]
     fixed = [records.cycles, records.emitted, records.entropy_sum, records.entropy_count, opens, length, entropy]
-    positions = np.stack([getattr(records, name) for name in PER_POSITION], -1).reshape(len(records), -1)
+    positions = np.stack([getattr(records, name) for name in DRAFT_STATS], -1).reshape(len(records), -1)
     return np.concatenate([np.stack(fixed, 1), positions], 1)
 
 
@@ -160,7 +161,7 @@ def resample(units: int, draws: int, rng: np.random.Generator) -> Array:
 
 def _per_position(columns: Array, name: str) -> Array:
     """The columns [..., K] of one per-position sum."""
-    return columns[..., len(FIXED) + PER_POSITION.index(name) :: len(PER_POSITION)]
+    return columns[..., len(FIXED) + DRAFT_STATS.index(name) :: len(DRAFT_STATS)]
 
 
 def _wide(columns: Array, width: int) -> Array:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.probe import Array, Probe
 from bebop.adaptation.results import Results, Snapshot, boundary_share
+from bebop.config_adapt import AdaptConfig
 from bebop.intervals import Interval
 from bebop.report.adapted_table import SYSTEMS, drafts, tasks
 from bebop.report.document import Card, table

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.results import Results
+from bebop.config_adapt import AdaptConfig
 from bebop.report.adapted import boundary_card, entropy_card, length_card, place_card, position_card, training_cards
 from bebop.report.adapted_table import drafts, rows
 from bebop.report.document import Card, document, table

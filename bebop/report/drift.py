@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bebop.config import DecodingConfig, MonitorConfig, from_dict
+from bebop.config import DecodingConfig, MonitorConfig
 from bebop.errors import UserError
 from bebop.monitor.controller import Kind
 from bebop.monitor.drift import Decomposition, Key
@@ -15,6 +15,7 @@ from bebop.monitor.estimate import Estimate
 from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import TokenProbs
 from bebop.monitor.watch import settings
+from bebop.parsing import from_dict
 from bebop.report import figures, token_probs
 from bebop.report.document import Card, table
 from bebop.report.figures import INK, MUTED, Panel, Trace, layout

@@ -12,8 +12,8 @@ import transformers
 import yaml
 
 from bebop import __version__
-from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.results import Results
+from bebop.config_adapt import AdaptConfig
 from bebop.report.adapted_table import drafts, rows, tasks
 
 TAGS = ["speculative-decoding", "mtp", "multi-token-prediction", "rejection-sampling", "bebop"]

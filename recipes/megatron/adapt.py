@@ -10,8 +10,10 @@ import yaml
 from bebop.adapt import begin, check_folder, run_folder
 from bebop.command import run_main
 from bebop.compose import adapt_config, as_yaml, resumed_overrides
-from bebop.config import from_dict
+from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
+from bebop.parsing import from_dict
+from bebop.settings import about, asked
 
 HELP = """usage: torchrun --nproc-per-node N -m bebop.megatron_job.adapt [--help] [--cfg] [override ...]
 
@@ -25,7 +27,7 @@ in the layout it came in. As python -m bebop.adapt, whose settings it takes, wit
 
 N must be a multiple of T times P; what is left is data parallel. Context parallelism is refused.
 
-  --help    this text (python -m bebop.adapt --help has the other settings)
+  --help    this text; --help GROUP: the settings of model, task, data, head, train or evaluation
   --cfg     print the configuration and stop
 
 Examples:
@@ -40,8 +42,8 @@ OWN = "parallel."
 
 def main(arguments: list[str]) -> int:
     """Parse, adapt, say what changed; the exit code."""
-    if "--help" in arguments or "-h" in arguments:
-        sys.stdout.write(HELP)
+    if (group := asked(arguments)) is not None:
+        sys.stdout.write(HELP if group in ("", "parallel") else about(AdaptConfig, group))
         return 0
     overrides = [a for a in arguments if a != "--cfg"]
     if unknown := [a for a in overrides if a.startswith("--")]:

@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 from bebop.command import run_main
-from bebop.config import ModelConfig, from_dict
+from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.megatron_job.adapt import OWN, settings
+from bebop.parsing import from_dict
 
 HELP = """usage: torchrun --nproc-per-node N -m bebop.megatron_job.convert to-megatron|to-huggingface NAME=VALUE ...
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bebop.adaptation.checkpoint import store
-from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.corpus import from_file
 from bebop.adaptation.job import Adaptation
 from bebop.adaptation.ranks import Ranks
+from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.megatron_job.architecture import BackboneModel, build, check_sizes
 from bebop.megatron_job.backend import FrozenBackend

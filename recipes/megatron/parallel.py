@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from bebop.config import check
 from bebop.errors import UserError
 from bebop.megatron_job.cpu import prepare
+from bebop.parsing import check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

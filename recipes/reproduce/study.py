@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
-from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
 from bebop.adaptation.states import backbone_states
 from bebop.compose import adapt_config
 from bebop.config import HeadConfig, ModelConfig
+from bebop.config_adapt import AdaptConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.trainer.chains import TokenRow, rows_of_step

@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 
 from bebop.command import Parser, check_writable, run_main, whole
-from bebop.config import LARGEST, MOST, ModelConfig
+from bebop.config import ModelConfig
 from bebop.model.checkpoint import load_policy, save_policy
+from bebop.parsing import LARGEST, MOST
 from recipes.tiny.head import train_head
 from recipes.tiny.sft import train_backbone
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from packaging.version import Version
 
-from bebop.config import DecodingConfig, check
+from bebop.config import DecodingConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
+from bebop.parsing import check
 from bebop.verl_job.settings import HEADS, VerlConfig, parse_engine
 
 OLDEST_SGLANG = "0.5.14"

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bebop.config import HeadConfig, check, from_dict
+from bebop.config import HeadConfig
+from bebop.parsing import check, from_dict
 
 VARIABLE = "BEBOP_VERL"
 SELECTOR = "BEBOP_VERL_SELECTOR"  # which of SGLang's models are sent weights: target, or all

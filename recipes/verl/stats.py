@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from bebop.trajectory import DecodeStats
+from bebop.trajectory import DRAFT_STATS, STAT_COUNTS, DecodeStats
 
 FIELD = "bebop_stats"
-ARRAYS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
-COUNTS = ("cycles", "tokens", "prefilled", "target_forwards", "draft_forwards")
 # verl's own counts of the same: drafts made, drafts accepted, verification steps.
 SPEC = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 COLLECTED: ContextVar[list[dict[str, Any]] | None] = ContextVar("bebop_collected", default=None)
@@ -24,14 +22,14 @@ COLLECTED: ContextVar[list[dict[str, Any]] | None] = ContextVar("bebop_collected
 
 def encode(stats: DecodeStats) -> dict[str, Any]:
     """As plain data; NaN stays NaN."""
-    counts = {name: int(getattr(stats, name)) for name in COUNTS}
-    return counts | {name: getattr(stats, name).tolist() for name in ARRAYS}
+    counts = {name: int(getattr(stats, name)) for name in STAT_COUNTS}
+    return counts | {name: getattr(stats, name).tolist() for name in DRAFT_STATS}
 
 
 def decode(data: Mapping[str, Any]) -> DecodeStats:
     """The inverse of ``encode``."""
-    found: dict[str, Any] = {name: int(data[name]) for name in COUNTS}
-    found |= {name: np.asarray(data[name], dtype=np.float64) for name in ARRAYS}
+    found: dict[str, Any] = {name: int(data[name]) for name in STAT_COUNTS}
+    found |= {name: np.asarray(data[name], dtype=np.float64) for name in DRAFT_STATS}
     return DecodeStats(**found)
 
 

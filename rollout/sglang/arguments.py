@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bebop.config import DecodingConfig, JobConfig
-from bebop.config_sglang import Pause, SglangConfig
+from bebop.config_engines import Pause, SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.trajectory import SamplingParams

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, GenerationConfig
 
 from bebop.config import JobConfig
-from bebop.config_sglang import SglangConfig
+from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve

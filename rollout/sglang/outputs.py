@@ -9,9 +9,7 @@ from numpy.typing import NDArray
 from bebop.errors import UserError
 from bebop.monitor.adapters import sglang_stats
 from bebop.rollout.served_engine import Part
-from bebop.trajectory import DecodeStats, FinishReason, SamplingParams
-
-STATISTICS = ("overlap", "target_only", "draft_entropy", "target_entropy")
+from bebop.trajectory import MEASURED, DecodeStats, FinishReason, SamplingParams
 
 
 def part(output: Mapping[str, Any], params: SamplingParams, drafts: int) -> Part:
@@ -81,10 +79,10 @@ def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeSt
     counts.tokens, counts.prefilled = tokens, tokens - emitted
     counts.target_forwards, counts.draft_forwards = counts.cycles, counts.cycles * drafts
     width = len(counts.reached)
-    for name in STATISTICS:
+    for name in MEASURED:
         setattr(counts, name, np.zeros(width))
     for entry in meta.get("bebop_verify") or []:
         reached = min(int(entry["accepted"]) + 1, len(entry["overlap"]), width)
-        for name in STATISTICS:
+        for name in MEASURED:
             getattr(counts, name)[:reached] += entry.get("weight", 1) * np.asarray(entry[name])[:reached]
     return counts

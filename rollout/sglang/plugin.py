@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bebop.kernels.stats import PairStats, pair_stats
+from bebop.trajectory import MEASURED
 
 EVERY = "BEBOP_VERIFY_EVERY"
 CPU = "BEBOP_SGLANG_CPU"
@@ -60,12 +61,11 @@ class Measure:
         rows, width = len(lengths), verify.draft_token_num
         target = _distribution(logits, sampling, width).view(rows, width, -1)[:, :-1]
         drafted = verify.draft_token.view(rows, width)[:, 1:]
-        names = ("overlap", "target_only", "draft_entropy", "target_entropy")
         stats = statistics(verify.draft_probs, target, drafted)
-        table = torch.stack([getattr(stats, name).view(rows, width - 1) for name in names], 1).tolist()
+        table = torch.stack([getattr(stats, name).view(rows, width - 1) for name in MEASURED], 1).tolist()
         accepted = (lengths - 1).tolist()
         return [
-            {"accepted": count, "weight": self.every, **dict(zip(names, row, strict=True))}
+            {"accepted": count, "weight": self.every, **dict(zip(MEASURED, row, strict=True))}
             for count, row in zip(accepted, table, strict=True)
         ]
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.evaluation import Measured
 from bebop.adaptation.probe import NUMBERS, Probe
 from bebop.adaptation.results import Results, Snapshot
-from bebop.config import from_dict
+from bebop.config_adapt import AdaptConfig
+from bebop.parsing import from_dict
 
 TASKS = ("chain_sum", "gcd")
 

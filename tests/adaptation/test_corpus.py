@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bebop.adaptation.config import DataConfig
 from bebop.adaptation.corpus import HELD_OUT_SEED, from_file, keep, question_streams, read_back
 from bebop.config import ModelConfig
+from bebop.config_adapt import DataConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_tokenizer
 from bebop.trainer.chains import TokenRow

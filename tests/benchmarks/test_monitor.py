@@ -3,8 +3,9 @@
 import pytest
 
 from bebop.bench import monitor
-from bebop.config import JobConfig, from_dict
+from bebop.config import JobConfig
 from bebop.errors import UserError
+from bebop.parsing import from_dict
 from bebop.rollout.decoding import emit
 
 SMALL = {"trainer": {"groups_per_step": 2, "group_size": 2}, "rollout": {"sampling": {"max_new_tokens": 12}}}
@@ -16,7 +17,7 @@ def config(**more: object) -> JobConfig:
 
 def test_every_part_has_a_row() -> None:
     original = emit._compare
-    rows = {row["part"]: row for row in monitor.run(config(monitor={"bank_every": 5}), rounds=2)}
+    rows = {row["part"]: row for row in monitor.run(config(monitor={"probe_every": 5}), rounds=2)}
     assert list(rows) == [
         "statistics of drafts, timed", "statistics of drafts, on against off", "monitor", "bank, each 5 steps",
     ]  # fmt: skip
@@ -26,7 +27,7 @@ def test_every_part_has_a_row() -> None:
 
 
 def test_what_is_not_read_has_no_row() -> None:
-    assert len(monitor.run(config(monitor={"bank_every": 0}), rounds=2)) == 3
+    assert len(monitor.run(config(monitor={"probe_every": 0}), rounds=2)) == 3
 
 
 @pytest.mark.parametrize("more", [{"decoding": {"system": "autoregressive"}}, {"rollout": {"engine": "sglang"}}])

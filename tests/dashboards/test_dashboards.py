@@ -1,4 +1,4 @@
-"""Dashboard and alerts: the committed files are the tables', names are those of a run, rules fire when they must."""
+"""Dashboard and alerts: names are those of a run, files are written where they belong, rules fire when they must."""
 
 import json
 import re
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bebop import catalogue
 from bebop.dashboards import provision
 from bebop.dashboards.__main__ import main
 from bebop.dashboards.alerts import LONG, rule_file
@@ -39,39 +40,21 @@ def unknown(exprs: Iterable[str], exported: Iterable[str]) -> set[str]:
     return {name for expr in exprs for name in names(expr) if not any(re.fullmatch(name, one) for one in known)}
 
 
-def documented() -> set[str]:
-    """The names in the README's table of metrics, with 1 for k."""
-    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
-    found = {name for row in rows for name in re.findall(r"`([a-z_/]+)`", row)}
-    return {re.sub(r"/k$", "/1", name) for name in found}
-
-
 def tables() -> list[str]:
-    """Every expression of the committed files."""
-    shown = json.loads((provision.HERE / provision.DASHBOARD).read_text())
-    rules = yaml.safe_load((provision.HERE / provision.ALERTS).read_text())["groups"][0]["rules"]
-    return [t["expr"] for p in shown["panels"] for t in p.get("targets", [])] + [rule["expr"] for rule in rules]
+    """Every expression of the dashboard and of the rules."""
+    rules = rule_file(provision.STALENESS)["groups"][0]["rules"]
+    return [t["expr"] for p in dashboard()["panels"] for t in p.get("targets", [])] + [rule["expr"] for rule in rules]
 
 
-# ---- what is committed
-
-
-def test_committed_files_are_the_tables() -> None:
-    assert (provision.HERE / provision.DASHBOARD).read_text() == provision.as_json(dashboard())
-    assert (provision.HERE / provision.ALERTS).read_text() == provision.as_yaml(rule_file(provision.STALENESS))
+# ---- what they show
 
 
 def test_names_are_those_of_a_run() -> None:
-    """What every run has is in the README; what the monitor and co-training add is named by them."""
-    drift = {f"drift/{name}/{part}{end}" for name in ("length", "bank") for part in ("change", "entropy", "mismatch")
-             for end in ("", "_low", "_high")}  # fmt: skip
-    drift |= {"drift/state", "drift/boundary", "drift/boundary_low", "drift/boundary_high"}
-    head = {"head/loss", "head/grad_norm", "head/skipped"}
-    assert unknown(tables(), documented() | drift | head) == set()
-    assert unknown(["rate(ray_bebop_reward_max[1m])"], documented()) == {"ray_bebop_reward_max"}
-    assert unknown(['{__name__=~"ray_bebop_rollout_accept_share_[0-9]+"}'], documented())
+    assert unknown(tables(), catalogue.names("run", "head", "drift")) == set()
+    assert unknown(["rate(ray_bebop_reward_max[1m])"], catalogue.names("run")) == {"ray_bebop_reward_max"}
+    assert unknown(['{__name__=~"ray_bebop_rollout_accept_share_[0-9]+"}'], catalogue.names("run"))
     for panel in PANELS:
-        wanted = {DRIFT: drift, COTRAIN: head, "": documented()}[panel.needs]
+        wanted = catalogue.names({DRIFT: "drift", COTRAIN: "head", "": "run"}[panel.needs])
         assert unknown([query.expr for query in panel.queries], wanted) == set(), panel.title
 
 
@@ -182,6 +165,13 @@ def test_another_folder_and_a_missing_session(tmp_path: Path, capsys: pytest.Cap
     assert main(["--session", str(tmp_path / "session"), "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out/grafana/grafana.ini").exists() and not (tmp_path / "session/metrics").exists()
     assert error_of(main, ["--session", str(tmp_path / "none")], capsys).endswith("start the run first")
+
+
+def test_dashboard_and_rules_are_written_without_a_session(tmp_path: Path) -> None:
+    assert main(["--export", str(tmp_path), "--staleness", "3"]) == 0
+    assert {p.name for p in tmp_path.iterdir()} == {provision.DASHBOARD, provision.ALERTS}
+    assert json.loads((tmp_path / provision.DASHBOARD).read_text()) == dashboard()
+    assert yaml.safe_load((tmp_path / provision.ALERTS).read_text()) == rule_file(3)
 
 
 # ---- what fires

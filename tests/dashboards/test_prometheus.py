@@ -34,7 +34,7 @@ pytestmark = [
 # Small steps, and the head trained beside the policy, so that all numbers occur.
 RUN = [
     "trainer.steps=100000", "trainer.save_every=0", "trainer.groups_per_step=2", "trainer.group_size=4",
-    "rollout.slots=8", "rollout.sampling.max_new_tokens=48", "monitor.bank_every=4", "cotrain=always",
+    "rollout.slots=8", "rollout.sampling.max_new_tokens=48", "monitor.probe_every=4", "cotrain=always",
     "monitor.tensorboard=false", "monitor.plots=false", "runtime.progress=false",
 ]  # fmt: skip
 PANELS = [panel for panels in ROWS.values() for panel in panels]

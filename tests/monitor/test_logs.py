@@ -13,9 +13,9 @@ from bebop.monitor.collect import from_averages, from_groups, from_stats
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.logs import log_row, read_log
 from bebop.monitor.probe_set import ProbeReading, Sweep
-from bebop.monitor.records import PER_POSITION, PER_ROW, StepRecords, merge_records
+from bebop.monitor.records import PER_ROW, StepRecords, merge_records
 from bebop.monitor.window import Measure, Window
-from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
+from bebop.trajectory import DRAFT_STATS, Completion, DecodeStats, Group, Prompt, Trajectory
 from tests.monitor.synthetic import Truth, constant, ramp, run, step_records
 
 SETTINGS = MonitorSettings(draws=100)
@@ -125,7 +125,7 @@ def test_rows_survive_json_even_unmeasured(tmp_path: Path) -> None:
     records = from_stats([bare, stats(3, 1, 0)], 4)
     records = dataclasses.replace(records, target_only=np.full((2, 2), np.nan))
     read = StepRecords.from_row(json.loads(json.dumps(records.to_row())))
-    for name in (*PER_ROW, *PER_POSITION):
+    for name in (*PER_ROW, *DRAFT_STATS):
         np.testing.assert_allclose(getattr(read, name), getattr(records, name), rtol=1e-6)
     with pytest.raises(UserError, match="step 4"):
         StepRecords.from_row(records.to_row() | {"cycles": [1.0]})

@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.config import JobConfig, from_dict
+from bebop.config import JobConfig
 from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor
 from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import ProbeReading
 from bebop.monitor.watch import Seen, Watch, choose, settings
+from bebop.parsing import from_dict
 from tests.monitor.synthetic import Truth, constant, step_groups
 
 SPOILED = Truth(entropy=constant(0.5), mismatch=lambda step: 0.0 if step <= 8 else -0.5)
 
 
 def job(mode: str = "off", staleness: int = 0, **monitor: Any) -> JobConfig:
-    sections = {"cotrain": {"mode": mode}, "monitor": {"bank_every": 0, **monitor}}
+    sections = {"cotrain": {"mode": mode}, "monitor": {"probe_every": 0, **monitor}}
     return from_dict(JobConfig, {**sections, "rollout": {"staleness": staleness}, "trainer": {"steps": 20}})
 
 
@@ -141,7 +142,7 @@ def reading(shift: float, size: int = 64) -> ProbeReading:
 
 
 def test_the_bank_is_read_first_then_regularly_then_at_every_unsettled_step(tmp_path: Path) -> None:
-    watch = Watch(job("auto", bank_every=5, bank_answers=6), tmp_path)
+    watch = Watch(job("auto", probe_every=5, probe_answers=6), tmp_path)
     asked = []
     for step in range(1, 17):
         groups = step_groups(Truth(entropy=constant(0.5), mismatch=constant(0)), step)
@@ -155,7 +156,7 @@ def test_the_bank_is_read_first_then_regularly_then_at_every_unsettled_step(tmp_
     assert all(due is None or due[0] == first[0] for due in asked), "the texts are those of the first batch"
     kinds = [row["action"]["kind"] for row in lines(tmp_path / "controller.jsonl")]
     assert kinds == ["cotrain_start", "cotrain_stop"]
-    other = Watch(job("auto", bank_every=5, bank_answers=6), tmp_path, resume_from=7)
+    other = Watch(job("auto", probe_every=5, probe_answers=6), tmp_path, resume_from=7)
     other.restore(watch.state())
     assert other.probe_due(8, step_groups(SPOILED, 8)) is None and other.probe_due(10, ()) == (first[0], False)
 

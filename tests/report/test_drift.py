@@ -9,10 +9,11 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from bebop.config import JobConfig, from_dict
+from bebop.config import JobConfig
 from bebop.monitor.estimate import Array
 from bebop.monitor.probe_set import ProbeReading, Sweep, TokenProbs
 from bebop.monitor.watch import Watch
+from bebop.parsing import from_dict
 from bebop.report.__main__ import main
 from tests.browser import CHROMIUM, browse
 from tests.commands import error_of
@@ -56,7 +57,7 @@ def swept(entropy: tuple[float, ...], length: tuple[float, ...], prompts: int = 
 
 def watched_run(folder: Path, steps: int = 14) -> Path:
     run = write_run(folder, steps=steps)
-    config = from_dict(JobConfig, {"cotrain": {"mode": "auto"}, "monitor": {"bank_every": 5}})
+    config = from_dict(JobConfig, {"cotrain": {"mode": "auto"}, "monitor": {"probe_every": 5}})
     watch = Watch(config, run)
     heats = (0.5, 0.8, 1.25, 1.6)
     sweep = Sweep(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bebop.adaptation.config import AdaptConfig
-from bebop.config import from_dict
+from bebop.config_adapt import AdaptConfig
+from bebop.parsing import from_dict
 from bebop.report.model_card import write_card
 from tests.adaptation.builders import config, results
 

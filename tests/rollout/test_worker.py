@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from bebop.config import DecodingConfig, JobConfig, TaskConfig, from_dict
+from bebop.config import DecodingConfig, JobConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.metrics import values
 from bebop.model.backbone import Policy
 from bebop.monitor.estimators import rollout_metrics
+from bebop.parsing import from_dict
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import Reward, RolloutWorker
 from bebop.tasks.functions import RewardTimeout

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from bebop.config import TaskConfig, from_dict
+from bebop.config import TaskConfig
 from bebop.errors import UserError
+from bebop.parsing import from_dict
 from bebop.tasks.procedural import ProceduralItems, make_dataset
 from bebop.tasks.rewards import MathReward, RewardFunction, UserReward, checked, make_reward
 from bebop.trajectory import Prompt

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from bebop.config import JobConfig, from_dict
+from bebop.config import JobConfig
 from bebop.model.backbone import Policy
+from bebop.parsing import from_dict
 from bebop.trajectory import Batch, Completion, Group, Prompt, Trajectory
 from tests.builders import letters, tiny_policy
 

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.adaptation.config import DataConfig
 from bebop.adaptation.corpus import drafting, params
+from bebop.config_adapt import DataConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify

@@ -29,7 +29,7 @@ def command(folder: Path, model: Path) -> list[str]:
         "trainer.lr=1e-2",
         "trainer.lr_warmup_steps=0", "rollout.max_length=64", "rollout.sampling.max_new_tokens=8",
         "rollout.sglang.cache_tokens=4096", "rollout.sglang.monitor_every=1", "decoding.draft_tokens=2",
-        "monitor.tensorboard=false", "monitor.plots=false", "monitor.ray_metrics=false", "monitor.bank_every=0",
+        "monitor.tensorboard=false", "monitor.plots=false", "monitor.ray_metrics=false", "monitor.probe_every=0",
     ]  # fmt: skip
 
 

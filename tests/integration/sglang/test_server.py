@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bebop.config import DecodingConfig
-from bebop.config_sglang import SglangConfig
+from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.sglang.arguments import server_arguments
 from bebop.rollout.sglang.backend import INTERPRETER, WHOLE_ANSWERS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bebop.config import AlgorithmConfig, DecodingConfig, JobConfig, MonitorConfig, RolloutConfig
-from bebop.config_sglang import SglangConfig
+from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
 from bebop.rollout.sglang import builder

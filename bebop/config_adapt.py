@@ -5,17 +5,25 @@ from pathlib import Path
 from typing import Literal
 
 from bebop.config import (
-    MAX_SEED,
-    MOST,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SEED,
     HeadConfig,
     ModelConfig,
     ObjectiveName,
     SamplingConfig,
     TaskConfig,
+)
+from bebop.parsing import (
+    MOST,
+    NOT_EMPTY,
+    Limit,
+    at_least,
     check,
-    not_empty,
-    one_of,
+    check_settings,
+    choice,
     readable_rows,
+    setting,
     within,
 )
 
@@ -24,23 +32,20 @@ from bebop.config import (
 class DataConfig:
     """Sequences to train on: sampled by the model itself (default), or read from a file."""
 
-    source: Literal["sample", "file"] = "sample"
-    sequences: int = 1200  # sampled answers; from a file: the most that are read, 0 for all
-    path: str | None = None  # .jsonl or .parquet, for source=file
-    prompt_key: str = "prompt"
-    answer_key: str = "answer"
-    slots: int = 64  # answers decoded side by side
-    max_length: int = 512  # prompt + answer, tokens
+    source: Literal["sample", "file"] = setting("sample", "where sequences come from")
+    sequences: int = setting(1200, "sampled answers; from a file: the most that are read, 0 for all", NOT_NEGATIVE)
+    path: str | None = setting(None, "an existing .jsonl or .parquet file, for data.source=file")
+    prompt_key: str = setting("prompt", "a text or a list of messages in a row of the file", NOT_EMPTY)
+    answer_key: str = setting("answer", "the text that follows it", NOT_EMPTY)
+    slots: int = setting(64, "answers decoded side by side", POSITIVE)
+    max_length: int = setting(512, "prompt + answer, tokens; more than data.sampling.max_new_tokens")
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
 
     def __post_init__(self) -> None:
-        one_of("data.source", self.source, Literal["sample", "file"])
+        check_settings(self, "data.")
         readable_rows("data.path", self.path, needed=self.source == "file")
-        for name in ("prompt_key", "answer_key"):
-            not_empty(f"data.{name}", getattr(self, name))
-        lowest = 0 if self.source == "file" else 1  # 0: all rows of a file
-        check(self.sequences >= lowest, "data.sequences", self.sequences, f"give {lowest} or more")
-        check(self.slots >= 1, "data.slots", self.slots, "give 1 or more")
+        some = self.source == "file" or self.sequences > 0
+        check(some, "data.sequences", self.sequences, "give 1 or more")
         fits = self.sampling.max_new_tokens < self.max_length
         check(fits, "data.max_length", self.max_length, "it must exceed data.sampling.max_new_tokens")
         plain = self.sampling.min_p == 0 and self.sampling.repetition_penalty == 1
@@ -54,24 +59,28 @@ class DataConfig:
 class TrainConfig:
     """How long, on how much at a time, and from what."""
 
-    steps: int = 160
-    rows_per_step: int = 32
-    warm_objective: str = "ce"  # of the first steps: a draft that shares no token with the target has no TV gradient
-    warm_steps: int | None = None  # null: none for a head that came with the checkpoint, a third for a fresh one
-    eval_every: int = 40  # steps between evaluations on held-out text; 0: only at both ends
-    save_every: int = 80  # steps between checkpoints for resuming; 0: only at the end
-    keep: int = 2
-    threads: int = 2  # CPU threads
-    cache_mb: int = 1024  # the backbone's hidden states of the training text are computed once if they fit; 0: never
+    steps: int = setting(160, "updates of the head", POSITIVE)
+    rows_per_step: int = setting(32, "sequences in one update", POSITIVE)
+    warm_objective: str = setting(
+        "ce",
+        "of the first steps: a draft that shares no token with the target has no TV gradient",
+        choice(ObjectiveName),
+    )
+    warm_steps: int | None = setting(
+        None, "null: none for a head that came with the checkpoint, a third of train.steps for a fresh one"
+    )
+    eval_every: int = setting(40, "steps between evaluations on held-out text", at_least(0, "at the end"))
+    save_every: int = setting(80, "steps between checkpoints for resuming", at_least(0, "at the end"))
+    keep: int = setting(2, "checkpoints kept; older ones are removed", POSITIVE)
+    threads: int = setting(2, "CPU threads", within(1, MOST))
+    cache_mb: int = setting(
+        1024,
+        "the backbone's hidden states of the training text are computed once if they fit",
+        at_least(0, "never"),
+    )
 
     def __post_init__(self) -> None:
-        one_of("train.warm_objective", self.warm_objective, ObjectiveName)
-        within("train.threads", self.threads, 1, MOST)
-        for name in ("steps", "rows_per_step", "keep"):
-            check(getattr(self, name) >= 1, f"train.{name}", getattr(self, name), "give 1 or more")
-        for name in ("eval_every", "save_every"):
-            check(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "give 0 (at the end) or more")
-        check(self.cache_mb >= 0, "train.cache_mb", self.cache_mb, "give 0 (never) or more")
+        check_settings(self, "train.")
         warm = self.warm_steps
         fits = warm is None or 0 <= warm <= self.steps
         check(fits, "train.warm_steps", warm, f"give a number from 0 to train.steps={self.steps}, or null")
@@ -85,12 +94,11 @@ class TrainConfig:
 class EvaluationConfig:
     """Held-out prompts, on which acceptance is measured before and after."""
 
-    prompts: int = 192
-    draft_tokens: int = 3  # K
+    prompts: int = setting(192, "questions", Limit(lambda number: number >= 2, "intervals need 2 or more"))
+    draft_tokens: int = setting(3, "K, drafts per cycle", within(1, 16))
 
     def __post_init__(self) -> None:
-        check(self.prompts >= 2, "evaluation.prompts", self.prompts, "intervals need 2 or more")
-        check(1 <= self.draft_tokens <= 16, "evaluation.draft_tokens", self.draft_tokens, "give a number from 1 to 16")
+        check_settings(self, "evaluation.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,17 +111,15 @@ class AdaptConfig:
     head: HeadConfig = field(default_factory=HeadConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    dir: str | None = None  # the run folder; null: runs/adapt-<date and time>
-    out: str | None = None  # the adapted checkpoint; null: <dir>/model
-    resume: bool = False  # go on from the newest checkpoint in ``dir``
-    seed: int = 0
-    tensorboard: bool = True
-    progress: bool = True
+    dir: str | None = setting(None, "the run folder; null: runs/adapt-<date and time>", NOT_EMPTY)
+    out: str | None = setting(None, "the adapted checkpoint; null: <dir>/model", NOT_EMPTY)
+    resume: bool = setting(False, "go on from the newest checkpoint in dir")
+    seed: int = setting(0, "of the sampled answers", SEED)
+    tensorboard: bool = setting(True, "write TensorBoard events")
+    progress: bool = setting(True, "show a progress bar")
 
     def __post_init__(self) -> None:
-        for name in ("dir", "out"):
-            not_empty(name, getattr(self, name))
-        check(0 <= self.seed < MAX_SEED, "seed", self.seed, f"give a number from 0 to {MAX_SEED - 1}")
+        check_settings(self)
         check(not self.resume or bool(self.dir), "resume", self.resume, "give the run's folder as dir")
         same = self.out is None or Path(self.out).resolve() != Path(self.model.path).resolve()
         check(same, "out", self.out, "it is model.path: give another folder, the original is kept")

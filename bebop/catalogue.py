@@ -1,0 +1,194 @@
+"""Every metric that is logged: its name, what it says, its unit. ``python -m bebop.catalogue`` writes docs/metrics.md.
+
+A K in a name stands for a draft position, from 1 on. A name without data is absent from a row: plain decoding has no
+acceptance rate.
+"""
+
+import re
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+Part = Literal["run", "head", "drift", "adapt"]  # of every run; with co-training; of the monitor; of bebop.adapt
+TITLES: dict[Part, str] = {
+    "run": "Every run (`metrics.jsonl`)",
+    "head": "The head, in adaptations and where it is trained beside the policy",
+    "drift": "The monitor (`monitor.drift=true`), from the sixth step on",
+    "adapt": "Adaptations, on held-out text at `train.eval_every` steps",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One metric, or one for each draft position."""
+
+    name: str
+    meaning: str
+    unit: str = ""
+    part: Part = "run"
+    interval: bool = False  # with name_low and name_high, its 95 % interval
+    rare: str = ""  # what it takes, where its part alone does not bring it
+
+
+def _parts(name: str, of: str, unit: str, rare: str = "") -> tuple[MetricRow, ...]:
+    """A change and what it is made of."""
+    rows = (
+        (f"{name}/change", f"change of {of} against the first five steps", unit),
+        (f"{name}/entropy", "the part of it that the change of the target's entropy explains", unit),
+        (f"{name}/mismatch", "the rest of it: the head does not fit the policy any more", unit),
+        (f"{name}/entropy_change", "change of the target's entropy meanwhile", "nats"),
+    )
+    return tuple(MetricRow(n, meaning, u, "drift", interval=True, rare=rare) for n, meaning, u in rows)
+
+
+METRICS: tuple[MetricRow, ...] = (
+    MetricRow("step", "finished updates", "updates"),
+    MetricRow("version", "version of the weights, which is the same number", "updates"),
+    MetricRow("reward/mean", "mean reward of the answers trained on", "reward"),
+    MetricRow("reward/std", "spread within a group (population), mean over groups", "reward"),
+    MetricRow("reward/solve_none", "share of groups in which no answer has a reward of at least 1", "share"),
+    MetricRow("reward/solve_all", "share of groups in which every answer has a reward of at least 1", "share"),
+    MetricRow("reward/timeouts", "answers whose reward function hung, and whose reward of 0 means nothing", "answers"),
+    MetricRow("response/length", "mean length of an answer, stop token included", "tokens"),
+    MetricRow("response/length_max", "largest length of an answer", "tokens"),
+    MetricRow("response/truncated", "share of answers cut off by `max_new_tokens`", "share"),
+    MetricRow("response/tokens", "answer tokens in the batch", "tokens"),
+    MetricRow("policy/entropy", "entropy of the distribution trained on, mean over answer tokens", "nats"),
+    MetricRow("draft/entropy", "entropy of the draft's distribution at verified draft positions", "nats"),
+    MetricRow("rollout/target_entropy", "entropy of the model's distribution at verified draft positions", "nats"),
+    MetricRow(
+        "rollout/accept_length",
+        "tokens emitted per cycle: accepted drafts + 1, less what the end of an answer cuts off",
+        "tokens",
+    ),
+    MetricRow("rollout/accept_rate/K", "share of accepted drafts at position K, among cycles that reached it", "share"),
+    MetricRow(
+        "rollout/overlap/K",
+        "mean Σ min(p, q) at position K: under rejection sampling the same rate, with less noise",
+        "share",
+    ),
+    MetricRow(
+        "rollout/target_only/K",
+        "mean p(argmax q) at position K: what greedy drafts would have been accepted with",
+        "share",
+    ),
+    MetricRow(
+        "rollout/forwards_per_token",
+        "backbone passes an answer took part in, prefill left out, over its tokens",
+        "passes",
+    ),
+    MetricRow(
+        "rollout/tokens_per_s",
+        "answer tokens of the groups that came in, over the duration of the step",
+        "tokens/s",
+    ),
+    MetricRow(
+        "rollout/logprob_diff",
+        "mean distance of the trainer's log p from the engine's, all tokens: staleness included",
+        "nats",
+    ),
+    MetricRow(
+        "rollout/logprob_diff_current",
+        "mean distance of the trainer's log p *under the weights that produced the token* from the engine's, over "
+        "tokens whose whole context those weights computed: rounding, or a bug",
+        "nats",
+    ),
+    MetricRow(
+        "rollout/logprob_diff_kept",
+        "the same over tokens that saw keys and values of older weights: what keeping them does",
+        "nats",
+        rare="rollout.on_update=keep",
+    ),
+    MetricRow("rollout/restarts", "rollout workers replaced so far", "workers"),
+    MetricRow("staleness/mean", "mean updates between a token's weights and those it trains", "updates"),
+    MetricRow("staleness/max", "largest number of them", "updates"),
+    MetricRow("train/loss", "policy loss"),
+    MetricRow("train/grad_norm", "norm of the gradient before clipping"),
+    MetricRow("train/lr", "learning rate"),
+    MetricRow("train/skipped", "optimizer steps skipped because the gradient was not finite", "steps"),
+    MetricRow(
+        "train/ratio_mean",
+        "trainer's over engine's probability of a token, at the start of the update",
+        "1 if on-policy",
+    ),
+    MetricRow(
+        "train/ratio_error_max", "largest distance of the ratio from 1 on the tokens of `rollout/logprob_diff_current`"
+    ),
+    MetricRow(
+        "train/ratio_error_kept",
+        "the same on those of `rollout/logprob_diff_kept`",
+        rare="rollout.on_update=keep",
+    ),
+    MetricRow(
+        "train/ratio_tokens",
+        "tokens in `train/ratio_error_max`: all of the weights in force, and those of `monitor.check_answers` answers "
+        "that older weights produced",
+        "tokens",
+    ),
+    MetricRow("train/clip_frac", "share of tokens whose objective is clipped", "share"),
+    MetricRow("train/tis_mean", "mean weight of truncated importance sampling"),
+    MetricRow("train/kl", "KL to the initial policy", "nats", rare="algorithm.kl_coefficient above 0"),
+    MetricRow("samples/trained", "answers trained on so far", "answers"),
+    MetricRow("samples/prompts", "prompts trained on so far", "prompts"),
+    MetricRow("time/step", "duration of the step", "s"),
+    MetricRow("time/idle", "part of it in which the trainer waited for answers", "s"),
+    MetricRow("time/update", "the update", "s"),
+    MetricRow("time/sync", "publishing weights, plus a worker's mean time to take them in", "s"),
+    MetricRow("time/monitor", "reading the probe set and asking the monitor", "s"),
+    MetricRow("time/rollout", "decoding, mean over workers", "s"),
+    MetricRow("time/rollout_idle", "neither decoding nor taking in weights, mean over workers", "s"),
+    MetricRow("head/loss", "loss of the head", part="head"),
+    MetricRow("head/grad_norm", "norm of the head's own gradient before clipping", part="head"),
+    MetricRow("head/lr", "learning rate of the head", part="head"),
+    MetricRow("head/skipped", "steps of the head skipped because the gradient was not finite", "steps", "head"),
+    MetricRow("drift/state", "0 steady, 1 entropy-driven, 2 mismatch-driven, 3 broken", part="drift"),
+    *_parts("drift/length", "the accept length", "tokens"),
+    *_parts("drift/position/K", "the acceptance rate at draft position K", "share"),
+    *_parts("drift/bank", "the acceptance rate of the first draft on the probe set", "share", "a step that reads it"),
+    *(
+        MetricRow(f"drift/slope/{source}", f"slope of the accept length on entropy: {how}", "tokens/nat", "drift", True)
+        for source, how in (
+            ("early", "early steps"),
+            ("frozen", "between answers"),
+            ("temperature", "over temperatures"),
+        )
+    ),
+    MetricRow("drift/boundary", "overlap minus p(argmax q): sampled drafts are better above 0", "share", "drift", True),
+    MetricRow("drift/length_by_request", "accept length with the same weight for every answer", "tokens", "drift"),
+    MetricRow("drift/cotraining", "whether the next update trains the head", "0/1", "drift"),
+    MetricRow("eval/accept_length", "accept length of sampled drafts", "tokens", "adapt"),
+    MetricRow("eval/accept_length_greedy", "accept length of greedy drafts", "tokens", "adapt"),
+    MetricRow("eval/overlap/K", "mean Σ min(p, q) at position K", "share", "adapt"),
+    MetricRow("eval/draft_entropy", "entropy of the draft's distribution, first draft", "nats", "adapt"),
+)
+
+
+def names(*parts: Part, position: str = "1") -> set[str]:
+    """The names of the parts' metrics, ends of intervals included, with ``position`` for K."""
+    found = [(row.name.replace("K", position), row.interval) for row in METRICS if row.part in parts]
+    return {f"{name}{end}" for name, interval in found for end in (("", "_low", "_high") if interval else ("",))}
+
+
+def row_of(name: str) -> MetricRow | None:
+    """The row of a logged name; None if it is listed nowhere."""
+    bare = re.sub(r"/\d+(?=/|$)", "/K", name)
+    ends = [row for row in METRICS if row.interval and bare in (f"{row.name}_low", f"{row.name}_high")]
+    return next((row for row in METRICS if row.name == bare), ends[0] if ends else None)
+
+
+def document() -> str:
+    """``docs/metrics.md``."""
+    text = "# Metrics\n\nWritten by `python -m bebop.catalogue > docs/metrics.md` from `bebop/catalogue.py`. "
+    text += "K is a draft position, from 1 on. A name without data\nis absent: plain decoding has no acceptance rate. "
+    text += "Names marked ± come with `..._low` and `..._high`, their 95 % interval.\n"
+    for part, title in TITLES.items():
+        text += f"\n## {title}\n\n| name | meaning | unit |\n|---|---|---|\n"
+        for row in METRICS:
+            if row.part == part:
+                needs = f" (with {row.rare})" if row.rare else ""
+                text += f"| `{row.name}`{' ±' * row.interval} | {row.meaning}{needs} | {row.unit} |\n"
+    return text
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())

@@ -1,0 +1,87 @@
+"""Settings of SGLang as the rollout engine: ``rollout.sglang.*``."""
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bebop.parsing import NOT_EMPTY, Limit, above, at_least, check, check_settings, setting
+
+Pause = Literal["in_place", "retract", "abort"]
+WeightTransfer = Literal["tensor", "distributed", "disk"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangConfig:
+    """An engine inside the worker's process, or existing servers.
+
+    ``pause`` says what becomes of running answers while weights change. ``in_place``: they keep their old keys and
+    values, nothing is computed again. ``retract``: keys and values are computed again from the new weights, which
+    costs a prefill of all that was written so far. ``abort``: answers are cut, handed back and taken up again, which
+    costs the same prefill and holds no memory meanwhile. None follows ``rollout.on_update``.
+    """
+
+    urls: tuple[str, ...] = setting(
+        (),
+        "servers that are there already; answers are spread over them",
+        Limit(
+            lambda urls: all(re.match(r"https?://[^/\s]", url) for url in urls),
+            "addresses start with http:// or https:// and name a host",
+        ),
+    )
+    api_key_env: str = setting("SGLANG_API_KEY", "the environment variable with their key, if they want one", NOT_EMPTY)
+    tensor_parallel: int = setting(1, "GPUs of one replica", at_least(1))
+    data_parallel: int = setting(1, "replicas behind one address; weights then travel by disk", at_least(1))
+    memory_fraction: float | None = setting(
+        None,
+        "of the GPU, for weights and keys and values; null: SGLang decides",
+        Limit(lambda share: 0 < share < 1, "give a number between 0 and 1"),
+    )
+    cache_tokens: int | None = setting(
+        None,
+        "keys and values of that many tokens; null: what fits",
+        Limit(lambda tokens: tokens >= 1, "give 1 or more, or null"),
+    )
+    attention_backend: str | None = setting(None, "SGLang's name of one; null: SGLang decides", NOT_EMPTY)
+    deterministic: bool = setting(False, "batch-invariant kernels and seeds per answer; slower")
+    block_verification: bool = setting(False, "verify the drafts of a cycle as a whole; CUDA only")
+    adaptive_steps: str | None = setting(
+        None,
+        "an existing file for decoding.system=bebop_adaptive; null: SGLang's own table",
+        Limit(os.path.isfile, "there is no such file"),
+    )
+    pause: Pause | None = setting(None, "of running answers while weights change; null follows rollout.on_update")
+    transfer: WeightTransfer = setting(
+        "tensor", "distributed: NCCL, servers on other GPUs; disk: a folder that both sides see", formerly="carrier"
+    )
+    folder: str | None = setting(None, "for transfer=disk", NOT_EMPTY)
+    address: str = setting("127.0.0.1", "for transfer=distributed: this machine's, as the server sees it", NOT_EMPTY)
+    colocated: bool = setting(False, "memory can be given to the trainer and taken back; the draft's weights are kept")
+    monitor_every: int = setting(
+        4, "verification steps of which one is measured (overlap, entropies)", at_least(0, "never")
+    )
+    timeout: float = setting(600.0, "seconds in which nothing is finished before an engine counts as dead", above(0))
+    retries: int = setting(4, "of a call that failed on its way, each after twice as long a wait", at_least(0))
+    extra: dict[str, Any] = setting(
+        dict,
+        "further arguments of sglang.ServerArgs",
+        Limit(
+            lambda extra: not any(name.startswith("speculative_") for name in extra),
+            "drafting is set by decoding.* and rollout.sglang.*",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self, "rollout.sglang.")
+        check(
+            self.transfer != "disk" or bool(self.folder),
+            "rollout.sglang.folder",
+            self.folder,
+            "transfer=disk needs a folder",
+        )
+        several = self.data_parallel > 1 and self.transfer != "disk"
+        allowed = "SGLang takes weights for 1 replica; use transfer=disk"
+        check(not several, "rollout.sglang.data_parallel", self.data_parallel, allowed)
+        one = self.transfer != "distributed" or len(self.urls) < 2
+        allowed = "a process group joins one server; use disk for several"
+        check(one, "rollout.sglang.transfer", self.transfer, allowed)

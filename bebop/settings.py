@@ -1,0 +1,142 @@
+"""What can be set, for readers: ``--help GROUP``, and ``python -m bebop.settings``, which writes docs/settings.md."""
+
+import dataclasses
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any, get_args, get_origin
+
+from bebop.command import run_main
+from bebop.compose import composed, groups
+from bebop.config import JobConfig
+from bebop.config_adapt import AdaptConfig
+from bebop.decoding import SYSTEMS
+from bebop.errors import UserError
+from bebop.parsing import WANTED, Setting, settings
+
+ROOTS: dict[type, str] = {JobConfig: "config", AdaptConfig: "adapt"}  # of the files in conf/
+TITLE = """# Settings
+
+Written by `python -m bebop.settings > docs/settings.md` from the dataclasses in `bebop/config*.py`.
+"""
+
+
+def asked(arguments: list[str]) -> str | None:
+    """The group in ``--help GROUP``, empty for ``--help`` alone; None where no help is asked for."""
+    at = next((i for i, argument in enumerate(arguments) if argument in ("--help", "-h")), None)
+    if at is None:
+        return None
+    following = arguments[at + 1 : at + 2]
+    return "".join(name for name in following if "=" not in name and not name.startswith("-"))
+
+
+def overview(cls: type) -> str:
+    """The groups of a command, a line each, and under it a line for each of its choices."""
+    lines = []
+    for name, section in _sections(cls).items():
+        lines.append(f"  {name:11} {_summary(section)}\n")
+        lines += [f"    {name + '=' + choice:28} {words}\n" for choice, words in _choices(name)]
+    return "".join(lines)
+
+
+def about(cls: type, group: str) -> str:
+    """The settings of a group, or those that begin with a name; ``UserError`` if there are none."""
+    found = [one for one in _settings(cls) if one.name == group or one.name.startswith(f"{group}.")]
+    if not found:
+        alone = [one.name for one in _settings(cls) if "." not in one.name]
+        raise UserError(f"--help {group}: there is no such group; there are {', '.join([*_sections(cls), *alone])}")
+    section = _sections(cls).get(group)
+    lines = [f"{group}: {_summary(section)}\n"] if section else []
+    lines += [f"  {group + '=' + choice:28} {words}\n" for choice, words in _choices(group)] if section else []
+    for one in found:
+        lines.append(f"\n{one.name}={_shown(one.default)}\n    {_meaning(one)}\n    give {_allowed(one)}\n")
+    return "".join(lines)
+
+
+def document() -> str:
+    """``docs/settings.md``."""
+    parts = [TITLE]
+    for cls, command in ((JobConfig, "bebop.run"), (AdaptConfig, "bebop.adapt")):
+        parts.append(f"\n## `python -m {command}`\n")
+        described = _sections(JobConfig) if cls is AdaptConfig else {}
+        rows = [one for one in _settings(cls) if one.name.split(".")[0] not in described]
+        for group in dict.fromkeys(one.name.split(".")[0] if "." in one.name else "" for one in rows):
+            section = _sections(cls).get(group)
+            parts.append(f"\n### `{group}`\n\n{_summary(section)}\n" if section else "\n### Without a group\n")
+            parts += ["\n" * bool(_choices(group)), *(f"- `{group}={c}`: {words}\n" for c, words in _choices(group))]
+            parts.append("\n| setting | default | allowed | meaning |\n|---|---|---|---|\n")
+            mine = [one for one in rows if one.name.split(".")[0] == group or (not group and "." not in one.name)]
+            columns = [(f"`{one.name}`", f"`{_shown(one.default)}`", _allowed(one), _meaning(one)) for one in mine]
+            parts += [f"| {' | '.join(column)} |\n" for column in columns]
+    return "".join(parts)
+
+
+def _sections(cls: type) -> dict[str, type]:
+    """Group -> its dataclass."""
+    hints = typing.get_type_hints(cls)
+    return {name: kind for name, kind in hints.items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
+
+
+def _settings(cls: type) -> Iterator[Setting]:
+    """All settings, with the defaults of the command."""
+    tree: Any = composed([], ROOTS[cls])
+    for one in settings(cls):
+        at: Any = tree
+        for part in one.name.split("."):
+            at = at.get(part, types) if isinstance(at, dict) else types
+        yield one if at is types else dataclasses.replace(one, default=at)
+
+
+def _summary(cls: type) -> str:
+    return (cls.__doc__ or "").partition("\n")[0].replace("``", "")
+
+
+def _choices(group: str) -> list[tuple[str, str]]:
+    """The choices of a group with more than one, each with the first comment of its file."""
+    there = groups().get(group, [])
+    if group == "decoding":
+        return [(name, SYSTEMS[name].summary) for name in there]
+    files = resources.files("bebop.conf")
+    first = {name: (files / group / f"{name}.yaml").read_text().partition("\n")[0] for name in there if len(there) > 1}
+    return [(name, line.removeprefix("# ")) for name, line in first.items()]
+
+
+def _meaning(one: Setting) -> str:
+    return one.meaning + (f"; for {one.name.split('.')[0]}={one.only}" if one.only else "")
+
+
+def _shown(value: Any) -> str:
+    """As on a command line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_shown(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _allowed(one: Setting) -> str:
+    """The type and the limit in words."""
+    union = get_origin(one.kind) in (types.UnionType, typing.Union)
+    kind = next(k for k in get_args(one.kind) if k is not type(None)) if union else one.kind
+    word = WANTED.get(get_origin(kind) or kind, "a list")
+    words = one.limit.words.removeprefix("give ").removeprefix("choose ") if one.limit else word
+    words = words.removesuffix(", or leave it out")
+    if words.startswith("a number"):
+        words = word + words.removeprefix("a number")
+    elif not words.startswith((word, "one of ")):
+        words = f"{word}: {words}"
+    return words + (", or null" if union and "null" not in words else "")
+
+
+def main(arguments: list[str]) -> int:
+    """Print ``docs/settings.md``."""
+    if arguments:
+        raise UserError(f"{arguments[0]!r} is not wanted: python -m bebop.settings takes nothing")
+    sys.stdout.write(document())
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)
