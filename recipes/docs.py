@@ -12,13 +12,14 @@ goes on to its ``value``.
 
 Every other number outside code has to be in ``docs/numbers.txt``: ``README.md: exit code 2`` allows a phrase in a file,
 ``*: SPEC 0.3`` in all of them. Names (fp32), versions of three parts and code need no entry. An entry that nothing uses
-is a mistake as well.
+is a mistake as well. The picture of the README is drawn from stored files in the same way.
 """
 
 import argparse
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 from bebop.benchmarks.record import ROOT, show
 from bebop.errors import UserError
 from recipes.common import rule_hash
+from recipes.picture import PICTURE, draw, same
 
 STUDIES = Path(rule_hash.__file__).parents[1]
 ALLOWED = Path("docs/numbers.txt")
@@ -168,6 +170,16 @@ def stale_results() -> list[str]:
     return [f"{path.relative_to(ROOT)}: run python -m recipes.reproduce --rebuild" for path in stale]
 
 
+def stale_picture(picture: Path = PICTURE) -> list[str]:
+    """Whether the picture is another than the stored files make."""
+    with tempfile.TemporaryDirectory() as folder:
+        draw(Path(folder, picture.name))
+        fresh = Path(folder, picture.name).read_text()
+    if picture.is_file() and same(picture.read_text(), fresh):
+        return []
+    return [f"{picture.name} differs from what is stored; run python -m recipes.docs"]
+
+
 def main() -> int:
     """Fill in or compare; 1 if something is wrong, 2 if a path leads nowhere."""
     parser = argparse.ArgumentParser(
@@ -179,7 +191,8 @@ def main() -> int:
         if not options.check:
             for page in documents():
                 page.write_text(filled(page.read_text()))
-        found = complaints() + stale_results()
+            draw(PICTURE)
+        found = complaints() + stale_results() + stale_picture()
     except UserError as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return 2
