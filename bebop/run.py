@@ -97,7 +97,7 @@ def placed(config: JobConfig) -> tuple[RunFolder, JobConfig]:
 
 def report(config: JobConfig, run_dir: Path) -> None:
     """Write report.html, unless it is switched off or no step was finished."""
-    from bebop.report import write_report
+    from bebop.report.page import write_report
 
     if config.monitor.plots and (run_dir / "metrics.jsonl").stat().st_size:
         write_report([run_dir], run_dir / "report.html")

@@ -20,10 +20,10 @@ from ray.util.metrics import Gauge
 
 from bebop.command import writing
 from bebop.config import JobConfig
+from bebop.dashboards.provision import provision
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.loop import Loop
-from bebop.monitor.dashboards.provision import provision
 from bebop.monitor.watch import Monitor, NoMonitor, Watch
 from bebop.placement import pools, reserve
 from bebop.preflight import LONGEST_FOLDER

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from bebop import adapt, bench, report, run
+from bebop import adapt, bench, run
+from bebop.dashboards import __main__ as dashboards
 from bebop.model.checkpoint import resolve
-from bebop.monitor.dashboards import __main__ as dashboards
+from bebop.report import __main__ as report
 from recipes import reproduce
 from recipes.tiny import __main__ as tiny
 from tests.commands import error_of, on_disk
@@ -255,7 +256,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
         ("bebop.adapt", "head.objective=xyz"),
         ("bebop.bench", "rollout --batches 0"),
         ("bebop.report", "missing"),
-        ("bebop.monitor.dashboards", "--staleness -1"),
+        ("bebop.dashboards", "--staleness -1"),
         ("recipes.reproduce", "--fast"),
         ("recipes.boundary", "--fast"),
         ("recipes.tiny", "--steps 0"),

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from bebop.command import check_writable, run_main, writing
 from bebop.errors import UserError
-from bebop.monitor.report.page import write_report
+from bebop.report.page import write_report
 from bebop.sinks import JsonlSink, StepLog, TensorBoardSink
 
 

@@ -74,11 +74,13 @@ FLOORS = {
     "bebop.adaptation": 4,
     "bebop.remote": 4,
     "bebop.placement": 4,
+    "bebop.report": 4,
+    "bebop.dashboards": 2,
     "bebop.preflight": 4,
     # 5: entry points
     "bebop.compose": 5,
+    "bebop.report.__main__": 5,
     "bebop.run": 5,
-    "bebop.report": 5,
     "bebop.bench": 5,
     "bebop.benchmarks": 5,
     "bebop.adapt": 5,
@@ -95,7 +97,7 @@ DOORS = {
     "sglang": ("bebop.rollout.sglang_",),
     "verl": ("bebop.verl_job",),
     "megatron": ("bebop.megatron_job", "bebop.verl_job.megatron_"),
-    "plotly": ("bebop.monitor.report", "bebop.benchmarks.record"),
+    "plotly": ("bebop.report", "bebop.benchmarks.record"),
     "wandb": ("bebop.sinks",),
 }
 # Names that would hide a library when a script is run from its own folder.

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bebop.adaptation.card import write_card
 from bebop.adaptation.checkpoint import read, store, write
 from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.corpus import drafting, from_file, keep, question_streams, read_back, run_engine, token_rows
 from bebop.adaptation.evaluation import measured
-from bebop.adaptation.page import write_page
 from bebop.adaptation.probe import probe
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.adaptation.results import Results, Snapshot
@@ -24,6 +22,8 @@ from bebop.adaptation.states import backbone_states, size_of_states
 from bebop.command import writing
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
+from bebop.report.adapted_page import write_page
+from bebop.report.model_card import write_card
 from bebop.sinks import JsonlSink, Sink, TensorBoardSink
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.heads import HeadTrainer

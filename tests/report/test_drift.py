@@ -13,11 +13,11 @@ from bebop.config import JobConfig, from_dict
 from bebop.monitor.estimate import Array
 from bebop.monitor.probe_set import ProbeReading, Sweep, TokenProbs
 from bebop.monitor.watch import Watch
-from bebop.report import main
+from bebop.report.__main__ import main
 from tests.browser import CHROMIUM, browse
 from tests.commands import error_of
 from tests.monitor.synthetic import Truth, step_groups
-from tests.test_report import headings, specs, write_run
+from tests.report.test_report import headings, specs, write_run
 
 CARDS = ["Why the accept length moved", "Accept length against entropy", "The same texts, then and now"]
 CARDS += ["Where the distributions moved", "The controller's log", "Where it moved"]

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bebop.dashboards.panels import series
 from bebop.monitor.controller import ControllerConfig, State
-from bebop.monitor.dashboards.panels import series
 from bebop.monitor.drift_monitor import STATES
 
 MANY, LONG = "10m", "2h"  # windows in which a run of short steps, of long steps must get on

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from bebop.adaptation.card import data_text, model_name
 from bebop.adaptation.config import AdaptConfig
-from bebop.adaptation.plots import boundary_card, entropy_card, length_card, place_card, position_card, training_cards
 from bebop.adaptation.results import Results
-from bebop.adaptation.table import drafts, rows
-from bebop.monitor.report.document import Card, document, table
+from bebop.report.adapted import boundary_card, entropy_card, length_card, place_card, position_card, training_cards
+from bebop.report.adapted_table import drafts, rows
+from bebop.report.document import Card, document, table
+from bebop.report.model_card import data_text, model_name
 from bebop.sinks import read_jsonl
 
 HEADS = ("Number", "Before", "After", "Change")

@@ -1,7 +1,7 @@
 """The table at the top of the report: one row a run."""
 
 from bebop.decoding import SYSTEMS
-from bebop.monitor.report.runs import DASH, Run
+from bebop.report.runs import DASH, Run
 
 HEADS = ("Run", "Model", "Task", "System", "Steps", "Reward", "Accept length", "Tokens/s", "Minutes")
 NOTE = (

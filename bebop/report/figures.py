@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bebop.monitor.report.charts import WINDOW, Chart, Series, metrics
-from bebop.monitor.report.runs import Run
+from bebop.report.charts import WINDOW, Chart, Series, metrics
+from bebop.report.runs import Run
 
 PALETTE = ("#2563a8", "#d1603d", "#3a8f6d", "#8a63b5", "#c79a1e", "#4aa3b8", "#b0476f", "#6b7280")
 STACK = ("#e39a80", "#8a63b5", "#d5dae1", "#8fc4a9", "#2563a8", "#1f2933")  # light bars, under dark lines

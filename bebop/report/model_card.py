@@ -14,7 +14,7 @@ import yaml
 from bebop import __version__
 from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.results import Results
-from bebop.adaptation.table import drafts, rows, tasks
+from bebop.report.adapted_table import drafts, rows, tasks
 
 TAGS = ["speculative-decoding", "mtp", "multi-token-prediction", "rejection-sampling", "bebop"]
 BUILT_IN = ("tiny", "smollm2")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bebop.command import Parser, run_main
 from bebop.errors import UserError
-from bebop.monitor.report.page import write_log_report, write_report
+from bebop.report.page import write_log_report, write_report
 
 __all__ = ["main", "write_report"]
 

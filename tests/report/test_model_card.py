@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bebop.adaptation.card import write_card
 from bebop.adaptation.config import AdaptConfig
 from bebop.config import from_dict
+from bebop.report.model_card import write_card
 from tests.adaptation.builders import config, results
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
+from bebop.dashboards import provision
+from bebop.dashboards.__main__ import main
+from bebop.dashboards.alerts import LONG, rule_file
+from bebop.dashboards.grafana import FIRST_ID, dashboard, on_top
+from bebop.dashboards.panels import COTRAIN, DRIFT, ROWS, series
 from bebop.monitor.controller import ControllerConfig
-from bebop.monitor.dashboards import provision
-from bebop.monitor.dashboards.__main__ import main
-from bebop.monitor.dashboards.alerts import LONG, rule_file
-from bebop.monitor.dashboards.grafana import FIRST_ID, dashboard, on_top
-from bebop.monitor.dashboards.panels import COTRAIN, DRIFT, ROWS, series
 from bebop.monitor.drift_monitor import STATES
 from tests.commands import error_of
 

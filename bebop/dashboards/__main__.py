@@ -1,11 +1,11 @@
-"""``python -m bebop.monitor.dashboards``: what Grafana and Prometheus need to show a run."""
+"""``python -m bebop.dashboards``: what Grafana and Prometheus need to show a run."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bebop.command import Parser, check_writable, run_main, whole
-from bebop.monitor.dashboards.provision import STALENESS, commit, default_session, metrics_folder, provision
+from bebop.dashboards.provision import STALENESS, commit, default_session, metrics_folder, provision
 
 NEXT = """Prometheus: prometheus --config.file={root}/prometheus/prometheus.yml
 Grafana:    grafana-server --homepath DIR --config {root}/grafana/grafana.ini, then the dashboard Bebop
@@ -15,7 +15,7 @@ Grafana:    grafana-server --homepath DIR --config {root}/grafana/grafana.ini, t
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the files and say which; ``UserError`` if there is no session or no place to write."""
     parser = Parser(
-        prog="python -m bebop.monitor.dashboards",
+        prog="python -m bebop.dashboards",
         description="Write a Grafana dashboard, alert rules and the configuration of Grafana and Prometheus for a run.",
     )
     parser.add_argument(

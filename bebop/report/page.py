@@ -5,12 +5,12 @@ from pathlib import Path
 
 from bebop.command import writing
 from bebop.errors import UserError
-from bebop.monitor.report.charts import charts, metrics
-from bebop.monitor.report.document import Card, document, table
-from bebop.monitor.report.drift import Story, cards, load_story, stories
-from bebop.monitor.report.figures import Figure, draw, run_keys
-from bebop.monitor.report.runs import Run, load_runs
-from bebop.monitor.report.summary import HEADS, NOTE, summary
+from bebop.report.charts import charts, metrics
+from bebop.report.document import Card, document, table
+from bebop.report.drift import Story, cards, load_story, stories
+from bebop.report.figures import Figure, draw, run_keys
+from bebop.report.runs import Run, load_runs
+from bebop.report.summary import HEADS, NOTE, summary
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:

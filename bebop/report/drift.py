@@ -14,11 +14,11 @@ from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettin
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import TokenProbs
-from bebop.monitor.report import figures, looks
-from bebop.monitor.report.document import Card, table
-from bebop.monitor.report.figures import INK, MUTED, Panel, Trace, layout
-from bebop.monitor.report.runs import DASH, Run
 from bebop.monitor.watch import settings
+from bebop.report import figures, token_probs
+from bebop.report.document import Card, table
+from bebop.report.figures import INK, MUTED, Panel, Trace, layout
+from bebop.report.runs import DASH, Run
 
 SHADES = {"entropy": "#8fb4d9", "mismatch": "#e39a80"}  # bars, under a dark line
 BAND = "rgba(31,41,51,0.13)"
@@ -95,7 +95,7 @@ def cards(told: Sequence[Story]) -> list[Card]:
         _parts(told, "length", "Why the accept length moved", "tokens per pass", LENGTH),
         _heat(told),
         _parts(told, "bank", "The same texts, then and now", "acceptance rate", BANK),
-        looks.card([(story.name, story.looks) for story in told]),
+        token_probs.card([(story.name, story.looks) for story in told]),
         _controller(told),
         _breakdown(told),
     ]

@@ -8,10 +8,10 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from bebop.adaptation.page import write_page
 from bebop.adaptation.results import Results, boundary_share
+from bebop.report.adapted_page import write_page
 from tests.adaptation.builders import config, results
-from tests.test_report import headings, specs
+from tests.report.test_report import headings, specs
 
 TITLES = ["Before and after", "Accept length", "Acceptance per draft position", "Training", "On the way"]
 TITLES += ["Acceptance against entropy", "Decision boundary", "Acceptance by place in the answer"]

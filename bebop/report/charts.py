@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bebop.monitor.report.runs import Run
+from bebop.report.runs import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import pytest
 import yaml
 
-from bebop.report import main
+from bebop.report.__main__ import main
 from tests.commands import error_of
 
 

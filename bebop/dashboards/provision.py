@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from bebop.config import RolloutConfig
+from bebop.dashboards.alerts import rule_file
+from bebop.dashboards.grafana import dashboard, on_top
 from bebop.errors import UserError
-from bebop.monitor.dashboards.alerts import rule_file
-from bebop.monitor.dashboards.grafana import dashboard, on_top
 
 DISCOVERY = "prom_metrics_service_discovery.json"  # Ray lists its nodes there, in the session's folder
 DASHBOARD, RAYS = "bebop_grafana_dashboard.json", "default_grafana_dashboard.json"

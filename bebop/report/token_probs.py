@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from bebop.monitor.probe_set import TokenProbs
-from bebop.monitor.report.document import Card
-from bebop.monitor.report.figures import Key, Panel, Trace, layout
+from bebop.report.document import Card
+from bebop.report.figures import Key, Panel, Trace, layout
 
 SHOWN = 6  # contexts, of all runs together
 BARS = 6  # tokens of one context

@@ -2,10 +2,10 @@
 
 import pytest
 
-from bebop.monitor.report.charts import ENTROPY, STALENESS, TIME
-from bebop.monitor.report.figures import draw, running_mean
-from bebop.monitor.report.runs import Run
-from bebop.monitor.report.summary import HEADS, summary
+from bebop.report.charts import ENTROPY, STALENESS, TIME
+from bebop.report.figures import draw, running_mean
+from bebop.report.runs import Run
+from bebop.report.summary import HEADS, summary
 
 
 def run(name: str = "r", config: dict[str, object] | None = None, **columns: list[float | None]) -> Run:

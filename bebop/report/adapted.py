@@ -9,10 +9,10 @@ import numpy as np
 from bebop.adaptation.config import AdaptConfig
 from bebop.adaptation.probe import Array, Probe
 from bebop.adaptation.results import Results, Snapshot, boundary_share
-from bebop.adaptation.table import SYSTEMS, drafts, tasks
 from bebop.intervals import Interval
-from bebop.monitor.report.document import Card, table
-from bebop.monitor.report.figures import PALETTE, Key, Panel, Trace, layout
+from bebop.report.adapted_table import SYSTEMS, drafts, tasks
+from bebop.report.document import Card, table
+from bebop.report.figures import PALETTE, Key, Panel, Trace, layout
 
 BEFORE, AFTER = "#9aa5b1", PALETTE[0]
 SHADES = {"before": BEFORE, "after": AFTER}

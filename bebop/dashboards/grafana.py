@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from bebop.monitor.dashboards.panels import ROWS, Panel, Query, series
+from bebop.dashboards.panels import ROWS, Panel, Query, series
 
 UID = "bebopDashboard"
 FIRST_ID = 9000  # ids of panels, away from Ray's

@@ -7,8 +7,8 @@ from html import escape
 
 from plotly.offline import get_plotlyjs
 
-from bebop.monitor.report.figures import Key, Panel
-from bebop.monitor.report.style import CSS, SCRIPT
+from bebop.report.figures import Key, Panel
+from bebop.report.style import CSS, SCRIPT
 
 # The page may not load anything: proof that it works without a network.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"

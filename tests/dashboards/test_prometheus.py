@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from bebop.monitor.dashboards.alerts import alerts
-from bebop.monitor.dashboards.panels import ROWS, Panel, series
-from bebop.monitor.dashboards.provision import DASHBOARD
+from bebop.dashboards.alerts import alerts
+from bebop.dashboards.panels import ROWS, Panel, series
+from bebop.dashboards.provision import DASHBOARD
 from bebop.sinks import read_jsonl
 
 missing = shutil.which("prometheus") is None
@@ -102,7 +102,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             wait("steps", lambda: metrics.exists() and len(read_jsonl(metrics)) >= STEPS, 300, job)
             session = (ray / "session_latest").resolve()
             subprocess.run(
-                [sys.executable, "-m", "bebop.monitor.dashboards", "--session", str(session)], check=True, stdout=log
+                [sys.executable, "-m", "bebop.dashboards", "--session", str(session)], check=True, stdout=log
             )
             names = frozenset(series(name) for row in read_jsonl(metrics) for name in row)
             url = f"http://127.0.0.1:{free_port()}"
