@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bebop.benchmarks.record import ROOT, show
+from bebop.bench.record import ROOT, show
 from bebop.errors import UserError
 from recipes.common import rule_hash
 from recipes.picture import PICTURE, draw, same

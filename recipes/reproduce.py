@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bebop.benchmarks.record import begin, show
+from bebop.bench.record import begin, show
 from bebop.command import Parser, run_main
 from bebop.errors import UserError
 from recipes.common import record, rule_hash

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from bebop import adapt, bench, run
+from bebop import adapt, run
+from bebop.bench import __main__ as bench
 from bebop.dashboards import __main__ as dashboards
 from bebop.model.checkpoint import resolve
 from bebop.report import __main__ as report

@@ -12,7 +12,7 @@ import pytest
 from bebop.adaptation.evaluation import SUMS, Measured, change
 from bebop.adaptation.probe import NUMBERS, Probe
 from bebop.adaptation.results import boundary_share
-from bebop.benchmarks.monitor import percent
+from bebop.bench.monitor import percent
 from bebop.intervals import Interval, across_seeds, ratio, ratio_difference
 from recipes.beyond.analysis import inside_gain
 from recipes.beyond.estimators import ESTIMATORS, Sums, bias, estimate, sums

@@ -22,7 +22,12 @@ from bebop.decoding import SYSTEMS
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKS = ("rollout", "trainer", "kernels", "conf")  # bebop/<name> -> ../<name>
-LENT = {"recipes/verl": "verl_job", "recipes/megatron": "megatron_job"}  # bebop/<value> -> ../<key>, for the wheel
+# bebop/<value> -> ../<key>, for the wheel
+LENT = {"recipes/verl": "verl_job", "recipes/megatron": "megatron_job", "benchmarks": "bench"}
+    "recipes/verl": "verl_job",
+    "recipes/megatron": "megatron_job",
+    "benchmarks": "bench",
+}  # bebop/<value> -> ../<key>
 BARE = ("rollout", "trainer", "kernels", *LENT)  # folders that must not become packages of their own
 
 # A module may import its own floor or lower. The longest matching prefix decides; a module without one is a mistake.
@@ -82,7 +87,6 @@ FLOORS = {
     "bebop.report.__main__": 5,
     "bebop.run": 5,
     "bebop.bench": 5,
-    "bebop.benchmarks": 5,
     "bebop.adapt": 5,
     "bebop.certify": 5,
     "bebop.verl_job": 5,
@@ -97,7 +101,7 @@ DOORS = {
     "sglang": ("bebop.rollout.sglang_",),
     "verl": ("bebop.verl_job",),
     "megatron": ("bebop.megatron_job", "bebop.verl_job.megatron_"),
-    "plotly": ("bebop.report", "bebop.benchmarks.record"),
+    "plotly": ("bebop.report", "bebop.bench.record"),
     "wandb": ("bebop.sinks",),
 }
 # Names that would hide a library when a script is run from its own folder.
@@ -121,12 +125,17 @@ def files(root: Path = ROOT) -> Iterator[Path]:
             yield path.relative_to(root)
 
 
+def lent(path: Path) -> Path | None:
+    """Where a file of a lent folder stands in the wheel: recipes/verl/plugin.py -> bebop/verl_job/plugin.py."""
+    folders = (Path(key) for key in LENT if path.is_relative_to(key))
+    return next((Path("bebop", LENT[str(f)], path.relative_to(f)) for f in folders), None)
+
+
 def module_name(path: Path) -> str:
     """rollout/decoding/distributions.py -> bebop.rollout.decoding.sampling; recipes/verl/plugin.py ->
     bebop.verl_job.plugin."""
-    if (lent := LENT.get("/".join(path.parts[:2]))) is not None:
-        path = Path("bebop", lent, *path.parts[2:])
-        return ".".join([*path.parts[:-1], path.stem])
+    if (place := lent(path)) is not None:
+        return ".".join([*place.parts[:-1], place.stem])
     parts = [*path.parts[:-1], *([] if path.stem == "__init__" else [path.stem])]
     return ".".join(["bebop", *parts] if parts[0] in LINKS else parts)
 
@@ -297,9 +306,8 @@ def test_no_file_holds_a_machine_path() -> None:
 
 def shipped(path: Path) -> str | None:
     """The name of a file in the wheel; None if it stays out: of a lent recipe, its modules and settings are shipped."""
-    lent = LENT.get("/".join(path.parts[:2]))
-    if lent is not None:
-        return "/".join(["bebop", lent, *path.parts[2:]]) if path.suffix in (".py", ".yaml", ".json") else None
+    if (place := lent(path)) is not None:
+        return str(place) if path.suffix in (".py", ".yaml", ".json") else None
     if path.parts[0] in LINKS:
         return f"bebop/{path}"
     return str(path) if path.parts[0] == "bebop" else None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bebop.benchmarks.record import table
+from bebop.bench.record import table
 from recipes.common.record import Content, judged, read
 from recipes.common.verdicts import Finding, Verdict, corrected
 

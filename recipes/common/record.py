@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bebop.benchmarks import record
+from bebop.bench import record
 from bebop.errors import UserError
 from bebop.intervals import Interval
 from recipes.common import rule_hash

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from bebop.benchmarks import record
+from bebop.bench import record
 from recipes.common import measured, verdicts
 
 ROOT = record.ROOT

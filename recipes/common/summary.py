@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bebop.benchmarks.record import table
+from bebop.bench.record import table
 from recipes.common.pages import Verdicts, said, verdicts
 from recipes.common.record import Content, judged
 from recipes.common.verdicts import Finding, overall

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from bebop.adaptation.corpus import params
-from bebop.benchmarks.rollout import split
+from bebop.bench.rollout import split
 from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Rows

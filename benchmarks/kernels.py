@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bebop.benchmarks import kernel_arms
-from bebop.benchmarks.kernel_arms import Skip
+from bebop.bench import kernel_arms
+from bebop.bench.kernel_arms import Skip
 from bebop.kernels.block_verify import reference as block_reference
 from bebop.kernels.verify import reference, sample
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from bebop.benchmarks import kernels, loop, monitor, record, rollout, served
+from bebop.bench import kernels, loop, monitor, record, rollout, served
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.compose import job_config
 from bebop.config import LARGEST, MOST, ModelConfig, TaskConfig

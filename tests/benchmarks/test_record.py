@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bebop.benchmarks import record
+from bebop.bench import record
 
 
 def git(root: Path, *arguments: str) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bebop.benchmarks import kernels
-from bebop.benchmarks.kernel_arms import Skip, _peer
+from bebop.bench import kernels
+from bebop.bench.kernel_arms import Skip, _peer
 
 TINY = dataclasses.replace(
     kernels.on_cpu(), losses=((8, 500),), linear=((4, 500),), chains=((2, 3, 500),), hidden=16, repeats=3

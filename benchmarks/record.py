@@ -16,7 +16,7 @@ import transformers
 
 from bebop.command import writing
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def begin(root: Path = ROOT) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bebop.benchmarks import monitor
+from bebop.bench import monitor
 from bebop.config import JobConfig, from_dict
 from bebop.errors import UserError
 from bebop.rollout.decoding import emit

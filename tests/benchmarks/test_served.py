@@ -1,6 +1,6 @@
 """The benchmark of SGLang: its arms, and how it keeps a batch full. The engine itself is measured by hand."""
 
-from bebop.benchmarks.served import ServedBench, arms, job, side_by_side
+from bebop.bench.served import ServedBench, arms, job, side_by_side
 from bebop.config import ModelConfig, TaskConfig
 from bebop.config_sglang import SglangConfig
 from bebop.rollout.engine import Finished, Request
