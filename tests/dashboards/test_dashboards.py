@@ -40,8 +40,8 @@ def unknown(exprs: Iterable[str], exported: Iterable[str]) -> set[str]:
 
 
 def documented() -> set[str]:
-    """The names in the README's table of metrics, with 1 for k."""
-    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    """The names in the table of metrics, with 1 for k."""
+    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
     found = {name for row in rows for name in re.findall(r"`([a-z_/]+)`", row)}
     return {re.sub(r"/k$", "/1", name) for name in found}
 
@@ -62,7 +62,7 @@ def test_committed_files_are_the_tables() -> None:
 
 
 def test_names_are_those_of_a_run() -> None:
-    """What every run has is in the README; what the monitor and co-training add is named by them."""
+    """What every run has is in the table of metrics; what the monitor and co-training add is named by them."""
     drift = {f"drift/{name}/{part}{end}" for name in ("length", "bank") for part in ("change", "entropy", "mismatch")
              for end in ("", "_low", "_high")}  # fmt: skip
     drift |= {"drift/state", "drift/boundary", "drift/boundary_low", "drift/boundary_high"}
