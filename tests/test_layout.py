@@ -24,10 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 LINKS = ("rollout", "trainer", "kernels", "conf")  # bebop/<name> -> ../<name>
 # bebop/<value> -> ../<key>, for the wheel
 LENT = {"recipes/verl": "verl_job", "recipes/megatron": "megatron_job", "benchmarks": "bench"}
-    "recipes/verl": "verl_job",
-    "recipes/megatron": "megatron_job",
-    "benchmarks": "bench",
-}  # bebop/<value> -> ../<key>
 BARE = ("rollout", "trainer", "kernels", *LENT)  # folders that must not become packages of their own
 
 # A module may import its own floor or lower. The longest matching prefix decides; a module without one is a mistake.
