@@ -26,10 +26,10 @@ from typing import Any
 
 from bebop.bench.record import ROOT, show
 from bebop.errors import UserError
-from recipes.common import rule_hash
 from recipes.picture import PICTURE, draw, same
+from recipes.reproduce import rule_hash
 
-STUDIES = Path(rule_hash.__file__).parents[1]
+STUDIES = Path(rule_hash.__file__).parent
 ALLOWED = Path("docs/numbers.txt")
 MATHEMATICS = Path("docs/SPEC.md")  # nothing in it was measured
 MARK = re.compile(r"<!-- ([^>\n]+? > [^\n]+?)(?: as (\S+))? -->(.*?)<!-- / -->", re.DOTALL)
@@ -163,7 +163,7 @@ def complaints(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
 
 def stale_results() -> list[str]:
     """Pages of results that are not what ``recipes.reproduce --rebuild`` would write."""
-    from recipes.reproduce import RECIPES, pages
+    from recipes.reproduce.__main__ import RECIPES, pages
 
     wanted = pages({name: STUDIES / name for name in RECIPES}, ROOT / "RESULTS.md")
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]

@@ -5,13 +5,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bebop.benchmarks.record import ROOT
+from bebop.bench.record import ROOT
 from bebop.intervals import Interval
-from recipes.common import rule_hash
-from recipes.common.figures import COLORS, band, figure
+from recipes.reproduce import rule_hash
+from recipes.reproduce.figures import COLORS, band, figure
 
 PICTURE = ROOT / "docs" / "decoding.svg"
-STUDIES = Path(rule_hash.__file__).parents[1]
+STUDIES = Path(rule_hash.__file__).parent
 SPEEDS = ROOT / "benchmarks" / "cpu" / "rollout.json"
 SYSTEMS = {"target_only": "#c79a1e", "bebop": "#16407a", "bebop_adaptive": "#4aa3b8"}
 HEADS = {"ce": "cross-entropy head", "e2e_tv": "total-variation head"}

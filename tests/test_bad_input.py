@@ -21,7 +21,7 @@ from bebop.bench import __main__ as bench
 from bebop.dashboards import __main__ as dashboards
 from bebop.model.checkpoint import resolve
 from bebop.report import __main__ as report
-from recipes import reproduce
+from recipes.reproduce import __main__ as reproduce
 from recipes.tiny import __main__ as tiny
 from tests.commands import error_of, on_disk
 
@@ -259,7 +259,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
         ("bebop.report", "missing"),
         ("bebop.dashboards", "--staleness -1"),
         ("recipes.reproduce", "--fast"),
-        ("recipes.boundary", "--fast"),
+        ("recipes.reproduce.boundary", "--fast"),
         ("recipes.tiny", "--steps 0"),
     ],
 )

@@ -14,12 +14,12 @@ from bebop.adaptation.probe import NUMBERS, Probe
 from bebop.adaptation.results import boundary_share
 from bebop.bench.monitor import percent
 from bebop.intervals import Interval, across_seeds, ratio, ratio_difference
-from recipes.beyond.analysis import inside_gain
-from recipes.beyond.estimators import ESTIMATORS, Sums, bias, estimate, sums
-from recipes.beyond.recording import Cycles
-from recipes.boundary.sides import sides
-from recipes.temperature.slopes import Points, points, slope_difference
-from recipes.throughput.analysis import correlation
+from recipes.reproduce.beyond.analysis import inside_gain
+from recipes.reproduce.beyond.estimators import ESTIMATORS, Sums, bias, estimate, sums
+from recipes.reproduce.beyond.recording import Cycles
+from recipes.reproduce.boundary.sides import sides
+from recipes.reproduce.temperature.slopes import Points, points, slope_difference
+from recipes.reproduce.throughput.analysis import correlation
 from tests.covering import Row, Told, of_interval, shares, short
 
 Rng = np.random.Generator

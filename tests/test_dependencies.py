@@ -23,7 +23,7 @@ EXTRAS = {
     "bebop.megatron_job": ("megatron",),
     "bebop.model.smollm2": ("smollm2",),
     "bebop.sinks": ("wandb",),
-    "recipes.common.figures": ("reproduce",),
+    "recipes.reproduce.figures": ("reproduce",),
     "tests": ("dev",),
     "tests.sglang": ("sglang",),
     "tests.verl": ("verl",),
@@ -125,7 +125,7 @@ KNOWN |= {"sglang": {"sglang"}, "dev": {"pytest", "pyyaml"}, "megatron": {"megat
         ("bebop.loop", "import importlib\nimportlib.import_module('yaml')"),  # for the tests only
         ("bebop.rollout.worker", "import sglang"),  # not behind the door
         ("bebop.megatron_job.job", "import verl"),
-        ("recipes.drift.analysis", "import pytest"),
+        ("recipes.reproduce.drift.analysis", "import pytest"),
         ("tests.test_loop", "import pytest\npytest.importorskip('verl')"),
         ("tests.test_loop", "import never_heard_of"),
     ],

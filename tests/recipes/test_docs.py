@@ -148,7 +148,7 @@ def test_the_real_pages_are_held(tmp_path: Path) -> None:
 
 
 def test_a_page_of_results_changed_by_hand_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from recipes import reproduce
+    from recipes.reproduce import __main__ as reproduce
 
     real = reproduce.pages
     monkeypatch.setattr(

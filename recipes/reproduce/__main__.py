@@ -1,0 +1,111 @@
+"""All recipes one after another, and ``RESULTS.md`` from what they found: ``python -m recipes.reproduce [--quick]``.
+
+A result whose rule was changed after it is refused. ``--rejudge REASON`` judges stored numbers by the rules as they are
+committed, and keeps the older judgement beside the new one, which is marked as made after the run.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bebop.bench.record import begin, show
+from bebop.command import Parser, run_main
+from bebop.errors import UserError
+from recipes.reproduce import record, rule_hash
+from recipes.reproduce.pages import study_page, verdicts
+from recipes.reproduce.study import FOLDER, QUICK, results_folder
+from recipes.reproduce.summary import page
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ("objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond")
+
+
+def main(given: list[str]) -> int:
+    """Run what was asked for, then write the pages; the status is 1 if a recipe failed, 2 if a result is refused."""
+    options = arguments(given)
+    resting = options.rebuild or options.rejudge is not None
+    failed = [] if resting else [name for name in options.only if not run(name, options.only)]
+    if options.rejudge is not None:
+        rejudge(options.only, options.rejudge)
+    target = FOLDER / "RESULTS.md" if QUICK else ROOT / "RESULTS.md"
+    missing = rebuild({name: results_folder(ROOT / "recipes" / "reproduce" / name) for name in RECIPES}, target)
+    show(f"{os.path.relpath(target)} written" + (f"; no results of {', '.join(missing)}" if missing else "") + "\n")
+    if failed:
+        show(f"failed: {', '.join(failed)}\n")
+    return 1 if failed else 0
+
+
+def rebuild(folders: Mapping[str, Path], target: Path) -> list[str]:
+    """Every ``results.md`` and the page of all from what is stored; which studies have no results.
+
+    Raises:
+        UserError: A result is not what the rule as it stands makes of its numbers; nothing is written.
+    """
+    for path, text in pages(folders, target).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return [name for name, folder in folders.items() if not (folder / "results.json").is_file()]
+
+
+def pages(folders: Mapping[str, Path], target: Path) -> dict[Path, str]:
+    """What ``rebuild`` writes: each ``results.md``, and ``target``; each result is held against its rule first."""
+    found = {name: record.read(folder / "results.json") for name, folder in folders.items()}
+    present = {name: content for name, content in found.items() if content is not None}
+    for name, content in present.items():
+        record.check(name, content, folders[name])
+    decided = verdicts(present)
+    studies = {folders[name] / "results.md": study_page(name, content, decided) for name, content in present.items()}
+    return {**studies, target: page(found)}
+
+
+def rejudge(names: Sequence[str], reason: str) -> None:
+    """One more judgement of what is stored, by committed rules: no commit holds both a rule and its result.
+
+    Raises:
+        UserError: A file of a rule differs from the last commit.
+    """
+    for name in names:
+        files = rule_hash.of_study(name).files
+        command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", *files]
+        if changed := subprocess.run(command, capture_output=True, text=True, check=False).stdout.split():
+            raise UserError(
+                f"{changed[-1]} holds a rule of {name} and is not committed: commit the rule by itself first"
+            )
+    origin = begin()  # before anything is written, which would make the tree dirty
+    for name in names:
+        path = results_folder(ROOT / "recipes" / "reproduce" / name) / "results.json"
+        if (content := record.read(path)) is not None:
+            record.write(path, record.rejudge(name, content, reason, origin))
+
+
+def arguments(given: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = Parser(prog="python -m recipes.reproduce", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=RECIPES, default=RECIPES, metavar="NAME", help=", ".join(RECIPES))
+    parser.add_argument("--quick", action="store_true", help="smoke runs, which overwrite no results")
+    parser.add_argument("--rebuild", action="store_true", help="run nothing: all pages from the results that are there")
+    parser.add_argument("--rejudge", metavar="REASON", help="run nothing: judge what is stored by changed rules")
+    return parser.parse_args(given)
+
+
+def run(name: str, among: Sequence[str]) -> bool:
+    """One recipe in a process of its own, with its own progress bars between two lines; whether it succeeded."""
+    label = f"[{list(among).index(name) + 1}/{len(among)}] {name}"
+    if not (ROOT / "recipes" / "reproduce" / name / "__main__.py").is_file():
+        show(f"{label}: there is no such recipe yet\n")
+        return False
+    show(f"{label} ...\n")
+    began = time.time()
+    command = [sys.executable, "-m", f"recipes.reproduce.{name}", *(["--quick"] if QUICK else [])]
+    done = subprocess.run(command, cwd=ROOT, check=False)
+    took = f"{(time.time() - began) / 60:.1f} minutes"
+    show(f"{label}: {'done' if done.returncode == 0 else f'failed with status {done.returncode}'} after {took}\n")
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    run_main(main)

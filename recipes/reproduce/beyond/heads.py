@@ -1,0 +1,137 @@
+"""Trained heads, decoded and probed in the ways that the questions ask for: the jobs that run side by side."""
+
+import statistics
+import time
+from dataclasses import dataclass, field
+
+from bebop.adaptation.corpus import token_rows
+from bebop.adaptation.evaluation import measure
+from bebop.adaptation.probe import probe
+from bebop.config import DecodingConfig, HeadConfig
+from bebop.model.backbone import Policy
+from bebop.trainer.chains import rows_of_step
+from bebop.trainer.heads import HeadTrainer
+from bebop.trainer.objectives import Sampling
+from recipes.reproduce.beyond.estimators import Sums, sums
+from recipes.reproduce.beyond.on_text import Shape, accept_lengths
+from recipes.reproduce.beyond.recording import record
+from recipes.reproduce.study import (
+    QUICK,
+    Arm,
+    backbone_states,
+    corpus,
+    head,
+    policy,
+    prompts,
+    settings,
+    text,
+    untrained,
+)
+
+DEPTH = 3
+COUNT = 6 if QUICK else 64  # prompts to decode
+PROBED = 8 if QUICK else 144  # prompts whose text is probed, those of the other recipes
+ENGINE = (0.0, 0.5, 1.0) if QUICK else (0.0, 0.5, 0.75, 1.0)  # draft temperatures decoded with
+GRID = (0.0, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # those computed on text
+TOP_P = 0.9
+TRUNCATION = f"data.sampling.top_p={TOP_P}"
+WATCHED = ("hard_ce", "e2e_tv")  # heads for estimators and draft temperatures
+PAIRS = 2 if QUICK else 12  # updates that are timed
+
+Job = tuple[str, int, int]  # what, seed, steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What one head gave; what its questions did not ask for is empty."""
+
+    accept_length: float  # on text at temperature 1
+    overlap: float
+    estimates: Sums | None = None
+    engine: dict[float, float] = field(default_factory=dict)  # draft temperature -> accept length counted
+    on_text: dict[float, float] = field(default_factory=dict)  # draft temperature -> accept length on text
+    truncated: dict[str, float] = field(default_factory=dict)  # how rollouts with top_p were measured -> accept length
+
+
+def arm(name: str, seed: int, steps: int) -> Arm:
+    """The training of a name: an objective; ``... on top_p`` learns the truncated distribution from text sampled with
+    it."""
+    sampling = Sampling(target_top_p=TOP_P) if name.endswith("top_p") else Sampling()
+    return Arm(objective=name.split()[0], seed=seed, steps=steps, sampling=sampling)
+
+
+def prepare(seed: int) -> None:
+    """Sample a seed's sequences once, so that no two processes do."""
+    for sampling in ([], [TRUNCATION]):
+        corpus(seed, *sampling)
+        text(seed, PROBED, *sampling)
+
+
+def run(job: Job) -> Found:
+    """Train (or find) a head and measure what is asked of it."""
+    name, seed, steps = job
+    chosen = arm(name, seed, steps)
+    model = head(chosen)
+    plain = probe(model, text(seed, PROBED), DEPTH, Sampling())
+    watched = name in WATCHED and steps == Arm(objective=name, seed=seed).steps
+    return Found(
+        accept_length=float(plain.accept.mean()),
+        overlap=plain.mean(plain.numbers["overlap"][:, 0]).value,
+        estimates=estimates(model, seed) if watched else None,
+        engine={t: decoded(model, seed, t) for t in ENGINE} if watched else {},
+        on_text=tempered(model, seed) if watched else {},
+        truncated=truncated(model, seed) if name.startswith("e2e_tv") and "corrected" not in name else {},
+    )
+
+
+def estimates(model: Policy, seed: int) -> Sums:
+    """Every estimate of E[A] from one decoding, and from its answers as text."""
+    asked = prompts(seed, COUNT)
+    cycles, answers = record(model, asked, settings(seed).data, DEPTH, seed + 2)
+    return sums(cycles, probe(model, token_rows(asked, answers), DEPTH, Sampling()))
+
+
+def decoded(model: Policy, seed: int, temperature: float | None, *overrides: str) -> float:
+    """The accept length that the engine counts."""
+    decoding = DecodingConfig(system="bebop", draft_tokens=DEPTH, draft_temperature=temperature)
+    found = measure(model, prompts(seed, COUNT), settings(seed, *overrides).data, decoding, seed + 1)
+    return found.interval("accept_length").value
+
+
+def tempered(model: Policy, seed: int) -> dict[float, float]:
+    """Accept length on text for drafts of every temperature of ``GRID``."""
+    found = accept_lengths(model, text(seed, PROBED), DEPTH, [Shape(t) for t in GRID], Shape())
+    return dict(zip(GRID, found, strict=True))
+
+
+def truncated(model: Policy, seed: int) -> dict[str, float]:
+    """Accept length when rollouts use top_p: counted, and on text with the draft's distribution truncated or whole."""
+    rows = text(seed, PROBED, TRUNCATION)
+    cut, whole = accept_lengths(model, rows, DEPTH, [Shape(1, TOP_P), Shape()], Shape(1, TOP_P))
+    return {"engine": decoded(model, seed, None, TRUNCATION), "text": cut, "text, draft not truncated": whole}
+
+
+def step_seconds(names: tuple[str, str], seed: int = 0) -> tuple[float, float]:
+    """Processor seconds of an update with each objective: in turn, on the same rows; the ratio is a median of pairs."""
+    rows = corpus(seed)[: 16 * PAIRS]
+    size = min(16, len(rows))
+    states = backbone_states(policy(), rows)
+    trainers = [HeadTrainer(untrained(policy()), HeadConfig(depth=DEPTH, max_tokens=2048), Sampling()) for _ in names]
+    seconds: list[tuple[float, float]] = []
+    for step in range(PAIRS):
+        chosen = rows_of_step(len(rows), size, seed, step)
+        found = [0.0, 0.0]
+        for which in (0, 1) if step % 2 else (1, 0):
+            began = time.process_time()
+            trainers[which].update([rows[i] for i in chosen], names[which], [states[i] for i in chosen])
+            found[which] = time.process_time() - began
+        seconds.append((found[0], found[1]))
+    first = statistics.median(a for a, _ in seconds[1:])  # the first pair warms up
+    return first, first * statistics.median(b / a for a, b in seconds[1:])
+
+
+def equal_time(seconds: tuple[float, float], steps: int) -> tuple[int, int]:
+    """Steps of two objectives that take the time of ``steps`` of the faster one."""
+    fastest = min(seconds)
+    first, second = (max(1, round(steps * fastest / s)) for s in seconds)
+    return first, second

@@ -1,0 +1,220 @@
+"""What the runs say: slopes of acceptance on entropy, drops, the direct mismatch, online updates."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bebop.intervals import Interval, across_seeds
+from bebop.monitor.probe_set import ProbeReading, direct
+from recipes.reproduce.drift.training import (
+    ANSWERS,
+    ARMS,
+    BANKED,
+    DIRECTIONS,
+    GROUPS,
+    LEARNING_RATE,
+    STEPS,
+    Look,
+    Run,
+    train,
+)
+from recipes.reproduce.figures import color, figure
+from recipes.reproduce.measured import Number, of, over_seeds
+from recipes.reproduce.record import begin, keep
+from recipes.reproduce.study import SEEDS, everywhere, results_folder
+
+HERE = results_folder(Path(__file__).parent)
+ENDS = 3  # looks that are averaged at either end
+FROZEN = [name for name, (_, during) in ARMS.items() if during is None]
+
+
+def main() -> None:
+    """Run, judge, draw, write."""
+    started = begin("drift")
+    jobs = [(seed, direction) for seed in SEEDS for direction in DIRECTIONS]
+    runs = everywhere(train, jobs, "drift")
+    tables = {
+        "Runs": [run_row(run) for run in runs],
+        "Accept length at both ends": [ends_row(runs, d, arm, greedy) for d in DIRECTIONS for arm, greedy in series()],
+        "Slope of accept length on entropy": [
+            slope_row(runs, arm, greedy) for arm, greedy in series() if arm in FROZEN
+        ],
+        "Direct mismatch": [bank_row(runs, direction, arm) for direction in DIRECTIONS for arm in BANKED],
+    }
+    draw(runs)
+    figures = {
+        "steps.svg": "Accept length over the steps of GRPO, entropy falling (left), rising (right); three seeds.",
+        "entropy.svg": "Accept length against the policy's entropy, every look of every run: sampled drafts with four "
+        "frozen heads (left), greedy drafts (right).",
+        "updates.svg": "What updating the head during RL does: change against the frozen head of the same origin.",
+    }
+    plan = {
+        "steps": STEPS,
+        "groups": GROUPS,
+        "answers": ANSWERS,
+        "lr": LEARNING_RATE,
+        "seeds": SEEDS,
+    }
+    keep(HERE, started, numbers(runs), tables, figures, plan)
+
+
+def series() -> list[tuple[str, bool]]:
+    """Arms with sampled drafts, then two with greedy ones (arm, greedy)."""
+    return [*((arm, False) for arm in ARMS), ("hard_ce", True), ("ce", True), ("e2e_tv", True)]
+
+
+def label(arm: str, greedy: bool) -> str:
+    """As in the tables: TO is target-only, RS rejection sampling."""
+    return f"{'TO' if greedy else 'RS'} + {arm}"
+
+
+def accept(look: Look, arm: str, greedy: bool) -> float:
+    """Accept length of one look."""
+    totals, counts = (look.greedy if greedy else look.accept)[arm]
+    return float(totals.sum() / counts.sum())
+
+
+def ends(run: Run, arm: str, greedy: bool) -> tuple[float, float]:
+    """Means over the first and the last looks."""
+    values = [accept(look, arm, greedy) for look in run.looks]
+    count = min(ENDS, len(values) // 2)
+    return float(np.mean(values[:count])), float(np.mean(values[-count:]))
+
+
+def change(runs: Sequence[Run], direction: str, arm: str, greedy: bool = False) -> Interval:
+    """Last minus first, mean over seeds."""
+    pairs = [ends(run, arm, greedy) for run in runs if run.direction == direction]
+    return across_seeds([last - first for first, last in pairs])
+
+
+def slopes(runs: Sequence[Run], arm: str, greedy: bool) -> list[float]:
+    """Per seed: least squares of accept length on entropy, over the looks of both of its runs."""
+    found = []
+    for seed in SEEDS:
+        looks = [look for run in runs if run.seed == seed for look in run.looks]
+        found.append(float(np.polyfit([k.entropy for k in looks], [accept(k, arm, greedy) for k in looks], 1)[0]))
+    return found
+
+
+def mismatch(run: Run, arm: str) -> tuple[float, float, float]:
+    """Change of the bank's mean overlap at step 1, and its entropy and mismatch parts."""
+    before, after, *sweep = (
+        ProbeReading(overlap=p.numbers["overlap"][:, 0], entropy=p.numbers["target_entropy"][:, 0], unit=p.row)
+        for p in (run.first[arm], run.last[arm], *run.heats[arm])
+    )
+    found = direct(before, after, sweep)
+    return found.change.point, found.entropy.point, found.mismatch.point
+
+
+def numbers(runs: Sequence[Run]) -> dict[str, Number]:
+    """What the rules speak of."""
+    found = {f"slope {label(arm, greedy)}": over_seeds(slopes(runs, arm, greedy)) for arm, greedy in series()}
+    found["slope e2e_tv - ce"] = over_seeds(np.subtract(slopes(runs, "e2e_tv", False), slopes(runs, "ce", False)))
+    for direction in DIRECTIONS:
+        own = [run for run in runs if run.direction == direction]
+        moved = [run_row(run)["entropy last"] - run_row(run)["entropy first"] for run in own]
+        found[f"entropy change, {direction}"] = over_seeds(moved)
+        found[f"mismatch, {direction}"] = over_seeds([mismatch(run, "e2e_tv")[2] for run in own])
+        for arm in ARMS:
+            last = [ends(run, arm, False)[1] for run in own]
+            found[f"end {label(arm, False)}, {direction}"] = over_seeds(last)
+    found["ce updates - frozen"] = of(updates(runs, "tv, ce updates", "tv"), len(SEEDS))
+    found["tv updates - frozen"] = of(updates(runs, "tv, tv updates", "tv"), len(SEEDS))
+    return found
+
+
+def updates(runs: Sequence[Run], arm: str, frozen: str) -> Interval:
+    """Accept length at the end with updates, minus that of the frozen head: mean over both directions, then seeds."""
+    return across_seeds(
+        [
+            np.mean([ends(r, arm, False)[1] - ends(r, frozen, False)[1] for r in runs if r.seed == seed])
+            for seed in SEEDS
+        ]
+    )
+
+
+# ---- tables
+
+
+def run_row(run: Run) -> dict[str, Any]:
+    """One run: does the policy learn, and where does its entropy go."""
+    count = min(ENDS, len(run.looks) // 2)
+    first, last = run.looks[:count], run.looks[-count:]
+    row: dict[str, Any] = {"seed": run.seed, "entropy": run.direction}
+    for name in ("reward", "entropy"):
+        row |= {f"{name} first": float(np.mean([getattr(k, name) for k in first]))}
+        row |= {f"{name} last": float(np.mean([getattr(k, name) for k in last]))}
+    return row
+
+
+def ends_row(runs: Sequence[Run], direction: str, arm: str, greedy: bool) -> dict[str, Any]:
+    """Accept length of an arm at both ends of the runs of a direction."""
+    pairs = [ends(run, arm, greedy) for run in runs if run.direction == direction]
+    first, last = (across_seeds(values) for values in zip(*pairs, strict=True))
+    moved = change(runs, direction, arm, greedy)
+    return {"entropy": direction, "arm": label(arm, greedy), "first": first, "last": last, "change": moved}
+
+
+def slope_row(runs: Sequence[Run], arm: str, greedy: bool) -> dict[str, Any]:
+    """Slope of an arm, tokens per nat."""
+    return {"arm": label(arm, greedy), "slope": across_seeds(slopes(runs, arm, greedy))}
+
+
+def bank_row(runs: Sequence[Run], direction: str, arm: str) -> dict[str, Any]:
+    """Parts of the change of overlap on the fixed contexts."""
+    parts = [mismatch(run, arm) for run in runs if run.direction == direction]
+    named = zip(("change", "entropy part", "mismatch part"), zip(*parts, strict=True), strict=True)
+    return {"entropy": direction, "head": arm} | {name: across_seeds(values) for name, values in named}
+
+
+# ---- figures
+
+
+def mean_curve(runs: Sequence[Run], direction: str, arm: str, greedy: bool) -> list[float]:
+    """Accept length at each look, mean over seeds."""
+    rows = [[accept(look, arm, greedy) for look in run.looks] for run in runs if run.direction == direction]
+    return [float(x) for x in np.mean(rows, 0)]
+
+
+def draw(runs: Sequence[Run]) -> None:
+    """All three figures."""
+    steps = [look.step for look in runs[0].looks]
+    with figure(HERE / "figures" / "steps.svg", 2, 5.0, sharey=True) as panels:
+        for axes, direction in zip(panels, DIRECTIONS, strict=True):
+            for arm in FROZEN:
+                axes.plot(steps, mean_curve(runs, direction, arm, False), color=color(arm), label=label(arm, False))
+            greedy = mean_curve(runs, direction, "ce", True)
+            axes.plot(steps, greedy, color=color("ce"), linestyle="--", label=label("ce", True))
+            axes.set(title=f"{direction} entropy", xlabel="step")
+        panels[0].set(ylabel="accept length (accepted + 1)")
+        panels[1].legend(loc="upper left", bbox_to_anchor=(1, 1))
+    with figure(HERE / "figures" / "entropy.svg", 2, 5.0, sharey=True) as panels:
+        for axes, greedy in zip(panels, (False, True), strict=True):
+            for arm in ("hard_ce", "ce", "e2e_tv") if greedy else FROZEN:
+                looks = [look for run in runs for look in run.looks]
+                x, y = [k.entropy for k in looks], [accept(k, arm, greedy) for k in looks]
+                axes.scatter(x, y, s=8, color=color(arm), alpha=0.5, linewidths=0)
+                fit = np.polyfit(x, y, 1)
+                ends_x = np.array([min(x), max(x)])
+                axes.plot(
+                    ends_x,
+                    np.polyval(fit, ends_x),
+                    color=color(arm),
+                    label=f"{label(arm, greedy)}: {fit[0]:+.2f} per nat",
+                )
+            axes.set(xlabel="entropy of the policy, nats")
+            axes.legend()
+        panels[0].set(ylabel="accept length (accepted + 1)")
+    with figure(HERE / "figures" / "updates.svg", 2, 5.0, sharey=True) as panels:
+        for axes, direction in zip(panels, DIRECTIONS, strict=True):
+            for arm, (origin, during) in ARMS.items():
+                if during is None:
+                    continue
+                gap = np.subtract(mean_curve(runs, direction, arm, False), mean_curve(runs, direction, origin, False))
+                axes.plot(steps, gap, color=color(arm), label=arm)
+            axes.axhline(0, color="#52606d", linewidth=0.8)
+            axes.set(title=f"{direction} entropy", xlabel="step")
+        panels[0].set(ylabel="accept length minus frozen")
+        panels[1].legend(loc="upper left", bbox_to_anchor=(1, 1))

@@ -1,0 +1,185 @@
+"""One GRPO run with many heads beside it: the policy does not depend on them, so all of them see the same run.
+
+Decoding is exact, so which head drafts changes nothing about the answers: one run serves every arm, and the arms are
+compared on the same tokens. Synchronous, in one process: engine and trainer share the backbone.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bebop.adaptation.corpus import params, token_rows
+from bebop.adaptation.probe import Probe, probe
+from bebop.adaptation.states import backbone_states
+from bebop.compose import job_config
+from bebop.config import DecodingConfig, HeadConfig, JobConfig
+from bebop.metrics import values
+from bebop.model.backbone import Policy
+from bebop.rollout.engine import Request
+from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.tasks.rewards import checked, make_reward
+from bebop.tasks.source import PromptSource, chat_encoder
+from bebop.trainer.chains import TokenRow
+from bebop.trainer.heads import HeadTrainer
+from bebop.trainer.objectives import Sampling
+from bebop.trainer.policy import PolicyTrainer
+from bebop.trajectory import Batch, Completion, Group, Prompt, Trajectory
+from recipes.reproduce.study import QUICK, Arm, head, policy, text
+
+Array = NDArray[np.float64]
+STEPS = 4 if QUICK else 36
+GROUPS, ANSWERS = (2, 4) if QUICK else (6, 8)
+LEARNING_RATE = 1.5e-4
+EVERY = 2 if QUICK else 3  # steps between two looks at the heads
+LOOK = 4 if QUICK else 24  # answers that are looked at
+BANK = 4 if QUICK else 48  # held-out answers of the first policy: the fixed contexts
+HEATS = (0.3, 0.5, 0.75, 1.4, 2.0, 3.0)  # temperatures of the first distributions on the bank, beside 1
+# arm -> objective before RL, and the one it is updated with during RL (None: frozen)
+ARMS: dict[str, tuple[str, str | None]] = {
+    "hard_ce": ("hard_ce", None),
+    "ce": ("ce", None),
+    "tv": ("tv", None),
+    "e2e_tv": ("e2e_tv", None),
+    "tv, tv updates": ("tv", "tv"),
+    "tv, ce updates": ("tv", "ce"),
+    "hard_ce, ce updates": ("hard_ce", "ce"),
+}
+# direction -> overrides; an entropy bonus makes the policy more random while it learns
+DIRECTIONS: dict[str, tuple[str, ...]] = {"falling": (), "rising": ("algorithm.entropy_coefficient=0.02",)}
+BANKED = ("hard_ce", "ce", "e2e_tv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What was seen at one step: per arm the mean over answers, with sums per answer for intervals."""
+
+    step: int
+    reward: float
+    entropy: float  # of the policy, nats, mean over tokens
+    accept: dict[str, tuple[Array, Array]]  # arm -> totals and counts per answer of the accept length (sampled drafts)
+    greedy: dict[str, tuple[Array, Array]]  # the same for greedy drafts
+    overlap: dict[str, list[float]]  # arm -> mean overlap at each position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A whole run: looks in order, and the bank of fixed contexts before and after."""
+
+    seed: int
+    direction: str
+    looks: list[Look]
+    first: dict[str, Probe]  # arm -> probe of the bank at step 0
+    heats: dict[str, list[Probe]]  # arm -> the same at other temperatures
+    last: dict[str, Probe]  # arm -> probe of the bank at the end
+
+
+def configuration(seed: int, direction: str) -> JobConfig:
+    """GRPO with few answers a step."""
+    sizes = (f"trainer.groups_per_step={GROUPS}", f"trainer.group_size={ANSWERS}", f"trainer.steps={STEPS}")
+    data = ("task=chain_sum", f"task.seed={500 + seed}", "rollout.staleness=0", f"runtime.seed={seed}")
+    return job_config([*sizes, *data, f"trainer.lr={LEARNING_RATE}", "model.device=cpu", *DIRECTIONS[direction]])
+
+
+def train(job: tuple[int, str]) -> Run:
+    """Run GRPO for one seed and direction."""
+    seed, direction = job
+    config, model = configuration(seed, direction), policy()
+    heads = {name: with_head(model, before, seed) for name, (before, _) in ARMS.items()}
+    online = {name: online_trainer(heads[name], during) for name, (_, during) in ARMS.items() if during}
+    bank = text(seed, BANK)
+    first = {arm: probe(heads[arm], bank, 3, Sampling()) for arm in BANKED}
+    heats = {arm: [probe(heads[arm], bank, 3, Sampling(temperature=t)) for t in HEATS] for arm in BANKED}
+    trainer = PolicyTrainer(model, config)  # after the heads' trainers: those freeze the backbone
+    engine = TorchEngine(heads["e2e_tv"], DecodingConfig(), slots=GROUPS * ANSWERS)
+    source = PromptSource(config.task, chat_encoder(model.tokenizer), 352)
+    reward = make_reward(config.task)
+    looks = []
+    for step in range(STEPS + 1):
+        asked = [source.prompt(step * GROUPS + i) for i in range(GROUPS)]
+        answers = rollouts(engine, asked, config, step)
+        groups = grouped(asked, answers, reward)
+        rows = token_rows([p for p in asked for _ in range(ANSWERS)], answers)
+        states = backbone_states(model, rows)  # the same for every head
+        if step % EVERY == 0:
+            looks.append(look(step, groups, heads, rows, states, seed))
+        if step == STEPS:
+            break
+        for name, one in online.items():
+            one.update(rows, ARMS[name][1], states)
+        values(trainer.update(Batch(groups=groups)))
+        engine.version = trainer.version
+    last = {arm: probe(heads[arm], bank, 3, Sampling()) for arm in BANKED}
+    return Run(seed=seed, direction=direction, looks=looks, first=first, heats=heats, last=last)
+
+
+def with_head(model: Policy, objective: str, seed: int) -> Policy:
+    """``model`` with a trained head of its own; the backbone is the same object for all."""
+    return dataclasses.replace(model, mtp=copy.deepcopy(head(Arm(objective=objective, seed=seed)).mtp))
+
+
+def online_trainer(model: Policy, objective: str) -> HeadTrainer:
+    """Updates during RL, with an optimizer of the head's own."""
+    config = HeadConfig(objective=objective, depth=3, lr=5e-4, lr_warmup_steps=3, max_tokens=2048)
+    return HeadTrainer(model, config, Sampling())
+
+
+def rollouts(engine: TorchEngine, asked: Sequence[Prompt], config: JobConfig, step: int) -> list[Completion]:
+    """``ANSWERS`` answers to each prompt under the current weights."""
+    requests = []
+    for i, prompt in enumerate(asked):
+        for g in range(ANSWERS):
+            number = (config.runtime.seed << 40) + (step * GROUPS + i) * ANSWERS + g
+            sampling = params(engine.policy, config.rollout.sampling, number)
+            requests.append(Request(id=0, token_ids=prompt.token_ids, params=sampling))
+    return generate(engine, requests)
+
+
+def grouped(asked: Sequence[Prompt], answers: Sequence[Completion], reward: Any) -> tuple[Group, ...]:
+    """Answers with their rewards, by prompt."""
+    return tuple(
+        Group(
+            prompt=prompt,
+            trajectories=tuple(
+                Trajectory(completion=answer, reward=checked(reward, answer.text, prompt))
+                for answer in answers[i * ANSWERS : (i + 1) * ANSWERS]
+            ),
+        )
+        for i, prompt in enumerate(asked)
+    )
+
+
+@torch.no_grad()
+def look(
+    step: int,
+    groups: Sequence[Group],
+    heads: dict[str, Policy],
+    rows: Sequence[TokenRow],
+    states: Sequence[Tensor],
+    seed: int,
+) -> Look:
+    """Probe every head on some of the step's answers: text of the current policy, so the estimates are unbiased."""
+    chosen = np.random.default_rng([seed, step]).choice(len(rows), LOOK, replace=False)
+    some, known = [rows[i] for i in chosen], [states[i] for i in chosen]
+    found = {name: probe(model, some, 3, Sampling(), states=known) for name, model in heads.items()}
+    one = next(iter(found.values()))
+    return Look(
+        step=step,
+        reward=float(np.mean([t.reward for group in groups for t in group.trajectories])),
+        entropy=float(np.nanmean(one.numbers["target_entropy"][:, 0])),
+        accept={name: sums(p, p.accept) for name, p in found.items()},
+        greedy={name: sums(p, p.accept_greedy) for name, p in found.items()},
+        overlap={name: np.nanmean(p.numbers["overlap"], 0).tolist() for name, p in found.items()},
+    )
+
+
+def sums(probed: Probe, numbers: Array) -> tuple[Array, Array]:
+    """Totals and counts per answer of one number an anchor."""
+    count = int(probed.row.max()) + 1
+    return np.bincount(probed.row, numbers, count), np.bincount(probed.row, minlength=count).astype(float)

@@ -1,0 +1,161 @@
+"""What a study leaves behind: ``results.json``, with every number, its origin, and the rules that judged it.
+
+``judgements`` is a list: the first was made at the run; each later one is a *re-judgement*, by a rule that is younger
+than the numbers, and says so. What is stored is what each rule says by itself; the correction for the other findings of
+a claim is made where the page is made, as they come from several studies.
+"""
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bebop.bench import record
+from bebop.errors import UserError
+from bebop.intervals import Interval
+from recipes.reproduce import rule_hash
+from recipes.reproduce.measured import Number
+from recipes.reproduce.verdicts import Finding, Rule, judge
+
+Content = dict[str, Any]  # of a results.json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A study that has begun: all that has to be known before it measures anything."""
+
+    name: str
+    origin: dict[str, object]
+    code: rule_hash.RuleCode
+    rules: tuple[Rule, ...]
+    at: float
+
+
+def begin(name: str) -> Started:
+    """Take down commit, command and rule of a study. The first thing that its ``main`` does."""
+    origin, code = record.begin(), rule_hash.of_study(name)
+    return Started(name=name, origin=origin, code=code, rules=rules_of(name), at=time.time())
+
+
+def rules_of(name: str) -> tuple[Rule, ...]:
+    """The rules of a study."""
+    rules: tuple[Rule, ...] = rule_hash.module(name).RULES
+    return rules
+
+
+def keep(
+    folder: Path,
+    started: Started,
+    numbers: Mapping[str, Number],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]],
+    figures: Mapping[str, str],
+    settings: Mapping[str, Any],
+    facts: Mapping[str, object] | None = None,
+) -> None:
+    """Judge, and write ``results.json``; ``figures`` maps a file in ``figures/`` to the sentence below it.
+
+    ``numbers`` are what the rules speak of, ``facts`` what they only tell.
+    """
+    from recipes.reproduce.pages import write_study  # writes from what is stored, so it reads this module
+
+    folder.mkdir(parents=True, exist_ok=True)
+    content: Content = {
+        "seconds": round(time.time() - started.at),
+        "processor_seconds": round(processor_seconds()),
+        "settings": dict(settings),
+        "place": record.place(started.origin),
+        "numbers": {name: stored(number) for name, number in numbers.items()},
+        "facts": dict(facts or {}),
+        "judgements": [judgement(started.code, judge(started.rules, numbers, facts))],
+        "figures": {file: drawn(folder / "figures" / file, sentence) for file, sentence in figures.items()},
+        "tables": {name: [dict(row) for row in rows] for name, rows in tables.items()},
+    }
+    write(folder / "results.json", content)
+    write_study(folder)
+
+
+def judgement(code: rule_hash.RuleCode, findings: Sequence[Finding], **more: object) -> dict[str, Any]:
+    """An entry of ``judgements``."""
+    rule = {"hash": code.hash, "derived": False, "files": list(code.files)}
+    return {"rule": rule, **more, "findings": [asdict(finding) for finding in findings]}
+
+
+def drawn(path: Path, sentence: str) -> dict[str, str]:
+    """A figure as it stands in ``results.json``: drawn at the run, from more than is stored, and held by its hash."""
+    return {"caption": sentence, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def stored(number: Number) -> dict[str, Any]:
+    """A number as it stands in ``results.json``; what is as by default is left out."""
+    return {k: v for k, v in asdict(number).items() if v not in (None, 0.0) or k in ("value", "low", "high")}
+
+
+def write(path: Path, content: Content) -> None:
+    """Write a ``results.json``."""
+    path.write_text(json.dumps(content, indent=1, default=_plain) + "\n")
+
+
+def read(path: Path) -> Content | None:
+    """The results of a study; None where there are none yet."""
+    content: Content | None = json.loads(path.read_text()) if path.is_file() else None
+    return content
+
+
+def numbers_of(content: Content) -> dict[str, Number]:
+    """The numbers that rules speak of."""
+    return {name: Number(**number) for name, number in content["numbers"].items()}
+
+
+def judged(content: Content) -> list[Finding]:
+    """What the newest judgement found."""
+    return [Finding(**finding) for finding in content["judgements"][-1]["findings"]]
+
+
+def check(name: str, content: Content, folder: Path) -> None:
+    """That a result was judged by the rule as it stands, and that judging again gives the same; else a UserError."""
+    code, newest = rule_hash.of_study(name), content["judgements"][-1]
+    if newest["rule"]["hash"] != code.hash:
+        raise UserError(
+            f"the rule of {name} is {code.hash}, but its results were judged by {newest['rule']['hash']}: the rule was "
+            "changed after its results; run the study again, or judge them again with --rejudge REASON"
+        )
+    again = judge(rules_of(name), numbers_of(content), content["facts"])
+    if len(again) != len(judged(content)) or not all(map(same, again, judged(content))):
+        raise UserError(f"the findings stored for {name} are not what its rule makes of the numbers stored beside them")
+    for file, figure in content["figures"].items():
+        if drawn(folder / "figures" / file, figure["caption"]) != figure:
+            raise UserError(f"figures/{file} of {name} is not the one that its results came with: run the study again")
+
+
+def same(one: Finding, other: Finding) -> bool:
+    """Whether two findings are equal, but for the last digits that another machine's arithmetic may give."""
+    a, b = asdict(one), asdict(other)
+    close = [math.isclose(a[k] or 0.0, b[k] or 0.0, rel_tol=1e-6, abs_tol=1e-12) for k in ("p", "floor")]
+    return all(close) and all(a[k] == b[k] for k in a if k not in ("p", "floor"))
+
+
+def rejudge(name: str, content: Content, reason: str, origin: Mapping[str, object]) -> Content:
+    """The same numbers with one more judgement, by the rule as it stands now; ``origin`` as from ``record.begin``."""
+    code = rule_hash.of_study(name)
+    if content["judgements"][-1]["rule"]["hash"] == code.hash:
+        return content
+    found = judge(rules_of(name), numbers_of(content), content["facts"])
+    made = judgement(code, found, post_hoc=True, reason=reason, origin=dict(origin))
+    return {**content, "judgements": [*content["judgements"], made]}
+
+
+def processor_seconds() -> float:
+    """Processor time of this process and of its children that have ended: what a busy machine does not distort."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Interval | Number):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} does not belong into a results file")

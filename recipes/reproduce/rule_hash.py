@@ -1,0 +1,88 @@
+"""A rule as a hash of its code, so that a result can say which rule judged it.
+
+The rule of a study is every definition that turns its numbers into verdicts: its ``RULES``, and what
+``recipes.reproduce`` does with them. A definition counts by its syntax tree, without docstrings and annotations;
+imports, comments, formatting and the file that it stands in do not count, nor does what no part of the rule mentions.
+So a rule may move and be reformatted, and cannot be changed, without its hash telling.
+"""
+
+import ast
+import hashlib
+import importlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from bebop.bench import record
+from recipes.reproduce import measured, verdicts
+
+ROOT = record.ROOT
+ENTRIES = ("RULES", "judge", "corrected", "overall")
+BESIDE = ("annotation", "returns", "type_comment", "type_params", "ctx", "kind", "simple")  # fields that do not count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleCode:
+    """The code of a study's rule: its hash, and the files that hold it, relative to the repository."""
+
+    hash: str
+    files: tuple[str, ...]
+
+
+def module(study: str) -> ModuleType:
+    """The module that holds a study's rules: ``findings.py`` in its folder, beside that of this package."""
+    return importlib.import_module(f"{__name__.rpartition('.')[0]}.{study}.findings")
+
+
+def of_study(name: str) -> RuleCode:
+    """The rule of a study as it stands in the working tree."""
+    paths = [Path(str(one.__file__)).resolve() for one in (module(name), verdicts, measured)]
+    files = tuple(path.relative_to(ROOT).as_posix() for path in paths)
+    return RuleCode(hash=of_sources([path.read_text() for path in paths], ENTRIES), files=files)
+
+
+def of_sources(sources: Iterable[str], entries: Sequence[str]) -> str:
+    """Hash of the definitions named ``entries`` and of all that they mention, directly or not, in these sources."""
+    known: dict[str, list[str]] = {}
+    mentions: dict[str, set[str]] = {}
+    for source in sources:
+        for node in ast.parse(source).body:
+            for name in _defines(node):
+                known.setdefault(name, []).append(_text(node))
+                used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+                mentions[name] = mentions.get(name, set()) | used
+    chosen: set[str] = set()
+    waiting = [name for name in entries if name in known]
+    while waiting:
+        name = waiting.pop()
+        if name not in chosen:
+            chosen.add(name)
+            waiting += [used for used in mentions[name] if used in known]
+    text = "\n".join(sorted(dump for name in chosen for dump in known[name]))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _defines(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return [node.target.id]
+    if isinstance(node, ast.Assign):
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+    return []
+
+
+def _text(node: object) -> str:
+    """A syntax tree as text, the same in every version of Python: what is empty or beside the point is left out."""
+    if isinstance(node, list):
+        return "[" + ", ".join(_text(one) for one in node) + "]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    kind, fields = type(node).__name__, dict(ast.iter_fields(node))
+    if isinstance(node, ast.AnnAssign) and node.value is not None:
+        kind, fields = "Assign", {"targets": [node.target], "value": node.value}
+    if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
+        fields["body"] = node.body[1:]
+    kept = {k: v for k, v in fields.items() if k not in BESIDE and v is not None and v != []}
+    return f"{kind}(" + ", ".join(f"{name}={_text(value)}" for name, value in kept.items()) + ")"

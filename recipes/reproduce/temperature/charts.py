@@ -1,0 +1,91 @@
+"""The figures of the temperature recipe."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from recipes.reproduce.figures import color, figure
+from recipes.reproduce.study import SEEDS
+from recipes.reproduce.temperature.slopes import bin_names, by_entropy, pairs
+from recipes.reproduce.temperature.sweep import ARMS, DEPTH, RULES, TEMPERATURES, Found, Key
+
+Results = Mapping[Key, Found]
+
+
+def draw(results: Results, folder: Path) -> dict[str, str]:
+    """All figures, each with the sentence below it."""
+    temperatures(results, folder / "temperature.svg")
+    positions(results, folder / "positions.svg")
+    bins(results, folder / "tokens.svg")
+    split(results, folder / "split.svg")
+    return {
+        "temperature.svg": "Acceptance against the target's entropy over the temperatures (mean of all positions and "
+        "three seeds): sampled drafts (left), greedy drafts (right).",
+        "positions.svg": "Acceptance of sampled drafts against entropy over the temperatures, at each draft position.",
+        "tokens.svg": "Acceptance against the target's entropy between tokens at temperature 1, all positions.",
+        "split.svg": "The two parts of the overlap against temperature: where the target gives more than the draft "
+        "(left), and where the draft gives at least as much (right).",
+    }
+
+
+def average(results: Results, arm: str, temperature: float, name: str) -> float:
+    """A mean over the seeds."""
+    return float(np.mean([results[arm, seed].means[temperature][name] for seed in SEEDS]))
+
+
+def curve(results: Results, arm: str, name: str) -> list[float]:
+    """A mean over the seeds at every temperature."""
+    return [average(results, arm, t, name) for t in TEMPERATURES]
+
+
+def temperatures(results: Results, path: Path) -> None:
+    """Acceptance over entropy, a point a temperature."""
+    with figure(path, 2, 5.2, 3.6, sharey=True) as axes:
+        for panel, (drafts, name) in zip(axes, RULES.items(), strict=True):
+            for arm in ARMS:
+                x, y = curve(results, arm, "target_entropy"), curve(results, arm, name)
+                panel.plot(x, y, marker="o", markersize=4, color=color(arm), label=arm)
+            panel.set(title=f"{drafts} drafts", xlabel="entropy of the target, nats")
+        for t, place in zip(TEMPERATURES, curve(results, ARMS[0], "target_entropy"), strict=True):
+            axes[0].annotate(f"T={t}", (place, 0.01), xycoords=("data", "axes fraction"), fontsize=7, ha="center")
+        axes[0].set(ylabel="acceptance")
+        axes[1].legend(fontsize=8)
+
+
+def positions(results: Results, path: Path) -> None:
+    """The same for sampled drafts, a panel a position."""
+    with figure(path, DEPTH, 3.8, 3.4, sharey=True) as axes:
+        for k, panel in enumerate(axes, start=1):
+            for arm in ARMS:
+                x, y = curve(results, arm, f"target_entropy/{k}"), curve(results, arm, f"overlap/{k}")
+                panel.plot(x, y, marker="o", markersize=3, color=color(arm), label=arm)
+            panel.set(title=f"position {k}", xlabel="entropy of the target, nats")
+        axes[0].set(ylabel="acceptance")
+        axes[-1].legend(fontsize=7)
+
+
+def bins(results: Results, path: Path) -> None:
+    """Acceptance in bins of tokens by entropy."""
+    with figure(path, 2, 5.2, 3.6, sharey=True) as axes:
+        for panel, (drafts, name) in zip(axes, RULES.items(), strict=True):
+            for arm in ARMS:
+                found = [by_entropy(*pairs(results[arm, seed].plain, name)[1:]) for seed in SEEDS]
+                y = [np.mean([value for _, value, many in column if many]) for column in zip(*found, strict=True)]
+                panel.plot(range(len(y)), y, marker="o", markersize=4, color=color(arm), label=arm)
+            panel.set_xticks(range(len(bin_names())), bin_names(), rotation=30)
+            panel.set(title=f"{drafts} drafts", xlabel="entropy of the target at the token, nats")
+        axes[0].set(ylabel="acceptance")
+        axes[0].legend(fontsize=8)
+
+
+def split(results: Results, path: Path) -> None:
+    """Both parts of the overlap over temperature."""
+    titles = {"alpha_p_gt_q": "p > q: mass of the draft", "alpha_q_ge_p": "q >= p: mass of the target"}
+    with figure(path, 2, 5.2, 3.4) as axes:
+        for panel, (name, title) in zip(axes, titles.items(), strict=True):
+            for arm in ARMS:
+                panel.plot(TEMPERATURES, curve(results, arm, name), marker="o", ms=4, color=color(arm), label=arm)
+            panel.set(title=title, xlabel="temperature")
+        axes[0].set(ylabel="part of the overlap")
+        axes[1].legend(fontsize=8)

@@ -1,0 +1,182 @@
+"""Decoding on a clock: all arms take turns in one process, so that the machine is the same for all.
+
+The process has one thread and what counts is its processor time: other work on the machine distorts it little.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bebop.adaptation.corpus import params
+from bebop.bench.rollout import split
+from bebop.config import DecodingConfig
+from bebop.model.backbone import Policy
+from bebop.rollout.decoding.base import Rows
+from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.drafters.mtp import MTPDrafter
+from bebop.rollout.engine import Request
+from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.trajectory import DecodeStats, Prompt
+from recipes.reproduce.study import QUICK, prompts, settings
+from recipes.reproduce.throughput.heads import BEST, DRAFTS, HEADS, TRAINED, Bench
+
+BATCHES = {1: 1, 4: 4} if QUICK else {1: 16, 32: 96}  # answers side by side -> answers in a timed run
+ROUNDS = 1 if QUICK else 2
+LENGTHS = (1, 2, 3, 4, 5)  # K
+REPEATS = 5 if QUICK else 30  # passes of each kind in a round, of which the median counts
+MAX_LENGTH = 512  # tokens of prompt and answer
+
+TimedArm = tuple[str, str, int]  # head, system, K
+PLAIN: TimedArm = ("start", "autoregressive", 0)
+ARMS: tuple[TimedArm, ...] = (
+    PLAIN,
+    *((name, "bebop", DRAFTS) for name in HEADS),
+    *((name, "target_only", DRAFTS) for name in ("start", *TRAINED)),
+    *((BEST, "bebop", k) for k in LENGTHS if k != DRAFTS),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """One arm in one round."""
+
+    speed: float  # tokens per second of processor time
+    wall: float  # tokens per second by the clock on the wall
+    cycles: int
+    accepted: float  # drafts
+    shares: dict[
+        str, float
+    ]  # part of the wall time in prefill, verify and draft (with the head's pass over kept tokens)
+
+    @property
+    def accept_length(self) -> float:
+        """Accepted drafts per cycle + 1."""
+        return 1 + self.accepted / self.cycles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Of single passes, in units of the target's pass over one token."""
+
+    draft: float  # c: one draft step, from logits to the next hidden state
+    verify: dict[int, float]  # v(K): the target's pass over K + 1 tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """All rounds of a seed and batch size."""
+
+    rounds: list[dict[TimedArm, Timed]]
+    costs: list[Costs]  # one a round
+
+    def ratio(self, arm: TimedArm, base: TimedArm) -> float:
+        """Median over rounds of the ratio of speeds within a round."""
+        return float(np.median([r[arm].speed / r[base].speed for r in self.rounds]))
+
+    def typical(self, arm: TimedArm, name: str = "speed") -> float:
+        """Median of speed or wall."""
+        return float(np.median([getattr(r[arm], name) for r in self.rounds]))
+
+    def accept_length(self, arm: TimedArm) -> float:
+        """Of all rounds together."""
+        return 1 + sum(r[arm].accepted for r in self.rounds) / sum(r[arm].cycles for r in self.rounds)
+
+    def share(self, arm: TimedArm, part: str) -> float:
+        """Median over rounds."""
+        return float(np.median([r[arm].shares.get(part, 0.0) for r in self.rounds]))
+
+    def draft_cost(self) -> float:
+        """c, median over rounds."""
+        return float(np.median([c.draft for c in self.costs]))
+
+    def verify_cost(self, length: int) -> float:
+        """v(K), median over rounds."""
+        return float(np.median([c.verify[length] for c in self.costs]))
+
+
+def measure(found: Bench, seed: int, progress: Callable[[], Any]) -> dict[int, Measured]:
+    """Time all arms at every batch size; each round draws other answers, the same random numbers for every arm."""
+    asked = prompts(seed, max(BATCHES.values()))
+    measured = {batch: Measured(rounds=[], costs=[]) for batch in BATCHES}
+    decode(found, PLAIN, requests(found.model, asked[:2], 0, seed), 2)  # the first passes of a process are slow
+    for turn in range(ROUNDS):
+        for batch, count in BATCHES.items():
+            wanted = requests(found.model, asked[:count], 1 + turn, seed)
+            measured[batch].rounds.append(dict(_turns(found, wanted, batch, turn, progress)))
+            measured[batch].costs.append(costs(found.use(BEST), wanted, batch))
+    return measured
+
+
+def _turns(
+    found: Bench, wanted: Sequence[Request], batch: int, turn: int, progress: Callable[[], Any]
+) -> Iterator[tuple[TimedArm, Timed]]:
+    """All arms once; each round begins with another one."""
+    first = turn * len(ARMS) // ROUNDS
+    for arm in (*ARMS[first:], *ARMS[:first]):
+        yield arm, decode(found, arm, wanted, batch)
+        progress()
+
+
+def requests(model: Policy, asked: Sequence[Prompt], turn: int, seed: int) -> list[Request]:
+    """The prompts as requests; the turn chooses the random numbers."""
+    sampling = settings(seed).data.sampling
+    first = (100 * seed + turn) << 20
+    return [
+        Request(id=i, token_ids=p.token_ids, params=params(model, sampling, first + i)) for i, p in enumerate(asked)
+    ]
+
+
+def decode(found: Bench, arm: TimedArm, wanted: Sequence[Request], batch: int) -> Timed:
+    """Decode the requests with one arm, ``batch`` at a time."""
+    name, system, drafts = arm
+    config = DecodingConfig(system=system, draft_tokens=drafts)
+    engine = TorchEngine(found.use(name), config, slots=batch, max_length=MAX_LENGTH)
+    with split(engine) as seconds:
+        began, busy = time.perf_counter(), time.process_time()
+        answers = generate(engine, wanted)
+        wall, busy = time.perf_counter() - began, time.process_time() - busy
+    stats = sum((a.stats for a in answers), DecodeStats())
+    return Timed(
+        speed=stats.tokens / busy,
+        wall=stats.tokens / wall,
+        cycles=stats.cycles,
+        accepted=float(stats.accepted.sum()),
+        shares={part: spent / wall for part, spent in seconds.items()},
+    )
+
+
+@torch.inference_mode()
+def costs(model: Policy, wanted: Sequence[Request], batch: int) -> Costs:
+    """Single passes over the engine's own caches, in the middle of its answers; kinds take turns, medians count."""
+    config = DecodingConfig(system="bebop", draft_tokens=max(LENGTHS))
+    engine = TorchEngine(model, config, slots=batch, max_length=MAX_LENGTH)
+    for request in wanted[:batch]:
+        engine.add(request)
+    for _ in range(5):
+        engine.step()
+    decoder = engine.decoder
+    assert isinstance(decoder, DraftVerify) and isinstance(decoder.drafter, MTPDrafter)
+    target, drafter, rows = decoder.target, decoder.drafter, Rows(engine.slots, len(engine.active), max(engine.fed))
+    tokens = rows.last[:, None].expand(-1, max(LENGTHS) + 1).contiguous()
+    hidden = drafter.hidden[: rows.batch].clone()
+
+    def draft() -> None:
+        model.logits(hidden)
+        drafter.step(rows, 0, tokens[:, 0], hidden)
+
+    def verify(width: int) -> None:
+        model.logits(target.verify(rows, tokens[:, :width])[0])
+
+    spent: dict[int, list[float]] = {n: [] for n in (0, 1, *(k + 1 for k in LENGTHS))}  # 0: a draft step
+    for _ in range(REPEATS):
+        for n, times in spent.items():
+            began = time.process_time()
+            draft() if n == 0 else verify(n)
+            times.append(time.process_time() - began)
+    typical = {n: float(np.median(times)) for n, times in spent.items()}
+    verify = {k: typical[k + 1] / typical[1] for k in LENGTHS}
+    return Costs(draft=typical[0] / typical[1], verify=verify)

@@ -1,0 +1,94 @@
+"""What a study computes has the names that its rules ask for: one too few would show after hours, as 'not measured'."""
+
+import re
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bebop.intervals import Interval, across_seeds
+from recipes.reproduce.beyond import cold
+from recipes.reproduce.beyond.estimators import ESTIMATORS
+from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED
+from recipes.reproduce.beyond.heads import Found as BeyondFound
+from recipes.reproduce.boundary.probing import HEADS
+from recipes.reproduce.boundary.sides import Sides
+from recipes.reproduce.record import rules_of
+from recipes.reproduce.study import SEEDS
+
+ONE = Interval(1.0, 0.9, 1.1)
+
+
+def missing(study: str, names: Iterable[str]) -> set[str]:
+    """What the rules of a study ask for, or tell, and is not among ``names``."""
+    rules = rules_of(study)
+    asked = {n for r in rules for group in r.any_of for part in group for n in (part.number, *part.arms)}
+    asked |= {need.number for r in rules for need in r.needs}
+    return (asked | {n for r in rules for n in re.findall(r"\{([^}]+)\}", r.evidence)}) - set(names)
+
+
+class Numbers:
+    """A probed head that has every number."""
+
+    def number(self, *_: Any) -> float:
+        return 1.0
+
+    def swept(self, *_: Any) -> tuple[float, float]:
+        return 1.0, 0.9
+
+
+class Everything(dict[Any, Any]):
+    """Results of every arm and seed."""
+
+    def __missing__(self, key: Any) -> Numbers:
+        return Numbers()
+
+
+@pytest.mark.parametrize(("study", "module"), [("objectives", "comparison"), ("budget", "bar")])
+def test_comparisons_of_losses(study: str, module: str) -> None:
+    found = import_module(f"recipes.reproduce.{study}.{module}").numbers(Everything())
+    assert missing(study, found) == set()
+    assert missing(study, [name for name in found if name != "e2e_tv - ce"]) == {"e2e_tv - ce"}  # the test can fail
+
+
+def test_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = import_module("recipes.reproduce.temperature.__main__")
+    monkeypatch.setattr(study, "slope", lambda *_: 1.0)
+    assert missing("temperature", study.numbers(Everything())) == set()
+
+
+def test_boundary() -> None:
+    study = import_module("recipes.reproduce.boundary.__main__")
+    half = np.full(8, 0.5)
+    words = {"answer": np.arange(8), "task": np.array(["a"] * 8), "position": np.ones(8, int)}
+    numbers = dict.fromkeys(("sampled", "greedy", "draft_entropy", "entropy", "switch"), half)
+    results = {(name, seed): Sides(**words, **numbers) for name in HEADS for seed in SEEDS}
+    assert missing("boundary", study.rule_numbers(results)) == set()
+
+
+def test_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = import_module("recipes.reproduce.drift.analysis")
+    monkeypatch.setattr(study, "slopes", lambda *_: [1.0] * 3)
+    monkeypatch.setattr(study, "run_row", lambda _: {"entropy first": 0.2, "entropy last": 0.1})
+    monkeypatch.setattr(study, "mismatch", lambda *_: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(study, "ends", lambda *_: (1.0, 1.0))
+    monkeypatch.setattr(study, "updates", lambda *_: across_seeds([1.0, 1.1, 1.2]))
+
+    class Run:
+        def __init__(self, direction: str) -> None:
+            self.direction = direction
+
+    assert missing("drift", study.numbers([Run(d) for d in study.DIRECTIONS for _ in SEEDS])) == set()
+
+
+def test_beyond() -> None:
+    study = import_module("recipes.reproduce.beyond.analysis")
+    shown = {"on_text": dict.fromkeys(GRID, 1.0), "engine": dict.fromkeys(ENGINE, 1.0)}
+    head = BeyondFound(accept_length=1.0, overlap=1.0, truncated={"engine": 1.0, "text": 1.0}, **shown)
+    heads = {(name, s): head for name in (*WATCHED, study.CORRECTED, study.TRUNCATED) for s in SEEDS}
+    curves = {(way, s): {0: 1.0, 10: 2.0} for way in cold.WAYS for s in SEEDS}
+    biases = {(name, e): ONE for name in WATCHED for e in ESTIMATORS if e != "counts"}
+    found = study.numbers(heads, heads, curves, biases)
+    assert missing("beyond", {**found, **study.facts(heads, (1.0, 1.2), (100, 84))}) == set()

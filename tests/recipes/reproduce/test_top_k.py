@@ -1,0 +1,106 @@
+"""Curves and rules of the top-K recipe on numbers whose truth is known."""
+
+import numpy as np
+import pytest
+import torch
+
+from bebop.trainer.objectives import Sampling, Steps, make_objective
+from recipes.reproduce.study import SEEDS
+from recipes.reproduce.top_k.analysis import gain, rule_numbers
+from recipes.reproduce.top_k.arms import SIZES, STARTS, Found, Results, labels, options
+from recipes.reproduce.top_k.curves import Curves, Look, churn, jumps, objective, spread
+from recipes.reproduce.top_k.findings import RULES
+from recipes.reproduce.verdicts import judge
+
+VOCABULARY = 32
+
+
+def steps(seed: int = 0) -> Steps:
+    """Hidden states of 3 rows, 5 anchors, 2 steps; the last step of the last anchor does not exist."""
+    torch.manual_seed(seed)
+    mask = torch.ones(3, 5, 2, dtype=torch.bool)
+    mask[:, -1, -1] = False
+    return Steps(
+        draft=torch.randn(3, 5, 2, 8),
+        target=torch.randn(3, 5, 2, 8),
+        weight=torch.randn(VOCABULARY, 8),
+        tokens=torch.randint(VOCABULARY, (3, 5, 2)),
+        mask=mask,
+        sampling=Sampling(),
+    )
+
+
+def test_all_tokens_are_the_ordinary_tv_loss() -> None:
+    whole = make_objective("tv").loss(steps())
+    assert objective(None, "full")(steps()) == pytest.approx(float(whole), abs=1e-6)
+    for mode in ("full", "renormalised"):
+        assert objective(VOCABULARY, mode)(steps()) == pytest.approx(float(whole), abs=1e-6)
+        # K = 4 is another loss: had top_k been dropped on the way, the recipe would compare the same thing with itself.
+        assert abs(float(objective(4, mode)(steps()) - whole)) > 0.01
+
+
+def test_a_set_of_tokens_changes_by_its_members_not_by_their_order() -> None:
+    before = torch.tensor([[3, 7], [1, 2]])
+    assert churn(before, torch.tensor([[7, 3], [2, 1]]), 8) == 0
+    assert churn(before, torch.tensor([[7, 4], [1, 2]]), 8) == 0.25
+    by_place = (before != torch.tensor([[7, 3], [2, 1]])).double().mean()
+    assert by_place == 1  # the broken variant
+
+
+def test_look_follows_the_set_from_step_to_step() -> None:
+    look = Look(top_k=4, mode="full")
+    for seed in (0, 0, 1):
+        look(steps(seed))
+    loss, full, changed = np.array(look.seen).T
+    assert changed[0] == changed[1] == 0 < changed[2]
+    assert (loss >= full - 1e-6).all()  # the overlap over K tokens is a part of the overlap over all
+    assert full[0] == pytest.approx(float(make_objective("tv").loss(steps(0))), abs=1e-6)
+
+
+def test_a_steady_fall_has_no_spread_and_a_spike_has() -> None:
+    steady = np.asarray(0.5 * 0.97 ** np.arange(60), np.float64)
+    assert spread(steady, 6) < 1e-12 < np.std(steady)  # the plain deviation (broken) takes the fall for spikes
+    spiky = steady.copy()
+    spiky[30] *= 1.5
+    assert spread(spiky, 6) == pytest.approx(np.std(np.append(np.zeros(51), [np.log(1.5), -np.log(1.5)]), ddof=1))
+    assert spread(10 * spiky, 6) == pytest.approx(spread(spiky, 6))
+    assert jumps(spiky, 6).max() == pytest.approx(np.log(1.5 * 0.97))
+
+
+def test_labels_and_options_belong_together() -> None:
+    assert labels()[:2] == ["start", "all"]
+    assert options("all") == (None, "full")
+    assert [options(label) for label in labels()[2:4]] == [(SIZES[0], "full"), (SIZES[0], "renormalised")]
+
+
+def planted(loss_by_k: float, noise_by_k: float) -> Results:
+    """Accept length 2.9 with all tokens, less by ``loss_by_k`` / K else; curves as noisy as ``noise_by_k`` / K."""
+    rng = np.random.default_rng(0)
+    results: Results = {}
+    for start in STARTS:
+        for label in labels():
+            for seed in SEEDS:
+                size = options(label)[0] if label.startswith("K") else None
+                cost = loss_by_k / size if size else 0.0
+                noise = 0.01 + (noise_by_k / size if size else 0.0)
+                curve = 0.3 * np.exp(noise * rng.normal(size=80))
+                curves = Curves(grad_norm=curve, loss=curve, full=curve, churn=np.zeros(80))
+                length = 2.9 + 0.05 * seed - cost + 0.001 * rng.normal()
+                results[start, label, seed] = Found(sampled=length, greedy=length, curves=curves)
+    return results
+
+
+def test_findings_follow_what_was_planted() -> None:
+    def told(loss_by_k: float, noise_by_k: float) -> list[tuple[str, bool]]:
+        return [(f.side, f.p < 0.05) for f in judge(RULES, rule_numbers(planted(loss_by_k, noise_by_k)))]
+
+    assert told(20.0, 0.5) == [("confirmed", True)] * 3
+    assert told(-20.0, 0.0)[:2] == [("refuted", True)] * 2
+    assert told(20.0, 0.0)[2] != ("confirmed", True)
+    assert told(0.05, 0.5)[0] != ("confirmed", True)  # within what two seeds of one arm differ by
+
+
+def test_the_gain_is_paired_by_seed() -> None:
+    found = gain(planted(1.0, 0.5), "fresh", "K = 4, full")
+    assert found.value == pytest.approx(0.25, abs=0.01)
+    assert found.high - found.low < 0.05  # unpaired, the seeds' own differences of 0.05 would make it 0.25
