@@ -1,12 +1,13 @@
 """Whether a command of a page would be accepted: its arguments go through the real parser, or the real composition.
 
-Nothing that takes longer than seconds is done: jobs stop at their configuration, argument parsers once they have parsed,
-launch scripts at the command that they would start.
+Nothing that takes longer than seconds is done: jobs stop at their configuration, argument parsers once they have
+parsed, launch scripts at the command that they would start.
 """
 
 import argparse
 import contextlib
 import io
+import itertools
 import logging
 import os
 import re
@@ -55,13 +56,13 @@ def commands(text: str) -> Iterator[list[str]]:
 
 def check(words: Sequence[str], folder: Path) -> None:
     """``Wrong`` if a command is not possible; ``folder`` takes what it writes."""
-    environment = dict(word.split("=", 1) for word in words if re.match(r"[A-Z][A-Z_0-9]*=", word))
-    rest = [word for i, word in enumerate(words) if not (word.partition("=")[0] in environment and i < len(environment))]
-    name, arguments = Path(rest[0]).name, rest[1:]
+    begin = next(i for i, word in enumerate(words) if not re.match(r"[A-Z][A-Z_0-9]*=", word))
+    environment = dict(word.split("=", 1) for word in words[:begin])
+    name, arguments = Path(words[begin]).name, words[begin + 1 :]
     if name in OUTSIDE:
         return
     if name not in PROGRAMS:
-        raise Wrong(f"no test knows the program {rest[0]!r}")
+        raise Wrong(f"no test knows the program {name!r}")
     PROGRAMS[name](arguments, environment, folder)
 
 
@@ -98,11 +99,16 @@ def run(module: str, arguments: Sequence[str], folder: Path) -> None:
     """As ``python -m`` does it, in this process, until the arguments are parsed."""
     if find_spec(module) is None:
         raise Wrong(f"there is no module {module}")
-    said = io.StringIO()
+    said, parser = io.StringIO(), argparse.ArgumentParser
     try:
-        with _apart(folder), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            with patch.object(sys, "argv", [module, *arguments]), patch.object(argparse.ArgumentParser, "parse_args", _parse):
-                runpy.run_module(module, run_name="__main__")
+        with (
+            _apart(folder),
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+            patch.object(sys, "argv", [module, *arguments]),
+            patch.object(parser, "parse_args", _parse),
+        ):
+            runpy.run_module(module, run_name="__main__")
     except Parsed:
         return
     except ModuleNotFoundError as error:
@@ -117,7 +123,8 @@ def _parse(parser: argparse.ArgumentParser, args: Sequence[str] | None = None, n
     options, unknown = parser.parse_known_args(args)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    job_config(getattr(options, "overrides", []))
+    if overrides := getattr(options, "overrides", None):
+        job_config(overrides)
     raise Parsed
 
 
@@ -144,8 +151,8 @@ def verl(arguments: Sequence[str]) -> None:
     if list(arguments[:1]) != ["--config-dir"] or (ROOT / arguments[1]).resolve() != CONF.resolve():
         raise Wrong(f"verl looks for the group bebop in {CONF.relative_to(ROOT.resolve())}: --config-dir names it")
     groups = [a.removeprefix("+bebop=") for a in arguments if a.startswith("+bebop=")]
-    if any(name not in choices() for name in groups):
-        raise Wrong(f"bebop={groups} is not one of {choices()}")
+    if unknown := [name for name in groups if name not in choices()]:
+        raise Wrong(f"bebop={unknown[0]} is not one of {', '.join(choices())}")
     block: dict[str, object] = {}
     for name, _, value in (a.partition("=") for a in arguments if a.startswith("bebop.")):
         at, *path = block, *name.split(".")[1:]
@@ -174,7 +181,7 @@ def bash(arguments: Sequence[str], environment: Mapping[str, str], folder: Path)
 def pip(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
     """Files are there, and extras of ours are declared."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for flag, value in zip(arguments, arguments[1:], strict=False):
+    for flag, value in itertools.pairwise(arguments):
         if flag in ("-c", "-r") and not (ROOT / value).is_file():
             raise Wrong(f"there is no {value}")
     for word in arguments[1:]:
@@ -189,12 +196,19 @@ def git(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) 
     """``git show`` of a commit that there is, where the whole history is."""
     if arguments[0] != "show":
         raise Wrong(f"no test knows git {arguments[0]}")
-    asked = ["git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository"]
-    if subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() == "false":
+    if whole_history():
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
             raise Wrong(done.stderr.strip())
 
 
+def whole_history() -> bool:
+    """Whether there is a repository with all of its commits."""
+    asked = ["git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() == "false"
+
+
 Check = Callable[[Sequence[str], Mapping[str, str], Path], None]
-PROGRAMS: dict[str, Check] = {"make": make, "python": python, "torchrun": torchrun, "bash": bash, "pip": pip, "git": git}
+PROGRAMS: dict[str, Check] = {
+    "make": make, "python": python, "torchrun": torchrun, "bash": bash, "pip": pip, "git": git,
+}  # fmt: skip

@@ -14,7 +14,9 @@ LENGTHS = {"README.md": 130, "ARCHITECTURE.md": 160, "CONTRIBUTING.md": 60}
 GLOSSARY = 40
 # Pages that tell where things are, and the folders that their names may be relative to.
 GUIDES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/adding.md", "docs/usage.md", "docs/resuming.md")
-WRITTEN = ("report.html", "results.json", "metrics.jsonl", "config.yaml", "overrides.json", "identity.json", "pids.txt")
+# What a run writes, and what an example of a page is called.
+WRITTEN = ("report.html", "results.json", "config.yaml", "overrides.json", "identity.json", "pids.txt", "tensorboard/")
+WRITTEN += ("checkpoints/step_000020/", "policy/", "model/")
 
 
 def broken_links(page: str, text: str, root: Path = ROOT) -> list[str]:
@@ -26,15 +28,15 @@ def broken_links(page: str, text: str, root: Path = ROOT) -> list[str]:
         path, _, anchor = target.partition("#")
         file = (root / page).parent / path if path else root / page
         there = text if not path else file.read_text() if file.suffix == ".md" and file.is_file() else ""
-        if not file.exists() or (anchor and anchor not in anchors(there)):
+        if (path and not file.exists()) or (anchor and anchor not in anchors(there)):
             found.append(f"{page}: {target}")
     return found
 
 
 def missing_files(page: str, text: str, root: Path = ROOT) -> list[str]:
     """Names of files and folders in a page that are neither in the project nor written by a run."""
-    places = [root, (root / page).parent, *(root / name for name in ("bebop", "rollout", "trainer", "kernels", "recipes"))]
-    places += [root / "rollout/decoding", root / "bebop/model", root / "bebop/tasks", root / "bebop/monitor"]
+    folders = ("", "bebop", "rollout", "rollout/decoding", "trainer", "recipes", "tests")
+    places = [(root / page).parent, *(root / folder for folder in folders)]
     named = FILE.findall(without_code(text))
     return sorted({n for n in named if n not in WRITTEN and not any((place / n).exists() for place in places)})
 

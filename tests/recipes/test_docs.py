@@ -168,7 +168,9 @@ def test_a_picture_that_is_not_drawn_from_what_is_stored_is_noticed(tmp_path: Pa
     ):
         assert changed != text
         picture.write_text(changed)
-        assert docs.stale_picture(picture) == [f"{picture.name} differs from what is stored; run python -m recipes.docs"]
+        assert docs.stale_picture(picture) == [
+            f"{picture.name} differs from what is stored; run python -m recipes.docs"
+        ]
     picture.write_text(re.sub(r"(\d\.\d{5})\d", r"\g<1>0", text))  # rounding
     assert docs.stale_picture(picture) == []
 
