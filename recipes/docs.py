@@ -31,7 +31,8 @@ from recipes.reproduce import rule_hash
 
 STUDIES = Path(rule_hash.__file__).parent
 ALLOWED = Path("docs/numbers.txt")
-MATHEMATICS = Path("docs/SPEC.md")  # nothing in it was measured
+# Nothing in them was measured: the mathematics, and two pages that are made from the code.
+APART = [Path("docs", name) for name in ("SPEC.md", "metrics.md", "settings.md")]
 MARK = re.compile(r"<!-- ([^>\n]+? > [^\n]+?)(?: as (\S+))? -->(.*?)<!-- / -->", re.DOTALL)
 AT_START = re.compile(r"^ {0,3}<!-- ", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -50,7 +51,7 @@ VERSION = re.compile(r"[-+]?\d+\.\d+\.(\d+|x)[,.]*")
 
 def documents(root: Path = ROOT) -> list[Path]:
     """The pages whose numbers are held against what is stored."""
-    return [root / "README.md", *(path for path in sorted(root.glob("docs/*.md")) if path != root / MATHEMATICS)]
+    return [root / "README.md", *(path for path in sorted(root.glob("docs/*.md")) if path.relative_to(root) not in APART)]
 
 
 # ---- filling in
