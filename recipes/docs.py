@@ -51,7 +51,8 @@ VERSION = re.compile(r"[-+]?\d+\.\d+\.(\d+|x)[,.]*")
 
 def documents(root: Path = ROOT) -> list[Path]:
     """The pages whose numbers are held against what is stored."""
-    return [root / "README.md", *(path for path in sorted(root.glob("docs/*.md")) if path.relative_to(root) not in APART)]
+    pages = [root / "README.md", *sorted(root.glob("docs/*.md"))]
+    return [page for page in pages if page.relative_to(root) not in APART]
 
 
 # ---- filling in

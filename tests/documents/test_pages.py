@@ -14,6 +14,7 @@ LENGTHS = {"README.md": 130, "ARCHITECTURE.md": 160, "CONTRIBUTING.md": 60}
 GLOSSARY = 40
 # Pages that tell where things are, and the folders that their names may be relative to.
 GUIDES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/adding.md", "docs/usage.md", "docs/resuming.md")
+GUIDES += tuple(f"recipes/{name}/README.md" for name in ("sglang", "verl", "megatron", "tiny"))
 # What a run writes, and what an example of a page is called.
 WRITTEN = ("report.html", "results.json", "config.yaml", "overrides.json", "identity.json", "pids.txt", "tensorboard/")
 WRITTEN += ("checkpoints/step_000020/", "policy/", "model/")
