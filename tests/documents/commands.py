@@ -163,8 +163,13 @@ def verl(arguments: Sequence[str]) -> None:
 
 
 def bash(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-    """A launch script: a stub stands for python, and what it was called with is looked at."""
-    script, *rest = arguments
+    """A launch script, and what it starts."""
+    python(started(arguments, environment, folder), environment, folder)
+
+
+def started(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> list[str]:
+    """What a launch script calls python with: a stub stands for it."""
+    script = arguments[0]
     if not (ROOT / script).is_file():
         raise Wrong(f"there is no {script}")
     stub, record = folder / "python", folder / "record"
@@ -172,10 +177,10 @@ def bash(arguments: Sequence[str], environment: Mapping[str, str], folder: Path)
     stub.chmod(0o755)
     record.unlink(missing_ok=True)
     shown = {**os.environ, **environment, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "RECORD": str(record)}
-    done = subprocess.run(["bash", script, *rest], cwd=ROOT, env=shown, capture_output=True, text=True, check=False)
+    done = subprocess.run(["bash", *arguments], cwd=ROOT, env=shown, capture_output=True, text=True, check=False)
     if done.returncode or not record.exists():
         raise Wrong(f"{script}: {done.stderr.strip()}")
-    python(record.read_text().split("\0")[:-1], environment, folder)
+    return record.read_text().split("\0")[:-1]
 
 
 def pip(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
