@@ -28,9 +28,8 @@ from packaging.requirements import Requirement
 from torch.distributed.run import get_args_parser
 
 from bebop.compose import job_config
-from bebop.config import from_dict
 from bebop.verl_job.run import CONF, choices
-from bebop.verl_job.settings import VerlConfig
+from bebop.verl_job.settings import parse
 from tests.test_layout import ROOT
 
 CONFIGURED = ("bebop.run", "bebop.adapt", "bebop.megatron_job.adapt")  # --cfg composes, and stops
@@ -159,7 +158,7 @@ def verl(arguments: Sequence[str]) -> None:
         for part in path[:-1]:
             at = at.setdefault(part, {})  # type: ignore[assignment, attr-defined]
         at[path[-1]] = yaml.safe_load(value)
-    from_dict(VerlConfig, {"metrics": True, **block}, "bebop.")
+    parse({"metrics": True, **block})
 
 
 def bash(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
