@@ -30,7 +30,7 @@ from torch.distributed.run import get_args_parser
 from bebop.compose import job_config
 from bebop.verl_job.run import CONF, choices
 from bebop.verl_job.settings import parse
-from tests.test_layout import ROOT
+from tests.tree import ROOT
 
 CONFIGURED = ("bebop.run", "bebop.adapt", "bebop.megatron_job.adapt")  # --cfg composes, and stops
 OUTSIDE = ("prometheus", "grafana", "ray", "ruff", "mypy", "rm", "find", "cd")  # programs of others: not ours to check

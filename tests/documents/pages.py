@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.test_layout import ROOT, files
+from tests.tree import ROOT, files
 
 FENCE = re.compile(r"^(?P<mark>`{3,})(?P<language>.*)$")
 COMMANDS = ("bash", "indented")  # languages whose lines are commands

@@ -9,7 +9,7 @@ import yaml
 from bebop.config import TaskConfig
 from tests.documents.commands import Wrong, check, commands, whole_history
 from tests.documents.pages import COMMANDS, Block, blocks, pages
-from tests.test_layout import ROOT
+from tests.tree import ROOT
 
 TEXT = "text"  # pseudo-code and output: nothing to run, so no command may stand in it
 STARTS = ("python ", "make ", "torchrun ", "bash ", "pip ")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents.pages import anchors, pages, without_code
-from tests.test_layout import ROOT
+from tests.tree import ROOT
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FILE = re.compile(r"`([\w.-]+(?:/[\w.-]+)*(?:/|\.(?:py|md|yaml|toml|sh|txt|svg|json)))`")

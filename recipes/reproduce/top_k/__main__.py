@@ -17,7 +17,6 @@ from recipes.reproduce.top_k.analysis import gain, row, rule_numbers
 from recipes.reproduce.top_k.arms import (
     COUNT,
     LEARNING_RATE,
-    MODES,
     ROWS,
     SIZES,
     STARTS,
@@ -27,6 +26,7 @@ from recipes.reproduce.top_k.arms import (
     run,
     sequences,
 )
+from recipes.reproduce.top_k.losses import MODES
 
 HERE = results_folder(Path(__file__).parent)
 COLORS = {"K = 4": "hard_ce", "K = 16": "ce", "K = 64": "nla", "all": "e2e_tv"}  # names of colours in reproduce.figures
