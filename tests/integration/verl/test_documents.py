@@ -9,8 +9,10 @@ from bebop.verl_job.run import MAIN, command_line
 from bebop.verl_job.settings import parse
 from tests.documents.commands import commands
 from tests.documents.pages import COMMANDS, blocks, pages
-from tests.tree import ROOT
 from tests.integration.verl.test_compose import composed
+from tests.tree import ROOT
+
+pytestmark = pytest.mark.smoke
 
 
 def jobs() -> Iterator[tuple[str, list[str]]]:
