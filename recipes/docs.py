@@ -12,24 +12,27 @@ goes on to its ``value``.
 
 Every other number outside code has to be in ``docs/numbers.txt``: ``README.md: exit code 2`` allows a phrase in a file,
 ``*: SPEC 0.3`` in all of them. Names (fp32), versions of three parts and code need no entry. An entry that nothing uses
-is a mistake as well.
+is a mistake as well. The picture of the README is drawn from stored files in the same way.
 """
 
 import argparse
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bebop.bench.record import ROOT, show
 from bebop.errors import UserError
+from recipes.picture import PICTURE, draw, same
 from recipes.reproduce import rule_hash
 
 STUDIES = Path(rule_hash.__file__).parent
 ALLOWED = Path("docs/numbers.txt")
-MATHEMATICS = Path("docs/SPEC.md")  # nothing in it was measured
+# Nothing in them was measured: the mathematics, and two pages that are made from the code.
+APART = [Path("docs", name) for name in ("SPEC.md", "metrics.md", "settings.md")]
 MARK = re.compile(r"<!-- ([^>\n]+? > [^\n]+?)(?: as (\S+))? -->(.*?)<!-- / -->", re.DOTALL)
 AT_START = re.compile(r"^ {0,3}<!-- ", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -48,7 +51,8 @@ VERSION = re.compile(r"[-+]?\d+\.\d+\.(\d+|x)[,.]*")
 
 def documents(root: Path = ROOT) -> list[Path]:
     """The pages whose numbers are held against what is stored."""
-    return [root / "README.md", *(path for path in sorted(root.glob("docs/*.md")) if path != root / MATHEMATICS)]
+    pages = [root / "README.md", *sorted(root.glob("docs/*.md"))]
+    return [page for page in pages if page.relative_to(root) not in APART]
 
 
 # ---- filling in
@@ -168,6 +172,16 @@ def stale_results() -> list[str]:
     return [f"{path.relative_to(ROOT)}: run python -m recipes.reproduce --rebuild" for path in stale]
 
 
+def stale_picture(picture: Path = PICTURE) -> list[str]:
+    """Whether the picture is another than the stored files make."""
+    with tempfile.TemporaryDirectory() as folder:
+        draw(Path(folder, picture.name))
+        fresh = Path(folder, picture.name).read_text()
+    if picture.is_file() and same(picture.read_text(), fresh):
+        return []
+    return [f"{picture.name} differs from what is stored; run python -m recipes.docs"]
+
+
 def main() -> int:
     """Fill in or compare; 1 if something is wrong, 2 if a path leads nowhere."""
     parser = argparse.ArgumentParser(
@@ -179,7 +193,8 @@ def main() -> int:
         if not options.check:
             for page in documents():
                 page.write_text(filled(page.read_text()))
-        found = complaints() + stale_results()
+            draw(PICTURE)
+        found = complaints() + stale_results() + stale_picture()
     except UserError as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return 2

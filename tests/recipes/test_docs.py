@@ -1,6 +1,7 @@
 """Numbers in Markdown are those of stored files, and no other number stands there; a planted fault of each kind."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -154,6 +155,24 @@ def test_a_page_of_results_changed_by_hand_is_noticed(monkeypatch: pytest.Monkey
         reproduce, "pages", lambda *a: {p: t.replace("undecided", "confirmed") for p, t in real(*a).items()}
     )
     assert "RESULTS.md: run python -m recipes.reproduce --rebuild" in docs.stale_results()
+
+
+def test_a_picture_that_is_not_drawn_from_what_is_stored_is_noticed(tmp_path: Path) -> None:
+    assert docs.stale_picture() == []
+    picture, text = tmp_path / docs.PICTURE.name, docs.PICTURE.read_text()
+    for changed in (
+        text.replace(">1.44<", ">1.54<"),
+        re.sub(r"L (\d+)\.", lambda n: f"L {int(n[1]) + 1}.", text, count=1),
+        text.replace("bebop_adaptive", "another"),
+        text[: len(text) // 2],
+    ):
+        assert changed != text
+        picture.write_text(changed)
+        assert docs.stale_picture(picture) == [
+            f"{picture.name} differs from what is stored; run python -m recipes.docs"
+        ]
+    picture.write_text(re.sub(r"(\d\.\d{5})\d", r"\g<1>0", text))  # rounding
+    assert docs.stale_picture(picture) == []
 
 
 def test_the_makefile_has_the_check() -> None:

@@ -1,0 +1,112 @@
+"""Every block of code in the pages works: Python is run, commands are parsed or composed for real."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bebop.config import TaskConfig
+from tests.documents.commands import Wrong, check, commands, whole_history
+from tests.documents.pages import COMMANDS, Block, blocks, pages
+from tests.tree import ROOT
+
+TEXT = "text"  # pseudo-code and output: nothing to run, so no command may stand in it
+STARTS = ("python ", "make ", "torchrun ", "bash ", "pip ")
+ALL = [block for page in pages() for block in blocks(page, (ROOT / page).read_text())]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working directory with what the pages call DIR (a checkpoint), RUN (a run folder) and files of questions."""
+    checkpoint = ROOT / "bebop/model/tiny"
+    (tmp_path / "RUN").mkdir()
+    for name in ("DIR", "RUN/model"):
+        (tmp_path / name).symlink_to(checkpoint)
+    for name in ("train.jsonl", "questions.jsonl", "text.jsonl"):
+        (tmp_path / name).write_text('{"question": "1 + 1 =", "answer": "2", "prompt": "1 + 1 ="}\n')
+    return tmp_path
+
+
+def run_block(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do with a block what its language says."""
+    if block.language == "python":
+        monkeypatch.chdir(folder)
+        code = compile("\n" * (block.line - 1) + block.text, str(ROOT / block.page), "exec")
+        exec(code, {"__name__": "__main__"})
+    elif block.language in COMMANDS:
+        for words in commands(block.text):
+            check(words, folder)
+    elif block.language == "yaml":  # a file of the group task
+        TaskConfig(**yaml.safe_load(block.text))
+    elif block.language == TEXT:
+        for line in block.text.splitlines():
+            if line.strip().startswith(STARTS):
+                raise Wrong(f"{block}: {line.strip()!r} is a command: call the language bash")
+    else:
+        raise Wrong(f"{block}: no test knows the language {block.language!r}")
+
+
+@pytest.mark.parametrize("block", ALL, ids=str)
+def test_a_block_works(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_block(block, folder, monkeypatch)
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "recipes/sglang").glob("*.sh")), ids=lambda path: path.name)
+def test_a_launch_script_starts_what_there_is(script: Path, folder: Path) -> None:
+    given = {"MODEL": "DIR", "WORKERS": "2", "RANKS": "2"}
+    check([*(f"{name}={value}" for name, value in given.items()), "bash", str(script.relative_to(ROOT))], folder)
+
+
+FAULTS: Mapping[str, tuple[str, str]] = {  # a page, and what is said of it
+    "a language that nobody knows": ("```cobol\nDISPLAY 1.\n```\n", "no test knows the language 'cobol'"),
+    "a fence without a language": ("```\nmake test\n```\n", "no test knows the language ''"),
+    "a command in a block of text": ("```text\nmake test\n```\n", "'make test' is a command"),
+    "Python that fails": (
+        "```python\nfrom bebop.trajectory import NoSuchName\n```\n",
+        "cannot import name 'NoSuchName'",
+    ),
+    "Python that is none": ("```python\nx = = 1\n```\n", "invalid syntax"),
+    "a block without an end": ("```bash\nmake test\n", "page.md:1: this block does not end"),
+    "the second of two lines": ("```bash\nmake test\npython -m bebop.run \\\n    task=none\n```\n", "task=none is not"),
+    "an indented block": ("As ever:\n\n    python -m bebop.run decoding=medusa\n", "decoding=medusa is not possible"),
+    "a task with a wrong field": (
+        "```yaml\nsource: reasoning_gym\nargument: {}\n```\n",
+        "unexpected keyword argument 'argument'",
+    ),
+}
+COMMANDS_WITH_FAULTS: Mapping[str, str] = {
+    "python -m bebop.run trainer.learning_rate=1": "trainer.learning_rate: no such setting",
+    "python -m bebop.run rollout.staleness=-1": "rollout.staleness=-1 is not possible",
+    "torchrun --nproc-per-node 8 -m bebop.adapt head.objective=none": "head.objective='none' is not possible",
+    "torchrun --processes 8 -m bebop.adapt": "SystemExit",
+    "make tests-all": "No rule to make target 'tests-all'",
+    'make run ARGS="task=none"': "task=none is not possible",
+    "python -m bebop.train": "there is no module bebop.train",
+    "python -m bebop.bench rollout --batch-size 1": "unrecognized arguments: --batch-size 1",
+    "python -m bebop.bench loop trainer.steps=none": "trainer.steps='none' is not possible",
+    "bash recipes/sglang/two_gpus.sh": "there is no recipes/sglang/two_gpus.sh",
+    "bash recipes/sglang/one_gpu.sh": "MODEL: a checkpoint with MTP weights",
+    "MODEL=DIR bash recipes/sglang/one_gpu.sh task=none": "task=none is not possible",
+    "python -m bebop.run runtime=verl bebop.monitors=false": "bebop.monitors=False is not possible",
+    "python -m bebop.run runtime=verl bebop=none": "bebop=none is not one of",
+    'pip install "bebop-rl[vllm7]"': "no extra vllm7",
+    "bebop run": "no test knows the program 'bebop'",
+    "python -m pytest tests/none": "tests/none does not exist",
+}
+SHOWN = {f"`{line}`": (f"```bash\n{line}\n```\n", said) for line, said in COMMANDS_WITH_FAULTS.items()}
+
+
+@pytest.mark.parametrize(("text", "said"), (FAULTS | SHOWN).values(), ids=list(FAULTS | SHOWN))
+def test_a_planted_fault_is_noticed(text: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises((Exception, SystemExit)) as raised:
+        for block in blocks("page.md", text):
+            run_block(block, folder, monkeypatch)
+    assert said in f"{raised.type.__name__}: {raised.value}"
+
+
+@pytest.mark.skipif(not whole_history(), reason="no git history, or a shallow one")
+def test_a_commit_that_is_none_is_noticed(tmp_path: Path) -> None:
+    check(["git", "show", "--stat", "HEAD"], tmp_path)
+    with pytest.raises(Wrong, match="bad object"):
+        check(["git", "show", "--stat", "1" * 40], tmp_path)

@@ -1,0 +1,22 @@
+"""The server that the launch file starts is given arguments that SGLang has."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+from sglang.srt.server_args import ServerArgs
+
+from tests.documents.commands import started
+
+pytestmark = pytest.mark.smoke
+
+
+def test_sglang_takes_the_arguments_of_the_launch_file(tmp_path: Path) -> None:
+    given = started(["recipes/sglang/server.sh"], {"MODEL": "DIR", "TP": "2", "K": "4"}, tmp_path)
+    assert given[:2] == ["-m", "sglang.launch_server"]
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    ServerArgs.add_cli_args(parser)
+    options = parser.parse_args(given[2:])
+    assert (options.model_path, options.speculative_algorithm, options.speculative_num_steps) == ("DIR", "NEXTN", 4)
+    with pytest.raises(SystemExit):
+        parser.parse_args([*given[2:], "--speculative-steps", "4"])
