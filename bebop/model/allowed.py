@@ -47,9 +47,9 @@ def refuse_call(module: nn.Module, mask: Tensor | None, settings: Mapping[str, A
 def refuse_config(config: PreTrainedConfig, path: str) -> None:
     """Raise ``UserError`` if a model's settings name what bebop's attention does not have; reads no weights."""
     text = config.get_text_config()
-    found = _layer_type(text) or _rope_type(text) or _reach(text)
-    if found is not None:
-        raise UserError(f"model.path={path!r}, a {config.model_type} model: {found}")
+    problem = _layer_type(text) or _rope_type(text) or _reach(text)
+    if problem is not None:
+        raise UserError(f"model.path={path!r}, a {config.model_type} model: {problem}")
 
 
 def _layer_type(config: PreTrainedConfig) -> str | None:
@@ -71,5 +71,9 @@ def _reach(config: PreTrainedConfig) -> str | None:
     settings = {name: value for name, value in config.to_dict().items() if REACH.search(name) and name not in NO_REACH}
     if settings.get("use_sliding_window") is False or getattr(config, "layer_types", None):
         settings.pop("sliding_window", None)  # of no layer, or of none by the list of layer types
-    found = next((f"{name}={value!r}" for name, value in settings.items() if value), None)
-    return f"{found} is not possible: bebop's attention sees the whole text, each layer its own keys" if found else None
+    setting = next((f"{name}={value!r}" for name, value in settings.items() if value), None)
+    return (
+        f"{setting} is not possible: bebop's attention sees the whole text, each layer its own keys"
+        if setting
+        else None
+    )

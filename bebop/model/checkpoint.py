@@ -174,9 +174,9 @@ def load_mtp(folder: Path, backbone: PreTrainedModel, fresh: bool) -> tuple[str,
     name = mtp_layout(folder, layers)
     if name is not None:
         layout = LAYOUTS[name]
-        found = dict(_tensors(folder, layout.prefix.format(L=layers)))
+        tensors = dict(_tensors(folder, layout.prefix.format(L=layers)))
         head = MTPHead(backbone, zero_first=layout.zero_first)
-        state = from_layout(found, layout, layers, list(head.state_dict()))
+        state = from_layout(tensors, layout, layers, list(head.state_dict()))
         for key, tensor in state.items():
             if tensor.shape != head.state_dict()[key].shape:
                 shapes = f"{tuple(tensor.shape)}, the model needs {tuple(head.state_dict()[key].shape)}"

@@ -15,11 +15,11 @@ def split_experts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Stacked ``gate_up_proj`` [E, 2I, H] and ``down_proj`` [E, H, I] as matrices of each expert; the rest as it is."""
     out: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        found = STACKED.fullmatch(name)
-        if found is None:
+        match = STACKED.fullmatch(name)
+        if match is None:
             out[name] = tensor
             continue
-        place, kind = found.groups()
+        place, kind = match.groups()
         for expert, matrix in enumerate(tensor):
             parts = {"down_proj": matrix} if kind == "down_proj" else dict(
                 zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True)
@@ -33,11 +33,11 @@ def join_experts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     single: dict[tuple[str, str], dict[int, Tensor]] = defaultdict(dict)
     for name, tensor in state.items():
-        found = SINGLE.fullmatch(name)
-        if found is None:
+        match = SINGLE.fullmatch(name)
+        if match is None:
             out[name] = tensor
         else:
-            single[found[1], found[3]][int(found[2])] = tensor
+            single[match[1], match[3]][int(match[2])] = tensor
     for (place, kind), matrices in single.items():
         numbers = sorted(matrices)
         if kind == "down_proj":

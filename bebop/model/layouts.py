@@ -91,14 +91,16 @@ def _renamed(head: dict[str, Tensor], layout: Layout, layers: int) -> dict[str, 
     return out
 
 
-def from_layout(found: dict[str, Tensor], layout: Layout, layers: int, wanted: list[str]) -> dict[str, Tensor]:
+def from_layout(tensors: dict[str, Tensor], layout: Layout, layers: int, wanted: list[str]) -> dict[str, Tensor]:
     """The inverse of ``to_layout`` for the names in ``wanted``; a missing weight raises ``UserError``."""
     names = _renamed({name: torch.empty(2, 2) for name in wanted}, layout, layers)
-    found, head = join_experts(found), {}
+    tensors, head = join_experts(tensors), {}
     for own, theirs in zip(wanted, names, strict=True):
-        if theirs not in found:
-            raise UserError(f"the checkpoint's MTP layer lacks {theirs}; there are {', '.join(sorted(found)[:4])}, ...")
-        tensor = found[theirs]
+        if theirs not in tensors:
+            raise UserError(
+                f"the checkpoint's MTP layer lacks {theirs}; there are {', '.join(sorted(tensors)[:4])}, ..."
+            )
+        tensor = tensors[theirs]
         head[own] = _swap_halves(tensor) if own.startswith("project.") and layout.hidden_first else tensor
     return head
 

@@ -89,8 +89,8 @@ def packed(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth: 
     lengths = torch.tensor([*PACKED, FAR], device=near.device)
     ids = torch.cat([*(row[:n] for row, n in zip(near, PACKED, strict=True)), far[0]])[None]
     places = torch.cat([*(torch.arange(n, device=near.device) for n in PACKED), positions[0]])[None]
-    found = _ours(policy, ids, places, PackedContext(lengths))[0].split([*PACKED, FAR])
-    return _error(found, [*(row[:n] for row, n in zip(truth[0], PACKED, strict=True)), truth[1][0]])
+    logits = _ours(policy, ids, places, PackedContext(lengths))[0].split([*PACKED, FAR])
+    return _error(logits, [*(row[:n] for row, n in zip(truth[0], PACKED, strict=True)), truth[1][0]])
 
 
 def padded(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth: Sequence[Tensor]) -> float:
@@ -104,16 +104,16 @@ def stepwise(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth
     width = max(PREFILLED)
     context.place(_from(near[:, :width], 0), width)
     out = _ours(policy, near[:, :width], _from(near[:, :width], 0), context)
-    found, wanted = ([x[i, :n] for i, n in enumerate(PREFILLED)] for x in (out, truth[0]))
+    logits, wanted = ([x[i, :n] for i, n in enumerate(PREFILLED)] for x in (out, truth[0]))
     fed = torch.tensor(PREFILLED, device=near.device)[:, None]
     for step in STEPS:
         places = fed + torch.arange(step, device=near.device)
         context.place(places, WIDTH)
         out = _ours(policy, near.gather(1, places), places, context)
-        found += out
+        logits += out
         wanted += truth[0].gather(1, places[..., None].expand_as(out))
         fed = fed + step
-    return _error(found, wanted)
+    return _error(logits, wanted)
 
 
 def _ours(policy: Policy, ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
@@ -141,9 +141,9 @@ def _from(ids: Tensor, start: int) -> Tensor:
     return torch.arange(start, start + ids.shape[1], device=ids.device).expand_as(ids)
 
 
-def _error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+def _error(logits: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """Norm of all differences over the norm of what is wanted."""
-    parts = [(a.float() - b.float(), b.float()) for a, b in zip(found, wanted, strict=True)]
+    parts = [(a.float() - b.float(), b.float()) for a, b in zip(logits, wanted, strict=True)]
     difference, whole = (torch.stack([x.norm() for x in side]).norm() for side in zip(*parts, strict=True))
     return float(difference / whole.clamp_min(1e-30))
 

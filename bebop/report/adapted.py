@@ -197,19 +197,19 @@ def _density(probe: Probe, when: str) -> Panel:
         "type": "scatter", "x": [0, 1], "y": [0, 1], "mode": "lines", "hoverinfo": "skip",
         "line": {"color": PALETTE[1], "width": 1.5, "dash": "dash"},
     }  # fmt: skip
-    shape = layout("p(argmax q): greedy draft accepted")
-    shape["xaxis"] |= {"range": [0, 1], "fixedrange": True}
-    shape["yaxis"] |= {"range": [0, 1]}
+    frame = layout("p(argmax q): greedy draft accepted")
+    frame["xaxis"] |= {"range": [0, 1], "fixedrange": True}
+    frame["yaxis"] |= {"range": [0, 1]}
     return Panel(
         caption=f"{when}: overlap, sampled draft accepted", traces=[cells, diagonal],
-        layout=shape | {"hovermode": "closest"},
+        layout=frame | {"hovermode": "closest"},
     )  # fmt: skip
 
 
 def _bins(values: Array, edges: Sequence[float]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The bin of each value; -1 where there is none."""
-    found = np.searchsorted(np.asarray(edges, float), values, side="right") - 1
-    return np.where(np.isfinite(values), found, -1)
+    bins = np.searchsorted(np.asarray(edges, float), values, side="right") - 1
+    return np.where(np.isfinite(values), bins, -1)
 
 
 def _by_bin(
@@ -234,9 +234,9 @@ def _share(probe: Probe, bins: Any, labels: Sequence[str], x_title: str) -> Pane
         "type": "bar", "x": list(labels), "y": heights, "marker": {"color": "#cbd2d9"}, "hovertemplate": "%{y:.1%}",
         "name": "tokens",
     }  # fmt: skip
-    shape = layout(x_title, zero=True)
-    shape["xaxis"] |= {"type": "category", "fixedrange": True}
-    return Panel(caption="share of tokens", traces=[bar], layout=shape)
+    frame = layout(x_title, zero=True)
+    frame["xaxis"] |= {"type": "category", "fixedrange": True}
+    return Panel(caption="share of tokens", traces=[bar], layout=frame)
 
 
 def _dots(
@@ -245,24 +245,24 @@ def _dots(
     """Intervals before and after side by side over labelled places."""
     traces = []
     for shift, (when, shade) in zip((-0.08, 0.08), SHADES.items(), strict=True):
-        found = numbers(getattr(results, when))
-        traces.append(_errors([i + shift for i in range(len(labels))], found, when, shade))
-    shape = layout(x_title)
+        intervals = numbers(getattr(results, when))
+        traces.append(_errors([i + shift for i in range(len(labels))], intervals, when, shade))
+    frame = layout(x_title)
     places = list(range(len(labels)))
-    shape["xaxis"] |= {"tickvals": places, "ticktext": list(labels), "range": [-0.5, len(labels) - 0.5]}
-    shape["xaxis"] |= {"fixedrange": True}
-    return Panel(caption=caption, traces=traces, layout=shape | {"hovermode": "closest"})
+    frame["xaxis"] |= {"tickvals": places, "ticktext": list(labels), "range": [-0.5, len(labels) - 0.5]}
+    frame["xaxis"] |= {"fixedrange": True}
+    return Panel(caption=caption, traces=traces, layout=frame | {"hovermode": "closest"})
 
 
-def _errors(places: Sequence[float], found: Sequence[Interval], name: str, shade: str) -> Trace:
+def _errors(places: Sequence[float], intervals: Sequence[Interval], name: str, shade: str) -> Trace:
     """Points with error bars."""
-    up = [_number(i.high - i.value) for i in found]
-    down = [_number(i.value - i.low) for i in found]
+    up = [_number(i.high - i.value) for i in intervals]
+    down = [_number(i.value - i.low) for i in intervals]
     bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": shade, "width": 4}
     return {
-        "type": "scatter", "x": [round(x, 3) for x in places], "y": [_number(i.value) for i in found],
+        "type": "scatter", "x": [round(x, 3) for x in places], "y": [_number(i.value) for i in intervals],
         "mode": "markers", "marker": {"color": shade, "size": 8}, "error_y": bars, "name": name, "legendgroup": name,
-        "text": [str(i) for i in found], "hovertemplate": "%{text}",
+        "text": [str(i) for i in intervals], "hovertemplate": "%{text}",
     }  # fmt: skip
 
 

@@ -199,12 +199,12 @@ def layout(x_title: str, zero: bool = False) -> dict[str, Any]:
 def _layout(chart: Chart, runs: Sequence[Run], traces: Sequence[Trace]) -> dict[str, Any]:
     """The layout of a chart over steps."""
     steps = [step for run in runs for step in run.steps]
-    found = layout("step", chart.zero)
-    found["xaxis"] |= {"tickformat": "d"} | ({"dtick": 1} if max(steps) - min(steps) < 8 else {})
+    frame = layout("step", chart.zero)
+    frame["xaxis"] |= {"tickformat": "d"} | ({"dtick": 1} if max(steps) - min(steps) < 8 else {})
     heights = _heights(traces)
     if min(heights) == max(heights):
-        found["yaxis"]["range"] = _around(heights[0], chart.zero)
-    return found | {"barmode": "relative", "bargap": 0.15 if len(steps) <= 80 else 0}
+        frame["yaxis"]["range"] = _around(heights[0], chart.zero)
+    return frame | {"barmode": "relative", "bargap": 0.15 if len(steps) <= 80 else 0}
 
 
 def _around(level: float, zero: bool) -> list[float]:

@@ -7,7 +7,7 @@ from bebop.command import writing
 from bebop.errors import UserError
 from bebop.report.charts import charts, metrics
 from bebop.report.document import Card, document, table
-from bebop.report.drift import Story, cards, load_story, stories
+from bebop.report.drift import Replay, cards, replay_log, replay_runs
 from bebop.report.figures import Figure, draw, run_keys
 from bebop.report.runs import Run, load_runs
 from bebop.report.summary import HEADS, NOTE, summary
@@ -19,7 +19,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     out = out or folders[0] / "report.html"
     if not out.parent.is_dir() or out.is_dir():
         raise UserError(f"--out {out} cannot be written: give a file in a folder that exists")
-    page = render(runs, stories(folders, runs))
+    page = render(runs, replay_runs(folders, runs))
     with writing(out):
         out.write_text(page, encoding="utf-8")
     return out
@@ -30,19 +30,19 @@ def write_log_report(logs: Sequence[Path], names: Mapping[str, str], out: Path |
     out = out or logs[0].with_suffix(".html")
     if not out.parent.is_dir() or out.is_dir():
         raise UserError(f"--out {out} cannot be written: give a file in a folder that exists")
-    told = [load_story(path, path.stem, names=names) for path in logs]
-    title = told[0].name if len(told) == 1 else f"{len(told)} logs"
-    page = document("Bebop · drift of acceptance", title, cards(told))
+    replays = [replay_log(path, path.stem, names=names) for path in logs]
+    title = replays[0].name if len(replays) == 1 else f"{len(replays)} logs"
+    page = document("Bebop · drift of acceptance", title, cards(replays))
     with writing(out):
         out.write_text(page, encoding="utf-8")
     return out
 
 
-def render(runs: Sequence[Run], told: Sequence[Story] = ()) -> str:
-    """The whole page as HTML; ``told``: what the monitor says about those runs that it watched."""
+def render(runs: Sequence[Run], replays: Sequence[Replay] = ()) -> str:
+    """The whole page as HTML; ``replays``: the logs of those that were watched."""
     figures = [draw(chart, runs) for chart in charts(runs)]
     drawn = [_card(figure, len(runs)) for figure in figures if figure.panels]
-    drawn += cards(told)
+    drawn += cards(replays)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     return document("Bebop · run report", title, [_summary(runs), *drawn, *_left_out(figures)])
 
