@@ -27,17 +27,17 @@ WARM_UP = 3  # steps that are left out: first allocations, and a pipeline that f
 
 def run(steps: int, rounds: int, overrides: Sequence[str]) -> list[dict[str, Any]]:
     """One row per arm; the arms take turns and the best round of each counts."""
-    found: dict[str, dict[str, Any]] = {}
+    best: dict[str, dict[str, Any]] = {}
     progress = tqdm(total=rounds * len(ARMS), desc="loop")
     for _ in range(rounds):
         for arm, settings in ARMS.items():
             row = _measure(steps, [*settings, *overrides])
-            if arm not in found or row["samples/s"] > found[arm]["samples/s"]:
-                found[arm] = row
+            if arm not in best or row["samples/s"] > best[arm]["samples/s"]:
+                best[arm] = row
             progress.update()
     progress.close()
-    base = found["synchronous"]["samples/s"]
-    return [{"arm": arm, "x synchronous": row["samples/s"] / base, **row} for arm, row in found.items()]
+    base = best["synchronous"]["samples/s"]
+    return [{"arm": arm, "x synchronous": row["samples/s"] / base, **row} for arm, row in best.items()]
 
 
 def _measure(steps: int, overrides: Sequence[str]) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def _measure(steps: int, overrides: Sequence[str]) -> dict[str, Any]:
         command = [sys.executable, "-m", "bebop.run", *settings, *overrides]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
-            told = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-            raise UserError(f"bebop.run {' '.join(overrides)} failed: {told[-1].removeprefix('error: ')}")
+            stderr = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+            raise UserError(f"bebop.run {' '.join(overrides)} failed: {stderr[-1].removeprefix('error: ')}")
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines][WARM_UP:]
 

@@ -1,4 +1,4 @@
-"""What watching costs: statistics of drafts, the monitor's own work, and readings of the bank.
+"""What watching costs: statistics of drafts, the monitor's own work, and readings of the probe set.
 
 Statistics are timed where they are taken; decoding with and without them in turns says the same with more noise.
 
@@ -47,12 +47,12 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
         for measure in (True, False) if turn % 2 else (False, True):
             asked = _requests(config, policy, source)
             with timed(emit, "_compare") as taken:
-                seconds, found = _decode(config, policy, asked, measure)
+                seconds, completions = _decode(config, policy, asked, measure)
             if turn:  # the first turn warms up
                 spent[measure].append(seconds)
                 inside += [sum(taken)] if measure else []
                 progress.update()
-            answers = found if measure else answers
+            answers = completions if measure else answers
     progress.close()
     plain = float(np.median(spent[False]))
     groups = _groups(config, source, answers)
@@ -155,7 +155,7 @@ def _watching(config: JobConfig, groups: Sequence[Group], steps: int = 20) -> fl
 
 
 def _reading(config: JobConfig, policy: Policy, groups: Sequence[Group]) -> float:
-    """Seconds of one reading of the bank, later ones, without the sweep."""
+    """Seconds of one reading of the probe set, later ones, without the sweep."""
     trainer, texts = PolicyTrainer(policy, config), choose(groups, config.monitor.bank_answers)
     seconds = []
     for _ in range(4):
@@ -168,5 +168,5 @@ def _reading(config: JobConfig, policy: Policy, groups: Sequence[Group]) -> floa
 def percent(spent: dict[bool, list[float]]) -> dict[str, float]:
     """Total over total, rounds resampled."""
     on, off = np.array(spent[True]), np.array(spent[False])
-    found = resampled(lambda weights: (weights @ on) / (weights @ off), len(on))
-    return {"added %": 100 * (found.value - 1), "low %": 100 * (found.low - 1), "high %": 100 * (found.high - 1)}
+    ratio = resampled(lambda weights: (weights @ on) / (weights @ off), len(on))
+    return {"added %": 100 * (ratio.value - 1), "low %": 100 * (ratio.low - 1), "high %": 100 * (ratio.high - 1)}

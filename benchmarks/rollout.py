@@ -49,20 +49,20 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
     progress = tqdm(total=len(bench.batches) * bench.rounds * len(arms), desc="rollout")
     for batch in bench.batches:
         asked = _requests(bench, policy, source, max(12, batch * bench.waves))
-        found: dict[str, dict[str, Any]] = {}
+        best: dict[str, dict[str, Any]] = {}
         for _ in range(bench.rounds):
             for arm in arms:
                 row = _hugging_face(bench, policy, asked, batch) if arm == "hf_generate" else _engine(
                     bench, policy, asked, batch, arm
                 )  # fmt: skip
-                if arm not in found or row["tokens/s"] > found[arm]["tokens/s"]:
-                    found[arm] = row
+                if arm not in best or row["tokens/s"] > best[arm]["tokens/s"]:
+                    best[arm] = row
                 progress.update()
         undrafted = next((arm for arm in bench.systems if not SYSTEMS[arm].drafts), "hf_generate")
-        plain = found[undrafted]["tokens/s"]
+        plain = best[undrafted]["tokens/s"]
         for arm in arms:
-            ratio = {"x plain": found[arm]["tokens/s"] / plain}
-            rows.append({"batch": batch, "arm": arm, "tokens/s": found[arm]["tokens/s"], **ratio, **found[arm]})
+            ratio = {"x plain": best[arm]["tokens/s"] / plain}
+            rows.append({"batch": batch, "arm": arm, "tokens/s": best[arm]["tokens/s"], **ratio, **best[arm]})
     progress.close()
     return rows
 

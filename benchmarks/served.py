@@ -103,8 +103,8 @@ def _arm(bench: ServedBench, asked: Sequence[tuple[int, ...]], system: str, ever
         side_by_side(engine, requests[:2], 2)  # the first answers compile, capture and allocate
         rows = []
         for batch in bench.batches:
-            found = [_measure(engine, requests[: batch * bench.waves], batch) for _ in range(bench.rounds)]
-            best = max(found, key=lambda row: float(row["tokens/s"]))
+            runs = [_measure(engine, requests[: batch * bench.waves], batch) for _ in range(bench.rounds)]
+            best = max(runs, key=lambda row: float(row["tokens/s"]))
             plugin = f"1 in {every}" if every else "off"
             rows.append({"batch": batch, "arm": system, "plugin": plugin, **best})
         return rows

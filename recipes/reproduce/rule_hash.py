@@ -37,7 +37,7 @@ def module(study: str) -> ModuleType:
 
 def of_study(name: str) -> RuleCode:
     """The rule of a study as it stands in the working tree."""
-    paths = [Path(str(one.__file__)).resolve() for one in (module(name), verdicts, measured)]
+    paths = [Path(str(m.__file__)).resolve() for m in (module(name), verdicts, measured)]
     files = tuple(path.relative_to(ROOT).as_posix() for path in paths)
     return RuleCode(hash=of_sources([path.read_text() for path in paths], ENTRIES), files=files)
 
@@ -76,7 +76,7 @@ def _defines(node: ast.stmt) -> list[str]:
 def _text(node: object) -> str:
     """A syntax tree as text, the same in every version of Python: what is empty or beside the point is left out."""
     if isinstance(node, list):
-        return "[" + ", ".join(_text(one) for one in node) + "]"
+        return "[" + ", ".join(_text(item) for item in node) + "]"
     if not isinstance(node, ast.AST):
         return repr(node)
     kind, fields = type(node).__name__, dict(ast.iter_fields(node))

@@ -38,9 +38,9 @@ def main() -> None:
     fair = equal_time(seconds, STEPS)
     jobs: list[Job] = [(name, s, STEPS) for s in SEEDS for name in (*WATCHED, CORRECTED, TRUNCATED)]
     jobs += [(n, s, k) for n, k in zip((PRINTED, CORRECTED), fair, strict=True) for s in SEEDS if k != STEPS]
-    found = dict(zip(jobs, everywhere(run, jobs, "heads"), strict=True))
-    heads = {(name, seed): f for (name, seed, steps), f in found.items() if steps == STEPS}
-    timed = {(n, s): found[n, s, k] for n, k in zip((PRINTED, CORRECTED), fair, strict=True) for s in SEEDS}
+    trained = dict(zip(jobs, everywhere(run, jobs, "heads"), strict=True))
+    heads = {(name, seed): f for (name, seed, steps), f in trained.items() if steps == STEPS}
+    timed = {(n, s): trained[n, s, k] for n, k in zip((PRINTED, CORRECTED), fair, strict=True) for s in SEEDS}
     ways = [(way, seed) for seed in SEEDS for way in cold.WAYS]
     curves = dict(zip(ways, everywhere(cold.run, ways, "cold starts"), strict=True))
     write(heads, timed, curves, seconds, fair, started)
@@ -68,8 +68,8 @@ def write(
     }
     plan = {**asdict(Arm(objective="", seed=0)), "prompts": COUNT, "probed": PROBED, "seeds": SEEDS}
     plan |= {"seconds_per_step": seconds, "steps_at_equal_time": fair, "cold_steps": cold.STEPS}
-    found = numbers(heads, timed, curves, biases)
-    keep(HERE, started, found, tables, figures, plan, facts(heads, seconds, fair))
+    by_name = numbers(heads, timed, curves, biases)
+    keep(HERE, started, by_name, tables, figures, plan, facts(heads, seconds, fair))
 
 
 def estimator_table(

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from bebop.intervals import Interval, across_seeds
 from recipes.reproduce.beyond.cold import WAYS, Curve
-from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED, Found
+from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED, HeadResult
 from recipes.reproduce.figures import band, color, figure
 from recipes.reproduce.study import SEEDS
 
-Heads = Mapping[tuple[str, int], Found]
+Heads = Mapping[tuple[str, int], HeadResult]
 
 
 def draft_temperature(heads: Heads, path: Path) -> str:
@@ -34,12 +34,12 @@ def draft_temperature(heads: Heads, path: Path) -> str:
     )
 
 
-def biases(found: Mapping[tuple[str, str], Interval], names: Sequence[str], path: Path) -> str:
+def biases(estimates: Mapping[tuple[str, str], Interval], names: Sequence[str], path: Path) -> str:
     """Every estimator's distance from the counts."""
     with figure(path, 1, 7.4, 3.4) as axes:
         for i, head in enumerate(WATCHED):
             for j, name in enumerate(names):
-                interval = found[head, name]
+                interval = estimates[head, name]
                 errors = [[interval.value - interval.low], [interval.high - interval.value]]
                 place, label = j + 0.2 * i - 0.1, head if j == 0 else None
                 axes.errorbar(
@@ -59,8 +59,8 @@ def cold_start(curves: Mapping[tuple[str, int], Curve], path: Path) -> str:
     with figure(path, 1, 5.6, 3.6) as axes:
         for way in WAYS:
             steps = list(curves[way, SEEDS[0]])
-            found = [across_seeds([curves[way, seed][step] for seed in SEEDS]) for step in steps]
-            band(axes, steps, found, colors.get(way, way), way.replace("_", " "), marker="o", markersize=3)
+            intervals = [across_seeds([curves[way, seed][step] for seed in SEEDS]) for step in steps]
+            band(axes, steps, intervals, colors.get(way, way), way.replace("_", " "), marker="o", markersize=3)
         axes.set(xlabel="training steps from a fresh head", ylabel="accept length (accepted + 1)")
         axes.legend(fontsize=8)
     return "Accept length on held-out text while a fresh head is trained: mean of three seeds and its 95 % interval."

@@ -13,7 +13,7 @@ from bebop.trainer.chains import rows_of_step
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.beyond.estimators import Sums, sums
-from recipes.reproduce.beyond.on_text import Shape, accept_lengths
+from recipes.reproduce.beyond.on_text import TextSampling, accept_lengths
 from recipes.reproduce.beyond.recording import record
 from recipes.reproduce.study import (
     QUICK,
@@ -42,7 +42,7 @@ Job = tuple[str, int, int]  # what, seed, steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class HeadResult:
     """What one head gave; what its questions did not ask for is empty."""
 
     accept_length: float  # on text at temperature 1
@@ -67,14 +67,14 @@ def prepare(seed: int) -> None:
         text(seed, PROBED, *sampling)
 
 
-def run(job: Job) -> Found:
+def run(job: Job) -> HeadResult:
     """Train (or find) a head and measure what is asked of it."""
     name, seed, steps = job
     chosen = arm(name, seed, steps)
     model = head(chosen)
     plain = probe(model, text(seed, PROBED), DEPTH, Sampling())
     watched = name in WATCHED and steps == Arm(objective=name, seed=seed).steps
-    return Found(
+    return HeadResult(
         accept_length=float(plain.accept.mean()),
         overlap=plain.mean(plain.numbers["overlap"][:, 0]).value,
         estimates=estimates(model, seed) if watched else None,
@@ -94,20 +94,20 @@ def estimates(model: Policy, seed: int) -> Sums:
 def decoded(model: Policy, seed: int, temperature: float | None, *overrides: str) -> float:
     """The accept length that the engine counts."""
     decoding = DecodingConfig(system="bebop", draft_tokens=DEPTH, draft_temperature=temperature)
-    found = measure(model, prompts(seed, COUNT), settings(seed, *overrides).data, decoding, seed + 1)
-    return found.interval("accept_length").value
+    measured = measure(model, prompts(seed, COUNT), settings(seed, *overrides).data, decoding, seed + 1)
+    return measured.interval("accept_length").value
 
 
 def tempered(model: Policy, seed: int) -> dict[float, float]:
     """Accept length on text for drafts of every temperature of ``GRID``."""
-    found = accept_lengths(model, text(seed, PROBED), DEPTH, [Shape(t) for t in GRID], Shape())
-    return dict(zip(GRID, found, strict=True))
+    lengths = accept_lengths(model, text(seed, PROBED), DEPTH, [TextSampling(t) for t in GRID], TextSampling())
+    return dict(zip(GRID, lengths, strict=True))
 
 
 def truncated(model: Policy, seed: int) -> dict[str, float]:
     """Accept length when rollouts use top_p: counted, and on text with the draft's distribution truncated or whole."""
     rows = text(seed, PROBED, TRUNCATION)
-    cut, whole = accept_lengths(model, rows, DEPTH, [Shape(1, TOP_P), Shape()], Shape(1, TOP_P))
+    cut, whole = accept_lengths(model, rows, DEPTH, [TextSampling(1, TOP_P), TextSampling()], TextSampling(1, TOP_P))
     return {"engine": decoded(model, seed, None, TRUNCATION), "text": cut, "text, draft not truncated": whole}
 
 
@@ -120,12 +120,12 @@ def step_seconds(names: tuple[str, str], seed: int = 0) -> tuple[float, float]:
     seconds: list[tuple[float, float]] = []
     for step in range(PAIRS):
         chosen = rows_of_step(len(rows), size, seed, step)
-        found = [0.0, 0.0]
+        pair = [0.0, 0.0]
         for which in (0, 1) if step % 2 else (1, 0):
             began = time.process_time()
             trainers[which].update([rows[i] for i in chosen], names[which], [states[i] for i in chosen])
-            found[which] = time.process_time() - began
-        seconds.append((found[0], found[1]))
+            pair[which] = time.process_time() - began
+        seconds.append((pair[0], pair[1]))
     first = statistics.median(a for a, _ in seconds[1:])  # the first pair warms up
     return first, first * statistics.median(b / a for a, b in seconds[1:])
 

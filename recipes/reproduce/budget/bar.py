@@ -42,8 +42,8 @@ def main() -> None:
     started = begin("budget")
     everywhere(prepare, SEEDS, "text")
     listed = jobs()
-    found = everywhere(run, listed, "budget")
-    results = {(label, seed): f for (label, _, seed), f in zip(listed, found, strict=True)}
+    heads = everywhere(run, listed, "budget")
+    results = {(label, seed): f for (label, _, seed), f in zip(listed, heads, strict=True)}
     labels = list(dict.fromkeys(label for label, _, _ in listed))
     tables = {
         "Objectives": [row(results, label) for label in labels],
@@ -64,14 +64,14 @@ def numbers(results: Results) -> dict[str, Number]:
     def gained(a: str, b: str, name: str = "accept_length") -> Number:
         return of(gain(results, a, b, name), len(SEEDS))
 
-    found: dict[str, Number] = {}
+    by_name: dict[str, Number] = {}
     for label in DATA:
         for loss in LOSSES:
             arm = f"{loss}{label}"
-            found[f"length {arm}"] = of(over_seeds(results, arm, "accept_length"), len(SEEDS))
-            found[f"greedy {arm}"] = of(over_seeds(results, arm, "accept_length_greedy"), len(SEEDS))
-        found |= {f"e2e_tv - {base}{label}": gained(f"e2e_tv{label}", f"{base}{label}") for base in LOSSES[:-1]}
-    found["e2e_tv - start"] = gained("e2e_tv", "start")
-    found["greedy: e2e_tv - hard_ce"] = gained("e2e_tv", "hard_ce", "accept_length_greedy")
-    found["half the gain - greedy gain"] = half_less_greedy(results, "e2e_tv", "hard_ce")
-    return found
+            by_name[f"length {arm}"] = of(over_seeds(results, arm, "accept_length"), len(SEEDS))
+            by_name[f"greedy {arm}"] = of(over_seeds(results, arm, "accept_length_greedy"), len(SEEDS))
+        by_name |= {f"e2e_tv - {base}{label}": gained(f"e2e_tv{label}", f"{base}{label}") for base in LOSSES[:-1]}
+    by_name["e2e_tv - start"] = gained("e2e_tv", "start")
+    by_name["greedy: e2e_tv - hard_ce"] = gained("e2e_tv", "hard_ce", "accept_length_greedy")
+    by_name["half the gain - greedy gain"] = half_less_greedy(results, "e2e_tv", "hard_ce")
+    return by_name

@@ -44,7 +44,7 @@ Job = tuple[str, Arm | None, int]  # label, arm (None: the head as it came), see
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class HeadResult:
     """What one head does on the held-out text of its seed."""
 
     inside: Probe
@@ -63,7 +63,7 @@ class Found:
         return float(np.nanmean(values))
 
 
-Results = dict[tuple[str, int], Found]
+Results = dict[tuple[str, int], HeadResult]
 
 
 def jobs() -> list[Job]:
@@ -82,7 +82,7 @@ def prepare(seed: int) -> None:
     corpus(seed), text(seed, COUNT), text(seed, OUTSIDE, "task=lcm")
 
 
-def run(job: Job) -> Found:
+def run(job: Job) -> HeadResult:
     """Train (or find) the head; probe it, and decode with it if it is one of ``DECODED``."""
     label, arm, seed = job
     model = policy() if arm is None else head(arm)
@@ -91,7 +91,7 @@ def run(job: Job) -> Found:
         asked, data = prompts(seed, COUNT), settings(seed).data
         decoded = {s: measure(model, asked, data, drafting(model, s), seed + 1) for s in SYSTEMS}
     sampling = Sampling()
-    return Found(
+    return HeadResult(
         inside=probe(model, text(seed, COUNT), 3, sampling),
         outside=probe(model, text(seed, OUTSIDE, "task=lcm"), 3, sampling),
         decoded=decoded,
@@ -113,8 +113,8 @@ def main() -> None:
     started = begin("objectives")
     everywhere(prepare, SEEDS, "text")
     listed = jobs()
-    found = everywhere(run, listed, "objectives")
-    results = {(label, seed): f for (label, _, seed), f in zip(listed, found, strict=True)}
+    heads = everywhere(run, listed, "objectives")
+    results = {(label, seed): f for (label, _, seed), f in zip(listed, heads, strict=True)}
     labels = list(dict.fromkeys(label for label, _, _ in listed))
     tables = {
         "Objectives": [row(results, label) for label in labels],
@@ -154,8 +154,8 @@ def decoded(results: Results, label: str) -> list[dict[str, Any]]:
     """What the engine counted: the same heads, decoding."""
 
     def mean(system: str, name: str, position: int | None = None) -> Interval:
-        found = [results[label, s].decoded[system].interval(name, position).value for s in SEEDS]
-        return across_seeds(found)
+        values = [results[label, s].decoded[system].interval(name, position).value for s in SEEDS]
+        return across_seeds(values)
 
     return [
         {"objective": label, "drafts": {"bebop": "sampled", "target_only": "greedy"}[system]}
@@ -173,18 +173,18 @@ def numbers(results: Results) -> dict[str, Number]:
         return of(gain(results, a, b, *what), len(SEEDS))
 
     sampled, greedy = "accept_length", "accept_length_greedy"
-    found = {f"length {arm}": of(over_seeds(results, arm, sampled), len(SEEDS)) for arm in arms}
-    found |= {f"greedy {arm}": of(over_seeds(results, arm, greedy), len(SEEDS)) for arm in arms}
-    found |= {f"lcm {arm}": of(over_seeds(results, arm, "overlap", None, "lcm"), len(SEEDS)) for arm in arms}
-    found |= {f"e2e_tv - {base}": gained("e2e_tv", base, sampled) for base in ("hard_ce", "ce", "tv")}
-    found["e2e_tv - hard_ce, few"] = gained("e2e_tv, few", "hard_ce, few", sampled)
-    found["kl - ce"] = gained("kl", "ce", sampled)
-    found["greedy: e2e_tv - ce"] = gained("e2e_tv", "ce", greedy)
-    found["half the gain - greedy gain"] = half_less_greedy(results, "e2e_tv", "ce")
+    by_name = {f"length {arm}": of(over_seeds(results, arm, sampled), len(SEEDS)) for arm in arms}
+    by_name |= {f"greedy {arm}": of(over_seeds(results, arm, greedy), len(SEEDS)) for arm in arms}
+    by_name |= {f"lcm {arm}": of(over_seeds(results, arm, "overlap", None, "lcm"), len(SEEDS)) for arm in arms}
+    by_name |= {f"e2e_tv - {base}": gained("e2e_tv", base, sampled) for base in ("hard_ce", "ce", "tv")}
+    by_name["e2e_tv - hard_ce, few"] = gained("e2e_tv, few", "hard_ce, few", sampled)
+    by_name["kl - ce"] = gained("kl", "ce", sampled)
+    by_name["greedy: e2e_tv - ce"] = gained("e2e_tv", "ce", greedy)
+    by_name["half the gain - greedy gain"] = half_less_greedy(results, "e2e_tv", "ce")
     heads = [results["e2e_tv", seed] for seed in SEEDS]
-    found["sampled - greedy"] = mean_over_seeds([f.number(sampled) - f.number(greedy) for f in heads])
-    found["lcm: e2e_tv - ce"] = gained("e2e_tv", "ce", "overlap", None, "lcm")
-    return found
+    by_name["sampled - greedy"] = mean_over_seeds([f.number(sampled) - f.number(greedy) for f in heads])
+    by_name["lcm: e2e_tv - ce"] = gained("e2e_tv", "ce", "overlap", None, "lcm")
+    return by_name
 
 
 def half_less_greedy(results: Results, a: str, b: str) -> Number:

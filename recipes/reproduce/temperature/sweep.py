@@ -23,7 +23,7 @@ Job = tuple[str, int, float | None]  # what, seed, temperature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class HeadResult:
     """What one head does: means at every temperature, and everything at temperature 1."""
 
     means: dict[float, dict[str, float]]  # temperature -> overlap/1, ..., overlap (all positions), accept_length, ...
@@ -56,18 +56,18 @@ def preparations() -> list[Job]:
     return [*(("corpus", seed, None) for seed in SEEDS), *texts]
 
 
-def run(key: Key) -> Found:
+def run(key: Key) -> HeadResult:
     """Train (or find) a head and probe it at every temperature."""
     name, seed = key
     model = policy() if name == "start" else head(Arm(objective=name, seed=seed))
-    found = {t: probe(model, sampled(seed, t), DEPTH, Sampling(temperature=t)) for t in TEMPERATURES}
-    return Found(means={t: means(p) for t, p in found.items()}, plain=found[1.0])
+    probes = {t: probe(model, sampled(seed, t), DEPTH, Sampling(temperature=t)) for t in TEMPERATURES}
+    return HeadResult(means={t: means(p) for t, p in probes.items()}, plain=probes[1.0])
 
 
 def means(probe: Probe) -> dict[str, float]:
     """Means over tokens, at each position and over all of them."""
-    found = {"accept_length": float(probe.accept.mean()), "accept_greedy": float(probe.accept_greedy.mean())}
+    means = {"accept_length": float(probe.accept.mean()), "accept_greedy": float(probe.accept_greedy.mean())}
     for name in AVERAGED:
-        found[name] = float(np.nanmean(probe.numbers[name]))
-        found |= {f"{name}/{k}": float(np.nanmean(probe.numbers[name][:, k - 1])) for k in range(1, DEPTH + 1)}
-    return found
+        means[name] = float(np.nanmean(probe.numbers[name]))
+        means |= {f"{name}/{k}": float(np.nanmean(probe.numbers[name][:, k - 1])) for k in range(1, DEPTH + 1)}
+    return means

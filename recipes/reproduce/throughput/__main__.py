@@ -45,9 +45,9 @@ def main() -> None:
     accepted: dict[int, dict[str, float]] = {}
     with tqdm(total=len(SEEDS) * len(BATCHES) * ROUNDS * len(ARMS), desc="timing", unit="run") as bar:
         for seed in SEEDS:
-            found = bench(seed)
-            accepted[seed] = found.accepted
-            results |= {(seed, batch): m for batch, m in measure(found, seed, bar.update).items()}
+            heads = bench(seed)
+            accepted[seed] = heads.accepted
+            results |= {(seed, batch): m for batch, m in measure(heads, seed, bar.update).items()}
     tables = {
         "Heads": heads_table(results),
         "Draft length, best head": lengths_table(results),

@@ -67,12 +67,12 @@ def bench(seed: int) -> Bench:
     assert model.mtp is not None
     states = {"start": _state(model)} | {name: _state(head(Arm(objective=name, seed=seed))) for name in TRAINED}
     states |= {f"{BEST}, noise {level}": noisy(states[BEST], level, seed) for level in NOISE}
-    found = Bench(model=model, states=states, accepted={})
+    heads = Bench(model=model, states=states, accepted={})
     model.mtp.eval().requires_grad_(False)
     rows = text(seed, COUNT)
     for name in HEADS:
-        found.accepted[name] = float(probe(found.use(name), rows, DRAFTS, Sampling()).accept.mean()) - 1
-    return found
+        heads.accepted[name] = float(probe(heads.use(name), rows, DRAFTS, Sampling()).accept.mean()) - 1
+    return heads
 
 
 def _state(model: Policy) -> State:

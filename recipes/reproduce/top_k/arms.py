@@ -25,7 +25,7 @@ Job = tuple[str, str, int]  # start, label, seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class RunResult:
     """What one run gave."""
 
     sampled: float  # accept length on held-out text
@@ -33,7 +33,7 @@ class Found:
     curves: Curves | None  # None: the head was not trained
 
 
-Results = dict[Job, Found]
+Results = dict[Job, RunResult]
 
 
 def labels() -> list[str]:
@@ -65,7 +65,7 @@ def sequences(seed: int) -> None:
     text(seed, COUNT)
 
 
-def run(job: Job) -> Found:
+def run(job: Job) -> RunResult:
     """Train one head and probe it on held-out text."""
     start, label, seed = job
     model, held_out = begin(start), text(seed, COUNT)
@@ -73,5 +73,5 @@ def run(job: Job) -> Found:
     if label != "start":
         arm = Arm(objective="tv", seed=seed, steps=STEPS, rows_per_step=ROWS, lr=LEARNING_RATE)
         curves = fit(model, arm, corpus(seed), held_out[:WATCHED], *options(label))
-    found = probe(model, held_out, 3, Sampling())
-    return Found(sampled=float(found.accept.mean()), greedy=float(found.accept_greedy.mean()), curves=curves)
+    probed = probe(model, held_out, 3, Sampling())
+    return RunResult(sampled=float(probed.accept.mean()), greedy=float(probed.accept_greedy.mean()), curves=curves)

@@ -17,7 +17,7 @@ from recipes.reproduce.beyond.analysis import inside_gain
 from recipes.reproduce.beyond.estimators import ESTIMATORS, Sums, bias, estimate, sums
 from recipes.reproduce.beyond.findings import HEADS, RULES
 from recipes.reproduce.beyond.heads import equal_time
-from recipes.reproduce.beyond.on_text import Shape, accept_lengths, expected
+from recipes.reproduce.beyond.on_text import TextSampling, accept_lengths, expected
 from recipes.reproduce.beyond.recording import Cycles, Watching, cycles
 from recipes.reproduce.measured import of
 from recipes.reproduce.study import policy
@@ -129,7 +129,9 @@ def test_text_at_draft_temperature_one_is_the_probe_and_zero_is_target_only() ->
     made = [torch.randint(4, 60, (n,), generator=generator).tolist() for n in (9, 14, 6)]
     rows = [TokenRow(prompt=tuple(ids[:3]), answer=tuple(ids[3:])) for ids in made]
     expect = probe(model, rows, 3, Sampling())
-    one, cold_draft, warm = accept_lengths(model, rows, 3, [Shape(), Shape(0.0), Shape(0.7)], Shape(), batch=2)
+    one, cold_draft, warm = accept_lengths(
+        model, rows, 3, [TextSampling(), TextSampling(0.0), TextSampling(0.7)], TextSampling(), batch=2
+    )
     assert one == pytest.approx(expect.accept.mean(), rel=1e-4)
     # Greedy drafts: the same expectation, without the noise of whether the text holds the draft at the last step.
     assert 1 <= cold_draft <= 4 and cold_draft != pytest.approx(one, rel=1e-3) and warm != pytest.approx(one, rel=1e-3)

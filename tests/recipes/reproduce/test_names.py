@@ -12,7 +12,7 @@ from bebop.intervals import Interval, across_seeds
 from recipes.reproduce.beyond import cold
 from recipes.reproduce.beyond.estimators import ESTIMATORS
 from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED
-from recipes.reproduce.beyond.heads import Found as BeyondFound
+from recipes.reproduce.beyond.heads import HeadResult as BeyondResult
 from recipes.reproduce.boundary.probing import HEADS
 from recipes.reproduce.boundary.sides import Sides
 from recipes.reproduce.record import rules_of
@@ -86,7 +86,7 @@ def test_drift(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_beyond() -> None:
     study = import_module("recipes.reproduce.beyond.analysis")
     shown = {"on_text": dict.fromkeys(GRID, 1.0), "engine": dict.fromkeys(ENGINE, 1.0)}
-    head = BeyondFound(accept_length=1.0, overlap=1.0, truncated={"engine": 1.0, "text": 1.0}, **shown)
+    head = BeyondResult(accept_length=1.0, overlap=1.0, truncated={"engine": 1.0, "text": 1.0}, **shown)
     heads = {(name, s): head for name in (*WATCHED, study.CORRECTED, study.TRUNCATED) for s in SEEDS}
     curves = {(way, s): {0: 1.0, 10: 2.0} for way in cold.WAYS for s in SEEDS}
     biases = {(name, e): ONE for name in WATCHED for e in ESTIMATORS if e != "counts"}
