@@ -78,9 +78,9 @@ def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(cut: int, tmp_path: Pa
 def test_the_log_replays_what_was_said(tmp_path: Path) -> None:
     config = job("auto")
     seen = watched(Watch(config, tmp_path), range(1, 13))
-    told: list[Explanation] = replay(tmp_path / "drift.jsonl", settings(config.decoding, config.monitor, 20))
-    for one, other in zip(seen, told, strict=True):
-        assert {k: v for k, v in one.metrics.items() if k != "drift/cotraining"} == other.metrics()
+    again: list[Explanation] = replay(tmp_path / "drift.jsonl", settings(config.decoding, config.monitor, 20))
+    for live, other in zip(seen, again, strict=True):
+        assert {k: v for k, v in live.metrics.items() if k != "drift/cotraining"} == other.metrics()
 
 
 def test_wrong_weights_are_broken_and_sent_again_with_the_worker_named(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def reading(shift: float, size: int = 64) -> ProbeReading:
     return ProbeReading(overlap=0.8 - 0.2 * entropy + shift, entropy=entropy, unit=np.arange(size) // 4, chance=0.1)
 
 
-def test_the_bank_is_read_first_then_regularly_then_at_every_unsettled_step(tmp_path: Path) -> None:
+def test_the_probe_set_is_read_first_then_regularly_then_at_every_unsettled_step(tmp_path: Path) -> None:
     watch = Watch(job("auto", bank_every=5, bank_answers=6), tmp_path)
     asked = []
     for step in range(1, 17):

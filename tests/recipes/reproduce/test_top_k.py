@@ -91,16 +91,16 @@ def planted(loss_by_k: float, noise_by_k: float) -> Results:
 
 
 def test_findings_follow_what_was_planted() -> None:
-    def told(loss_by_k: float, noise_by_k: float) -> list[tuple[str, bool]]:
+    def judged(loss_by_k: float, noise_by_k: float) -> list[tuple[str, bool]]:
         return [(f.side, f.p < 0.05) for f in judge(RULES, rule_numbers(planted(loss_by_k, noise_by_k)))]
 
-    assert told(20.0, 0.5) == [("confirmed", True)] * 3
-    assert told(-20.0, 0.0)[:2] == [("refuted", True)] * 2
-    assert told(20.0, 0.0)[2] != ("confirmed", True)
-    assert told(0.05, 0.5)[0] != ("confirmed", True)  # within what two seeds of one arm differ by
+    assert judged(20.0, 0.5) == [("confirmed", True)] * 3
+    assert judged(-20.0, 0.0)[:2] == [("refuted", True)] * 2
+    assert judged(20.0, 0.0)[2] != ("confirmed", True)
+    assert judged(0.05, 0.5)[0] != ("confirmed", True)  # within what two seeds of one arm differ by
 
 
 def test_the_gain_is_paired_by_seed() -> None:
-    found = gain(planted(1.0, 0.5), "fresh", "K = 4, full")
-    assert found.value == pytest.approx(0.25, abs=0.01)
-    assert found.high - found.low < 0.05  # unpaired, the seeds' own differences of 0.05 would make it 0.25
+    difference = gain(planted(1.0, 0.5), "fresh", "K = 4, full")
+    assert difference.value == pytest.approx(0.25, abs=0.01)
+    assert difference.high - difference.low < 0.05  # unpaired, the seeds' own differences of 0.05 would make it 0.25
