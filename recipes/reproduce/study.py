@@ -115,7 +115,7 @@ def head(arm: Arm) -> Policy:
     model = policy()
     assert model.mtp is not None
     if not arm.path.is_file():
-        data = [f"data.sampling.top_p={arm.law.target_top_p}"] if arm.sampling.target_top_p < 1 else []
+        data = [f"data.sampling.top_p={arm.sampling.target_top_p}"] if arm.sampling.target_top_p < 1 else []
         train(model, arm, corpus(arm.seed, *data)[: arm.sequences])
         arm.path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(model.mtp.state_dict(), arm.path)
