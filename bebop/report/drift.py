@@ -17,7 +17,7 @@ from bebop.monitor.probe_set import TokenProbs
 from bebop.monitor.watch import settings
 from bebop.report import figures, token_probs
 from bebop.report.document import Card, table
-from bebop.report.figures import INK, MUTED, Panel, Trace, layout
+from bebop.report.figures import INK, MUTED, Panel, Trace, layout, rounded
 from bebop.report.runs import DASH, Run
 
 SHADES = {"entropy": "#8fb4d9", "mismatch": "#e39a80"}  # bars, under a dark line
@@ -77,17 +77,10 @@ def replay_log(
     steps = list(read_log(path, names))
     explanations = [e for step in steps if (e := step.tell(monitor)) is not None]
     readings = [{probs.text: probs for probs in step.bank.looks} for step in steps if step.bank is not None]
-    pairs = (
-        [(probs, readings[-1][text]) for text, probs in readings[0].items() if text in readings[-1]]
-        if len(readings) > 1
-        else []
-    )
-    return Replay(
-        name=name,
-        explanations=explanations,
-        breakdown={key: monitor.breakdown(key) for key, _ in KEYS},
-        token_probs=pairs,
-    )
+    first, last = (readings[0], readings[-1]) if len(readings) > 1 else ({}, {})
+    pairs = [(first[text], last[text]) for text in first if text in last]
+    breakdown = {key: monitor.breakdown(key) for key, _ in KEYS}
+    return Replay(name=name, explanations=explanations, breakdown=breakdown, token_probs=pairs)
 
 
 def replay_runs(folders: Sequence[Path], runs: Sequence[Run]) -> list[Replay]:
@@ -100,44 +93,45 @@ def replay_runs(folders: Sequence[Path], runs: Sequence[Run]) -> list[Replay]:
 
 def cards(replays: Sequence[Replay]) -> list[Card]:
     """All cards for which there is data."""
-    drawn = [
-        _parts(replays, "length", "Why the accept length moved", "tokens per pass", LENGTH),
-        _entropy(replays),
-        _parts(replays, "bank", "The same texts, then and now", "acceptance rate", PROBE_SET),
-        token_probs.card([(replay.name, replay.token_probs) for replay in replays]),
-        _controller(replays),
-        _breakdown(replays),
+    return [
+        *_parts(replays, "length", "Why the accept length moved", "tokens per pass", LENGTH),
+        *_entropy(replays),
+        *_parts(replays, "bank", "The same texts, then and now", "acceptance rate", PROBE_SET),
+        *token_probs.cards([(replay.name, replay.token_probs) for replay in replays]),
+        *_controller(replays),
+        *_breakdown(replays),
     ]
-    return [card for card in drawn if card is not None]
 
 
 def _rules(config: Mapping[str, Any]) -> MonitorSettings | None:
     """As the job itself was watched; None if config.yaml does not say."""
     try:
-        sections = {name: config.get(name, {}) for name in ("decoding", "monitor")}
-        decoding, monitor = (
-            from_dict(DecodingConfig, sections["decoding"]),
-            from_dict(MonitorConfig, sections["monitor"]),
-        )
+        decoding = from_dict(DecodingConfig, config.get("decoding", {}))
+        monitor = from_dict(MonitorConfig, config.get("monitor", {}))
         return settings(decoding, monitor, (config.get("trainer") or {}).get("steps"))
     except (UserError, TypeError, AttributeError):
         return None
 
 
-def _parts(replays: Sequence[Replay], name: str, title: str, unit: str, text: str) -> Card | None:
+def _parts(replays: Sequence[Replay], name: str, title: str, unit: str, text: str) -> list[Card]:
     """Stacked parts of a change, a panel a run."""
     panels = []
     for replay in replays:
-        steps = [(e.step, e.parts[name]) for e in replay.explanations if name in e.parts]
-        steps = [(step, part) for step, part in steps if part.change.known]
+        steps = [(e.step, e.parts[name]) for e in replay.explanations if name in e.parts and e.parts[name].change.known]
         if steps:
+            frame = figures.over_steps(len(steps), len(steps) < 8)
+            frame["yaxis"] |= {"zeroline": True, "zerolinecolor": "#9aa5b1"}
             caption = f"{replay.name}, {unit}" if len(replays) > 1 else unit
-            panels.append(Panel(caption=caption, traces=_stacked(steps), layout=_over_steps(len(steps))))
+            panels.append(Panel(caption=caption, traces=_stacked(steps), layout=frame))
     keys = [figures.Key(label=k, color=c, style="block", group=f"{name} {k}") for k, c in SHADES.items()]
     keys.append(figures.Key(label="whole change", color=INK, group=f"{name} change"))
-    return (
-        Card(title=title, text=text, panels=figures.same_scale(panels, False), keys=keys, wide=True) if panels else None
-    )
+    return _plots(title, text, panels, keys)
+
+
+def _plots(title: str, text: str, panels: list[Panel], keys: list[figures.Key]) -> list[Card]:
+    """A card of panels in one unit; none without panels."""
+    drawn = figures.same_scale(panels, False)
+    return [Card(title=title, text=text, panels=drawn, keys=keys, wide=True)] if panels else []
 
 
 def _stacked(steps: Sequence[tuple[int, Decomposition]]) -> list[Trace]:
@@ -146,61 +140,38 @@ def _stacked(steps: Sequence[tuple[int, Decomposition]]) -> list[Trace]:
     traces: list[Trace] = []
     for part, shade in SHADES.items():
         estimates: list[Estimate] = [getattr(parts, part) for _, parts in steps]
-        away = [_short(e.high - e.point) or 0.0 for e in estimates]
-        whiskers = {"type": "data", "array": away, "color": MUTED, "thickness": 0.8, "width": 0}
-        traces.append(
-            {
-                "type": "bar", "x": x, "y": [_short(e.point) for e in estimates], "name": part, "error_y": whiskers,
-                "marker": {"color": shade, "line": {"width": 0}}, "legendgroup": f"{name} {part}",
-                "hovertemplate": "%{y:.3~g} ± %{error_y.array:.2~g}",
-            }
-        )  # fmt: skip
-    change = [parts.change for _, parts in steps]
-    group = f"{name} change"
+        away = [rounded(e.high - e.point) or 0.0 for e in estimates]
+        bars = figures.bar_trace(x, [e.point for e in estimates], part, shade, f"{name} {part}")
+        bars["error_y"] = {"type": "data", "array": away, "color": MUTED, "thickness": 0.8, "width": 0}
+        traces.append(bars | {"hovertemplate": "%{y:.3~g} ± %{error_y.array:.2~g}"})
+    change, group = [parts.change for _, parts in steps], f"{name} change"
     edge = {"type": "scatter", "x": x, "mode": "lines", "line": {"width": 0}, "legendgroup": group, "hoverinfo": "skip"}
-    traces.append({**edge, "y": [_short(e.low) for e in change], "name": "low"})
-    traces.append({**edge, "y": [_short(e.high) for e in change], "name": "high", "fill": "tonexty", "fillcolor": BAND})
-    traces.append(
-        {
-            "type": "scatter", "x": x, "y": [_short(e.point) for e in change], "name": "whole change",
-            "mode": "lines" if len(x) > 20 else "lines+markers", "line": {"color": INK, "width": 2},
-            "marker": {"color": INK, "size": 5}, "legendgroup": group, "hovertemplate": "%{y:.3~g}",
-        }
-    )  # fmt: skip
-    return traces
+    traces.append({**edge, "y": [rounded(e.low) for e in change], "name": "low"})
+    high = [rounded(e.high) for e in change]
+    traces.append({**edge, "y": high, "name": "high", "fill": "tonexty", "fillcolor": BAND})
+    whole = figures.line_trace(x, [e.point for e in change], "whole change", INK, group)
+    return [*traces, whole | {"hovertemplate": "%{y:.3~g}"}]
 
 
-def _over_steps(count: int) -> dict[str, Any]:
-    frame = layout("step")
-    frame["xaxis"] |= {"tickformat": "d"} | ({"dtick": 1} if count < 8 else {})
-    frame["yaxis"] |= {"zeroline": True, "zerolinecolor": "#9aa5b1"}
-    return frame | {"barmode": "relative", "bargap": 0.15 if count <= 80 else 0}
-
-
-def _entropy(replays: Sequence[Replay]) -> Card | None:
+def _entropy(replays: Sequence[Replay]) -> list[Card]:
     """Accept length against entropy, with the slopes through the first steps; a panel a run."""
     panels = []
     for replay in replays:
         seen = [e for e in replay.explanations if math.isfinite(e.entropy.point) and math.isfinite(e.length.point)]
         if len(seen) > 1:
-            caption = f"{replay.name}, tokens per pass" if len(replays) > 1 else "accept length, tokens per pass"
+            caption = f"{replay.name if len(replays) > 1 else 'accept length'}, tokens per pass"
             frame = layout("entropy, nats") | {"hovermode": "closest"}
             panels.append(Panel(caption=caption, traces=_cloud(seen), layout=frame))
     keys = [
         figures.Key(label=label, color=figures.color(i), style="dashed" if dash != "solid" else "solid", group=source)
         for i, (source, (dash, label)) in enumerate(FITS.items())
     ]
-    title = "Accept length against entropy"
-    return (
-        Card(title=title, text=ENTROPY, panels=figures.same_scale(panels, False), keys=keys, wide=True)
-        if panels
-        else None
-    )
+    return _plots("Accept length against entropy", ENTROPY, panels, keys)
 
 
 def _cloud(seen: Sequence[Explanation]) -> list[Trace]:
     """The steps, and a line a slope."""
-    x, y = ([_short(getattr(e, name).point) for e in seen] for name in ("entropy", "length"))
+    x, y = ([rounded(getattr(e, name).point) for e in seen] for name in ("entropy", "length"))
     points = {
         "type": "scatter", "mode": "markers", "x": x, "y": y, "name": "steps", "text": [str(e.step) for e in seen],
         "marker": {"size": 6, "color": [e.step for e in seen], "colorscale": [[0, "#c3cad3"], [1, INK]]},
@@ -214,10 +185,10 @@ def _cloud(seen: Sequence[Explanation]) -> list[Trace]:
         slope = seen[-1].slopes.get(source)  # type: ignore[call-overload]
         if slope is None or not slope.value.known:
             continue
-        line = [_short(middle[1] + slope.value.point * (end - middle[0])) for end in ends]
+        line = [rounded(middle[1] + slope.value.point * (end - middle[0])) for end in ends]
         traces.append(
             {
-                "type": "scatter", "mode": "lines", "x": [_short(end) for end in ends], "y": line, "name": label,
+                "type": "scatter", "mode": "lines", "x": [rounded(end) for end in ends], "y": line, "name": label,
                 "line": {"color": figures.color(i), "dash": dash, "width": 1.6}, "legendgroup": source,
                 "hovertemplate": f"{label}: {slope.value.text()} per nat",
             }
@@ -225,7 +196,7 @@ def _cloud(seen: Sequence[Explanation]) -> list[Trace]:
     return traces
 
 
-def _controller(replays: Sequence[Replay]) -> Card | None:
+def _controller(replays: Sequence[Replay]) -> list[Card]:
     """The controller's log as a table."""
     rows = [
         (
@@ -239,7 +210,7 @@ def _controller(replays: Sequence[Replay]) -> Card | None:
         if e.verdict.changed or e.action.kind != "none"
     ]
     heads = ("When", "State", "Evidence", "Proposed")
-    return Card(title="The controller's log", text=LOG, table=table(heads, rows), wide=True) if replays else None
+    return [Card(title="The controller's log", text=LOG, table=table(heads, rows), wide=True)] if replays else []
 
 
 def _action(e: Explanation) -> str:
@@ -247,7 +218,7 @@ def _action(e: Explanation) -> str:
     return f"{ACTIONS[e.action.kind]}{value}"
 
 
-def _breakdown(replays: Sequence[Replay]) -> Card | None:
+def _breakdown(replays: Sequence[Replay]) -> list[Card]:
     """The change at the end by task, lag and position in the answer."""
     rows = []
     for replay in replays:
@@ -258,13 +229,8 @@ def _breakdown(replays: Sequence[Replay]) -> Card | None:
                 where = f"{title} {label}" if len(replays) == 1 else f"{replay.name}: {title} {label}"
                 rows.append((where, part.change.text(), *(_known(e, part) for e in (part.entropy, part.mismatch))))
     heads = ("Of what", "Change", "Entropy", "Mismatch")
-    return Card(title="Where it moved", text=BREAKDOWN, table=table(heads, rows), wide=True) if rows else None
+    return [Card(title="Where it moved", text=BREAKDOWN, table=table(heads, rows), wide=True)] if rows else []
 
 
 def _known(part: Estimate, of: Decomposition) -> str:
     return part.text() if not of.unidentified else DASH
-
-
-def _short(value: float) -> float | None:
-    """Six significant digits; None where there is no number."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None

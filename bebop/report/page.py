@@ -1,6 +1,6 @@
 """The page on some run folders: a table and figures, each with the words that explain it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bebop.command import writing
@@ -16,25 +16,27 @@ from bebop.report.summary import HEADS, NOTE, summary
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write the report on some run folders, by default as ``report.html`` in the first; returns where it is."""
     runs = load_runs(folders)
-    out = out or folders[0] / "report.html"
-    if not out.parent.is_dir() or out.is_dir():
-        raise UserError(f"--out {out} cannot be written: give a file in a folder that exists")
-    page = render(runs, replay_runs(folders, runs))
-    with writing(out):
-        out.write_text(page, encoding="utf-8")
-    return out
+    return _write(out or folders[0] / "report.html", lambda: render(runs, replay_runs(folders, runs)))
 
 
 def write_log_report(logs: Sequence[Path], names: Mapping[str, str], out: Path | None = None) -> Path:
     """The cards on drift from logs of any trainer, by default beside the first; ``names`` as in ``logs.read_log``."""
-    out = out or logs[0].with_suffix(".html")
+
+    def page() -> str:
+        replays = [replay_log(path, path.stem, names=names) for path in logs]
+        title = replays[0].name if len(replays) == 1 else f"{len(replays)} logs"
+        return document("Bebop · drift of acceptance", title, cards(replays))
+
+    return _write(out or logs[0].with_suffix(".html"), page)
+
+
+def _write(out: Path, page: Callable[[], str]) -> Path:
+    """Write a page once it is known that there is a place for it."""
     if not out.parent.is_dir() or out.is_dir():
         raise UserError(f"--out {out} cannot be written: give a file in a folder that exists")
-    replays = [replay_log(path, path.stem, names=names) for path in logs]
-    title = replays[0].name if len(replays) == 1 else f"{len(replays)} logs"
-    page = document("Bebop · drift of acceptance", title, cards(replays))
+    text = page()
     with writing(out):
-        out.write_text(page, encoding="utf-8")
+        out.write_text(text, encoding="utf-8")
     return out
 
 

@@ -22,7 +22,7 @@ TEXT = (
 )
 
 
-def card(runs: Sequence[tuple[str, Sequence[tuple[TokenProbs, TokenProbs]]]]) -> Card | None:
+def cards(runs: Sequence[tuple[str, Sequence[tuple[TokenProbs, TokenProbs]]]]) -> list[Card]:
     """A panel a context; ``runs``: names with their contexts, each at the first and the last reading."""
     pairs = [(name, *pair) for name, contexts in runs for pair in contexts]
     pairs.sort(key=lambda pair: abs(pair[2].overlap - pair[1].overlap))
@@ -31,9 +31,8 @@ def card(runs: Sequence[tuple[str, Sequence[tuple[TokenProbs, TokenProbs]]]]) ->
     many = len({name for name, *_ in pairs}) > 1
     panels = [_panel(first, last, f"{name}: " if many else "") for name, first, last in pairs[:SHOWN]]
     keys = [Key(label=label, color=shade, style="block", group=f"look {label}") for label, shade, *_ in DISTRIBUTIONS]
-    return (
-        Card(title="Where the distributions moved", text=TEXT, panels=panels, keys=keys, wide=True) if panels else None
-    )
+    title = "Where the distributions moved"
+    return [Card(title=title, text=TEXT, panels=panels, keys=keys, wide=True)] if panels else []
 
 
 def _panel(first: TokenProbs, last: TokenProbs, prefix: str) -> Panel:
@@ -60,11 +59,8 @@ def _panel(first: TokenProbs, last: TokenProbs, prefix: str) -> Panel:
     frame = layout("next token") | {"barmode": "group", "bargap": 0.25}
     frame["xaxis"] |= {"type": "category"}
     frame["yaxis"] |= {"range": [0, 1]}
-    return Panel(
-        caption=f"{prefix}after “{context}”: overlap {first.overlap:.2f} → {last.overlap:.2f}",
-        traces=traces,
-        layout=frame,
-    )
+    caption = f"{prefix}after “{context}”: overlap {first.overlap:.2f} → {last.overlap:.2f}"
+    return Panel(caption=caption, traces=traces, layout=frame)
 
 
 def visible(text: str) -> str:
