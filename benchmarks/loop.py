@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bebop.bench.record import best_of
 from bebop.errors import UserError
 
 ARMS: dict[str, tuple[str, ...]] = {
@@ -27,27 +28,20 @@ WARM_UP = 3  # steps that are left out: first allocations, and a pipeline that f
 
 def run(steps: int, rounds: int, overrides: Sequence[str]) -> list[dict[str, Any]]:
     """One row per arm; the arms take turns and the best round of each counts."""
-    best: dict[str, dict[str, Any]] = {}
-    progress = tqdm(total=rounds * len(ARMS), desc="loop")
-    for _ in range(rounds):
-        for arm, settings in ARMS.items():
-            row = _measure(steps, [*settings, *overrides])
-            if arm not in best or row["samples/s"] > best[arm]["samples/s"]:
-                best[arm] = row
-            progress.update()
-    progress.close()
+    with tqdm(total=rounds * len(ARMS), desc="loop") as progress:
+        best = best_of(rounds, ARMS, lambda arm: _measure(steps, [*ARMS[arm], *overrides]), "samples/s", progress)
     base = best["synchronous"]["samples/s"]
     return [{"arm": arm, "x synchronous": row["samples/s"] / base, **row} for arm, row in best.items()]
 
 
 def _measure(steps: int, overrides: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        settings = [
+        settings = (
             f"runtime.dir={folder}/run",
             f"trainer.steps={steps}",
             "trainer.save_every=0",
             "monitor.plots=false",
-        ]
+        )
         command = [sys.executable, "-m", "bebop.run", *settings, *overrides]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:

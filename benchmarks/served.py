@@ -11,15 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bebop.config import (
-    DecodingConfig,
-    JobConfig,
-    ModelConfig,
-    MonitorConfig,
-    RolloutConfig,
-    SamplingConfig,
-    TaskConfig,
-)
+from bebop.bench.rollout import RolloutBench
+from bebop.config import DecodingConfig, JobConfig, MonitorConfig, RolloutConfig, SamplingConfig
 from bebop.config_sglang import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import load_tokenizer
@@ -32,17 +25,9 @@ LONGEST_PROMPT = 1024  # tokens
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ServedBench:
+class ServedBench(RolloutBench):
     """What is measured."""
 
-    model: ModelConfig
-    task: TaskConfig
-    systems: tuple[str, ...]
-    batches: tuple[int, ...]
-    draft_tokens: int
-    rounds: int
-    waves: int  # requests = waves * batch
-    max_new_tokens: int
     every: int  # verification steps of which the plugin measures one, in the arms that have it
     sglang: SglangConfig
 
