@@ -37,6 +37,9 @@ QUICK = "--quick" in sys.argv  # a smoke run: everything happens, on next to not
 SEEDS = (0, 1, 2)
 FOLDER = Path(os.environ.get("BEBOP_REPRODUCE", "runs/reproduce-quick" if QUICK else "runs/reproduce"))
 SEQUENCES = 32 if QUICK else 800
+HELD_OUT = 8 if QUICK else 144  # prompts of the three tasks that heads are probed on
+TASKS = ("number_sorting", "gcd", "chain_sum")
+DEPTH = 3  # drafts, where they are not swept
 T = TypeVar("T")
 J = TypeVar("J")
 
@@ -108,6 +111,12 @@ def text(seed: int, count: int, *overrides: str) -> list[TokenRow]:
         _, held_out = question_streams(config, model)
         keep(token_rows(held_out, run_engine(model, held_out, config.data, drafting(model), seed + 1)), path)
     return read_back(path)
+
+
+def prepare(seed: int, *overrides: str) -> None:
+    """Sample what the heads of a seed share, once, so that no two processes do it at the same time."""
+    corpus(seed, *overrides)
+    text(seed, HELD_OUT, *overrides)
 
 
 def head(arm: Arm) -> Policy:

@@ -13,18 +13,17 @@ from recipes.reproduce.beyond.heads import (
     COUNT,
     ENGINE,
     GRID,
-    PROBED,
     TOP_P,
     WATCHED,
     Job,
     equal_time,
-    prepare,
+    prepare_all,
     run,
     step_seconds,
 )
 from recipes.reproduce.cli import start
 from recipes.reproduce.record import Started, begin, keep
-from recipes.reproduce.study import SEEDS, Arm, everywhere, results_folder
+from recipes.reproduce.study import HELD_OUT, SEEDS, Arm, everywhere, results_folder
 
 HERE = results_folder(Path(__file__).parent)
 STEPS = Arm(objective="", seed=0).steps
@@ -33,7 +32,7 @@ STEPS = Arm(objective="", seed=0).steps
 def main() -> None:
     """Sample, time, train, measure, judge, draw, write."""
     started = begin("beyond")
-    everywhere(prepare, SEEDS, "text")
+    everywhere(prepare_all, SEEDS, "text")
     seconds = step_seconds((PRINTED, CORRECTED))
     fair = equal_time(seconds, STEPS)
     jobs: list[Job] = [(name, s, STEPS) for s in SEEDS for name in (*WATCHED, CORRECTED, TRUNCATED)]
@@ -66,7 +65,7 @@ def write(
         "draft_temperature.svg": charts.draft_temperature(heads, HERE / "figures" / "draft_temperature.svg"),
         "cold_start.svg": charts.cold_start(curves, HERE / "figures" / "cold_start.svg"),
     }
-    plan = {**asdict(Arm(objective="", seed=0)), "prompts": COUNT, "probed": PROBED, "seeds": SEEDS}
+    plan = {**asdict(Arm(objective="", seed=0)), "prompts": COUNT, "probed": HELD_OUT, "seeds": SEEDS}
     plan |= {"seconds_per_step": seconds, "steps_at_equal_time": fair, "cold_steps": cold.STEPS}
     by_name = numbers(heads, timed, curves, biases)
     keep(HERE, started, by_name, tables, figures, plan, facts(heads, seconds, fair))

@@ -6,7 +6,7 @@ from pathlib import Path
 from bebop.intervals import Interval, across_seeds
 from recipes.reproduce.beyond.cold import WAYS, Curve
 from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED, HeadResult
-from recipes.reproduce.figures import band, color, figure
+from recipes.reproduce.figures import band, color, errors, figure
 from recipes.reproduce.study import SEEDS
 
 Heads = Mapping[tuple[str, int], HeadResult]
@@ -19,11 +19,8 @@ def draft_temperature(heads: Heads, path: Path) -> str:
             on_text = [across_seeds([heads[name, s].on_text[t] for s in SEEDS]) for t in GRID]
             band(panel, GRID, on_text, name, "on text, unbiased", marker="o", markersize=3)
             counted = [across_seeds([heads[name, s].engine[t] for s in SEEDS]) for t in ENGINE]
-            errors = [[i.value - i.low for i in counted], [i.high - i.value for i in counted]]
-            values = [i.value for i in counted]
-            panel.errorbar(
-                ENGINE, values, errors, fmt="s", ms=4, capsize=3, color="#6b7280", label="counted by the engine"
-            )
+            style = {"ms": 4, "capsize": 3, "color": "#6b7280", "label": "counted by the engine"}
+            panel.errorbar(ENGINE, [i.value for i in counted], errors(counted), fmt="s", **style)
             panel.axvline(1, color="#9aa3ad", linewidth=1)
             panel.set(title=name, xlabel="temperature of the draft (0: target-only)")
         axes[0].set(ylabel="accept length (accepted + 1)")
@@ -40,11 +37,8 @@ def biases(estimates: Mapping[tuple[str, str], Interval], names: Sequence[str], 
         for i, head in enumerate(WATCHED):
             for j, name in enumerate(names):
                 interval = estimates[head, name]
-                errors = [[interval.value - interval.low], [interval.high - interval.value]]
-                place, label = j + 0.2 * i - 0.1, head if j == 0 else None
-                axes.errorbar(
-                    [interval.value], [place], xerr=errors, fmt="o", capsize=3, color=color(head), label=label
-                )
+                style = {"capsize": 3, "color": color(head), "label": head if j == 0 else None}
+                axes.errorbar([interval.value], [j + 0.2 * i - 0.1], xerr=errors([interval]), fmt="o", **style)
         axes.axvline(0, color="#9aa3ad", linewidth=1)
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()

@@ -16,21 +16,22 @@ from recipes.reproduce.beyond.estimators import Sums, sums
 from recipes.reproduce.beyond.on_text import TextSampling, accept_lengths
 from recipes.reproduce.beyond.recording import record
 from recipes.reproduce.study import (
+    DEPTH,
+    HELD_OUT,
     QUICK,
     Arm,
     backbone_states,
     corpus,
     head,
     policy,
+    prepare,
     prompts,
     settings,
     text,
     untrained,
 )
 
-DEPTH = 3
 COUNT = 6 if QUICK else 64  # prompts to decode
-PROBED = 8 if QUICK else 144  # prompts whose text is probed, those of the other recipes
 ENGINE = (0.0, 0.5, 1.0) if QUICK else (0.0, 0.5, 0.75, 1.0)  # draft temperatures decoded with
 GRID = (0.0, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # those computed on text
 TOP_P = 0.9
@@ -60,11 +61,10 @@ def arm(name: str, seed: int, steps: int) -> Arm:
     return Arm(objective=name.split()[0], seed=seed, steps=steps, sampling=sampling)
 
 
-def prepare(seed: int) -> None:
-    """Sample a seed's sequences once, so that no two processes do."""
-    for sampling in ([], [TRUNCATION]):
-        corpus(seed, *sampling)
-        text(seed, PROBED, *sampling)
+def prepare_all(seed: int) -> None:
+    """``prepare``, with all of the target's distribution and with its largest part."""
+    prepare(seed)
+    prepare(seed, TRUNCATION)
 
 
 def run(job: Job) -> HeadResult:
@@ -72,7 +72,7 @@ def run(job: Job) -> HeadResult:
     name, seed, steps = job
     chosen = arm(name, seed, steps)
     model = head(chosen)
-    plain = probe(model, text(seed, PROBED), DEPTH, Sampling())
+    plain = probe(model, text(seed, HELD_OUT), DEPTH, Sampling())
     watched = name in WATCHED and steps == Arm(objective=name, seed=seed).steps
     return HeadResult(
         accept_length=float(plain.accept.mean()),
@@ -100,13 +100,13 @@ def decoded(model: Policy, seed: int, temperature: float | None, *overrides: str
 
 def tempered(model: Policy, seed: int) -> dict[float, float]:
     """Accept length on text for drafts of every temperature of ``GRID``."""
-    lengths = accept_lengths(model, text(seed, PROBED), DEPTH, [TextSampling(t) for t in GRID], TextSampling())
+    lengths = accept_lengths(model, text(seed, HELD_OUT), DEPTH, [TextSampling(t) for t in GRID], TextSampling())
     return dict(zip(GRID, lengths, strict=True))
 
 
 def truncated(model: Policy, seed: int) -> dict[str, float]:
     """Accept length when rollouts use top_p: counted, and on text with the draft's distribution truncated or whole."""
-    rows = text(seed, PROBED, TRUNCATION)
+    rows = text(seed, HELD_OUT, TRUNCATION)
     cut, whole = accept_lengths(model, rows, DEPTH, [TextSampling(1, TOP_P), TextSampling()], TextSampling(1, TOP_P))
     return {"engine": decoded(model, seed, None, TRUNCATION), "text": cut, "text, draft not truncated": whole}
 

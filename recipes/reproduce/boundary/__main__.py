@@ -9,16 +9,15 @@ import numpy as np
 
 from bebop.intervals import Interval, across_seeds
 from recipes.reproduce.boundary.charts import draw
-from recipes.reproduce.boundary.probing import COUNT, HEADS, Key, prepare, run
+from recipes.reproduce.boundary.probing import HEADS, Key, run
 from recipes.reproduce.boundary.sides import Of, Sides
 from recipes.reproduce.cli import start
 from recipes.reproduce.measured import Number, of
 from recipes.reproduce.record import begin, keep
-from recipes.reproduce.study import SEEDS, Arm, everywhere, results_folder
+from recipes.reproduce.study import HELD_OUT, SEEDS, TASKS, Arm, everywhere, prepare, results_folder
 from recipes.reproduce.temperature.slopes import EDGES, bin_names
 
 HERE = results_folder(Path(__file__).parent)
-TASKS = ("number_sorting", "gcd", "chain_sum")
 SHOWN: tuple[Of, ...] = ("sampled_wins", "clear_sampled", "clear_greedy", "sampled", "greedy", "best", "switch")
 
 Results = Mapping[Key, Sides]
@@ -43,7 +42,7 @@ def main() -> None:
         ],
     }
     figures = draw(results, HEADS, HERE / "figures")
-    plan = {**asdict(Arm(objective="", seed=0)), "prompts": COUNT, "seeds": SEEDS}
+    plan = {**asdict(Arm(objective="", seed=0)), "prompts": HELD_OUT, "seeds": SEEDS}
     keep(HERE, started, rule_numbers(results), tables, figures, plan)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from recipes.reproduce.measured import Number, of
 from recipes.reproduce.objectives.comparison import (
+    DECODED,
     FEW,
     Job,
     Results,
@@ -13,18 +14,16 @@ from recipes.reproduce.objectives.comparison import (
     gain,
     half_less_greedy,
     over_seeds,
-    prepare,
     row,
-    run,
+    run_all,
 )
 from recipes.reproduce.record import begin, keep
-from recipes.reproduce.study import QUICK, SEEDS, SEQUENCES, Arm, everywhere, results_folder
+from recipes.reproduce.study import QUICK, SEEDS, SEQUENCES, Arm, results_folder
 
 HERE = results_folder(Path(__file__).parent)
 LOSSES = ("hard_ce", "ce", "nla", "e2e_tv")
 DATA = {"": SEQUENCES, ", few": FEW}
 STEPS = 4 if QUICK else 300
-DECODED = ("start", "hard_ce", "ce", "e2e_tv")
 
 
 def jobs() -> list[Job]:
@@ -40,11 +39,7 @@ def jobs() -> list[Job]:
 def main() -> None:
     """Run all arms, judge, draw, write."""
     started = begin("budget")
-    everywhere(prepare, SEEDS, "text")
-    listed = jobs()
-    heads = everywhere(run, listed, "budget")
-    results = {(label, seed): f for (label, _, seed), f in zip(listed, heads, strict=True)}
-    labels = list(dict.fromkeys(label for label, _, _ in listed))
+    results, labels = run_all("budget", jobs())
     tables = {
         "Objectives": [row(results, label) for label in labels],
         "Decoded": [line for label in DECODED for line in decoded(results, label)],

@@ -17,13 +17,15 @@ from recipes.reproduce.measured import Number, of
 from recipes.reproduce.measured import over_seeds as mean_over_seeds
 from recipes.reproduce.record import begin, keep
 from recipes.reproduce.study import (
+    HELD_OUT,
     QUICK,
     SEEDS,
+    TASKS,
     Arm,
-    corpus,
     everywhere,
     head,
     policy,
+    prepare,
     prompts,
     results_folder,
     settings,
@@ -35,8 +37,6 @@ OBJECTIVES = ("hard_ce", "ce", "kl", "rkl", "tv", "e2e_tv", "e2e_tv_corrected", 
 LOW_DATA = ("hard_ce", "ce", "nla", "e2e_tv")
 FEW = 16 if QUICK else 100  # sequences in the low-data regime: each is seen sixteen times
 DECODED = ("start", "hard_ce", "ce", "e2e_tv")  # arms that are decoded with as well
-TASKS = ("number_sorting", "gcd", "chain_sum")
-COUNT = 8 if QUICK else 144  # held-out prompts of the three tasks
 OUTSIDE = 4 if QUICK else 48  # prompts of a task that neither heads nor backbone were trained on
 SYSTEMS = ("bebop", "target_only")
 
@@ -77,9 +77,10 @@ def jobs() -> list[Job]:
     return listed
 
 
-def prepare(seed: int) -> None:
-    """Sample what the arms of a seed share, so that no two of them do it at the same time."""
-    corpus(seed), text(seed, COUNT), text(seed, OUTSIDE, "task=lcm")
+def prepare_all(seed: int) -> None:
+    """``prepare``, and the text of the task that nothing was trained on."""
+    prepare(seed)
+    text(seed, OUTSIDE, "task=lcm")
 
 
 def run(job: Job) -> HeadResult:
@@ -88,14 +89,22 @@ def run(job: Job) -> HeadResult:
     model = policy() if arm is None else head(arm)
     decoded = {}
     if label in DECODED:
-        asked, data = prompts(seed, COUNT), settings(seed).data
+        asked, data = prompts(seed, HELD_OUT), settings(seed).data
         decoded = {s: measure(model, asked, data, drafting(model, s), seed + 1) for s in SYSTEMS}
     sampling = Sampling()
     return HeadResult(
-        inside=probe(model, text(seed, COUNT), 3, sampling),
+        inside=probe(model, text(seed, HELD_OUT), 3, sampling),
         outside=probe(model, text(seed, OUTSIDE, "task=lcm"), 3, sampling),
         decoded=decoded,
     )
+
+
+def run_all(name: str, listed: Sequence[Job]) -> tuple[Results, list[str]]:
+    """What every head gave, and the labels of the arms in order."""
+    everywhere(prepare_all, SEEDS, "text")
+    heads = everywhere(run, listed, name)
+    results = {(label, seed): f for (label, _, seed), f in zip(listed, heads, strict=True)}
+    return results, list(dict.fromkeys(label for label, _, _ in listed))
 
 
 def over_seeds(results: Results, label: str, *what: Any) -> Interval:
@@ -111,11 +120,7 @@ def gain(results: Results, a: str, b: str, *what: Any) -> Interval:
 def main() -> None:
     """Run all arms, judge, draw, write."""
     started = begin("objectives")
-    everywhere(prepare, SEEDS, "text")
-    listed = jobs()
-    heads = everywhere(run, listed, "objectives")
-    results = {(label, seed): f for (label, _, seed), f in zip(listed, heads, strict=True)}
-    labels = list(dict.fromkeys(label for label, _, _ in listed))
+    results, labels = run_all("objectives", jobs())
     tables = {
         "Objectives": [row(results, label) for label in labels],
         "Overlap by task": by_task(results, [label for label in labels if not label.endswith("few")]),
@@ -127,7 +132,7 @@ def main() -> None:
         "of three seeds and its 95 % interval.",
         "positions.svg": "Overlap at each draft position (left) and by task (right), mean of three seeds.",
     }
-    plan = {**asdict(Arm(objective="", seed=0)), "few": FEW, "prompts": COUNT, "seeds": SEEDS}
+    plan = {**asdict(Arm(objective="", seed=0)), "few": FEW, "prompts": HELD_OUT, "seeds": SEEDS}
     keep(HERE, started, numbers(results), tables, figures, plan)
 
 

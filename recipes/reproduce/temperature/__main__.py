@@ -12,15 +12,12 @@ from recipes.reproduce.cli import start
 from recipes.reproduce.measured import Number, over_seeds
 from recipes.reproduce.measured import of as number_of
 from recipes.reproduce.record import begin, keep
-from recipes.reproduce.study import SEEDS, Arm, everywhere, results_folder
+from recipes.reproduce.study import DEPTH, HELD_OUT, SEEDS, TASKS, Arm, everywhere, results_folder
 from recipes.reproduce.temperature.charts import draw
 from recipes.reproduce.temperature.slopes import Points, points, slope_difference
 from recipes.reproduce.temperature.sweep import (
     ARMS,
-    COUNT,
-    DEPTH,
     RULES,
-    TASKS,
     TEMPERATURES,
     HeadResult,
     Key,
@@ -46,7 +43,7 @@ def main() -> None:
         "Means by temperature": [means(results, arm, t) for arm in ARMS for t in TEMPERATURES],
     }
     figures = draw(results, HERE / "figures")
-    plan = {**asdict(Arm(objective="", seed=0)), "prompts": COUNT, "seeds": SEEDS, "temperatures": TEMPERATURES}
+    plan = {**asdict(Arm(objective="", seed=0)), "prompts": HELD_OUT, "seeds": SEEDS, "temperatures": TEMPERATURES}
     keep(HERE, started, numbers(results), tables, figures, plan)
 
 

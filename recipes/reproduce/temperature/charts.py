@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from recipes.reproduce.figures import color, figure
-from recipes.reproduce.study import SEEDS
+from recipes.reproduce.study import DEPTH, SEEDS
 from recipes.reproduce.temperature.slopes import bin_names, by_entropy, pairs
-from recipes.reproduce.temperature.sweep import ARMS, DEPTH, RULES, TEMPERATURES, HeadResult, Key
+from recipes.reproduce.temperature.sweep import ARMS, RULES, TEMPERATURES, HeadResult, Key
 
 Results = Mapping[Key, HeadResult]
 

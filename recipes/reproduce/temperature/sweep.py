@@ -7,14 +7,11 @@ import numpy as np
 from bebop.adaptation.probe import Probe, probe
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
-from recipes.reproduce.study import QUICK, SEEDS, Arm, corpus, head, policy, text
+from recipes.reproduce.study import DEPTH, HELD_OUT, QUICK, SEEDS, Arm, corpus, head, policy, text
 from recipes.reproduce.temperature.slopes import line
 
 ARMS = ("start", "hard_ce", "ce", "tv", "e2e_tv", "nla", "rkl")
 TEMPERATURES = (0.6, 1.0, 1.4) if QUICK else (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
-COUNT = 8 if QUICK else 144  # held-out prompts a temperature
-DEPTH = 3
-TASKS = ("number_sorting", "gcd", "chain_sum")
 RULES = {"sampled": "overlap", "greedy": "target_only"}  # drafts -> their acceptance
 AVERAGED = ("overlap", "target_only", "target_entropy", "alpha_p_gt_q", "alpha_q_ge_p")
 
@@ -37,7 +34,7 @@ class HeadResult:
 def sampled(seed: int, temperature: float) -> list[TokenRow]:
     """Text of the target at a temperature; that of temperature 1 is what other recipes probe on."""
     hot = [] if temperature == 1 else [f"data.sampling.temperature={temperature}"]
-    return text(seed, COUNT, *hot)
+    return text(seed, HELD_OUT, *hot)
 
 
 def prepare(job: Job) -> None:
