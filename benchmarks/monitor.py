@@ -57,25 +57,17 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
     plain = float(np.median(spent[False]))
     groups = _groups(config, source, answers)
     watching, added = _watching(config, groups), percent(spent)
-    rows: list[dict[str, Any]] = [
-        {
-            "part": "statistics of drafts, timed",
-            "s/step": plain,
-            "added s": float(np.median(inside)),
-            "added %": 100 * float(np.median(inside)) / plain,
-        },
-        {
-            "part": "statistics of drafts, on against off",
-            "s/step": plain,
-            "added s": added["added %"] / 100 * plain,
-            **added,
-        },
-        {"part": "monitor", "s/step": plain, "added s": watching, "added %": 100 * watching / plain},
+
+    def row(part: str, seconds: float) -> dict[str, Any]:
+        return {"part": part, "s/step": plain, "added s": seconds, "added %": 100 * seconds / plain}
+
+    rows = [
+        row("statistics of drafts, timed", float(np.median(inside))),
+        row("statistics of drafts, on against off", added["added %"] / 100 * plain) | added,
+        row("monitor", watching),
     ]
     if every := config.monitor.bank_every:
-        share = _reading(config, policy, groups) / every
-        part = f"bank, each {every} steps"
-        rows.append({"part": part, "s/step": plain, "added s": share, "added %": 100 * share / plain})
+        rows.append(row(f"bank, each {every} steps", _reading(config, policy, groups) / every))
     return rows
 
 
@@ -120,11 +112,7 @@ def _decode(
 ) -> tuple[float, list[Completion]]:
     """Processor seconds of one step's answers; the same tokens with and without statistics."""
     engine = TorchEngine(
-        policy,
-        config.decoding,
-        slots=config.rollout.slots,
-        max_length=config.rollout.max_length,
-        measure=measure,
+        policy, config.decoding, slots=config.rollout.slots, max_length=config.rollout.max_length, measure=measure
     )
     started = time.process_time()
     answers = generate(engine, asked)

@@ -238,10 +238,7 @@ def _style_keys(chart: Chart, runs: Sequence[Run]) -> list[Key]:
     if chart.styles is None or not (chart.smooth or dashed):
         return []
     first, second = chart.styles
-    return [
-        Key(label=first, color=MUTED),
-        Key(label=second, color=MUTED, style="faint" if chart.smooth else "dashed"),
-    ]
+    return [Key(label=first, color=MUTED), Key(label=second, color=MUTED, style="faint" if chart.smooth else "dashed")]
 
 
 def rounded(value: float | None) -> float | None:

@@ -47,7 +47,7 @@ def main() -> None:
     beside(HERE / "figures" / "budget.svg", results, labels)
     figures = {
         "budget.svg": f"Accept length after {STEPS} steps with {SEQUENCES} answers and with {FEW} (few); sampled "
-        "drafts (left), greedy drafts (right); mean of three seeds and its 95 % interval.",
+        "drafts (left), greedy drafts (right); mean of three seeds and its 95 % interval."
     }
     plan = {**asdict(Arm(objective="", seed=0, steps=STEPS)), "few": FEW, "seeds": SEEDS}
     keep(HERE, started, numbers(results), tables, figures, plan)

@@ -50,13 +50,7 @@ def main() -> None:
         "frozen heads (left), greedy drafts (right).",
         "updates.svg": "What updating the head during RL does: change against the frozen head of the same origin.",
     }
-    plan = {
-        "steps": STEPS,
-        "groups": GROUPS,
-        "answers": ANSWERS,
-        "lr": LEARNING_RATE,
-        "seeds": SEEDS,
-    }
+    plan = {"steps": STEPS, "groups": GROUPS, "answers": ANSWERS, "lr": LEARNING_RATE, "seeds": SEEDS}
     keep(HERE, started, numbers(runs), tables, figures, plan)
 
 

@@ -15,16 +15,7 @@ from recipes.reproduce.record import begin, keep
 from recipes.reproduce.study import DEPTH, HELD_OUT, SEEDS, TASKS, Arm, everywhere, results_folder
 from recipes.reproduce.temperature.charts import draw
 from recipes.reproduce.temperature.slopes import Points, points, slope_difference
-from recipes.reproduce.temperature.sweep import (
-    ARMS,
-    RULES,
-    TEMPERATURES,
-    HeadResult,
-    Key,
-    preparations,
-    prepare,
-    run,
-)
+from recipes.reproduce.temperature.sweep import ARMS, RULES, TEMPERATURES, HeadResult, Key, preparations, prepare, run
 
 HERE = results_folder(Path(__file__).parent)
 Results = Mapping[Key, HeadResult]
