@@ -8,11 +8,11 @@ QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run adapt test test-slow test-gpu test-sglang test-verl test-megatron mutants lint format docs-check tiny reproduce \
-        bench clean
+.PHONY: help venv run adapt test test-slow test-gpu test-all test-sglang test-verl test-megatron mutants lint format docs-check \
+        tiny reproduce bench clean
 
 help: ## this text
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo 'Arguments: make run ARGS="task=gcd trainer.steps=20", make test ARGS="tests/trainer -x"'
 
 venv: $(STAMP) ## .venv with everything that is needed, at the versions of constraints.txt
@@ -59,14 +59,19 @@ $(eval $(call environment,verl))
 $(eval $(call environment,megatron))
 
 test-sglang: .venv-sglang/.installed ## real SGLang on the CPU, in .venv-sglang
-	$(QUIET) .venv-sglang/bin/python -m pytest tests/sglang $(ARGS)
+	$(QUIET) .venv-sglang/bin/python -m pytest tests/integration/sglang $(ARGS)
 
 test-verl: .venv-verl/.installed ## real verl jobs on the CPU, in .venv-verl
-	$(QUIET) .venv-verl/bin/python -m pytest tests/verl $(ARGS)
-	$(QUIET) .venv-verl/bin/python -m pytest tests/megatron/test_verl_engine.py # by itself: verl chooses its platform once
+	$(QUIET) .venv-verl/bin/python -m pytest tests/integration/verl $(ARGS)
+	$(QUIET) .venv-verl/bin/python -m pytest tests/integration/megatron/test_verl_engine.py # by itself: verl chooses its platform once
 
 test-megatron: .venv-megatron/.installed ## real megatron-core on the CPU, in .venv-megatron
-	$(QUIET) .venv-megatron/bin/python -m pytest tests/megatron $(ARGS)
+	$(QUIET) .venv-megatron/bin/python -m pytest tests/integration/megatron $(ARGS)
+
+smoke-%: .venv-%/.installed ## the part of it that .ci/run takes: smoke-sglang, smoke-verl, smoke-megatron
+	$(QUIET) .venv-$*/bin/python -m pytest tests/integration/$* -m smoke $(ARGS)
+
+test-all: test lint test-slow test-megatron test-sglang test-verl ## every test that needs no GPU: an hour or two on two cores
 
 mutants: venv ## plant faults and see that the tests notice; part of test-slow; ARGS="policy/tis --list"
 	$(QUIET) $(BIN)/python -m tests.mutants $(ARGS)

@@ -37,7 +37,7 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
     if config.rollout.engine != "torch" or not SYSTEMS[config.decoding.system].drafts:
         what = f"rollout.engine={config.rollout.engine} decoding.system={config.decoding.system}"
         raise UserError(f"{what} cannot be measured here: give the embedded engine and a system that drafts")
-    policy = load_policy(config.model, need_mtp=True)
+    policy = load_policy(config.model, need_head=True)
     source = PromptSource(config.task, chat_encoder(policy.tokenizer), 1024)
     spent: dict[bool, list[float]] = defaultdict(list)
     inside: list[float] = []

@@ -44,7 +44,7 @@ class RolloutBench:
 
 def run(bench: RolloutBench) -> list[dict[str, Any]]:
     """One row per arm and batch size."""
-    policy = load_policy(bench.model, need_mtp=any(SYSTEMS[s].head for s in bench.systems))
+    policy = load_policy(bench.model, need_head=any(SYSTEMS[s].head for s in bench.systems))
     source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
     arms = ["hf_generate", *bench.systems]
     rows = []

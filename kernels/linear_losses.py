@@ -94,10 +94,12 @@ def linear_e2e_tv_loss(
     Args:
         hidden: [N, K, d], the draft's at steps 1..K of N anchors; receives the gradient.
         weight: [V, d].
-        target_hidden: [N, K, D].
-        target_weight: [V, D].
+        target_hidden, target_weight: [N, K, D] and [V, D].
         mask: [N, K]; steps count up to the first one that is masked. Other rows are neither read nor computed.
-        tokens: [N, K], the token of the data at each step, for the unbiased form: as in ``losses.e2e_tv_loss``. They
+        tokens: [N, K], the token of the data at each step, sampled from the target. With them the estimate is unbiased
+            ("e2e-corrected", SPEC 1.3): step j counts alpha_j times the product over i < j of
+            min(1, q_i(y_i) / p_i(y_i)), of which the gradient is kept too. Without them the prefix is the product of
+            the alpha_i on this path, which is biased because accepted prefixes are not distributed like the data. They
             cost one more pass over the logits of a chunk, and a product with the head for the gradient of log q(token).
         temperature: of both distributions.
         target_top_p, target_top_k: as in ``linear_draft_loss``; tokens are then data of the truncated distribution.
@@ -116,10 +118,9 @@ def linear_e2e_tv_loss(
     rows = valid.flatten().nonzero()[:, 0]
     draft, target = (x.flatten(0, 1)[rows] for x in (hidden, target_hidden.detach()))
     labels = None if tokens is None else tokens.flatten()[rows]
-    kinds = ("tv",) if labels is None else ("tv", "hard_ce")
     plan = Plan(
-        kinds=kinds, temperature=temperature, eta=0.0, target_top_p=target_top_p, target_top_k=target_top_k,
-        rows=_rows_of_chunk(hidden, chunk_rows), group=group,
+        kinds=("tv",) if labels is None else ("tv", "hard_ce"), temperature=temperature, eta=0.0,
+        target_top_p=target_top_p, target_top_k=target_top_k, rows=_rows_of_chunk(hidden, chunk_rows), group=group,
     )  # fmt: skip
     inputs = draft, weight, target, target_weight, labels
     _check(*inputs, plan)

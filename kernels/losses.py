@@ -1,4 +1,4 @@
-"""Losses for training a draft: of single steps, and of the product of acceptances over a chain of steps.
+"""Losses for training a draft, of single steps, from logits that are there as a whole.
 
 Gradients go into the draft alone and come out of the forward pass (see ``row_losses.py``): what is kept for the
 backward pass is that gradient, one tensor of the logits' size, which the backward pass scales in place.
@@ -8,15 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from bebop.errors import UserError
-from bebop.kernels.chain_losses import corrected_loss, counted, product_loss
-from bebop.kernels.row_losses import NUMBERS, accumulator, check, row_losses
-from bebop.kernels.vocab_parallel import parallel_row_losses
-
-TOP_K_MODES = ("full", "renormalised")
+from bebop.kernels.row_losses import NUMBERS, row_losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +32,6 @@ def tv_loss(
     kind: str = "tv",
     labels: Tensor | None = None,
     eta: float = 3.0,
-    top_k: int | None = None,
-    top_k_mode: str = "full",
-    group: dist.ProcessGroup | None = None,
 ) -> DraftLossOutput:
     """The draft loss of each row; total variation unless ``kind`` says otherwise.
 
@@ -51,76 +42,14 @@ def tv_loss(
         kind: a row of ``draft_losses.LOSSES``: tv, ce, hard_ce, kl, rkl, nla, hybrid; formulas are there.
         labels: [N] tokens, for hard_ce.
         eta: of hybrid.
-        top_k: look at the K tokens with the largest draft logits only, in the reading that ``top_k_mode`` names (an
-            ablation of the paper; worse than all tokens, see ``_top_k_loss``).
-        top_k_mode: full or renormalised.
-        group: processes between which the vocabulary is split; the logits are then [N, V / size] shards.
 
     Raises:
-        UserError: what ``row_losses`` refuses, or a combination with ``top_k`` that has no meaning.
+        UserError: what ``row_losses`` refuses.
     """
-    check(draft_logits, target_logits, kind, temperature, labels, whole=group is None)
-    if top_k is not None:
-        _check_top_k(top_k, top_k_mode, kind, group)
-        return _top_k_loss(draft_logits, target_logits, temperature, kind, eta, top_k, top_k_mode)
-    options = {"temperature": temperature, "kind": kind, "labels": labels, "eta": eta, "group": group}
-    return _rows(draft_logits, target_logits, options)
-
-
-def e2e_tv_loss(
-    draft_logits: Tensor,
-    target_logits: Tensor,
-    mask: Tensor,
-    *,
-    temperature: float = 1.0,
-    tokens: Tensor | None = None,
-    group: dist.ProcessGroup | None = None,
-) -> Tensor:
-    """1 - expected accepted drafts / K_eff (SPEC Eq. 13), averaged over the anchors that have a step.
-
-    K_eff is the number of an anchor's steps before the first masked one; later ones are ignored, whatever they hold.
-
-    Args:
-        draft_logits: [N, K, V], of steps 1..K of N anchors; receives the gradient.
-        target_logits: [N, K, V].
-        mask: [N, K], the steps that exist.
-        temperature: of both distributions.
-        tokens: [N, K], the token that the data has at each step, sampled from the target. With them the estimate is
-            unbiased ("e2e-corrected", SPEC 1.3): step j counts alpha_j times the product over i < j of
-            min(1, q_i(y_i) / p_i(y_i)), of which the gradient is kept too. Without them the prefix is the product of
-            the alpha_i on this path, which is biased because accepted prefixes are not distributed like the data.
-        group: as in ``tv_loss``; tokens are those of the whole vocabulary.
-
-    Returns:
-        A scalar; 0 where no anchor has a step.
-
-    Raises:
-        UserError: shapes that do not fit, and what ``tv_loss`` refuses.
-    """
-    _check_steps(draft_logits, target_logits, mask, tokens)
-    valid = counted(mask)
-    draft, target = (x.reshape(-1, x.shape[-1]) for x in (draft_logits, target_logits))
-    check(draft, target, "tv", temperature, None, whole=group is None)
-    options = {"temperature": temperature, "group": group}
-    steps = _rows(draft, target, {"kind": "tv", **options}, valid.flatten())
-    alpha, loss = steps.alpha.view(valid.shape), steps.loss.view(valid.shape)
-    if tokens is None:
-        return product_loss(loss, alpha, valid)
-    labels = torch.where(valid, tokens, 0).flatten()
-    check(draft, target, "hard_ce", temperature, labels, whole=group is None)
-    chosen = _rows(draft, target, {"kind": "hard_ce", "labels": labels, **options}, valid.flatten())
-    assert chosen.target_log is not None
-    return corrected_loss(loss, -chosen.loss.view(valid.shape), chosen.target_log.view(valid.shape), valid)
-
-
-# ---- one row at a time
-
-
-def _rows(draft: Tensor, target: Tensor, options: dict[str, Any], live: Tensor | None = None) -> DraftLossOutput:
-    """Autograd around ``row_losses``; rows that are not ``live`` [N] count 0 and get gradient 0, even from NaN."""
+    options = {"temperature": temperature, "kind": kind, "labels": labels, "eta": eta}
     # Asked here: inside of the Function gradients are always off, and no_grad does not show.
-    wanted = torch.is_grad_enabled() and draft.requires_grad
-    loss, *others = _RowLoss.apply(draft, target.detach(), options, live, wanted)
+    wanted = torch.is_grad_enabled() and draft_logits.requires_grad
+    loss, *others = _RowLoss.apply(draft_logits, target_logits.detach(), options, wanted)
     return DraftLossOutput(loss=loss, **dict(zip(NUMBERS[1:], others, strict=False)))  # target_log is of hard_ce alone
 
 
@@ -128,21 +57,11 @@ class _RowLoss(torch.autograd.Function):
     """The numbers [N] of ``NUMBERS``; the gradient is made in the forward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any, draft: Tensor, target: Tensor, options: dict[str, Any], live: Tensor | None, wanted: bool
-    ) -> tuple[Tensor, ...]:
-        rows = {key: value for key, value in options.items() if key != "group"}
-        if options.get("group") is None:
-            found = row_losses(draft, target, need_grad=wanted, **rows)
-        else:
-            found = parallel_row_losses(draft, target, group=options["group"], need_grad=wanted, **rows)
-        numbers = found.numbers()
-        if live is not None:
-            numbers = tuple(torch.where(live, x, 0) for x in numbers)
-            if found.grad is not None:
-                found.grad[~live] = 0
+    def forward(ctx: Any, draft: Tensor, target: Tensor, options: dict[str, Any], wanted: bool) -> tuple[Tensor, ...]:
+        rows = row_losses(draft, target, need_grad=wanted, **options)
+        numbers = rows.numbers()
         ctx.mark_non_differentiable(*numbers[1:])
-        ctx.save_for_backward(found.grad)
+        ctx.save_for_backward(rows.grad)
         return numbers
 
     @staticmethod
@@ -150,10 +69,10 @@ class _RowLoss(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
         if grad is None:
-            return (None,) * 5
+            return (None,) * 4
         if torch._C._autograd._get_current_graph_task_keep_graph():  # retain_graph: it will be needed again
             grad = grad.clone()
-        return _scale(grad, upstream), None, None, None, None
+        return _scale(grad, upstream), None, None, None
 
 
 def _scale(grad: Tensor, upstream: Tensor) -> Tensor:
@@ -164,57 +83,3 @@ def _scale(grad: Tensor, upstream: Tensor) -> Tensor:
     for some, factors in zip(grad.split(step), upstream.split(step), strict=True):
         some.mul_(factors[:, None])
     return grad
-
-
-# ---- the paper's truncation
-
-
-def _top_k_loss(
-    draft: Tensor, target: Tensor, temperature: float, kind: str, eta: float, top_k: int, mode: str
-) -> DraftLossOutput:
-    """Only the K largest draft logits, in the paper's two possible readings (SPEC 1.4); plain PyTorch.
-
-    full: distributions over the whole vocabulary, overlap over K tokens. The loss stays above 1 minus the target's mass
-    there.
-    renormalised: both distributions are restricted to K tokens and normalised there, then any kind.
-    Neither sees a token with large p and small q, which is where q should grow.
-    """
-    chosen = draft.detach().topk(min(top_k, draft.shape[-1]), -1).indices
-    if mode == "renormalised":
-        options = {"temperature": temperature, "kind": kind, "eta": eta}
-        return _rows(draft.gather(-1, chosen), target.gather(-1, chosen), options)
-    dtype = accumulator(draft, target)
-    q_log = (draft.to(dtype) / temperature).log_softmax(-1)
-    p_log = (target.detach().to(dtype) / temperature).log_softmax(-1)
-    alpha = torch.minimum(q_log.gather(-1, chosen).exp(), p_log.gather(-1, chosen).exp()).sum(-1)
-    with torch.no_grad():
-        entropies = [torch.special.entr(x.exp()).sum(-1) for x in (q_log, p_log)]
-    loss = 1 - alpha if kind == "tv" else -alpha.log()
-    return DraftLossOutput(loss=loss, alpha=alpha.detach(), draft_entropy=entropies[0], target_entropy=entropies[1])
-
-
-# ---- what is refused
-
-
-def _check_top_k(top_k: int, mode: str, kind: str, group: dist.ProcessGroup | None) -> None:
-    """K of at least 1, a known reading, and a kind that has it."""
-    if top_k < 1:
-        raise UserError(f"top_k must be at least 1, not {top_k}")
-    if mode not in TOP_K_MODES:
-        raise UserError(f"unknown top_k_mode {mode!r}; known are {', '.join(TOP_K_MODES)}")
-    if kind == "hard_ce" or (mode == "full" and kind not in ("tv", "nla")):
-        raise UserError(
-            f"top_k with mode {mode!r} has no kind {kind!r}; full takes tv and nla, renormalised no hard_ce"
-        )
-    if group is not None:
-        raise UserError("top_k needs whole rows: it does not go together with a process group")
-
-
-def _check_steps(draft: Tensor, target: Tensor, mask: Tensor, tokens: Tensor | None) -> None:
-    """[N, K, V] twice, [N, K] for mask and tokens."""
-    if draft.dim() != 3 or draft.shape != target.shape:
-        shapes = f"{list(draft.shape)} and {list(target.shape)}"
-        raise UserError(f"draft and target logits must both be [N, K, V], not {shapes}")
-    for name, given in (("mask", mask), ("tokens", tokens)):
-        if given is not None and given.shape != draft.shape[:2]:
-            raise UserError(f"{name} must be [N, K] = {list(draft.shape[:2])}, not {list(given.shape)}")

@@ -39,7 +39,7 @@ class Engine(Protocol):
     """A decoding engine driven step by step by one thread. ``EngineDied`` may come out of any call."""
 
     version: int  # of the weights in use
-    head: str  # fingerprint of the MTP head as it was after the last load of weights; empty without one
+    head: str  # fingerprint of the head that drafts, as it was after the last load of weights; empty without one
 
     def add(self, request: Request) -> None:
         """Queue a request; ``UserError`` if it can never fit."""

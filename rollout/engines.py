@@ -15,7 +15,7 @@ from bebop.tasks.rewards import checked, make_reward
 def make_worker(config: JobConfig) -> RolloutWorker:
     """A rollout worker with the engine that the job asks for, not started."""
     torch.set_num_threads(config.rollout.threads)
-    torch.manual_seed(config.runtime.seed)  # a fresh MTP head must be the same everywhere
+    torch.manual_seed(config.runtime.seed)  # a fresh head must be the same everywhere
     engine, eos = _torch_engine(config) if config.rollout.engine == "torch" else sglang_builder.make_engine(config)
     reward = make_reward(config.task)
     return RolloutWorker(engine, lambda text, prompt: checked(reward, text, prompt), config, eos)
@@ -23,7 +23,7 @@ def make_worker(config: JobConfig) -> RolloutWorker:
 
 def _torch_engine(config: JobConfig) -> tuple[Engine, tuple[int, ...]]:
     """The embedded engine, and the tokens that end an answer."""
-    policy = load_policy(config.model, need_mtp=SYSTEMS[config.decoding.system].head)
+    policy = load_policy(config.model, need_head=SYSTEMS[config.decoding.system].head)
     engine = TorchEngine(
         policy,
         config.decoding,

@@ -13,7 +13,6 @@ from bebop.config import DecodingConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
-from bebop.model.fingerprint import fingerprint
 from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.decoding.registry import make_part
 from bebop.rollout.engine import Finished, Request
@@ -56,7 +55,7 @@ class TorchEngine:
         self.decoder: Decoder = make_part(SYSTEMS[decoding.system].decoder, policy, self.slots, decoding)
         self.decoder.measure = measure
         self.version = 0
-        self.head = self._fingerprint()
+        self.head = self.policy.head_fingerprint()
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []  # the request in slot i
         self.fed: list[int] = []  # its fed length, known without asking the device
@@ -112,13 +111,8 @@ class TorchEngine:
     @torch.inference_mode()
     def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copy weights into place. Running requests go on: on their old keys and values, or on recomputed ones."""
-        own = self.policy.weights(mtp=True)
-        unknown = [name for name in weights if name not in own]
-        if unknown:
-            raise UserError(f"weights do not fit the model: {unknown[0]} and {len(unknown) - 1} more are not known")
-        for name, tensor in weights.items():
-            own[name].data.copy_(tensor)
-        self.version, self.head = version, self._fingerprint()
+        self.policy.load(weights)
+        self.version, self.head = version, self.policy.head_fingerprint()
         if self.on_update == "recompute" and self.active:
             self._recompute()
 
@@ -140,9 +134,6 @@ class TorchEngine:
         """Read the contexts of running requests anew, with the weights of now."""
         self._prefill(0, [self._context(slot) for slot in range(len(self.active))])
         self.slots.oldest[: len(self.active)] = self.version
-
-    def _fingerprint(self) -> str:
-        return "" if self.policy.mtp is None else fingerprint(dict(self.policy.mtp.named_parameters()))
 
     def _admit(self) -> None:
         """Fill free slots from the queue, each distinct context computed once."""

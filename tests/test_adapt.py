@@ -101,7 +101,7 @@ def test_the_layout_is_the_one_it_came_in(layout: str, tmp_path: Path) -> None:
     before, after = load_file(tmp_path / "in" / "model.safetensors"), adapted(tmp_path / "in", tmp_path / "run", 1)
     assert before.keys() == after.keys() and not same(before, after)
     assert mtp_layout(tmp_path / "run" / "model", 2) == layout
-    assert load_policy(ModelConfig(path=str(tmp_path / "run" / "model"), device="cpu"), need_mtp=True).layout == layout
+    assert load_policy(ModelConfig(path=str(tmp_path / "run" / "model"), device="cpu"), need_head=True).layout == layout
 
 
 def test_a_checkpoint_without_a_head_gets_one_and_text_may_come_from_a_file(tmp_path: Path) -> None:

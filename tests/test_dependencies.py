@@ -7,13 +7,15 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import packages_distributions
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.test_layout import ROOT, files, imports, module_name, pin_violations, sources, under
+from tests.test_packaging import pin_violations
+from tests.tree import ROOT, files, imports, module_name, parsed, sources, under
 
 # Which extras a module may rely on, since nothing reaches it without them. All others have the dependencies alone.
 EXTRAS = {
@@ -25,9 +27,9 @@ EXTRAS = {
     "bebop.sinks": ("wandb",),
     "recipes.reproduce.figures": ("reproduce",),
     "tests": ("dev",),
-    "tests.sglang": ("sglang",),
-    "tests.verl": ("verl",),
-    "tests.megatron": ("megatron", "verl"),
+    "tests.integration.sglang": ("sglang",),
+    "tests.integration.verl": ("verl",),
+    "tests.integration.megatron": ("megatron", "verl"),
 }
 # Distributions of what is not installed beside everything else: packages_distributions knows the others.
 ELSEWHERE = {
@@ -43,6 +45,12 @@ LEFT_OUT = {  # by the environment that is for training of a head alone, on a CP
 
 
 # ---- what is there
+
+
+@cache
+def distributions() -> Mapping[str, list[str]]:
+    """Top name -> the installed distributions that have it; a look through all of site-packages."""
+    return packages_distributions()
 
 
 def declared() -> dict[str, set[str]]:
@@ -66,7 +74,7 @@ def imported(source: str) -> Iterator[str]:
     """Top names of everything imported that is neither Python's nor the project's own."""
     skipped = [
         str(node.args[0].value)
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.importorskip"
         if isinstance(node.args[0], ast.Constant)
     ]
@@ -81,7 +89,7 @@ def import_violations(module: str, source: str, known: Mapping[str, set[str]]) -
     """Imports of a distribution that neither the dependencies nor the module's extras name."""
     extras = {extra for prefix, names in EXTRAS.items() if under(module, prefix) for extra in names}
     allowed = known[""].union(*(known[extra] for extra in extras))
-    installed, found = packages_distributions(), []
+    installed, found = distributions(), []
     for top in imported(source):
         owners = {canonicalize_name(name) for name in installed.get(top, [ELSEWHERE.get(top, top)])}
         if top not in WITH_TORCH and not owners & allowed:

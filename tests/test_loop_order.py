@@ -11,9 +11,9 @@ from bebop.config import DecodingConfig, JobConfig, from_dict
 from bebop.loop import Loop
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker
-from tests import test_loop, test_loop_watch
+from tests import fakes, test_loop_watch
 from tests.builders import tiny_policy
-from tests.test_loop import FakeSink, FakeTrainer, FakeWorker, prompt
+from tests.fakes import FakeSink, FakeTrainer, FakeWorker, prompt
 from tests.test_loop_watch import Drafting, go, lines, make
 
 
@@ -31,7 +31,7 @@ class Saving(FakeTrainer):
 @pytest.mark.parametrize(("every", "expected"), [(0, [6]), (3, [3, 6]), (4, [4, 6])])
 def test_a_step_is_saved_once(every: int, expected: list[int]) -> None:
     trainer = Saving()
-    assert go(Loop(test_loop.job(steps=6, save_every=every), prompt, [FakeWorker()], trainer, [FakeSink()]))
+    assert go(Loop(fakes.job(steps=6, save_every=every), prompt, [FakeWorker()], trainer, [FakeSink()]))
     assert trainer.steps == expected
 
 

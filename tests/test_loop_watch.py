@@ -19,7 +19,7 @@ from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.watch import NoMonitor, Seen, Watch
 from bebop.protocols import WorkerReport
 from bebop.trajectory import Batch, Prompt
-from tests.test_loop import GROUPS, SIZE, FakeSink, FakeTrainer, FakeWorker, answer
+from tests.fakes import GROUPS, SIZE, FakeSink, FakeTrainer, FakeWorker, answer
 
 
 @dataclass(kw_only=True)

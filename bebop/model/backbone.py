@@ -1,12 +1,15 @@
 """A policy: a Hugging Face causal LM as backbone, its tokenizer and (if there is one) its MTP head."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from bebop.errors import UserError
 from bebop.model.attention import AttentionContext
+from bebop.model.fingerprint import fingerprint
 from bebop.model.mtp import MTPHead
 
 
@@ -62,3 +65,16 @@ class Policy:
         if mtp and self.mtp is not None:
             named |= {f"mtp.{name}": p for name, p in self.mtp.named_parameters()}
         return named
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights, named as ``weights`` names them, into place; ``UserError`` for a name that is not known."""
+        own = self.weights(mtp=True)
+        unknown = [name for name in weights if name not in own]
+        if unknown:
+            raise UserError(f"weights do not fit the model: {unknown[0]} and {len(unknown) - 1} more are not known")
+        for name, tensor in weights.items():
+            own[name].data.copy_(tensor)
+
+    def head_fingerprint(self) -> str:
+        """Of the MTP head; empty where there is none."""
+        return "" if self.mtp is None else fingerprint(dict(self.mtp.named_parameters()))

@@ -35,8 +35,8 @@ SPLIT = ("qwen3_next",)  # model types whose checkpoints hold experts one by one
 _checked: set[tuple[object, ...]] = set()  # what was held against Hugging Face's forward in this process
 
 
-def load_policy(config: ModelConfig, need_mtp: bool = False) -> Policy:
-    """Load backbone, tokenizer and MTP head; ``need_mtp`` makes a missing head an error instead of None.
+def load_policy(config: ModelConfig, need_head: bool = False) -> Policy:
+    """Load backbone, tokenizer and MTP head; ``need_head`` makes a missing head an error instead of None.
 
     The backbone's logits are held against Hugging Face's own forward, once a process for each checkpoint.
     """
@@ -47,7 +47,7 @@ def load_policy(config: ModelConfig, need_mtp: bool = False) -> Policy:
         sizes = f"{len(tokenizer)} tokens, the model {backbone.config.vocab_size}"
         raise UserError(f"model.path={config.path!r}: the tokenizer has {sizes}; they do not belong together")
     backbone.to(find_device(config)).eval()
-    if need_mtp:
+    if need_head:
         require_mtp(config)
     policy = Policy(backbone=backbone, tokenizer=tokenizer, mtp=None, layout="mimo")
     if config.check and (loaded := _identity(folder, config)) not in _checked:

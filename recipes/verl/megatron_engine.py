@@ -5,9 +5,9 @@ is replaced: verl still hands tokens and the loss mask to the model, and the res
 head is a part of verl's model, so that verl's own checkpoints hold its weights and its bridge sends them to the
 rollout; the optimizer's state is kept beside them.
 
-Run: verl's engine on a CPU, from its gradient buffers and optimizer to ``train_batch``, on a GPTModel made here
-(tests/megatron/test_verl_engine.py); ``cotrain`` under every split (tests/megatron/test_splits.py). Not run: verl's
-bridges and Transformer Engine, which need a GPU, and so a whole verl job on Megatron.
+Run: verl's engine on a CPU, from its gradient buffers and optimizer to ``train_batch``, on a GPTModel made here, and
+``cotrain`` under every split (tests/integration/megatron: test_verl_engine.py, test_splits.py). Not run: verl's bridges
+and Transformer Engine, which need a GPU, and so a whole verl job on Megatron.
 """
 
 import dataclasses

@@ -53,7 +53,7 @@ class EmbeddedServer:
         names: dict[str, Any] = {"dtype": config.dtype, "device": config.device}
         model = ModelConfig(path=config.path, init_mtp=engine.init_head, **names)
         self.config = config
-        self.policy = load_policy(model, need_mtp=SYSTEMS[decoding.system].head)
+        self.policy = load_policy(model, need_head=SYSTEMS[decoding.system].head)
         torch_engine = TorchEngine(
             self.policy, decoding, slots=engine.slots, max_length=config.max_length, on_update=engine.on_update
         )

@@ -9,5 +9,5 @@ from bebop.rollout.slots import Slots
 
 
 def make_part(module: str, policy: Policy, slots: Slots, config: DecodingConfig) -> Any:
-    """The ``EntryClass`` of a module of this package, such as ``drafters.mtp``."""
+    """The ``EntryClass`` of a module of this package, such as ``rules.block``."""
     return import_module(f"bebop.rollout.decoding.{module}").EntryClass(policy, slots, config)

@@ -54,7 +54,7 @@ def random_policy(layout: str = "mimo", **settings: object) -> Policy:
 
 
 def load(folder: Path, **settings: object) -> Policy:
-    return load_policy(ModelConfig(path=str(folder), device="cpu", **settings), need_mtp=True)  # type: ignore[arg-type]
+    return load_policy(ModelConfig(path=str(folder), device="cpu", **settings), need_head=True)  # type: ignore[arg-type]
 
 
 def equal(a: Policy, b: Policy) -> bool:

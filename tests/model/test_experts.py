@@ -52,6 +52,6 @@ def test_a_mixture_of_experts_is_read_back(tmp_path: Path, kind: str) -> None:
     save_policy(policy, tmp_path)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as opened:
         assert "mtp.layers.0.mlp.experts.2.down_proj.weight" in opened.keys()
-    again = load_policy(ModelConfig(path=str(tmp_path), device="cpu"), need_mtp=True)
+    again = load_policy(ModelConfig(path=str(tmp_path), device="cpu"), need_head=True)
     before, after = policy.weights(mtp=True), again.weights(mtp=True)
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)

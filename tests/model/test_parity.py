@@ -1,72 +1,23 @@
 """Models of many families against Hugging Face's own forward: what is right passes, what is not is one line."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from bebop.config import ModelConfig
-from bebop.errors import UserError
 from bebop.model import attention as attention_module
 from bebop.model import checkpoint
-from bebop.model.allowed import refuse_call, refuse_config
+from bebop.model.allowed import refuse_config
 from bebop.model.attention import ATTENTION, CausalContext, PackedContext, SlotContext
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, require_known, save_policy
 from bebop.model.parity import check_parity
-from tests.builders import letters, tiny_policy
-
-SIZES = {
-    "vocab_size": 12, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "initializer_range": 0.4,
-    "bos_token_id": None, "eos_token_id": 11, "pad_token_id": None, "tie_word_embeddings": False,
-}  # fmt: skip
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-LINEAR = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-    "partial_rotary_factor": 0.5, "shared_expert_intermediate_size": 16,
-}  # fmt: skip
-MAMBA = {"mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
-FULL = {"layer_types": ["full_attention"] * 2}
-LONG = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
-    "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
-}  # fmt: skip
-
-
-def rope(kind: str, **settings: object) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **settings}}
-
-
-def slow(*case: object) -> Any:
-    """A case for the slow tests: a family more, whose import takes most of the time."""
-    return pytest.param(*case, marks=pytest.mark.slow)
-
-
-def made(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Policy:
-    """A random model of a family, on bebop's attention, whatever the list says about it."""
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**SIZES, **settings})
-    backbone = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).to(dtype).eval()
-    with torch.no_grad():
-        for parameter in backbone.parameters():
-            if parameter.dim() == 1:  # norms and biases that are 1 or 0 would hide a mistake
-                parameter += 0.2 * torch.randn_like(parameter)
-    return Policy(backbone=backbone, tokenizer=letters(12), mtp=None, layout="mimo")
-
-
-def refused(action: Callable[[], object]) -> str:
-    """The one line that an action ends in."""
-    with pytest.raises(UserError) as error:
-        action()
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
+from tests.builders import tiny_policy
+from tests.model.families import EXPERTS, FULL, LINEAR, LONG, MAMBA, made, refused, rope, slow
 
 # ---- what is known to be right
 
@@ -109,59 +60,6 @@ def test_what_is_right_passes(kind: str, settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "olmo2"])
 def test_bfloat16_passes(kind: str) -> None:
     check_parity(made(kind, torch.bfloat16), kind)
-
-
-# ---- refused by name
-
-WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("llama", rope("dynamic", factor=2.0), "rope_type='dynamic'"),
-    ("phi3", {"rope_parameters": LONG, "original_max_position_embeddings": 64}, "rope_type='longrope'"),
-    ("mistral", {"sliding_window": 8}, "sliding_window=8"),
-    ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding_attention"),
-    ("gemma2", {}, "sliding_attention"),
-    ("gemma2", FULL, "final_logit_softcapping=30.0"),
-    ("gemma2", {**FULL, "final_logit_softcapping": None}, "attn_logit_softcapping=50.0"),
-    ("gemma3_text", {}, "sliding_attention"),
-    ("cohere2", {}, "sliding_attention"),
-    ("gpt_oss", EXPERTS, "sliding_attention"),
-    ("olmo3", {}, "sliding_attention"),
-    ("llama4_text", EXPERTS, "chunked_attention"),
-    ("qwen3_next", {**EXPERTS, **LINEAR}, "linear_attention"),
-    ("minicpm3", {}, "kv_lora_rank"),
-    ("falcon_h1", {}, "hybrid"),
-]
-
-
-@pytest.mark.parametrize(("kind", "settings", "word"), WRONG)
-def test_what_is_not_right_is_refused_by_name(kind: str, settings: dict[str, Any], word: str) -> None:
-    line = refused(lambda: refuse_config(AutoConfig.for_model(kind, **{**SIZES, **settings}), "DIR"))
-    assert word in line and kind in line and "model.path='DIR'" in line
-
-
-@pytest.mark.parametrize(
-    ("setting", "shown"),
-    [
-        ({"sliding_window": 7}, "sliding_window=7"),
-        ({"softcap": 30.0}, "softcap=30.0"),
-        ({"s_aux": torch.zeros(4)}, "s_aux (a tensor)"),
-        ({"position_bias": torch.zeros(4)}, "position_bias (a tensor)"),
-        ({"block_indices": torch.zeros(4)}, "block_indices (a tensor)"),
-        ({"dropout": 0.1}, "dropout=0.1"),
-        ({"is_causal": False}, "is_causal=False"),
-        ({"never_heard_of": 1}, "never_heard_of=1"),
-    ],
-)
-def test_a_call_may_ask_for_nothing_else(setting: dict[str, Any], shown: str) -> None:
-    module, usual = torch.nn.Identity(), {"dropout": 0.0, "position_ids": torch.zeros(1), "sliding_window": None}
-    refuse_call(module, None, {**usual, "use_cache": False, "is_causal": True, "output_attentions": False})
-    assert shown in refused(lambda: refuse_call(module, None, {**usual, **setting}))
-
-
-def test_a_mask_and_a_module_that_looks_ahead_are_refused() -> None:
-    module = torch.nn.Identity()
-    assert "attention_mask" in refused(lambda: refuse_call(module, torch.zeros(1), {}))
-    module.is_causal = False
-    assert "is_causal=False" in refused(lambda: refuse_call(module, None, {}))
 
 
 # ---- refused by what comes out, the list put aside

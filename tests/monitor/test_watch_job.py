@@ -28,7 +28,7 @@ from bebop.tasks.rewards import checked, make_reward
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer.rank import TrainerRank
 from bebop.trajectory import Batch, Prompt
-from tests.test_loop import FakeSink, go
+from tests.fakes import FakeSink, go
 
 pytestmark = pytest.mark.slow
 SPOILED = 7  # the update after which something goes wrong; five steps are the reference

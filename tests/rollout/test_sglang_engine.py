@@ -1,4 +1,4 @@
-"""The adapter over a made-up SGLang: order of calls, aborts, cuts, deaths. The real one is in tests/sglang."""
+"""The adapter over a made-up SGLang: order of calls, aborts, cuts, deaths. The real one: tests/integration/sglang."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""The plugin's numbers, from made-up verification steps; whether SGLang calls it is tested in tests/sglang."""
+"""The plugin's numbers, from made-up steps; whether SGLang calls it is tested in tests/integration/sglang."""
 
 import sys
 from types import SimpleNamespace

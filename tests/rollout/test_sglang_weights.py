@@ -143,7 +143,7 @@ def test_a_folder_of_weights_is_a_whole_checkpoint(tmp_path: Path) -> None:
     for version, weights in enumerate((other.weights(), other.weights(mtp=True), policy.weights())):
         load = update(weights, version, "mimo", 2)
         asyncio.run(transfer.send(Backend(), load, flush=True))  # type: ignore[arg-type]
-        loaded = load_policy(ModelConfig(path=asked[-1]["model_path"], device="cpu"), need_mtp=True)
+        loaded = load_policy(ModelConfig(path=asked[-1]["model_path"], device="cpu"), need_head=True)
         assert fingerprint(loaded.weights()) == fingerprint((policy if version == 2 else other).weights())
         heads.append(loaded)
     marks = [fingerprint(dict(head.mtp.named_parameters())) for head in (policy, other, other)]  # type: ignore[union-attr]

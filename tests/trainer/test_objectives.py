@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bebop.errors import UserError
-from bebop.kernels.losses import e2e_tv_loss, tv_loss
+from bebop.kernels.losses import tv_loss
 from bebop.kernels.truncation import truncate_
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
@@ -15,6 +15,7 @@ from bebop.model.mtp import at, chain
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
 from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps, make_objective, unroll
 from tests.builders import tiny_policy
+from tests.kernels.unfused import e2e_tv_loss
 
 LAW = Sampling(temperature=0.7)
 KINDS = [name for name in OBJECTIVES if not name.startswith("e2e")]

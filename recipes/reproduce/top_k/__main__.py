@@ -14,7 +14,8 @@ from recipes.reproduce.figures import color, errors, figure
 from recipes.reproduce.record import begin, keep
 from recipes.reproduce.study import HELD_OUT, SEEDS, everywhere, prepare, results_folder
 from recipes.reproduce.top_k.analysis import gain, row, rule_numbers
-from recipes.reproduce.top_k.arms import LEARNING_RATE, MODES, ROWS, SIZES, STARTS, STEPS, Results, labels, run
+from recipes.reproduce.top_k.arms import LEARNING_RATE, ROWS, SIZES, STARTS, STEPS, Results, labels, run
+from recipes.reproduce.top_k.losses import MODES
 
 HERE = results_folder(Path(__file__).parent)
 COLORS = {"K = 4": "hard_ce", "K = 16": "ce", "K = 64": "nla", "all": "e2e_tv"}  # names of colours in reproduce.figures

@@ -11,10 +11,10 @@ from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.study import HELD_OUT, QUICK, Arm, corpus, policy, text
 from recipes.reproduce.top_k.curves import Curves, fit
+from recipes.reproduce.top_k.losses import MODES
 
 STARTS = ("built-in", "fresh")
 SIZES = (4,) if QUICK else (4, 64)  # K; beside the whole vocabulary of 512
-MODES = ("full", "renormalised")
 STEPS, ROWS = (5, 2) if QUICK else (80, 8)  # steps, answers in each
 WATCHED = 2 if QUICK else 3  # answers of the fixed text that is looked at after every step
 SKIP = 1 if QUICK else 6  # steps of warm-up, left out of the spreads

@@ -15,6 +15,7 @@ from bebop.trainer.chains import TokenRow, chain_rows, rows_of_step
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Objective, Sampling, Steps
 from recipes.reproduce.study import Arm, backbone_states
+from recipes.reproduce.top_k.losses import top_k_tv
 
 Array = NDArray[np.float64]
 
@@ -41,7 +42,8 @@ class CurveRecorder:
     def __call__(self, steps: Steps) -> Tensor:
         """The loss of an ``Objective``, called without gradients."""
         draft, target = chosen_logits(steps)
-        loss, full = objective(self.top_k, self.mode)(steps), tv_loss(draft, target).loss.mean()
+        loss = top_k_tv(draft, target, self.top_k, self.mode).mean()
+        full = tv_loss(draft, target).loss.mean()
         now = draft.topk(min(self.top_k or draft.shape[-1], draft.shape[-1]), -1).indices
         changed = 0.0 if self.before is None else churn(self.before, now, draft.shape[-1])
         self.before = now
@@ -58,7 +60,7 @@ def objective(top_k: int | None, mode: str) -> Callable[[Steps], Tensor]:
     """TV of single steps on the K largest draft logits, averaged over steps; None is the whole vocabulary."""
 
     def loss(steps: Steps) -> Tensor:
-        return tv_loss(*chosen_logits(steps), top_k=top_k, top_k_mode=mode).loss.mean()
+        return top_k_tv(*chosen_logits(steps), top_k, mode).mean()
 
     return loss
 

@@ -2,11 +2,13 @@
 
 from tests.mutants.fault import fault
 
-LOSSES = "kernels/test_losses.py"
+LOSSES, EDGES = "kernels/test_losses.py", "kernels/test_loss_edges.py"
 KINDS = tuple(f"{LOSSES}::test_{name}" for name in (
-    "every_kind_in_fp64_and_in_the_reference", "numbers_beside_the_loss", "masked_logits", "rows_that_are_no_laws",
-    "no_common_token_in_nla", "the_target_gets_no_gradient_and_no_grad_none_at_all",
-    "divergences_of_laws_without_the_token_stay_in_their_row", "large_logits",
+    "every_kind_in_fp64_and_in_the_reference", "numbers_beside_the_loss",
+    "the_target_gets_no_gradient_and_no_grad_none_at_all", "large_logits",
+)) + tuple(f"{EDGES}::test_{name}" for name in (
+    "masked_logits", "rows_that_are_no_laws", "no_common_token_in_nla",
+    "divergences_of_laws_without_the_token_stay_in_their_row",
 ))  # fmt: skip
 
 FAULTS = (
@@ -92,13 +94,13 @@ FAULTS = (
         "kernels/row_losses_cpu.py",
         "tuple(number + lost for",
         "tuple(number for",
-        "kernels/test_losses.py::test_rows_that_are_no_laws",
+        "kernels/test_loss_edges.py::test_rows_that_are_no_laws",
     ),
     fault(
         "draft/target-gradient",
         "kernels/losses.py",
-        "draft, target.detach(), options",
-        "draft, target, options",
+        "draft_logits, target_logits.detach(), options",
+        "draft_logits, target_logits, options",
         *KINDS,
     ),
     fault(
@@ -116,74 +118,67 @@ FAULTS = (
         "kernels/test_losses.py::test_upstream_gradients_scale_rows_also_when_the_graph_is_kept",
     ),
     fault(
-        "draft/masked-rows-learn",
-        "kernels/losses.py",
-        "found.grad[~live] = 0",
-        "pass",
-        "kernels/test_losses.py::test_what_is_masked_is_not_read",
-    ),
-    fault(
         "draft/top-k-of-target",
-        "kernels/losses.py",
+        "recipes/reproduce/top_k/losses.py",
         "draft.detach().topk",
         "target.detach().topk",
-        "kernels/test_losses.py::test_top_k_in_both_readings",
+        "recipes/reproduce/test_top_k.py::test_both_readings_by_hand",
     ),
     fault(
         "draft/e2e-weights-rest",
         "kernels/chain_losses.py",
         "1 + alpha[:, k + 1] * rest",
         "alpha[:, k + 1] * rest",
-        "kernels/test_losses.py::test_e2e_equals_autograd_through_the_product",
+        "kernels/test_chain_losses.py::test_e2e_equals_autograd_through_the_product",
     ),
     fault(
         "draft/e2e-prefix",
         "kernels/chain_losses.py",
         "_before(alpha) * rest",
         "alpha.cumprod(-1) * rest",
-        "kernels/test_losses.py::test_e2e_equals_autograd_through_the_product",
+        "kernels/test_chain_losses.py::test_e2e_equals_autograd_through_the_product",
     ),
     fault(
         "draft/e2e-length",
         "kernels/chain_losses.py",
         "valid / valid.sum(-1, keepdim=True).clamp_min(1)",
         "valid / valid.shape[-1]",
-        "kernels/test_losses.py::test_e2e_equals_autograd_through_the_product",
+        "kernels/test_chain_losses.py::test_e2e_equals_autograd_through_the_product",
     ),
     fault(
         "draft/e2e-value-has-gradient",
         "kernels/chain_losses.py",
         "(loss - loss.detach())",
         "loss",
-        "kernels/test_losses.py::test_e2e_equals_autograd_through_the_product",
+        "kernels/test_chain_losses.py::test_e2e_equals_autograd_through_the_product",
     ),
     fault(
         "draft/e2e-holes",
         "kernels/chain_losses.py",
         "mask.bool().cumprod(-1).bool()",
         "mask.bool()",
-        "kernels/test_losses.py::test_e2e_equals_autograd_through_the_product",
+        "kernels/test_chain_losses.py::test_e2e_equals_autograd_through_the_product",
     ),
     fault(
         "draft/corrected-ratio-above-one",
         "kernels/chain_losses.py",
         ".clamp_max(0).exp()",
         ".exp()",
-        "kernels/test_losses.py::test_the_corrected_loss_is_unbiased_and_the_product_is_not",
+        "kernels/test_chain_losses.py::test_the_corrected_loss_is_unbiased_and_the_product_is_not",
     ),
     fault(
         "draft/corrected-prefix-detached",
         "kernels/chain_losses.py",
         "(_before(ratio) * (1 - loss)",
         "(_before(ratio.detach()) * (1 - loss)",
-        "kernels/test_losses.py::test_the_corrected_loss_is_unbiased_and_the_product_is_not",
+        "kernels/test_chain_losses.py::test_the_corrected_loss_is_unbiased_and_the_product_is_not",
     ),
     fault(
         "draft/anchors-averaged",
         "kernels/chain_losses.py",
         "valid.any(-1).sum().clamp_min(1)",
         "valid.shape[0]",
-        "kernels/test_losses.py::test_e2e_equals_autograd_through_the_product",
+        "kernels/test_chain_losses.py::test_e2e_equals_autograd_through_the_product",
     ),
     fault(
         "draft/chain-first-anchor",

@@ -72,7 +72,7 @@ FAULTS = (
     fault(
         "engine/update-head-fingerprint",
         "rollout/torch_engine.py",
-        "version, self._fingerprint()",
+        "version, self.policy.head_fingerprint()",
         "version, self.head",
         "rollout/test_torch_engine.py::test_the_fingerprint_is_that_of_the_head_at_the_last_load",
     ),

@@ -119,7 +119,7 @@ FAULTS = (
         "bebop/loop.py",
         'self.buffer.restore(state["buffer"])',
         "pass",
-        "test_loop.py::test_too_many_deaths_end_the_job_with_a_checkpoint",
+        "test_pool.py::test_too_many_deaths_end_the_job_with_a_checkpoint",
     ),
     fault(
         "resume/saved-twice",
@@ -133,7 +133,7 @@ FAULTS = (
         "bebop/loop.py",
         "if self._saved != self.buffer.version:",
         "if False:",
-        "test_loop.py::test_too_many_deaths_end_the_job_with_a_checkpoint",
+        "test_pool.py::test_too_many_deaths_end_the_job_with_a_checkpoint",
     ),
     fault(
         "resume/save-rhythm",

@@ -10,6 +10,7 @@ from recipes.reproduce.top_k.analysis import gain, rule_numbers
 from recipes.reproduce.top_k.arms import SIZES, STARTS, Results, RunResult, labels, options
 from recipes.reproduce.top_k.curves import CurveRecorder, Curves, churn, jumps, objective, spread
 from recipes.reproduce.top_k.findings import RULES
+from recipes.reproduce.top_k.losses import top_k_tv
 from recipes.reproduce.verdicts import judge
 
 VOCABULARY = 32
@@ -37,6 +38,20 @@ def test_all_tokens_are_the_ordinary_tv_loss() -> None:
         assert objective(VOCABULARY, mode)(steps()) == pytest.approx(float(whole), abs=1e-6)
         # K = 4 is another loss: had top_k been dropped on the way, the recipe would compare the same thing with itself.
         assert abs(float(objective(4, mode)(steps()) - whole)) > 0.01
+
+
+def test_both_readings_by_hand() -> None:
+    """q = (.5, .3, .2), p = (.1, .3, .6), K = 2 keeps tokens 0 and 1."""
+    draft, target = (torch.tensor([probs], dtype=torch.float64).log() for probs in ((0.5, 0.3, 0.2), (0.1, 0.3, 0.6)))
+    by_hand = {
+        "full": (0.6, (0.5 * 0.3, 0.3 * (0.3 - 1), 0.2 * 0.3)),  # 1 - (.1 + .3); of the K, only the second has q <= p
+        "renormalised": (0.375, (15 / 64, -15 / 64, 0)),  # q = (5/8, 3/8), p = (1/4, 3/4)
+    }
+    for mode, (loss, grad) in by_hand.items():
+        z = draft.clone().requires_grad_()
+        value = top_k_tv(z, target, 2, mode)
+        assert value.tolist() == pytest.approx([loss], abs=1e-12)
+        assert torch.autograd.grad(value.sum(), z)[0][0].tolist() == pytest.approx(grad, abs=1e-12)
 
 
 def test_a_set_of_tokens_changes_by_its_members_not_by_their_order() -> None:

@@ -1,0 +1,154 @@
+"""What stands in for workers, trainer and sink at the loop's seams, and a loop over them."""
+
+import asyncio
+import copy
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bebop.config import JobConfig, from_dict
+from bebop.loop import Loop
+from bebop.metrics import Mean, Metrics
+from bebop.protocols import WorkerDied, WorkerReport
+from bebop.trajectory import Batch, Completion, DecodeStats, Group, Prompt, Trajectory
+
+GROUPS, SIZE = 3, 2
+
+
+@dataclass(kw_only=True)
+class FakeWorker:
+    """Answers prompts, newest first, with the weights it has. Dies at the calls listed in ``deaths``."""
+
+    deaths: set[tuple[str, int]] = field(default_factory=set)  # (method, which call of it, from 1)
+    raises: dict[int, Exception] = field(default_factory=dict)  # which collect raises what
+    stuck: bool = False  # never finishes anything
+    version: int = -1
+    queue: list[Prompt] = field(default_factory=list)
+    submitted: list[tuple[int, int]] = field(default_factory=list)  # (weight version, prompt) as queued
+    weights: list[tuple[str, int]] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
+    alive: bool = True
+    starting: bool = False
+
+    def _call(self, method: str) -> None:
+        assert not self.starting, f"{method} on a worker that is not there yet"
+        self.calls[method] += 1
+        if (method, self.calls[method]) in self.deaths:
+            self.alive = False
+        if not self.alive:
+            raise WorkerDied(f"in {method}")
+
+    async def submit(self, prompts: Sequence[Prompt]) -> None:
+        await asyncio.sleep(0)
+        self._call("submit")
+        self.queue += prompts
+        self.submitted += [(self.version, p.index) for p in prompts]
+
+    async def collect(self) -> WorkerReport:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self._call("collect")
+        if self.calls["collect"] in self.raises:
+            raise self.raises[self.calls["collect"]]
+        if not self.queue or self.stuck:
+            return WorkerReport(groups=(), busy=0.0, swap=0.0, version=self.version, head="")
+        groups = (answer(self.queue.pop(), self.version),)
+        return WorkerReport(groups=groups, busy=0.01, swap=0.001, version=self.version, head="")
+
+    async def set_weights(self, weights: Any, version: int) -> None:
+        await asyncio.sleep(0)
+        self._call("set_weights")
+        self.weights.append((weights, version))
+        self.version = version
+
+    async def restart(self) -> None:
+        self.starting = True
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.starting, self.alive, self.queue, self.version = False, True, [], -1
+
+
+def answer(prompt: Prompt, version: int) -> Group:
+    """A group that depends on the prompt alone."""
+    ones = np.ones(2)
+    stats = DecodeStats(cycles=2, tokens=3, target_forwards=2, draft_forwards=2, reached=np.array([2.0, 1.0]))
+    stats.accepted, stats.overlap, stats.draft_entropy = ones * 1.0, ones * 0.9, ones * 0.5
+    stats.target_only, stats.target_entropy = ones * 0.5, ones * 0.5
+    completion = Completion(
+        token_ids=np.array([prompt.index, 1, 2]),
+        logprobs=np.zeros(3, dtype=np.float32),
+        versions=np.full(3, version),
+        stats=stats,
+    )
+    return Group(prompt=prompt, trajectories=(Trajectory(completion=completion, reward=1.0),) * SIZE)
+
+
+@dataclass(kw_only=True)
+class FakeTrainer:
+    """Counts updates; keeps batches and checkpoints."""
+
+    version: int = 0
+    batches: list[list[int]] = field(default_factory=list)
+    lags: list[int] = field(default_factory=list)
+    saved: dict[int, dict[str, Any]] = field(default_factory=dict)
+    slow: int = 0  # turns of the event loop that an update takes
+    fetch: int = 7  # and that getting at the weights takes
+
+    async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
+        for _ in range(self.slow):
+            await asyncio.sleep(0)
+        self.batches.append([g.prompt.index for g in batch.groups])
+        self.lags += [self.version - g.oldest_version for g in batch.groups]
+        self.version += 1
+        learned: Metrics = {"policy/entropy": Mean(1.0, 1), "train/kl": Mean(2.0, 4)}
+        return learned, self.version
+
+    async def weights(self, head: bool) -> str:
+        version = self.version
+        for _ in range(self.fetch):
+            await asyncio.sleep(0)
+        return f"weights {version}"
+
+    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
+        assert step == self.version
+        self.saved[step] = copy.deepcopy(loop_state)
+
+
+@dataclass(kw_only=True)
+class FakeSink:
+    rows: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self.rows.append((step, values))
+
+    def close(self) -> None:
+        pass
+
+
+def prompt(index: int) -> Prompt:
+    return Prompt(index=index, task="test", text=str(index), token_ids=(index,), item={})
+
+
+def job(steps: int = 5, staleness: int = 1, save_every: int = 0, max_restarts: int = 3) -> JobConfig:
+    sections = {
+        "rollout": {"staleness": staleness},
+        "trainer": {"steps": steps, "groups_per_step": GROUPS, "group_size": SIZE, "save_every": save_every},
+        "runtime": {"max_restarts": max_restarts},
+    }
+    return from_dict(JobConfig, sections)
+
+
+def make(config: JobConfig, *workers: FakeWorker, **trainer: Any) -> tuple[Loop, FakeTrainer, FakeSink]:
+    taught, sink = FakeTrainer(**trainer), FakeSink()
+    return Loop(config, prompt, workers, taught, [sink]), taught, sink
+
+
+def go(loop: Loop, seconds: float = 10) -> bool:
+    return asyncio.run(asyncio.wait_for(loop.run(), seconds))
+
+
+def in_order(steps: int, first: int = 0) -> list[list[int]]:
+    return [list(range(j * GROUPS, (j + 1) * GROUPS)) for j in range(first, steps)]

@@ -1,0 +1,65 @@
+"""Each known family of models is the same on megatron-core: hidden states, and a step of its head."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from bebop.config import HeadConfig, ModelConfig
+from bebop.megatron_job.parallel import ParallelConfig, Place, joined
+from bebop.model.attention import ATTENTION, CausalContext
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy, save_policy
+from bebop.model.mtp import MTPHead
+from bebop.trainer.chains import chain_rows
+from bebop.trainer.heads import HeadTrainer
+from bebop.trainer.objectives import Sampling
+from tests.builders import letters
+from tests.integration.megatron.builders import VOCAB, rows, trainer
+
+FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "qwen2, tied": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen3, wide heads": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "rope_theta": 1e6}),
+}
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "initializer_range": 0.2, "tie_word_embeddings": False, "attn_implementation": ATTENTION,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with joined(ParallelConfig(), "cpu") as found:
+        yield found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("layout", ["qwen3_next", None])
+def test_states_and_a_step_of_the_head(family: str, layout: str | None, tmp_path: Path, place: Place) -> None:
+    """``layout`` None: the checkpoint has no head, and both begin the same one."""
+    make, kind, settings = FAMILIES[family]
+    torch.manual_seed(0)
+    backbone = kind(make(**{**SIZES, **settings})).eval()
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            if parameter.dim() == 1:  # norms and biases that are 1 or 0 would hide a mistake
+                parameter += 0.2 * torch.randn_like(parameter)
+    mtp = None if layout is None else MTPHead(backbone, zero_first=False)
+    save_policy(Policy(backbone=backbone, tokenizer=letters(VOCAB), mtp=mtp, layout=layout or "mimo"), tmp_path)
+    policy = load_policy(ModelConfig(path=str(tmp_path), device="cpu", init_mtp=True))
+    megatron = trainer(tmp_path, ParallelConfig(), place, objective="tv")
+    token_ids = chain_rows(rows(0), 1).token_ids
+    positions = torch.arange(token_ids.shape[1]).expand_as(token_ids)
+    with torch.no_grad():
+        wanted = policy.hidden(token_ids, positions, CausalContext())
+    found = megatron.pipeline.states(token_ids)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
+    head = HeadConfig(objective="tv", depth=3, lr=2e-3, lr_warmup_steps=3, max_tokens=60)
+    reference = HeadTrainer(policy, head, Sampling(temperature=0.9))
+    for step in range(2):
+        assert megatron.update(rows(step)) == pytest.approx(reference.update(rows(step)), rel=1e-4)

@@ -1,0 +1,198 @@
+"""Sampled drafts and rejection sampling: the distribution, log-probs, statistics, aborts, weights. One engine for
+all."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bebop.adaptation.probe import probe
+from bebop.rollout.engine import EngineDied, Request
+from bebop.rollout.sglang_engine import SglangEngine
+from bebop.trainer.chains import TokenRow
+from bebop.trainer.objectives import Sampling
+from bebop.trajectory import DecodeStats
+from tests.integration.sglang.builders import (
+    DRAFTS,
+    PROMPT,
+    answers,
+    ask,
+    ask_many,
+    checkpoint,
+    collect,
+    embedded,
+    engine,
+    job,
+    logprobs,
+    policy,
+    raw,
+    reload,
+    tokens_law_test,
+    with_pause,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def sglang(folder: Path) -> Iterator[SglangEngine]:
+    with engine(job(folder)) as found:
+        yield found
+
+
+@pytest.fixture
+def fresh(sglang: SglangEngine, folder: Path) -> Iterator[SglangEngine]:
+    """The engine with the weights that it started with, before and after."""
+    yield sglang
+    with_pause(sglang, "in_place")
+    sglang.load_weights(reload(folder).weights(mtp=True), 0)
+
+
+@pytest.mark.smoke("engine", "drafts")
+def test_greedy_answers_are_those_of_plain_decoding(sglang: SglangEngine, folder: Path) -> None:
+    """``test_plain`` compares SGLang's plain decoding with the same answers of the embedded engine."""
+    plain = answers(embedded(folder, "autoregressive"), ask(2, 24, temperature=0.0))
+    drafted = answers(sglang, ask(2, 24, temperature=0.0))
+    assert [c.token_ids.tolist() for c in drafted] == [c.token_ids.tolist() for c in plain]
+    assert all(not c.logprobs.any() and c.finish_reason == "length" for c in drafted)
+
+
+@pytest.mark.smoke("engine", "drafts")
+def test_logprobs_are_those_of_the_law(sglang: SglangEngine, folder: Path) -> None:
+    for temperature in (1.0, 0.7):
+        for found in answers(sglang, ask(4, 20, temperature)):
+            wanted = logprobs(folder, PROMPT, found.token_ids.tolist(), temperature)
+            np.testing.assert_allclose(found.logprobs, wanted, atol=1e-4)
+            assert found.versions.tolist() == [0] * 20 and found.exact
+    hotter = logprobs(folder, PROMPT, found.token_ids.tolist(), 1.0)
+    assert np.abs(found.logprobs - hotter).max() > 1e-2  # the test would notice another temperature
+
+
+@pytest.mark.smoke("drafts")
+def test_statistics_are_those_of_the_logits(sglang: SglangEngine, folder: Path) -> None:
+    """A reached position's draft distribution follows from the text alone, since the drafts before it were accepted."""
+    model, compared = reload(folder), 0
+    for _ in range(4):
+        output = raw(sglang, ask(1, 24)[0])
+        ids, entries = output["output_ids"], output["meta_info"]["bebop_verify"]
+        assert len(entries) == output["meta_info"]["spec_verify_ct"]
+        found = probe(model, [TokenRow(prompt=PROMPT, answer=tuple(ids))], DRAFTS, Sampling())
+        at = {int(place): i for i, place in enumerate(found.place)}
+        place = 1  # the first token is the prefill's
+        for entry in entries:
+            for k in range(min(entry["accepted"] + 1, DRAFTS)):
+                for name in ("overlap", "target_only", "draft_entropy", "target_entropy"):
+                    wanted = found.numbers[name][at[place], k] if place in at else np.nan
+                    if np.isfinite(wanted):
+                        assert abs(entry[name][k] - wanted) < 1e-3, (name, k)
+                        compared += 1
+            place += entry["accepted"] + 1
+    assert compared > 100
+
+
+def test_acceptance_agrees_with_the_embedded_engine(sglang: SglangEngine, folder: Path) -> None:
+    theirs, own = (
+        sum((c.stats for c in answers(found, ask(40, 16))), DecodeStats()) for found in (sglang, embedded(folder))
+    )
+    for k in range(DRAFTS):
+        rates = [stats.accepted[k] / stats.reached[k] for stats in (theirs, own)]
+        error = np.sqrt(sum(r * (1 - r) / s.reached[k] for r, s in zip(rates, (theirs, own), strict=True)))
+        assert abs(rates[0] - rates[1]) < 4 * error, (k, rates, theirs, own)
+        overlaps = [stats.overlap[k] / stats.reached[k] for stats in (theirs, own)]
+        assert abs(overlaps[0] - overlaps[1]) < 4 * error, (k, overlaps)
+
+
+def test_the_law_of_tokens(sglang: SglangEngine, folder: Path) -> None:
+    """Two tokens end after one verification; the third is a bonus, a second draft, or from the next cycle."""
+    found = ask_many(sglang, {2: 30, 3: 10})
+    assert len(found) == 2000 and sum(float(c.stats.accepted.sum()) for c in found) > 100
+    tokens_law_test(found, folder)
+
+
+def test_an_aborted_answer_goes_on(sglang: SglangEngine) -> None:
+    whole = answers(sglang, ask(1, 40, temperature=0.0))[0]
+    request = ask(1, 40, temperature=0.0)[0]
+    sglang.add(request)
+    time.sleep(1.5)
+    (cut,) = sglang.abort()
+    assert sglang.unfinished == 0 and cut.completion.finish_reason in ("abort", "length")
+    assert 0 < len(cut.completion.token_ids) <= 40
+    resumed = Request(id=0, token_ids=PROMPT, params=request.params, partial=cut.completion)
+    assert answers(sglang, [resumed])[0].token_ids.tolist() == whole.token_ids.tolist()
+    sglang.add(request)
+    (queued,) = sglang.abort([0])  # at once: perhaps before SGLang has seen it
+    assert len(queued.completion.token_ids) < 40
+
+
+@pytest.mark.parametrize("pause", ["in_place", "retract", "abort"])
+def test_the_target_changes_under_running_answers(
+    fresh: SglangEngine, folder: Path, tmp_path: Path, pause: str
+) -> None:
+    other = checkpoint(tmp_path / "other", seed=5)
+    with_pause(fresh, pause)
+    for request in ask(3, 30):
+        fresh.add(request)
+    time.sleep(1)
+    head = fresh.head
+    fresh.load_weights({n: t for n, t in policy(5).weights().items()}, 3)
+    found = collect(fresh, 3)
+    assert fresh.head == head and fresh.version == 3
+    for answer in found:
+        ids, versions = answer.token_ids.tolist(), answer.versions
+        assert len(ids) == 30 and set(versions.tolist()) <= {0, 3} and (np.diff(versions) >= 0).all()
+        before = versions == 0
+        np.testing.assert_allclose(answer.logprobs[before], logprobs(folder, PROMPT, ids)[before], atol=1e-4)
+        new = logprobs(other, PROMPT, ids)
+        if pause != "in_place" and not before.all():  # keys and values were computed again
+            np.testing.assert_allclose(answer.logprobs[~before], new[~before], atol=1e-4)
+    assert any((answer.versions == 3).any() and (answer.versions == 0).any() for answer in found)
+    late = answers(fresh, ask(2, 8))
+    for answer in late:  # no keys and values of old weights are reused, whatever the pause
+        np.testing.assert_allclose(answer.logprobs, logprobs(other, PROMPT, answer.token_ids.tolist()), atol=1e-4)
+
+
+def test_the_heads_change_alone_and_with_the_target(fresh: SglangEngine, folder: Path, tmp_path: Path) -> None:
+    head = fresh.head
+    other = policy(7)
+    assert other.mtp is not None
+    heads = {f"mtp.{name}": tensor for name, tensor in other.mtp.named_parameters()}
+    fresh.load_weights(heads, 1)
+    assert fresh.head != head
+    mixed = reload(folder)
+    mixed.mtp = other.mtp
+    assert_statistics(fresh, mixed)
+    fresh.load_weights(other.weights(mtp=True), 2)
+    assert_statistics(fresh, other)
+
+
+def assert_statistics(sglang: SglangEngine, model: object) -> None:
+    """First-position overlaps of an answer are those of this model, target and head."""
+    output = raw(sglang, ask(1, 16)[0])
+    found = probe(model, [TokenRow(prompt=PROMPT, answer=tuple(output["output_ids"]))], 1, Sampling())  # type: ignore[arg-type]
+    wanted = {int(place): found.numbers["overlap"][i, 0] for i, place in enumerate(found.place)}
+    place = 1
+    for entry in output["meta_info"]["bebop_verify"]:
+        if place in wanted:
+            assert abs(entry["overlap"][0] - wanted[place]) < 1e-3
+        place += entry["accepted"] + 1
+
+
+def test_heads_that_do_not_arrive_are_noticed(fresh: SglangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent to the wrong one of SGLang's models, which skips them and reports success."""
+    real = fresh.backend.control
+
+    async def astray(name: str, payload: dict) -> dict:
+        return await real(name, {**payload, "selector": "target"} if "selector" in payload else payload)
+
+    weights = {f"mtp.{name}": torch.zeros_like(t) for name, t in policy(9).mtp.named_parameters()}  # type: ignore[union-attr]
+    with monkeypatch.context() as patch:
+        patch.setattr(fresh.backend, "control", astray)
+        with pytest.raises(EngineDied, match="did not arrive"):
+            fresh.load_weights(weights, 4)
+    fresh._run(real("continue_generation", {"torch_empty_cache": False}))

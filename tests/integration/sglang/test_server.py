@@ -1,0 +1,96 @@
+"""A server that is there already: HTTP with a key, weights by shared memory, by process group and by folder."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bebop.config import DecodingConfig
+from bebop.config_sglang import SglangConfig
+from bebop.errors import UserError
+from bebop.rollout.sglang_arguments import server_arguments
+from bebop.rollout.sglang_backend import INTERPRETER, WHOLE_ANSWERS
+from tests.integration.sglang.builders import PROMPT, answers, ask, checkpoint, engine, job, logprobs, policy
+
+KEY = "for-this-test"
+
+
+def flags(arguments: dict) -> list[str]:
+    """Arguments of ``sglang.Engine`` as the command line has them."""
+    found = []
+    for name, value in arguments.items():
+        flag = "--" + name.replace("_", "-")
+        found += [flag] if value is True else [] if value in (False, None) else [flag, str(value)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("model"), heads=2)  # on one pair of keys and values
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    own = SglangConfig(cache_tokens=8192, extra={"port": port, "api_key": KEY, "weight_version": "default"})
+    command = [sys.executable, "-m", "sglang.launch_server", *flags(server_arguments(job(folder), own, folder, "cpu"))]
+    environment = {**os.environ, **INTERPRETER, **WHOLE_ANSWERS, "BEBOP_VERIFY_EVERY": "1"}
+    log = tmp_path_factory.mktemp("log") / "server.txt"
+    with log.open("w") as output:
+        server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+    try:
+        for _ in range(1200):
+            assert server.poll() is None, log.read_text()[-3000:]
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
+                break
+            except OSError:
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_API_KEY", KEY)
+
+
+@pytest.mark.parametrize("transfer", ["tensor", "distributed", "disk"])
+def test_a_server_by_address(
+    url: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transfer: str
+) -> None:
+    monkeypatch.setenv("SGLANG_API_KEY", KEY)
+    other = checkpoint(tmp_path / "other", seed=4, heads=2)
+    with engine(job(folder), urls=(url,), transfer=transfer, folder=str(tmp_path / "weights")) as sglang:
+        for seed, model, version in ((0, folder, 1), (4, other, 2), (0, folder, 3), (4, other, 4)):
+            heads = version < 4  # the last time they are frozen, and must stay
+            sglang.load_weights(policy(seed, heads=2).weights(mtp=heads), version)
+            for found in answers(sglang, ask(2, 6)):
+                assert found.versions.tolist() == [version] * 6 and found.stats.overlap.any()
+                wanted = logprobs(model, PROMPT, found.token_ids.tolist())
+                np.testing.assert_allclose(found.logprobs, wanted, atol=1e-4)
+
+
+def test_a_server_that_decodes_otherwise(url: str, folder: Path, key: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = job(folder, "target_only")
+    assert config.decoding == DecodingConfig(system="target_only", draft_tokens=2)
+    with pytest.raises(UserError, match="rejection_sampling"), engine(config, urls=(url,)):
+        pass
+    monkeypatch.setenv("SGLANG_API_KEY", "wrong")
+    with pytest.raises(UserError, match="api_key_env"), engine(job(folder), urls=(url,)):
+        pass

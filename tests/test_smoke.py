@@ -1,0 +1,67 @@
+"""What .ci/run takes: of every integration suite, tests marked ``smoke`` that show four things between them.
+
+Read from the source, since the suites are collected only in the environments of their engines.
+"""
+
+import ast
+from collections.abc import Mapping
+
+import pytest
+
+from tests.tree import ROOT
+
+SUITES = ("megatron", "sglang", "verl")
+# The engine itself runs, drafts are made and judged, weights change once, a process is killed.
+SHOWN = ("engine", "drafts", "update", "killed")
+
+
+def marks(source: str) -> list[str]:
+    """What the marks of a test file say that they show."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    smoke = [call for call in calls if ast.unparse(call.func) == "pytest.mark.smoke"]
+    return [ast.literal_eval(argument) for call in smoke for argument in call.args]
+
+
+def missing(sources: Mapping[str, str]) -> list[str]:
+    """What no smoke test of a suite shows, and what is shown that nobody asks for."""
+    found = {name for source in sources.values() for name in marks(source)}
+    return sorted(found ^ set(SHOWN))
+
+
+def commands(script: str) -> list[str]:
+    """The make targets that a script runs."""
+    return [line.split()[1] for line in script.splitlines() if line.startswith("run ")]
+
+
+def recipe(makefile: str, target: str) -> str:
+    """A target's own line with its prerequisites, and its recipe."""
+    return makefile.split(f"\n{target}: ")[1].split("\n\n")[0]
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_smoke_tests_of_a_suite_show_what_they_must(suite: str) -> None:
+    files = (ROOT / "tests" / "integration" / suite).glob("test_*.py")
+    assert missing({str(file): file.read_text() for file in files}) == []
+
+
+def test_every_suite_is_run() -> None:
+    folders = (path.name for path in (ROOT / "tests" / "integration").iterdir() if list(path.glob("test_*.py")))
+    assert tuple(sorted(folders)) == SUITES
+    smoke = [f"smoke-{suite}" for suite in SUITES]
+    assert sorted(commands((ROOT / ".ci" / "run").read_text())) == sorted(["test", "lint", "test-slow", *smoke])
+    makefile = (ROOT / "Makefile").read_text()
+    assert "tests/integration/$* -m smoke $(ARGS)" in recipe(makefile, "smoke-%")
+    everything = recipe(makefile, "test-all").split(" ## ")[0].split()
+    assert sorted(everything) == sorted(["test", "lint", "test-slow", *(f"test-{suite}" for suite in SUITES)])
+    assert all(f"tests/integration/{suite} $(ARGS)" in recipe(makefile, f"test-{suite}") for suite in SUITES)
+
+
+def test_planted_gaps_are_caught() -> None:
+    whole = "@pytest.mark.smoke('engine', 'drafts')\ndef test_a(): ...\n"
+    other = "CASES = [pytest.param(1, marks=pytest.mark.smoke('update', 'killed')), 2]\n"
+    assert missing({"a": whole, "b": other}) == []
+    assert missing({"a": whole}) == ["killed", "update"]
+    assert missing({"a": whole, "b": other.replace("killed", "kiled")}) == ["kiled", "killed"]
+    assert missing({"a": whole, "b": "# pytest.mark.smoke('update', 'killed')"}) == ["killed", "update"]
+    assert commands("run test\n# run lint\nrun smoke-verl ARGS=-x\n") == ["test", "smoke-verl"]
+    assert recipe("\na: b\n\tc $(ARGS)\n\nd: e\n", "a") == "b\n\tc $(ARGS)"
