@@ -30,16 +30,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", action="store_true", help="renew the files inside the package instead")
     options = parser.parse_args(arguments)
     if options.commit:
-        return _tell(commit())
+        return _list_written(commit())
     if options.out is not None:
         check_writable("--out", options.out)
-    _tell(provision(options.session, options.out, options.staleness))
+    _list_written(provision(options.session, options.out, options.staleness))
     root = options.out or metrics_folder(options.session)
     sys.stderr.write(NEXT.format(root=root.resolve()))
     return 0
 
 
-def _tell(paths: list[Path]) -> int:
+def _list_written(paths: list[Path]) -> int:
     sys.stdout.writelines(f"{path}\n" for path in paths)
     return 0
 

@@ -19,7 +19,8 @@ from recipes.reproduce import measured, verdicts
 
 ROOT = record.ROOT
 ENTRIES = ("RULES", "judge", "corrected", "overall")
-BESIDE = ("annotation", "returns", "type_comment", "type_params", "ctx", "kind", "simple")  # fields that do not count
+# Fields of a node that do not count.
+UNCOUNTED = ("annotation", "returns", "type_comment", "type_params", "ctx", "kind", "simple")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,5 +85,5 @@ def _text(node: object) -> str:
         kind, fields = "Assign", {"targets": [node.target], "value": node.value}
     if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
         fields["body"] = node.body[1:]
-    kept = {k: v for k, v in fields.items() if k not in BESIDE and v is not None and v != []}
+    kept = {k: v for k, v in fields.items() if k not in UNCOUNTED and v is not None and v != []}
     return f"{kind}(" + ", ".join(f"{name}={_text(value)}" for name, value in kept.items()) + ")"

@@ -8,7 +8,7 @@ from typing import Any
 from bebop.intervals import Interval, across_seeds
 from recipes.reproduce.beyond import charts, cold
 from recipes.reproduce.beyond.analysis import CORRECTED, PRINTED, TRUNCATED, Curves, Heads, facts, numbers
-from recipes.reproduce.beyond.estimators import ESTIMATORS, bias, estimate, together
+from recipes.reproduce.beyond.estimators import ESTIMATORS, bias, concatenated, estimate
 from recipes.reproduce.beyond.heads import (
     COUNT,
     ENGINE,
@@ -49,7 +49,7 @@ def write(
     heads: Heads, timed: Heads, curves: Curves, seconds: tuple[float, float], fair: tuple[int, int], started: Started
 ) -> None:
     """Judge, draw, keep."""
-    pooled = {name: together([e for s in SEEDS if (e := heads[name, s].estimates)]) for name in WATCHED}
+    pooled = {name: concatenated([e for s in SEEDS if (e := heads[name, s].estimates)]) for name in WATCHED}
     estimates = {(name, e): estimate(e, pooled[name]) for name in WATCHED for e in ESTIMATORS}
     biases = {(name, e): bias(e, pooled[name]) for name in WATCHED for e in ESTIMATORS if e != "counts"}
     tables = {

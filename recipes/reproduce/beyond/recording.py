@@ -33,7 +33,7 @@ class Cycles:
 
 
 @dataclass(slots=True)
-class Watching:
+class RecordingRule:
     """An acceptance rule that decides as another one does, and keeps what it saw."""
 
     rule: AcceptanceRule
@@ -69,7 +69,7 @@ def record(
     decoding = drafting(policy, draft_tokens=draft_tokens)
     engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length)
     assert isinstance(engine.decoder, DraftVerify)
-    engine.decoder.rule = rule = Watching(engine.decoder.rule, policy.eos_token_ids)
+    engine.decoder.rule = rule = RecordingRule(engine.decoder.rule, policy.eos_token_ids)
     for i, prompt in enumerate(prompts):
         sampling = params(policy, data.sampling, (seed << 40) + i)
         engine.add(Request(id=i, token_ids=prompt.token_ids, params=sampling))

@@ -10,7 +10,7 @@ import numpy as np
 from bebop.intervals import Interval, across_seeds
 from recipes.reproduce.boundary.charts import draw
 from recipes.reproduce.boundary.probing import HEADS, Key, run
-from recipes.reproduce.boundary.sides import Of, Sides
+from recipes.reproduce.boundary.sides import Quantity, Sides
 from recipes.reproduce.cli import start
 from recipes.reproduce.measured import Number, of
 from recipes.reproduce.record import begin, keep
@@ -18,7 +18,7 @@ from recipes.reproduce.study import HELD_OUT, SEEDS, TASKS, Arm, everywhere, pre
 from recipes.reproduce.temperature.slopes import EDGES, bin_names
 
 HERE = results_folder(Path(__file__).parent)
-SHOWN: tuple[Of, ...] = ("sampled_wins", "clear_sampled", "clear_greedy", "sampled", "greedy", "best", "switch")
+SHOWN: tuple[Quantity, ...] = ("sampled_wins", "clear_sampled", "clear_greedy", "sampled", "greedy", "best", "switch")
 
 Results = Mapping[Key, Sides]
 
@@ -36,7 +36,7 @@ def main() -> None:
             line(part(results, position=k), n) | {"position": k} for k in (1, 2, 3) for n in ("ce", "e2e_tv")
         ],
         "By the target's entropy": [
-            line(part(results, bin=j), name) | {"entropy": label, "positions": many(results, name, j)}
+            line(part(results, bin=j), name) | {"entropy": label, "positions": count(results, name, j)}
             for j, label in enumerate(bin_names())
             for name in ("ce", "e2e_tv")
         ],
@@ -92,7 +92,7 @@ def line(results: Results, name: str) -> dict[str, Any]:
     return {"head": name} | {label: intervals[of] for of, label in labels.items()} | {"(bootstrap)": pooled}
 
 
-def many(results: Results, name: str, bin: int) -> int:
+def count(results: Results, name: str, bin: int) -> int:
     """Positions in a bin, of all seeds."""
     return sum(len(part(results, bin=bin)[name, seed].sampled) for seed in SEEDS)
 

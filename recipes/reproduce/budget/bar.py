@@ -9,8 +9,8 @@ from recipes.reproduce.objectives.comparison import (
     FEW,
     Job,
     Results,
-    beside,
     decoded,
+    draw_lengths,
     gain,
     half_less_greedy,
     over_seeds,
@@ -44,7 +44,7 @@ def main() -> None:
         "Objectives": [row(results, label) for label in labels],
         "Decoded": [line for label in DECODED for line in decoded(results, label)],
     }
-    beside(HERE / "figures" / "budget.svg", results, labels)
+    draw_lengths(HERE / "figures" / "budget.svg", results, labels)
     figures = {
         "budget.svg": f"Accept length after {STEPS} steps with {SEQUENCES} answers and with {FEW} (few); sampled "
         "drafts (left), greedy drafts (right); mean of three seeds and its 95 % interval."

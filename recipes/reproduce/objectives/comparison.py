@@ -201,7 +201,7 @@ def half_less_greedy(results: Results, a: str, b: str) -> Number:
     return mean_over_seeds([rise(s, "accept_length") / 2 - rise(s, "accept_length_greedy") for s in SEEDS])
 
 
-def beside(path: Path, results: Results, labels: Sequence[str]) -> None:
+def draw_lengths(path: Path, results: Results, labels: Sequence[str]) -> None:
     """Accept lengths of all arms: sampled drafts on the left, greedy ones on the right."""
     with figure(path, 2, 5.6) as (left, right):
         for axes, name, title in (
@@ -216,7 +216,7 @@ def beside(path: Path, results: Results, labels: Sequence[str]) -> None:
 
 def draw(results: Results, labels: Sequence[str]) -> None:
     """Both figures."""
-    beside(HERE / "figures" / "objectives.svg", results, labels)
+    draw_lengths(HERE / "figures" / "objectives.svg", results, labels)
     with figure(HERE / "figures" / "positions.svg", 2, 5.2) as (left, right):
         tasks = (*TASKS, "lcm")
         for label in ("start", "hard_ce", "ce", "nla", "tv", "e2e_tv"):

@@ -71,7 +71,7 @@ def bins(results: Results, path: Path) -> None:
         for panel, (drafts, name) in zip(axes, RULES.items(), strict=True):
             for arm in ARMS:
                 bins = [by_entropy(*pairs(results[arm, seed].plain, name)[1:]) for seed in SEEDS]
-                y = [np.mean([value for _, value, many in column if many]) for column in zip(*bins, strict=True)]
+                y = [np.mean([value for _, value, count in column if count]) for column in zip(*bins, strict=True)]
                 panel.plot(range(len(y)), y, marker="o", markersize=4, color=color(arm), label=arm)
             panel.set_xticks(range(len(bin_names())), bin_names(), rotation=30)
             panel.set(title=f"{drafts} drafts", xlabel="entropy of the target at the token, nats")

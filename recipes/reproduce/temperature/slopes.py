@@ -110,8 +110,8 @@ def by_entropy(x: ArrayLike, y: ArrayLike) -> list[tuple[float, float, int]]:
     bins = []
     for j in range(len(EDGES) + 1):
         chosen = place == j
-        many = int(chosen.sum())
-        bins.append((float(entropy[chosen].mean()), float(value[chosen].mean()), many) if many else empty)
+        count = int(chosen.sum())
+        bins.append((float(entropy[chosen].mean()), float(value[chosen].mean()), count) if count else empty)
     return bins
 
 

@@ -122,15 +122,18 @@ def verify_cost(results: Results, batch: int, length: int) -> Interval:
 
 def fits_table(results: Results, accepted: Accepted) -> list[dict[str, Any]]:
     """Per batch size: slope of throughput gain on the gain in accept length, and their correlation."""
-    return [{"batch": b, "slope": fitted(results, accepted, b), "r": together(results, accepted, b)} for b in BATCHES]
+    return [
+        {"batch": b, "slope": gain_slope(results, accepted, b), "r": gain_correlation(results, accepted, b)}
+        for b in BATCHES
+    ]
 
 
-def fitted(results: Results, accepted: Accepted, batch: int) -> Interval:
+def gain_slope(results: Results, accepted: Accepted, batch: int) -> Interval:
     """Slope of ``gains``, one fit a seed."""
     return across_seeds([slope(*gains(results, accepted, seed, batch)) for seed in SEEDS])
 
 
-def together(results: Results, accepted: Accepted, batch: int) -> Interval:
+def gain_correlation(results: Results, accepted: Accepted, batch: int) -> Interval:
     """Correlation of ``gains`` over the points of all seeds."""
     x, y = np.stack([gains(results, accepted, seed, batch) for seed in SEEDS], axis=1)
     return correlation(x, y)
@@ -174,7 +177,7 @@ def _of_batch(results: Results, accepted: Accepted, batch: int) -> dict[str, Num
     intervals["faster"] = speed_up(results, batch, best)
     intervals["e2e_tv / hard_ce - 1"] = minus_one(speed_up(results, batch, best, hard))
     intervals["sampled / greedy - 1"] = minus_one(speed_up(results, batch, best, greedy))
-    intervals["slope"] = fitted(results, accepted, batch)
+    intervals["slope"] = gain_slope(results, accepted, batch)
     intervals["beside model"] = over_seeds(results, batch, beside_model)
     by_name = {name: of(interval, len(SEEDS)) for name, interval in intervals.items()}
-    return by_name | {"r": of(together(results, accepted, batch))}
+    return by_name | {"r": of(gain_correlation(results, accepted, batch))}

@@ -18,7 +18,7 @@ from recipes.reproduce.beyond.estimators import ESTIMATORS, Sums, bias, estimate
 from recipes.reproduce.beyond.findings import HEADS, RULES
 from recipes.reproduce.beyond.heads import equal_time
 from recipes.reproduce.beyond.on_text import TextSampling, accept_lengths, expected
-from recipes.reproduce.beyond.recording import Cycles, Watching, cycles
+from recipes.reproduce.beyond.recording import Cycles, RecordingRule, cycles
 from recipes.reproduce.measured import of
 from recipes.reproduce.study import policy
 from recipes.reproduce.verdicts import judge
@@ -98,7 +98,7 @@ def test_watching_keeps_what_the_rule_saw_and_changes_nothing() -> None:
     tokens = torch.distributions.Categorical(q).sample()
     draft = Draft(tokens=tokens, probs=q, entropies=torch.zeros(64, 3), lengths=None, forwards=2)
     uniforms = torch.rand(64, 5)
-    rule = Watching(Rejection(), (4,))
+    rule = RecordingRule(Rejection(), (4,))
     out = TargetOutput(hidden=p, logits=p.log(), probs=p)
     recorded, plain = (r.accept(None, draft, out, uniforms) for r in (rule, Rejection()))
     assert torch.equal(recorded.lengths, plain.lengths) and torch.equal(recorded.tokens, plain.tokens)
