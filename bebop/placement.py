@@ -10,6 +10,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from bebop.config import JobConfig
 from bebop.errors import UserError
+from bebop.rollout.engines import engine_module
 
 WAIT_SECONDS = 60.0  # for a reservation
 
@@ -28,7 +29,7 @@ class Pool:
 def pools(config: JobConfig, gpus: float) -> tuple[Pool, Pool]:
     """Trainer and rollout on a cluster with that many GPUs. Engines that span GPUs have them for themselves."""
     rollout, trainer = config.rollout, config.trainer
-    each, left = _engine_gpus(config), gpus
+    each, left = engine_module(config).gpus(config), gpus
     if config.model.device == "cpu" or not gpus:
         each = share = 0.0
     elif each >= 1 and gpus - each * rollout.workers >= 1:
@@ -63,16 +64,6 @@ def reserve(pool: Pool) -> list[dict[str, Any]]:
         }
         for place in range(pool.count)
     ]
-
-
-def _engine_gpus(config: JobConfig) -> float:
-    """GPUs that a worker's engine takes: below 1 means a share like any other process's, 0 none."""
-    own = config.rollout.sglang
-    if config.rollout.engine == "torch":
-        return 0.5
-    if own.urls:
-        return 0.5 if own.transfer == "distributed" else 0.0
-    return float(own.tensor_parallel * own.data_parallel)
 
 
 def _share(gpus: float, processes: int) -> float:

@@ -19,6 +19,7 @@ from bebop.config import JobConfig, ModelConfig, RuntimeConfig, TaskConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, require_known, require_mtp, resolve
+from bebop.rollout.engines import engine_module
 from bebop.rollout.room import check_memory, check_positions
 from bebop.tasks.rewards import make_reward
 from bebop.tasks.source import PromptSource, chat_encoder, instruction
@@ -38,13 +39,7 @@ def checked(config: JobConfig) -> PromptSource:
     if SYSTEMS[config.decoding.system].head or config.cotrain.mode != "off":
         require_mtp(config.model)
     source = check_task(config)
-    if config.rollout.engine == "sglang":
-        from bebop.rollout.sglang_builder import check_job  # brings aiohttp along, which head training does without
-
-        check_job(config)
-    elif here:
-        slots, device = config.rollout.slots * config.rollout.workers, find_device(config.model)
-        check_memory(settings, slots, config.rollout.max_length, getattr(torch, config.model.dtype), device)
+    engine_module(config).check(config)
     if config.monitor.wandb and find_spec("wandb") is None:
         raise UserError("monitor.wandb=True is not possible: pip install bebop-rl[wandb] first")
     if here:

@@ -16,7 +16,7 @@ from bebop.metrics import Metrics
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.protocols import TrainerDied, WorkerDied, WorkerReport
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.engines import make_worker
+from bebop.rollout.worker import make_worker
 from bebop.trainer import checkpoint
 from bebop.trainer.rank import TrainerRank
 from bebop.trajectory import Batch, Prompt

@@ -14,7 +14,7 @@ from bebop.config import LARGEST, MOST, ModelConfig, TaskConfig
 from bebop.config_sglang import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.preflight import check_model, checked
-from bebop.rollout.sglang_arguments import HOSTED
+from bebop.rollout.sglang.arguments import HOSTED
 
 Rows = list[dict[str, Any]]
 Chart = tuple[str, Rows, str, str, str]  # name, rows, and their columns: groups, bars, heights

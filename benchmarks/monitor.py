@@ -26,6 +26,7 @@ from bebop.model.checkpoint import load_policy
 from bebop.monitor.watch import Watch, choose
 from bebop.rollout.decoding import emit
 from bebop.rollout.engine import Request
+from bebop.rollout.engines import engine_module
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer.policy import PolicyTrainer
@@ -34,7 +35,7 @@ from bebop.trajectory import Completion, Group, SamplingParams, Trajectory
 
 def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
     """One row a part of the monitor: seconds a step without it, and what it adds. ``UserError`` if nothing drafts."""
-    if config.rollout.engine != "torch" or not SYSTEMS[config.decoding.system].drafts:
+    if not engine_module(config).EMBEDDED or not SYSTEMS[config.decoding.system].drafts:
         what = f"rollout.engine={config.rollout.engine} decoding.system={config.decoding.system}"
         raise UserError(f"{what} cannot be measured here: give the embedded engine and a system that drafts")
     policy = load_policy(config.model, need_head=True)

@@ -17,7 +17,7 @@ from bebop.config_sglang import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import load_tokenizer
 from bebop.rollout.engine import Engine, Request
-from bebop.rollout.sglang_builder import check_job, make_engine
+from bebop.rollout.sglang.builder import check, make
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
 
@@ -35,7 +35,7 @@ class ServedBench(RolloutBench):
 def run(bench: ServedBench) -> list[dict[str, Any]]:
     """One row per arm and batch size; ``x plain`` and ``x without plugin`` are ratios of tokens/s at the same size."""
     for system, every in arms(bench):
-        check_job(job(bench, system, every, LONGEST_PROMPT))
+        check(job(bench, system, every, LONGEST_PROMPT))
     asked, rows = prompts(bench), list[dict[str, Any]]()
     with tqdm(total=len(list(arms(bench))), desc="sglang") as progress:
         for system, every in arms(bench):
@@ -81,7 +81,7 @@ def job(bench: ServedBench, system: str, every: int, longest: int) -> JobConfig:
 
 
 def _arm(bench: ServedBench, asked: Sequence[tuple[int, ...]], system: str, every: int) -> list[dict[str, Any]]:
-    engine, ends = make_engine(job(bench, system, every, max(map(len, asked))))
+    engine, ends = make(job(bench, system, every, max(map(len, asked))))
     params = SamplingParams(max_new_tokens=bench.max_new_tokens, stop_token_ids=ends)
     requests = [Request(id=i, token_ids=prompt, params=params) for i, prompt in enumerate(asked)]
     try:

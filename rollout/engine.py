@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from bebop.config import DecodingConfig
@@ -29,6 +30,12 @@ class Finished:
 
     id: int
     completion: Completion
+
+
+def nothing() -> Completion:
+    """An answer that was not begun."""
+    empty = np.zeros(0, dtype=np.int64)
+    return Completion(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty, finish_reason="abort")
 
 
 class EngineDied(RuntimeError):

@@ -15,7 +15,7 @@ from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.decoding.registry import make_part
-from bebop.rollout.engine import Finished, Request
+from bebop.rollout.engine import Finished, Request, nothing
 from bebop.rollout.room import check_memory, check_positions
 from bebop.rollout.slots import STATS, Slots, SlotSizes
 from bebop.rollout.text import AnswerText
@@ -105,7 +105,7 @@ class TorchEngine:
             self._free(slot)
         for request in [r for r in self.waiting if chosen is None or r.id in chosen]:
             self.waiting.remove(request)
-            finished.append(Finished(id=request.id, completion=request.partial or _nothing()))
+            finished.append(Finished(id=request.id, completion=request.partial or nothing()))
         return finished
 
     @torch.inference_mode()
@@ -258,11 +258,6 @@ class TorchEngine:
 
 def _holds(text: str, stops: tuple[str, ...]) -> bool:
     return any(stop in text for stop in stops)
-
-
-def _nothing() -> Completion:
-    empty = np.zeros(0, dtype=np.int64)
-    return Completion(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty, finish_reason="abort")
 
 
 def generate(engine: TorchEngine, requests: Sequence[Request]) -> list[Completion]:

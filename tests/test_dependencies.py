@@ -19,7 +19,7 @@ from tests.tree import ROOT, files, imports, module_name, parsed, sources, under
 
 # Which extras a module may rely on, since nothing reaches it without them. All others have the dependencies alone.
 EXTRAS = {
-    "bebop.rollout.sglang_": ("sglang",),
+    "bebop.rollout.sglang": ("sglang",),
     "bebop.verl_job": ("verl",),
     "bebop.verl_job.megatron_": ("megatron",),
     "bebop.megatron_job": ("megatron",),
@@ -108,7 +108,7 @@ def file_violations(name: str, wanted: Sequence[str], pins: Sequence[str]) -> li
 
 def test_every_import_is_declared() -> None:
     known, tree = declared(), everything()
-    assert {"bebop.rollout.sglang_http", "bebop.verl_job.checks", "tests.builders"} <= set(tree)
+    assert {"bebop.rollout.sglang.http_backend", "bebop.verl_job.checks", "tests.builders"} <= set(tree)
     assert [found for module, source in tree.items() for found in import_violations(module, source, known)] == []
 
 
@@ -146,7 +146,7 @@ def test_planted_imports_are_caught(module: str, source: str) -> None:
     ("module", "source"),
     [
         ("bebop.loop", "import numpy.linalg, json\nfrom bebop import errors\nfrom recipes.tiny import data"),
-        ("bebop.rollout.sglang_engine", "import sglang.srt"),
+        ("bebop.rollout.sglang.engine", "import sglang.srt"),
         ("bebop.megatron_job.job", "from megatron.core import parallel_state"),
         ("bebop.kernels.stats_triton", "import triton"),
         ("tests.test_loop", "import yaml, numpy, pytest"),

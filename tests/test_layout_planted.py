@@ -62,7 +62,7 @@ def test_planted_imports_are_caught(rule, module: str, source: str) -> None:
         (floor_violations, "bebop.runtime", "from bebop.loop import Loop"),
         (floor_violations, "bebop.rollout.decoding.draft_verify", "from bebop.rollout.target import Target"),
         (side_violations, "bebop.runtime", "from bebop.rollout import worker\nfrom bebop.trainer import policy"),
-        (door_violations, "bebop.rollout.sglang_engine", "import sglang"),
+        (door_violations, "bebop.rollout.sglang.engine", "import sglang"),
         (door_violations, "bebop.runtime", "import ray.util"),
         (system_violations, "bebop.loop", "near = sums['target_only'] > 1\nif rollout.name == 'bebop': pass"),
         (part_violations, "bebop.rollout.decoding.rules.block", "from bebop.rollout.decoding.base import Draft"),

@@ -18,8 +18,8 @@ from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_tokenizer
 from bebop.protocols import WorkerReport
 from bebop.rollout.decoding.lengths.entropy import EntropyLength
-from bebop.rollout.engines import make_worker
 from bebop.rollout.torch_engine import TorchEngine
+from bebop.rollout.worker import make_worker
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer import checkpoint
 from bebop.trainer.rank import TrainerRank

@@ -78,3 +78,8 @@ class Policy:
     def head_fingerprint(self) -> str:
         """Of the MTP head; empty where there is none."""
         return "" if self.mtp is None else fingerprint(dict(self.mtp.named_parameters()))
+
+
+def head_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The head's among weights that are named as ``Policy.weights`` names them, under the head's own names."""
+    return {name.removeprefix("mtp."): tensor for name, tensor in weights.items() if name.startswith("mtp.")}

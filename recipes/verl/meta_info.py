@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from bebop.monitor.adapters import PROPOSED
-from bebop.rollout.sglang_outputs import request_stats
+from bebop.rollout.sglang.outputs import request_stats
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.stats import fields
 

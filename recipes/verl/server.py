@@ -17,9 +17,9 @@ from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request
+from bebop.rollout.engine_thread import EngineThread
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion, SamplingParams
-from bebop.verl_job.engine import EngineThread
 from bebop.verl_job.names import checkpoint_to_engine
 from bebop.verl_job.settings import EngineConfig
 from bebop.verl_job.stats import fields
@@ -58,6 +58,7 @@ class EmbeddedServer:
             self.policy, decoding, slots=engine.slots, max_length=config.max_length, on_update=engine.on_update
         )
         self.thread = EngineThread(torch_engine)
+        self.thread.start()
         self.drafts = decoding.draft_tokens if SYSTEMS[decoding.system].drafts else 0
         self.version = 0
         self._open = asyncio.Event()
@@ -78,7 +79,7 @@ class EmbeddedServer:
         if params.max_new_tokens <= 0:
             return self._output(None, "length")
         request = Request(id=0, token_ids=tuple(prompt_ids), params=params)
-        completion = await asyncio.wrap_future(self.thread.submit(request))
+        completion = await asyncio.wrap_future(self.thread.submit([request])[0])
         return self._output(completion)
 
     async def load(self, weights: Mapping[str, Tensor], version: int | None) -> str:

@@ -3,8 +3,7 @@
 from bebop.bench.served import ServedBench, arms, job, side_by_side
 from bebop.config import ModelConfig, TaskConfig
 from bebop.config_sglang import SglangConfig
-from bebop.rollout.engine import Finished, Request
-from bebop.rollout.sglang_outputs import nothing
+from bebop.rollout.engine import Finished, Request, nothing
 from bebop.trajectory import SamplingParams
 
 

@@ -17,6 +17,9 @@ import torch
 
 STORED = Path(__file__).with_name("digests.json")
 TOLERANCE = 1e-5  # of sums, relative to those above 1
+# A bias of all keys shifts the scores of a query alike, but for slow rotations: its gradient is mostly rounding, which
+# AdamW makes a whole step. So it is compared only where arithmetic is the same.
+ROUNDING = "k_proj.bias"
 
 
 @dataclass(slots=True)
@@ -66,7 +69,7 @@ def differences(found: Mapping[str, Any], wanted: Mapping[str, Any], same_machin
         return told if found["real"] == wanted["real"] else [*told, "the bits of real numbers"]
     if found["sums"].keys() != wanted["sums"].keys():
         return [*told, "which real numbers there are"]
-    for name, sums in wanted["sums"].items():
+    for name, sums in ((n, s) for n, s in wanted["sums"].items() if ROUNDING not in n):
         close = np.allclose(found["sums"][name], sums, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
         told += [] if close else [f"the sum of {name}"]
     return told

@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 from bebop.config import DecodingConfig, TaskConfig
 from bebop.model.backbone import Policy
-from bebop.rollout.engine import Request
-from bebop.rollout.sglang_outputs import completion
+from bebop.rollout.engine import Request, nothing
+from bebop.rollout.served_engine import appended
+from bebop.rollout.sglang.outputs import part
 from bebop.rollout.text import AnswerText
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.procedural import ProceduralItems
@@ -75,13 +76,14 @@ def embedded(policy: Policy, said: str, reason: str = "stop") -> Completion:
 
 def served(said: str) -> Completion:
     """The same from what SGLang replies, in two pieces."""
-    answer = None
+    answer = nothing()
     ids = [*ids_of(said), STOP]
     for piece, reason in ((ids[:2], "abort"), (ids[2:], "stop")):
         meta: dict[str, Any] = {"finish_reason": {"type": reason}, "weight_version": "0"}
         meta["output_token_logprobs"] = [[-1.0, token, None] for token in piece]
-        answer = completion({"output_ids": piece, "meta_info": meta}, LAW, AnswerText(TOKENIZER), 0, answer)
-    assert answer is not None and answer.token_ids.tolist() == ids
+        decoded = part({"output_ids": piece, "meta_info": meta}, LAW, 0)
+        answer = appended(answer, decoded, LAW, AnswerText(TOKENIZER), recomputed=False)
+    assert answer.token_ids.tolist() == ids
     return answer
 
 

@@ -23,8 +23,9 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.mtp import MTPHead
 from bebop.rollout.engine import Request
-from bebop.rollout.sglang_builder import make_engine
-from bebop.rollout.sglang_engine import SglangEngine
+from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.sglang.builder import make
+from bebop.rollout.sglang.engine import SglangServer
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion, SamplingParams
 from tests.builders import letters
@@ -73,9 +74,9 @@ def with_sglang(config: JobConfig, **own: Any) -> JobConfig:
 
 
 @contextmanager
-def engine(config: JobConfig, **own: Any) -> Iterator[SglangEngine]:
+def engine(config: JobConfig, **own: Any) -> Iterator[ServedEngine]:
     """A real SGLang, always shut down."""
-    found, _ = make_engine(with_sglang(config, **own))
+    found, _ = make(with_sglang(config, **own))
     try:
         yield found
     finally:
@@ -105,9 +106,11 @@ def collect(engine: Any, count: int, done: dict[int, Completion] | None = None) 
     return [done[i] for i in range(count)]
 
 
-def raw(engine: SglangEngine, request: Request) -> dict[str, Any]:
+def raw(engine: ServedEngine, request: Request) -> dict[str, Any]:
     """SGLang's own output for a request."""
-    return engine._run(engine.backend.generate(engine._payload(request, None)))
+    server = engine.server
+    assert isinstance(server, SglangServer)
+    return engine.run(server.backend.generate(server.payload(request, ())))
 
 
 @functools.cache
@@ -173,7 +176,7 @@ def tokens_law_test(found: Sequence[Completion], folder: Path) -> None:
             return  # all have the same length
 
 
-def ask_many(engine: SglangEngine, rounds: Mapping[int, int], batch: int = 50) -> list[Completion]:
+def ask_many(engine: ServedEngine, rounds: Mapping[int, int], batch: int = 50) -> list[Completion]:
     """``rounds`` of so many batches for each length, and what they took."""
     began, found = time.perf_counter(), []
     for tokens, count in rounds.items():
@@ -182,9 +185,11 @@ def ask_many(engine: SglangEngine, rounds: Mapping[int, int], batch: int = 50) -
     return found
 
 
-def with_pause(engine: SglangEngine, pause: str) -> None:
+def with_pause(engine: ServedEngine, pause: str) -> None:
     """Another pause mode, on an engine that is there."""
-    engine.spec = dataclasses.replace(engine.spec, pause=pause)  # type: ignore[arg-type]
+    server = engine.server
+    assert isinstance(server, SglangServer)
+    server.own = dataclasses.replace(server.own, pause=pause)  # type: ignore[arg-type]
 
 
 def reload(folder: Path) -> Policy:

@@ -15,7 +15,7 @@ from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import save_policy
 from bebop.model.mtp import MTPHead
-from bebop.rollout.sglang_backend import INTERPRETER
+from bebop.rollout.sglang.backend import INTERPRETER
 from tests.builders import letters
 
 SIZES = {

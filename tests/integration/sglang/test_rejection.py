@@ -11,7 +11,7 @@ import torch
 
 from bebop.adaptation.probe import probe
 from bebop.rollout.engine import EngineDied, Request
-from bebop.rollout.sglang_engine import SglangEngine
+from bebop.rollout.served_engine import ServedEngine
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
 from bebop.trajectory import DecodeStats
@@ -41,13 +41,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sglang(folder: Path) -> Iterator[SglangEngine]:
+def sglang(folder: Path) -> Iterator[ServedEngine]:
     with engine(job(folder)) as found:
         yield found
 
 
 @pytest.fixture
-def fresh(sglang: SglangEngine, folder: Path) -> Iterator[SglangEngine]:
+def fresh(sglang: ServedEngine, folder: Path) -> Iterator[ServedEngine]:
     """The engine with the weights that it started with, before and after."""
     yield sglang
     with_pause(sglang, "in_place")
@@ -55,7 +55,7 @@ def fresh(sglang: SglangEngine, folder: Path) -> Iterator[SglangEngine]:
 
 
 @pytest.mark.smoke("engine", "drafts")
-def test_greedy_answers_are_those_of_plain_decoding(sglang: SglangEngine, folder: Path) -> None:
+def test_greedy_answers_are_those_of_plain_decoding(sglang: ServedEngine, folder: Path) -> None:
     """``test_plain`` compares SGLang's plain decoding with the same answers of the embedded engine."""
     plain = answers(embedded(folder, "autoregressive"), ask(2, 24, temperature=0.0))
     drafted = answers(sglang, ask(2, 24, temperature=0.0))
@@ -64,7 +64,7 @@ def test_greedy_answers_are_those_of_plain_decoding(sglang: SglangEngine, folder
 
 
 @pytest.mark.smoke("engine", "drafts")
-def test_logprobs_are_those_of_the_law(sglang: SglangEngine, folder: Path) -> None:
+def test_logprobs_are_those_of_the_law(sglang: ServedEngine, folder: Path) -> None:
     for temperature in (1.0, 0.7):
         for found in answers(sglang, ask(4, 20, temperature)):
             wanted = logprobs(folder, PROMPT, found.token_ids.tolist(), temperature)
@@ -75,7 +75,7 @@ def test_logprobs_are_those_of_the_law(sglang: SglangEngine, folder: Path) -> No
 
 
 @pytest.mark.smoke("drafts")
-def test_statistics_are_those_of_the_logits(sglang: SglangEngine, folder: Path) -> None:
+def test_statistics_are_those_of_the_logits(sglang: ServedEngine, folder: Path) -> None:
     """A reached position's draft distribution follows from the text alone, since the drafts before it were accepted."""
     model, compared = reload(folder), 0
     for _ in range(4):
@@ -96,7 +96,7 @@ def test_statistics_are_those_of_the_logits(sglang: SglangEngine, folder: Path) 
     assert compared > 100
 
 
-def test_acceptance_agrees_with_the_embedded_engine(sglang: SglangEngine, folder: Path) -> None:
+def test_acceptance_agrees_with_the_embedded_engine(sglang: ServedEngine, folder: Path) -> None:
     theirs, own = (
         sum((c.stats for c in answers(found, ask(40, 16))), DecodeStats()) for found in (sglang, embedded(folder))
     )
@@ -108,14 +108,14 @@ def test_acceptance_agrees_with_the_embedded_engine(sglang: SglangEngine, folder
         assert abs(overlaps[0] - overlaps[1]) < 4 * error, (k, overlaps)
 
 
-def test_the_law_of_tokens(sglang: SglangEngine, folder: Path) -> None:
+def test_the_law_of_tokens(sglang: ServedEngine, folder: Path) -> None:
     """Two tokens end after one verification; the third is a bonus, a second draft, or from the next cycle."""
     found = ask_many(sglang, {2: 30, 3: 10})
     assert len(found) == 2000 and sum(float(c.stats.accepted.sum()) for c in found) > 100
     tokens_law_test(found, folder)
 
 
-def test_an_aborted_answer_goes_on(sglang: SglangEngine) -> None:
+def test_an_aborted_answer_goes_on(sglang: ServedEngine) -> None:
     whole = answers(sglang, ask(1, 40, temperature=0.0))[0]
     request = ask(1, 40, temperature=0.0)[0]
     sglang.add(request)
@@ -132,7 +132,7 @@ def test_an_aborted_answer_goes_on(sglang: SglangEngine) -> None:
 
 @pytest.mark.parametrize("pause", ["in_place", "retract", "abort"])
 def test_the_target_changes_under_running_answers(
-    fresh: SglangEngine, folder: Path, tmp_path: Path, pause: str
+    fresh: ServedEngine, folder: Path, tmp_path: Path, pause: str
 ) -> None:
     other = checkpoint(tmp_path / "other", seed=5)
     with_pause(fresh, pause)
@@ -157,7 +157,7 @@ def test_the_target_changes_under_running_answers(
         np.testing.assert_allclose(answer.logprobs, logprobs(other, PROMPT, answer.token_ids.tolist()), atol=1e-4)
 
 
-def test_the_heads_change_alone_and_with_the_target(fresh: SglangEngine, folder: Path, tmp_path: Path) -> None:
+def test_the_heads_change_alone_and_with_the_target(fresh: ServedEngine, folder: Path, tmp_path: Path) -> None:
     head = fresh.head
     other = policy(7)
     assert other.mtp is not None
@@ -171,7 +171,7 @@ def test_the_heads_change_alone_and_with_the_target(fresh: SglangEngine, folder:
     assert_statistics(fresh, other)
 
 
-def assert_statistics(sglang: SglangEngine, model: object) -> None:
+def assert_statistics(sglang: ServedEngine, model: object) -> None:
     """First-position overlaps of an answer are those of this model, target and head."""
     output = raw(sglang, ask(1, 16)[0])
     found = probe(model, [TokenRow(prompt=PROMPT, answer=tuple(output["output_ids"]))], 1, Sampling())  # type: ignore[arg-type]
@@ -183,16 +183,16 @@ def assert_statistics(sglang: SglangEngine, model: object) -> None:
         place += entry["accepted"] + 1
 
 
-def test_heads_that_do_not_arrive_are_noticed(fresh: SglangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_that_do_not_arrive_are_noticed(fresh: ServedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sent to the wrong one of SGLang's models, which skips them and reports success."""
-    real = fresh.backend.control
+    real = fresh.server.backend.control
 
     async def astray(name: str, payload: dict) -> dict:
         return await real(name, {**payload, "selector": "target"} if "selector" in payload else payload)
 
     weights = {f"mtp.{name}": torch.zeros_like(t) for name, t in policy(9).mtp.named_parameters()}  # type: ignore[union-attr]
     with monkeypatch.context() as patch:
-        patch.setattr(fresh.backend, "control", astray)
+        patch.setattr(fresh.server.backend, "control", astray)
         with pytest.raises(EngineDied, match="did not arrive"):
             fresh.load_weights(weights, 4)
     fresh._run(real("continue_generation", {"torch_empty_cache": False}))

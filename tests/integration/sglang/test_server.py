@@ -15,8 +15,8 @@ import pytest
 from bebop.config import DecodingConfig
 from bebop.config_sglang import SglangConfig
 from bebop.errors import UserError
-from bebop.rollout.sglang_arguments import server_arguments
-from bebop.rollout.sglang_backend import INTERPRETER, WHOLE_ANSWERS
+from bebop.rollout.sglang.arguments import server_arguments
+from bebop.rollout.sglang.backend import INTERPRETER, WHOLE_ANSWERS
 from tests.integration.sglang.builders import PROMPT, answers, ask, checkpoint, engine, job, logprobs, policy
 
 KEY = "for-this-test"

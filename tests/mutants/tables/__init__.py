@@ -1,6 +1,17 @@
 """All faults, by area."""
 
-from tests.mutants.tables import draft_losses, engine, laws, monitor, policy, resume, sampling, staleness, watching
+from tests.mutants.tables import (
+    draft_losses,
+    engine,
+    laws,
+    monitor,
+    policy,
+    resume,
+    sampling,
+    staleness,
+    threads,
+    watching,
+)
 
 FAULTS = (
     *sampling.FAULTS,
@@ -9,6 +20,7 @@ FAULTS = (
     *draft_losses.FAULTS,
     *policy.FAULTS,
     *staleness.FAULTS,
+    *threads.FAULTS,
     *resume.FAULTS,
     *monitor.FAULTS,
     *watching.FAULTS,

@@ -5,6 +5,7 @@ from tests.mutants.fault import fault
 PARTIAL = "rollout/test_partial.py"
 ENDS = "rollout/test_ends.py"
 
+
 FAULTS = (
     fault(
         "engine/partial-versions",
@@ -37,8 +38,8 @@ FAULTS = (
     fault(
         "engine/partial-lost-in-queue",
         "rollout/torch_engine.py",
-        "request.partial or _nothing()",
-        "_nothing()",
+        "request.partial or nothing()",
+        "nothing()",
         PARTIAL,
     ),
     fault(

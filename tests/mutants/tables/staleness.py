@@ -191,9 +191,9 @@ FAULTS = (
     ),
     fault(
         "staleness/weights-overtake",
-        "rollout/worker.py",
-        "self._post(partial(self._take_weights, weights, version))",
-        "self._inbox.appendleft(partial(self._take_weights, weights, version))",
+        "rollout/engine_thread.py",
+        "self._calls += zip(calls, futures, strict=True)",
+        "self._calls[:0] = zip(calls, futures, strict=True)",
         ORDER,
     ),
     fault(

@@ -1,20 +1,12 @@
-"""A tiny engine and server of the plug-in, with the built-in model."""
+"""A server of the plug-in, with the built-in model."""
 
 from typing import Any
 
-from bebop.config import DecodingConfig, ModelConfig
-from bebop.model.checkpoint import load_policy, resolve
-from bebop.rollout.torch_engine import TorchEngine
+from bebop.model.checkpoint import resolve
 from bebop.verl_job.server import EmbeddedServer, ServerConfig
 from bebop.verl_job.settings import EngineConfig
 
 PROMPT = (2, 17, 40, 3)
-
-
-def make_engine() -> TorchEngine:
-    """Four slots of 64 tokens."""
-    policy = load_policy(ModelConfig(device="cpu"))
-    return TorchEngine(policy, DecodingConfig(), slots=4, max_length=64)
 
 
 def make_server(**changes: Any) -> EmbeddedServer:

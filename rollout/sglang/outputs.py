@@ -1,4 +1,4 @@
-"""From SGLang's outputs to completions: tokens, log-probs, versions and statistics under the names of every version."""
+"""From SGLang's outputs to parts of answers: tokens, log-probs, versions, and statistics by every version's names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,46 +8,23 @@ from numpy.typing import NDArray
 
 from bebop.errors import UserError
 from bebop.monitor.adapters import sglang_stats
-from bebop.rollout.text import TextOf
-from bebop.trajectory import Completion, DecodeStats, FinishReason, SamplingParams
+from bebop.rollout.served_engine import Part
+from bebop.trajectory import DecodeStats, FinishReason, SamplingParams
 
 STATISTICS = ("overlap", "target_only", "draft_entropy", "target_entropy")
 
 
-def completion(
-    output: Mapping[str, Any],
-    params: SamplingParams,
-    text: TextOf,
-    drafts: int,
-    partial: Completion | None = None,
-    recomputed: bool = False,
-) -> Completion:
-    """One output of SGLang, appended to ``partial`` if it went on with one. ``drafts`` is 0 for plain decoding.
-
-    ``recomputed``: keys and values are computed again when weights change; else those of older weights stay.
-    """
-    meta, reason = output["meta_info"], _reason(output["meta_info"])
-    ids = np.asarray(output["output_ids"], dtype=np.int64)
-    before = partial if partial is not None else nothing()
-    whole = np.concatenate([before.token_ids, ids])
-    versions = _versions(meta, len(ids))
-    # What went on with ``partial`` began with a prefill of all of it: what counts is what this output saw.
-    contexts = versions if recomputed else np.minimum.accumulate(versions)
-    return Completion(
-        token_ids=whole,
-        logprobs=np.concatenate([before.logprobs, _logprobs(meta, ids, params)]),
-        versions=np.concatenate([before.versions, versions]),
-        contexts=np.concatenate([before.oldest, contexts]),
-        text=text(whole.tolist(), params, reason),
-        finish_reason=reason,
-        stats=before.stats + request_stats(meta, len(ids), drafts),
+def part(output: Mapping[str, Any], params: SamplingParams, drafts: int) -> Part:
+    """One output of SGLang; ``drafts`` is 0 for plain decoding."""
+    meta, ids = output["meta_info"], np.asarray(output["output_ids"], dtype=np.int64)
+    return Part(
+        token_ids=ids,
+        logprobs=_logprobs(meta, ids, params),
+        versions=_versions(meta, len(ids)),
+        reason=_reason(meta),
+        stats=request_stats(meta, len(ids), drafts),
+        why=meta,
     )
-
-
-def nothing() -> Completion:
-    """An answer that was not begun."""
-    empty = np.zeros(0, dtype=np.int64)
-    return Completion(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty, finish_reason="abort")
 
 
 def refused(output: Mapping[str, Any]) -> str | None:

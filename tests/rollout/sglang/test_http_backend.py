@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-import bebop.rollout.sglang_http as http
+import bebop.rollout.sglang.http_backend as http
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.sglang_http import HttpBackend
+from bebop.rollout.sglang.http_backend import HttpBackend
 
 INFO = {
     "version": "0.5.23", "speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1,

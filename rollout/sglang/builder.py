@@ -1,6 +1,7 @@
-"""An SGLang engine from a job's configuration, and the tokens that end its answers."""
+"""SGLang as an ``EngineModule``: an engine from a job's configuration, and the tokens that end its answers."""
 
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,48 +13,58 @@ from bebop.config_sglang import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve
-from bebop.rollout.sglang_arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
-from bebop.rollout.sglang_backend import INTERPRETER, Backend, LocalBackend
-from bebop.rollout.sglang_engine import EngineSpec, SglangEngine
-from bebop.rollout.sglang_http import Fleet, HttpBackend
-from bebop.rollout.sglang_transfer import DiskCarrier, DistributedCarrier, TensorCarrier, WeightTransfer
-from bebop.rollout.sglang_weights import stored_head
+from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.sglang.arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
+from bebop.rollout.sglang.backend import INTERPRETER, Backend, LocalBackend
+from bebop.rollout.sglang.engine import SglangServer
+from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
+from bebop.rollout.sglang.transfer import DiskCarrier, DistributedCarrier, TensorCarrier, WeightTransfer
+from bebop.rollout.sglang.weights import stored_head
 from bebop.rollout.text import AnswerText
 from bebop.trajectory import SamplingParams
 
+EMBEDDED = False
 
-def make_engine(config: JobConfig) -> tuple[SglangEngine, tuple[int, ...]]:
+
+def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     """Start SGLang, or meet the servers that there are; the engine, and the tokens that end an answer."""
-    check_job(config)
-    own = config.rollout.sglang
+    check(config)
+    own, dtype = config.rollout.sglang, getattr(torch, config.model.dtype)
+    own = replace(
+        own,
+        pause=pause_mode(own, config.rollout.on_update),
+        monitor_every=own.monitor_every if config.monitor.decode_stats else 0,
+    )
     folder = resolve(config.model.path)
     tokenizer = load_tokenizer(config.model)
     layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
     layout = mtp_layout(folder, layers)
     head = stored_head(folder, layout, layers) if layout is not None else {}
-    drafts = config.decoding.draft_tokens if SYSTEMS[config.decoding.system].drafts else 0
-    spec = EngineSpec(
-        system=config.decoding.system,
-        drafts=drafts,
-        max_length=config.rollout.max_length,
+    server = SglangServer(
+        make_backend(config, own, folder),
+        make_carrier(own, folder, find_device(config.model)),
+        head,
+        own,
+        drafts=config.decoding.draft_tokens if SYSTEMS[config.decoding.system].drafts else 0,
         layout=layout or "mimo",
         layers=layers,
-        dtype=getattr(torch, config.model.dtype),
-        pause=pause_mode(own, config.rollout.on_update),
-        colocated=own.colocated,
+        dtype=dtype,
         rescored=config.algorithm.rescore,
-        seeded=own.deterministic,
-        monitor_every=own.monitor_every if config.monitor.decode_stats else 0,
+    )
+    engine = ServedEngine(
+        server,
+        AnswerText(tokenizer),
+        head,
+        system=config.decoding.system,
+        dtype=dtype,
+        max_length=config.rollout.max_length,
         timeout=own.timeout,
         retries=own.retries,
     )
-    backend = make_backend(config, own, folder, spec.monitor_every)
-    transfer = make_carrier(own, folder, find_device(config.model))
-    engine = SglangEngine(backend, transfer, spec, AnswerText(tokenizer), head)
     return engine, end_tokens(folder, tokenizer.eos_token_id)
 
 
-def check_job(config: JobConfig) -> None:
+def check(config: JobConfig) -> None:
     """Raise ``UserError`` for what SGLang cannot do for this job, before anything is started."""
     own, folder, sampling = config.rollout.sglang, resolve(config.model.path), config.rollout.sampling
     if find_spec("sglang") is None and not (own.urls and own.transfer == "disk"):
@@ -73,14 +84,22 @@ def check_job(config: JobConfig) -> None:
         )
 
 
-def make_backend(config: JobConfig, own: SglangConfig, folder: Path, every: int) -> Backend:
+def gpus(config: JobConfig) -> float:
+    """Its own, but for servers elsewhere: those take one only for a process group with the worker."""
+    own = config.rollout.sglang
+    if own.urls:
+        return 0.5 if own.transfer == "distributed" else 0.0
+    return float(own.tensor_parallel * own.data_parallel)
+
+
+def make_backend(config: JobConfig, own: SglangConfig, folder: Path) -> Backend:
     """The servers that are named, or an engine in this process."""
     if own.urls:
         key = os.environ.get(own.api_key_env)
         servers = [HttpBackend(url, key, config.decoding, timeout=own.timeout, retries=own.retries) for url in own.urls]
         return servers[0] if len(servers) == 1 else Fleet(servers)
     device = _device(config)
-    environment = {"BEBOP_VERIFY_EVERY": str(every)} | (INTERPRETER if device == "cpu" else {})
+    environment = {"BEBOP_VERIFY_EVERY": str(own.monitor_every)} | (INTERPRETER if device == "cpu" else {})
     return LocalBackend(server_arguments(config, own, folder, device), environment)
 
 

@@ -10,8 +10,8 @@ from bebop.config import AlgorithmConfig, DecodingConfig, JobConfig, MonitorConf
 from bebop.config_sglang import SglangConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
-from bebop.rollout import sglang_builder
-from bebop.rollout.sglang_arguments import (
+from bebop.rollout.sglang import builder
+from bebop.rollout.sglang.arguments import (
     pause_mode,
     refuse_sampling,
     refuse_server,
@@ -21,7 +21,7 @@ from bebop.rollout.sglang_arguments import (
     sampling_arguments,
     server_arguments,
 )
-from bebop.rollout.sglang_builder import check_job, end_tokens
+from bebop.rollout.sglang.builder import check, end_tokens
 from bebop.trajectory import SamplingParams
 
 TINY = resolve("tiny")
@@ -208,15 +208,15 @@ def test_sampling_arguments() -> None:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The main environment has no SGLang; what is checked here needs none."""
-    monkeypatch.setattr(sglang_builder, "find_spec", lambda name: True)
+    monkeypatch.setattr(builder, "find_spec", lambda name: True)
 
 
 def test_a_job_is_checked_before_anything_starts(installed: None) -> None:
-    check_job(job())
+    check(job())
     sampling = dataclasses.replace(RolloutConfig().sampling, min_p=0.1)
     config = JobConfig(rollout=RolloutConfig(sampling=sampling), algorithm=AlgorithmConfig(rescore=True))
     with pytest.raises(UserError, match="min_p"):
-        check_job(config)
+        check(config)
 
 
 SERVERS = ("http://a:1", "http://b:1")
@@ -233,15 +233,15 @@ SERVERS = ("http://a:1", "http://b:1")
 )
 def test_loops_that_cannot_drive_it(installed: None, changes: dict, word: str) -> None:
     with pytest.raises(UserError, match=word):
-        check_job(JobConfig(**changes))
+        check(JobConfig(**changes))
 
 
 def test_sglang_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sglang_builder, "find_spec", lambda name: None)
+    monkeypatch.setattr(builder, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install"):
-        check_job(job())
+        check(job())
     own = SglangConfig(urls=SERVERS, transfer="disk", folder="x")
-    check_job(JobConfig(rollout=RolloutConfig(engine="sglang", sglang=own)))  # weights by file, requests by HTTP
+    check(JobConfig(rollout=RolloutConfig(engine="sglang", sglang=own)))  # weights by file, requests by HTTP
 
 
 def test_end_tokens(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-import bebop.rollout.sglang_engine as sglang_engine
+from bebop.config_sglang import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied, Request
-from bebop.rollout.sglang_engine import EngineSpec, SglangEngine
-from bebop.rollout.sglang_http import Fleet
-from bebop.rollout.sglang_weights import WeightUpdate
+from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.sglang.engine import SglangServer
+from bebop.rollout.sglang.http_backend import Fleet
+from bebop.rollout.sglang.weights import WeightUpdate
 from bebop.trajectory import SamplingParams
 
 HEAD = {"final_norm.weight": torch.ones(4)}
@@ -98,24 +98,16 @@ class Hand:
             backend.weights["draft.norm"] = torch.zeros(4)
 
 
-class Silent(Hand):
-    """Never done."""
-
-    async def send(self, backend: Any, load: WeightUpdate, flush: bool) -> None:
-        await asyncio.sleep(3600)
-
-
-def spec(**changes: Any) -> EngineSpec:
-    base: dict[str, Any] = {
-        "system": "bebop", "drafts": 2, "max_length": 64, "layout": "mimo", "layers": 2, "dtype": torch.float32,
-        "pause": "in_place", "colocated": False, "rescored": False, "seeded": False, "monitor_every": 2,
-        "timeout": 30.0, "retries": 2,
-    }  # fmt: skip
-    return EngineSpec(**base | changes)
-
-
-def make(backend: Any, transfer: Any = None, **changes: Any) -> SglangEngine:
-    return SglangEngine(backend, transfer or Hand(), spec(**changes), lambda ids, params, reason: str(ids), HEAD)
+def make(backend: Any, transfer: Any = None, timeout: float = 30.0, **own: Any) -> ServedEngine:
+    settings = SglangConfig(**{"pause": "in_place", "monitor_every": 2} | own)
+    server = SglangServer(
+        backend, transfer or Hand(), HEAD, settings, drafts=2, layout="mimo", layers=2, dtype=torch.float32,
+        rescored=False,
+    )  # fmt: skip
+    return ServedEngine(
+        server, lambda ids, params, reason: str(ids), HEAD,
+        system="bebop", dtype=torch.float32, max_length=64, timeout=timeout, retries=2,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -127,25 +119,11 @@ def request(number: int, tokens: int = 5, **params: Any) -> Request:
     return Request(id=number, token_ids=(1, 10 * number), params=SamplingParams(max_new_tokens=tokens, **params))
 
 
-def drain(engine: SglangEngine) -> dict[int, Any]:
+def drain(engine: ServedEngine) -> dict[int, Any]:
     done: dict[int, Any] = {}
     while engine.unfinished:
         done |= {f.id: f.completion for f in engine.step()}
     return done
-
-
-def test_requests_become_completions(counting: Counting) -> None:
-    engine = make(counting)
-    for number in range(4):
-        engine.add(request(number, 3 + number))
-    assert engine.unfinished == 4
-    done = drain(engine)
-    assert {n: c.token_ids.tolist() for n, c in done.items()} == {
-        n: list(range(10 * n + 1, 10 * n + 4 + n)) for n in range(4)
-    }
-    assert engine.step() == [] and engine.unfinished == 0
-    engine.close()
-    assert counting.calls[-1] == "close"
 
 
 def test_aborted_answers_go_on_where_they_were(counting: Counting) -> None:
@@ -227,19 +205,6 @@ def test_deaths_and_hangs_raise(counting: Counting) -> None:
     engine.add(request(1))
     with pytest.raises(EngineDied, match="nothing was finished"):
         drain(engine)
-
-
-def test_a_call_that_is_never_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sglang_engine, "LOOK_SECONDS", 0.05)
-    backend = Counting()
-    engine = make(backend, Silent(), timeout=0.3)
-    with pytest.raises(EngineDied, match="did not reply"):
-        engine.load_weights(WEIGHTS, 1)
-    engine = make(backend, Silent())
-    threading.Timer(0.3, lambda: setattr(backend, "why", "process 7 ended")).start()
-    with pytest.raises(EngineDied, match="process 7"):
-        engine.load_weights(WEIGHTS, 1)
-    engine.close()  # a dead one too
 
 
 def test_memory_changes_hands_between_rollout_and_update(counting: Counting) -> None:

@@ -12,8 +12,8 @@ import aiohttp
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.sglang_arguments import refuse_server
-from bebop.rollout.sglang_backend import Backend, Reply, checked
+from bebop.rollout.sglang.arguments import refuse_server
+from bebop.rollout.sglang.backend import Backend, Reply, checked
 
 log = logging.getLogger(__name__)
 BUSY = (429, 500, 502, 503, 504)  # worth another try

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.sglang_arguments import refuse_version
+from bebop.rollout.sglang.arguments import refuse_version
 
 log = logging.getLogger(__name__)
 Reply = dict[str, Any]

@@ -22,7 +22,7 @@ Sample = Callable[..., tuple[Tensor, Tensor, Tensor]]
 def register() -> None:
     """Called by SGLang in each of its processes, wherever bebop is installed beside it."""
     if os.environ.get(CPU) == "1":
-        from bebop.rollout.sglang_cpu import replace
+        from bebop.rollout.sglang.cpu import replace
 
         replace()
     if every := int(os.environ.get(EVERY) or 0):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.rollout import sglang_plugin as plugin
-from bebop.rollout.sglang_plugin import Measure, statistics
+from bebop.rollout.sglang import plugin
+from bebop.rollout.sglang.plugin import Measure, statistics
 
 B, K, V = 3, 2, 7
 

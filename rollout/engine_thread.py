@@ -1,0 +1,170 @@
+"""The decoding thread: an engine that is asked from any thread, and answers with futures.
+
+Everything that touches the engine happens in this thread, between two steps, in the order in which it was asked for:
+new weights reach every request that is submitted after them, and an abort ends those that were submitted before it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.rollout.engine import Engine, Finished, Request
+from bebop.trajectory import Completion
+
+Call = Callable[[Future[Any]], None]
+STOP_SECONDS = 60.0  # for the step in progress, when the thread is to end
+
+
+class Stopped(RuntimeError):
+    """The thread was ended before it came to what was asked of it."""
+
+
+class Progress(NamedTuple):
+    """What the thread did since it was last asked, and what it decodes with."""
+
+    busy: float  # seconds in steps
+    swap: float  # seconds in loads of weights
+    version: int  # of the weights that were loaded last
+    head: str  # fingerprint of the head, of the same moment
+
+
+class EngineThread:
+    """Drives an engine; every method but ``turn`` may be called from any thread.
+
+    A future raises what the engine raised for it alone (``UserError``: a request that can never fit). What a step
+    raises ends the thread; all that is open, queued or asked for later raises it too, or ``Stopped`` after ``stop``.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._news = threading.Condition()
+        self._calls: list[tuple[Call, Future[Any]]] = []
+        self._open: dict[int, Future[Completion]] = {}
+        self._next = 0
+        self._busy = self._swap = 0.0
+        self._loaded = (engine.version, engine.head)
+        self._stopping = False
+        self._error: BaseException | None = None  # what ended the thread
+        self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
+
+    def start(self) -> None:
+        """Begin; without, each ``turn`` is the caller's."""
+        self._thread.start()
+
+    def submit(self, requests: Sequence[Request]) -> list[Future[Completion]]:
+        """Queue requests, which enter the engine together; their ids are chosen here."""
+        return self._post([partial(self._add, request) for request in requests])
+
+    def abort(self) -> Future[int]:
+        """End all requests; their futures get what there is of an answer (reason ``abort``). Yields how many."""
+        return self._post([self._abort])[0]
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> Future[None]:
+        """New weights, taken in between two steps; requests in progress go on with them."""
+        return self._post([partial(self._load, weights, version)])[0]
+
+    def configure(self, decoding: DecodingConfig) -> Future[None]:
+        """Another way of decoding, between two steps; requests in progress go on with it."""
+        return self._post([partial(self._configure, decoding)])[0]
+
+    def progress(self) -> Progress:
+        """Seconds since the last call; version and head."""
+        with self._news:
+            found = Progress(self._busy, self._swap, *self._loaded)
+            self._busy = self._swap = 0.0
+        return found
+
+    def stop(self) -> None:
+        """End after the step in progress, whose answers are still given."""
+        with self._news:
+            self._stopping = True
+            self._news.notify_all()
+        if self._thread.ident is None:  # never started
+            self._end(Stopped("the decoding thread was stopped"))
+        elif self._thread is not threading.current_thread():
+            self._thread.join(STOP_SECONDS)
+
+    def turn(self) -> None:
+        """Do what was asked for, then one step of the engine; answer what ended."""
+        with self._news:
+            calls, self._calls = self._calls, []
+        for call, future in calls:
+            try:
+                call(future)
+            except Exception as error:  # whoever asked gets it
+                future.set_exception(error)
+        started = time.perf_counter()
+        ended = self.engine.step()
+        with self._news:
+            self._busy += time.perf_counter() - started
+        self._answer(ended)
+
+    def _run(self) -> None:
+        error: BaseException = Stopped("the decoding thread was stopped")
+        try:
+            while self._wait():
+                self.turn()
+        except BaseException as broken:  # not swallowed: everybody who waits gets it
+            error = broken
+        self._end(error)
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; False if that is to end."""
+        with self._news:
+            self._news.wait_for(lambda: self._stopping or self._calls or self.engine.unfinished)
+            return not self._stopping
+
+    def _end(self, error: BaseException) -> None:
+        with self._news:
+            self._error = error
+            waiting = [*self._open.values(), *(future for _, future in self._calls)]
+            self._open, self._calls = {}, []
+        for future in waiting:
+            future.set_exception(error)
+
+    def _post(self, calls: Sequence[Call]) -> list[Future[Any]]:
+        """Queue calls, taken in together; each settles its future, now or later."""
+        futures: list[Future[Any]] = [Future() for _ in calls]
+        for future in futures:
+            future.set_running_or_notify_cancel()  # one that is cancelled by who waits would refuse its result
+        with self._news:
+            if self._error is None:
+                self._calls += zip(calls, futures, strict=True)
+                self._news.notify_all()
+                return futures
+        for future in futures:
+            future.set_exception(self._error)
+        return futures
+
+    def _add(self, request: Request, future: Future[Completion]) -> None:
+        self._next += 1
+        self.engine.add(replace(request, id=self._next))
+        self._open[self._next] = future
+
+    def _abort(self, future: Future[int]) -> None:
+        ended = self.engine.abort()
+        self._answer(ended)
+        future.set_result(len(ended))
+
+    def _load(self, weights: Mapping[str, Tensor], version: int, future: Future[None]) -> None:
+        started = time.perf_counter()
+        self.engine.load_weights(weights, version)
+        with self._news:
+            self._swap += time.perf_counter() - started
+            self._loaded = (self.engine.version, self.engine.head)
+        future.set_result(None)
+
+    def _configure(self, decoding: DecodingConfig, future: Future[None]) -> None:
+        self.engine.configure(decoding)
+        future.set_result(None)
+
+    def _answer(self, ended: Sequence[Finished]) -> None:
+        for finished in ended:
+            self._open.pop(finished.id).set_result(finished.completion)

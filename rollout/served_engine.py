@@ -1,0 +1,244 @@
+"""A server with asynchronous requests, seen as an ``Engine`` that is stepped: all of it that no server differs in.
+
+Requests run in an event loop of their own; ``step`` hands out what was finished meanwhile. An answer that the server
+cuts, for new weights or for reasons of its own, is asked for again from where it was.
+"""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.errors import UserError
+from bebop.model.backbone import head_weights
+from bebop.model.fingerprint import fingerprint
+from bebop.rollout.engine import EngineDied, Finished, Request, nothing
+from bebop.rollout.text import TextOf
+from bebop.trajectory import Completion, DecodeStats, FinishReason, SamplingParams
+
+T = TypeVar("T")
+STEP_SECONDS = 0.2  # a step that finds nothing finished returns after this long
+LOOK_SECONDS = 1.0  # between two looks whether an engine that owes a reply still lives
+ABORT_SECONDS = 0.05  # between two tries to abort: a request may not have reached the scheduler yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a server decoded of an answer until it ended or was cut: N tokens, perhaps none."""
+
+    token_ids: NDArray[np.int64]  # [N]
+    logprobs: NDArray[np.float32]  # [N] under the target distribution
+    versions: NDArray[np.int64]  # [N] of the weights that produced each token
+    reason: FinishReason  # abort: it was cut
+    stats: DecodeStats
+    why: object  # of a cut: what the server says
+
+
+class Server(Protocol):
+    """What a server has to offer. Coroutines run in one event loop; ``EngineDied`` may come out of any of them."""
+
+    name: str  # in messages
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether running answers' keys and values are computed again with new weights; else they stay."""
+
+    async def start(self) -> None:
+        """Make it ready, however long that takes."""
+
+    async def test(self) -> None:
+        """Look, once it is ready, whether it does what is asked of it."""
+
+    def check(self, request: Request) -> None:
+        """``UserError`` for a request that it cannot serve."""
+
+    async def generate(self, request: Request, written: Sequence[int]) -> Part:
+        """Go on with a request after the tokens that are ``written``, to its end or until it is cut."""
+
+    async def abort(self, id: int) -> None:
+        """Cut a request, if it has got there; asked again until ``generate`` returns."""
+
+    async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Replace weights between two cycles. Names as in ``Policy.weights``; those that are not sent stay."""
+
+    async def rest(self) -> None:
+        """All answers were handed out: new weights may come next."""
+
+    def dead(self) -> str | None:
+        """Why it is known to be dead."""
+
+    async def close(self) -> None:
+        """End what was started."""
+
+
+class ServedEngine:
+    """See ``Engine``."""
+
+    def __init__(
+        self,
+        server: Server,
+        text: TextOf,
+        head: Mapping[str, Tensor],
+        *,
+        system: str,
+        dtype: torch.dtype,
+        max_length: int,
+        timeout: float,
+        retries: int,
+    ) -> None:
+        """``head``: the checkpoint's, under its own names; ``dtype``: of the server's weights.
+
+        ``timeout``: seconds in which nothing is finished; ``retries``: cuts of an answer one after another.
+        """
+        self.server, self.text, self.system, self.dtype = server, text, system, dtype
+        self.max_length, self.timeout, self.retries = max_length, timeout, retries
+        self.version = 0
+        self.head = fingerprint(head, dtype) if head else ""
+        self._open: dict[int, Future[Completion]] = {}
+        self._done: SimpleQueue[tuple[int, Future[Completion]]] = SimpleQueue()
+        self._aborted: set[int] = set()
+        self._moved = time.monotonic()  # when something was finished or added last
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name=server.name, daemon=True).start()
+        self.run(server.start(), limit=math.inf)
+        self.run(server.test())
+
+    @property
+    def unfinished(self) -> int:
+        """Requests queued or running."""
+        return len(self._open)
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        length = len(request.token_ids)
+        self.server.check(request)
+        if not length:
+            raise UserError("an empty prompt cannot be continued: give at least one token")
+        if length + request.params.max_new_tokens > self.max_length:
+            raise UserError(f"a prompt of {length} tokens + max_new_tokens exceeds max_length={self.max_length}")
+        self._moved = time.monotonic()
+        future = asyncio.run_coroutine_threadsafe(self._serve(request), self._loop)
+        self._open[request.id] = future
+        future.add_done_callback(lambda ended: self._done.put((request.id, ended)))
+
+    def step(self) -> list[Finished]:
+        """What was finished since the last step, as soon as there is something or after a short while."""
+        ended: list[tuple[int, Future[Completion]]] = []
+        with suppress(Empty):
+            ended.append(self._done.get(timeout=STEP_SECONDS if self._open else 0))
+            while True:
+                ended.append(self._done.get_nowait())
+        # A notice may come late, when its request was aborted and perhaps asked again.
+        ids = [id for id, future in ended if self._open.get(id) is future]
+        finished = [Finished(id=id, completion=self._open.pop(id).result()) for id in ids]
+        now = time.monotonic()
+        if finished or not self._open:
+            self._moved = now
+        why = self.server.dead()
+        if why is None and now - self._moved > self.timeout:
+            why = f"{len(self._open)} answers are open and nothing was finished for {self.timeout:.0f} s"
+        if why is not None and self._open:
+            raise EngineDied(why)
+        if finished and not self._open:
+            self.run(self.server.rest())
+        return finished
+
+    def abort(self, ids: Sequence[int] | None = None) -> list[Finished]:
+        """End requests now, all of them if ``ids`` is None."""
+        chosen = [id for id in (self._open if ids is None else ids) if id in self._open]
+        self._aborted.update(chosen)
+        self.run(self._abort(chosen))
+        finished = [Finished(id=id, completion=self._open.pop(id).result()) for id in chosen]
+        self._aborted.clear()
+        return finished
+
+    def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Replace weights in flight. After a failure nobody knows them."""
+        self.run(self.server.load(weights, version))
+        self.version = version
+        if head := head_weights(weights):
+            self.head = fingerprint(head, self.dtype)
+        self._moved = time.monotonic()
+
+    def configure(self, decoding: DecodingConfig) -> None:
+        """A server decodes as it was started."""
+        if decoding.system != self.system:
+            why = f"{self.server.name} runs {self.system!r}"
+            raise UserError(f"decoding.system={decoding.system!r} is not possible now: {why}")
+
+    def close(self) -> None:
+        """End the server and its processes, dead or alive."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(self.timeout)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def run(self, work: Coroutine[Any, Any, T], limit: float | None = None) -> T:
+        """Wait for something in the event loop, as long as there is somebody to wait for."""
+        future, limit = asyncio.run_coroutine_threadsafe(work, self._loop), limit or self.timeout
+        deadline = time.monotonic() + limit
+        while not wait([future], LOOK_SECONDS).done:
+            why = self.server.dead()
+            if why is None and time.monotonic() > deadline:
+                why = f"{self.server.name} did not reply for {limit:.0f} s"
+            if why is not None:
+                future.cancel()
+                raise EngineDied(why)
+        return future.result()
+
+    async def _serve(self, request: Request) -> Completion:
+        """One answer to its end; one that is cut goes on where it was, unless it was aborted."""
+        answer, cuts = request.partial or nothing(), 0
+        while request.id not in self._aborted:
+            part = await self.server.generate(request, answer.token_ids.tolist())
+            answer = appended(answer, part, request.params, self.text, self.server.recomputes)
+            if part.reason != "abort":
+                return answer
+            cuts = 0 if len(part.token_ids) else cuts + 1
+            if cuts > self.retries:
+                raise EngineDied(f"an answer was cut {cuts} times without a new token: {part.why}")
+        return answer
+
+    async def _abort(self, ids: Sequence[int]) -> None:
+        while waiting := [id for id in ids if not self._open[id].done()]:
+            if (why := self.server.dead()) is not None:
+                raise EngineDied(why)
+            for id in waiting:
+                await self.server.abort(id)
+            await asyncio.sleep(ABORT_SECONDS)
+
+    async def _end(self) -> None:
+        await self.server.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+def appended(before: Completion, part: Part, params: SamplingParams, text: TextOf, recomputed: bool) -> Completion:
+    """An answer and what was decoded after it; ``recomputed`` as ``Server.recomputes``.
+
+    What went on with ``before`` began with a prefill of all of it: what counts as its context is what the part saw.
+    """
+    ids = np.concatenate([before.token_ids, part.token_ids])
+    contexts = part.versions if recomputed else np.minimum.accumulate(part.versions)
+    return Completion(
+        token_ids=ids,
+        logprobs=np.concatenate([before.logprobs, part.logprobs]),
+        versions=np.concatenate([before.versions, part.versions]),
+        contexts=np.concatenate([before.oldest, contexts]),
+        text=text(ids.tolist(), params, part.reason),
+        finish_reason=part.reason,
+        stats=before.stats + part.stats,
+        exact=before.exact,
+    )

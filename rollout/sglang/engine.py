@@ -1,0 +1,140 @@
+"""SGLang as a ``Server`` of the ``ServedEngine``: its requests, its weight updates, its memory."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from bebop.config_sglang import SglangConfig
+from bebop.errors import UserError
+from bebop.rollout.engine import Request
+from bebop.rollout.served_engine import Part
+from bebop.rollout.sglang.arguments import refuse_sampling, sampling_arguments
+from bebop.rollout.sglang.backend import Backend
+from bebop.rollout.sglang.outputs import part, refused
+from bebop.rollout.sglang.transfer import WeightTransfer
+from bebop.rollout.sglang.weights import WeightWatch, update
+from bebop.trajectory import SamplingParams
+
+
+class SglangServer:
+    """See ``Server``.
+
+    Not replayable unless ``deterministic``: SGLang draws from one generator for all requests.
+    """
+
+    name = "SGLang"
+
+    def __init__(
+        self,
+        backend: Backend,
+        transfer: WeightTransfer,
+        head: Mapping[str, Tensor],
+        own: SglangConfig,
+        *,
+        drafts: int,
+        layout: str,
+        layers: int,
+        dtype: torch.dtype,
+        rescored: bool,
+    ) -> None:
+        """``head``: the checkpoint's MTP head, under the names of ``MTPHead``; empty if it has none.
+
+        ``own``: settings, of which ``pause`` is given. ``drafts`` per cycle, 0 for plain decoding; ``layout`` of the
+        head's weights in checkpoints; ``layers`` of the backbone; ``dtype`` of the engine's weights; ``rescored``:
+        whether the trainer computes rollout log-probs itself.
+        """
+        self.backend, self.transfer, self.own, self.drafts, self.rescored = backend, transfer, own, drafts, rescored
+        self.start, self.dead, self.close = backend.start, backend.dead, backend.close
+        self._update = partial(update, layout=layout, layers=layers)
+        self._stored = {f"mtp.{name}": tensor for name, tensor in head.items()}
+        self._rids: dict[int, str] = {}  # what a request is called in SGLang now
+        self._count = 0
+        self._awake = True  # whether the GPU's memory is ours
+        # Keys and values are found again under this name alone: never those of other weights, or of another job.
+        self._cache = uuid4().hex
+        self._watch = WeightWatch(dtype)
+
+    @property
+    def recomputes(self) -> bool:
+        """See ``Server``."""
+        return self.own.pause != "in_place"
+
+    async def test(self) -> None:
+        """Take the checksums of now; SGLang swallows what goes wrong in a plugin: look for its trace in an answer."""
+        self._watch.begin(await self._checksums(), self._update(self._stored, 0).draft if self.drafts else {})
+        if not self.drafts or not self.own.monitor_every:
+            return
+        params = SamplingParams(max_new_tokens=2 + self.drafts)
+        arguments = sampling_arguments(params, params.max_new_tokens, False)
+        payload = {"input_ids": [1, 1], "sampling_params": arguments}
+        for _ in range(self.own.monitor_every):
+            if (await self.backend.generate(payload))["meta_info"].get("bebop_verify"):
+                return
+        raise UserError(
+            "SGLang reports no overlap of drafts: bebop must be installed beside it, and BEBOP_VERIFY_EVERY set "
+            "(see recipes/sglang); or set rollout.sglang.monitor_every=0"
+        )
+
+    def check(self, request: Request) -> None:
+        """See ``Server``."""
+        assert self._awake, "the weights are not there: new ones have to come first"
+        refuse_sampling(request.params, self.drafts > 0, self.rescored)
+
+    async def generate(self, request: Request, written: Sequence[int]) -> Part:
+        """See ``Server``."""
+        try:
+            output = await self.backend.generate(self.payload(request, written))
+        finally:
+            self._rids.pop(request.id, None)
+        if (problem := refused(output)) is not None:
+            raise UserError(f"SGLang refuses a request: {problem}")
+        return part(output, request.params, self.drafts)
+
+    def payload(self, request: Request, written: Sequence[int]) -> dict[str, Any]:
+        """A request to SGLang, under a name of its own."""
+        self._count += 1
+        self._rids[request.id] = rid = f"bebop-{id(self):x}-{self._count:x}."  # SGLang aborts by prefix: end it
+        fresh = request.params.max_new_tokens - len(written)
+        return {
+            "rid": rid,
+            "input_ids": [*request.token_ids, *written],
+            "sampling_params": sampling_arguments(request.params, fresh, self.own.deterministic),
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "extra_key": self._cache,
+        }
+
+    async def abort(self, id: int) -> None:
+        """See ``Server``."""
+        if id in self._rids:
+            await self.backend.control("abort_request", {"rid": self._rids[id]})
+
+    async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """See ``Server``. A failure leaves SGLang paused: nobody knows its weights."""
+        if not self._awake:
+            await self._wake()
+        load = self._update(weights, version)
+        await self.backend.control("pause_generation", {"mode": self.own.pause})
+        await self.transfer.send(self.backend, load, flush=self.recomputes)
+        self._watch.verify(await self._checksums(), load)
+        self._cache = uuid4().hex  # before answers go on: those that were cut are asked again
+        await self.backend.control("continue_generation", {"torch_empty_cache": torch.cuda.is_available()})
+
+    async def rest(self) -> None:
+        """Give the GPU to the trainer, if it is shared: weights and keys and values leave it."""
+        if self.own.colocated:
+            await self.backend.control("release_memory_occupation", {})
+            self._awake = False
+
+    async def _wake(self) -> None:
+        """Take the GPU back. Target weights have to be loaded before the next request; the draft's must have stayed."""
+        await self.backend.control("resume_memory_occupation", {})
+        self._awake = True
+        self._watch.check_draft(await self._checksums())
+
+    async def _checksums(self) -> Mapping[str, Any]:
+        return await self.backend.control("weights_checker", {"action": "checksum", "selector": "all"})

@@ -1,0 +1,40 @@
+"""The embedded engine as an ``EngineModule``: from a job's configuration to the engine."""
+
+import torch
+from transformers import AutoConfig
+
+from bebop.config import JobConfig
+from bebop.decoding import SYSTEMS
+from bebop.model.checkpoint import find_device, load_policy, resolve
+from bebop.rollout.room import check_memory
+from bebop.rollout.torch_engine import TorchEngine
+
+EMBEDDED = True
+
+
+def check(config: JobConfig) -> None:
+    """Its keys and values fit this machine, if it is the one that it will run on."""
+    if config.runtime.address is None:
+        settings = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True)
+        slots, dtype = config.rollout.slots * config.rollout.workers, getattr(torch, config.model.dtype)
+        check_memory(settings, slots, config.rollout.max_length, dtype, find_device(config.model))
+
+
+def gpus(config: JobConfig) -> float:
+    """A share of one."""
+    return 0.5
+
+
+def make(config: JobConfig) -> tuple[TorchEngine, tuple[int, ...]]:
+    """The engine, and the tokens that end an answer."""
+    policy = load_policy(config.model, need_head=SYSTEMS[config.decoding.system].head)
+    engine = TorchEngine(
+        policy,
+        config.decoding,
+        slots=config.rollout.slots,
+        max_length=config.rollout.max_length,
+        on_update=config.rollout.on_update,
+        measure=config.monitor.decode_stats,
+        room=config.decoding.draft_tokens + 1 if config.monitor.actions else 0,
+    )
+    return engine, policy.eos_token_ids
