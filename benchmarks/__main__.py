@@ -3,6 +3,7 @@
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,8 @@ from bebop.parsing import LARGEST, MOST
 from bebop.preflight import check_model, checked
 from bebop.rollout.sglang.arguments import HOSTED
 
+Rows = list[dict[str, Any]]
+Chart = tuple[str, Rows, str, str, str]  # name, rows, and their columns: groups, bars, heights
 CHAIN_SUM = {"min_terms": 8, "max_terms": 11, "min_digits": 1, "max_digits": 1}
 
 
@@ -24,40 +27,44 @@ def parser() -> Parser:
     top = Parser(prog="python -m bebop.bench", description=__doc__)
     top.add_argument("--out", type=Path, help="folder for JSON, table and chart (default: runs/bench-<date and time>)")
     kinds = top.add_subparsers(dest="kind", required=True)
-    one = kinds.add_parser("rollout", help="tokens/s of the decoding systems and of Hugging Face generate")
-    one.add_argument("--model", default="tiny", help="tiny, smollm2 or a Hugging Face folder (default: tiny)")
-    one.add_argument("--device", default="auto")
-    one.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    one.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
-    one.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
-    one.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
-    one.add_argument("--rounds", type=whole(1), default=3, help="turns of each arm; the best counts (default: 3)")
-    one.add_argument("--waves", type=whole(1), default=3, help="requests per slot (default: 3)")
-    one.add_argument("--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1, as a worker has)")
-    two = kinds.add_parser("loop", help="asynchronous against synchronous jobs")
-    two.add_argument("--steps", type=whole(loop.WARM_UP + 2), default=15, help="steps of each job (default: 15)")
-    two.add_argument("--rounds", type=whole(1), default=1, help="turns of each arm; the best counts (default: 1)")
-    two.add_argument("overrides", nargs="*", help="settings for every job, as for python -m bebop.run")
-    three = kinds.add_parser("kernels", help="draft losses and verification against what others offer")
-    three.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    three.add_argument("--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1)")
-    four = kinds.add_parser("monitor", help="what watching acceptance costs")
-    four.add_argument("--rounds", type=whole(2), default=8, help="turns with and without statistics (default: 8)")
-    four.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
-    five = kinds.add_parser("sglang", help="tokens/s of SGLang, with and without the plugin that measures drafts")
-    five.add_argument("--model", default="tiny", help="tiny or a Hugging Face folder with MTP weights (default: tiny)")
-    five.add_argument("--device", default="auto")
-    five.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
-    five.add_argument("--batches", type=whole(1), nargs="+", default=[1, 4, 16, 64])
+    decoding = kinds.add_parser("rollout", help="tokens/s of the decoding systems and of Hugging Face generate")
+    decoding.add_argument("--model", default="tiny", help="tiny, smollm2 or a Hugging Face folder (default: tiny)")
+    decoding.add_argument("--device", default="auto")
+    decoding.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    decoding.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
+    decoding.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
+    decoding.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
+    decoding.add_argument("--rounds", type=whole(1), default=3, help="turns of each arm; the best counts (default: 3)")
+    decoding.add_argument("--waves", type=whole(1), default=3, help="requests per slot (default: 3)")
+    decoding.add_argument("--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1, as a worker has)")
+    jobs = kinds.add_parser("loop", help="asynchronous against synchronous jobs")
+    jobs.add_argument("--steps", type=whole(loop.WARM_UP + 2), default=15, help="steps of each job (default: 15)")
+    jobs.add_argument("--rounds", type=whole(1), default=1, help="turns of each arm; the best counts (default: 1)")
+    jobs.add_argument("overrides", nargs="*", help="settings for every job, as for python -m bebop.run")
+    kernel = kinds.add_parser("kernels", help="draft losses and verification against what others offer")
+    kernel.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    kernel.add_argument("--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1)")
+    watching = kinds.add_parser("monitor", help="what watching acceptance costs")
+    watching.add_argument("--rounds", type=whole(2), default=8, help="turns with and without statistics (default: 8)")
+    watching.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
+    serving = kinds.add_parser("sglang", help="tokens/s of SGLang, with and without the plugin that measures drafts")
+    serving.add_argument(
+        "--model", default="tiny", help="tiny or a Hugging Face folder with MTP weights (default: tiny)"
+    )
+    serving.add_argument("--device", default="auto")
+    serving.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
+    serving.add_argument("--batches", type=whole(1), nargs="+", default=[1, 4, 16, 64])
     fixed = [name for name in HOSTED if SYSTEMS[name].length == "fixed"]
-    five.add_argument("--systems", nargs="+", default=fixed, choices=HOSTED)
-    five.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
-    five.add_argument("--rounds", type=whole(1), default=3, help="turns at each size; the best counts (default: 3)")
-    five.add_argument("--waves", type=whole(1), default=4, help="requests per place (default: 4)")
-    five.add_argument("--max-new-tokens", type=whole(1), default=256)
-    five.add_argument("--every", type=whole(0), default=4, help="the plugin measures one step in so many (default: 4)")
-    five.add_argument("--memory-fraction", type=float, help="of the GPU (default: SGLang decides)")
-    five.add_argument("--cache-tokens", type=whole(1, LARGEST), help="room for keys and values (default: what fits)")
+    serving.add_argument("--systems", nargs="+", default=fixed, choices=HOSTED)
+    serving.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
+    serving.add_argument("--rounds", type=whole(1), default=3, help="turns at each size; the best counts (default: 3)")
+    serving.add_argument("--waves", type=whole(1), default=4, help="requests per place (default: 4)")
+    serving.add_argument("--max-new-tokens", type=whole(1), default=256)
+    serving.add_argument(
+        "--every", type=whole(0), default=4, help="the plugin measures one step in so many (default: 4)"
+    )
+    serving.add_argument("--memory-fraction", type=float, help="of the GPU (default: SGLang decides)")
+    serving.add_argument("--cache-tokens", type=whole(1, LARGEST), help="room for keys and values (default: what fits)")
     return top
 
 
@@ -65,19 +72,44 @@ def _model(options: argparse.Namespace) -> ModelConfig:
     return ModelConfig(path=options.model, device=options.device, dtype=options.dtype)
 
 
-def _served(options: argparse.Namespace) -> served.ServedBench:
-    return served.ServedBench(
-        model=_model(options),
-        task=TaskConfig(name="chain_sum", args=CHAIN_SUM),
-        systems=tuple(options.systems),
-        batches=tuple(options.batches),
-        draft_tokens=options.draft_tokens,
-        rounds=options.rounds,
-        waves=options.waves,
-        max_new_tokens=options.max_new_tokens,
-        every=options.every,
-        sglang=SglangConfig(memory_fraction=options.memory_fraction, cache_tokens=options.cache_tokens),
-    )
+def _rollout(options: argparse.Namespace) -> rollout.RolloutBench:
+    """What ``rollout`` measures, and ``sglang`` with more."""
+    common: dict[str, Any] = {name: tuple(getattr(options, name)) for name in ("systems", "batches")}
+    common |= {name: getattr(options, name) for name in ("draft_tokens", "rounds", "waves")}
+    common |= {"model": _model(options), "task": TaskConfig(name="chain_sum", args=CHAIN_SUM)}
+    if options.kind == "rollout":
+        return rollout.RolloutBench(**common)
+    engine = SglangConfig(memory_fraction=options.memory_fraction, cache_tokens=options.cache_tokens)
+    return served.ServedBench(**common, max_new_tokens=options.max_new_tokens, every=options.every, sglang=engine)
+
+
+def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
+    """The numbers, and the charts that show them."""
+    kind = options.kind
+    if kind == "loop":
+        for arm in loop.ARMS.values():
+            checked(job_config([*arm, *options.overrides]))
+        rows = loop.run(options.steps, options.rounds, options.overrides)
+        return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "arm", "samples/s")]
+    if kind == "sglang":
+        bench = _rollout(options)
+        assert isinstance(bench, served.ServedBench)
+        rows = served.run(bench)
+        charted = [{**row, "arm": f"{row['arm']}, plugin {row['plugin']}"} for row in rows]
+        return rows, [(kind, charted, "batch", "arm", "tokens/s")]
+    if kind == "monitor":
+        config = job_config(options.overrides)
+        checked(config)
+        torch.set_num_threads(config.rollout.threads)
+        rows = monitor.run(config, options.rounds)
+        return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "part", "added %")]
+    torch.set_num_threads(options.threads)
+    if kind == "kernels":
+        choice = {"auto": kernels.default, "cpu": kernels.on_cpu, "cuda": kernels.on_gpu}[options.device]
+        rows = kernels.run(choice())
+        return rows, [(what, chosen, "shape", "arm", "ms") for what, chosen in kernels.charts(rows).items()]
+    rows = rollout.run(_rollout(options))
+    return rows, [(kind, rows, "batch", "arm", "tokens/s")]
 
 
 def main(arguments: list[str]) -> int:
@@ -88,46 +120,10 @@ def main(arguments: list[str]) -> int:
     check_writable("--out", out)
     if "model" in options:
         check_model(_model(options))
-    settings = {k: v for k, v in vars(options).items() if k != "out"}
-    if options.kind == "loop":
-        for arm in loop.ARMS.values():
-            checked(job_config([*arm, *options.overrides]))
-        rows = loop.run(options.steps, options.rounds, options.overrides)
-        record.keep(out, "loop", rows, settings, origin)
-        record.bars(out, "loop", [{**r, "job": ""} for r in rows], group="job", bar="arm", height="samples/s")
-    elif options.kind == "sglang":
-        rows = served.run(_served(options))
-        record.keep(out, "sglang", rows, settings, origin)
-        charted = [{**row, "arm": f"{row['arm']}, plugin {row['plugin']}"} for row in rows]
-        record.bars(out, "sglang", charted, group="batch", bar="arm", height="tokens/s")
-    elif options.kind == "monitor":
-        config = job_config(options.overrides)
-        checked(config)
-        torch.set_num_threads(config.rollout.threads)
-        rows = monitor.run(config, options.rounds)
-        record.keep(out, "monitor", rows, settings, origin)
-        record.bars(out, "monitor", [{**r, "job": ""} for r in rows], group="job", bar="part", height="added %")
-    elif options.kind == "kernels":
-        torch.set_num_threads(options.threads)
-        choice = {"auto": kernels.default, "cpu": kernels.on_cpu, "cuda": kernels.on_gpu}[options.device]
-        rows = kernels.run(choice())
-        record.keep(out, "kernels", rows, settings, origin)
-        for what, chosen in kernels.charts(rows).items():
-            record.bars(out, what, chosen, group="shape", bar="arm", height="ms")
-    else:
-        torch.set_num_threads(options.threads)
-        bench = rollout.RolloutBench(
-            model=_model(options),
-            task=TaskConfig(name="chain_sum", args=CHAIN_SUM),
-            systems=tuple(options.systems),
-            batches=tuple(options.batches),
-            draft_tokens=options.draft_tokens,
-            rounds=options.rounds,
-            waves=options.waves,
-        )
-        rows = rollout.run(bench)
-        record.keep(out, "rollout", rows, settings, origin)
-        record.bars(out, "rollout", rows, group="batch", bar="arm", height="tokens/s")
+    rows, charts = _measure(options)
+    record.keep(out, options.kind, rows, {k: v for k, v in vars(options).items() if k != "out"}, origin)
+    for name, chosen, group, bar, height in charts:
+        record.bars(out, name, chosen, group=group, bar=bar, height=height)
     (out / f"{options.kind}.md").write_text(record.table(rows))
     record.show(record.table(rows) + f"\nkept in {out}\n")
     return 0

@@ -79,12 +79,12 @@ def run(bench: KernelBench) -> list[Row]:
         if time.monotonic() > ends:
             rows.append({"what": "left out", "shape": str(shape), "arm": "all", "skipped": "time is up"})
             continue
-        found = [_measure(case, timer, bandwidth) for case in cases(bench, shape)]
-        eager = {row["what"]: row["ms"] for row in found if row["arm"] == "eager"}
-        for row in found:
+        measured = [_measure(case, timer, bandwidth) for case in cases(bench, shape)]
+        eager = {row["what"]: row["ms"] for row in measured if row["arm"] == "eager"}
+        for row in measured:
             base = eager.get(row["what"])
             row["x eager"] = base / row["ms"] if base and row["ms"] else None
-        rows += found
+        rows += measured
     return rows
 
 
@@ -92,7 +92,7 @@ def _in_turns(bench: KernelBench) -> list[tuple[Callable[..., Iterator["Case"]],
     """All shapes, one of each sort after the other: where time runs out, every sort has been measured."""
     sorts = ((_loss_cases, bench.losses), (_linear_cases, bench.linear), (_chain_cases, bench.chains))
     turns = zip_longest(*([(cases, shape) for shape in shapes] for cases, shapes in sorts))
-    return [one for turn in turns for one in turn if one is not None]
+    return [case for turn in turns for case in turn if case is not None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,8 +289,8 @@ def default() -> KernelBench:
 
 def charts(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """What was measured, apart from the copy and what was skipped: the rows of one bar chart each."""
-    found: dict[str, list[Row]] = {}
+    by_kind: dict[str, list[Row]] = {}
     for row in rows:
         if row["what"] != "copy" and row.get("ms") is not None:
-            found.setdefault(row["what"], []).append(row)
-    return found
+            by_kind.setdefault(row["what"], []).append(row)
+    return by_kind

@@ -14,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bebop.bench.record import best_of
 from bebop.errors import UserError
 
 ARMS: dict[str, tuple[str, ...]] = {
@@ -27,32 +28,25 @@ WARM_UP = 3  # steps that are left out: first allocations, and a pipeline that f
 
 def run(steps: int, rounds: int, overrides: Sequence[str]) -> list[dict[str, Any]]:
     """One row per arm; the arms take turns and the best round of each counts."""
-    found: dict[str, dict[str, Any]] = {}
-    progress = tqdm(total=rounds * len(ARMS), desc="loop")
-    for _ in range(rounds):
-        for arm, settings in ARMS.items():
-            row = _measure(steps, [*settings, *overrides])
-            if arm not in found or row["samples/s"] > found[arm]["samples/s"]:
-                found[arm] = row
-            progress.update()
-    progress.close()
-    base = found["synchronous"]["samples/s"]
-    return [{"arm": arm, "x synchronous": row["samples/s"] / base, **row} for arm, row in found.items()]
+    with tqdm(total=rounds * len(ARMS), desc="loop") as progress:
+        best = best_of(rounds, ARMS, lambda arm: _measure(steps, [*ARMS[arm], *overrides]), "samples/s", progress)
+    base = best["synchronous"]["samples/s"]
+    return [{"arm": arm, "x synchronous": row["samples/s"] / base, **row} for arm, row in best.items()]
 
 
 def _measure(steps: int, overrides: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        settings = [
+        settings = (
             f"runtime.dir={folder}/run",
             f"trainer.steps={steps}",
             "trainer.save_every=0",
             "monitor.plots=false",
-        ]
+        )
         command = [sys.executable, "-m", "bebop.run", *settings, *overrides]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
-            told = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-            raise UserError(f"bebop.run {' '.join(overrides)} failed: {told[-1].removeprefix('error: ')}")
+            stderr = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+            raise UserError(f"bebop.run {' '.join(overrides)} failed: {stderr[-1].removeprefix('error: ')}")
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines][WARM_UP:]
 

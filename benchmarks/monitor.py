@@ -1,4 +1,4 @@
-"""What watching costs: statistics of drafts, the monitor's own work, and readings of the bank.
+"""What watching costs: statistics of drafts, the monitor's own work, and readings of the probe set.
 
 Statistics are timed where they are taken; decoding with and without them in turns says the same with more noise.
 
@@ -48,35 +48,27 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
         for measure in (True, False) if turn % 2 else (False, True):
             asked = _requests(config, policy, source)
             with timed(emit, "_compare") as taken:
-                seconds, found = _decode(config, policy, asked, measure)
+                seconds, completions = _decode(config, policy, asked, measure)
             if turn:  # the first turn warms up
                 spent[measure].append(seconds)
                 inside += [sum(taken)] if measure else []
                 progress.update()
-            answers = found if measure else answers
+            answers = completions if measure else answers
     progress.close()
     plain = float(np.median(spent[False]))
     groups = _groups(config, source, answers)
     watching, added = _watching(config, groups), percent(spent)
-    rows: list[dict[str, Any]] = [
-        {
-            "part": "statistics of drafts, timed",
-            "s/step": plain,
-            "added s": float(np.median(inside)),
-            "added %": 100 * float(np.median(inside)) / plain,
-        },
-        {
-            "part": "statistics of drafts, on against off",
-            "s/step": plain,
-            "added s": added["added %"] / 100 * plain,
-            **added,
-        },
-        {"part": "monitor", "s/step": plain, "added s": watching, "added %": 100 * watching / plain},
+
+    def row(part: str, seconds: float) -> dict[str, Any]:
+        return {"part": part, "s/step": plain, "added s": seconds, "added %": 100 * seconds / plain}
+
+    rows = [
+        row("statistics of drafts, timed", float(np.median(inside))),
+        row("statistics of drafts, on against off", added["added %"] / 100 * plain) | added,
+        row("monitor", watching),
     ]
     if every := config.monitor.probe_every:
-        share = _reading(config, policy, groups) / every
-        part = f"bank, each {every} steps"
-        rows.append({"part": part, "s/step": plain, "added s": share, "added %": 100 * share / plain})
+        rows.append(row(f"bank, each {every} steps", _reading(config, policy, groups) / every))
     return rows
 
 
@@ -121,11 +113,7 @@ def _decode(
 ) -> tuple[float, list[Completion]]:
     """Processor seconds of one step's answers; the same tokens with and without statistics."""
     engine = TorchEngine(
-        policy,
-        config.decoding,
-        slots=config.rollout.slots,
-        max_length=config.rollout.max_length,
-        measure=measure,
+        policy, config.decoding, slots=config.rollout.slots, max_length=config.rollout.max_length, measure=measure
     )
     started = time.process_time()
     answers = generate(engine, asked)
@@ -156,7 +144,7 @@ def _watching(config: JobConfig, groups: Sequence[Group], steps: int = 20) -> fl
 
 
 def _reading(config: JobConfig, policy: Policy, groups: Sequence[Group]) -> float:
-    """Seconds of one reading of the bank, later ones, without the sweep."""
+    """Seconds of one reading of the probe set, later ones, without the sweep."""
     trainer, texts = PolicyTrainer(policy, config), choose(groups, config.monitor.probe_answers)
     seconds = []
     for _ in range(4):
@@ -169,5 +157,5 @@ def _reading(config: JobConfig, policy: Policy, groups: Sequence[Group]) -> floa
 def percent(spent: dict[bool, list[float]]) -> dict[str, float]:
     """Total over total, rounds resampled."""
     on, off = np.array(spent[True]), np.array(spent[False])
-    found = resampled(lambda weights: (weights @ on) / (weights @ off), len(on))
-    return {"added %": 100 * (found.value - 1), "low %": 100 * (found.low - 1), "high %": 100 * (found.high - 1)}
+    ratio = resampled(lambda weights: (weights @ on) / (weights @ off), len(on))
+    return {"added %": 100 * (ratio.value - 1), "low %": 100 * (ratio.low - 1), "high %": 100 * (ratio.high - 1)}

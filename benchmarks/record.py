@@ -5,7 +5,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from tqdm import tqdm
 
 from bebop.command import writing
 
@@ -80,6 +81,18 @@ def bars(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], *, group: s
         figure.add_bar(name=str(label), x=x, y=y, text=[_cell(value) for value in y])
     figure.update_layout(barmode="group", template="plotly_white", title=name, yaxis_title=height, font_size=13)
     figure.write_html(folder / f"{name}.html", include_plotlyjs=True)
+
+
+def best_of(
+    rounds: int, arms: Iterable[str], measure: Callable[[str], dict[str, Any]], by: str, progress: "tqdm[Any]"
+) -> dict[str, dict[str, Any]]:
+    """The best row of each arm by ``by``; arms take turns, as other work on the machine can only slow a run down."""
+    best: dict[str, dict[str, Any]] = {}
+    for arm in [*arms] * rounds:
+        row = measure(arm)
+        best[arm] = max(best.get(arm, row), row, key=lambda row: float(row[by]))
+        progress.update()
+    return best
 
 
 def show(text: str) -> None:

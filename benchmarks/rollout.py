@@ -9,12 +9,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
+from bebop.bench.record import best_of
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
@@ -49,20 +51,12 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
     progress = tqdm(total=len(bench.batches) * bench.rounds * len(arms), desc="rollout")
     for batch in bench.batches:
         asked = _requests(bench, policy, source, max(12, batch * bench.waves))
-        found: dict[str, dict[str, Any]] = {}
-        for _ in range(bench.rounds):
-            for arm in arms:
-                row = _hugging_face(bench, policy, asked, batch) if arm == "hf_generate" else _engine(
-                    bench, policy, asked, batch, arm
-                )  # fmt: skip
-                if arm not in found or row["tokens/s"] > found[arm]["tokens/s"]:
-                    found[arm] = row
-                progress.update()
+        best = best_of(bench.rounds, arms, partial(_measure, bench, policy, asked, batch), "tokens/s", progress)
         undrafted = next((arm for arm in bench.systems if not SYSTEMS[arm].drafts), "hf_generate")
-        plain = found[undrafted]["tokens/s"]
+        plain = best[undrafted]["tokens/s"]
         for arm in arms:
-            ratio = {"x plain": found[arm]["tokens/s"] / plain}
-            rows.append({"batch": batch, "arm": arm, "tokens/s": found[arm]["tokens/s"], **ratio, **found[arm]})
+            speed = best[arm]["tokens/s"]
+            rows.append({"batch": batch, "arm": arm, "tokens/s": speed, "x plain": speed / plain, **best[arm]})
     progress.close()
     return rows
 
@@ -81,8 +75,10 @@ def _requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: 
     ]  # fmt: skip
 
 
-def _engine(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch: int, system: str) -> dict[str, Any]:
-    config = DecodingConfig(system=system, draft_tokens=bench.draft_tokens)
+def _measure(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch: int, arm: str) -> dict[str, Any]:
+    if arm == "hf_generate":
+        return _hugging_face(bench, policy, asked, batch)
+    config = DecodingConfig(system=arm, draft_tokens=bench.draft_tokens)
     engine = TorchEngine(policy, config, slots=batch, max_length=512)
     with split(engine) as seconds:
         started = time.perf_counter()

@@ -11,15 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bebop.config import (
-    DecodingConfig,
-    JobConfig,
-    ModelConfig,
-    MonitorConfig,
-    RolloutConfig,
-    SamplingConfig,
-    TaskConfig,
-)
+from bebop.bench.rollout import RolloutBench
+from bebop.config import DecodingConfig, JobConfig, MonitorConfig, RolloutConfig, SamplingConfig
 from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import load_tokenizer
@@ -32,17 +25,9 @@ LONGEST_PROMPT = 1024  # tokens
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ServedBench:
+class ServedBench(RolloutBench):
     """What is measured."""
 
-    model: ModelConfig
-    task: TaskConfig
-    systems: tuple[str, ...]
-    batches: tuple[int, ...]
-    draft_tokens: int
-    rounds: int
-    waves: int  # requests = waves * batch
-    max_new_tokens: int
     every: int  # verification steps of which the plugin measures one, in the arms that have it
     sglang: SglangConfig
 
@@ -103,8 +88,8 @@ def _arm(bench: ServedBench, asked: Sequence[tuple[int, ...]], system: str, ever
         side_by_side(engine, requests[:2], 2)  # the first answers compile, capture and allocate
         rows = []
         for batch in bench.batches:
-            found = [_measure(engine, requests[: batch * bench.waves], batch) for _ in range(bench.rounds)]
-            best = max(found, key=lambda row: float(row["tokens/s"]))
+            runs = [_measure(engine, requests[: batch * bench.waves], batch) for _ in range(bench.rounds)]
+            best = max(runs, key=lambda row: float(row["tokens/s"]))
             plugin = f"1 in {every}" if every else "off"
             rows.append({"batch": batch, "arm": system, "plugin": plugin, **best})
         return rows

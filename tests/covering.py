@@ -19,7 +19,7 @@ RUNS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Trial:
     """An interval, and what it should hold."""
 
     value: float
@@ -27,7 +27,7 @@ class Told:
     high: float
     truth: float
 
-    def narrowed(self, times: float) -> "Told":
+    def narrowed(self, times: float) -> "Trial":
         """The planted fault: the same point, ends ``times`` closer to it."""
         low, high = (self.value + (end - self.value) / times for end in (self.low, self.high))
         return replace(self, low=low, high=high)
@@ -38,7 +38,7 @@ class Told:
         return self.low <= self.truth <= self.high
 
 
-Simulate = Callable[[int], Mapping[str, Told]]
+Simulate = Callable[[int], Mapping[str, Trial]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,27 +55,27 @@ class Row:
         return f"{self.name} over {self.over}"
 
 
-def of_estimate(estimate: Estimate, truth: float, level: float = LEVEL) -> Told:
+def of_estimate(estimate: Estimate, truth: float, level: float = LEVEL) -> Trial:
     """The monitor's kind."""
-    return Told(estimate.point, *estimate.interval(level), truth)
+    return Trial(estimate.point, *estimate.interval(level), truth)
 
 
-def of_interval(interval: Interval, truth: float) -> Told:
+def of_interval(interval: Interval, truth: float) -> Trial:
     """The recipes' kind."""
-    return Told(interval.value, interval.low, interval.high, truth)
+    return Trial(interval.value, interval.low, interval.high, truth)
 
 
 @cache
-def _repeated(row: Row) -> tuple[Mapping[str, Told], ...]:
+def _repeated(row: Row) -> tuple[Mapping[str, Trial], ...]:
     return tuple(row.simulate(seed) for seed in range(row.runs))
 
 
 def shares(row: Row, narrower: float = 1.0) -> dict[str, float]:
     """Interval -> share of repetitions in which it held the truth."""
-    found = _repeated(row)
-    names = sorted({name for told in found for name in told})
-    assert names and all(set(told) == set(names) for told in found), "every repetition gives every interval"
-    return {n: float(np.mean([told[n].narrowed(narrower).holds for told in found])) for n in names}
+    repetitions = _repeated(row)
+    names = sorted({name for trials in repetitions for name in trials})
+    assert names and all(set(trials) == set(names) for trials in repetitions), "every repetition gives every interval"
+    return {n: float(np.mean([trials[n].narrowed(narrower).holds for trials in repetitions])) for n in names}
 
 
 def short(row: Row, narrower: float = 1.0) -> dict[str, float]:

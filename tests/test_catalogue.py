@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bebop.catalogue import METRICS, TITLES, MetricRow, document, names, row_of
+from tests.monitor.test_watch_job import Job
 from tests.mutants.fault import ROOT
-from tests.test_watch import Job
 
 ADAPTED = "bebop/adaptation/job.py"
 

@@ -21,7 +21,7 @@ from recipes.reproduce.beyond.recording import Cycles
 from recipes.reproduce.boundary.sides import sides
 from recipes.reproduce.temperature.slopes import Points, points, slope_difference
 from recipes.reproduce.throughput.analysis import correlation
-from tests.covering import Row, Told, of_interval, shares, short
+from tests.covering import Row, Trial, of_interval, shares, short
 
 Rng = np.random.Generator
 TASKS = ("gcd", "chain_sum", "number_sorting")
@@ -29,7 +29,7 @@ TASKS = ("gcd", "chain_sum", "number_sorting")
 # ---- bebop.intervals: sequences
 
 
-def rates(seed: int, sequences: int, shape: tuple[float, float] = (3.5, 1.5)) -> Mapping[str, Told]:
+def rates(seed: int, sequences: int, shape: tuple[float, float] = (3.5, 1.5)) -> Mapping[str, Trial]:
     """Sequences with an acceptance of their own, before and after a change that helps most of them."""
     rng = np.random.default_rng([60, seed, sequences])
     counts = rng.integers(5, 30, sequences)
@@ -47,7 +47,7 @@ def rates(seed: int, sequences: int, shape: tuple[float, float] = (3.5, 1.5)) ->
 # ---- bebop.intervals: seeds
 
 
-def seeds(seed: int, count: int) -> Mapping[str, Told]:
+def seeds(seed: int, count: int) -> Mapping[str, Trial]:
     """Runs that scatter evenly, lopsidedly, and as a spread over 100 steps does (top_k)."""
     rng = np.random.default_rng([61, seed, count])
     paired = rng.normal(size=count) - rng.normal(size=count)
@@ -64,12 +64,12 @@ TEMPERATURES = (0.0, 0.25, 0.5, 0.75, 1.0)
 LENGTHS = np.array([2.0, 2.1, 2.16, 2.1, 2.05])
 
 
-def inside(seed: int) -> Mapping[str, Told]:
+def inside(seed: int) -> Mapping[str, Trial]:
     """A draft temperature between 0 and 1, chosen on the other seeds: it may only err against the claim."""
     rng = np.random.default_rng([62, seed])
     table = LENGTHS + 0.05 * rng.normal(size=(3, 1)) + 0.02 * rng.normal(size=(3, 5))
     found = inside_gain(TEMPERATURES, table)
-    return {"at most": Told(found.value, found.low, found.value + abs(found.value), LENGTHS[2] - LENGTHS[4])}
+    return {"at most": Trial(found.value, found.low, found.value + abs(found.value), LENGTHS[2] - LENGTHS[4])}
 
 
 # ---- adaptation: decoded answers and probed texts
@@ -190,7 +190,7 @@ def endless(kind: str) -> dict[str, float]:
     return {name: float(np.mean([part[name].value for part in parts])) for name in parts[0]}
 
 
-def simulated(seed: int, kind: str, sequences: int) -> Mapping[str, Told]:
+def simulated(seed: int, kind: str, sequences: int) -> Mapping[str, Trial]:
     found = SIMULATED[kind](np.random.default_rng([63, seed, sequences]), sequences)
     return {name: of_interval(interval, endless(kind)[name]) for name, interval in found.items()}
 
@@ -212,17 +212,17 @@ def true_correlation() -> float:
     return float(np.corrcoef(length.ravel(), speed.ravel())[0, 1])
 
 
-def correlated(seed: int) -> Mapping[str, Told]:
+def correlated(seed: int) -> Mapping[str, Trial]:
     return {"r": of_interval(correlation(*paired(np.random.default_rng([64, seed]), 3)), true_correlation())}
 
 
-def timed(seed: int, rounds: int) -> Mapping[str, Told]:
+def timed(seed: int, rounds: int) -> Mapping[str, Trial]:
     """Rounds with and without statistics, on a machine whose speed drifts from round to round."""
     rng = np.random.default_rng([65, seed])
     pace = 10 * np.exp(0.1 * rng.normal(size=rounds))
     spent = {on: list(pace * (1.03 if on else 1.0) * np.exp(0.02 * rng.normal(size=rounds))) for on in (True, False)}
     found = percent(spent)
-    return {"added %": Told(found["added %"], found["low %"], found["high %"], 3.0)}
+    return {"added %": Trial(found["added %"], found["low %"], found["high %"], 3.0)}
 
 
 ROWS = (

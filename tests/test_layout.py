@@ -56,9 +56,7 @@ HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.sglang")  # where a 
 NUMPY_ALONE = "bebop.monitor"  # so that whoever watches a job needs no torch
 FILE, FUNCTION = 300, 60  # lines
 # Longer all the same, and why; a line that is not needed any more is a failure.
-LONG = {
-    "bebop/report/adapted.py": "its helpers go to the figures",
-}
+LONG = {}
 
 
 # ---- the rules

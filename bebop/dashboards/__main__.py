@@ -31,16 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.export is not None:
         check_writable("--export", options.export)
-        return _tell(export(options.export, options.staleness))
+        return _list_written(export(options.export, options.staleness))
     if options.out is not None:
         check_writable("--out", options.out)
-    _tell(provision(options.session, options.out, options.staleness))
+    _list_written(provision(options.session, options.out, options.staleness))
     root = options.out or metrics_folder(options.session)
     sys.stderr.write(NEXT.format(root=root.resolve()))
     return 0
 
 
-def _tell(paths: list[Path]) -> int:
+def _list_written(paths: list[Path]) -> int:
     sys.stdout.writelines(f"{path}\n" for path in paths)
     return 0
 

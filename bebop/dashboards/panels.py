@@ -211,12 +211,7 @@ RUNNING = (
             gauge("time/rollout_idle", "workers wait"),
         ),
     ),
-    Panel(
-        title="Progress",
-        description="Finished updates.",
-        unit="updates",
-        queries=(gauge("step", "step"),),
-    ),
+    Panel(title="Progress", description="Finished updates.", unit="updates", queries=(gauge("step", "step"),)),
     Panel(
         title="Restarts and skipped steps",
         description="Rollout workers replaced so far; optimizer steps of the last update that were skipped because "

@@ -59,12 +59,7 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "deepseek": Layout(
         prefix="model.layers.{L}.",
-        names={
-            "token_norm": "enorm",
-            "hidden_norm": "hnorm",
-            "project": "eh_proj",
-            "final_norm": "shared_head.norm",
-        },
+        names={"token_norm": "enorm", "hidden_norm": "hnorm", "project": "eh_proj", "final_norm": "shared_head.norm"},
         layer="",
         hidden_first=False,
         zero_first=True,

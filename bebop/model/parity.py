@@ -29,7 +29,7 @@ SLACK = 5.0
 TRIES = 3
 
 
-class Witness:
+class LayerCalls:
     """A context that notes which layers attended, and how often."""
 
     def __init__(self, inner: AttentionContext) -> None:
@@ -118,11 +118,11 @@ def stepwise(policy: Policy, near: Tensor, far: Tensor, positions: Tensor, truth
 
 def _ours(policy: Policy, ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
     """Logits [B, n, V] as the engine and the trainer compute them; every layer has to attend, and once."""
-    witness = Witness(context)
-    out = policy.logits(policy.hidden(ids, positions, witness))
+    calls = LayerCalls(context)
+    out = policy.logits(policy.hidden(ids, positions, calls))
     layers = policy.backbone.config.get_text_config().num_hidden_layers
-    if sorted(witness.layers) != list(range(layers)):
-        counted = f"{len(witness.layers)} calls for {layers} layers"
+    if sorted(calls.layers) != list(range(layers)):
+        counted = f"{len(calls.layers)} calls for {layers} layers"
         raise UserError(f"it has layers that are no plain attention, which bebop does not compute ({counted})")
     return out
 

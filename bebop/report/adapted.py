@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from bebop.adaptation.evaluation import Measured
 from bebop.adaptation.probe import Array, Probe
 from bebop.adaptation.results import Results, Snapshot, boundary_share
 from bebop.config_adapt import AdaptConfig
 from bebop.intervals import Interval
 from bebop.report.adapted_table import SYSTEMS, drafts, tasks
 from bebop.report.document import Card, table
-from bebop.report.figures import PALETTE, Key, Panel, Trace, layout
+from bebop.report.figures import PALETTE, Key, Panel, Trace, layout, line_trace, rounded, same_scale
 
 BEFORE, AFTER = "#9aa5b1", PALETTE[0]
 SHADES = {"before": BEFORE, "after": AFTER}
@@ -28,11 +29,8 @@ def length_card(results: Results) -> Card:
     names = tasks(results)
     labels = ["all", *names] if len(names) > 1 else ["all"]
 
-    def lengths(system: str) -> Callable[[Snapshot], list[Interval]]:
-        return lambda snapshot: [
-            (snapshot.decoded[system] if name == "all" else snapshot.decoded[system].of(name)).interval("accept_length")
-            for name in labels
-        ]
+    def lengths(decoded: Measured) -> list[Interval]:
+        return [(decoded if name == "all" else decoded.of(name)).interval("accept_length") for name in labels]
 
     rise = results.change("bebop", "accept_length")
     text = (
@@ -41,17 +39,16 @@ def length_card(results: Results) -> Card:
         f"{results.change('target_only', 'accept_length')}. Bars are 95 % bootstrap intervals over answers; the "
         "changes are taken prompt by prompt."
     )
-    panels = [_dots(results, lengths(s), labels, f"{name}, tokens per pass", "task") for s, name in SYSTEMS.items()]
-    return Card(title="Accept length", text=text, panels=_one_scale(panels), keys=KEYS)
+    panels = _by_system(results, lengths, labels, "tokens per pass", "task")
+    return Card(title="Accept length", text=text, panels=panels, keys=KEYS)
 
 
 def position_card(results: Results) -> Card:
     """Acceptance at each draft position."""
-    count = drafts(results)
-    positions = range(1, count + 1)
+    positions = range(1, drafts(results) + 1)
 
-    def rates(system: str) -> Callable[[Snapshot], list[Interval]]:
-        return lambda snapshot: [snapshot.decoded[system].interval("accepted", k) for k in positions]
+    def rates(decoded: Measured) -> list[Interval]:
+        return [decoded.interval("accepted", k) for k in positions]
 
     text = (
         "Share of drafts accepted at each position, among the cycles whose earlier drafts were all accepted. Sampled "
@@ -59,9 +56,19 @@ def position_card(results: Results) -> Card:
         "head's first choice. A line that falls steeply means that the head loses its way when it feeds on its own "
         "states; training over several recursive steps is meant to flatten it."
     )
-    labels = [str(k) for k in positions]
-    panels = [_dots(results, rates(s), labels, f"{name}, accepted / reached", "draft") for s, name in SYSTEMS.items()]
-    return Card(title="Acceptance per draft position", text=text, panels=_one_scale(panels), keys=KEYS)
+    panels = _by_system(results, rates, [str(k) for k in positions], "accepted / reached", "draft")
+    return Card(title="Acceptance per draft position", text=text, panels=panels, keys=KEYS)
+
+
+def _by_system(
+    results: Results, numbers: Callable[[Measured], list[Interval]], labels: Sequence[str], unit: str, x_title: str
+) -> list[Panel]:
+    """What decoding gave with sampled and with greedy drafts, before and after."""
+    panels = [
+        _dots(results, lambda s, system=system: numbers(s.decoded[system]), labels, f"{name}, {unit}", x_title)  # type: ignore[misc]
+        for system, name in SYSTEMS.items()
+    ]
+    return same_scale(panels, False)
 
 
 def training_cards(config: AdaptConfig, results: Results, steps: Sequence[dict[str, Any]]) -> list[Card]:
@@ -133,12 +140,11 @@ def place_card(results: Results) -> Card:
     """First drafts by their place in the answer."""
     labels = [f"{a}" if b == a + 1 else f"{a}+" if b == PLACES[-1] else f"{a}-{b - 1}" for a, b in pairwise(PLACES)]
     bins = _bins(results.before.probe.place.astype(float), PLACES)
-    kept = [i for i in range(len(labels)) if (bins == i).sum() >= FEWEST]
     text = (
         "The first draft by its place in the answer: 0 is the answer's first token, drafted from the prompt alone. A "
         "fall towards the end would mean that the head was trained on shorter answers than it drafts."
     )
-    panels = _by_bin(results, bins, labels, "place in the answer", kept)
+    panels = _by_bin(results, bins, labels, "place in the answer")
     return Card(title="Acceptance by place in the answer", text=text, panels=panels, keys=KEYS)
 
 
@@ -197,33 +203,31 @@ def _density(probe: Probe, when: str) -> Panel:
         "type": "scatter", "x": [0, 1], "y": [0, 1], "mode": "lines", "hoverinfo": "skip",
         "line": {"color": PALETTE[1], "width": 1.5, "dash": "dash"},
     }  # fmt: skip
-    shape = layout("p(argmax q): greedy draft accepted")
-    shape["xaxis"] |= {"range": [0, 1], "fixedrange": True}
-    shape["yaxis"] |= {"range": [0, 1]}
+    frame = layout("p(argmax q): greedy draft accepted")
+    frame["xaxis"] |= {"range": [0, 1], "fixedrange": True}
+    frame["yaxis"] |= {"range": [0, 1]}
     return Panel(
         caption=f"{when}: overlap, sampled draft accepted", traces=[cells, diagonal],
-        layout=shape | {"hovermode": "closest"},
+        layout=frame | {"hovermode": "closest"},
     )  # fmt: skip
 
 
 def _bins(values: Array, edges: Sequence[float]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The bin of each value; -1 where there is none."""
-    found = np.searchsorted(np.asarray(edges, float), values, side="right") - 1
-    return np.where(np.isfinite(values), found, -1)
+    bins = np.searchsorted(np.asarray(edges, float), values, side="right") - 1
+    return np.where(np.isfinite(values), bins, -1)
 
 
-def _by_bin(
-    results: Results, bins: Any, labels: Sequence[str], x_title: str, kept: Sequence[int] | None = None
-) -> list[Panel]:
+def _by_bin(results: Results, bins: Any, labels: Sequence[str], x_title: str) -> list[Panel]:
     """First drafts of both kinds, averaged in bins, before and after."""
-    shown = [i for i in (kept or range(len(labels))) if (bins == i).sum() >= FEWEST]
+    shown = [i for i in range(len(labels)) if (bins == i).sum() >= FEWEST]
     kinds = {"overlap": "sampled drafts: overlap", "target_only": "greedy drafts: p(argmax q)"}
 
     def means(name: str) -> Callable[[Snapshot], list[Interval]]:
         return lambda s: [s.probe.mean(np.where(bins == i, s.probe.numbers[name][:, 0], np.nan)) for i in shown]
 
     names = [labels[i] for i in shown]
-    return _one_scale([_dots(results, means(name), names, caption, x_title) for name, caption in kinds.items()])
+    return same_scale([_dots(results, means(name), names, caption, x_title) for name, caption in kinds.items()], False)
 
 
 def _share(probe: Probe, bins: Any, labels: Sequence[str], x_title: str) -> Panel:
@@ -234,9 +238,9 @@ def _share(probe: Probe, bins: Any, labels: Sequence[str], x_title: str) -> Pane
         "type": "bar", "x": list(labels), "y": heights, "marker": {"color": "#cbd2d9"}, "hovertemplate": "%{y:.1%}",
         "name": "tokens",
     }  # fmt: skip
-    shape = layout(x_title, zero=True)
-    shape["xaxis"] |= {"type": "category", "fixedrange": True}
-    return Panel(caption="share of tokens", traces=[bar], layout=shape)
+    frame = layout(x_title, zero=True)
+    frame["xaxis"] |= {"type": "category", "fixedrange": True}
+    return Panel(caption="share of tokens", traces=[bar], layout=frame)
 
 
 def _dots(
@@ -245,58 +249,31 @@ def _dots(
     """Intervals before and after side by side over labelled places."""
     traces = []
     for shift, (when, shade) in zip((-0.08, 0.08), SHADES.items(), strict=True):
-        found = numbers(getattr(results, when))
-        traces.append(_errors([i + shift for i in range(len(labels))], found, when, shade))
-    shape = layout(x_title)
+        intervals = numbers(getattr(results, when))
+        traces.append(_errors([i + shift for i in range(len(labels))], intervals, when, shade))
+    frame = layout(x_title)
     places = list(range(len(labels)))
-    shape["xaxis"] |= {"tickvals": places, "ticktext": list(labels), "range": [-0.5, len(labels) - 0.5]}
-    shape["xaxis"] |= {"fixedrange": True}
-    return Panel(caption=caption, traces=traces, layout=shape | {"hovermode": "closest"})
+    frame["xaxis"] |= {"tickvals": places, "ticktext": list(labels), "range": [-0.5, len(labels) - 0.5]}
+    frame["xaxis"] |= {"fixedrange": True}
+    return Panel(caption=caption, traces=traces, layout=frame | {"hovermode": "closest"})
 
 
-def _errors(places: Sequence[float], found: Sequence[Interval], name: str, shade: str) -> Trace:
+def _errors(places: Sequence[float], intervals: Sequence[Interval], name: str, shade: str) -> Trace:
     """Points with error bars."""
-    up = [_number(i.high - i.value) for i in found]
-    down = [_number(i.value - i.low) for i in found]
+    up = [rounded(i.high - i.value) for i in intervals]
+    down = [rounded(i.value - i.low) for i in intervals]
     bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": shade, "width": 4}
     return {
-        "type": "scatter", "x": [round(x, 3) for x in places], "y": [_number(i.value) for i in found],
+        "type": "scatter", "x": [round(x, 3) for x in places], "y": [rounded(i.value) for i in intervals],
         "mode": "markers", "marker": {"color": shade, "size": 8}, "error_y": bars, "name": name, "legendgroup": name,
-        "text": [str(i) for i in found], "hovertemplate": "%{text}",
+        "text": [str(i) for i in intervals], "hovertemplate": "%{text}",
     }  # fmt: skip
-
-
-def _one_scale(panels: Sequence[Panel]) -> list[Panel]:
-    """The same y range for panels in one unit, so that heights compare."""
-    ends = [
-        y + sign * (spread or 0.0)
-        for trace in (t for p in panels for t in p.traces)
-        for part, sign in (("array", 1), ("arrayminus", -1))
-        for y, spread in zip(trace["y"], trace["error_y"][part], strict=True)
-        if y is not None
-    ]
-    if not ends:
-        return list(panels)
-    room = 0.06 * (max(ends) - min(ends)) or 0.05
-    for panel in panels:
-        panel.layout["yaxis"]["range"] = [min(ends) - room, max(ends) + room]
-    return list(panels)
 
 
 def _line(steps: Sequence[dict[str, Any]], metric: str, name: str, shade: str) -> Trace:
     """A number over the steps at which it was recorded."""
-    seen = [step for step in steps if step.get(metric) is not None]
-    mode = "lines" if len(seen) > 20 else "lines+markers"
-    return {
-        "type": "scatter", "x": [step["step"] for step in seen], "y": [_number(step[metric]) for step in seen],
-        "mode": mode, "line": {"color": shade, "width": 2}, "marker": {"color": shade, "size": 5}, "name": name,
-        "hovertemplate": "%{y:.4~g}",
-    }  # fmt: skip
-
-
-def _number(value: float) -> float | None:
-    """Six significant digits; None for NaN and infinities, which JSON does not have."""
-    return float(f"{value:.6g}") if np.isfinite(value) else None
+    recorded = [step for step in steps if step.get(metric) is not None]
+    return line_trace([step["step"] for step in recorded], [step[metric] for step in recorded], name, shade)
 
 
 def _span(low: float, high: float) -> str:

@@ -33,7 +33,8 @@ def rows(results: Results) -> Iterator[Row]:
     positions."""
     for system in results.after.decoded:
         yield _row(results, system, "accept length", "accept_length")
-        yield from _by_task(results, system)
+        for task in tasks(results) if len(tasks(results)) > 1 else ():
+            yield _row(results, system, f"accept length, {task}", "accept_length", task=task)
         yield _row(results, system, "acceptance per draft", "accepted")
         for k in range(1, drafts(results) + 1):
             yield _row(results, system, f"acceptance, draft {k}", "accepted", k)
@@ -52,21 +53,12 @@ def tasks(results: Results) -> list[str]:
     return list(dict.fromkeys(results.after.decoded["bebop"].tasks))
 
 
-def _by_task(results: Results, system: str) -> Iterator[Row]:
-    """Accept length on each task; nothing where there is one task alone."""
-    for task in tasks(results) if len(tasks(results)) > 1 else ():
-        before, after = (s.decoded[system].of(task) for s in (results.before, results.after))
-        yield Row(
-            system=SYSTEMS[system],
-            label=f"accept length, {task}",
-            before=before.interval("accept_length"),
-            after=after.interval("accept_length"),
-            change=change(after, before, "accept_length"),
-        )
-
-
-def _row(results: Results, system: str, label: str, name: str, position: int | None = None) -> Row:
-    before, after = (s.decoded[system] for s in (results.before, results.after))
+def _row(
+    results: Results, system: str, label: str, name: str, position: int | None = None, task: str | None = None
+) -> Row:
+    before, after = (
+        s.decoded[system] if task is None else s.decoded[system].of(task) for s in (results.before, results.after)
+    )
     return Row(
         system=SYSTEMS[system],
         label=label,

@@ -138,8 +138,8 @@ TRAIN = Chart(
 
 def _acceptance(runs: Sequence[Run]) -> Chart:
     """Acceptance per draft position, for as many positions as any run has."""
-    found = (re.fullmatch(r"rollout/accept_rate/(\d+)", name) for run in runs for name in run.columns)
-    positions = max((int(match[1]) for match in found if match), default=1)
+    matches = (re.fullmatch(r"rollout/accept_rate/(\d+)", name) for run in runs for name in run.columns)
+    positions = max((int(match[1]) for match in matches if match), default=1)
     return Chart(
         title="Acceptance per draft position",
         text="Share of drafts accepted at each position, among those whose predecessors were all accepted. Solid: "

@@ -18,7 +18,7 @@ from bebop.monitor.watch import settings
 from bebop.parsing import from_dict
 from bebop.report import figures, token_probs
 from bebop.report.document import Card, table
-from bebop.report.figures import INK, MUTED, Panel, Trace, layout
+from bebop.report.figures import INK, MUTED, Panel, Trace, layout, rounded
 from bebop.report.runs import DASH, Run
 
 SHADES = {"entropy": "#8fb4d9", "mismatch": "#e39a80"}  # bars, under a dark line
@@ -35,12 +35,12 @@ LENGTH = (
     "the draft head not fitting the policy any more. Bars add up to the line; the band and the whiskers are 95 % "
     "intervals. The split is as good as the slope it rests on (next figure); without one there are no bars."
 )
-BANK = (
+PROBE_SET = (
     "The same question without a slope: a fixed set of texts, read by the policy and the head of the moment. Each "
     "context is held against itself at the temperature that gave it the same entropy at the start. Change of the "
     "acceptance rate of the first draft, 95 % intervals."
 )
-HEAT = (
+ENTROPY = (
     "One point a step (darker is later). Lines are the slopes that the split may rest on, drawn through the first "
     "steps: over temperatures (same weights, only the entropy changes), between answers of one step, and over the "
     "early steps. Points that leave the lines have moved for another reason than entropy."
@@ -61,75 +61,78 @@ ACTIONS: dict[Kind, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Story:
-    """What the monitor says about one run."""
+class Replay:
+    """One log, replayed through the monitor."""
 
     name: str
-    told: list[Explanation]
+    explanations: list[Explanation]  # a step each
     breakdown: dict[Key, dict[str, Decomposition]]
-    looks: list[tuple[TokenProbs, TokenProbs]]  # at the first and at the last reading of the bank, the same contexts
+    token_probs: list[tuple[TokenProbs, TokenProbs]]  # at the first and the last reading of the probe set
 
 
-def load_story(
+def replay_log(
     path: Path, name: str, rules: MonitorSettings | None = None, names: Mapping[str, str] | None = None
-) -> Story:
+) -> Replay:
     """Replay a log; ``names`` as in ``logs.read_log``."""
     monitor = DriftMonitor(rules)
     steps = list(read_log(path, names))
-    told = [one for step in steps if (one := step.tell(monitor)) is not None]
-    read = [{look.text: look for look in step.bank.looks} for step in steps if step.bank is not None]
-    looks = [(look, read[-1][text]) for text, look in read[0].items() if text in read[-1]] if len(read) > 1 else []
-    return Story(name=name, told=told, breakdown={key: monitor.breakdown(key) for key, _ in KEYS}, looks=looks)
+    explanations = [e for step in steps if (e := step.tell(monitor)) is not None]
+    readings = [{probs.text: probs for probs in step.bank.looks} for step in steps if step.bank is not None]
+    first, last = (readings[0], readings[-1]) if len(readings) > 1 else ({}, {})
+    pairs = [(first[text], last[text]) for text in first if text in last]
+    breakdown = {key: monitor.breakdown(key) for key, _ in KEYS}
+    return Replay(name=name, explanations=explanations, breakdown=breakdown, token_probs=pairs)
 
 
-def stories(folders: Sequence[Path], runs: Sequence[Run]) -> list[Story]:
-    """Those runs that have something to tell."""
+def replay_runs(folders: Sequence[Path], runs: Sequence[Run]) -> list[Replay]:
+    """The logs of those runs that were watched."""
     pairs = [(f / "drift.jsonl", run) for f, run in zip(folders, runs, strict=True)]
     return [
-        load_story(path, run.name, _rules(run.config)) for path, run in pairs if path.is_file() and path.stat().st_size
+        replay_log(path, run.name, _rules(run.config)) for path, run in pairs if path.is_file() and path.stat().st_size
     ]
 
 
-def cards(told: Sequence[Story]) -> list[Card]:
+def cards(replays: Sequence[Replay]) -> list[Card]:
     """All cards for which there is data."""
-    found = [
-        _parts(told, "length", "Why the accept length moved", "tokens per pass", LENGTH),
-        _heat(told),
-        _parts(told, "bank", "The same texts, then and now", "acceptance rate", BANK),
-        token_probs.card([(story.name, story.looks) for story in told]),
-        _controller(told),
-        _breakdown(told),
+    return [
+        *_parts(replays, "length", "Why the accept length moved", "tokens per pass", LENGTH),
+        *_entropy(replays),
+        *_parts(replays, "bank", "The same texts, then and now", "acceptance rate", PROBE_SET),
+        *token_probs.cards([(replay.name, replay.token_probs) for replay in replays]),
+        *_controller(replays),
+        *_breakdown(replays),
     ]
-    return [card for card in found if card is not None]
 
 
 def _rules(config: Mapping[str, Any]) -> MonitorSettings | None:
     """As the job itself was watched; None if config.yaml does not say."""
     try:
-        sections = {name: config.get(name, {}) for name in ("decoding", "monitor")}
-        decoding, monitor = (
-            from_dict(DecodingConfig, sections["decoding"]),
-            from_dict(MonitorConfig, sections["monitor"]),
-        )
+        decoding = from_dict(DecodingConfig, config.get("decoding", {}))
+        monitor = from_dict(MonitorConfig, config.get("monitor", {}))
         return settings(decoding, monitor, (config.get("trainer") or {}).get("steps"))
     except (UserError, TypeError, AttributeError):
         return None
 
 
-def _parts(told: Sequence[Story], name: str, title: str, unit: str, text: str) -> Card | None:
+def _parts(replays: Sequence[Replay], name: str, title: str, unit: str, text: str) -> list[Card]:
     """Stacked parts of a change, a panel a run."""
     panels = []
-    for story in told:
-        steps = [(one.step, one.parts[name]) for one in story.told if name in one.parts]
-        steps = [(step, part) for step, part in steps if part.change.known]
+    for replay in replays:
+        steps = [(e.step, e.parts[name]) for e in replay.explanations if name in e.parts and e.parts[name].change.known]
         if steps:
-            caption = f"{story.name}, {unit}" if len(told) > 1 else unit
-            panels.append(Panel(caption=caption, traces=_stacked(steps), layout=_over_steps(len(steps))))
+            frame = figures.over_steps(len(steps), len(steps) < 8)
+            frame["yaxis"] |= {"zeroline": True, "zerolinecolor": "#9aa5b1"}
+            caption = f"{replay.name}, {unit}" if len(replays) > 1 else unit
+            panels.append(Panel(caption=caption, traces=_stacked(steps), layout=frame))
     keys = [figures.Key(label=k, color=c, style="block", group=f"{name} {k}") for k, c in SHADES.items()]
     keys.append(figures.Key(label="whole change", color=INK, group=f"{name} change"))
-    return (
-        Card(title=title, text=text, panels=figures.same_scale(panels, False), keys=keys, wide=True) if panels else None
-    )
+    return _plots(title, text, panels, keys)
+
+
+def _plots(title: str, text: str, panels: list[Panel], keys: list[figures.Key]) -> list[Card]:
+    """A card of panels in one unit; none without panels."""
+    drawn = figures.same_scale(panels, False)
+    return [Card(title=title, text=text, panels=drawn, keys=keys, wide=True)] if panels else []
 
 
 def _stacked(steps: Sequence[tuple[int, Decomposition]]) -> list[Trace]:
@@ -137,60 +140,39 @@ def _stacked(steps: Sequence[tuple[int, Decomposition]]) -> list[Trace]:
     x, name = [step for step, _ in steps], steps[0][1].name
     traces: list[Trace] = []
     for part, shade in SHADES.items():
-        found: list[Estimate] = [getattr(one, part) for _, one in steps]
-        away = [_short(e.high - e.point) or 0.0 for e in found]
-        whiskers = {"type": "data", "array": away, "color": MUTED, "thickness": 0.8, "width": 0}
-        traces.append(
-            {
-                "type": "bar", "x": x, "y": [_short(e.point) for e in found], "name": part, "error_y": whiskers,
-                "marker": {"color": shade, "line": {"width": 0}}, "legendgroup": f"{name} {part}",
-                "hovertemplate": "%{y:.3~g} ± %{error_y.array:.2~g}",
-            }
-        )  # fmt: skip
-    change = [one.change for _, one in steps]
-    group = f"{name} change"
+        estimates: list[Estimate] = [getattr(parts, part) for _, parts in steps]
+        away = [rounded(e.high - e.point) or 0.0 for e in estimates]
+        bars = figures.bar_trace(x, [e.point for e in estimates], part, shade, f"{name} {part}")
+        bars["error_y"] = {"type": "data", "array": away, "color": MUTED, "thickness": 0.8, "width": 0}
+        traces.append(bars | {"hovertemplate": "%{y:.3~g} ± %{error_y.array:.2~g}"})
+    change, group = [parts.change for _, parts in steps], f"{name} change"
     edge = {"type": "scatter", "x": x, "mode": "lines", "line": {"width": 0}, "legendgroup": group, "hoverinfo": "skip"}
-    traces.append({**edge, "y": [_short(e.low) for e in change], "name": "low"})
-    traces.append({**edge, "y": [_short(e.high) for e in change], "name": "high", "fill": "tonexty", "fillcolor": BAND})
-    traces.append(
-        {
-            "type": "scatter", "x": x, "y": [_short(e.point) for e in change], "name": "whole change",
-            "mode": "lines" if len(x) > 20 else "lines+markers", "line": {"color": INK, "width": 2},
-            "marker": {"color": INK, "size": 5}, "legendgroup": group, "hovertemplate": "%{y:.3~g}",
-        }
-    )  # fmt: skip
-    return traces
+    traces.append({**edge, "y": [rounded(e.low) for e in change], "name": "low"})
+    high = [rounded(e.high) for e in change]
+    traces.append({**edge, "y": high, "name": "high", "fill": "tonexty", "fillcolor": BAND})
+    whole = figures.line_trace(x, [e.point for e in change], "whole change", INK, group)
+    return [*traces, whole | {"hovertemplate": "%{y:.3~g}"}]
 
 
-def _over_steps(count: int) -> dict[str, Any]:
-    found = layout("step")
-    found["xaxis"] |= {"tickformat": "d"} | ({"dtick": 1} if count < 8 else {})
-    found["yaxis"] |= {"zeroline": True, "zerolinecolor": "#9aa5b1"}
-    return found | {"barmode": "relative", "bargap": 0.15 if count <= 80 else 0}
-
-
-def _heat(told: Sequence[Story]) -> Card | None:
+def _entropy(replays: Sequence[Replay]) -> list[Card]:
     """Accept length against entropy, with the slopes through the first steps; a panel a run."""
     panels = []
-    for story in told:
-        seen = [one for one in story.told if math.isfinite(one.entropy.point) and math.isfinite(one.length.point)]
+    for replay in replays:
+        seen = [e for e in replay.explanations if math.isfinite(e.entropy.point) and math.isfinite(e.length.point)]
         if len(seen) > 1:
-            caption = f"{story.name}, tokens per pass" if len(told) > 1 else "accept length, tokens per pass"
+            caption = f"{replay.name if len(replays) > 1 else 'accept length'}, tokens per pass"
             frame = layout("entropy, nats") | {"hovermode": "closest"}
             panels.append(Panel(caption=caption, traces=_cloud(seen), layout=frame))
     keys = [
         figures.Key(label=label, color=figures.color(i), style="dashed" if dash != "solid" else "solid", group=source)
         for i, (source, (dash, label)) in enumerate(FITS.items())
     ]
-    title = "Accept length against entropy"
-    return (
-        Card(title=title, text=HEAT, panels=figures.same_scale(panels, False), keys=keys, wide=True) if panels else None
-    )
+    return _plots("Accept length against entropy", ENTROPY, panels, keys)
 
 
 def _cloud(seen: Sequence[Explanation]) -> list[Trace]:
     """The steps, and a line a slope."""
-    x, y = ([_short(getattr(one, name).point) for one in seen] for name in ("entropy", "length"))
+    x, y = ([rounded(getattr(e, name).point) for e in seen] for name in ("entropy", "length"))
     points = {
         "type": "scatter", "mode": "markers", "x": x, "y": y, "name": "steps", "text": [str(e.step) for e in seen],
         "marker": {"size": 6, "color": [e.step for e in seen], "colorscale": [[0, "#c3cad3"], [1, INK]]},
@@ -204,10 +186,10 @@ def _cloud(seen: Sequence[Explanation]) -> list[Trace]:
         slope = seen[-1].slopes.get(source)  # type: ignore[call-overload]
         if slope is None or not slope.value.known:
             continue
-        line = [_short(middle[1] + slope.value.point * (end - middle[0])) for end in ends]
+        line = [rounded(middle[1] + slope.value.point * (end - middle[0])) for end in ends]
         traces.append(
             {
-                "type": "scatter", "mode": "lines", "x": [_short(end) for end in ends], "y": line, "name": label,
+                "type": "scatter", "mode": "lines", "x": [rounded(end) for end in ends], "y": line, "name": label,
                 "line": {"color": figures.color(i), "dash": dash, "width": 1.6}, "legendgroup": source,
                 "hovertemplate": f"{label}: {slope.value.text()} per nat",
             }
@@ -215,46 +197,41 @@ def _cloud(seen: Sequence[Explanation]) -> list[Trace]:
     return traces
 
 
-def _controller(told: Sequence[Story]) -> Card | None:
+def _controller(replays: Sequence[Replay]) -> list[Card]:
     """The controller's log as a table."""
     rows = [
         (
-            f"{story.name}, step {one.step}" if len(told) > 1 else f"step {one.step}",
-            one.state,
-            one.action.why if one.action.kind in ("set_system", "set_length") else one.verdict.evidence,
-            _action(one),
+            f"{replay.name}, step {e.step}" if len(replays) > 1 else f"step {e.step}",
+            e.state,
+            e.action.why if e.action.kind in ("set_system", "set_length") else e.verdict.evidence,
+            _action(e),
         )
-        for story in told
-        for one in story.told
-        if one.verdict.changed or one.action.kind != "none"
+        for replay in replays
+        for e in replay.explanations
+        if e.verdict.changed or e.action.kind != "none"
     ]
     heads = ("When", "State", "Evidence", "Proposed")
-    return Card(title="The controller's log", text=LOG, table=table(heads, rows), wide=True) if told else None
+    return [Card(title="The controller's log", text=LOG, table=table(heads, rows), wide=True)] if replays else []
 
 
-def _action(one: Explanation) -> str:
-    value = "" if one.action.value is None else f": {one.action.value}"
-    return f"{ACTIONS[one.action.kind]}{value}"
+def _action(e: Explanation) -> str:
+    value = "" if e.action.value is None else f": {e.action.value}"
+    return f"{ACTIONS[e.action.kind]}{value}"
 
 
-def _breakdown(told: Sequence[Story]) -> Card | None:
+def _breakdown(replays: Sequence[Replay]) -> list[Card]:
     """The change at the end by task, lag and position in the answer."""
     rows = []
-    for story in told:
+    for replay in replays:
         for key, title in KEYS:
-            for label, part in story.breakdown[key].items():
-                if len(story.breakdown[key]) < 2 or label == "-1":
+            for label, part in replay.breakdown[key].items():
+                if len(replay.breakdown[key]) < 2 or label == "-1":
                     continue
-                where = f"{title} {label}" if len(told) == 1 else f"{story.name}: {title} {label}"
+                where = f"{title} {label}" if len(replays) == 1 else f"{replay.name}: {title} {label}"
                 rows.append((where, part.change.text(), *(_known(e, part) for e in (part.entropy, part.mismatch))))
     heads = ("Of what", "Change", "Entropy", "Mismatch")
-    return Card(title="Where it moved", text=BREAKDOWN, table=table(heads, rows), wide=True) if rows else None
+    return [Card(title="Where it moved", text=BREAKDOWN, table=table(heads, rows), wide=True)] if rows else []
 
 
 def _known(part: Estimate, of: Decomposition) -> str:
     return part.text() if not of.unidentified else DASH
-
-
-def _short(value: float) -> float | None:
-    """Six significant digits; None where there is no number."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None

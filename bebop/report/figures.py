@@ -4,6 +4,7 @@ With one run colours mean series; with several they mean runs and every series h
 buttons beside the panels, since plotly's own legend eats a narrow plot; a key shows or hides all traces of its group.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -128,9 +129,9 @@ def _stacked(chart: Chart, runs: Sequence[Run]) -> tuple[list[Panel], list[Key]]
 
 def same_scale(panels: list[Panel], zero: bool) -> list[Panel]:
     """Panels side by side in one unit get one y range, so that heights compare."""
-    if len(panels) < 2:
-        return panels
     heights = [height for panel in panels for height in _heights(panel.traces)]
+    if len(panels) < 2 or not heights:
+        return panels
     low, high = min(heights + [0.0] * zero), max(heights)
     room = 0.06 * (high - low)
     y_range = [low if zero else low - room, high + room] if high > low else _around(high, zero)
@@ -138,8 +139,12 @@ def same_scale(panels: list[Panel], zero: bool) -> list[Panel]:
 
 
 def _heights(traces: Sequence[Trace]) -> list[float]:
-    """How far a panel reaches: its lines, and its bars on top of one another."""
-    lines = [value for trace in traces if trace["type"] != "bar" for value in trace["y"] if value is not None]
+    """How far a panel reaches: its lines, its points with their errors, its bars on top of one another."""
+    lines = []
+    for trace in (trace for trace in traces if trace["type"] != "bar"):
+        ends = trace.get("error_y", {"array": [0.0] * len(trace["y"]), "arrayminus": [0.0] * len(trace["y"])})
+        for value, up, down in zip(trace["y"], ends["array"], ends["arrayminus"], strict=True):
+            lines += [value + (up or 0.0), value - (down or 0.0)] if value is not None else []
     bars = [trace["y"] for trace in traces if trace["type"] == "bar"]
     return lines + [sum(value or 0.0 for value in column) for column in zip(*bars, strict=True)]
 
@@ -147,34 +152,41 @@ def _heights(traces: Sequence[Trace]) -> list[float]:
 def _bar_or_line(chart: Chart, index: int, run: Run) -> Trace:
     """Series number ``index`` of a stacked chart."""
     series, shade = chart.series[index], STACK[index]
-    line = _line(run, run.columns[series.metric], series.label, shade, f"part {series.label}")
-    if index >= chart.stacked:
-        return line
-    shared = {key: line[key] for key in ("x", "y", "name", "legendgroup", "hovertemplate")}
-    return {"type": "bar", "marker": {"color": shade, "line": {"width": 0}}, **shared}
+    make = bar_trace if index < chart.stacked else line_trace
+    return make(run.steps, run.columns[series.metric], series.label, shade, f"part {series.label}")
 
 
 def _lines(chart: Chart, series: Series, run: Run, name: str, shade: str, group: str) -> list[Trace]:
     """The line of a series, with its dashed companion or, if smoothed, its faint original."""
     column = run.columns[series.metric]
     if chart.smooth:
-        faint = {**_line(run, column, f"{name}, step", shade, group), "opacity": 0.35}
-        faint["line"] = {**faint["line"], "width": 1.2}
-        return [faint, _line(run, running_mean(column), f"{name}, mean", shade, group)]
-    lines = [_line(run, column, name, shade, group)]
+        faint = line_trace(run.steps, column, f"{name}, step", shade, group) | {"opacity": 0.35}
+        faint["line"] |= {"width": 1.2}
+        return [faint, line_trace(run.steps, running_mean(column), f"{name}, mean", shade, group)]
+    lines = [line_trace(run.steps, column, name, shade, group)]
     if series.dashed and run.has(series.dashed):
-        second = _line(run, run.columns[series.dashed], f"{name}, {(chart.styles or ('', 'second'))[1]}", shade, group)
-        second["line"] = {**second["line"], "dash": "dash", "width": 1.5}
+        label = f"{name}, {(chart.styles or ('', 'second'))[1]}"
+        second = line_trace(run.steps, run.columns[series.dashed], label, shade, group)
+        second["line"] |= {"dash": "dash", "width": 1.5}
         lines.append(second)
     return lines
 
 
-def _line(run: Run, column: Sequence[float | None], name: str, shade: str, group: str) -> Trace:
+def line_trace(x: Sequence[float], y: Sequence[float | None], name: str, shade: str, group: str | None = None) -> Trace:
     """A line over steps; points as well while they are few, as a single one would not show."""
-    mode = "lines" if len(run.steps) > 20 else "lines+markers"
+    mode = "lines" if len(x) > 20 else "lines+markers"
     style = {"line": {"color": shade, "width": 2}, "marker": {"color": shade, "size": 5}, "mode": mode}
-    where = {"x": run.steps, "y": _rounded(column)}
-    return {"type": "scatter", **where, **style, "name": name, "legendgroup": group, "hovertemplate": "%{y:.4~g}"}
+    return _trace("scatter", x, y, name, group) | style
+
+
+def bar_trace(x: Sequence[Any], y: Sequence[float | None], name: str, shade: str, group: str | None = None) -> Trace:
+    """Bars without an edge."""
+    return _trace("bar", x, y, name, group) | {"marker": {"color": shade, "line": {"width": 0}}}
+
+
+def _trace(kind: str, x: Sequence[Any], y: Sequence[float | None], name: str, group: str | None) -> Trace:
+    trace = {"type": kind, "x": list(x), "y": [rounded(value) for value in y], "name": name}
+    return trace | {"hovertemplate": "%{y:.4~g}"} | ({"legendgroup": group} if group else {})
 
 
 def layout(x_title: str, zero: bool = False) -> dict[str, Any]:
@@ -199,12 +211,18 @@ def layout(x_title: str, zero: bool = False) -> dict[str, Any]:
 def _layout(chart: Chart, runs: Sequence[Run], traces: Sequence[Trace]) -> dict[str, Any]:
     """The layout of a chart over steps."""
     steps = [step for run in runs for step in run.steps]
-    found = layout("step", chart.zero)
-    found["xaxis"] |= {"tickformat": "d"} | ({"dtick": 1} if max(steps) - min(steps) < 8 else {})
+    frame = over_steps(len(steps), max(steps) - min(steps) < 8, chart.zero)
     heights = _heights(traces)
     if min(heights) == max(heights):
-        found["yaxis"]["range"] = _around(heights[0], chart.zero)
-    return found | {"barmode": "relative", "bargap": 0.15 if len(steps) <= 80 else 0}
+        frame["yaxis"]["range"] = _around(heights[0], chart.zero)
+    return frame
+
+
+def over_steps(count: int, few: bool, zero: bool = False) -> dict[str, Any]:
+    """The layout of lines and stacked bars over ``count`` steps; ``few``: each has its tick."""
+    frame = layout("step", zero) | {"barmode": "relative", "bargap": 0.15 if count <= 80 else 0}
+    frame["xaxis"] |= {"tickformat": "d"} | ({"dtick": 1} if few else {})
+    return frame
 
 
 def _around(level: float, zero: bool) -> list[float]:
@@ -220,12 +238,9 @@ def _style_keys(chart: Chart, runs: Sequence[Run]) -> list[Key]:
     if chart.styles is None or not (chart.smooth or dashed):
         return []
     first, second = chart.styles
-    return [
-        Key(label=first, color=MUTED),
-        Key(label=second, color=MUTED, style="faint" if chart.smooth else "dashed"),
-    ]
+    return [Key(label=first, color=MUTED), Key(label=second, color=MUTED, style="faint" if chart.smooth else "dashed")]
 
 
-def _rounded(column: Sequence[float | None]) -> list[float | None]:
-    """Six significant digits: what a plot can show, in a third of the size."""
-    return [None if value is None else float(f"{value:.6g}") for value in column]
+def rounded(value: float | None) -> float | None:
+    """Six significant digits: what a plot can show, in a third of the size; None for what JSON does not have."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

@@ -1,13 +1,13 @@
 """The page on some run folders: a table and figures, each with the words that explain it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bebop.command import writing
 from bebop.errors import UserError
 from bebop.report.charts import charts, metrics
 from bebop.report.document import Card, document, table
-from bebop.report.drift import Story, cards, load_story, stories
+from bebop.report.drift import Replay, cards, replay_log, replay_runs
 from bebop.report.figures import Figure, draw, run_keys
 from bebop.report.runs import Run, load_runs
 from bebop.report.summary import HEADS, NOTE, summary
@@ -16,33 +16,35 @@ from bebop.report.summary import HEADS, NOTE, summary
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write the report on some run folders, by default as ``report.html`` in the first; returns where it is."""
     runs = load_runs(folders)
-    out = out or folders[0] / "report.html"
-    if not out.parent.is_dir() or out.is_dir():
-        raise UserError(f"--out {out} cannot be written: give a file in a folder that exists")
-    page = render(runs, stories(folders, runs))
-    with writing(out):
-        out.write_text(page, encoding="utf-8")
-    return out
+    return _write(out or folders[0] / "report.html", lambda: render(runs, replay_runs(folders, runs)))
 
 
 def write_log_report(logs: Sequence[Path], names: Mapping[str, str], out: Path | None = None) -> Path:
     """The cards on drift from logs of any trainer, by default beside the first; ``names`` as in ``logs.read_log``."""
-    out = out or logs[0].with_suffix(".html")
+
+    def page() -> str:
+        replays = [replay_log(path, path.stem, names=names) for path in logs]
+        title = replays[0].name if len(replays) == 1 else f"{len(replays)} logs"
+        return document("Bebop · drift of acceptance", title, cards(replays))
+
+    return _write(out or logs[0].with_suffix(".html"), page)
+
+
+def _write(out: Path, page: Callable[[], str]) -> Path:
+    """Write a page once it is known that there is a place for it."""
     if not out.parent.is_dir() or out.is_dir():
         raise UserError(f"--out {out} cannot be written: give a file in a folder that exists")
-    told = [load_story(path, path.stem, names=names) for path in logs]
-    title = told[0].name if len(told) == 1 else f"{len(told)} logs"
-    page = document("Bebop · drift of acceptance", title, cards(told))
+    text = page()
     with writing(out):
-        out.write_text(page, encoding="utf-8")
+        out.write_text(text, encoding="utf-8")
     return out
 
 
-def render(runs: Sequence[Run], told: Sequence[Story] = ()) -> str:
-    """The whole page as HTML; ``told``: what the monitor says about those runs that it watched."""
+def render(runs: Sequence[Run], replays: Sequence[Replay] = ()) -> str:
+    """The whole page as HTML; ``replays``: the logs of those that were watched."""
     figures = [draw(chart, runs) for chart in charts(runs)]
     drawn = [_card(figure, len(runs)) for figure in figures if figure.panels]
-    drawn += cards(told)
+    drawn += cards(replays)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     return document("Bebop · run report", title, [_summary(runs), *drawn, *_left_out(figures)])
 

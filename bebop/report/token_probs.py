@@ -1,4 +1,4 @@
-"""The card of both distributions, token by token, at the contexts of the bank where their overlap changed most."""
+"""The card of both distributions, token by token, at the contexts of the probe set where their overlap changed most."""
 
 from collections.abc import Sequence
 
@@ -22,24 +22,23 @@ TEXT = (
 )
 
 
-def card(told: Sequence[tuple[str, Sequence[tuple[TokenProbs, TokenProbs]]]]) -> Card | None:
-    """A panel a context; ``told``: runs with their contexts, each at the first and the last reading."""
-    pairs = [(name, *pair) for name, found in told for pair in found]
+def cards(runs: Sequence[tuple[str, Sequence[tuple[TokenProbs, TokenProbs]]]]) -> list[Card]:
+    """A panel a context; ``runs``: names with their contexts, each at the first and the last reading."""
+    pairs = [(name, *pair) for name, contexts in runs for pair in contexts]
     pairs.sort(key=lambda pair: abs(pair[2].overlap - pair[1].overlap))
     apart = {(name, last.context): (name, first, last) for name, first, last in pairs}  # many answers begin alike
     pairs = sorted(apart.values(), key=lambda pair: -abs(pair[2].overlap - pair[1].overlap))
-    runs = len({name for name, *_ in pairs})
-    panels = [_panel(first, last, f"{name}: " if runs > 1 else "") for name, first, last in pairs[:SHOWN]]
+    many = len({name for name, *_ in pairs}) > 1
+    panels = [_panel(first, last, f"{name}: " if many else "") for name, first, last in pairs[:SHOWN]]
     keys = [Key(label=label, color=shade, style="block", group=f"look {label}") for label, shade, *_ in DISTRIBUTIONS]
-    return (
-        Card(title="Where the distributions moved", text=TEXT, panels=panels, keys=keys, wide=True) if panels else None
-    )
+    title = "Where the distributions moved"
+    return [Card(title=title, text=TEXT, panels=panels, keys=keys, wide=True)] if panels else []
 
 
 def _panel(first: TokenProbs, last: TokenProbs, prefix: str) -> Panel:
     both, weight, text = (first, last), dict[int, float](), dict[int, str]()
-    for look in both:
-        for token, name, p, q in zip(look.ids, look.tokens, look.target, look.draft, strict=True):
+    for reading in both:
+        for token, name, p, q in zip(reading.ids, reading.tokens, reading.target, reading.draft, strict=True):
             weight[token] = max(weight.get(token, 0.0), p, q)
             text[token] = visible(name)
     tokens = sorted(weight, key=lambda token: -weight[token])[:BARS]
@@ -60,11 +59,8 @@ def _panel(first: TokenProbs, last: TokenProbs, prefix: str) -> Panel:
     frame = layout("next token") | {"barmode": "group", "bargap": 0.25}
     frame["xaxis"] |= {"type": "category"}
     frame["yaxis"] |= {"range": [0, 1]}
-    return Panel(
-        caption=f"{prefix}after “{context}”: overlap {first.overlap:.2f} → {last.overlap:.2f}",
-        traces=traces,
-        layout=frame,
-    )
+    caption = f"{prefix}after “{context}”: overlap {first.overlap:.2f} → {last.overlap:.2f}"
+    return Panel(caption=caption, traces=traces, layout=frame)
 
 
 def visible(text: str) -> str:

@@ -175,10 +175,10 @@ def load(spec: str) -> Callable[[str, dict[str, Any]], Any]:
 
 
 def _load_file(path: Path) -> ModuleType:
-    found = importlib.util.spec_from_file_location(f"bebop_reward_{path.stem}", path)
-    assert found is not None and found.loader is not None, "a .py file has a loader"
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location(f"bebop_reward_{path.stem}", path)
+    assert spec is not None and spec.loader is not None, "a .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 

@@ -57,8 +57,8 @@ def score_math(candidate: str, gold: str) -> float:
     """1.0 if math-verify finds both equal, else 0.0. Without its timeouts, which need the main thread."""
     guard_math_verify()
     expected = math_verify.parse(gold, parsing_timeout=None)
-    found = math_verify.parse(candidate, parsing_timeout=None)
-    return float(math_verify.verify(expected, found, timeout_seconds=None))
+    answer = math_verify.parse(candidate, parsing_timeout=None)
+    return float(math_verify.verify(expected, answer, timeout_seconds=None))
 
 
 def as_math(text: str) -> str:

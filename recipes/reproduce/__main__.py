@@ -53,13 +53,13 @@ def rebuild(folders: Mapping[str, Path], target: Path) -> list[str]:
 
 def pages(folders: Mapping[str, Path], target: Path) -> dict[Path, str]:
     """What ``rebuild`` writes: each ``results.md``, and ``target``; each result is held against its rule first."""
-    found = {name: record.read(folder / "results.json") for name, folder in folders.items()}
-    present = {name: content for name, content in found.items() if content is not None}
+    contents = {name: record.read(folder / "results.json") for name, folder in folders.items()}
+    present = {name: content for name, content in contents.items() if content is not None}
     for name, content in present.items():
         record.check(name, content, folders[name])
     decided = verdicts(present)
     studies = {folders[name] / "results.md": study_page(name, content, decided) for name, content in present.items()}
-    return {**studies, target: page(found)}
+    return {**studies, target: page(contents)}
 
 
 def rejudge(names: Sequence[str], reason: str) -> None:

@@ -41,11 +41,15 @@ def color(name: str) -> str:
     return COLORS.get(name, list(COLORS.values())[sum(map(ord, name)) % len(COLORS)])
 
 
+def errors(intervals: Sequence[Interval]) -> Any:
+    """How far intervals reach below and above their values [2, n], as ``errorbar`` takes it."""
+    return np.array([[i.value - i.low, i.high - i.value] for i in intervals]).T
+
+
 def bars(axes: Any, names: Sequence[str], intervals: Sequence[Interval], labels: Sequence[str] | None = None) -> None:
     """Points with error bars, one a name: intervals show better so than on bars that start at 0."""
     for i, (name, interval) in enumerate(zip(names, intervals, strict=True)):
-        errors = [[interval.value - interval.low], [interval.high - interval.value]]
-        axes.errorbar([i], [interval.value], errors, fmt="o", capsize=3, color=color(name))
+        axes.errorbar([i], [interval.value], errors([interval]), fmt="o", capsize=3, color=color(name))
     axes.set_xticks(range(len(names)), labels or names, rotation=35, ha="right")
 
 

@@ -19,11 +19,11 @@ def verdicts(contents: Mapping[str, Content | None]) -> Verdicts:
     for name, content in contents.items():
         for place, finding in enumerate(judged(content) if content else ()):
             claims.setdefault(finding.claim, []).append((name, place, finding))
-    found: dict[tuple[str, int], tuple[Verdict, float | None]] = {}
+    verdicts_of: dict[tuple[str, int], tuple[Verdict, float | None]] = {}
     for listed in claims.values():
         decided = corrected([finding for _, _, finding in listed])
-        found |= {(name, place): one for (name, place, _), one in zip(listed, decided, strict=True)}
-    return found
+        verdicts_of |= {(name, place): pair for (name, place, _), pair in zip(listed, decided, strict=True)}
+    return verdicts_of
 
 
 def write_study(folder: Path) -> None:
@@ -38,7 +38,7 @@ def study_page(name: str, content: Content, decided: Verdicts) -> str:
     """The text of ``results.md``."""
     lines = ["# Results", ""]
     for place, finding in enumerate(judged(content)):
-        lines.append(f"- **{decided[name, place][0]}** ({finding.claim}): {said(finding)}")
+        lines.append(f"- **{decided[name, place][0]}** ({finding.claim}): {sentence(finding)}")
     lines += ["", *_origin(content), ""]
     for title, rows in content["tables"].items():
         lines += [f"## {title}", "", table([{k: cell(v) for k, v in row.items()} for row in rows])]
@@ -50,7 +50,7 @@ def study_page(name: str, content: Content, decided: Verdicts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def said(finding: Finding) -> str:
+def sentence(finding: Finding) -> str:
     """Statement and evidence, and why it was not tested."""
     reason = f"Not tested: {finding.untested}." if finding.untested else ""
     return " ".join(part for part in (finding.statement, finding.evidence, reason) if part)

@@ -112,7 +112,7 @@ def numbers_of(content: Content) -> dict[str, Number]:
 
 
 def judged(content: Content) -> list[Finding]:
-    """What the newest judgement found."""
+    """The findings of the newest judgement."""
     return [Finding(**finding) for finding in content["judgements"][-1]["findings"]]
 
 
@@ -144,8 +144,8 @@ def rejudge(name: str, content: Content, reason: str, origin: Mapping[str, objec
     code = rule_hash.of_study(name)
     if content["judgements"][-1]["rule"]["hash"] == code.hash:
         return content
-    found = judge(rules_of(name), numbers_of(content), content["facts"])
-    made = judgement(code, found, post_hoc=True, reason=reason, origin=dict(origin))
+    findings = judge(rules_of(name), numbers_of(content), content["facts"])
+    made = judgement(code, findings, post_hoc=True, reason=reason, origin=dict(origin))
     return {**content, "judgements": [*content["judgements"], made]}
 
 

@@ -19,7 +19,8 @@ from recipes.reproduce import measured, verdicts
 
 ROOT = record.ROOT
 ENTRIES = ("RULES", "judge", "corrected", "overall")
-BESIDE = ("annotation", "returns", "type_comment", "type_params", "ctx", "kind", "simple")  # fields that do not count
+# Fields of a node that do not count.
+UNCOUNTED = ("annotation", "returns", "type_comment", "type_params", "ctx", "kind", "simple")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ def module(study: str) -> ModuleType:
 
 def of_study(name: str) -> RuleCode:
     """The rule of a study as it stands in the working tree."""
-    paths = [Path(str(one.__file__)).resolve() for one in (module(name), verdicts, measured)]
+    paths = [Path(str(m.__file__)).resolve() for m in (module(name), verdicts, measured)]
     files = tuple(path.relative_to(ROOT).as_posix() for path in paths)
     return RuleCode(hash=of_sources([path.read_text() for path in paths], ENTRIES), files=files)
 
@@ -76,7 +77,7 @@ def _defines(node: ast.stmt) -> list[str]:
 def _text(node: object) -> str:
     """A syntax tree as text, the same in every version of Python: what is empty or beside the point is left out."""
     if isinstance(node, list):
-        return "[" + ", ".join(_text(one) for one in node) + "]"
+        return "[" + ", ".join(_text(item) for item in node) + "]"
     if not isinstance(node, ast.AST):
         return repr(node)
     kind, fields = type(node).__name__, dict(ast.iter_fields(node))
@@ -84,5 +85,5 @@ def _text(node: object) -> str:
         kind, fields = "Assign", {"targets": [node.target], "value": node.value}
     if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
         fields["body"] = node.body[1:]
-    kept = {k: v for k, v in fields.items() if k not in BESIDE and v is not None and v != []}
+    kept = {k: v for k, v in fields.items() if k not in UNCOUNTED and v is not None and v != []}
     return f"{kind}(" + ", ".join(f"{name}={_text(value)}" for name, value in kept.items()) + ")"

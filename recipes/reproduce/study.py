@@ -38,6 +38,9 @@ QUICK = "--quick" in sys.argv  # a smoke run: everything happens, on next to not
 SEEDS = (0, 1, 2)
 FOLDER = Path(os.environ.get("BEBOP_REPRODUCE", "runs/reproduce-quick" if QUICK else "runs/reproduce"))
 SEQUENCES = 32 if QUICK else 800
+HELD_OUT = 8 if QUICK else 144  # prompts of the three tasks that heads are probed on
+TASKS = ("number_sorting", "gcd", "chain_sum")
+DEPTH = 3  # drafts, where they are not swept
 T = TypeVar("T")
 J = TypeVar("J")
 
@@ -111,12 +114,18 @@ def text(seed: int, count: int, *overrides: str) -> list[TokenRow]:
     return read_back(path)
 
 
+def prepare(seed: int, *overrides: str) -> None:
+    """Sample what the heads of a seed share, once, so that no two processes do it at the same time."""
+    corpus(seed, *overrides)
+    text(seed, HELD_OUT, *overrides)
+
+
 def head(arm: Arm) -> Policy:
     """The built-in model with the head of an arm, trained now unless it is kept already."""
     model = policy()
     assert model.mtp is not None
     if not arm.path.is_file():
-        data = [f"data.sampling.top_p={arm.law.target_top_p}"] if arm.sampling.target_top_p < 1 else []
+        data = [f"data.sampling.top_p={arm.sampling.target_top_p}"] if arm.sampling.target_top_p < 1 else []
         train(model, arm, corpus(arm.seed, *data)[: arm.sequences])
         arm.path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(model.mtp.state_dict(), arm.path)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bebop.bench.record import table
-from recipes.reproduce.pages import Verdicts, said, verdicts
+from recipes.reproduce.pages import Verdicts, sentence, verdicts
 from recipes.reproduce.record import Content, judged
 from recipes.reproduce.verdicts import Finding, overall
 
@@ -125,35 +125,35 @@ def _verdict(claim: Claim, contents: Mapping[str, Content | None], decided: Verd
     findings = [decided[recipe, place][0] for recipe, place, _ in of(claim.name, contents)]
     if not findings and None in contents.values():
         return "no results yet"
-    found = overall([*findings, *(UNTESTED for _ in claim.beyond_reach)])
-    return f"{found}, so far" if None in contents.values() else found
+    verdict = overall([*findings, *(UNTESTED for _ in claim.beyond_reach)])
+    return f"{verdict}, so far" if None in contents.values() else verdict
 
 
 def _summary(claim: Claim, contents: Mapping[str, Content | None], decided: Verdicts) -> dict[str, Any]:
     """A line of the first table: the number is that of the claim's first finding that was tested."""
-    found = of(claim.name, contents)
-    words = [decided[recipe, place][0] for recipe, place, _ in found] + [UNTESTED for _ in claim.beyond_reach]
+    findings = of(claim.name, contents)
+    words = [decided[recipe, place][0] for recipe, place, _ in findings] + [UNTESTED for _ in claim.beyond_reach]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
-    tested = [finding for _, _, finding in found if finding.untested is None]
+    tested = [finding for _, _, finding in findings if finding.untested is None]
     return {
         "claim": f"**{claim.name}** {claim.text}",
         "verdict": f"**{_verdict(claim, contents, decided)}**",
         "findings": counts,
         "first number": tested[0].evidence if tested else "",
-        "recipes": ", ".join(_link(recipe) for recipe in dict.fromkeys(recipe for recipe, _, _ in found)),
+        "recipes": ", ".join(_link(recipe) for recipe in dict.fromkeys(recipe for recipe, _, _ in findings)),
     }
 
 
 def _line(recipe: str, place: int, finding: Finding, contents: Mapping[str, Content | None], decided: Verdicts) -> str:
     verdict, p = decided[recipe, place]
-    told = [_link(recipe), finding.rule]
+    details = [_link(recipe), finding.rule]
     if p is not None:
-        told.append(f"p = {finding.p:.2g}, corrected {p:.2g}")
+        details.append(f"p = {finding.p:.2g}, corrected {p:.2g}")
     if finding.floor is not None:
-        told.append(f"noise {finding.floor:.2g}")
+        details.append(f"noise {finding.floor:.2g}")
     if (before := _before(finding, contents[recipe])) is not None:
-        told.append(f"at the run: {before}")
-    return f"- **{verdict}**: {said(finding)} ({'; '.join(told)})"
+        details.append(f"at the run: {before}")
+    return f"- **{verdict}**: {sentence(finding)} ({'; '.join(details)})"
 
 
 def _before(finding: Finding, content: Content | None) -> str | None:

@@ -45,9 +45,7 @@ def examples(seed: int, count: int) -> Iterator[Example]:
         name = rng.choices(list(TASKS), shares)[0]
         item = next(sets[name])
         yield Example(
-            task=name,
-            question=item["question"],
-            solution=SOLVERS[name](item["metadata"], rng, TASKS[name][1]),
+            task=name, question=item["question"], solution=SOLVERS[name](item["metadata"], rng, TASKS[name][1])
         )
 
 

@@ -37,7 +37,7 @@ def names(expr: str) -> set[str]:
 def unknown(exprs: Iterable[str], exported: Iterable[str]) -> set[str]:
     """Names in the expressions that match nothing a run exports."""
     known = [series(name) for name in exported]
-    return {name for expr in exprs for name in names(expr) if not any(re.fullmatch(name, one) for one in known)}
+    return {name for expr in exprs for name in names(expr) if not any(re.fullmatch(name, metric) for metric in known)}
 
 
 def tables() -> list[str]:
@@ -124,12 +124,12 @@ def test_a_session_gets_everything_and_keeps_what_ray_wrote(tmp_path: Path) -> N
 
 def test_without_rays_dashboard_the_node_is_found_by_its_port(tmp_path: Path) -> None:
     (tmp_path / "metrics_export_port_4e1f").write_text("18123")
-    found = tmp_path / provision.DISCOVERY
+    discovery = tmp_path / provision.DISCOVERY
     provision.provision(tmp_path, tmp_path / "out")
-    assert json.loads(found.read_text())[0]["targets"] == ["127.0.0.1:18123"]
-    found.write_text("Ray's own")
+    assert json.loads(discovery.read_text())[0]["targets"] == ["127.0.0.1:18123"]
+    discovery.write_text("Ray's own")
     provision.provision(tmp_path, tmp_path / "out")
-    assert found.read_text() == "Ray's own"
+    assert discovery.read_text() == "Ray's own"
 
 
 def test_rays_dashboard_gets_the_panels_on_top_once(tmp_path: Path) -> None:

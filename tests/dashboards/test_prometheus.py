@@ -183,7 +183,7 @@ def test_rules_are_evaluated_and_a_healthy_run_is_quiet(site: Site) -> None:
     end = time.monotonic() + 30
     while any(rule["health"] == "unknown" for rule in rules()) and time.monotonic() < end:
         time.sleep(1)
-    found = rules()
-    assert [rule["name"] for rule in found] == [alert.name for alert in alerts(1)]
-    assert {rule["health"] for rule in found} == {"ok"}
-    assert {rule["name"] for rule in found if rule["state"] == "firing"} == set()
+    loaded = rules()
+    assert [rule["name"] for rule in loaded] == [alert.name for alert in alerts(1)]
+    assert {rule["health"] for rule in loaded} == {"ok"}
+    assert {rule["name"] for rule in loaded if rule["state"] == "firing"} == set()

@@ -149,7 +149,7 @@ def test_a_tree_of_drafts_is_its_chains(policy: Policy) -> None:
 
 @pytest.mark.parametrize("setting", ["sliding_window", "softcap"])
 def test_attention_of_another_kind_is_refused(setting: str) -> None:
-    one = torch.zeros(1, 1, 1, 1)
+    state = torch.zeros(1, 1, 1, 1)
     with pytest.raises(UserError, match=f"{setting}=7") as error:
-        attention(torch.nn.Identity(), one, one, one, None, context=CausalContext(), scaling=1.0, **{setting: 7})
+        attention(torch.nn.Identity(), state, state, state, None, context=CausalContext(), scaling=1.0, **{setting: 7})
     assert "\n" not in str(error.value)

@@ -13,10 +13,10 @@ def weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
 
 
 def test_equal_weights_agree_whatever_their_order_and_precision_on_the_way() -> None:
-    one = weights()
-    assert fingerprint(one) == fingerprint(dict(reversed(one.items()))) and len(fingerprint(one)) == 16
-    narrow = {name: t.bfloat16() for name, t in one.items()}
-    assert fingerprint(one, torch.bfloat16) == fingerprint(narrow) == fingerprint(narrow, torch.bfloat16)
+    state = weights()
+    assert fingerprint(state) == fingerprint(dict(reversed(state.items()))) and len(fingerprint(state)) == 16
+    narrow = {name: t.bfloat16() for name, t in state.items()}
+    assert fingerprint(state, torch.bfloat16) == fingerprint(narrow) == fingerprint(narrow, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -27,7 +27,7 @@ def test_every_change_is_noticed(dtype: torch.dtype) -> None:
     swapped = {"a": whole["b"], "b": whole["a"]}
     moved = {**whole, "a": whole["a"].flip(0)}
     turned = {**whole, "a": whole["a"].reshape(7, 5)}
-    marks = [fingerprint(one) for one in (whole, touched, zeroed, swapped, moved, turned)]
+    marks = [fingerprint(state) for state in (whole, touched, zeroed, swapped, moved, turned)]
     assert len(set(marks)) == len(marks)
 
 

@@ -101,8 +101,8 @@ def test_the_training_chain_is_what_the_engine_drafts(seed: int) -> None:
 @pytest.mark.parametrize(("run", "first"), [(depthwise, 1), (unmoved, 1), (early, 0)])
 @torch.no_grad()
 def test_broken_chains_are_caught(run: Chain, first: int) -> None:
-    found = gaps(tiny_policy(), run)
-    assert max(found[:first], default=0.0) < 1e-5 and min(found[first:]) > 1e-3
+    errors = gaps(tiny_policy(), run)
+    assert max(errors[:first], default=0.0) < 1e-5 and min(errors[first:]) > 1e-3
 
 
 def second_cycle(policy: Policy, follow: bool) -> list[float]:

@@ -39,13 +39,13 @@ def observed(level: "list[tuple[float, float]]", seed: int = 0) -> list[Explanat
     """A run with (mean entropy, mismatch) per step."""
     rng = np.random.default_rng([21, seed])
     monitor = DriftMonitor(MonitorSettings(draws=200))
-    found = []
+    explanations = []
     for step, (entropy, mismatch) in enumerate(level):
         truth = Truth(entropy=constant(entropy), mismatch=constant(mismatch))
         explanation = monitor.observe(step_records(truth, step, rng))
         assert explanation is not None
-        found.append(explanation)
-    return found
+        explanations.append(explanation)
+    return explanations
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -18,7 +18,7 @@ from bebop.monitor.estimate import Array, Estimate
 from bebop.monitor.probe_set import ProbeReading, Sweep, direct
 from bebop.monitor.slope import early_slope, frozen_slope, temperature_slope
 from bebop.monitor.window import Measure, Window
-from tests.covering import Row, Told, of_estimate, shares, short
+from tests.covering import Row, Trial, of_estimate, shares, short
 from tests.monitor.synthetic import Truth, constant, ramp, step_records
 
 DRAWS = 300
@@ -31,10 +31,10 @@ COSTS = Costs(draft=0.1, verify=0.02)
 
 
 def means(window: Window) -> dict[str, Estimate]:
-    found = {name: window.value(measure) for name, measure in MEASURES.items()}
-    found |= {f"entropy, {name}": window.entropy(MEASURES[name]) for name in ("length", "position/2")}
-    found |= dict(zip(("length by request", "entropy by request"), window.by_request(), strict=True))
-    return found | {"boundary": boundary(window), "boundary/2": window.gap("overlap", "target_only", 2)}
+    estimates = {name: window.value(measure) for name, measure in MEASURES.items()}
+    estimates |= {f"entropy, {name}": window.entropy(MEASURES[name]) for name in ("length", "position/2")}
+    estimates |= dict(zip(("length by request", "entropy by request"), window.by_request(), strict=True))
+    return estimates | {"boundary": boundary(window), "boundary/2": window.gap("overlap", "target_only", 2)}
 
 
 @cache
@@ -43,13 +43,13 @@ def true_means() -> dict[str, float]:
     return {name: estimate.point for name, estimate in means(endless).items()}
 
 
-def windows(seed: int, prompts: int, steps: int, level: float = 0.95) -> Mapping[str, Told]:
+def windows(seed: int, prompts: int, steps: int, level: float = 0.95) -> Mapping[str, Trial]:
     rng = np.random.default_rng([41, seed, prompts])
     first, *rest = (Window.of(step_records(STEADY, i, rng, prompts=prompts), DRAWS, seed) for i in range(steps))
     return {n: of_estimate(e, true_means()[n], level) for n, e in means(sum(rest, first)).items()}
 
 
-def gains(seed: int) -> Mapping[str, Told]:
+def gains(seed: int) -> Mapping[str, Trial]:
     """What another number of drafts promises; the truth is that of the number it chose."""
     truth, now = true_means(), 2
     window = Window.of(step_records(STEADY, 0, np.random.default_rng([42, seed])), DRAWS, seed)
@@ -60,23 +60,23 @@ def gains(seed: int) -> Mapping[str, Told]:
     return {"length gain": of_estimate(gain, speeds[best - 1] / speeds[now - 1] - 1)}
 
 
-def averages(seed: int) -> Mapping[str, Told]:
+def averages(seed: int) -> Mapping[str, Trial]:
     """A log of one line a step: steps scatter, and their scatter is all there is."""
     rng = np.random.default_rng([43, seed])
     monitor = DriftMonitor(MonitorSettings(draws=DRAWS, seed=seed))
     for step in range(8):
         length, entropy = 2.5 + 0.05 * rng.normal(), 0.5 + 0.02 * rng.normal()
-        told = monitor.observe(from_averages(step, length=length, entropy=entropy, cycles=rng.uniform(80, 120)))
-    assert told is not None
-    part = told.parts["length"]
-    found = {"length": (told.length, 2.5), "entropy": (told.entropy, 0.5), "change": (part.change, 0.0)}
-    return {n: of_estimate(*pair) for n, pair in (found | {"entropy change": (part.entropy_change, 0.0)}).items()}
+        explanation = monitor.observe(from_averages(step, length=length, entropy=entropy, cycles=rng.uniform(80, 120)))
+    assert explanation is not None
+    part = explanation.parts["length"]
+    pairs = {"length": (explanation.length, 2.5), "entropy": (explanation.entropy, 0.5), "change": (part.change, 0.0)}
+    return {n: of_estimate(*pair) for n, pair in (pairs | {"entropy change": (part.entropy_change, 0.0)}).items()}
 
 
 # ---- slopes
 
 
-def early(seed: int, correlation: float) -> Mapping[str, Told]:
+def early(seed: int, correlation: float) -> Mapping[str, Trial]:
     """20 steps, whose errors may depend on those before them."""
     rng = np.random.default_rng([44, seed])
     entropy = 0.5 + 0.01 * np.arange(20) + 0.02 * rng.normal(size=20)
@@ -86,20 +86,20 @@ def early(seed: int, correlation: float) -> Mapping[str, Told]:
     return {"slope": of_estimate(early_slope(entropy, 3.2 - 0.8 * entropy + error, DRAWS, seed).value, -0.8)}
 
 
-def frozen(seed: int, prompts: int = 12) -> Mapping[str, Told]:
+def frozen(seed: int, prompts: int = 12) -> Mapping[str, Trial]:
     rng = np.random.default_rng([45, seed])
     steps = [step_records(STEADY, step, rng, prompts=prompts) for step in range(5)]
     return {"slope": of_estimate(frozen_slope(steps, Measure(rate="overlap"), DRAWS, seed).value, STEADY.slope)}
 
 
-HEATS = np.array([1.0, 0.4, 0.6, 0.8, 1.25, 1.5, 1.8])
+TEMPERATURES = np.array([1.0, 0.4, 0.6, 0.8, 1.25, 1.5, 1.8])
 
 
 def swept(rng: np.random.Generator, prompts: int) -> Sweep:
     """Prompts with two texts of unequal length; accept length falls along a curve of each prompt's own."""
     size = rng.integers(10, 120, (prompts, 2))
     warm = np.exp(0.3 * rng.normal(size=(prompts, 1)) + 0.2 * rng.normal(size=(prompts, 2)))
-    entropy = 0.5 * warm * HEATS[:, None, None] ** 1.3 * np.exp(0.03 * rng.normal(size=(7, prompts, 2)))
+    entropy = 0.5 * warm * TEMPERATURES[:, None, None] ** 1.3 * np.exp(0.03 * rng.normal(size=(7, prompts, 2)))
     steep = -0.8 + 0.3 * rng.normal(size=(prompts, 1)) + 0.1 * rng.normal(size=(prompts, 2))
     level = 3.1 + 0.2 * rng.normal(size=(prompts, 1)) + 0.1 * rng.normal(size=(prompts, 2))
     length = level + steep * entropy + 0.2 * entropy**2 + 0.05 * rng.normal(size=(7, prompts, 2))
@@ -115,7 +115,7 @@ def true_swept() -> float:
     return float(np.polyfit(endless.entropy, endless.length, 1)[0])
 
 
-def temperature(seed: int, prompts: int) -> Mapping[str, Told]:
+def temperature(seed: int, prompts: int) -> Mapping[str, Trial]:
     sweep = swept(np.random.default_rng([46, seed, prompts]), prompts)
     slope = temperature_slope(sweep.entropy, sweep.length, sweep.sums, DRAWS, seed)
     return {"slope": of_estimate(slope.value, true_swept())}
@@ -138,7 +138,7 @@ def moved(truth: Truth) -> tuple[float, float]:
     return temperature, mismatch
 
 
-def of_parts(part: Decomposition, temperature: float, entropy: float, mismatch: float) -> dict[str, Told]:
+def of_parts(part: Decomposition, temperature: float, entropy: float, mismatch: float) -> dict[str, Trial]:
     assert not part.unidentified, part.unidentified
     true = {"change": entropy + mismatch, "entropy": entropy, "mismatch": mismatch, "entropy_change": temperature}
     return {f"{part.name}, {part.source}: {n}": of_estimate(getattr(part, n), value) for n, value in true.items()}
@@ -147,9 +147,9 @@ def of_parts(part: Decomposition, temperature: float, entropy: float, mismatch: 
 def watched(truth: Truth, seed: int, sweep: Sweep | None = None) -> Explanation:
     rng, monitor = np.random.default_rng([47, seed]), DriftMonitor(MonitorSettings(draws=DRAWS, seed=seed))
     for step in WHEN:
-        told = monitor.observe(step_records(truth, step, rng), sweep=sweep if step == 0 else None)
-    assert told is not None
-    return told
+        explanation = monitor.observe(step_records(truth, step, rng), sweep=sweep if step == 0 else None)
+    assert explanation is not None
+    return explanation
 
 
 def straight(seed: int) -> Sweep:
@@ -157,28 +157,28 @@ def straight(seed: int) -> Sweep:
     rng = np.random.default_rng([48, seed])
     warm, level = 0.5 * np.exp(0.2 * rng.normal(size=24)), 3.2 + 0.2 * rng.normal(size=24)
     steep = DRIFT.slope + 0.15 * rng.normal(size=24)
-    entropy = warm * HEATS[:, None]
-    one = np.ones_like(entropy)
-    sums = np.stack([level + steep * entropy, one, entropy, one], -1)
+    entropy = warm * TEMPERATURES[:, None]
+    ones = np.ones_like(entropy)
+    sums = np.stack([level + steep * entropy, ones, entropy, ones], -1)
     # Prompts with steeper slopes are no warmer than others, so that the slope of means is the mean slope.
     return Sweep(entropy=tuple(entropy.mean(1)), length=tuple((level + steep * entropy).mean(1)), sums=sums)
 
 
-def split(seed: int) -> Mapping[str, Told]:
+def split(seed: int) -> Mapping[str, Trial]:
     """The accept length under the slopes over answers and over temperatures."""
-    (temperature, mismatch), told = moved(DRIFT), watched(DRIFT, seed, straight(seed))
-    parts = [told.by_slope[source] for source in ("frozen", "temperature")]
-    found = [of_parts(part, temperature, DRIFT.slope * temperature, mismatch) for part in parts]
-    return {name: one for part in found for name, one in part.items()}
+    (temperature, mismatch), explanation = moved(DRIFT), watched(DRIFT, seed, straight(seed))
+    parts = [explanation.by_slope[source] for source in ("frozen", "temperature")]
+    splits = [of_parts(part, temperature, DRIFT.slope * temperature, mismatch) for part in parts]
+    return {name: trial for part in splits for name, trial in part.items()}
 
 
-def split_rates(seed: int) -> Mapping[str, Told]:
+def split_rates(seed: int) -> Mapping[str, Trial]:
     """The first draft's rate; later ones are conditional on reaching them, and have other truths."""
     temperature, mismatch = moved(RATES)
     return of_parts(watched(RATES, seed).parts["position/1"], temperature, RATES.slope * temperature, mismatch)
 
 
-def split_early(seed: int) -> Mapping[str, Told]:
+def split_early(seed: int) -> Mapping[str, Trial]:
     """Entropy alone moves while the slope is learnt, as it takes for granted."""
     rng, truth = np.random.default_rng([49, seed]), dataclasses.replace(DRIFT, mismatch=constant(0))
     entropies = truth.entropy(0) + np.arange(20) * 0.01 + 0.02 * rng.normal(size=20)
@@ -193,24 +193,24 @@ def pooled(truth: Truth, rng: np.random.Generator, steps: tuple[int, ...]) -> Wi
     return sum(rest, first)
 
 
-def by_task(seed: int) -> Mapping[str, Told]:
+def by_task(seed: int) -> Mapping[str, Trial]:
     """Both halves of the prompts move alike; each is held against itself."""
     rng, monitor = np.random.default_rng([50, seed]), DriftMonitor(MonitorSettings(draws=DRAWS, seed=seed))
     for step in WHEN:
         monitor.observe(step_records(DRIFT, step, rng, prompts=24))
     temperature, mismatch = moved(DRIFT)
     parts = monitor.breakdown("task")
-    found = {task: of_parts(part, temperature, DRIFT.slope * temperature, mismatch) for task, part in parts.items()}
-    return {f"{task}: {name}": one for task, part in found.items() for name, one in part.items()}
+    splits = {task: of_parts(part, temperature, DRIFT.slope * temperature, mismatch) for task, part in parts.items()}
+    return {f"{task}: {name}": trial for task, part in splits.items() for name, trial in part.items()}
 
 
-# ---- the bank: the same contexts under both distributions
+# ---- the probe set: the same contexts under both distributions
 
 
 def distributions(
-    rng: np.random.Generator, temperature: float, mismatch: float, prompts: int, heats: tuple[float, ...] = ()
+    rng: np.random.Generator, temperature: float, mismatch: float, prompts: int, temperatures: tuple[float, ...] = ()
 ) -> list[ProbeReading]:
-    """Readings before and after, and at ``heats``, of prompts of 8 contexts that share part of everything.
+    """Readings before and after, and at ``temperatures``, of prompts of 8 contexts that share part of everything.
 
     An entropy h costs a context 0.25 (1 - exp(-h)) of its overlap, and some of that if it is hard, besides.
     """
@@ -223,7 +223,7 @@ def distributions(
         overlap = 0.85 - 0.25 * (1 - np.exp(-entropy)) + 0.04 * ease - lost
         return ProbeReading(overlap=overlap, entropy=entropy, unit=unit)
 
-    return [reading(cold), reading(hot, mismatch * (1 + 0.5 * loss)), *(reading(cold * x) for x in heats)]
+    return [reading(cold), reading(hot, mismatch * (1 + 0.5 * loss)), *(reading(cold * x) for x in temperatures)]
 
 
 def shared(rng: np.random.Generator, unit: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Array:
@@ -232,16 +232,18 @@ def shared(rng: np.random.Generator, unit: "np.ndarray[tuple[int], np.dtype[np.i
 
 
 @cache
-def true_laws(temperature: float, mismatch: float) -> tuple[float, float, float]:
+def true_split(temperature: float, mismatch: float) -> tuple[float, float, float]:
     before, after = distributions(np.random.default_rng(7), temperature, mismatch, 40_000)
     entropy = float(np.mean(after.overlap - before.overlap)) + mismatch
     return float(np.mean(after.entropy - before.entropy)), entropy, -mismatch
 
 
-def bank(seed: int, heats: tuple[float, ...], prompts: int = 24) -> Mapping[str, Told]:
+def probe_set(seed: int, temperatures: tuple[float, ...], prompts: int = 24) -> Mapping[str, Trial]:
     temperature, mismatch = 0.2, 0.03
-    before, after, *sweep = distributions(np.random.default_rng([51, seed]), temperature, mismatch, prompts, heats)
-    return of_parts(direct(before, after, sweep, DRAWS, seed), *true_laws(temperature, mismatch))
+    before, after, *sweep = distributions(
+        np.random.default_rng([51, seed]), temperature, mismatch, prompts, temperatures
+    )
+    return of_parts(direct(before, after, sweep, DRAWS, seed), *true_split(temperature, mismatch))
 
 
 SWEPT = (0.3, 0.5, 0.75, 1.25, 1.6, 2.2, 3.0)
@@ -257,9 +259,9 @@ ROWS = (
     Row("frozen slope", "20 prompts", partial(frozen, prompts=4)),
     *(Row("temperature slope", f"{n} prompts", partial(temperature, prompts=n), runs=300) for n in (4, 8, 24)),
     Row("split by the early slope", "steps and prompts", split_early, runs=100),
-    Row("split on the bank", "24 prompts", partial(bank, heats=SWEPT)),
-    Row("split on a small bank", "6 prompts", partial(bank, heats=SWEPT, prompts=6)),
-    Row("split on the bank without a sweep", "24 prompts", partial(bank, heats=())),
+    Row("split on the bank", "24 prompts", partial(probe_set, temperatures=SWEPT)),
+    Row("split on a small bank", "6 prompts", partial(probe_set, temperatures=SWEPT, prompts=6)),
+    Row("split on the bank without a sweep", "24 prompts", partial(probe_set, temperatures=())),
 )  # fmt: skip
 LONG = (
     Row("frozen slope", "60 prompts", frozen),

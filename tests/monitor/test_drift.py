@@ -27,7 +27,7 @@ RUNS = {
 @cache
 def explained(name: str) -> list[tuple[Explanation, bool]]:
     """Per seed: the explanation of the last step, and whether any step was not called steady."""
-    found = []
+    explanations = []
     for seed in range(SEEDS):
         monitor = DriftMonitor(MonitorSettings(draws=200))
         steps = run(RUNS[name], seed)
@@ -36,8 +36,8 @@ def explained(name: str) -> list[tuple[Explanation, bool]]:
         states = {monitor.observe(records).state for records in steps}  # type: ignore[union-attr]
         last = monitor.explain()
         assert last is not None
-        found.append((last, states != {"steady"}))
-    return found
+        explanations.append((last, states != {"steady"}))
+    return explanations
 
 
 def covers(estimate: Estimate, truth: float) -> bool:
@@ -134,10 +134,10 @@ def test_rates_at_each_position_are_recovered() -> None:
             monitor.observe(step_records(truth, step, rng))
         last = monitor.explain()
         assert last is not None
-        for name, found in parts.items():
-            found.append(last.parts[name])
+        for name, splits in parts.items():
+            splits.append(last.parts[name])
     # 90 of 100 is what intervals of 95 % fall below once in 80 times; six numbers are looked at.
-    assert all(min(recovered(found, truth)) >= 90 for found in parts.values())
+    assert all(min(recovered(splits, truth)) >= 90 for splits in parts.values())
 
 
 def test_a_slope_that_blurs_everything_is_unidentified() -> None:

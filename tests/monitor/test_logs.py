@@ -89,11 +89,11 @@ def test_a_log_replays_a_run(tmp_path: Path) -> None:
     sweeps = [sweep if i == 1 else None for i in range(len(steps))]
     live = DriftMonitor(SETTINGS)
     banks = [bank if i % 5 == 0 else None for i in range(len(steps))]
-    told = [live.observe(*step) for step in zip(steps, banks, sweeps, strict=True)]
+    explanations = [live.observe(*step) for step in zip(steps, banks, sweeps, strict=True)]
     rows = [log_row(*step) for step in zip(steps, banks, sweeps, strict=True)]
     monitor = DriftMonitor(SETTINGS)
     again = [step.tell(monitor) for step in read_log(write(tmp_path / "drift.jsonl", *rows))]
-    for a, b in zip(told, again, strict=True):
+    for a, b in zip(explanations, again, strict=True):
         assert a is not None and b is not None and a.state == b.state
         assert a.step < 1 or a.slopes["temperature"].value.known
         assert a.metrics() == pytest.approx(b.metrics(), rel=1e-6, abs=1e-9)
@@ -106,11 +106,11 @@ def test_logs_of_before_numbers_per_prompt_were_kept_are_read(tmp_path: Path) ->
     rows = [log_row(records, sweep=sweep if i == 1 else None) for i, records in enumerate(steps)]
     assert "sums" not in rows[1]["sweep"]
     monitor = DriftMonitor(SETTINGS)
-    told = [step.tell(monitor) for step in read_log(write(tmp_path / "drift.jsonl", *rows))][-1]
-    assert told is not None
-    slope = told.slopes["temperature"]
+    explanation = [step.tell(monitor) for step in read_log(write(tmp_path / "drift.jsonl", *rows))][-1]
+    assert explanation is not None
+    slope = explanation.slopes["temperature"]
     assert slope.value.point == pytest.approx(np.polyfit(sweep.entropy, sweep.length, 1)[0]) and not slope.value.known
-    assert told.parts["length"].source == "frozen" and "drift/slope/temperature_low" not in told.metrics()
+    assert explanation.parts["length"].source == "frozen" and "drift/slope/temperature_low" not in explanation.metrics()
 
 
 def test_a_sweep_that_does_not_fit_together_is_refused() -> None:

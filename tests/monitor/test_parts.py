@@ -44,10 +44,10 @@ def test_a_slope_over_temperatures_goes_before_one_over_answers_or_steps(monkeyp
     monitor = DriftMonitor(MonitorSettings(draws=50))
     sources = []
     for number, records in enumerate(run(truth, 0)):
-        told = monitor.observe(records, sweep=sweep if number == 21 else None)
-        assert told is not None
-        sources.append(told.parts["length"].source if told.parts else "")
-    assert set(told.slopes) == {"early", "frozen", "temperature"}
+        explanation = monitor.observe(records, sweep=sweep if number == 21 else None)
+        assert explanation is not None
+        sources.append(explanation.parts["length"].source if explanation.parts else "")
+    assert set(explanation.slopes) == {"early", "frozen", "temperature"}
     assert sources[20] == "frozen" and sources[21:] == ["temperature"] * len(sources[21:])
 
 
@@ -74,8 +74,8 @@ def test_the_controller_asks_for_more_than_the_interval_that_is_shown(errors: fl
     cause = split("bank", "rate", "bank", lost, none, none)
     assert lost.excludes_zero()
     controller, now = Controller(), Estimate(point=2.8, draws=2.8 + 0.01 * draws)
-    told = [controller.judge(Signals(step=step, cause=cause, now=now, before=now)).state for step in range(5)]
-    assert told[-1] == state
+    states = [controller.judge(Signals(step=step, cause=cause, now=now, before=now)).state for step in range(5)]
+    assert states[-1] == state
 
 
 DRAWS = np.linspace(-1.0, 1.0, 201)
@@ -86,13 +86,13 @@ def sure(point: float) -> Estimate:
 
 
 def test_two_causes_of_one_size_do_not_take_turns_however_long_each_leads() -> None:
-    controller, told = Controller(), []
+    controller, states = Controller(), []
     for step in range(24):
         lead = 0.02 * (-1) ** (step // 4)  # each is the larger one for four steps, by a seventh
         entropy, mismatch = sure(-0.3 - lead), sure(-0.3 + lead)
         cause = split("bank", "rate", "bank", entropy + mismatch, entropy, entropy)
-        told.append(controller.judge(Signals(step=step, cause=cause, now=sure(2.8), before=sure(2.8))).state)
-    assert len(set(told[2:])) == 1
+        states.append(controller.judge(Signals(step=step, cause=cause, now=sure(2.8), before=sure(2.8))).state)
+    assert len(set(states[2:])) == 1
 
 
 @pytest.mark.parametrize(("gain", "kind"), [(0.01, "none"), (0.05, "set_length")])

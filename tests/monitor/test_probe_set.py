@@ -1,4 +1,4 @@
-"""The direct measure on banks whose truth is known, where the slope of the early steps is wrong."""
+"""The direct measure on probe sets whose truth is known, where the slope of the early steps is wrong."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_parts_are_recovered(temperature: float, mismatch: float) -> None:
 
 
 def test_it_holds_where_the_early_slope_fails() -> None:
-    """Entropy and mismatch rise together from the first step: the early slope sees no mismatch, the bank does."""
+    """Entropy and mismatch rise together from the first step: the early slope sees no mismatch, the probe set does."""
     steps, holds, early = 23, 0, 0
     run = Truth(entropy=ramp(0.5, 0.3, steps), mismatch=ramp(0, -0.3, steps))
     for seed in range(20):
@@ -113,7 +113,7 @@ def test_new_entropies_are_not_extrapolated() -> None:
     assert "%" in part.unidentified and not part.mismatch.known and part.change.known
 
 
-def test_another_bank_is_refused() -> None:
+def test_another_probe_set_is_refused() -> None:
     before, _ = readings(0, 0.0, 0.0)
     with pytest.raises(UserError, match="3, 256"):
         direct(before, ProbeReading(overlap=np.zeros(3), entropy=np.zeros(3)))
@@ -121,7 +121,7 @@ def test_another_bank_is_refused() -> None:
         ProbeReading(overlap=np.zeros(3), entropy=np.zeros(4))
 
 
-def test_a_constant_bank_does_not_crash() -> None:
+def test_a_constant_probe_set_does_not_crash() -> None:
     flat = ProbeReading(overlap=np.full(8, 0.7), entropy=np.zeros(8))
     part = direct(flat, flat)
     assert part.change.point == 0.0 and part.mismatch.point == pytest.approx(0.0, abs=1e-6)
@@ -137,4 +137,4 @@ def test_a_run_of_the_monitor_uses_the_first_reading() -> None:
         explanation = monitor.observe(step_records(still, step, rng), bank=reading)
     assert explanation is not None
     assert explanation.parts["bank"].mismatch.point == pytest.approx(-0.1, abs=0.02)
-    assert explanation.state == "mismatch-driven"  # the bank's word counts more than a slope's
+    assert explanation.state == "mismatch-driven"  # the probe set's word counts more than a slope's

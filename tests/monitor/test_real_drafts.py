@@ -68,8 +68,8 @@ def rollouts() -> Rollouts:
 def start(rollouts: Rollouts) -> tuple[list[StepRecords], Sweep]:
     """The reference, and the same prompts at several temperatures."""
     steps = [rollouts.records() for _ in range(6)]
-    heats = (0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8)
-    return steps, Sweep.of_rollouts([rollouts.records(temperature, first=0) for temperature in heats], LENGTH)
+    temperatures = (0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8)
+    return steps, Sweep.of_rollouts([rollouts.records(temperature, first=0) for temperature in temperatures], LENGTH)
 
 
 def after(start: tuple[list[StepRecords], Sweep], events: Iterator[StepRecords]) -> list[Explanation]:
@@ -77,9 +77,9 @@ def after(start: tuple[list[StepRecords], Sweep], events: Iterator[StepRecords])
     steps, sweep = start
     monitor = DriftMonitor(MonitorSettings(rate="overlap"))
     for records in steps:
-        told = monitor.observe(records, sweep=sweep)
-        assert told is not None and told.state == "steady"
-    return [told for records in events if (told := monitor.observe(records)) is not None]
+        explanation = monitor.observe(records, sweep=sweep)
+        assert explanation is not None and explanation.state == "steady"
+    return [explanation for records in events if (explanation := monitor.observe(records)) is not None]
 
 
 def test_noise_on_the_head_is_mismatch(rollouts: Rollouts, start: tuple[list[StepRecords], Sweep]) -> None:
@@ -89,25 +89,25 @@ def test_noise_on_the_head_is_mismatch(rollouts: Rollouts, start: tuple[list[Ste
         return value + 0.6 * value.std() * torch.randn(value.shape, generator=generator) if value.dim() > 1 else value
 
     rollouts.spoil(noisy)
-    told = after(start, (rollouts.records() for _ in range(3)))
+    explanations = after(start, (rollouts.records() for _ in range(3)))
     rollouts.spoil(lambda value: value)
-    assert told[-1].state == "mismatch-driven" and "cotrain_start" in {e.action.kind for e in told}
+    assert explanations[-1].state == "mismatch-driven" and "cotrain_start" in {e.action.kind for e in explanations}
     assert (
-        abs(told[-1].parts["length"].entropy.point) < 0.02
+        abs(explanations[-1].parts["length"].entropy.point) < 0.02
     )  # the policy is the same; only which tokens are drafted moved
 
 
 def test_a_zeroed_head_is_broken_at_once(rollouts: Rollouts, start: tuple[list[StepRecords], Sweep]) -> None:
     rollouts.spoil(torch.zeros_like)
-    told = after(start, (rollouts.records() for _ in range(2)))
+    explanations = after(start, (rollouts.records() for _ in range(2)))
     rollouts.spoil(lambda value: value)
-    assert [e.state for e in told] == ["broken", "broken"]
+    assert [e.state for e in explanations] == ["broken", "broken"]
 
 
 def test_a_higher_temperature_is_entropy(rollouts: Rollouts, start: tuple[list[StepRecords], Sweep]) -> None:
-    told = after(start, (rollouts.records(temperature=1.7) for _ in range(3)))
-    assert told[-1].state == "entropy-driven" and {e.action.kind for e in told} == {"none"}
-    mismatch = told[-1].parts["length"].mismatch
+    explanations = after(start, (rollouts.records(temperature=1.7) for _ in range(3)))
+    assert explanations[-1].state == "entropy-driven" and {e.action.kind for e in explanations} == {"none"}
+    mismatch = explanations[-1].parts["length"].mismatch
     assert mismatch.low <= 0 <= mismatch.high
 
 
@@ -117,6 +117,6 @@ def test_slopes_between_answers_are_steeper_than_those_of_temperature(start: tup
     monitor = DriftMonitor(MonitorSettings(rate="overlap"))
     for records in steps:
         monitor.observe(records, sweep=sweep)
-    told = monitor.explain()
-    assert told is not None
-    assert told.slopes["frozen"].value.high < told.slopes["temperature"].value.low < 0
+    explanation = monitor.explain()
+    assert explanation is not None
+    assert explanation.slopes["frozen"].value.high < explanation.slopes["temperature"].value.low < 0

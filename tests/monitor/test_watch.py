@@ -141,7 +141,7 @@ def reading(shift: float, size: int = 64) -> ProbeReading:
     return ProbeReading(overlap=0.8 - 0.2 * entropy + shift, entropy=entropy, unit=np.arange(size) // 4, chance=0.1)
 
 
-def test_the_bank_is_read_first_then_regularly_then_at_every_unsettled_step(tmp_path: Path) -> None:
+def test_the_probe_set_is_read_first_then_regularly_then_at_every_unsettled_step(tmp_path: Path) -> None:
     watch = Watch(job("auto", probe_every=5, probe_answers=6), tmp_path)
     asked = []
     for step in range(1, 17):

@@ -184,12 +184,12 @@ def test_a_higher_temperature_is_entropy(tmp_path: Path) -> None:
 
 def test_co_training_on_the_monitor_s_word_repairs_a_spoiled_head(tmp_path: Path) -> None:
     """The head is spoiled everywhere: sending it again would not help."""
-    found = {}
+    runs = {}
     for mode in ("off", "auto"):
         job = Job(tmp_path / mode, SPOILED + 16, f"cotrain={mode}", "cotrain.head.lr=1e-3")
         job.learner.after[SPOILED] = lambda job=job: job.spoil(engine=True, trainer=True)  # type: ignore[misc]
-        found[mode] = job.run(), job.concluded()
-    (spoiled, _), (rows, concluded) = found["off"], found["auto"]
+        runs[mode] = job.run(), job.concluded()
+    (spoiled, _), (rows, concluded) = runs["off"], runs["auto"]
     assert {"mismatch-driven", "broken"} & set(states(rows[SPOILED : SPOILED + 3]))
     assert any(row["action"]["kind"] == "cotrain_start" for row in concluded)
     lengths = [row["rollout/accept_length"] for row in rows]

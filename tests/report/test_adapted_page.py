@@ -17,7 +17,7 @@ TITLES = ["Before and after", "Accept length", "Acceptance per draft position", 
 TITLES += ["Acceptance against entropy", "Decision boundary", "Acceptance by place in the answer"]
 
 
-def page(folder: Path, found: Results, steps: int = 30, warm: int | None = None, evaluated: bool = True) -> str:
+def page(folder: Path, measured: Results, steps: int = 30, warm: int | None = None, evaluated: bool = True) -> str:
     lines = []
     for step in range(1, steps + 1):
         line: dict[str, Any] = {"step": step, "head/loss": 1 / step, "head/grad_norm": None if step == 5 else 0.5}
@@ -26,7 +26,7 @@ def page(folder: Path, found: Results, steps: int = 30, warm: int | None = None,
             line |= {f"eval/overlap/{k}": 0.6 for k in (1, 2, 3)}
         lines.append(json.dumps(line) + "\n")
     (folder / "metrics.jsonl").write_text("".join(lines))
-    write_page(folder, config(train={"warm_steps": warm, "steps": steps}), found)
+    write_page(folder, config(train={"warm_steps": warm, "steps": steps}), measured)
     return (folder / "report.html").read_text()
 
 
@@ -50,18 +50,18 @@ def test_the_page_has_every_figure_and_needs_no_network(usual: str) -> None:
 
 
 def test_numbers_are_those_of_the_results(usual: str) -> None:
-    found, text = results(), usual
+    measured, text = results(), usual
     lengths = specs(text)[0]["data"]
     assert [trace["name"] for trace in lengths] == ["before", "after"]
-    wanted = found.after.decoded["bebop"].interval("accept_length")
+    wanted = measured.after.decoded["bebop"].interval("accept_length")
     assert lengths[1]["y"][0] == pytest.approx(wanted.value, rel=1e-5)
     assert lengths[1]["error_y"]["array"][0] == pytest.approx(wanted.high - wanted.value, rel=1e-4)
     assert lengths[1]["error_y"]["arrayminus"][0] == pytest.approx(wanted.value - wanted.low, rel=1e-4)
     assert len(lengths[1]["y"]) == 3, "over all, and by task"
     greedy = specs(text)[3]["data"][0]
-    rates = [found.before.decoded["target_only"].interval("accepted", k).value for k in (1, 2, 3)]
+    rates = [measured.before.decoded["target_only"].interval("accepted", k).value for k in (1, 2, 3)]
     assert greedy["y"] == pytest.approx(rates, rel=1e-5)
-    for number in (wanted, found.change("bebop", "accept_length"), boundary_share(found.after.probe)):
+    for number in (wanted, measured.change("bebop", "accept_length"), boundary_share(measured.after.probe)):
         assert str(number) in text
 
 

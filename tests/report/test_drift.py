@@ -28,10 +28,10 @@ TRUTH = Truth(entropy=lambda step: 0.5 + 0.01 * step, mismatch=lambda step: 0.0 
 def reading(shift: float, temperature: float = 1.0) -> ProbeReading:
     entropy = temperature * np.random.default_rng(0).gamma(2.0, 0.2, 64)
     overlap, unit = 0.8 - 0.2 * entropy + shift, np.arange(64) // 4
-    return ProbeReading(overlap=overlap, entropy=entropy, unit=unit, chance=0.1, looks=tuple(looks(shift)))
+    return ProbeReading(overlap=overlap, entropy=entropy, unit=unit, chance=0.1, looks=tuple(token_probs(shift)))
 
 
-def looks(shift: float) -> list[TokenProbs]:
+def token_probs(shift: float) -> list[TokenProbs]:
     """Eight contexts of which the last moves most; q stays, p moves."""
     names = ("7", "", " ", "7", "-", "8", "9")  # two tokens look the same
     moved = [shift * i / 8 for i in range(8)]
@@ -49,19 +49,19 @@ def looks(shift: float) -> list[TokenProbs]:
 def swept(entropy: tuple[float, ...], length: tuple[float, ...], prompts: int = 6) -> Array:
     """Sums of a sweep whose prompts differ in how entropy moves their accept length."""
     steep = 1 + np.linspace(-0.2, 0.2, prompts)
-    found = np.ones((len(entropy), prompts, 4))
-    found[..., 0] = length[0] + np.outer(np.subtract(length, length[0]), steep)
-    found[..., 2] = np.array(entropy)[:, None]
-    return found
+    sums = np.ones((len(entropy), prompts, 4))
+    sums[..., 0] = length[0] + np.outer(np.subtract(length, length[0]), steep)
+    sums[..., 2] = np.array(entropy)[:, None]
+    return sums
 
 
 def watched_run(folder: Path, steps: int = 14) -> Path:
     run = write_run(folder, steps=steps)
     config = from_dict(JobConfig, {"cotrain": {"mode": "auto"}, "monitor": {"probe_every": 5}})
     watch = Watch(config, run)
-    heats = (0.5, 0.8, 1.25, 1.6)
+    temperatures = (0.5, 0.8, 1.25, 1.6)
     sweep = Sweep(
-        entropy=(0.4, 0.45, 0.6, 0.7), length=(2.9, 2.86, 2.71, 2.6), bank=tuple(reading(0.0, t) for t in heats),
+        entropy=(0.4, 0.45, 0.6, 0.7), length=(2.9, 2.86, 2.71, 2.6), bank=tuple(reading(0.0, t) for t in temperatures),
         sums=swept((0.4, 0.45, 0.6, 0.7), (2.9, 2.86, 2.71, 2.6)),
     )  # fmt: skip
     for step in range(1, steps + 1):
@@ -143,8 +143,8 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     assert main([str(a), str(b), str(unwatched), "--out", str(out)]) == 0
     page = out.read_text()
     assert len(drawn(page, CARDS[0])) == 2 == len(drawn(page, CARDS[1]))
-    one, other = (plot["layout"]["yaxis"]["range"] for plot in drawn(page, CARDS[0]))
-    assert one == other, "heights compare"
+    first, other = (plot["layout"]["yaxis"]["range"] for plot in drawn(page, CARDS[0]))
+    assert first == other, "heights compare"
     assert "a, step 10" in page and "a: Task even" in page
 
 

@@ -23,7 +23,7 @@ def test_the_card_has_what_a_reader_needs(tmp_path: Path) -> None:
     assert (
         front["library_name"] == "transformers" and "speculative-decoding" in front["tags"] and "mtp" in front["tags"]
     )
-    found = results()
+    measured = results()
     for expected in (
         "# tiny with an adapted MTP head", "| Objective | `e2e_tv` |", "| Depth | 5 recursive steps |",
         "2,000 sequences with 163,840 answer tokens", "temperature 1", "| Tasks | chain_sum, gcd |", "| Seed | 0 |",
@@ -31,9 +31,9 @@ def test_the_card_has_what_a_reader_needs(tmp_path: Path) -> None:
         "--speculative-algorithm NEXTN", "--speculative-num-steps 3", "--speculative-eagle-topk 1",
         "--speculative-num-draft-tokens 4", "--speculative-use-rejection-sampling", "0.5.14",
         "python -m bebop.run model=folder model.path=DIR",
-        f"| {found.before.decoded['bebop'].interval('accept_length')} |",
-        f"| {found.after.decoded['target_only'].interval('accepted', 2)} |",
-        f"| {found.change('bebop', 'accept_length')} |",
+        f"| {measured.before.decoded['bebop'].interval('accept_length')} |",
+        f"| {measured.after.decoded['target_only'].interval('accepted', 2)} |",
+        f"| {measured.change('bebop', 'accept_length')} |",
         "bebop-rl 0", "torch 2", "transformers ", "Python 3",
     ):  # fmt: skip
         assert expected in text, expected

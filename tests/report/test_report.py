@@ -45,9 +45,9 @@ def write_run(folder: Path, steps: int = 30, drafts: int = 3, drop: tuple[str, .
 
 def specs(page: str) -> list[dict[str, Any]]:
     """The plots in a page."""
-    found = re.search(r"^<script>const FIGURES = (.*);$", page, re.M)
-    assert found
-    return json.loads(found[1])
+    match = re.search(r"^<script>const FIGURES = (.*);$", page, re.M)
+    assert match
+    return json.loads(match[1])
 
 
 def headings(page: str) -> list[str]:

@@ -52,12 +52,12 @@ def mine(tmp_path: Path) -> Iterator[UserFunction]:
 
 def running(group: int) -> list[str]:
     """The processes of a group that still run; one that ended may wait for somebody to take notice."""
-    found = []
+    children = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, _, own = stat.read_text().rsplit(")", 1)[1].split()[:3]
-            found += [stat.parent.name] if int(own) == group and state != "Z" else []
-    return found
+            children += [stat.parent.name] if int(own) == group and state != "Z" else []
+    return children
 
 
 def ask(function: UserFunction, text: str) -> float:

@@ -69,9 +69,9 @@ def item(name: str, index: int = 0) -> dict[str, Any]:
 def test_these_are_all_that_evaluate_and_they_run_apart() -> None:
     """A new version of reasoning-gym may evaluate more: whatever a verifier calls by such a name is looked at here."""
     pattern = re.compile(r"\b(?:eval|exec|sympify|S|parse_expr)\(")
-    found = {name for name, (kind, _) in DATASETS.items() if pattern.search(inspect.getsource(kind.score_answer))}
+    names = {name for name, (kind, _) in DATASETS.items() if pattern.search(inspect.getsource(kind.score_answer))}
     # number_sorting evaluates its own item's answer; propositional_logic has a parser of its own under that name.
-    assert found - {"number_sorting", "propositional_logic"} == set(EVALUATING)
+    assert names - {"number_sorting", "propositional_logic"} == set(EVALUATING)
     assert not any(is_quick(name) for name in EVALUATING) and all(is_quick(name) for name in ("gcd", *QUICK))
 
 

@@ -8,23 +8,22 @@ from typing import Any
 from bebop.intervals import Interval, across_seeds
 from recipes.reproduce.beyond import charts, cold
 from recipes.reproduce.beyond.analysis import CORRECTED, PRINTED, TRUNCATED, Curves, Heads, facts, numbers
-from recipes.reproduce.beyond.estimators import ESTIMATORS, bias, estimate, together
+from recipes.reproduce.beyond.estimators import ESTIMATORS, bias, concatenated, estimate
 from recipes.reproduce.beyond.heads import (
     COUNT,
     ENGINE,
     GRID,
-    PROBED,
     TOP_P,
     WATCHED,
     Job,
     equal_time,
-    prepare,
+    prepare_all,
     run,
     step_seconds,
 )
 from recipes.reproduce.cli import start
 from recipes.reproduce.record import Started, begin, keep
-from recipes.reproduce.study import SEEDS, Arm, everywhere, results_folder
+from recipes.reproduce.study import HELD_OUT, SEEDS, Arm, everywhere, results_folder
 
 HERE = results_folder(Path(__file__).parent)
 STEPS = Arm(objective="", seed=0).steps
@@ -33,14 +32,14 @@ STEPS = Arm(objective="", seed=0).steps
 def main() -> None:
     """Sample, time, train, measure, judge, draw, write."""
     started = begin("beyond")
-    everywhere(prepare, SEEDS, "text")
+    everywhere(prepare_all, SEEDS, "text")
     seconds = step_seconds((PRINTED, CORRECTED))
     fair = equal_time(seconds, STEPS)
     jobs: list[Job] = [(name, s, STEPS) for s in SEEDS for name in (*WATCHED, CORRECTED, TRUNCATED)]
     jobs += [(n, s, k) for n, k in zip((PRINTED, CORRECTED), fair, strict=True) for s in SEEDS if k != STEPS]
-    found = dict(zip(jobs, everywhere(run, jobs, "heads"), strict=True))
-    heads = {(name, seed): f for (name, seed, steps), f in found.items() if steps == STEPS}
-    timed = {(n, s): found[n, s, k] for n, k in zip((PRINTED, CORRECTED), fair, strict=True) for s in SEEDS}
+    trained = dict(zip(jobs, everywhere(run, jobs, "heads"), strict=True))
+    heads = {(name, seed): f for (name, seed, steps), f in trained.items() if steps == STEPS}
+    timed = {(n, s): trained[n, s, k] for n, k in zip((PRINTED, CORRECTED), fair, strict=True) for s in SEEDS}
     ways = [(way, seed) for seed in SEEDS for way in cold.WAYS]
     curves = dict(zip(ways, everywhere(cold.run, ways, "cold starts"), strict=True))
     write(heads, timed, curves, seconds, fair, started)
@@ -50,7 +49,7 @@ def write(
     heads: Heads, timed: Heads, curves: Curves, seconds: tuple[float, float], fair: tuple[int, int], started: Started
 ) -> None:
     """Judge, draw, keep."""
-    pooled = {name: together([e for s in SEEDS if (e := heads[name, s].estimates)]) for name in WATCHED}
+    pooled = {name: concatenated([e for s in SEEDS if (e := heads[name, s].estimates)]) for name in WATCHED}
     estimates = {(name, e): estimate(e, pooled[name]) for name in WATCHED for e in ESTIMATORS}
     biases = {(name, e): bias(e, pooled[name]) for name in WATCHED for e in ESTIMATORS if e != "counts"}
     tables = {
@@ -66,10 +65,10 @@ def write(
         "draft_temperature.svg": charts.draft_temperature(heads, HERE / "figures" / "draft_temperature.svg"),
         "cold_start.svg": charts.cold_start(curves, HERE / "figures" / "cold_start.svg"),
     }
-    plan = {**asdict(Arm(objective="", seed=0)), "prompts": COUNT, "probed": PROBED, "seeds": SEEDS}
+    plan = {**asdict(Arm(objective="", seed=0)), "prompts": COUNT, "probed": HELD_OUT, "seeds": SEEDS}
     plan |= {"seconds_per_step": seconds, "steps_at_equal_time": fair, "cold_steps": cold.STEPS}
-    found = numbers(heads, timed, curves, biases)
-    keep(HERE, started, found, tables, figures, plan, facts(heads, seconds, fair))
+    by_name = numbers(heads, timed, curves, biases)
+    keep(HERE, started, by_name, tables, figures, plan, facts(heads, seconds, fair))
 
 
 def estimator_table(

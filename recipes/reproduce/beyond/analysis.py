@@ -8,32 +8,32 @@ from numpy.typing import ArrayLike
 
 from bebop.intervals import Interval, across_seeds
 from recipes.reproduce.beyond import cold
-from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED, Found
+from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED, HeadResult
 from recipes.reproduce.measured import Number, of, over_seeds
 from recipes.reproduce.study import SEEDS
 
 PRINTED, CORRECTED, TRUNCATED = "e2e_tv", "e2e_tv_corrected", "e2e_tv on top_p"
-Heads = Mapping[tuple[str, int], Found]
+Heads = Mapping[tuple[str, int], HeadResult]
 Curves = Mapping[tuple[str, int], cold.Curve]
 Biases = Mapping[tuple[str, str], Interval]  # (head, estimator) -> estimate minus counts
 
 
 def numbers(heads: Heads, timed: Heads, curves: Curves, biases: Biases) -> dict[str, Number]:
     """All of them."""
-    found = {f"{head}, {estimator}": of(bias) for (head, estimator), bias in biases.items()}
+    by_name = {f"{head}, {estimator}": of(bias) for (head, estimator), bias in biases.items()}
     for label, source in (("steps", heads), ("time", timed)):
         pairs = [(source[PRINTED, s].accept_length, source[CORRECTED, s].accept_length) for s in SEEDS]
-        found[f"printed, {label}"] = over_seeds([printed for printed, _ in pairs])
-        found[f"corrected, {label}"] = over_seeds([corrected for _, corrected in pairs])
-        found[f"corrected - printed, {label}"] = over_seeds([corrected - printed for printed, corrected in pairs])
+        by_name[f"printed, {label}"] = over_seeds([printed for printed, _ in pairs])
+        by_name[f"corrected, {label}"] = over_seeds([corrected for _, corrected in pairs])
+        by_name[f"corrected - printed, {label}"] = over_seeds([corrected - printed for printed, corrected in pairs])
     for name in WATCHED:
-        found |= inside(heads, name)
+        by_name |= inside(heads, name)
     for how, label in (("engine", "counted"), ("text", "text")):
         pairs = [(heads[PRINTED, s].truncated[how], heads[TRUNCATED, s].truncated[how]) for s in SEEDS]
-        found[f"full, {label}"] = over_seeds([full for full, _ in pairs])
-        found[f"truncated, {label}"] = over_seeds([truncated for _, truncated in pairs])
-        found[f"truncated - full, {label}"] = over_seeds([truncated - full for full, truncated in pairs])
-    return found | cold_starts(curves)
+        by_name[f"full, {label}"] = over_seeds([full for full, _ in pairs])
+        by_name[f"truncated, {label}"] = over_seeds([truncated for _, truncated in pairs])
+        by_name[f"truncated - full, {label}"] = over_seeds([truncated - full for full, truncated in pairs])
+    return by_name | cold_starts(curves)
 
 
 def inside(heads: Heads, name: str) -> dict[str, Number]:
@@ -41,10 +41,10 @@ def inside(heads: Heads, name: str) -> dict[str, Number]:
     on_text = np.array([[heads[name, s].on_text[t] for t in GRID] for s in SEEDS])
     counted = np.array([[heads[name, s].engine[t] for t in ENGINE] for s in SEEDS])
     at = {"0.0": 0.0, "best": best(heads, name), "1.0": 1.0}
-    found = {f"{name}, at {label}": over_seeds(on_text[:, GRID.index(t)]) for label, t in at.items()}
-    found[f"{name}, inside gain"] = of(inside_gain(GRID, on_text), len(SEEDS))
-    found[f"{name}, inside gain counted"] = of(inside_gain(ENGINE, counted), len(SEEDS))
-    return found
+    by_name = {f"{name}, at {label}": over_seeds(on_text[:, GRID.index(t)]) for label, t in at.items()}
+    by_name[f"{name}, inside gain"] = of(inside_gain(GRID, on_text), len(SEEDS))
+    by_name[f"{name}, inside gain counted"] = of(inside_gain(ENGINE, counted), len(SEEDS))
+    return by_name
 
 
 def inside_gain(temperatures: ArrayLike, lengths: ArrayLike) -> Interval:
@@ -77,15 +77,15 @@ def cold_starts(curves: Curves) -> dict[str, Number]:
     def end(way: str, seed: int) -> float:
         return curves[way, seed][max(curves[way, seed])]
 
-    found = {f"cold: end {way}": over_seeds([end(way, s) for s in SEEDS]) for way in cold.WAYS}
-    found["cold: nla - tv"] = over_seeds([whole("nla", s) - whole("tv", s) for s in SEEDS])
-    found["cold: ce - tv"] = over_seeds([whole("ce", s) - whole("tv", s) for s in SEEDS])
-    found["cold: ce_then_tv - tv"] = over_seeds([end("ce_then_tv", s) - end("tv", s) for s in SEEDS])
-    return found
+    by_name = {f"cold: end {way}": over_seeds([end(way, s) for s in SEEDS]) for way in cold.WAYS}
+    by_name["cold: nla - tv"] = over_seeds([whole("nla", s) - whole("tv", s) for s in SEEDS])
+    by_name["cold: ce - tv"] = over_seeds([whole("ce", s) - whole("tv", s) for s in SEEDS])
+    by_name["cold: ce_then_tv - tv"] = over_seeds([end("ce_then_tv", s) - end("tv", s) for s in SEEDS])
+    return by_name
 
 
 def facts(heads: Heads, seconds: tuple[float, float], fair: tuple[int, int]) -> dict[str, Any]:
     """Costs and the best temperatures."""
-    told: dict[str, Any] = {"cost": f"{seconds[1] / seconds[0]:.2f}"}
-    told |= {"printed steps": fair[0], "corrected steps": fair[1]}
-    return told | {f"{name}, best": best(heads, name) for name in WATCHED}
+    by_name: dict[str, Any] = {"cost": f"{seconds[1] / seconds[0]:.2f}"}
+    by_name |= {"printed steps": fair[0], "corrected steps": fair[1]}
+    return by_name | {f"{name}, best": best(heads, name) for name in WATCHED}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from bebop.intervals import Interval, across_seeds
 from recipes.reproduce.beyond.cold import WAYS, Curve
-from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED, Found
-from recipes.reproduce.figures import band, color, figure
+from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED, HeadResult
+from recipes.reproduce.figures import band, color, errors, figure
 from recipes.reproduce.study import SEEDS
 
-Heads = Mapping[tuple[str, int], Found]
+Heads = Mapping[tuple[str, int], HeadResult]
 
 
 def draft_temperature(heads: Heads, path: Path) -> str:
@@ -19,11 +19,8 @@ def draft_temperature(heads: Heads, path: Path) -> str:
             on_text = [across_seeds([heads[name, s].on_text[t] for s in SEEDS]) for t in GRID]
             band(panel, GRID, on_text, name, "on text, unbiased", marker="o", markersize=3)
             counted = [across_seeds([heads[name, s].engine[t] for s in SEEDS]) for t in ENGINE]
-            errors = [[i.value - i.low for i in counted], [i.high - i.value for i in counted]]
-            values = [i.value for i in counted]
-            panel.errorbar(
-                ENGINE, values, errors, fmt="s", ms=4, capsize=3, color="#6b7280", label="counted by the engine"
-            )
+            style = {"ms": 4, "capsize": 3, "color": "#6b7280", "label": "counted by the engine"}
+            panel.errorbar(ENGINE, [i.value for i in counted], errors(counted), fmt="s", **style)
             panel.axvline(1, color="#9aa3ad", linewidth=1)
             panel.set(title=name, xlabel="temperature of the draft (0: target-only)")
         axes[0].set(ylabel="accept length (accepted + 1)")
@@ -34,17 +31,14 @@ def draft_temperature(heads: Heads, path: Path) -> str:
     )
 
 
-def biases(found: Mapping[tuple[str, str], Interval], names: Sequence[str], path: Path) -> str:
+def biases(estimates: Mapping[tuple[str, str], Interval], names: Sequence[str], path: Path) -> str:
     """Every estimator's distance from the counts."""
     with figure(path, 1, 7.4, 3.4) as axes:
         for i, head in enumerate(WATCHED):
             for j, name in enumerate(names):
-                interval = found[head, name]
-                errors = [[interval.value - interval.low], [interval.high - interval.value]]
-                place, label = j + 0.2 * i - 0.1, head if j == 0 else None
-                axes.errorbar(
-                    [interval.value], [place], xerr=errors, fmt="o", capsize=3, color=color(head), label=label
-                )
+                interval = estimates[head, name]
+                style = {"capsize": 3, "color": color(head), "label": head if j == 0 else None}
+                axes.errorbar([interval.value], [j + 0.2 * i - 0.1], xerr=errors([interval]), fmt="o", **style)
         axes.axvline(0, color="#9aa3ad", linewidth=1)
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
@@ -59,8 +53,8 @@ def cold_start(curves: Mapping[tuple[str, int], Curve], path: Path) -> str:
     with figure(path, 1, 5.6, 3.6) as axes:
         for way in WAYS:
             steps = list(curves[way, SEEDS[0]])
-            found = [across_seeds([curves[way, seed][step] for seed in SEEDS]) for step in steps]
-            band(axes, steps, found, colors.get(way, way), way.replace("_", " "), marker="o", markersize=3)
+            intervals = [across_seeds([curves[way, seed][step] for seed in SEEDS]) for step in steps]
+            band(axes, steps, intervals, colors.get(way, way), way.replace("_", " "), marker="o", markersize=3)
         axes.set(xlabel="training steps from a fresh head", ylabel="accept length (accepted + 1)")
         axes.legend(fontsize=8)
     return "Accept length on held-out text while a fresh head is trained: mean of three seeds and its 95 % interval."

@@ -14,8 +14,8 @@ from recipes.reproduce.study import QUICK, Arm, backbone_states, corpus, policy,
 
 WAYS = ("ce", "tv", "nla", "hybrid", "ce_then_tv")
 STEPS = 4 if QUICK else 30
-EVERY = 2 if QUICK else 10  # steps between looks
-COUNT = 4 if QUICK else 48  # prompts of a look
+EVERY = 2 if QUICK else 10  # steps between measurements
+COUNT = 4 if QUICK else 48  # prompts measured on
 
 Job = tuple[str, int]  # way, seed
 Curve = dict[int, float]  # steps done -> accept length
@@ -32,12 +32,12 @@ def run(job: Job) -> Curve:
     needed = sorted({i for step in order for i in step})
     states = dict(zip(needed, backbone_states(model, [rows[i] for i in needed]), strict=True))
     trainer = HeadTrainer(FSDPBackend(model, Sampling()), config)
-    found = {0: look(model, seed, arm.depth)}
+    curve = {0: accept_length(model, seed, arm.depth)}
     for step, chosen in enumerate(order):
         trainer.update([rows[i] for i in chosen], objective(way, step), [states[i] for i in chosen])
         if (step + 1) % EVERY == 0:
-            found[step + 1] = look(model, seed, arm.depth)
-    return found
+            curve[step + 1] = accept_length(model, seed, arm.depth)
+    return curve
 
 
 def objective(way: str, step: int) -> str:
@@ -56,6 +56,6 @@ def fresh() -> Policy:
     return dataclasses.replace(model, mtp=head)
 
 
-def look(model: Policy, seed: int, depth: int) -> float:
+def accept_length(model: Policy, seed: int, depth: int) -> float:
     """Accept length on held-out text."""
     return float(probe(model, text(seed, COUNT), depth, Sampling()).accept.mean())

@@ -70,7 +70,7 @@ def sums(cycles: Cycles, probe: Probe) -> Sums:
     )
 
 
-def together(parts: Sequence[Sums]) -> Sums:
+def concatenated(parts: Sequence[Sums]) -> Sums:
     """The answers of several seeds side by side."""
     names = [f.name for f in dataclasses.fields(Sums)]
     return Sums(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})

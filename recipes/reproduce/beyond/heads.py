@@ -14,24 +14,25 @@ from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.beyond.estimators import Sums, sums
-from recipes.reproduce.beyond.on_text import Shape, accept_lengths
+from recipes.reproduce.beyond.on_text import TextSampling, accept_lengths
 from recipes.reproduce.beyond.recording import record
 from recipes.reproduce.study import (
+    DEPTH,
+    HELD_OUT,
     QUICK,
     Arm,
     backbone_states,
     corpus,
     head,
     policy,
+    prepare,
     prompts,
     settings,
     text,
     untrained,
 )
 
-DEPTH = 3
 COUNT = 6 if QUICK else 64  # prompts to decode
-PROBED = 8 if QUICK else 144  # prompts whose text is probed, those of the other recipes
 ENGINE = (0.0, 0.5, 1.0) if QUICK else (0.0, 0.5, 0.75, 1.0)  # draft temperatures decoded with
 GRID = (0.0, 0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # those computed on text
 TOP_P = 0.9
@@ -43,7 +44,7 @@ Job = tuple[str, int, int]  # what, seed, steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class HeadResult:
     """What one head gave; what its questions did not ask for is empty."""
 
     accept_length: float  # on text at temperature 1
@@ -61,21 +62,20 @@ def arm(name: str, seed: int, steps: int) -> Arm:
     return Arm(objective=name.split()[0], seed=seed, steps=steps, sampling=sampling)
 
 
-def prepare(seed: int) -> None:
-    """Sample a seed's sequences once, so that no two processes do."""
-    for sampling in ([], [TRUNCATION]):
-        corpus(seed, *sampling)
-        text(seed, PROBED, *sampling)
+def prepare_all(seed: int) -> None:
+    """``prepare``, with all of the target's distribution and with its largest part."""
+    prepare(seed)
+    prepare(seed, TRUNCATION)
 
 
-def run(job: Job) -> Found:
+def run(job: Job) -> HeadResult:
     """Train (or find) a head and measure what is asked of it."""
     name, seed, steps = job
     chosen = arm(name, seed, steps)
     model = head(chosen)
-    plain = probe(model, text(seed, PROBED), DEPTH, Sampling())
+    plain = probe(model, text(seed, HELD_OUT), DEPTH, Sampling())
     watched = name in WATCHED and steps == Arm(objective=name, seed=seed).steps
-    return Found(
+    return HeadResult(
         accept_length=float(plain.accept.mean()),
         overlap=plain.mean(plain.numbers["overlap"][:, 0]).value,
         estimates=estimates(model, seed) if watched else None,
@@ -95,20 +95,20 @@ def estimates(model: Policy, seed: int) -> Sums:
 def decoded(model: Policy, seed: int, temperature: float | None, *overrides: str) -> float:
     """The accept length that the engine counts."""
     decoding = DecodingConfig(system="bebop", draft_tokens=DEPTH, draft_temperature=temperature)
-    found = measure(model, prompts(seed, COUNT), settings(seed, *overrides).data, decoding, seed + 1)
-    return found.interval("accept_length").value
+    measured = measure(model, prompts(seed, COUNT), settings(seed, *overrides).data, decoding, seed + 1)
+    return measured.interval("accept_length").value
 
 
 def tempered(model: Policy, seed: int) -> dict[float, float]:
     """Accept length on text for drafts of every temperature of ``GRID``."""
-    found = accept_lengths(model, text(seed, PROBED), DEPTH, [Shape(t) for t in GRID], Shape())
-    return dict(zip(GRID, found, strict=True))
+    lengths = accept_lengths(model, text(seed, HELD_OUT), DEPTH, [TextSampling(t) for t in GRID], TextSampling())
+    return dict(zip(GRID, lengths, strict=True))
 
 
 def truncated(model: Policy, seed: int) -> dict[str, float]:
     """Accept length when rollouts use top_p: counted, and on text with the draft's distribution truncated or whole."""
-    rows = text(seed, PROBED, TRUNCATION)
-    cut, whole = accept_lengths(model, rows, DEPTH, [Shape(1, TOP_P), Shape()], Shape(1, TOP_P))
+    rows = text(seed, HELD_OUT, TRUNCATION)
+    cut, whole = accept_lengths(model, rows, DEPTH, [TextSampling(1, TOP_P), TextSampling()], TextSampling(1, TOP_P))
     return {"engine": decoded(model, seed, None, TRUNCATION), "text": cut, "text, draft not truncated": whole}
 
 
@@ -122,12 +122,12 @@ def step_seconds(names: tuple[str, str], seed: int = 0) -> tuple[float, float]:
     seconds: list[tuple[float, float]] = []
     for step in range(PAIRS):
         chosen = rows_of_step(len(rows), size, seed, step)
-        found = [0.0, 0.0]
+        pair = [0.0, 0.0]
         for which in (0, 1) if step % 2 else (1, 0):
             began = time.process_time()
             trainers[which].update([rows[i] for i in chosen], names[which], [states[i] for i in chosen])
-            found[which] = time.process_time() - began
-        seconds.append((found[0], found[1]))
+            pair[which] = time.process_time() - began
+        seconds.append((pair[0], pair[1]))
     first = statistics.median(a for a, _ in seconds[1:])  # the first pair warms up
     return first, first * statistics.median(b / a for a, b in seconds[1:])
 

@@ -19,14 +19,14 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TextSampling:
     """How logits become the distribution that is sampled from."""
 
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
 
-    def sampling(self, logits: Tensor) -> Tensor:
-        """BatchSampling [n, V] of logits [n, V], as the engine makes them."""
+    def probs(self, logits: Tensor) -> Tensor:
+        """Distributions [n, V] of logits [n, V], as the engine makes them."""
         temperature, mass = (torch.full(logits.shape[:1], x) for x in (self.temperature, self.top_p))
         return BatchSampling(temperature=temperature, top_p=mass if self.top_p < 1 else None).probs(logits[:, None])[
             :, 0
@@ -35,9 +35,14 @@ class Shape:
 
 @torch.no_grad()
 def accept_lengths(
-    model: Policy, rows: Sequence[TokenRow], depth: int, drafts: Sequence[Shape], target: Shape, batch: int = 48
+    model: Policy,
+    rows: Sequence[TokenRow],
+    depth: int,
+    drafts: Sequence[TextSampling],
+    target: TextSampling,
+    batch: int = 48,
 ) -> list[float]:
-    """Accepted drafts + 1, a mean over tokens, for each shape of the draft's distribution: unbiased on text of
+    """Accepted drafts + 1, a mean over tokens, for each way to sample the draft: unbiased on text of
     ``target``."""
     totals, count = torch.zeros(len(drafts)), 0
     for start in range(0, len(rows), batch):
@@ -60,19 +65,21 @@ def states(model: Policy, rows: Sequence[TokenRow], depth: int) -> Steps:
     return unroll(model.mtp, model.embed(layout.token_ids), hidden, weight, layout, Sampling())
 
 
-def pairs(steps: Steps, chosen: Tensor, mask: Tensor, drafts: Sequence[Shape], target: Shape) -> tuple[Tensor, Tensor]:
+def pairs(
+    steps: Steps, chosen: Tensor, mask: Tensor, drafts: Sequence[TextSampling], target: TextSampling
+) -> tuple[Tensor, Tensor]:
     """min(1, q(y) / p(y)) of the text's token y, and the overlap: both [D, n, K], 0 where there is no step."""
     columns = [x[chosen][mask] for x in (steps.draft, steps.target, steps.tokens)]
-    found: list[Tensor] = []
+    chunks: list[Tensor] = []
     for draft, backbone, y in zip(*(torch.split(column, CHUNK) for column in columns), strict=True):
-        p, logits = target.sampling(backbone @ steps.weight.T), draft @ steps.weight.T
+        p, logits = target.probs(backbone @ steps.weight.T), draft @ steps.weight.T
         own = p.gather(1, y[:, None])[:, 0]
-        distributions = (shape.sampling(logits) for shape in drafts)
-        found.append(torch.stack([
+        distributions = (sampling.probs(logits) for sampling in drafts)
+        chunks.append(torch.stack([
             torch.stack([(q.gather(1, y[:, None])[:, 0] / own).clamp_max(1), torch.minimum(p, q).sum(-1)])
             for q in distributions
         ]))  # fmt: skip
-    flat = torch.cat(found, -1)  # [D, 2, steps]
+    flat = torch.cat(chunks, -1)  # [D, 2, steps]
     spread = torch.zeros(*flat.shape[:2], *mask.shape).masked_scatter(mask, flat)
     return spread[:, 0], spread[:, 1]
 

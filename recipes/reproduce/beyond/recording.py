@@ -1,4 +1,4 @@
-"""Decoding with a look at every cycle: what would have been accepted further on, had the draft not been rejected."""
+"""Decoding with a record of every cycle: what would have been accepted further on, had the draft not been rejected."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Cycles:
 
 
 @dataclass(slots=True)
-class Watching:
+class RecordingRule:
     """An acceptance rule that decides as another one does, and keeps what it saw."""
 
     rule: AcceptanceRule
@@ -48,7 +48,7 @@ class Watching:
         accepted = self.rule.accept(rows, draft, out, uniforms)
         p, q = out.probs[:, :-1], draft.probs
         assert q is not None, "drafts are sampled here"
-        of_token = [sampling.gather(-1, draft.tokens[..., None])[..., 0] for sampling in (p, q)]
+        of_token = [probs.gather(-1, draft.tokens[..., None])[..., 0] for probs in (p, q)]
         stop = torch.isin(draft.tokens, torch.tensor(self.stops))
         ended = stop.long().cumsum(1)
         first = (ended == 0).sum(1)  # drafts before the first stop token
@@ -69,7 +69,7 @@ def record(
     decoding = drafting(policy, draft_tokens=draft_tokens)
     engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length)
     assert isinstance(engine.decoder, DraftVerify)
-    engine.decoder.rule = rule = Watching(engine.decoder.rule, policy.eos_token_ids)
+    engine.decoder.rule = rule = RecordingRule(engine.decoder.rule, policy.eos_token_ids)
     for i, prompt in enumerate(prompts):
         sampling = params(policy, data.sampling, (seed << 40) + i)
         engine.add(Request(id=i, token_ids=prompt.token_ids, params=sampling))
@@ -86,9 +86,11 @@ def cycles(seen: Sequence[dict[str, Tensor]], batches: Sequence[Sequence[int]]) 
     """One table of all cycles from what the rule saw at each step of the engine and whose rows these were."""
     place: dict[int, int] = {}
     starts = []
-    for found, batch in zip(seen, batches, strict=True):
-        for answer, emitted in zip(batch, found["emitted"].tolist(), strict=True):
+    for columns, batch in zip(seen, batches, strict=True):
+        for answer, emitted in zip(batch, columns["emitted"].tolist(), strict=True):
             starts.append(place.get(answer, 0))
             place[answer] = starts[-1] + emitted
-    table = {name: torch.cat([found[name] for found in seen]).double().numpy() for name in seen[0] if name != "emitted"}
+    table = {
+        name: torch.cat([columns[name] for columns in seen]).double().numpy() for name in seen[0] if name != "emitted"
+    }
     return Cycles(answer=np.array([i for batch in batches for i in batch]), start=np.array(starts), **table)

@@ -9,17 +9,16 @@ import numpy as np
 
 from bebop.intervals import Interval, across_seeds
 from recipes.reproduce.boundary.charts import draw
-from recipes.reproduce.boundary.probing import COUNT, HEADS, Key, prepare, run
-from recipes.reproduce.boundary.sides import Of, Sides
+from recipes.reproduce.boundary.probing import HEADS, Key, run
+from recipes.reproduce.boundary.sides import Quantity, Sides
 from recipes.reproduce.cli import start
 from recipes.reproduce.measured import Number, of
 from recipes.reproduce.record import begin, keep
-from recipes.reproduce.study import SEEDS, Arm, everywhere, results_folder
+from recipes.reproduce.study import HELD_OUT, SEEDS, TASKS, Arm, everywhere, prepare, results_folder
 from recipes.reproduce.temperature.slopes import EDGES, bin_names
 
 HERE = results_folder(Path(__file__).parent)
-TASKS = ("number_sorting", "gcd", "chain_sum")
-SHOWN: tuple[Of, ...] = ("sampled_wins", "clear_sampled", "clear_greedy", "sampled", "greedy", "best", "switch")
+SHOWN: tuple[Quantity, ...] = ("sampled_wins", "clear_sampled", "clear_greedy", "sampled", "greedy", "best", "switch")
 
 Results = Mapping[Key, Sides]
 
@@ -37,38 +36,40 @@ def main() -> None:
             line(part(results, position=k), n) | {"position": k} for k in (1, 2, 3) for n in ("ce", "e2e_tv")
         ],
         "By the target's entropy": [
-            line(part(results, bin=j), name) | {"entropy": label, "positions": many(results, name, j)}
+            line(part(results, bin=j), name) | {"entropy": label, "positions": count(results, name, j)}
             for j, label in enumerate(bin_names())
             for name in ("ce", "e2e_tv")
         ],
     }
     figures = draw(results, HEADS, HERE / "figures")
-    plan = {**asdict(Arm(objective="", seed=0)), "prompts": COUNT, "seeds": SEEDS}
+    plan = {**asdict(Arm(objective="", seed=0)), "prompts": HELD_OUT, "seeds": SEEDS}
     keep(HERE, started, rule_numbers(results), tables, figures, plan)
 
 
 def rule_numbers(results: Results) -> dict[str, Number]:
     """What the rules speak of."""
-    return {f"{name}, {what}": of(one, len(SEEDS)) for name in HEADS for what, one in over(results, name).items()}
+    return {
+        f"{name}, {what}": of(interval, len(SEEDS)) for name in HEADS for what, interval in over(results, name).items()
+    }
 
 
 def part(results: Results, task: str | None = None, position: int | None = None, bin: int | None = None) -> Results:
     """The positions of a task, of a draft position, or of a bin of the target's entropy."""
 
-    def chosen(found: Sides) -> Sides:
-        kept = np.ones(len(found.sampled), bool)
-        kept &= True if task is None else found.task == task
-        kept &= True if position is None else found.position == position
-        kept &= True if bin is None else np.digitize(found.entropy, EDGES) == bin
-        return found.only(kept)
+    def chosen(sides: Sides) -> Sides:
+        kept = np.ones(len(sides.sampled), bool)
+        kept &= True if task is None else sides.task == task
+        kept &= True if position is None else sides.position == position
+        kept &= True if bin is None else np.digitize(sides.entropy, EDGES) == bin
+        return sides.only(kept)
 
-    return {key: chosen(found) for key, found in results.items()}
+    return {key: chosen(sides) for key, sides in results.items()}
 
 
 def over(results: Results, name: str) -> dict[str, Interval]:
     """Numbers of a head over seeds; ``worth_...`` is what a choice adds to the better of the two fixed ones."""
-    found = [results[name, seed] for seed in SEEDS]
-    means = {of: np.array([f.mean(of) for f in found]) for of in SHOWN}
+    heads = [results[name, seed] for seed in SEEDS]
+    means = {of: np.array([f.mean(of) for f in heads]) for of in SHOWN}
     fixed = np.maximum(means["sampled"], means["greedy"])
     means_of: dict[str, Any] = {str(of): values for of, values in means.items()}
     means_of["advantage"] = means["sampled"] - means["greedy"]
@@ -83,15 +84,15 @@ def line(results: Results, name: str) -> dict[str, Any]:
         "sampled": "always sampled", "greedy": "always greedy", "best": "the better one",
         "switch": "switch on draft entropy", "advantage": "sampled - greedy",
     }  # fmt: skip
-    found = over(results, name)
+    intervals = over(results, name)
     every = [results[name, seed] for seed in SEEDS]
     answers = {"answer": np.concatenate([f.answer + 10**6 * i for i, f in enumerate(every)])}
     columns = {c: np.concatenate([getattr(f, c) for f in every]) for c in Sides.__slots__ if c != "answer"}
     pooled = Sides(**answers, **columns).advantage()
-    return {"head": name} | {label: found[of] for of, label in labels.items()} | {"(bootstrap)": pooled}
+    return {"head": name} | {label: intervals[of] for of, label in labels.items()} | {"(bootstrap)": pooled}
 
 
-def many(results: Results, name: str, bin: int) -> int:
+def count(results: Results, name: str, bin: int) -> int:
     """Positions in a bin, of all seeds."""
     return sum(len(part(results, bin=bin)[name, seed].sampled) for seed in SEEDS)
 

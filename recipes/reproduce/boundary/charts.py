@@ -31,8 +31,8 @@ def planes(results: Results, path: Path) -> None:
     """TV against 1 - p(argmax q), a panel a head."""
     with figure(path, len(PLANES), 3.8, 3.6, sharey=True) as axes:
         for panel, head in zip(axes, PLANES, strict=True):
-            found = [results[head, seed] for seed in SEEDS]
-            x, y = (1 - np.concatenate([getattr(f, name) for f in found]) for name in ("greedy", "sampled"))
+            heads = [results[head, seed] for seed in SEEDS]
+            x, y = (1 - np.concatenate([getattr(f, name) for f in heads]) for name in ("greedy", "sampled"))
             panel.hexbin(x, y, gridsize=28, extent=(0, 1, 0, 1), mincnt=1, bins="log", cmap="Blues", linewidths=0.2)
             panel.plot([0, 1], [0, 1], color="#d1603d", linewidth=1.2)
             panel.text(0.67, 0.36, f"sampled wins\n{np.mean(y < x):.0%}", ha="center", fontsize=9)
@@ -45,8 +45,8 @@ def bins(results: Results, heads: tuple[str, ...], path: Path) -> None:
     """Share and acceptance in bins of entropy."""
 
     def mean(head: str, of: str, j: int) -> float:
-        found = [results[head, seed] for seed in SEEDS]
-        values = np.concatenate([f.values(of)[np.digitize(f.entropy, EDGES) == j] for f in found])  # type: ignore[arg-type]
+        heads = [results[head, seed] for seed in SEEDS]
+        values = np.concatenate([f.values(of)[np.digitize(f.entropy, EDGES) == j] for f in heads])  # type: ignore[arg-type]
         return float(values.mean()) if len(values) else float("nan")
 
     places = range(len(EDGES) + 1)

@@ -3,23 +3,15 @@
 from bebop.adaptation.probe import probe
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.boundary.sides import Sides, sides
-from recipes.reproduce.study import QUICK, Arm, corpus, head, policy, text
+from recipes.reproduce.study import DEPTH, HELD_OUT, Arm, head, policy, text
 
 HEADS = ("start", "hard_ce", "ce", "tv", "e2e_tv", "nla", "rkl")
-COUNT = 8 if QUICK else 144  # held-out prompts
-DEPTH = 3
 
 Key = tuple[str, int]  # head, seed
-
-
-def prepare(seed: int) -> None:
-    """Sample a seed's sequences once, so that no two processes do."""
-    corpus(seed)
-    text(seed, COUNT)
 
 
 def run(key: Key) -> Sides:
     """Train (or find) a head and probe it."""
     name, seed = key
     model = policy() if name == "start" else head(Arm(objective=name, seed=seed))
-    return sides(probe(model, text(seed, COUNT), DEPTH, Sampling()))
+    return sides(probe(model, text(seed, HELD_OUT), DEPTH, Sampling()))

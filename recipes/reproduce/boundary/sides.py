@@ -15,7 +15,9 @@ from bebop.intervals import Interval, resampled
 
 Array = NDArray[np.float64]
 CLEAR = 0.01  # difference in acceptance above which a side is a clear one
-Of = Literal["sampled", "greedy", "best", "switch", "sampled_wins", "greedy_wins", "clear_sampled", "clear_greedy"]
+Quantity = Literal[
+    "sampled", "greedy", "best", "switch", "sampled_wins", "greedy_wins", "clear_sampled", "clear_greedy"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class Sides:
         """Some of the positions."""
         return Sides(**{name: getattr(self, name)[chosen] for name in self.__slots__})
 
-    def values(self, of: Of) -> Array:
+    def values(self, of: Quantity) -> Array:
         """One number a position [n]: acceptance of a way of drafting, or 1 on a side of the boundary and else 0."""
         margin = self.sampled - self.greedy
         if of in ("sampled", "greedy"):
@@ -47,7 +49,7 @@ class Sides:
         bound = CLEAR if of.startswith("clear") else 0.0
         return (margin > bound if "sampled" in of else margin < -bound).astype(float)
 
-    def mean(self, of: Of) -> float:
+    def mean(self, of: Quantity) -> float:
         """The mean of ``values`` over positions; NaN without any."""
         return float(self.values(of).mean()) if len(self.sampled) else float("nan")
 

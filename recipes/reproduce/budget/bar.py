@@ -5,26 +5,25 @@ from pathlib import Path
 
 from recipes.reproduce.measured import Number, of
 from recipes.reproduce.objectives.comparison import (
+    DECODED,
     FEW,
     Job,
     Results,
-    beside,
     decoded,
+    draw_lengths,
     gain,
     half_less_greedy,
     over_seeds,
-    prepare,
     row,
-    run,
+    run_all,
 )
 from recipes.reproduce.record import begin, keep
-from recipes.reproduce.study import QUICK, SEEDS, SEQUENCES, Arm, everywhere, results_folder
+from recipes.reproduce.study import QUICK, SEEDS, SEQUENCES, Arm, results_folder
 
 HERE = results_folder(Path(__file__).parent)
 LOSSES = ("hard_ce", "ce", "nla", "e2e_tv")
 DATA = {"": SEQUENCES, ", few": FEW}
 STEPS = 4 if QUICK else 300
-DECODED = ("start", "hard_ce", "ce", "e2e_tv")
 
 
 def jobs() -> list[Job]:
@@ -40,19 +39,15 @@ def jobs() -> list[Job]:
 def main() -> None:
     """Run all arms, judge, draw, write."""
     started = begin("budget")
-    everywhere(prepare, SEEDS, "text")
-    listed = jobs()
-    found = everywhere(run, listed, "budget")
-    results = {(label, seed): f for (label, _, seed), f in zip(listed, found, strict=True)}
-    labels = list(dict.fromkeys(label for label, _, _ in listed))
+    results, labels = run_all("budget", jobs())
     tables = {
         "Objectives": [row(results, label) for label in labels],
         "Decoded": [line for label in DECODED for line in decoded(results, label)],
     }
-    beside(HERE / "figures" / "budget.svg", results, labels)
+    draw_lengths(HERE / "figures" / "budget.svg", results, labels)
     figures = {
         "budget.svg": f"Accept length after {STEPS} steps with {SEQUENCES} answers and with {FEW} (few); sampled "
-        "drafts (left), greedy drafts (right); mean of three seeds and its 95 % interval.",
+        "drafts (left), greedy drafts (right); mean of three seeds and its 95 % interval."
     }
     plan = {**asdict(Arm(objective="", seed=0, steps=STEPS)), "few": FEW, "seeds": SEEDS}
     keep(HERE, started, numbers(results), tables, figures, plan)
@@ -64,14 +59,14 @@ def numbers(results: Results) -> dict[str, Number]:
     def gained(a: str, b: str, name: str = "accept_length") -> Number:
         return of(gain(results, a, b, name), len(SEEDS))
 
-    found: dict[str, Number] = {}
+    by_name: dict[str, Number] = {}
     for label in DATA:
         for loss in LOSSES:
             arm = f"{loss}{label}"
-            found[f"length {arm}"] = of(over_seeds(results, arm, "accept_length"), len(SEEDS))
-            found[f"greedy {arm}"] = of(over_seeds(results, arm, "accept_length_greedy"), len(SEEDS))
-        found |= {f"e2e_tv - {base}{label}": gained(f"e2e_tv{label}", f"{base}{label}") for base in LOSSES[:-1]}
-    found["e2e_tv - start"] = gained("e2e_tv", "start")
-    found["greedy: e2e_tv - hard_ce"] = gained("e2e_tv", "hard_ce", "accept_length_greedy")
-    found["half the gain - greedy gain"] = half_less_greedy(results, "e2e_tv", "hard_ce")
-    return found
+            by_name[f"length {arm}"] = of(over_seeds(results, arm, "accept_length"), len(SEEDS))
+            by_name[f"greedy {arm}"] = of(over_seeds(results, arm, "accept_length_greedy"), len(SEEDS))
+        by_name |= {f"e2e_tv - {base}{label}": gained(f"e2e_tv{label}", f"{base}{label}") for base in LOSSES[:-1]}
+    by_name["e2e_tv - start"] = gained("e2e_tv", "start")
+    by_name["greedy: e2e_tv - hard_ce"] = gained("e2e_tv", "hard_ce", "accept_length_greedy")
+    by_name["half the gain - greedy gain"] = half_less_greedy(results, "e2e_tv", "hard_ce")
+    return by_name

@@ -11,12 +11,12 @@ from bebop.monitor.probe_set import ProbeReading, direct
 from recipes.reproduce.drift.training import (
     ANSWERS,
     ARMS,
-    BANKED,
     DIRECTIONS,
     GROUPS,
     LEARNING_RATE,
+    PROBED_ARMS,
     STEPS,
-    Look,
+    Evaluation,
     Run,
     train,
 )
@@ -26,7 +26,7 @@ from recipes.reproduce.record import begin, keep
 from recipes.reproduce.study import SEEDS, everywhere, results_folder
 
 HERE = results_folder(Path(__file__).parent)
-ENDS = 3  # looks that are averaged at either end
+ENDS = 3  # evaluations that are averaged at either end
 FROZEN = [name for name, (_, during) in ARMS.items() if during is None]
 
 
@@ -41,7 +41,7 @@ def main() -> None:
         "Slope of accept length on entropy": [
             slope_row(runs, arm, greedy) for arm, greedy in series() if arm in FROZEN
         ],
-        "Direct mismatch": [bank_row(runs, direction, arm) for direction in DIRECTIONS for arm in BANKED],
+        "Direct mismatch": [probe_set_row(runs, direction, arm) for direction in DIRECTIONS for arm in PROBED_ARMS],
     }
     draw(runs)
     figures = {
@@ -50,13 +50,7 @@ def main() -> None:
         "frozen heads (left), greedy drafts (right).",
         "updates.svg": "What updating the head during RL does: change against the frozen head of the same origin.",
     }
-    plan = {
-        "steps": STEPS,
-        "groups": GROUPS,
-        "answers": ANSWERS,
-        "lr": LEARNING_RATE,
-        "seeds": SEEDS,
-    }
+    plan = {"steps": STEPS, "groups": GROUPS, "answers": ANSWERS, "lr": LEARNING_RATE, "seeds": SEEDS}
     keep(HERE, started, numbers(runs), tables, figures, plan)
 
 
@@ -70,15 +64,15 @@ def label(arm: str, greedy: bool) -> str:
     return f"{'TO' if greedy else 'RS'} + {arm}"
 
 
-def accept(look: Look, arm: str, greedy: bool) -> float:
-    """Accept length of one look."""
-    totals, counts = (look.greedy if greedy else look.accept)[arm]
+def accept(evaluation: Evaluation, arm: str, greedy: bool) -> float:
+    """Accept length at one evaluation."""
+    totals, counts = (evaluation.greedy if greedy else evaluation.accept)[arm]
     return float(totals.sum() / counts.sum())
 
 
 def ends(run: Run, arm: str, greedy: bool) -> tuple[float, float]:
-    """Means over the first and the last looks."""
-    values = [accept(look, arm, greedy) for look in run.looks]
+    """Means over the first and the last evaluations."""
+    values = [accept(evaluation, arm, greedy) for evaluation in run.evaluations]
     count = min(ENDS, len(values) // 2)
     return float(np.mean(values[:count])), float(np.mean(values[-count:]))
 
@@ -90,39 +84,41 @@ def change(runs: Sequence[Run], direction: str, arm: str, greedy: bool = False) 
 
 
 def slopes(runs: Sequence[Run], arm: str, greedy: bool) -> list[float]:
-    """Per seed: least squares of accept length on entropy, over the looks of both of its runs."""
-    found = []
+    """Per seed: least squares of accept length on entropy, over the evaluations of both of its runs."""
+    slopes = []
     for seed in SEEDS:
-        looks = [look for run in runs if run.seed == seed for look in run.looks]
-        found.append(float(np.polyfit([k.entropy for k in looks], [accept(k, arm, greedy) for k in looks], 1)[0]))
-    return found
+        evaluations = [evaluation for run in runs if run.seed == seed for evaluation in run.evaluations]
+        slopes.append(
+            float(np.polyfit([k.entropy for k in evaluations], [accept(k, arm, greedy) for k in evaluations], 1)[0])
+        )
+    return slopes
 
 
 def mismatch(run: Run, arm: str) -> tuple[float, float, float]:
-    """Change of the bank's mean overlap at step 1, and its entropy and mismatch parts."""
+    """Change of the probe set's mean overlap at step 1, and its entropy and mismatch parts."""
     before, after, *sweep = (
         ProbeReading(overlap=p.numbers["overlap"][:, 0], entropy=p.numbers["target_entropy"][:, 0], unit=p.row)
-        for p in (run.first[arm], run.last[arm], *run.heats[arm])
+        for p in (run.first[arm], run.last[arm], *run.tempered[arm])
     )
-    found = direct(before, after, sweep)
-    return found.change.point, found.entropy.point, found.mismatch.point
+    parts = direct(before, after, sweep)
+    return parts.change.point, parts.entropy.point, parts.mismatch.point
 
 
 def numbers(runs: Sequence[Run]) -> dict[str, Number]:
     """What the rules speak of."""
-    found = {f"slope {label(arm, greedy)}": over_seeds(slopes(runs, arm, greedy)) for arm, greedy in series()}
-    found["slope e2e_tv - ce"] = over_seeds(np.subtract(slopes(runs, "e2e_tv", False), slopes(runs, "ce", False)))
+    by_name = {f"slope {label(arm, greedy)}": over_seeds(slopes(runs, arm, greedy)) for arm, greedy in series()}
+    by_name["slope e2e_tv - ce"] = over_seeds(np.subtract(slopes(runs, "e2e_tv", False), slopes(runs, "ce", False)))
     for direction in DIRECTIONS:
         own = [run for run in runs if run.direction == direction]
         moved = [run_row(run)["entropy last"] - run_row(run)["entropy first"] for run in own]
-        found[f"entropy change, {direction}"] = over_seeds(moved)
-        found[f"mismatch, {direction}"] = over_seeds([mismatch(run, "e2e_tv")[2] for run in own])
+        by_name[f"entropy change, {direction}"] = over_seeds(moved)
+        by_name[f"mismatch, {direction}"] = over_seeds([mismatch(run, "e2e_tv")[2] for run in own])
         for arm in ARMS:
             last = [ends(run, arm, False)[1] for run in own]
-            found[f"end {label(arm, False)}, {direction}"] = over_seeds(last)
-    found["ce updates - frozen"] = of(updates(runs, "tv, ce updates", "tv"), len(SEEDS))
-    found["tv updates - frozen"] = of(updates(runs, "tv, tv updates", "tv"), len(SEEDS))
-    return found
+            by_name[f"end {label(arm, False)}, {direction}"] = over_seeds(last)
+    by_name["ce updates - frozen"] = of(updates(runs, "tv, ce updates", "tv"), len(SEEDS))
+    by_name["tv updates - frozen"] = of(updates(runs, "tv, tv updates", "tv"), len(SEEDS))
+    return by_name
 
 
 def updates(runs: Sequence[Run], arm: str, frozen: str) -> Interval:
@@ -140,8 +136,8 @@ def updates(runs: Sequence[Run], arm: str, frozen: str) -> Interval:
 
 def run_row(run: Run) -> dict[str, Any]:
     """One run: does the policy learn, and where does its entropy go."""
-    count = min(ENDS, len(run.looks) // 2)
-    first, last = run.looks[:count], run.looks[-count:]
+    count = min(ENDS, len(run.evaluations) // 2)
+    first, last = run.evaluations[:count], run.evaluations[-count:]
     row: dict[str, Any] = {"seed": run.seed, "entropy": run.direction}
     for name in ("reward", "entropy"):
         row |= {f"{name} first": float(np.mean([getattr(k, name) for k in first]))}
@@ -162,7 +158,7 @@ def slope_row(runs: Sequence[Run], arm: str, greedy: bool) -> dict[str, Any]:
     return {"arm": label(arm, greedy), "slope": across_seeds(slopes(runs, arm, greedy))}
 
 
-def bank_row(runs: Sequence[Run], direction: str, arm: str) -> dict[str, Any]:
+def probe_set_row(runs: Sequence[Run], direction: str, arm: str) -> dict[str, Any]:
     """Parts of the change of overlap on the fixed contexts."""
     parts = [mismatch(run, arm) for run in runs if run.direction == direction]
     named = zip(("change", "entropy part", "mismatch part"), zip(*parts, strict=True), strict=True)
@@ -173,14 +169,18 @@ def bank_row(runs: Sequence[Run], direction: str, arm: str) -> dict[str, Any]:
 
 
 def mean_curve(runs: Sequence[Run], direction: str, arm: str, greedy: bool) -> list[float]:
-    """Accept length at each look, mean over seeds."""
-    rows = [[accept(look, arm, greedy) for look in run.looks] for run in runs if run.direction == direction]
+    """Accept length at each evaluation, mean over seeds."""
+    rows = [
+        [accept(evaluation, arm, greedy) for evaluation in run.evaluations]
+        for run in runs
+        if run.direction == direction
+    ]
     return [float(x) for x in np.mean(rows, 0)]
 
 
 def draw(runs: Sequence[Run]) -> None:
     """All three figures."""
-    steps = [look.step for look in runs[0].looks]
+    steps = [evaluation.step for evaluation in runs[0].evaluations]
     with figure(HERE / "figures" / "steps.svg", 2, 5.0, sharey=True) as panels:
         for axes, direction in zip(panels, DIRECTIONS, strict=True):
             for arm in FROZEN:
@@ -193,8 +193,8 @@ def draw(runs: Sequence[Run]) -> None:
     with figure(HERE / "figures" / "entropy.svg", 2, 5.0, sharey=True) as panels:
         for axes, greedy in zip(panels, (False, True), strict=True):
             for arm in ("hard_ce", "ce", "e2e_tv") if greedy else FROZEN:
-                looks = [look for run in runs for look in run.looks]
-                x, y = [k.entropy for k in looks], [accept(k, arm, greedy) for k in looks]
+                evaluations = [evaluation for run in runs for evaluation in run.evaluations]
+                x, y = [k.entropy for k in evaluations], [accept(k, arm, greedy) for k in evaluations]
                 axes.scatter(x, y, s=8, color=color(arm), alpha=0.5, linewidths=0)
                 fit = np.polyfit(x, y, 1)
                 ends_x = np.array([min(x), max(x)])

@@ -38,10 +38,10 @@ Array = NDArray[np.float64]
 STEPS = 4 if QUICK else 36
 GROUPS, ANSWERS = (2, 4) if QUICK else (6, 8)
 LEARNING_RATE = 1.5e-4
-EVERY = 2 if QUICK else 3  # steps between two looks at the heads
-LOOK = 4 if QUICK else 24  # answers that are looked at
-BANK = 4 if QUICK else 48  # held-out answers of the first policy: the fixed contexts
-HEATS = (0.3, 0.5, 0.75, 1.4, 2.0, 3.0)  # temperatures of the first distributions on the bank, beside 1
+EVERY = 2 if QUICK else 3  # steps between two evaluations of the heads
+EVALUATED = 4 if QUICK else 24  # answers that heads are evaluated on
+PROBE_ANSWERS = 4 if QUICK else 48  # held-out answers of the first policy: the fixed contexts
+PROBE_TEMPERATURES = (0.3, 0.5, 0.75, 1.4, 2.0, 3.0)  # of the first distributions, beside 1
 # arm -> objective before RL, and the one it is updated with during RL (None: frozen)
 ARMS: dict[str, tuple[str, str | None]] = {
     "hard_ce": ("hard_ce", None),
@@ -54,12 +54,12 @@ ARMS: dict[str, tuple[str, str | None]] = {
 }
 # direction -> overrides; an entropy bonus makes the policy more random while it learns
 DIRECTIONS: dict[str, tuple[str, ...]] = {"falling": (), "rising": ("algorithm.entropy_coefficient=0.02",)}
-BANKED = ("hard_ce", "ce", "e2e_tv")
+PROBED_ARMS = ("hard_ce", "ce", "e2e_tv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What was seen at one step: per arm the mean over answers, with sums per answer for intervals."""
+class Evaluation:
+    """The heads at one step: per arm the mean over answers, with sums per answer for intervals."""
 
     step: int
     reward: float
@@ -71,14 +71,14 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A whole run: looks in order, and the bank of fixed contexts before and after."""
+    """A whole run: evaluations in order, and the probe set of fixed contexts before and after."""
 
     seed: int
     direction: str
-    looks: list[Look]
-    first: dict[str, Probe]  # arm -> probe of the bank at step 0
-    heats: dict[str, list[Probe]]  # arm -> the same at other temperatures
-    last: dict[str, Probe]  # arm -> probe of the bank at the end
+    evaluations: list[Evaluation]
+    first: dict[str, Probe]  # arm -> probe of the fixed contexts at step 0
+    tempered: dict[str, list[Probe]]  # arm -> the same at other temperatures
+    last: dict[str, Probe]  # arm -> probe of them at the end
 
 
 def configuration(seed: int, direction: str) -> JobConfig:
@@ -94,14 +94,17 @@ def train(job: tuple[int, str]) -> Run:
     config, model = configuration(seed, direction), policy()
     heads = {name: with_head(model, before, seed) for name, (before, _) in ARMS.items()}
     online = {name: online_trainer(heads[name], during) for name, (_, during) in ARMS.items() if during}
-    bank = text(seed, BANK)
-    first = {arm: probe(heads[arm], bank, 3, Sampling()) for arm in BANKED}
-    heats = {arm: [probe(heads[arm], bank, 3, Sampling(temperature=t)) for t in HEATS] for arm in BANKED}
+    probe_set = text(seed, PROBE_ANSWERS)
+    first = {arm: probe(heads[arm], probe_set, 3, Sampling()) for arm in PROBED_ARMS}
+    tempered = {
+        arm: [probe(heads[arm], probe_set, 3, Sampling(temperature=t)) for t in PROBE_TEMPERATURES]
+        for arm in PROBED_ARMS
+    }
     trainer = PolicyTrainer(model, config)  # after the heads' trainers: those freeze the backbone
     engine = TorchEngine(heads["e2e_tv"], DecodingConfig(), slots=GROUPS * ANSWERS)
     source = PromptSource(config.task, chat_encoder(model.tokenizer), 352)
     reward = make_reward(config.task)
-    looks = []
+    evaluations = []
     for step in range(STEPS + 1):
         asked = [source.prompt(step * GROUPS + i) for i in range(GROUPS)]
         answers = rollouts(engine, asked, config, step)
@@ -109,15 +112,15 @@ def train(job: tuple[int, str]) -> Run:
         rows = token_rows([p for p in asked for _ in range(ANSWERS)], answers)
         states = backbone_states(model, rows)  # the same for every head
         if step % EVERY == 0:
-            looks.append(look(step, groups, heads, rows, states, seed))
+            evaluations.append(evaluate(step, groups, heads, rows, states, seed))
         if step == STEPS:
             break
-        for name, one in online.items():
-            one.update(rows, ARMS[name][1], states)
+        for name, head_trainer in online.items():
+            head_trainer.update(rows, ARMS[name][1], states)
         values(trainer.update(Batch(groups=groups)))
         engine.version = trainer.version
-    last = {arm: probe(heads[arm], bank, 3, Sampling()) for arm in BANKED}
-    return Run(seed=seed, direction=direction, looks=looks, first=first, heats=heats, last=last)
+    last = {arm: probe(heads[arm], probe_set, 3, Sampling()) for arm in PROBED_ARMS}
+    return Run(seed=seed, direction=direction, evaluations=evaluations, first=first, tempered=tempered, last=last)
 
 
 def with_head(model: Policy, objective: str, seed: int) -> Policy:
@@ -157,26 +160,26 @@ def grouped(asked: Sequence[Prompt], answers: Sequence[Completion], reward: Any)
 
 
 @torch.no_grad()
-def look(
+def evaluate(
     step: int,
     groups: Sequence[Group],
     heads: dict[str, Policy],
     rows: Sequence[TokenRow],
     states: Sequence[Tensor],
     seed: int,
-) -> Look:
+) -> Evaluation:
     """Probe every head on some of the step's answers: text of the current policy, so the estimates are unbiased."""
-    chosen = np.random.default_rng([seed, step]).choice(len(rows), LOOK, replace=False)
+    chosen = np.random.default_rng([seed, step]).choice(len(rows), EVALUATED, replace=False)
     some, known = [rows[i] for i in chosen], [states[i] for i in chosen]
-    found = {name: probe(model, some, 3, Sampling(), states=known) for name, model in heads.items()}
-    one = next(iter(found.values()))
-    return Look(
+    probes = {name: probe(model, some, 3, Sampling(), states=known) for name, model in heads.items()}
+    first = next(iter(probes.values()))
+    return Evaluation(
         step=step,
         reward=float(np.mean([t.reward for group in groups for t in group.trajectories])),
-        entropy=float(np.nanmean(one.numbers["target_entropy"][:, 0])),
-        accept={name: sums(p, p.accept) for name, p in found.items()},
-        greedy={name: sums(p, p.accept_greedy) for name, p in found.items()},
-        overlap={name: np.nanmean(p.numbers["overlap"], 0).tolist() for name, p in found.items()},
+        entropy=float(np.nanmean(first.numbers["target_entropy"][:, 0])),
+        accept={name: sums(p, p.accept) for name, p in probes.items()},
+        greedy={name: sums(p, p.accept_greedy) for name, p in probes.items()},
+        overlap={name: np.nanmean(p.numbers["overlap"], 0).tolist() for name, p in probes.items()},
     )
 
 

@@ -17,13 +17,15 @@ from recipes.reproduce.measured import Number, of
 from recipes.reproduce.measured import over_seeds as mean_over_seeds
 from recipes.reproduce.record import begin, keep
 from recipes.reproduce.study import (
+    HELD_OUT,
     QUICK,
     SEEDS,
+    TASKS,
     Arm,
-    corpus,
     everywhere,
     head,
     policy,
+    prepare,
     prompts,
     results_folder,
     settings,
@@ -35,8 +37,6 @@ OBJECTIVES = ("hard_ce", "ce", "kl", "rkl", "tv", "e2e_tv", "e2e_tv_corrected", 
 LOW_DATA = ("hard_ce", "ce", "nla", "e2e_tv")
 FEW = 16 if QUICK else 100  # sequences in the low-data regime: each is seen sixteen times
 DECODED = ("start", "hard_ce", "ce", "e2e_tv")  # arms that are decoded with as well
-TASKS = ("number_sorting", "gcd", "chain_sum")
-COUNT = 8 if QUICK else 144  # held-out prompts of the three tasks
 OUTSIDE = 4 if QUICK else 48  # prompts of a task that neither heads nor backbone were trained on
 SYSTEMS = ("bebop", "target_only")
 
@@ -44,7 +44,7 @@ Job = tuple[str, Arm | None, int]  # label, arm (None: the head as it came), see
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class HeadResult:
     """What one head does on the held-out text of its seed."""
 
     inside: Probe
@@ -63,7 +63,7 @@ class Found:
         return float(np.nanmean(values))
 
 
-Results = dict[tuple[str, int], Found]
+Results = dict[tuple[str, int], HeadResult]
 
 
 def jobs() -> list[Job]:
@@ -77,25 +77,34 @@ def jobs() -> list[Job]:
     return listed
 
 
-def prepare(seed: int) -> None:
-    """Sample what the arms of a seed share, so that no two of them do it at the same time."""
-    corpus(seed), text(seed, COUNT), text(seed, OUTSIDE, "task=lcm")
+def prepare_all(seed: int) -> None:
+    """``prepare``, and the text of the task that nothing was trained on."""
+    prepare(seed)
+    text(seed, OUTSIDE, "task=lcm")
 
 
-def run(job: Job) -> Found:
+def run(job: Job) -> HeadResult:
     """Train (or find) the head; probe it, and decode with it if it is one of ``DECODED``."""
     label, arm, seed = job
     model = policy() if arm is None else head(arm)
     decoded = {}
     if label in DECODED:
-        asked, data = prompts(seed, COUNT), settings(seed).data
+        asked, data = prompts(seed, HELD_OUT), settings(seed).data
         decoded = {s: measure(model, asked, data, drafting(model, s), seed + 1) for s in SYSTEMS}
     sampling = Sampling()
-    return Found(
-        inside=probe(model, text(seed, COUNT), 3, sampling),
+    return HeadResult(
+        inside=probe(model, text(seed, HELD_OUT), 3, sampling),
         outside=probe(model, text(seed, OUTSIDE, "task=lcm"), 3, sampling),
         decoded=decoded,
     )
+
+
+def run_all(name: str, listed: Sequence[Job]) -> tuple[Results, list[str]]:
+    """What every head gave, and the labels of the arms in order."""
+    everywhere(prepare_all, SEEDS, "text")
+    heads = everywhere(run, listed, name)
+    results = {(label, seed): f for (label, _, seed), f in zip(listed, heads, strict=True)}
+    return results, list(dict.fromkeys(label for label, _, _ in listed))
 
 
 def over_seeds(results: Results, label: str, *what: Any) -> Interval:
@@ -111,11 +120,7 @@ def gain(results: Results, a: str, b: str, *what: Any) -> Interval:
 def main() -> None:
     """Run all arms, judge, draw, write."""
     started = begin("objectives")
-    everywhere(prepare, SEEDS, "text")
-    listed = jobs()
-    found = everywhere(run, listed, "objectives")
-    results = {(label, seed): f for (label, _, seed), f in zip(listed, found, strict=True)}
-    labels = list(dict.fromkeys(label for label, _, _ in listed))
+    results, labels = run_all("objectives", jobs())
     tables = {
         "Objectives": [row(results, label) for label in labels],
         "Overlap by task": by_task(results, [label for label in labels if not label.endswith("few")]),
@@ -127,7 +132,7 @@ def main() -> None:
         "of three seeds and its 95 % interval.",
         "positions.svg": "Overlap at each draft position (left) and by task (right), mean of three seeds.",
     }
-    plan = {**asdict(Arm(objective="", seed=0)), "few": FEW, "prompts": COUNT, "seeds": SEEDS}
+    plan = {**asdict(Arm(objective="", seed=0)), "few": FEW, "prompts": HELD_OUT, "seeds": SEEDS}
     keep(HERE, started, numbers(results), tables, figures, plan)
 
 
@@ -154,8 +159,8 @@ def decoded(results: Results, label: str) -> list[dict[str, Any]]:
     """What the engine counted: the same heads, decoding."""
 
     def mean(system: str, name: str, position: int | None = None) -> Interval:
-        found = [results[label, s].decoded[system].interval(name, position).value for s in SEEDS]
-        return across_seeds(found)
+        values = [results[label, s].decoded[system].interval(name, position).value for s in SEEDS]
+        return across_seeds(values)
 
     return [
         {"objective": label, "drafts": {"bebop": "sampled", "target_only": "greedy"}[system]}
@@ -173,18 +178,18 @@ def numbers(results: Results) -> dict[str, Number]:
         return of(gain(results, a, b, *what), len(SEEDS))
 
     sampled, greedy = "accept_length", "accept_length_greedy"
-    found = {f"length {arm}": of(over_seeds(results, arm, sampled), len(SEEDS)) for arm in arms}
-    found |= {f"greedy {arm}": of(over_seeds(results, arm, greedy), len(SEEDS)) for arm in arms}
-    found |= {f"lcm {arm}": of(over_seeds(results, arm, "overlap", None, "lcm"), len(SEEDS)) for arm in arms}
-    found |= {f"e2e_tv - {base}": gained("e2e_tv", base, sampled) for base in ("hard_ce", "ce", "tv")}
-    found["e2e_tv - hard_ce, few"] = gained("e2e_tv, few", "hard_ce, few", sampled)
-    found["kl - ce"] = gained("kl", "ce", sampled)
-    found["greedy: e2e_tv - ce"] = gained("e2e_tv", "ce", greedy)
-    found["half the gain - greedy gain"] = half_less_greedy(results, "e2e_tv", "ce")
+    by_name = {f"length {arm}": of(over_seeds(results, arm, sampled), len(SEEDS)) for arm in arms}
+    by_name |= {f"greedy {arm}": of(over_seeds(results, arm, greedy), len(SEEDS)) for arm in arms}
+    by_name |= {f"lcm {arm}": of(over_seeds(results, arm, "overlap", None, "lcm"), len(SEEDS)) for arm in arms}
+    by_name |= {f"e2e_tv - {base}": gained("e2e_tv", base, sampled) for base in ("hard_ce", "ce", "tv")}
+    by_name["e2e_tv - hard_ce, few"] = gained("e2e_tv, few", "hard_ce, few", sampled)
+    by_name["kl - ce"] = gained("kl", "ce", sampled)
+    by_name["greedy: e2e_tv - ce"] = gained("e2e_tv", "ce", greedy)
+    by_name["half the gain - greedy gain"] = half_less_greedy(results, "e2e_tv", "ce")
     heads = [results["e2e_tv", seed] for seed in SEEDS]
-    found["sampled - greedy"] = mean_over_seeds([f.number(sampled) - f.number(greedy) for f in heads])
-    found["lcm: e2e_tv - ce"] = gained("e2e_tv", "ce", "overlap", None, "lcm")
-    return found
+    by_name["sampled - greedy"] = mean_over_seeds([f.number(sampled) - f.number(greedy) for f in heads])
+    by_name["lcm: e2e_tv - ce"] = gained("e2e_tv", "ce", "overlap", None, "lcm")
+    return by_name
 
 
 def half_less_greedy(results: Results, a: str, b: str) -> Number:
@@ -196,7 +201,7 @@ def half_less_greedy(results: Results, a: str, b: str) -> Number:
     return mean_over_seeds([rise(s, "accept_length") / 2 - rise(s, "accept_length_greedy") for s in SEEDS])
 
 
-def beside(path: Path, results: Results, labels: Sequence[str]) -> None:
+def draw_lengths(path: Path, results: Results, labels: Sequence[str]) -> None:
     """Accept lengths of all arms: sampled drafts on the left, greedy ones on the right."""
     with figure(path, 2, 5.6) as (left, right):
         for axes, name, title in (
@@ -211,7 +216,7 @@ def beside(path: Path, results: Results, labels: Sequence[str]) -> None:
 
 def draw(results: Results, labels: Sequence[str]) -> None:
     """Both figures."""
-    beside(HERE / "figures" / "objectives.svg", results, labels)
+    draw_lengths(HERE / "figures" / "objectives.svg", results, labels)
     with figure(HERE / "figures" / "positions.svg", 2, 5.2) as (left, right):
         tasks = (*TASKS, "lcm")
         for label in ("start", "hard_ce", "ce", "nla", "tv", "e2e_tv"):

@@ -12,25 +12,13 @@ from recipes.reproduce.cli import start
 from recipes.reproduce.measured import Number, over_seeds
 from recipes.reproduce.measured import of as number_of
 from recipes.reproduce.record import begin, keep
-from recipes.reproduce.study import SEEDS, Arm, everywhere, results_folder
+from recipes.reproduce.study import DEPTH, HELD_OUT, SEEDS, TASKS, Arm, everywhere, results_folder
 from recipes.reproduce.temperature.charts import draw
 from recipes.reproduce.temperature.slopes import Points, points, slope_difference
-from recipes.reproduce.temperature.sweep import (
-    ARMS,
-    COUNT,
-    DEPTH,
-    RULES,
-    TASKS,
-    TEMPERATURES,
-    Found,
-    Key,
-    preparations,
-    prepare,
-    run,
-)
+from recipes.reproduce.temperature.sweep import ARMS, RULES, TEMPERATURES, HeadResult, Key, preparations, prepare, run
 
 HERE = results_folder(Path(__file__).parent)
-Results = Mapping[Key, Found]
+Results = Mapping[Key, HeadResult]
 
 
 def main() -> None:
@@ -46,7 +34,7 @@ def main() -> None:
         "Means by temperature": [means(results, arm, t) for arm in ARMS for t in TEMPERATURES],
     }
     figures = draw(results, HERE / "figures")
-    plan = {**asdict(Arm(objective="", seed=0)), "prompts": COUNT, "seeds": SEEDS, "temperatures": TEMPERATURES}
+    plan = {**asdict(Arm(objective="", seed=0)), "prompts": HELD_OUT, "seeds": SEEDS, "temperatures": TEMPERATURES}
     keep(HERE, started, numbers(results), tables, figures, plan)
 
 
@@ -60,9 +48,9 @@ def rise(results: Results, a: str, b: str, name: str, of: str = "") -> Interval:
     return across_seeds([slope(results[a, s], name, of) - slope(results[b, s], name, of) for s in SEEDS])
 
 
-def slope(found: Found, name: str, of: str = "", task: str | None = None) -> float:
+def slope(head: HeadResult, name: str, of: str = "", task: str | None = None) -> float:
     """One slope of one head."""
-    return found.swept(name)[0] if not of else float(points(found.plain, name, of, task).slope()[0])
+    return head.swept(name)[0] if not of else float(points(head.plain, name, of, task).slope()[0])
 
 
 def pooled(results: Results, arm: str, name: str, of: str) -> Points:
@@ -114,25 +102,25 @@ def means(results: Results, arm: str, temperature: float) -> dict[str, Any]:
         "overlap": "overlap", "p(greedy draft)": "target_only",
         "alpha p>q": "alpha_p_gt_q", "alpha q>=p": "alpha_q_ge_p",
     }  # fmt: skip
-    found = [results[arm, seed].means[temperature] for seed in SEEDS]
+    means = [results[arm, seed].means[temperature] for seed in SEEDS]
     return {"head": arm, "temperature": temperature} | {
-        label: across_seeds([f[name] for f in found]) for label, name in names.items()
+        label: across_seeds([f[name] for f in means]) for label, name in names.items()
     }
 
 
 def numbers(results: Results) -> dict[str, Number]:
     """What the rules speak of; see findings.py for the names."""
     ways = {"temperatures": "", "tokens": "tokens", "answers": "answers"}
-    found: dict[str, Number] = {}
+    by_name: dict[str, Number] = {}
     for way, source in ways.items():
         for arm in ARMS:
             slopes = {drafts: over(results, arm, name, source) for drafts, name in RULES.items()}
-            found |= {f"{arm}, {drafts}, {way}": number_of(one, len(SEEDS)) for drafts, one in slopes.items()}
+            by_name |= {f"{arm}, {drafts}, {way}": number_of(slope, len(SEEDS)) for drafts, slope in slopes.items()}
             for base in [base for base in ("ce", "hard_ce") if base != arm]:
-                found[f"{arm} - {base}, {way}"] = number_of(rise(results, arm, base, "overlap", source), len(SEEDS))
+                by_name[f"{arm} - {base}, {way}"] = number_of(rise(results, arm, base, "overlap", source), len(SEEDS))
     for drafts, name in RULES.items():
-        found[f"R squared, {drafts}"] = over_seeds([results["ce", s].swept(name)[1] for s in SEEDS])
-    return found
+        by_name[f"R squared, {drafts}"] = over_seeds([results["ce", s].swept(name)[1] for s in SEEDS])
+    return by_name
 
 
 if __name__ == "__main__":

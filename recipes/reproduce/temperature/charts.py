@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from recipes.reproduce.figures import color, figure
-from recipes.reproduce.study import SEEDS
+from recipes.reproduce.study import DEPTH, SEEDS
 from recipes.reproduce.temperature.slopes import bin_names, by_entropy, pairs
-from recipes.reproduce.temperature.sweep import ARMS, DEPTH, RULES, TEMPERATURES, Found, Key
+from recipes.reproduce.temperature.sweep import ARMS, RULES, TEMPERATURES, HeadResult, Key
 
-Results = Mapping[Key, Found]
+Results = Mapping[Key, HeadResult]
 
 
 def draw(results: Results, folder: Path) -> dict[str, str]:
@@ -70,8 +70,8 @@ def bins(results: Results, path: Path) -> None:
     with figure(path, 2, 5.2, 3.6, sharey=True) as axes:
         for panel, (drafts, name) in zip(axes, RULES.items(), strict=True):
             for arm in ARMS:
-                found = [by_entropy(*pairs(results[arm, seed].plain, name)[1:]) for seed in SEEDS]
-                y = [np.mean([value for _, value, many in column if many]) for column in zip(*found, strict=True)]
+                bins = [by_entropy(*pairs(results[arm, seed].plain, name)[1:]) for seed in SEEDS]
+                y = [np.mean([value for _, value, count in column if count]) for column in zip(*bins, strict=True)]
                 panel.plot(range(len(y)), y, marker="o", markersize=4, color=color(arm), label=arm)
             panel.set_xticks(range(len(bin_names())), bin_names(), rotation=30)
             panel.set(title=f"{drafts} drafts", xlabel="entropy of the target at the token, nats")

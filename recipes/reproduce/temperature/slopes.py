@@ -107,12 +107,12 @@ def by_entropy(x: ArrayLike, y: ArrayLike) -> list[tuple[float, float, int]]:
     entropy, value = np.asarray(x, float), np.asarray(y, float)
     empty = (float("nan"), float("nan"), 0)
     place = np.digitize(entropy, EDGES)
-    found = []
+    bins = []
     for j in range(len(EDGES) + 1):
         chosen = place == j
-        many = int(chosen.sum())
-        found.append((float(entropy[chosen].mean()), float(value[chosen].mean()), many) if many else empty)
-    return found
+        count = int(chosen.sum())
+        bins.append((float(entropy[chosen].mean()), float(value[chosen].mean()), count) if count else empty)
+    return bins
 
 
 def bin_names() -> list[str]:

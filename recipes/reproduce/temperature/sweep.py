@@ -7,14 +7,11 @@ import numpy as np
 from bebop.adaptation.probe import Probe, probe
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
-from recipes.reproduce.study import QUICK, SEEDS, Arm, corpus, head, policy, text
+from recipes.reproduce.study import DEPTH, HELD_OUT, QUICK, SEEDS, Arm, corpus, head, policy, text
 from recipes.reproduce.temperature.slopes import line
 
 ARMS = ("start", "hard_ce", "ce", "tv", "e2e_tv", "nla", "rkl")
 TEMPERATURES = (0.6, 1.0, 1.4) if QUICK else (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
-COUNT = 8 if QUICK else 144  # held-out prompts a temperature
-DEPTH = 3
-TASKS = ("number_sorting", "gcd", "chain_sum")
 RULES = {"sampled": "overlap", "greedy": "target_only"}  # drafts -> their acceptance
 AVERAGED = ("overlap", "target_only", "target_entropy", "alpha_p_gt_q", "alpha_q_ge_p")
 
@@ -23,7 +20,7 @@ Job = tuple[str, int, float | None]  # what, seed, temperature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class HeadResult:
     """What one head does: means at every temperature, and everything at temperature 1."""
 
     means: dict[float, dict[str, float]]  # temperature -> overlap/1, ..., overlap (all positions), accept_length, ...
@@ -37,7 +34,7 @@ class Found:
 def sampled(seed: int, temperature: float) -> list[TokenRow]:
     """Text of the target at a temperature; that of temperature 1 is what other recipes probe on."""
     hot = [] if temperature == 1 else [f"data.sampling.temperature={temperature}"]
-    return text(seed, COUNT, *hot)
+    return text(seed, HELD_OUT, *hot)
 
 
 def prepare(job: Job) -> None:
@@ -56,18 +53,18 @@ def preparations() -> list[Job]:
     return [*(("corpus", seed, None) for seed in SEEDS), *texts]
 
 
-def run(key: Key) -> Found:
+def run(key: Key) -> HeadResult:
     """Train (or find) a head and probe it at every temperature."""
     name, seed = key
     model = policy() if name == "start" else head(Arm(objective=name, seed=seed))
-    found = {t: probe(model, sampled(seed, t), DEPTH, Sampling(temperature=t)) for t in TEMPERATURES}
-    return Found(means={t: means(p) for t, p in found.items()}, plain=found[1.0])
+    probes = {t: probe(model, sampled(seed, t), DEPTH, Sampling(temperature=t)) for t in TEMPERATURES}
+    return HeadResult(means={t: means(p) for t, p in probes.items()}, plain=probes[1.0])
 
 
 def means(probe: Probe) -> dict[str, float]:
     """Means over tokens, at each position and over all of them."""
-    found = {"accept_length": float(probe.accept.mean()), "accept_greedy": float(probe.accept_greedy.mean())}
+    means = {"accept_length": float(probe.accept.mean()), "accept_greedy": float(probe.accept_greedy.mean())}
     for name in AVERAGED:
-        found[name] = float(np.nanmean(probe.numbers[name]))
-        found |= {f"{name}/{k}": float(np.nanmean(probe.numbers[name][:, k - 1])) for k in range(1, DEPTH + 1)}
-    return found
+        means[name] = float(np.nanmean(probe.numbers[name]))
+        means |= {f"{name}/{k}": float(np.nanmean(probe.numbers[name][:, k - 1])) for k in range(1, DEPTH + 1)}
+    return means

@@ -9,9 +9,9 @@ from tqdm import tqdm
 
 from bebop.intervals import across_seeds
 from recipes.reproduce.cli import start
-from recipes.reproduce.figures import color, figure
+from recipes.reproduce.figures import color, errors, figure
 from recipes.reproduce.record import begin, keep
-from recipes.reproduce.study import SEEDS, Arm, everywhere, results_folder
+from recipes.reproduce.study import SEEDS, Arm, everywhere, prepare, results_folder
 from recipes.reproduce.throughput.analysis import (
     Accepted,
     Results,
@@ -26,7 +26,7 @@ from recipes.reproduce.throughput.analysis import (
     speed_up,
     speed_up_modelled,
 )
-from recipes.reproduce.throughput.heads import BEST, DRAFTS, HEADS, NOISE, arms, bench, make, sequences
+from recipes.reproduce.throughput.heads import BEST, DRAFTS, HEADS, NOISE, arms, bench, make
 from recipes.reproduce.throughput.timing import ARMS, BATCHES, LENGTHS, PLAIN, ROUNDS, Measured, measure
 
 HERE = results_folder(Path(__file__).parent)
@@ -39,15 +39,15 @@ TICKS = ("o", "s")  # a marker a batch size
 def main() -> None:
     """Train with both cores, time on one, judge, draw, write."""
     started = begin("throughput")
-    everywhere(sequences, SEEDS, "sequences")
+    everywhere(prepare, SEEDS, "sequences")
     everywhere(make, arms(), "heads")
     results: dict[tuple[int, int], Measured] = {}
     accepted: dict[int, dict[str, float]] = {}
     with tqdm(total=len(SEEDS) * len(BATCHES) * ROUNDS * len(ARMS), desc="timing", unit="run") as bar:
         for seed in SEEDS:
-            found = bench(seed)
-            accepted[seed] = found.accepted
-            results |= {(seed, batch): m for batch, m in measure(found, seed, bar.update).items()}
+            heads = bench(seed)
+            accepted[seed] = heads.accepted
+            results |= {(seed, batch): m for batch, m in measure(heads, seed, bar.update).items()}
     tables = {
         "Heads": heads_table(results),
         "Draft length, best head": lengths_table(results),
@@ -109,8 +109,8 @@ def draw_lengths(axes: Any, results: Results, batch: int, tick: str, shade: str)
     """Measured and modelled speed-up over K."""
     means = [speed_up(results, batch, (BEST, "bebop", k)) for k in LENGTHS]
     lines = [speed_up_modelled(results, batch, (BEST, "bebop", k)).value for k in LENGTHS]
-    errors = np.array([[i.value - i.low, i.high - i.value] for i in means]).T
-    axes.errorbar(LENGTHS, [i.value for i in means], errors, fmt=tick, capsize=3, color=shade, label=f"batch {batch}")
+    style = {"fmt": tick, "capsize": 3, "color": shade, "label": f"batch {batch}"}
+    axes.errorbar(LENGTHS, [i.value for i in means], errors(means), **style)
     axes.plot(LENGTHS, lines, color=shade, linewidth=1.2)
 
 

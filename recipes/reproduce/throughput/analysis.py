@@ -91,14 +91,14 @@ def lengths_table(results: Results) -> list[dict[str, Any]]:
 def line(results: Results, batch: int, arm: TimedArm) -> dict[str, Any]:
     """Speed, speed-up measured and modelled, and where the time went."""
     drafted = arm != PLAIN
-    found: dict[str, Any] = {"batch": batch, "head": arm[0] if drafted else "none", "system": arm[1], "K": arm[2]}
-    found |= {"tokens/s": over_seeds(results, batch, lambda m: m.typical(arm)).value}
-    found |= {"tokens/s by the wall": over_seeds(results, batch, lambda m: m.typical(arm, "wall")).value}
-    found |= {"x plain": speed_up(results, batch, arm)}
-    found |= {"x modelled": speed_up_modelled(results, batch, arm) if drafted else None}
-    found |= {"accept length": over_seeds(results, batch, lambda m: m.accept_length(arm))}
+    row: dict[str, Any] = {"batch": batch, "head": arm[0] if drafted else "none", "system": arm[1], "K": arm[2]}
+    row |= {"tokens/s": over_seeds(results, batch, lambda m: m.typical(arm)).value}
+    row |= {"tokens/s by the wall": over_seeds(results, batch, lambda m: m.typical(arm, "wall")).value}
+    row |= {"x plain": speed_up(results, batch, arm)}
+    row |= {"x modelled": speed_up_modelled(results, batch, arm) if drafted else None}
+    row |= {"accept length": over_seeds(results, batch, lambda m: m.accept_length(arm))}
     shares = {f"{part} %": 100 * share(results, batch, arm, part) for part in ("verify", "draft", "prefill")}
-    return found | shares | {"other %": 100 - sum(shares.values())}
+    return row | shares | {"other %": 100 - sum(shares.values())}
 
 
 def share(results: Results, batch: int, arm: TimedArm, part: str) -> float:
@@ -122,15 +122,18 @@ def verify_cost(results: Results, batch: int, length: int) -> Interval:
 
 def fits_table(results: Results, accepted: Accepted) -> list[dict[str, Any]]:
     """Per batch size: slope of throughput gain on the gain in accept length, and their correlation."""
-    return [{"batch": b, "slope": fitted(results, accepted, b), "r": together(results, accepted, b)} for b in BATCHES]
+    return [
+        {"batch": b, "slope": gain_slope(results, accepted, b), "r": gain_correlation(results, accepted, b)}
+        for b in BATCHES
+    ]
 
 
-def fitted(results: Results, accepted: Accepted, batch: int) -> Interval:
+def gain_slope(results: Results, accepted: Accepted, batch: int) -> Interval:
     """Slope of ``gains``, one fit a seed."""
     return across_seeds([slope(*gains(results, accepted, seed, batch)) for seed in SEEDS])
 
 
-def together(results: Results, accepted: Accepted, batch: int) -> Interval:
+def gain_correlation(results: Results, accepted: Accepted, batch: int) -> Interval:
     """Correlation of ``gains`` over the points of all seeds."""
     x, y = np.stack([gains(results, accepted, seed, batch) for seed in SEEDS], axis=1)
     return correlation(x, y)
@@ -138,22 +141,22 @@ def together(results: Results, accepted: Accepted, batch: int) -> Interval:
 
 def numbers(results: Results, accepted: Accepted) -> dict[str, Number]:
     """What the rules speak of."""
-    found = {f"accepted {head}": mean_over_seeds([accepted[s][head] for s in SEEDS]) for head in HEADS}
+    by_name = {f"accepted {head}": mean_over_seeds([accepted[s][head] for s in SEEDS]) for head in HEADS}
     risen = [accepted[s][BEST] / accepted[s]["hard_ce"] - 1 for s in SEEDS]
-    found["accepted: e2e_tv / hard_ce - 1"] = mean_over_seeds(risen)
+    by_name["accepted: e2e_tv / hard_ce - 1"] = mean_over_seeds(risen)
     for batch in BATCHES:
-        found |= {f"batch {batch}: {name}": number for name, number in _of_batch(results, accepted, batch).items()}
-    return found
+        by_name |= {f"batch {batch}: {name}": number for name, number in _of_batch(results, accepted, batch).items()}
+    return by_name
 
 
 def facts(results: Results) -> dict[str, object]:
     """What the evidence tells beside them: the best number of drafts, and what it gives."""
-    told: dict[str, object] = {}
+    by_name: dict[str, object] = {}
     for batch in BATCHES:
         top = {k: speed_up(results, batch, (BEST, "bebop", k)) for k in LENGTHS}
         peak = max(top, key=lambda k: top[k].value)
-        told |= {f"batch {batch}: best K": peak, f"batch {batch}: at best K": str(top[peak])}
-    return told
+        by_name |= {f"batch {batch}: best K": peak, f"batch {batch}: at best K": str(top[peak])}
+    return by_name
 
 
 def minus_one(interval: Interval) -> Interval:
@@ -170,11 +173,11 @@ def _of_batch(results: Results, accepted: Accepted, batch: int) -> dict[str, Num
     """The numbers of one batch size."""
     best, hard, greedy = (BEST, "bebop", DRAFTS), ("hard_ce", "bebop", DRAFTS), (BEST, "target_only", DRAFTS)
     arms = {"plain": PLAIN, BEST: best, "hard_ce": hard, f"{BEST} greedy": greedy}
-    found = {f"x plain {name}": speed_up(results, batch, arm) for name, arm in arms.items()}
-    found["faster"] = speed_up(results, batch, best)
-    found["e2e_tv / hard_ce - 1"] = minus_one(speed_up(results, batch, best, hard))
-    found["sampled / greedy - 1"] = minus_one(speed_up(results, batch, best, greedy))
-    found["slope"] = fitted(results, accepted, batch)
-    found["beside model"] = over_seeds(results, batch, beside_model)
-    told = {name: of(interval, len(SEEDS)) for name, interval in found.items()}
-    return told | {"r": of(together(results, accepted, batch))}
+    intervals = {f"x plain {name}": speed_up(results, batch, arm) for name, arm in arms.items()}
+    intervals["faster"] = speed_up(results, batch, best)
+    intervals["e2e_tv / hard_ce - 1"] = minus_one(speed_up(results, batch, best, hard))
+    intervals["sampled / greedy - 1"] = minus_one(speed_up(results, batch, best, greedy))
+    intervals["slope"] = gain_slope(results, accepted, batch)
+    intervals["beside model"] = over_seeds(results, batch, beside_model)
+    by_name = {name: of(interval, len(SEEDS)) for name, interval in intervals.items()}
+    return by_name | {"r": of(gain_correlation(results, accepted, batch))}

@@ -9,14 +9,13 @@ from torch import Tensor
 from bebop.adaptation.probe import probe
 from bebop.model.backbone import Policy
 from bebop.trainer.objectives import Sampling
-from recipes.reproduce.study import QUICK, SEEDS, Arm, corpus, head, policy, text, untrained
+from recipes.reproduce.study import HELD_OUT, SEEDS, Arm, head, policy, text, untrained
 
 DRAFTS = 3  # K, where it is not swept
 NOISE = (0.2, 0.35, 0.5)  # standard deviation, in units of each weight's root mean square
 TRAINED = ("hard_ce", "e2e_tv")
 BEST = "e2e_tv"
 HEADS = ("start", *TRAINED, *(f"{BEST}, noise {level}" for level in NOISE))
-COUNT = 8 if QUICK else 144  # held-out answers on which acceptance is measured apart from the timed runs
 
 State = dict[str, Tensor]
 
@@ -34,12 +33,6 @@ class Bench:
         assert self.model.mtp is not None
         self.model.mtp.load_state_dict(self.states[name])
         return self.model
-
-
-def sequences(seed: int) -> None:
-    """Make the text of a seed."""
-    corpus(seed)
-    text(seed, COUNT)
 
 
 def arms() -> list[Arm]:
@@ -67,12 +60,12 @@ def bench(seed: int) -> Bench:
     assert model.mtp is not None
     states = {"start": _state(model)} | {name: _state(head(Arm(objective=name, seed=seed))) for name in TRAINED}
     states |= {f"{BEST}, noise {level}": noisy(states[BEST], level, seed) for level in NOISE}
-    found = Bench(model=model, states=states, accepted={})
+    heads = Bench(model=model, states=states, accepted={})
     model.mtp.eval().requires_grad_(False)
-    rows = text(seed, COUNT)
+    rows = text(seed, HELD_OUT)
     for name in HEADS:
-        found.accepted[name] = float(probe(found.use(name), rows, DRAFTS, Sampling()).accept.mean()) - 1
-    return found
+        heads.accepted[name] = float(probe(heads.use(name), rows, DRAFTS, Sampling()).accept.mean()) - 1
+    return heads
 
 
 def _state(model: Policy) -> State:

@@ -98,26 +98,26 @@ class Measured:
         return float(np.median([c.verify[length] for c in self.costs]))
 
 
-def measure(found: Bench, seed: int, progress: Callable[[], Any]) -> dict[int, Measured]:
+def measure(bench: Bench, seed: int, progress: Callable[[], Any]) -> dict[int, Measured]:
     """Time all arms at every batch size; each round draws other answers, the same random numbers for every arm."""
     asked = prompts(seed, max(BATCHES.values()))
     measured = {batch: Measured(rounds=[], costs=[]) for batch in BATCHES}
-    decode(found, PLAIN, requests(found.model, asked[:2], 0, seed), 2)  # the first passes of a process are slow
+    decode(bench, PLAIN, requests(bench.model, asked[:2], 0, seed), 2)  # the first passes of a process are slow
     for turn in range(ROUNDS):
         for batch, count in BATCHES.items():
-            wanted = requests(found.model, asked[:count], 1 + turn, seed)
-            measured[batch].rounds.append(dict(_turns(found, wanted, batch, turn, progress)))
-            measured[batch].costs.append(costs(found.use(BEST), wanted, batch))
+            wanted = requests(bench.model, asked[:count], 1 + turn, seed)
+            measured[batch].rounds.append(dict(_turns(bench, wanted, batch, turn, progress)))
+            measured[batch].costs.append(costs(bench.use(BEST), wanted, batch))
     return measured
 
 
 def _turns(
-    found: Bench, wanted: Sequence[Request], batch: int, turn: int, progress: Callable[[], Any]
+    bench: Bench, wanted: Sequence[Request], batch: int, turn: int, progress: Callable[[], Any]
 ) -> Iterator[tuple[TimedArm, Timed]]:
     """All arms once; each round begins with another one."""
     first = turn * len(ARMS) // ROUNDS
     for arm in (*ARMS[first:], *ARMS[:first]):
-        yield arm, decode(found, arm, wanted, batch)
+        yield arm, decode(bench, arm, wanted, batch)
         progress()
 
 
@@ -130,11 +130,11 @@ def requests(model: Policy, asked: Sequence[Prompt], turn: int, seed: int) -> li
     ]
 
 
-def decode(found: Bench, arm: TimedArm, wanted: Sequence[Request], batch: int) -> Timed:
+def decode(bench: Bench, arm: TimedArm, wanted: Sequence[Request], batch: int) -> Timed:
     """Decode the requests with one arm, ``batch`` at a time."""
     name, system, drafts = arm
     config = DecodingConfig(system=system, draft_tokens=drafts)
-    engine = TorchEngine(found.use(name), config, slots=batch, max_length=MAX_LENGTH)
+    engine = TorchEngine(bench.use(name), config, slots=batch, max_length=MAX_LENGTH)
     with split(engine) as seconds:
         began, busy = time.perf_counter(), time.process_time()
         answers = generate(engine, wanted)

@@ -11,11 +11,11 @@ from recipes.reproduce.top_k.curves import numbers
 
 def row(results: Results, start: str, label: str) -> dict[str, Any]:
     """A line of the table: means over seeds with intervals."""
-    found = [results[start, label, seed] for seed in SEEDS]
+    runs = [results[start, label, seed] for seed in SEEDS]
     line: dict[str, Any] = {"tokens": label}
-    line |= {"accept length": across_seeds([f.sampled for f in found])}
-    line |= {"greedy drafts": across_seeds([f.greedy for f in found])}
-    summaries = [numbers(f.curves, SKIP) for f in found if f.curves is not None]
+    line |= {"accept length": across_seeds([f.sampled for f in runs])}
+    line |= {"greedy drafts": across_seeds([f.greedy for f in runs])}
+    summaries = [numbers(f.curves, SKIP) for f in runs if f.curves is not None]
     return line | {name: across_seeds([s[name] for s in summaries]) for name in (summaries[0] if summaries else {})}
 
 
@@ -32,14 +32,14 @@ def more_spread(results: Results, start: str, label: str, name: str = "loss spre
 
 def rule_numbers(results: Results) -> dict[str, Number]:
     """What the rules speak of; see findings.py for the names."""
-    found: dict[str, Number] = {}
+    by_name: dict[str, Number] = {}
     for start in STARTS:
         for label in labels():
             runs = [results[start, label, seed] for seed in SEEDS]
-            found[f"{start}: length {label}"] = over_seeds([run.sampled for run in runs])
+            by_name[f"{start}: length {label}"] = over_seeds([run.sampled for run in runs])
             if curves := [run.curves for run in runs if run.curves is not None]:
-                found[f"{start}: spread {label}"] = over_seeds([numbers(c, SKIP)["loss spread"] for c in curves])
+                by_name[f"{start}: spread {label}"] = over_seeds([numbers(c, SKIP)["loss spread"] for c in curves])
             if label.startswith("K"):
-                found[f"{start}: all - {label}"] = of(gain(results, start, label), len(SEEDS))
-                found[f"{start}: spread {label} - all"] = of(more_spread(results, start, label), len(SEEDS))
-    return found
+                by_name[f"{start}: all - {label}"] = of(gain(results, start, label), len(SEEDS))
+                by_name[f"{start}: spread {label} - all"] = of(more_spread(results, start, label), len(SEEDS))
+    return by_name

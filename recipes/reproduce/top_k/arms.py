@@ -9,7 +9,7 @@ from bebop.adaptation.probe import probe
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.trainer.objectives import Sampling
-from recipes.reproduce.study import QUICK, Arm, corpus, policy, text
+from recipes.reproduce.study import HELD_OUT, QUICK, Arm, corpus, policy, text
 from recipes.reproduce.top_k.curves import Curves, fit
 from recipes.reproduce.top_k.losses import MODES
 
@@ -17,7 +17,6 @@ STARTS = ("built-in", "fresh")
 SIZES = (4,) if QUICK else (4, 64)  # K; beside the whole vocabulary of 512
 STEPS, ROWS = (5, 2) if QUICK else (80, 8)  # steps, answers in each
 WATCHED = 2 if QUICK else 3  # answers of the fixed text that is looked at after every step
-COUNT = 8 if QUICK else 144  # held-out answers that the trained head is probed on
 SKIP = 1 if QUICK else 6  # steps of warm-up, left out of the spreads
 LEARNING_RATE = 2e-3
 
@@ -25,7 +24,7 @@ Job = tuple[str, str, int]  # start, label, seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class RunResult:
     """What one run gave."""
 
     sampled: float  # accept length on held-out text
@@ -33,7 +32,7 @@ class Found:
     curves: Curves | None  # None: the head was not trained
 
 
-Results = dict[Job, Found]
+Results = dict[Job, RunResult]
 
 
 def labels() -> list[str]:
@@ -59,19 +58,13 @@ def begin(start: str) -> Policy:
     return dataclasses.replace(model, mtp=fresh)
 
 
-def sequences(seed: int) -> None:
-    """Make the text of a seed, so that no two runs do it at once."""
-    corpus(seed)
-    text(seed, COUNT)
-
-
-def run(job: Job) -> Found:
+def run(job: Job) -> RunResult:
     """Train one head and probe it on held-out text."""
     start, label, seed = job
-    model, held_out = begin(start), text(seed, COUNT)
+    model, held_out = begin(start), text(seed, HELD_OUT)
     curves = None
     if label != "start":
         arm = Arm(objective="tv", seed=seed, steps=STEPS, rows_per_step=ROWS, lr=LEARNING_RATE)
         curves = fit(model, arm, corpus(seed), held_out[:WATCHED], *options(label))
-    found = probe(model, held_out, 3, Sampling())
-    return Found(sampled=float(found.accept.mean()), greedy=float(found.accept_greedy.mean()), curves=curves)
+    probed = probe(model, held_out, 3, Sampling())
+    return RunResult(sampled=float(probed.accept.mean()), greedy=float(probed.accept_greedy.mean()), curves=curves)

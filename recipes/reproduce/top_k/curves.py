@@ -32,7 +32,7 @@ class Curves:
 
 
 @dataclass(slots=True, kw_only=True)
-class Look:
+class CurveRecorder:
     """Collects the numbers of ``Curves`` on the fixed text."""
 
     top_k: int | None
@@ -78,7 +78,7 @@ def fit(
     """Train the head of ``model`` in place; like ``study.train``, with ``watched`` text looked at after every step."""
     config = HeadConfig(depth=arm.depth, lr=arm.lr, lr_warmup_steps=6, max_tokens=2048)
     trainer = HeadTrainer(FSDPBackend(model, Sampling()), config)
-    states, look, norms = backbone_states(model, rows), Look(top_k=top_k, mode=mode), []
+    states, recorder, norms = backbone_states(model, rows), CurveRecorder(top_k=top_k, mode=mode), []
     layout = chain_rows(watched, arm.depth)
     fixed = torch.nn.utils.rnn.pad_sequence(backbone_states(model, watched), batch_first=True)
     for step in range(arm.steps):
@@ -87,8 +87,8 @@ def fit(
         update = trainer.update([rows[i] for i in chosen], learned, [states[i] for i in chosen])
         norms.append(update.get("head/grad_norm", float("nan")))
         with torch.no_grad():
-            trainer.backend.loss(layout, look, fixed)
-    loss, full, changed = np.array(look.seen).T
+            trainer.backend.loss(layout, recorder, fixed)
+    loss, full, changed = np.array(recorder.seen).T
     return Curves(grad_norm=np.array(norms), loss=loss, full=full, churn=changed)
 
 

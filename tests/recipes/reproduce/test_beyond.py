@@ -17,8 +17,8 @@ from recipes.reproduce.beyond.analysis import inside_gain
 from recipes.reproduce.beyond.estimators import ESTIMATORS, Sums, bias, estimate, sums
 from recipes.reproduce.beyond.findings import HEADS, RULES
 from recipes.reproduce.beyond.heads import equal_time
-from recipes.reproduce.beyond.on_text import Shape, accept_lengths, expected
-from recipes.reproduce.beyond.recording import Cycles, Watching, cycles
+from recipes.reproduce.beyond.on_text import TextSampling, accept_lengths, expected
+from recipes.reproduce.beyond.recording import Cycles, RecordingRule, cycles
 from recipes.reproduce.measured import of
 from recipes.reproduce.study import policy
 from recipes.reproduce.verdicts import judge
@@ -49,32 +49,32 @@ def decoded(count: int, seed: int = 0) -> tuple[Cycles, Probe]:
     answer, place = np.arange(count) // 10, 3 * (np.arange(count) % 10)
     text = (rng.random(count) < P1[1]).astype(int)
     table = np.stack([np.full(count, overlap(P1, Q1)), [overlap(P2[i], Q2[i]) for i in text]], 1)
-    found = Cycles(
+    decoding = Cycles(
         answer=answer, start=place, accepted=accepted, survive=survive, overlap=overlaps, live=np.ones((count, 2))
     )
     shown = Probe(
         row=answer, place=place, task=np.full(count, "x"), numbers={n: table for n in NUMBERS},
         accept=1 + table[:, 0] + np.minimum(1, Q1[text] / P1[text]) * table[:, 1], accept_greedy=np.ones(count),
     )  # fmt: skip
-    return found, shown
+    return decoding, shown
 
 
 def test_unbiased_estimates_hit_the_truth_and_shortcuts_do_not() -> None:
-    found = sums(*decoded(20_000))
-    value = {name: estimate(name, found).value for name in ESTIMATORS}
+    totals = sums(*decoded(20_000))
+    value = {name: estimate(name, totals).value for name in ESTIMATORS}
     for name in list(ESTIMATORS)[:5]:
         assert value[name] == pytest.approx(true_length(), abs=0.02), name
-        assert not estimate(name, found).excludes(true_length())
+        assert not estimate(name, totals).excludes(true_length())
     drafted = overlap(P1, Q1) * (1 + sum(Q1[y] * overlap(P2[y], Q2[y]) for y in (0, 1)))
     along_text = overlap(P1, Q1) * (1 + sum(P1[y] * overlap(P2[y], Q2[y]) for y in (0, 1)))
     assert value["overlaps multiplied along drafted paths"] == pytest.approx(drafted, abs=0.01)
     assert value["mean overlaps multiplied"] == pytest.approx(drafted, abs=0.01)
     assert value["overlaps multiplied along text"] == pytest.approx(along_text, abs=0.01)
     shortcuts = list(ESTIMATORS)[5:]
-    assert all(bias(name, found).excludes(0.0) for name in shortcuts)
-    biases = {f"{head}, {name}": of(bias(name, found)) for name in ESTIMATORS for head in HEADS}
-    told = judge(RULES[:5], biases)
-    assert all(f.side == "confirmed" and f.p < 0.01 and f.untested is None for f in told)
+    assert all(bias(name, totals).excludes(0.0) for name in shortcuts)
+    biases = {f"{head}, {name}": of(bias(name, totals)) for name in ESTIMATORS for head in HEADS}
+    findings = judge(RULES[:5], biases)
+    assert all(f.side == "confirmed" and f.p < 0.01 and f.untested is None for f in findings)
 
 
 def test_forgetting_the_prefix_is_caught() -> None:
@@ -87,9 +87,9 @@ def test_steps_after_a_stop_token_do_not_count() -> None:
     real, shown = decoded(1000)
     live = real.live.copy()
     live[:, 1] = 0
-    found = sums(dataclasses.replace(real, live=live), shown)
-    assert estimate("drafted paths, unbiased", found).value == pytest.approx(overlap(P1, Q1))
-    assert estimate("mean overlaps multiplied", found).value == pytest.approx(overlap(P1, Q1))
+    totals = sums(dataclasses.replace(real, live=live), shown)
+    assert estimate("drafted paths, unbiased", totals).value == pytest.approx(overlap(P1, Q1))
+    assert estimate("mean overlaps multiplied", totals).value == pytest.approx(overlap(P1, Q1))
 
 
 def test_watching_keeps_what_the_rule_saw_and_changes_nothing() -> None:
@@ -98,10 +98,10 @@ def test_watching_keeps_what_the_rule_saw_and_changes_nothing() -> None:
     tokens = torch.distributions.Categorical(q).sample()
     draft = Draft(tokens=tokens, probs=q, entropies=torch.zeros(64, 3), lengths=None, forwards=2)
     uniforms = torch.rand(64, 5)
-    rule = Watching(Rejection(), (4,))
+    rule = RecordingRule(Rejection(), (4,))
     out = TargetOutput(hidden=p, logits=p.log(), probs=p)
-    told, plain = (one.accept(None, draft, out, uniforms) for one in (rule, Rejection()))
-    assert torch.equal(told.lengths, plain.lengths) and torch.equal(told.tokens, plain.tokens)
+    recorded, plain = (r.accept(None, draft, out, uniforms) for r in (rule, Rejection()))
+    assert torch.equal(recorded.lengths, plain.lengths) and torch.equal(recorded.tokens, plain.tokens)
     [seen] = rule.seen
     for row, step in product(range(64), range(3)):
         y = tokens[row, step]
@@ -118,9 +118,9 @@ def test_cycles_know_where_they_begin() -> None:
         counts = torch.tensor(emitted)
         return {"accepted": counts - 1, "emitted": counts, "survive": blank, "overlap": blank, "live": blank}
 
-    found = cycles([step(2, 3), step(1, 1), step(2)], [[0, 1], [1, 0], [1]])
-    assert found.answer.tolist() == [0, 1, 1, 0, 1]
-    assert found.start.tolist() == [0, 0, 3, 2, 4]
+    table = cycles([step(2, 3), step(1, 1), step(2)], [[0, 1], [1, 0], [1]])
+    assert table.answer.tolist() == [0, 1, 1, 0, 1]
+    assert table.start.tolist() == [0, 0, 3, 2, 4]
 
 
 def test_text_at_draft_temperature_one_is_the_probe_and_zero_is_target_only() -> None:
@@ -129,10 +129,14 @@ def test_text_at_draft_temperature_one_is_the_probe_and_zero_is_target_only() ->
     made = [torch.randint(4, 60, (n,), generator=generator).tolist() for n in (9, 14, 6)]
     rows = [TokenRow(prompt=tuple(ids[:3]), answer=tuple(ids[3:])) for ids in made]
     expect = probe(model, rows, 3, Sampling())
-    one, cold_draft, warm = accept_lengths(model, rows, 3, [Shape(), Shape(0.0), Shape(0.7)], Shape(), batch=2)
-    assert one == pytest.approx(expect.accept.mean(), rel=1e-4)
+    full, cold_draft, warm = accept_lengths(
+        model, rows, 3, [TextSampling(), TextSampling(0.0), TextSampling(0.7)], TextSampling(), batch=2
+    )
+    assert full == pytest.approx(expect.accept.mean(), rel=1e-4)
     # Greedy drafts: the same expectation, without the noise of whether the text holds the draft at the last step.
-    assert 1 <= cold_draft <= 4 and cold_draft != pytest.approx(one, rel=1e-3) and warm != pytest.approx(one, rel=1e-3)
+    assert (
+        1 <= cold_draft <= 4 and cold_draft != pytest.approx(full, rel=1e-3) and warm != pytest.approx(full, rel=1e-3)
+    )
 
 
 def test_expected_length_by_hand() -> None:
@@ -169,5 +173,5 @@ def test_ways_of_a_cold_start() -> None:
 
 
 def test_sums_have_a_number_an_answer() -> None:
-    found = sums(*decoded(100))
-    assert all(len(getattr(found, f.name)) == 10 for f in dataclasses.fields(Sums))
+    totals = sums(*decoded(100))
+    assert all(len(getattr(totals, f.name)) == 10 for f in dataclasses.fields(Sums))

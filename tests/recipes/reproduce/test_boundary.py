@@ -37,8 +37,8 @@ def test_the_side_follows_the_printed_condition() -> None:
 
     torch.manual_seed(0)
     q, p = (torch.randn(300, 9).mul(2).softmax(-1).double() for _ in range(2))
-    found = pair_stats(q, p, from_logits=False)
-    table = [x.numpy().astype(float)[:, None] for x in (found.overlap, found.target_only, found.draft_entropy)]
+    stats = pair_stats(q, p, from_logits=False)
+    table = [x.numpy().astype(float)[:, None] for x in (stats.overlap, stats.target_only, stats.draft_entropy)]
     distance = 0.5 * (p - q).abs().sum(-1)
     printed = distance < 1 - p.gather(1, q.argmax(-1, keepdim=True))[:, 0]
     assert sides(probed(*table)).values("sampled_wins").astype(bool).tolist() == printed.tolist()
@@ -46,13 +46,13 @@ def test_the_side_follows_the_printed_condition() -> None:
 
 
 def test_choices_and_their_means() -> None:
-    found = two_regimes()
-    assert found.mean("sampled") == pytest.approx(0.75, abs=0.02)
-    assert found.mean("greedy") == pytest.approx(0.65, abs=0.02)
-    assert found.mean("best") == pytest.approx(0.80, abs=0.02)
-    assert found.mean("switch") == pytest.approx(found.mean("best"), abs=0.005)
-    assert found.mean("sampled_wins") + found.mean("greedy_wins") == pytest.approx(1.0)
-    assert found.advantage().low < 0.1 < found.advantage().high
+    regimes = two_regimes()
+    assert regimes.mean("sampled") == pytest.approx(0.75, abs=0.02)
+    assert regimes.mean("greedy") == pytest.approx(0.65, abs=0.02)
+    assert regimes.mean("best") == pytest.approx(0.80, abs=0.02)
+    assert regimes.mean("switch") == pytest.approx(regimes.mean("best"), abs=0.005)
+    assert regimes.mean("sampled_wins") + regimes.mean("greedy_wins") == pytest.approx(1.0)
+    assert regimes.advantage().low < 0.1 < regimes.advantage().high
 
 
 def test_a_switch_gains_nothing_where_entropy_says_nothing() -> None:
@@ -79,9 +79,9 @@ def test_threshold_ends() -> None:
 def test_steps_that_do_not_exist_are_left_out() -> None:
     sampled = np.full((20, 3), 0.5)
     sampled[-1, 1:] = np.nan
-    found = sides(probed(sampled, sampled - 0.1, sampled))
-    assert len(found.sampled) == 58 and found.position.tolist().count(3) == 19
-    assert len(found.only(found.position == 2).sampled) == 19
+    table = sides(probed(sampled, sampled - 0.1, sampled))
+    assert len(table.sampled) == 58 and table.position.tolist().count(3) == 19
+    assert len(table.only(table.position == 2).sampled) == 19
 
 
 def test_rules() -> None:
@@ -89,8 +89,8 @@ def test_rules() -> None:
     heads, kinds = ("hard_ce", "ce", "e2e_tv"), ("advantage", "worth_best", "worth_switch")
     shares = ("sampled_wins", "sampled", "greedy", "clear_sampled", "clear_greedy", "best", "switch")
     numbers = {f"{h}, {k}": up for h in heads for k in kinds} | {f"{h}, {k}": half for h in heads for k in shares}
-    found = judge(RULES, numbers)
-    assert [f.side for f in found] == ["confirmed"] * 3 + ["refuted"] * 3 + ["confirmed"] * 2
-    assert all(f.p < 0.01 for f in found)
+    findings = judge(RULES, numbers)
+    assert [f.side for f in findings] == ["confirmed"] * 3 + ["refuted"] * 3 + ["confirmed"] * 2
+    assert all(f.p < 0.01 for f in findings)
     small = Number(value=0.005, low=0.0045, high=0.0055, seeds=3)
     assert judge(RULES, numbers | {"e2e_tv, worth_best": small})[6].side == "refuted"

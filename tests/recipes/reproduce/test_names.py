@@ -12,7 +12,7 @@ from bebop.intervals import Interval, across_seeds
 from recipes.reproduce.beyond import cold
 from recipes.reproduce.beyond.estimators import ESTIMATORS
 from recipes.reproduce.beyond.heads import ENGINE, GRID, WATCHED
-from recipes.reproduce.beyond.heads import Found as BeyondFound
+from recipes.reproduce.beyond.heads import HeadResult as BeyondResult
 from recipes.reproduce.boundary.probing import HEADS
 from recipes.reproduce.boundary.sides import Sides
 from recipes.reproduce.record import rules_of
@@ -48,9 +48,9 @@ class Everything(dict[Any, Any]):
 
 @pytest.mark.parametrize(("study", "module"), [("objectives", "comparison"), ("budget", "bar")])
 def test_comparisons_of_losses(study: str, module: str) -> None:
-    found = import_module(f"recipes.reproduce.{study}.{module}").numbers(Everything())
-    assert missing(study, found) == set()
-    assert missing(study, [name for name in found if name != "e2e_tv - ce"]) == {"e2e_tv - ce"}  # the test can fail
+    by_name = import_module(f"recipes.reproduce.{study}.{module}").numbers(Everything())
+    assert missing(study, by_name) == set()
+    assert missing(study, [name for name in by_name if name != "e2e_tv - ce"]) == {"e2e_tv - ce"}  # the test can fail
 
 
 def test_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +86,9 @@ def test_drift(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_beyond() -> None:
     study = import_module("recipes.reproduce.beyond.analysis")
     shown = {"on_text": dict.fromkeys(GRID, 1.0), "engine": dict.fromkeys(ENGINE, 1.0)}
-    head = BeyondFound(accept_length=1.0, overlap=1.0, truncated={"engine": 1.0, "text": 1.0}, **shown)
+    head = BeyondResult(accept_length=1.0, overlap=1.0, truncated={"engine": 1.0, "text": 1.0}, **shown)
     heads = {(name, s): head for name in (*WATCHED, study.CORRECTED, study.TRUNCATED) for s in SEEDS}
     curves = {(way, s): {0: 1.0, 10: 2.0} for way in cold.WAYS for s in SEEDS}
     biases = {(name, e): ONE for name in WATCHED for e in ESTIMATORS if e != "counts"}
-    found = study.numbers(heads, heads, curves, biases)
-    assert missing("beyond", {**found, **study.facts(heads, (1.0, 1.2), (100, 84))}) == set()
+    by_name = study.numbers(heads, heads, curves, biases)
+    assert missing("beyond", {**by_name, **study.facts(heads, (1.0, 1.2), (100, 84))}) == set()

@@ -24,9 +24,9 @@ STUDIES = Path(rule_hash.__file__).parent
 
 
 def content(name: str) -> dict[str, Any]:
-    found = record.read(STUDIES / name / "results.json")
-    assert found is not None
-    return found
+    results = record.read(STUDIES / name / "results.json")
+    assert results is not None
+    return results
 
 
 @pytest.fixture
@@ -85,15 +85,15 @@ def test_the_command_fails_with_one_line_when_a_bound_is_changed(tmp_path: Path)
 @pytest.mark.parametrize("what", ["number", "finding", "figure"])
 def test_what_was_tampered_with_is_refused(copied: dict[str, Path], what: str) -> None:
     path = copied["objectives"] / "results.json"
-    found = json.loads(path.read_text())
+    results = json.loads(path.read_text())
     if what == "number":
-        found["numbers"]["e2e_tv - hard_ce"]["value"] += 0.1
+        results["numbers"]["e2e_tv - hard_ce"]["value"] += 0.1
     elif what == "finding":
-        found["judgements"][-1]["findings"][0]["p"] = 0.001
+        results["judgements"][-1]["findings"][0]["p"] = 0.001
     else:
-        figure = next(iter(found["figures"]))
+        figure = next(iter(results["figures"]))
         (copied["objectives"] / "figures" / figure).write_text("<svg/>")
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(results))
     with pytest.raises(UserError, match=r"of objectives is not the one|stored for objectives are not what"):
         pages(copied, Path("RESULTS.md"))
 
@@ -106,8 +106,8 @@ def test_every_number_of_a_rule_is_stored(name: str) -> None:
     numbers, rules = content(name)["numbers"], record.rules_of(name)
     asked = {n for r in rules for group in r.any_of for part in group for n in (part.number, *part.arms)}
     asked |= {need.number for r in rules for need in r.needs}
-    told = {n for r in rules for n in re.findall(r"\{([^}]+)\}", r.evidence)}
-    assert asked <= numbers.keys() and told <= {*numbers, *content(name)["facts"]}
+    quoted = {n for r in rules for n in re.findall(r"\{([^}]+)\}", r.evidence)}
+    assert asked <= numbers.keys() and quoted <= {*numbers, *content(name)["facts"]}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -139,8 +139,8 @@ def test_what_was_not_recorded_is_said_and_not_made_up(name: str) -> None:
     for judgement in stored["judgements"]:
         assert re.fullmatch(r"[0-9a-f]{16}", judgement["rule"]["hash"])
     for field, gap in (("dirty", "whether the tree differed"), ("command", "the command")):
-        told = any(missing.startswith(gap) for missing in stored.get("missing", ()))
-        assert (stored["place"].get(field) is None) == told
+        excused = any(missing.startswith(gap) for missing in stored.get("missing", ()))
+        assert (stored["place"].get(field) is None) == excused
     for judgement in stored["judgements"][1:]:
         assert judgement["post_hoc"] is True and judgement["reason"]
         assert judgement["origin"]["dirty"] is False and judgement["origin"]["commit"]

@@ -71,9 +71,9 @@ def test_every_bound_and_word_of_a_study_is_hashed(name: str) -> None:
     code = of_study(name)
     sources = [(ROOT / file).read_text() for file in code.files]
     assert of_sources(sources, ENTRIES) == code.hash
-    bare = re.sub(r'""".*?"""', lambda found: " " * len(found[0]), sources[0], flags=re.DOTALL)
-    bare = re.sub(r"#.*", lambda found: " " * len(found[0]), bare)
-    places = [found.span() for found in re.finditer(r"(?<![\w.])\d+(\.\d+)?(?![\w.])", bare)]
+    bare = re.sub(r'""".*?"""', lambda match: " " * len(match[0]), sources[0], flags=re.DOTALL)
+    bare = re.sub(r"#.*", lambda match: " " * len(match[0]), bare)
+    places = [match.span() for match in re.finditer(r"(?<![\w.])\d+(\.\d+)?(?![\w.])", bare)]
     for start, end in places:
         changed = sources[0][:start] + "7" + sources[0][start:end] + sources[0][end:]
         assert of_sources([changed, *sources[1:]], ENTRIES) != code.hash, sources[0][start - 30 : end + 30]

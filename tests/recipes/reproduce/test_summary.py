@@ -61,12 +61,12 @@ def content(*findings: tuple[str, str, str], post_hoc: bool = False) -> dict[str
 
 
 def test_the_page_has_every_finding_under_its_claim() -> None:
-    found = {
+    contents = {
         "objectives": content(("C3", "confirmed", "Gain 0.2 [0.1, 0.3]."), ("C2", "undecided", "Between.")),
         "top_k": content(("Fig 14b", "refuted", "Loss 0.1."), ("C4", UNTESTED, "Fell.")),
         "beyond": content(("beyond", "confirmed", "Inside."), ("something new", "undecided", "Odd.")),
     }
-    text = page(found)
+    text = page(contents)
     assert "### C3: confirmed\n" in text and "### C2: undecided\n" in text
     assert f"### C1: {UNTESTED}\n" in text and f"### C5: {UNTESTED}\n" in text and f"### C4: {UNTESTED}\n" in text
     assert "Fell. Not tested: the arm fell." in text
@@ -78,12 +78,14 @@ def test_the_page_has_every_finding_under_its_claim() -> None:
 
 
 def test_the_correction_goes_over_all_studies_of_a_claim() -> None:
-    one, other = content(("C3", "confirmed", "A.")), content(*[("C3", "undecided", "B.")] * 9)
-    one["judgements"][0]["findings"][0]["p"] = 0.02
-    assert "### C3: confirmed\n" in page({"objectives": one})
-    assert "### C3: undecided\n" in page({"objectives": one, "budget": other})
+    alone, other = content(("C3", "confirmed", "A.")), content(*[("C3", "undecided", "B.")] * 9)
+    alone["judgements"][0]["findings"][0]["p"] = 0.02
+    assert "### C3: confirmed\n" in page({"objectives": alone})
+    assert "### C3: undecided\n" in page({"objectives": alone, "budget": other})
     beyond = content(*[("beyond", "undecided", "B.")] * 9)
-    assert "### C3: confirmed\n" in page({"objectives": one, "beyond": beyond})  # other claims are none of its business
+    assert "### C3: confirmed\n" in page(
+        {"objectives": alone, "beyond": beyond}
+    )  # other claims are none of its business
 
 
 def test_a_judgement_made_after_the_run_is_called_so() -> None:

@@ -46,10 +46,10 @@ def synthetic(x: np.ndarray, y: np.ndarray) -> Probe:
 
 def test_token_slope_is_least_squares_over_all_tokens() -> None:
     rows, x, y = steps(-0.25)
-    found = tokens(rows, x, y)
-    assert float(found.slope()[0]) == pytest.approx(np.polyfit(x, y, 1)[0], abs=1e-10)
-    assert found.interval().low < -0.25 < found.interval().high
-    assert found.interval().excludes(0.0)
+    sums = tokens(rows, x, y)
+    assert float(sums.slope()[0]) == pytest.approx(np.polyfit(x, y, 1)[0], abs=1e-10)
+    assert sums.interval().low < -0.25 < sums.interval().high
+    assert sums.interval().excludes(0.0)
 
 
 def test_the_interval_resamples_answers_and_not_tokens() -> None:
@@ -95,10 +95,10 @@ def test_line_gives_slope_and_how_straight_it_is() -> None:
 
 def test_bins_hold_every_step_once() -> None:
     x = np.array([0.0, 0.02, 0.1, 0.3, 0.7, 1.1, 1.1, 1.1])
-    found = by_entropy(x, x * 2)
-    assert len(found) == len(EDGES) + 1 == len(bin_names())
-    assert [many for _, _, many in found] == [1, 1, 1, 1, 1, 3, 0]
-    assert found[5][:2] == pytest.approx((1.1, 2.2))
+    bins = by_entropy(x, x * 2)
+    assert len(bins) == len(EDGES) + 1 == len(bin_names())
+    assert [many for _, _, many in bins] == [1, 1, 1, 1, 1, 3, 0]
+    assert bins[5][:2] == pytest.approx((1.1, 2.2))
 
 
 def number(value: float, half: float = 0.01) -> Number:
@@ -108,8 +108,8 @@ def number(value: float, half: float = 0.01) -> Number:
 def test_flatter_needs_a_slope_that_falls() -> None:
     rule = next(rule for rule in RULES if rule.statement.endswith("flatter than ce, over temperatures."))
     slopes = {"e2e_tv, sampled, temperatures": number(-0.1), "e2e_tv - ce, temperatures": number(0.2)}
-    [found] = judge([rule], slopes | {"ce, sampled, temperatures": number(-0.3)})
-    assert found.side == "confirmed" and found.p < 0.05 and found.untested is None
+    [finding] = judge([rule], slopes | {"ce, sampled, temperatures": number(-0.3)})
+    assert finding.side == "confirmed" and finding.p < 0.05 and finding.untested is None
     [flat] = judge([rule], slopes | {"ce, sampled, temperatures": number(0.0, 0.1)})
     assert flat.untested is not None and flat.untested.startswith("ce does not fall")
     [steeper] = judge([rule], slopes | {"ce, sampled, temperatures": number(-0.3)}
@@ -120,13 +120,17 @@ def test_flatter_needs_a_slope_that_falls() -> None:
 def test_any_flatter_needs_one_loss_in_both_ways() -> None:
     up, down, level = number(0.2), number(-0.2), number(0.0, 0.001)
 
-    def found(**ways: tuple[Number, Number]) -> Finding:
+    def judged(**ways: tuple[Number, Number]) -> Finding:
         numbers = {}
         for loss in LOSSES:
-            for way, one in zip(("temperatures", "tokens"), ways.get(loss, (down, down)), strict=True):
-                numbers |= {f"{loss} - ce, {way}": one, f"{loss}, sampled, {way}": level, f"ce, sampled, {way}": level}
+            for way, rise in zip(("temperatures", "tokens"), ways.get(loss, (down, down)), strict=True):
+                numbers |= {
+                    f"{loss} - ce, {way}": rise,
+                    f"{loss}, sampled, {way}": level,
+                    f"ce, sampled, {way}": level,
+                }
         return judge([RULES[-1]], numbers)[0]
 
-    assert (found().side, found().p < 0.05) == ("refuted", True)
-    assert (found(tv=(up, up)).side, found(tv=(up, up)).p < 0.05) == ("confirmed", True)
-    assert found(tv=(up, down), nla=(down, up)).p > 0.05
+    assert (judged().side, judged().p < 0.05) == ("refuted", True)
+    assert (judged(tv=(up, up)).side, judged(tv=(up, up)).p < 0.05) == ("confirmed", True)
+    assert judged(tv=(up, down), nla=(down, up)).p > 0.05

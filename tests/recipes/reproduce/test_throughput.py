@@ -52,8 +52,8 @@ def test_slope_and_correlation_find_what_was_planted() -> None:
     y = 0.8 * x + 0.01 + rng.normal(0, 0.005, 18)
     assert slope(x, y) == pytest.approx(0.8, abs=0.05)
     assert slope(y, x) > 1  # the broken variant: axes exchanged
-    found = correlation(x.reshape(3, 6), y.reshape(3, 6))
-    assert found.value == pytest.approx(np.corrcoef(x, y)[0, 1]) and found.low > 0.95
+    r = correlation(x.reshape(3, 6), y.reshape(3, 6))
+    assert r.value == pytest.approx(np.corrcoef(x, y)[0, 1]) and r.low > 0.95
     assert not correlation(x.reshape(3, 6), rng.normal(size=(3, 6))).excludes(0)
     assert correlation(x.reshape(3, 6), x.reshape(3, 6)).low > 0.999
 
@@ -63,13 +63,13 @@ def planted(overhead: float = 0.0, speed_of_best: float = 1.0) -> dict[tuple[int
     rng = np.random.default_rng(0)
 
     def round_() -> dict[TimedArm, Timed]:
-        found = {PLAIN: timed(400 * (1 + 0.002 * rng.normal()), 1.0)}
+        arms = {PLAIN: timed(400 * (1 + 0.002 * rng.normal()), 1.0)}
         for head, system, k in ARMS[1:]:
             length = 1 + QUALITY[head] * k / DRAFTS - 0.1 * (system == "target_only")
             ratio = modelled(length, k, COSTS.draft, COSTS.verify[k]) / (1 + overhead)
             factor = speed_of_best if head == BEST and system == "bebop" else 1.0
-            found[head, system, k] = timed(400 * ratio * factor * (1 + 0.002 * rng.normal()), length)
-        return found
+            arms[head, system, k] = timed(400 * ratio * factor * (1 + 0.002 * rng.normal()), length)
+        return arms
 
     return {(s, b): Measured(rounds=[round_() for _ in range(3)], costs=[COSTS] * 3) for s in SEEDS for b in BATCHES}
 
@@ -94,5 +94,5 @@ def test_findings_follow_what_was_planted() -> None:
 
 
 def test_evidence_names_the_interval() -> None:
-    found = findings(planted(), accepted())[0]
-    assert str(across_seeds([1.95 / 1.75 - 1] * 3))[:5] in found.evidence
+    finding = findings(planted(), accepted())[0]
+    assert str(across_seeds([1.95 / 1.75 - 1] * 3))[:5] in finding.evidence

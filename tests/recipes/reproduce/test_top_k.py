@@ -7,8 +7,8 @@ import torch
 from bebop.trainer.objectives import Sampling, Steps, make_objective
 from recipes.reproduce.study import SEEDS
 from recipes.reproduce.top_k.analysis import gain, rule_numbers
-from recipes.reproduce.top_k.arms import SIZES, STARTS, Found, Results, labels, options
-from recipes.reproduce.top_k.curves import Curves, Look, churn, jumps, objective, spread
+from recipes.reproduce.top_k.arms import SIZES, STARTS, Results, RunResult, labels, options
+from recipes.reproduce.top_k.curves import CurveRecorder, Curves, churn, jumps, objective, spread
 from recipes.reproduce.top_k.findings import RULES
 from recipes.reproduce.top_k.losses import top_k_tv
 from recipes.reproduce.verdicts import judge
@@ -63,10 +63,10 @@ def test_a_set_of_tokens_changes_by_its_members_not_by_their_order() -> None:
 
 
 def test_look_follows_the_set_from_step_to_step() -> None:
-    look = Look(top_k=4, mode="full")
+    recorder = CurveRecorder(top_k=4, mode="full")
     for seed in (0, 0, 1):
-        look(steps(seed))
-    loss, full, changed = np.array(look.seen).T
+        recorder(steps(seed))
+    loss, full, changed = np.array(recorder.seen).T
     assert changed[0] == changed[1] == 0 < changed[2]
     assert (loss >= full - 1e-6).all()  # the overlap over K tokens is a part of the overlap over all
     assert full[0] == pytest.approx(float(make_objective("tv").loss(steps(0))), abs=1e-6)
@@ -101,21 +101,21 @@ def planted(loss_by_k: float, noise_by_k: float) -> Results:
                 curve = 0.3 * np.exp(noise * rng.normal(size=80))
                 curves = Curves(grad_norm=curve, loss=curve, full=curve, churn=np.zeros(80))
                 length = 2.9 + 0.05 * seed - cost + 0.001 * rng.normal()
-                results[start, label, seed] = Found(sampled=length, greedy=length, curves=curves)
+                results[start, label, seed] = RunResult(sampled=length, greedy=length, curves=curves)
     return results
 
 
 def test_findings_follow_what_was_planted() -> None:
-    def told(loss_by_k: float, noise_by_k: float) -> list[tuple[str, bool]]:
+    def judged(loss_by_k: float, noise_by_k: float) -> list[tuple[str, bool]]:
         return [(f.side, f.p < 0.05) for f in judge(RULES, rule_numbers(planted(loss_by_k, noise_by_k)))]
 
-    assert told(20.0, 0.5) == [("confirmed", True)] * 3
-    assert told(-20.0, 0.0)[:2] == [("refuted", True)] * 2
-    assert told(20.0, 0.0)[2] != ("confirmed", True)
-    assert told(0.05, 0.5)[0] != ("confirmed", True)  # within what two seeds of one arm differ by
+    assert judged(20.0, 0.5) == [("confirmed", True)] * 3
+    assert judged(-20.0, 0.0)[:2] == [("refuted", True)] * 2
+    assert judged(20.0, 0.0)[2] != ("confirmed", True)
+    assert judged(0.05, 0.5)[0] != ("confirmed", True)  # within what two seeds of one arm differ by
 
 
 def test_the_gain_is_paired_by_seed() -> None:
-    found = gain(planted(1.0, 0.5), "fresh", "K = 4, full")
-    assert found.value == pytest.approx(0.25, abs=0.01)
-    assert found.high - found.low < 0.05  # unpaired, the seeds' own differences of 0.05 would make it 0.25
+    difference = gain(planted(1.0, 0.5), "fresh", "K = 4, full")
+    assert difference.value == pytest.approx(0.25, abs=0.01)
+    assert difference.high - difference.low < 0.05  # unpaired, the seeds' own differences of 0.05 would make it 0.25

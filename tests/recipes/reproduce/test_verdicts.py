@@ -53,7 +53,7 @@ def test_lost_digits_count_against_a_finding() -> None:
 
 def test_sides_of_each_kind() -> None:
     up, small = Number(value=0.3, low=0.2, high=0.4), Number(value=0.0, low=-0.01, high=0.01)
-    told = {"up": up, "small": small}
+    numbers = {"up": up, "small": small}
     cases = [
         (Part(number="up"), "confirmed"), (Part(number="up", kind="below"), "refuted"),
         (Part(number="up", bound=0.6), "refuted"), (Part(number="small", kind="within", bound=0.05), "confirmed"),
@@ -61,17 +61,17 @@ def test_sides_of_each_kind() -> None:
         (Part(number="small", kind="differs", bound=0.05), "refuted"),
     ]  # fmt: skip
     for part, side in cases:
-        confirm, refute = p_values(part, told)
+        confirm, refute = p_values(part, numbers)
         assert (confirm < 0.001 < refute) if side == "confirmed" else (refute < 0.001 < confirm), part
 
 
 def test_a_conjunction_is_as_weak_as_its_weakest_part() -> None:
-    told = {"gain": over_seeds(seeds(1.0, 0.001)), "weak": over_seeds(seeds(0.01, 0.05))}
-    [found] = judge([rule(Part(number="gain"), Part(number="weak"))], told)
-    assert found.p > 0.05
-    down = {**told, "weak": over_seeds(seeds(-1.0, 0.001))}
-    [found] = judge([rule(Part(number="gain"), Part(number="weak"))], down)
-    assert (found.side, found.p < 0.01) == ("refuted", True)
+    numbers = {"gain": over_seeds(seeds(1.0, 0.001)), "weak": over_seeds(seeds(0.01, 0.05))}
+    [finding] = judge([rule(Part(number="gain"), Part(number="weak"))], numbers)
+    assert finding.p > 0.05
+    down = {**numbers, "weak": over_seeds(seeds(-1.0, 0.001))}
+    [finding] = judge([rule(Part(number="gain"), Part(number="weak"))], down)
+    assert (finding.side, finding.p < 0.01) == ("refuted", True)
 
 
 # ---- Holm
@@ -88,10 +88,10 @@ def wrong_verdicts(correct: bool, trials: int = 400) -> float:
     wrong = 0
     for _ in range(trials):
         values = RNG.normal(size=(10, 4))
-        told = {f"{i}": over_seeds(row) for i, row in enumerate(values)}
-        found = judge([rule(Part(number=name)) for name in told], told)
-        one_by_one = [corrected([f])[0][0] for f in found]  # the fault: each finding for itself
-        words = [word for word, _ in corrected(found)] if correct else one_by_one
+        numbers = {f"{i}": over_seeds(row) for i, row in enumerate(values)}
+        findings = judge([rule(Part(number=name)) for name in numbers], numbers)
+        one_by_one = [corrected([f])[0][0] for f in findings]  # the fault: each finding for itself
+        words = [word for word, _ in corrected(findings)] if correct else one_by_one
         wrong += any(word != "undecided" for word in words)
     return wrong / trials
 
@@ -114,30 +114,30 @@ def test_what_was_not_tested_takes_no_part() -> None:
 
 def test_a_gain_within_two_runs_of_one_arm_is_undecided() -> None:
     noise = 0.05
-    told = {
+    numbers = {
         "gain": over_seeds(seeds(0.04, 0.003)),
         "a": over_seeds(seeds(3.0, noise)),
         "b": over_seeds(seeds(2.96, 0.01)),
     }
     part = Part(number="gain", arms=("a", "b"))
-    assert floor(part, told) == pytest.approx(np.sqrt(2) * noise, rel=1e-3)
+    assert floor(part, numbers) == pytest.approx(np.sqrt(2) * noise, rel=1e-3)
     two = RNG.normal(0, noise, (20_000, 2))
-    assert floor(part, told) == pytest.approx(np.sqrt(np.mean((two[:, 0] - two[:, 1]) ** 2)), rel=0.03)
-    assert corrected(judge([rule(part)], told))[0][0] == "undecided"
-    assert corrected(judge([rule(Part(number="gain"))], told))[0][0] == "confirmed"  # the fault: no floor
-    large = {**told, "gain": over_seeds(seeds(0.4, 0.003))}
+    assert floor(part, numbers) == pytest.approx(np.sqrt(np.mean((two[:, 0] - two[:, 1]) ** 2)), rel=0.03)
+    assert corrected(judge([rule(part)], numbers))[0][0] == "undecided"
+    assert corrected(judge([rule(Part(number="gain"))], numbers))[0][0] == "confirmed"  # the fault: no floor
+    large = {**numbers, "gain": over_seeds(seeds(0.4, 0.003))}
     assert corrected(judge([rule(part)], large))[0][0] == "confirmed"
 
 
 def test_noise_counts_against_a_refutation_as_well() -> None:
-    told = {"gain": over_seeds(seeds(0.17, 0.004)), "a": over_seeds(seeds(3.0, 0.05))}
-    assert corrected(judge([rule(Part(number="gain", bound=0.2))], told))[0][0] == "refuted"
-    assert corrected(judge([rule(Part(number="gain", bound=0.2, arms=("a",)))], told))[0][0] == "undecided"
+    numbers = {"gain": over_seeds(seeds(0.17, 0.004)), "a": over_seeds(seeds(3.0, 0.05))}
+    assert corrected(judge([rule(Part(number="gain", bound=0.2))], numbers))[0][0] == "refuted"
+    assert corrected(judge([rule(Part(number="gain", bound=0.2, arms=("a",)))], numbers))[0][0] == "undecided"
 
 
 def test_the_noise_of_a_ratio_is_relative() -> None:
-    told = {"gain": over_seeds(seeds(0.5, 0.01)), "speed": over_seeds(seeds(200.0, 10.0))}
-    assert floor(Part(number="gain", arms=("speed",), relative=True), told) == pytest.approx(
+    numbers = {"gain": over_seeds(seeds(0.5, 0.01)), "speed": over_seeds(seeds(200.0, 10.0))}
+    assert floor(Part(number="gain", arms=("speed",), relative=True), numbers) == pytest.approx(
         np.sqrt(2) * 0.05, rel=1e-3
     )
 
@@ -151,11 +151,11 @@ RISING = Need(number="entropy change", kind="above", otherwise="entropy did not 
 def test_an_arm_that_did_not_do_what_its_name_says_is_not_tested() -> None:
     strong = {"gain": over_seeds(seeds(1.0, 0.001))}
     fell, rose = over_seeds(seeds(-0.03, 0.005)), over_seeds(seeds(0.03, 0.005))
-    [found] = judge([rule(Part(number="gain"), needs=(RISING,))], strong | {"entropy change": fell})
-    assert found.untested is not None and found.untested.startswith("entropy did not rise: -0.030 [")
-    assert corrected([found]) == [("not tested", None)]
-    [found] = judge([rule(Part(number="gain"), needs=(RISING,))], strong | {"entropy change": rose})
-    assert corrected([found])[0][0] == "confirmed"
+    [finding] = judge([rule(Part(number="gain"), needs=(RISING,))], strong | {"entropy change": fell})
+    assert finding.untested is not None and finding.untested.startswith("entropy did not rise: -0.030 [")
+    assert corrected([finding]) == [("not tested", None)]
+    [finding] = judge([rule(Part(number="gain"), needs=(RISING,))], strong | {"entropy change": rose})
+    assert corrected([finding])[0][0] == "confirmed"
     [blind] = judge(
         [rule(Part(number="gain"))], strong | {"entropy change": fell}
     )  # the fault: nobody looks at the arm
@@ -173,5 +173,5 @@ def test_what_a_name_promises(kind: str, value: float, wanted: bool) -> None:
 
 
 def test_numbers_that_were_not_measured_decide_nothing() -> None:
-    [found] = judge([rule(Part(number="gain", arms=("a",)))], {"gain": over_seeds(seeds(1.0, 0.01))})
-    assert found.untested == "not measured: a"
+    [finding] = judge([rule(Part(number="gain", arms=("a",)))], {"gain": over_seeds(seeds(1.0, 0.01))})
+    assert finding.untested == "not measured: a"
