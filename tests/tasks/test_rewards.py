@@ -51,7 +51,7 @@ def test_other_settings_give_items_whose_answer_scores_1(name: str) -> None:
 
 def test_file_settings_ask_for_a_path() -> None:
     with pytest.raises(UserError, match="source=file needs"):
-        conf("file")
+        from_dict(TaskConfig, {"source": "file", "name": "file"})
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -42,7 +42,7 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
 
 def beside(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """Co-training on two batches, and a reading of the bank after it."""
-    head = {"objective": "e2e_tv", "depth": 3, "lr": 1e-2, "max_tokens": 64}
+    head = {"objective": "e2e_tv", "depth": 3, "lr": 1e-3, "max_tokens": 64}  # AdamW makes rounding a part of a step
     one = PolicyTrainer(policy(), job(str(folder / "model"), cotrain={"mode": "always", "head": head}), rank, world)
     rows = [values(one.update(batch(policy(), seed=seed), cotrain=True)) for seed in (1, 2)]
     texts = [ProbeText(prompt=(3, 4), answer=tuple(range(5, 5 + n))) for n in (2, 9, 4)]
