@@ -16,7 +16,7 @@ from bebop.rollout.slots import Slots
 
 
 class MTPDrafter:
-    """Samples each draft from the head's distribution; at temperature 0 it is one-hot, which is target-only."""
+    """Samples each draft from the head's distribution; at temperature 0 drafts are greedy, which is target-only."""
 
     layers: tuple[int, ...] = ()
 
@@ -74,7 +74,7 @@ class MTPDrafter:
                 hidden = self.step(rows, step, token, hidden)
         return Draft(
             tokens=torch.stack(tokens, 1),
-            probs=torch.stack(probs, 1),
+            probs=None if self.temperature == 0 else torch.stack(probs, 1),
             entropies=torch.stack(entropies[: len(tokens)], 1),
             lengths=lengths,
             forwards=len(tokens),
