@@ -72,6 +72,7 @@ def test_the_command_fails_with_one_line_when_a_bound_is_changed(tmp_path: Path)
     tree = tmp_path / "tree"
     copytree(STUDIES, tree / STUDIES.relative_to(ROOT), ignore=lambda *_: ["__pycache__", "verl", "megatron", "sglang"])
     copytree(ROOT / "bebop", tree / "bebop", symlinks=True)
+    copytree(ROOT / "benchmarks", tree / "benchmarks")  # its place says where the tree is
     for name in ("rollout", "trainer", "kernels", "conf"):
         (tree / name).symlink_to(ROOT / name)
     rules = tree / rule_hash.of_study("drift").files[0]
