@@ -26,10 +26,6 @@ class Interval:
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
-    def excludes(self, number: float) -> bool:
-        """Whether ``number`` lies outside."""
-        return not self.low <= number <= self.high
-
     def overlaps(self, other: "Interval") -> bool:
         """Whether the two have a number in common."""
         return self.low <= other.high and other.low <= self.high
