@@ -164,8 +164,8 @@ METRICS: tuple[MetricRow, ...] = (
 
 def names(*parts: Part, position: str = "1") -> set[str]:
     """The names of the parts' metrics, ends of intervals included, with ``position`` for K."""
-    found = [(row.name.replace("K", position), row.interval) for row in METRICS if row.part in parts]
-    return {f"{name}{end}" for name, interval in found for end in (("", "_low", "_high") if interval else ("",))}
+    listed = [(row.name.replace("K", position), row.interval) for row in METRICS if row.part in parts]
+    return {f"{name}{end}" for name, interval in listed for end in (("", "_low", "_high") if interval else ("",))}
 
 
 def document() -> str:

@@ -157,11 +157,11 @@ class DiskCarrier:
 
 def unsent(folder: Path, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a folder's safetensors files that are not among those sent."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
-            found |= {name: opened.get_tensor(name) for name in opened.keys() if name not in sent}
-    return found
+            tensors |= {name: opened.get_tensor(name) for name in opened.keys() if name not in sent}
+    return tensors
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
