@@ -4,7 +4,6 @@ A K in a name stands for a draft position, from 1 on. A name without data is abs
 acceptance rate.
 """
 
-import re
 import sys
 from dataclasses import dataclass
 from typing import Literal
@@ -165,15 +164,8 @@ METRICS: tuple[MetricRow, ...] = (
 
 def names(*parts: Part, position: str = "1") -> set[str]:
     """The names of the parts' metrics, ends of intervals included, with ``position`` for K."""
-    found = [(row.name.replace("K", position), row.interval) for row in METRICS if row.part in parts]
-    return {f"{name}{end}" for name, interval in found for end in (("", "_low", "_high") if interval else ("",))}
-
-
-def row_of(name: str) -> MetricRow | None:
-    """The row of a logged name; None if it is listed nowhere."""
-    bare = re.sub(r"/\d+(?=/|$)", "/K", name)
-    ends = [row for row in METRICS if row.interval and bare in (f"{row.name}_low", f"{row.name}_high")]
-    return next((row for row in METRICS if row.name == bare), ends[0] if ends else None)
+    listed = [(row.name.replace("K", position), row.interval) for row in METRICS if row.part in parts]
+    return {f"{name}{end}" for name, interval in listed for end in (("", "_low", "_high") if interval else ("",))}
 
 
 def document() -> str:

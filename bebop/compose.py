@@ -92,12 +92,12 @@ def _resumed_folder(parsed: Sequence[Override], root: str, section: str) -> Path
 def _saved(file: Path) -> list[Override]:
     """What a run was started with; ``UserError`` if the file is damaged."""
     try:
-        found = json.loads(file.read_text())
-        if not isinstance(found, list) or not all(isinstance(override, str) for override in found):
+        overrides = json.loads(file.read_text())
+        if not isinstance(overrides, list) or not all(isinstance(override, str) for override in overrides):
             raise ValueError
     except ValueError:
         raise UserError(f"{file} is corrupt: it is a list of the settings that the run was started with") from None
-    return [_read(renamed(override)) for override in found]
+    return [_read(renamed(override)) for override in overrides]
 
 
 def _choices(root: str) -> dict[str, str]:

@@ -22,13 +22,13 @@ def identity(model: ModelConfig, files: Mapping[str, str | None]) -> dict[str, s
     """
     folder = resolve(model.path)
     tokenizer = sorted({path for pattern in TOKENIZER for path in folder.glob(pattern) if path.is_file()})
-    found = {
+    marks = {
         "the tokenizer in model.path": _marked(_files, tokenizer),
         "the architecture (config.json) in model.path": _marked(_files, [folder / "config.json"]),
         "the weights in model.path": _marked(_weights, sorted(folder.glob("*.safetensors"))),
     }
     named = {setting: path for setting, path in files.items() if path}
-    return found | {f"the file {setting}": _marked(_files, [Path(path)]) for setting, path in named.items()}
+    return marks | {f"the file {setting}": _marked(_files, [Path(path)]) for setting, path in named.items()}
 
 
 def _marked(of: Callable[[list[Path]], str], paths: list[Path]) -> str:

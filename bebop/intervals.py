@@ -26,10 +26,6 @@ class Interval:
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
-    def excludes(self, number: float) -> bool:
-        """Whether ``number`` lies outside."""
-        return not self.low <= number <= self.high
-
     def overlaps(self, other: "Interval") -> bool:
         """Whether the two have a number in common."""
         return self.low <= other.high and other.low <= self.high
@@ -56,8 +52,8 @@ def resampled(statistic: Callable[[Array], Array], count: int, seed: int = 0, dr
     sequences: n of n drawn spread too little by sqrt((n - 1) / n), and Student's t takes the place of the normal
     distribution. Bare percentiles hold the mean of 8 answers in 86 % of cases and of 24 in 91 %; these hold it in 92 to
     95 %, from 2 answers on. Where nearly all sequences are at a bound (rates of 1, and those of the rest down to .5)
-    the few that
-    are not decide: 60 % with 2 sequences, 88 % with 8, 90 % with 24, 93 % with 40. A single one has no interval.
+    the few that are not decide: 60 % with 2 sequences, 88 % with 8, 90 % with 24, 93 % with 40. A single one has no
+    interval.
     """
     nan = float("nan")
     if count == 0:
@@ -65,11 +61,11 @@ def resampled(statistic: Callable[[Array], Array], count: int, seed: int = 0, dr
     value = float(statistic(np.ones((1, count)))[0])
     if count == 1:
         return Interval(value, nan, nan)
-    found = statistic(_weights(count, seed, draws))
-    if not np.isfinite(found).any():
+    drawn = statistic(_weights(count, seed, draws))
+    if not np.isfinite(drawn).any():
         return Interval(value, nan, nan)
-    low, high = (float(end) for end in np.nanpercentile(found, [2.5, 97.5]))
-    least = NORMAL_95 * float(np.nanstd(found))
+    low, high = (float(end) for end in np.nanpercentile(drawn, [2.5, 97.5]))
+    least = NORMAL_95 * float(np.nanstd(drawn))
     stretch = student_t(count - 1) / NORMAL_95 * (count / (count - 1)) ** 0.5
     return Interval(value, value - stretch * max(value - low, least), value + stretch * max(high - value, least))
 
@@ -77,9 +73,9 @@ def resampled(statistic: Callable[[Array], Array], count: int, seed: int = 0, dr
 @lru_cache(maxsize=4)
 def _weights(count: int, seed: int, draws: int) -> Array:
     """How often each sequence is drawn [R, S]; kept, since a page of intervals is of the same sequences."""
-    found = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws).astype(float)
-    found.flags.writeable = False
-    return found
+    weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws).astype(float)
+    weights.flags.writeable = False
+    return weights
 
 
 def across_seeds(values: ArrayLike) -> Interval:

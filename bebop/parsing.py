@@ -111,8 +111,8 @@ def _choices(kind: Any) -> Limit | None:
 @cache
 def _limits(cls: Any) -> dict[str, Limit]:
     hints, fields = typing.get_type_hints(cls), dataclasses.fields(cls)
-    found = {field.name: field.metadata.get("limit") or _choices(hints[field.name]) for field in fields}
-    return {name: limit for name, limit in found.items() if limit is not None}
+    limits = {field.name: field.metadata.get("limit") or _choices(hints[field.name]) for field in fields}
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def check_settings(config: Any, section: str = "") -> None:

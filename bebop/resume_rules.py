@@ -139,12 +139,12 @@ def refusals(before: Mapping[str, Any], now: Mapping[str, Any], rules: Mapping[s
     A setting that only one of them has (they may be of different versions of bebop) is not compared.
     """
     old, new = json.loads(json.dumps(before)), json.loads(json.dumps(now))  # tuples and lists are the same here
-    found = []
+    refused = []
     for name, reason in rules.items():
         was, is_now = _value(old, name), _value(new, name)
         if reason is not None and was is not _ABSENT and is_now is not _ABSENT and was != is_now:
-            found.append(f"{name} cannot change from {was!r} to {is_now!r} in a run ({reason})")
-    return found
+            refused.append(f"{name} cannot change from {was!r} to {is_now!r} in a run ({reason})")
+    return refused
 
 
 _ABSENT = object()

@@ -148,8 +148,8 @@ def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], b
     ``begin`` is called once all parts run: nothing is written to ``run_dir`` before.
     """
     checkpoints = checkpoint.store(run_dir)
-    found = checkpoints.newest_sound() if config.runtime.resume else None
-    if config.runtime.resume and found is None:
+    newest = checkpoints.newest_sound() if config.runtime.resume else None
+    if config.runtime.resume and newest is None:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
     with ray_session(config) as close_to_others:
 
@@ -159,14 +159,14 @@ def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], b
 
         ranks, places = (reserve(pool) for pool in pools(config, ray.cluster_resources().get("GPU", 0.0)))
         trainer, workers = RayTrainer(config, run_dir, ranks), [RayWorker(config, place) for place in places]
-        return asyncio.run(_run(config, run_dir, prompt, found, trainer, workers, started))
+        return asyncio.run(_run(config, run_dir, prompt, newest, trainer, workers, started))
 
 
 async def _run(
     config: JobConfig,
     run_dir: Path,
     prompt: Callable[[int], Prompt],
-    found: Path | None,
+    newest: Path | None,
     trainer: RayTrainer,
     workers: Sequence[RayWorker],
     begin: Callable[[], None],
@@ -183,25 +183,25 @@ async def _run(
     try:
         for deaths in range(config.runtime.max_restarts + 1):
             await _start(trainer, workers)
-            start = checkpoints.step(found) if found else 0
+            start = checkpoints.step(newest) if newest else 0
             if not deaths:
                 begin()
-                checkpoints.set_aside(found)
+                checkpoints.set_aside(newest)
                 sinks = _sinks(config, run_dir, start)
             monitor = _monitor(config, run_dir, start)
             loop = Loop(config, prompt, workers, trainer, sinks, monitor)
             if stop.is_set():
                 loop.stopping.set()
-            if found is not None:
-                loop.restore(await trainer.load(found))
+            if newest is not None:
+                loop.restore(await trainer.load(newest))
             _write_pids(run_dir, trainer, workers)
             try:
                 return await loop.run()
             except TrainerDied as death:
                 monitor.close()
-                found = checkpoints.newest_sound()
-                checkpoints.set_aside(found)
-                where = found.name if found else "the start"
+                newest = checkpoints.newest_sound()
+                checkpoints.set_aside(newest)
+                where = newest.name if newest else "the start"
                 log.warning("the trainer died (%s); going back to %s", death, where)
                 if deaths == config.runtime.max_restarts:
                     raise UserError(f"the trainer died {deaths + 1} times, the last time: {death}") from death

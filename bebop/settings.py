@@ -43,14 +43,14 @@ def overview(cls: type) -> str:
 
 def about(cls: type, group: str) -> str:
     """The settings of a group, or those that begin with a name; ``UserError`` if there are none."""
-    found = [one for one in _settings(cls) if one.name == group or one.name.startswith(f"{group}.")]
-    if not found:
+    members = [one for one in _settings(cls) if one.name == group or one.name.startswith(f"{group}.")]
+    if not members:
         alone = [one.name for one in _settings(cls) if "." not in one.name]
         raise UserError(f"--help {group}: there is no such group; there are {', '.join([*_sections(cls), *alone])}")
     section = _sections(cls).get(group)
     lines = [f"{group}: {_summary(section)}\n"] if section else []
     lines += [f"  {group + '=' + choice:28} {words}\n" for choice, words in _choices(group)] if section else []
-    for one in found:
+    for one in members:
         lines.append(f"\n{one.name}={_shown(one.default)}\n    {_meaning(one)}\n    give {_allowed(one)}\n")
     return "".join(lines)
 

@@ -77,8 +77,8 @@ class Store:
 
         Warns of each damaged one that is passed over. ``UserError`` if all are damaged.
         """
-        found, damages = self.all(), []
-        for path in reversed(found):
+        saved, damages = self.all(), []
+        for path in reversed(saved):
             try:
                 verify(path)
             except DamagedError as damage:
@@ -87,13 +87,13 @@ class Store:
             for skipped in damages:
                 log.warning("%s; going on from %s", skipped, path.name)
             return path
-        if found:
+        if saved:
             raise UserError(f"{self.folder} holds no checkpoint that is whole: {'; '.join(map(str, damages))}")
         return None
 
-    def set_aside(self, found: Path | None) -> None:
+    def set_aside(self, newest: Path | None) -> None:
         """Rename what is newer than the checkpoint that a run goes on from: it is not of this run any more."""
-        newer = [path for path in self.all() if found is None or self._place(path) > self._place(found)]
+        newer = [path for path in self.all() if newest is None or self._place(path) > self._place(newest)]
         for path in newer:
             os.rename(path, self.folder / f"{ASIDE}{path.name}-{uuid.uuid4().hex[:8]}")
         if newer:

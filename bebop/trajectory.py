@@ -110,10 +110,10 @@ def add_stretches(
     before: tuple[tuple[int, DecodeStats], ...], after: tuple[tuple[int, DecodeStats], ...]
 ) -> tuple[tuple[int, DecodeStats], ...]:
     """Statistics by stretch of an answer that was interrupted."""
-    found = dict(before)
+    stretches = dict(before)
     for start, stats in after:
-        found[start] = found.get(start, DecodeStats()) + stats
-    return tuple(sorted(found.items()))
+        stretches[start] = stretches.get(start, DecodeStats()) + stats
+    return tuple(sorted(stretches.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ def block_verify(
     """Accept a prefix of a drafted chain and draw the token after it, so that the output distribution is the target's.
 
     Arguments and results as in ``chain_verify``: tokens [B, K], draft distributions [B, K, V], target distributions
-    [B, K + 1, V], uniforms [B, K + 2] in [0, 1) (K tests, the residual, the bonus), drafts per row ``lengths``
+    [B, K + 1, V], uniforms [B, K + 2] in [0, 1) (K tests, the recovered token, the bonus), drafts per row ``lengths``
     [B] -> accepted [B], next token [B]. In fp32 at least. Drafts that were not sampled (None) count as one-hot.
     """
     if draft_probs is None:

@@ -23,11 +23,11 @@ def product_loss(loss: Tensor, alpha: Tensor, valid: Tensor) -> Tensor:
 
 
 def corrected_loss(loss: Tensor, draft_log: Tensor, target_log: Tensor, valid: Tensor) -> Tensor:
-    """The unbiased form for data y ~ p (SPEC 1.3): step j counts alpha_j times the product before it of
-    min(1, q(y) / p(y)).
+    """The unbiased form for data y ~ p (SPEC 1.3).
 
-    ``draft_log`` and ``target_log`` are the logarithms of q(y) and p(y) [N, K]; gradients flow through ``loss``, the TV
-    losses, and ``draft_log``.
+    Step j counts alpha_j times the product of min(1, q(y) / p(y)) over the steps before it. ``draft_log`` and
+    ``target_log`` are the logarithms of q(y) and p(y) [N, K]; gradients flow through ``loss``, the TV losses, and
+    ``draft_log``.
     """
     # Clamped before the exponential: the derivative of a ratio above 1 is 0. p(y) = 0 cannot be data: it counts as 1.
     known = valid & (target_log > -torch.inf)

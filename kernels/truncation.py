@@ -1,7 +1,6 @@
-"""Top-k and top-p truncation of target distributions, inside of the losses: what sampling cannot emit gets a logit of
--inf.
+"""Top-k and top-p truncation of target distributions in the losses: what sampling cannot emit gets a logit of -inf.
 
-The order and the border are those of ``rollout/decoding/distributions.py``: temperature, top-k, renormalise, top-p; a
+The order and the border are those of ``rollout/decoding/sampling.py``: temperature, top-k, renormalise, top-p; a
 token is kept while the mass before it is below p, and of equal tokens at the border the first ones in index order.
 """
 

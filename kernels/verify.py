@@ -36,11 +36,10 @@ def chain_verify(
 
     Args:
         draft_tokens: [B, K], each sampled from its row of ``draft_probs``; K = 0 is plain decoding.
-        draft_probs: [B, K, V], exactly the distributions that the drafts were sampled from. None: one-hot, as of drafts
-        that
-            were not sampled (greedy, or looked up); the same tokens as with the dense one-hot distribution come out.
+        draft_probs: [B, K, V], exactly the distributions that the drafts were sampled from. None: one-hot, as of
+            drafts that were not sampled (greedy, or looked up); the dense one-hot distribution gives the same tokens.
         target_probs: [B, K + 1, V]; row j is the target's distribution after the first j drafts.
-        uniforms: [B, K + 2] in [0, 1): K tests, then one for the residual and one for the bonus token.
+        uniforms: [B, K + 2] in [0, 1): K tests, then one for the recovered and one for the bonus token.
         lengths: [B], drafts per row (ragged chains); K for all if None.
 
     Returns:

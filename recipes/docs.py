@@ -144,21 +144,21 @@ def allowed_phrases(root: Path = ROOT) -> list[tuple[str, str]]:
 
 def complaints(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
     """What is wrong with the pages, a line each."""
-    entries, used, found = allowed_phrases(root), set(), []
+    entries, used, wrong = allowed_phrases(root), set(), []
     for page in documents(root):
         name, text = page.relative_to(root).as_posix(), page.read_text()
         if filled(text, root, studies) != text:
-            found.append(f"{name}: numbers differ from what is stored; run python -m recipes.docs")
+            wrong.append(f"{name}: numbers differ from what is stored; run python -m recipes.docs")
         for found_at in AT_START.finditer(text):
             line = text.count("\n", 0, found_at.start()) + 1
-            found.append(f"{name}:{line}: begins with a comment, which Markdown takes for HTML; move a word before it")
+            wrong.append(f"{name}:{line}: begins with a comment, which Markdown takes for HTML; move a word before it")
         mine = [(file, phrase) for file, phrase in entries if file in (name, "*")]
         used |= {entry for entry in mine if re.search(_loose(entry[1]), text)}
         for line, number in free_numbers(text, [phrase for _, phrase in mine]):
-            found.append(
+            wrong.append(
                 f"{name}:{line}: {number} comes from no stored file; mark it, or allow its phrase in {ALLOWED}"
             )
-    return found + [
+    return wrong + [
         f"{ALLOWED}: nothing uses {file}: {phrase}" for file, phrase in entries if (file, phrase) not in used
     ]
 
@@ -194,12 +194,12 @@ def main() -> int:
             for page in documents():
                 page.write_text(filled(page.read_text()))
             draw(PICTURE)
-        found = complaints() + stale_results() + stale_picture()
+        wrong = complaints() + stale_results() + stale_picture()
     except UserError as error:
         sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return 2
-    show("".join(f"{line}\n" for line in found) or "every number in the pages is stored\n")
-    return 1 if found else 0
+    show("".join(f"{line}\n" for line in wrong) or "every number in the pages is stored\n")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -77,9 +77,9 @@ class EngineThread:
     def progress(self) -> Progress:
         """Seconds since the last call; version and head."""
         with self._news:
-            found = Progress(self._busy, self._swap, *self._loaded)
+            progress = Progress(self._busy, self._swap, *self._loaded)
             self._busy = self._swap = 0.0
-        return found
+        return progress
 
     def stop(self) -> None:
         """End after the step in progress, whose answers are still given."""

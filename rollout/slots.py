@@ -42,11 +42,11 @@ class SlotSizes:
 
 def starts(length: int) -> list[int]:
     """Where the stretches of an answer of at most ``length`` tokens begin: 0, 64, 128, 256, ..."""
-    found, edge = [0], STRETCH
+    starts, edge = [0], STRETCH
     while edge < length:
-        found.append(edge)
+        starts.append(edge)
         edge *= 2
-    return found
+    return starts
 
 
 class Slots:

@@ -238,13 +238,13 @@ class TorchEngine:
 
     def _stretches(self, slot: int, sums: NDArray[np.float64]) -> tuple[tuple[int, DecodeStats], ...]:
         """Statistics by stretch from sums [P, DRAFT_STATS, K], of those in which a cycle began."""
-        found = []
+        stretches = []
         begun = self.slots.begun[slot].tolist()
         for start, (cycles, tokens), rows in zip(self.slots.starts.tolist(), begun, sums, strict=True):
             if cycles:
                 named = dict(zip(DRAFT_STATS, rows, strict=True))
-                found.append((start, DecodeStats(cycles=cycles, tokens=tokens, **named)))
-        return tuple(found)
+                stretches.append((start, DecodeStats(cycles=cycles, tokens=tokens, **named)))
+        return tuple(stretches)
 
     def _free(self, slot: int) -> None:
         """Give a slot back: the last active row moves into its place."""

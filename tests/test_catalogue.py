@@ -5,11 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from bebop.catalogue import METRICS, TITLES, MetricRow, document, names, row_of
+from bebop.catalogue import METRICS, TITLES, MetricRow, document, names
 from tests.monitor.test_watch_job import Job
 from tests.mutants.fault import ROOT
 
 ADAPTED = "bebop/adaptation/job.py"
+
+
+def row_of(name: str) -> MetricRow | None:
+    """The row of a logged name; None if it is listed nowhere."""
+    bare = re.sub(r"/\d+(?=/|$)", "/K", name)
+    ends = [row for row in METRICS if row.interval and bare in (f"{row.name}_low", f"{row.name}_high")]
+    return next((row for row in METRICS if row.name == bare), ends[0] if ends else None)
 
 
 def differences(logged: set[str], rows: tuple[MetricRow, ...]) -> tuple[set[str], set[str]]:

@@ -78,7 +78,7 @@ def test_a_value_that_is_not_possible_is_named(name: str, value: object) -> None
 
 def test_every_limit_has_a_case() -> None:
     limited = {one.name for one in settings(JobConfig) if one.limit is not None}
-    engine = {name for name in limited if name.startswith("rollout.sglang.")}  # tests/rollout/test_sglang_arguments.py
+    engine = {name for name in limited if name.startswith("rollout.sglang.")}  # tests/rollout/sglang/test_arguments.py
     assert limited - engine - {name for name, _ in BAD} == set()
 
 

@@ -74,7 +74,7 @@ class Teaching(FakeTrainer):
     ) -> tuple[ProbeReading, Sweep | None]:
         self.read.append((self.version, tuple(texts), sweep, decoding.system))
         reading = ProbeReading(overlap=np.full(8, 0.7), entropy=np.linspace(0, 1, 8), chance=0.1)
-        return reading, Sweep(bank=(reading, reading)) if sweep else None
+        return reading, Sweep(readings=(reading, reading)) if sweep else None
 
 
 def prompt(index: int) -> Prompt:

@@ -2,7 +2,7 @@
 
 Three log-probs of a token: *rollout* (the engine, when it produced the token), *proximal* (the trainer at the start
 of the update) and the current one. The trust region is around proximal, the ratio pi / pi_prox; what the rollout
-distribution differs from it is corrected by a constant weight, min(pi_prox / pi_behaviour, cap) (decoupled PPO, Hilton
+distribution differs from it is corrected by a constant weight, min(pi_prox / pi_rollout, cap) (decoupled PPO, Hilton
 et al. 2021).
 
 Averages are taken over the whole minibatch, not over micro-batches: the weight of each token is fixed beforehand from

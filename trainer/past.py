@@ -2,10 +2,10 @@
 
 Whether engine and trainer compute one distribution can only be seen under the same weights. With ``rollout.staleness``
 > 0 an answer that waits for its update was as a rule begun under older weights than the trainer's, so at most steps no
-token
-at all is of those in force: what version v produced has to be scored under version v. Every answer begins with tokens
-whose whole context is of one version, at most ``staleness`` updates old, so with that many versions at hand there is
-something to compare at every step, however engine and trainer are timed and whatever becomes of keys and values.
+token at all is of those in force: what version v produced has to be scored under version v. Every answer begins with
+tokens whose whole context is of one version, at most ``staleness`` updates old, so with that many versions at hand
+there is something to compare at every step, however engine and trainer are timed and whatever becomes of keys and
+values.
 
 The price is memory of the host, ``staleness`` times the weights in the model's dtype (each rank keeps its shard), a
 copy of them a step, and passes over a few answers (``monitor.check_answers``). Checkpoints do not hold them: after a

@@ -27,9 +27,9 @@ from bebop.trainer.packing import PackedRows, Row, pack
 from bebop.trainer.scorer import Scorer, whole_tables
 from bebop.trajectory import Completion
 
-HEATS = (1.0, 0.4, 0.6, 0.8, 1.25, 1.5, 1.8)  # of the sweep, times the run's own temperature, which comes first
+TEMPERATURES = (1.0, 0.4, 0.6, 0.8, 1.25, 1.5, 1.8)  # of the sweep, times the run's own, which comes first
 CHUNK = 1 << 23  # logits held at once
-LIKELY = 6  # tokens of each distribution that are kept at the contexts one can look at
+LIKELY = 6  # tokens of each distribution that are kept at the contexts that are shown
 READ_BEFORE = 16  # tokens before them
 
 
@@ -51,31 +51,31 @@ class ProbeReader:
 
         ``sweep``: at seven temperatures, with the accept length that ``draft_tokens`` steps would have on these texts.
         """
-        heats = HEATS if sweep else HEATS[:1]
+        temperatures = TEMPERATURES if sweep else TEMPERATURES[:1]
         shared = whole_tables(self.policy) if self.world > 1 else None
         measured: dict[int, Tensor] = {}
-        looks: dict[int, TokenProbs] = {}
+        shown: dict[int, TokenProbs] = {}
         for packed in self._packed(texts):
-            measured |= self._measure(packed, heats, shared, self.decoding.draft_tokens if sweep else 1, texts, looks)
-        parts: list[tuple[dict[int, Tensor], dict[int, TokenProbs]]] = [(measured, looks)] * self.world
+            measured |= self._measure(packed, temperatures, shared, texts, shown)
+        parts: list[tuple[dict[int, Tensor], dict[int, TokenProbs]]] = [(measured, shown)] * self.world
         if self.world > 1:
-            dist.all_gather_object(parts, ({text: numbers.cpu() for text, numbers in measured.items()}, looks))
+            dist.all_gather_object(parts, ({text: numbers.cpu() for text, numbers in measured.items()}, shown))
         merged = {text: numbers.cpu() for part, _ in parts for text, numbers in part.items()}
-        seen = {text: look for _, part in parts for text, look in part.items()}
+        seen = {text: probs for _, part in parts for text, probs in part.items()}
         prompts = {text.prompt: number for number, text in reversed(list(enumerate(texts)))}
         own = [prompts[texts[text].prompt] for text in sorted(merged)]  # answers to one prompt resemble one another
         unit = np.repeat(own, [merged[text].shape[1] for text in sorted(merged)])
-        numbers = torch.cat([merged[text] for text in sorted(merged)], 1).double().numpy()  # [heats, N, 4]
+        numbers = torch.cat([merged[text] for text in sorted(merged)], 1).double().numpy()  # [temperatures, N, 4]
         readings = [
             ProbeReading(overlap=n[:, 0], entropy=n[:, 1], unit=unit, chance=float(n[:, 3].mean()) if luck else None)
-            for n, luck in zip(numbers, [sweep] + [False] * (len(heats) - 1), strict=True)
+            for n, luck in zip(numbers, [sweep] + [False] * (len(temperatures) - 1), strict=True)
         ]
-        readings[0] = dataclasses.replace(readings[0], looks=tuple(seen[text] for text in sorted(seen)))
+        readings[0] = dataclasses.replace(readings[0], token_probs=tuple(seen[text] for text in sorted(seen)))
         if not sweep:
             return readings[0], None
         entropy, length = numbers[..., 1].mean(1), numbers[..., 2].mean(1)
         sums = np.stack([per_unit(unit, _columns(n)) for n in numbers])
-        return readings[0], Sweep(entropy=tuple(entropy), length=tuple(length), bank=tuple(readings[1:]), sums=sums)
+        return readings[0], Sweep(entropy=tuple(entropy), length=tuple(length), readings=tuple(readings[1:]), sums=sums)
 
     def _packed(self, texts: Sequence[ProbeText]) -> list[PackedRows]:
         """This rank's micro-batches."""
@@ -94,16 +94,14 @@ class ProbeReader:
     def _measure(
         self,
         packed: PackedRows,
-        heats: Sequence[float],
+        temperatures: Sequence[float],
         shared: Shared | None,
-        depth: int,
-        bank: Sequence[ProbeText],
-        looks: dict[int, TokenProbs],
+        texts_read: Sequence[ProbeText],
+        shown: dict[int, TokenProbs],
     ) -> dict[int, Tensor]:
-        """Text -> numbers [heats, tokens, 4]: acceptance, entropy, accept length, acceptance of unrelated
-        distributions.
+        """Text -> numbers [temperatures, tokens, 4]: acceptance, entropy, accept length, acceptance by chance.
 
-        ``looks`` gets both distributions at the chosen token of each text.
+        ``shown`` gets both distributions at the chosen token of each text.
         """
         self.scorer.kept = []
         self.scorer(packed)
@@ -112,48 +110,49 @@ class ProbeReader:
         texts, rows = [text for text, _ in answered], [row for _, row in answered]
         if not rows:
             return {}
-        layout = known_chains(rows, depth)
+        layout = known_chains(rows, self.decoding.draft_tokens if len(temperatures) > 1 else 1)
         if int(layout.steps.max()) == 0:
             return {}
         known = torch.nn.utils.rnn.pad_sequence([row.hidden for row in rows], batch_first=True)
         seen: list[Tensor] = []
 
-        def look(steps: Steps) -> Tensor:
-            lucky = [len(heats) > 1, *[False] * (len(heats) - 1)]  # unrelated distributions: once, in a sweep
-            seen.append(torch.stack([self._numbers(steps, *pair) for pair in zip(heats, lucky, strict=True)]))
-            looks.update(self._looks(steps, texts, counts, bank))
+        def measure(steps: Steps) -> Tensor:
+            # Unrelated distributions: once, in a sweep.
+            lucky = [len(temperatures) > 1, *[False] * (len(temperatures) - 1)]
+            seen.append(torch.stack([self._numbers(steps, *pair) for pair in zip(temperatures, lucky, strict=True)]))
+            shown.update(self._shown(steps, texts, counts, texts_read))
             return steps.draft.new_zeros(())
 
         sampling = Sampling(temperature=self.sampling.temperature)
         counts = (layout.steps > 0).sum(1).tolist()
-        HeadLoss(self.policy, sampling, self.scorer.mixed)(layout, look, known, shared)
+        HeadLoss(self.policy, sampling, self.scorer.mixed)(layout, measure, known, shared)
         return dict(zip(texts, seen[0].split(counts, 1), strict=True))
 
-    def _looks(
-        self, steps: Steps, texts: Sequence[int], counts: Sequence[int], bank: Sequence[ProbeText]
+    def _shown(
+        self, steps: Steps, texts: Sequence[int], counts: Sequence[int], texts_read: Sequence[ProbeText]
     ) -> dict[int, TokenProbs]:
         """Both distributions of the first step at the token that each text names."""
         chosen = steps.mask[..., 0]
         draft, target = steps.draft[chosen][:, 0], steps.target[chosen][:, 0]
-        looks, start = {}, 0
+        shown, start = {}, 0
         for text, count in zip(texts, counts, strict=True):
             # The first chain drafts the answer's first token; behind a prompt of one token, its second.
-            place = bank[text].look - (len(bank[text].prompt) == 1)
+            place = texts_read[text].shown - (len(texts_read[text].prompt) == 1)
             if 0 <= place < count:
                 rows = slice(start + place, start + place + 1)
                 q = self._distribution(draft[rows], steps.weight, 1.0, draft=True)
                 p = self._distribution(target[rows], steps.weight, 1.0, draft=False)
-                looks[text] = self._look(text, bank[text], q[0].softmax(-1), p[0].softmax(-1))
+                shown[text] = self._likely(text, texts_read[text], q[0].softmax(-1), p[0].softmax(-1))
             start += count
-        return looks
+        return shown
 
-    def _look(self, number: int, text: ProbeText, q: Tensor, p: Tensor) -> TokenProbs:
+    def _likely(self, number: int, text: ProbeText, q: Tensor, p: Tensor) -> TokenProbs:
         likely = torch.cat([sampling.topk(min(LIKELY, len(sampling))).indices for sampling in (p, q)]).unique()
         likely = likely[p[likely].argsort(descending=True)]
         decode = self.policy.tokenizer.decode
         return TokenProbs(
             text=number,
-            context=str(decode([*text.prompt, *text.answer[: text.look]][-READ_BEFORE:])),
+            context=str(decode([*text.prompt, *text.answer[: text.shown]][-READ_BEFORE:])),
             ids=tuple(likely.tolist()),
             tokens=tuple(str(decode([token])) for token in likely.tolist()),
             target=tuple(round(x, 4) for x in p[likely].tolist()),
@@ -189,8 +188,7 @@ class ProbeReader:
         return torch.cat(rates), torch.cat(entropies), torch.cat(chances)
 
     def _distribution(self, hidden: Tensor, weight: Tensor, temperature: float, draft: bool) -> Tensor:
-        """Logits [m, V] of the distribution that the engine would sample from at ``temperature`` times its
-        temperature."""
+        """Logits [m, V] of what the engine would sample from at ``temperature`` times its own."""
         temperature = self._draft_temperature(temperature) if draft else self.sampling.temperature * temperature
         logits = (hidden @ weight.T).float() / (temperature or 1.0)
         return truncate_(logits, 1.0, self.sampling.top_p, self.sampling.top_k)

@@ -50,9 +50,9 @@ def run_engine(
     done: dict[int, Completion] = {}
     with tqdm(total=len(mine), desc=label, unit="answer", disable=label is None or ranks.rank > 0) as bar:
         while engine.unfinished:
-            found = engine.step()
-            done |= {f.id: f.completion for f in found}
-            bar.update(len(found))
+            ended = engine.step()
+            done |= {f.id: f.completion for f in ended}
+            bar.update(len(ended))
     done = ranks.union(done)
     return [done[i] for i in range(len(prompts))]
 
@@ -94,11 +94,11 @@ def from_file(data: DataConfig, policy: Policy) -> list[TokenRow]:
     """Rows of a file: token ids (``prompt_ids``, ``answer_ids``), or a prompt and an answer as text."""
     rows = read_rows(Path(str(data.path)), "data.path")
     encode = chat_encoder(policy.tokenizer)
-    found = [_row(row, where, data, policy, encode) for where, row in rows[: data.sequences or None]]
-    kept = [row for row in found if len(row.answer) > 0 and len(row.token_ids) <= data.max_length]
+    read = [_row(row, where, data, policy, encode) for where, row in rows[: data.sequences or None]]
+    kept = [row for row in read if len(row.answer) > 0 and len(row.token_ids) <= data.max_length]
     if not kept:
         raise UserError(
-            f"data.path={data.path!r}: none of its {len(found)} rows has an answer and at most "
+            f"data.path={data.path!r}: none of its {len(read)} rows has an answer and at most "
             f"data.max_length={data.max_length} tokens"
         )
     return kept
@@ -109,7 +109,7 @@ def _row(row: dict[str, Any], where: str, data: DataConfig, policy: Policy, enco
     if "prompt_ids" in row and "answer_ids" in row:
         if not (_token_ids(row["prompt_ids"]) and _token_ids(row["answer_ids"])):
             raise UserError(f"data.path={data.path!r}: {where} has token ids that are no whole numbers from 0 on")
-        found = TokenRow(
+        token_row = TokenRow(
             prompt=tuple(row["prompt_ids"]), answer=tuple(row["answer_ids"]), task=str(row.get("task", "file"))
         )
     else:
@@ -120,16 +120,16 @@ def _row(row: dict[str, Any], where: str, data: DataConfig, policy: Policy, enco
             )
         answer = policy.tokenizer.encode(str(row[data.answer_key]), add_special_tokens=False)
         end = policy.tokenizer.eos_token_id
-        found = TokenRow(
+        token_row = TokenRow(
             prompt=encode(row[data.prompt_key])[1],
             answer=(*answer, *([end] if isinstance(end, int) else [])),
             task=str(row.get("task", "file")),
         )
-    largest = max(found.token_ids, default=0)
-    if largest >= policy.vocab_size or not found.prompt:
-        problem = f"token {largest}, the model has {policy.vocab_size}" if found.prompt else "an empty prompt"
+    largest = max(token_row.token_ids, default=0)
+    if largest >= policy.vocab_size or not token_row.prompt:
+        problem = f"token {largest}, the model has {policy.vocab_size}" if token_row.prompt else "an empty prompt"
         raise UserError(f"data.path={data.path!r}: {where} has {problem}")
-    return found
+    return token_row
 
 
 def _token_ids(value: Any) -> bool:

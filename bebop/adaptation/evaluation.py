@@ -52,13 +52,13 @@ class Measured:
 
     def summary(self) -> dict[str, Interval]:
         """Every number: accept_length, and rates, overlaps and entropies at each position and over all."""
-        found = {"accept_length": self.interval("accept_length")}
+        intervals = {"accept_length": self.interval("accept_length")}
         names = {"accepted": "accept_rate", **{name: name for name in MEASURED}}
         for name, label in names.items():
-            found[label] = self.interval(name)
+            intervals[label] = self.interval(name)
             for k in range(1, self.reached.shape[1] + 1):
-                found[f"{label}/{k}"] = self.interval(name, k)
-        return found
+                intervals[f"{label}/{k}"] = self.interval(name, k)
+        return intervals
 
 
 def change(after: Measured, before: Measured, name: str, position: int | None = None) -> Interval:

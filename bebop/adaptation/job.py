@@ -66,8 +66,8 @@ class Adaptation:
         """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
         if not self.config.resume:
             return
-        found = {self.ranks.rank: store(self.folder).newest_sound()} if self.ranks.rank == 0 else {}
-        path = self.ranks.union(found)[0]
+        newest = {self.ranks.rank: store(self.folder).newest_sound()} if self.ranks.rank == 0 else {}
+        path = self.ranks.union(newest)[0]
         if path is None:
             raise UserError(f"resume=true: {self.folder} holds no finished checkpoint")
         self.found = path
@@ -145,14 +145,14 @@ class Adaptation:
         """Decode the held-out prompts with every system and probe the text."""
         began = time.perf_counter()
         drafts = self.config.evaluation.draft_tokens
-        found = {}
+        decoded = {}
         for system in SYSTEMS:
             decoding, label = drafting(self.policy, system, drafts), self._label(f"{when}: {system}")
             answers = run_engine(
                 self.policy, held_out, self.config.data, decoding, self.config.seed + 1, label, self.ranks
             )
-            found[system] = measured([p.task for p in held_out], answers, drafts)
-        snapshot = Snapshot(decoded=found, probe=probe(self.policy, text, drafts, self.sampling))
+            decoded[system] = measured([p.task for p in held_out], answers, drafts)
+        snapshot = Snapshot(decoded=decoded, probe=probe(self.policy, text, drafts, self.sampling))
         self._clock(when, began)
         return snapshot
 
@@ -202,11 +202,14 @@ class Adaptation:
     def _progress(self, text: Sequence[TokenRow]) -> dict[str, float]:
         """Numbers of the held-out text on the way, small enough to be taken often."""
         self._sync()
-        found = probe(self.policy, text[:64], self.config.evaluation.draft_tokens, self.sampling)
-        lengths = {"eval/accept_length": found.accept_length(), "eval/accept_length_greedy": found.accept_length(True)}
+        probed = probe(self.policy, text[:64], self.config.evaluation.draft_tokens, self.sampling)
+        lengths = {
+            "eval/accept_length": probed.accept_length(),
+            "eval/accept_length_greedy": probed.accept_length(True),
+        }
         steps = range(self.config.evaluation.draft_tokens)
-        overlaps = {f"eval/overlap/{k + 1}": found.mean(found.numbers["overlap"][:, k]) for k in steps}
-        entropy = {"eval/draft_entropy": found.mean(found.numbers["draft_entropy"][:, 0])}
+        overlaps = {f"eval/overlap/{k + 1}": probed.mean(probed.numbers["overlap"][:, k]) for k in steps}
+        entropy = {"eval/draft_entropy": probed.mean(probed.numbers["draft_entropy"][:, 0])}
         return {name: interval.value for name, interval in (lengths | overlaps | entropy).items()}
 
     def _sync(self) -> None:

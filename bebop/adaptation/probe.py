@@ -93,16 +93,16 @@ def probe(
 def _numbers(steps: Steps, depth: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of the anchors with a step: NUMBERS [n, depth, len], and both estimates of the accept length [n]."""
     mask, tokens = steps.mask[chosen], steps.tokens[chosen]  # [n, K]
-    found, log_ratio, hit = _pairs(steps.draft[chosen][mask], steps.target[chosen][mask], tokens[mask], steps)
+    stats, log_ratio, hit = _pairs(steps.draft[chosen][mask], steps.target[chosen][mask], tokens[mask], steps)
     shape = (*mask.shape[:1], depth)
     where = torch.nn.functional.pad(mask, (0, depth - mask.shape[1]))
 
     def spread(values: Tensor, blank: float) -> Tensor:
         return torch.full(shape, float(blank), device=values.device).masked_scatter(where, values.float())
 
-    ratio_y, overlap, greedy = spread(log_ratio.clamp_max(0).exp(), 0), spread(found["overlap"], 0), spread(hit, 0)
+    ratio_y, overlap, greedy = spread(log_ratio.clamp_max(0).exp(), 0), spread(stats["overlap"], 0), spread(hit, 0)
     before = torch.cat([torch.ones_like(ratio_y[:, :1]), ratio_y[:, :-1]], 1).cumprod(1)
-    table = torch.stack([spread(found[name], float("nan")) for name in NUMBERS], -1)
+    table = torch.stack([spread(stats[name], float("nan")) for name in NUMBERS], -1)
     return table, 1 + (before * overlap).sum(1), 1 + greedy.cumprod(1).sum(1)
 
 
@@ -112,9 +112,9 @@ def _pairs(draft: Tensor, target: Tensor, tokens: Tensor, steps: Steps) -> tuple
     log_ratio, hit = [], []
     for q_rows, p_rows, y in zip(draft.split(CHUNK), target.split(CHUNK), tokens.split(CHUNK), strict=True):
         q, p = (_logits(x, steps) for x in (q_rows, p_rows))
-        found = pair_stats(q, p)
+        pair = pair_stats(q, p)
         for name in NUMBERS:
-            numbers[name].append(getattr(found, name))
+            numbers[name].append(getattr(pair, name))
         q_log, p_log = (x.float().log_softmax(-1).gather(1, y[:, None])[:, 0] for x in (q, p))
         log_ratio.append(torch.where(p_log > -torch.inf, q_log - p_log, 0))  # p(y) = 0 is no data of this distribution
         hit.append((q.argmax(-1) == y).float())

@@ -13,14 +13,14 @@ from bebop.trainer.chains import TokenRow, chain_rows
 @torch.no_grad()
 def backbone_states(policy: Policy, rows: Sequence[TokenRow], batch: int = 32) -> list[Tensor]:
     """Final, normed hidden states [L, d] of each row; rows of like length are computed together."""
-    found: dict[int, Tensor] = {}
+    states: dict[int, Tensor] = {}
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
     for start in range(0, len(order), batch):
         part = order[start : start + batch]
         ids = chain_rows([rows[i] for i in part], 1, policy.device).token_ids
         hidden = policy.hidden(ids, torch.arange(ids.shape[1], device=ids.device).expand_as(ids), CausalContext())
-        found |= {i: hidden[place, : len(rows[i].token_ids)].clone() for place, i in enumerate(part)}
-    return [found[i] for i in range(len(rows))]
+        states |= {i: hidden[place, : len(rows[i].token_ids)].clone() for place, i in enumerate(part)}
+    return [states[i] for i in range(len(rows))]
 
 
 def size_of_states(policy: Policy, rows: Sequence[TokenRow]) -> int:

@@ -87,26 +87,25 @@ class DriftMonitor:
         self._reference: Window | None = None
         self._series: dict[Measure, list[tuple[float, float]]] = {}  # (entropy, value) of the early steps
         self._slopes: dict[tuple[Source, Measure], Slope] = {}
-        self._bank: ProbeReading | None = None
+        self._first_reading: ProbeReading | None = None
         self._sweep: Sweep | None = None
-        self._drift: Decomposition | None = None  # on the bank, at a step that has a reading
-        self._last: Explanation | None = None
+        self._drift: Decomposition | None = None  # on the probe set, at a step that has a reading
 
     @property
-    def banked(self) -> bool:
-        """Whether there is a first reading of the bank to hold others against."""
-        return self._bank is not None
+    def has_reading(self) -> bool:
+        """Whether there is a first reading of the probe set to hold others against."""
+        return self._first_reading is not None
 
     def observe(
         self,
         records: StepRecords,
-        bank: ProbeReading | None = None,
+        reading: ProbeReading | None = None,
         sweep: Sweep | None = None,
         health: Health | None = None,
     ) -> Explanation | None:
         """Take in one step; None if nothing was drafted in it. Steps come in order, each once.
 
-        ``bank``: the fixed contexts under the distributions of now; the first reading is what later ones are held
+        ``reading``: the fixed contexts under the distributions of now; the first reading is what later ones are held
         against. ``sweep``: the first weights at several temperatures, once, as early as it is there.
         """
         if not len(records):
@@ -121,18 +120,13 @@ class DriftMonitor:
             if sweep.entropy:
                 slope = temperature_slope(sweep.entropy, sweep.length, sweep.sums, s.draws, s.seed)
                 self._slopes["temperature", self._length] = slope
-        if bank is not None:
-            first, known = self._bank, () if self._sweep is None else self._sweep.bank
-            self._drift = None if first is None else direct(first, bank, known, s.draws, s.seed)
-            self._bank = self._bank or bank
+        if reading is not None:
+            first, known = self._first_reading, () if self._sweep is None else self._sweep.readings
+            self._drift = None if first is None else direct(first, reading, known, s.draws, s.seed)
+            self._first_reading = first or reading
         else:
             self._drift = None  # what an earlier reading said is no evidence about this step
-        self._last = self._explain(records.step, health)
-        return self._last
-
-    def explain(self) -> Explanation | None:
-        """What the last step showed; None before the first."""
-        return self._last
+        return self._explain(records.step, health)
 
     def breakdown(self, key: Key) -> dict[str, Decomposition]:
         """The accept length's change by task, position in the answer, weight version or lag.
@@ -206,9 +200,9 @@ class DriftMonitor:
             for measure in self._measures(self._reference):
                 parts[measure.name] = decompose(measure, self._reference, now, self._slope(measure))
             for name, slope in slopes.items():
-                told = parts["length"]
-                again = told.source != name
-                by_slope[name] = decompose(self._length, self._reference, now, slope) if again else told
+                length = parts["length"]
+                other = length.source != name
+                by_slope[name] = decompose(self._length, self._reference, now, slope) if other else length
             if self._drift is not None:
                 parts["bank"] = self._drift
         edge = boundary(now)
@@ -236,7 +230,7 @@ class DriftMonitor:
         edge: Estimate | None,
         health: Health | None,
     ) -> Signals:
-        """What the controller needs; the bank's word counts more than a slope's."""
+        """What the controller needs; the probe set counts more than a slope."""
         s, controller = self.settings, self.controller
         earlier = list(self._recent)[:-1][-s.window_steps :]
         drafts = None
@@ -252,7 +246,7 @@ class DriftMonitor:
             boundary=edge,
             drafts=drafts,
             health=health,
-            chance=None if self._bank is None else self._bank.chance,
+            chance=None if self._first_reading is None else self._first_reading.chance,
         )
 
 

@@ -44,7 +44,7 @@ class LoggedStep:
     """One step of a log."""
 
     records: StepRecords
-    bank: ProbeReading | None = None
+    reading: ProbeReading | None = None
     sweep: Sweep | None = None
     health: Health | None = None
     restart: bool = False  # from here on against a new reference
@@ -53,18 +53,18 @@ class LoggedStep:
         """Show it to a monitor."""
         if self.restart:
             monitor.restart()
-        return monitor.observe(self.records, self.bank, self.sweep, self.health)
+        return monitor.observe(self.records, self.reading, self.sweep, self.health)
 
 
 def log_row(
     records: StepRecords,
-    bank: ProbeReading | None = None,
+    reading: ProbeReading | None = None,
     sweep: Sweep | None = None,
     health: Health | None = None,
     restart: bool = False,
 ) -> dict[str, Any]:
     """One line of ``drift.jsonl``: enough to recompute every estimate."""
-    extra = {"bank": bank, "sweep": sweep, "health": health}
+    extra = {"bank": reading, "sweep": sweep, "health": health}
     row = records.to_row() | {name: part.to_row() for name, part in extra.items() if part is not None}
     return row | ({"restart": True} if restart else {})
 
@@ -104,10 +104,11 @@ def read_row(row: Mapping[str, Any]) -> LoggedStep:
     """A line of ``drift.jsonl``: the inverse of ``log_row``, up to its rounding."""
     kinds: dict[str, Any] = {"bank": ProbeReading, "sweep": Sweep, "health": Health}
     try:
-        extra = {name: kind.from_row(row[name]) for name, kind in kinds.items() if row.get(name) is not None}
+        parts = {name: kind.from_row(row[name]) for name, kind in kinds.items() if row.get(name) is not None}
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{', '.join(kinds)} cannot be read ({error!r}): give drift.jsonl") from None
-    return LoggedStep(records=StepRecords.from_row(row), restart=bool(row.get("restart")), **extra)
+    reading, restart = parts.pop("bank", None), bool(row.get("restart"))
+    return LoggedStep(records=StepRecords.from_row(row), reading=reading, restart=restart, **parts)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -22,29 +22,28 @@ from numpy.typing import NDArray
 from bebop.errors import UserError
 from bebop.monitor.drift import Decomposition, split
 from bebop.monitor.estimate import Array, Estimate, t_over_normal
-from bebop.monitor.records import StepRecords
-from bebop.monitor.window import Measure, per_unit, resample, table
+from bebop.monitor.window import resample
 
 KNOTS = 8  # of the curve overlap(H), at quantiles of the entropies of both times
 MIN_SUPPORT = 0.9  # share of step t's contexts whose entropy the first distributions had too
-BANK_DRAWS = 3  # part of the seed, see ``bebop.monitor.slope``
+PROBE_DRAWS = 3  # part of the seed, see ``bebop.monitor.slope``
 REACH = 0.05  # an entropy just beyond a context's sweep counts as inside: part of its range, and nats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeText:
-    """A prompt with an answer of the first weights; each of its answer tokens is a context of the bank."""
+    """A prompt with an answer of the first weights; each of its answer tokens is a context of the probe set."""
 
     prompt: tuple[int, ...]  # [P]
     answer: tuple[int, ...]  # [T]
-    look: int = 1  # the token of the answer at which both distributions are kept whole, for eyes
+    shown: int = 1  # the token of the answer whose distributions are kept for the report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenProbs:
     """Both distributions at one context: the M tokens that either thinks likely."""
 
-    text: int  # number of the bank's text
+    text: int  # number of the text
     context: str  # the end of what was read
     ids: tuple[int, ...]  # [M]
     tokens: tuple[str, ...]  # [M] as text; several ids may have the same, or none
@@ -55,42 +54,42 @@ class TokenProbs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProbeReading:
-    """Acceptance and entropy of the bank's N contexts under one pair of distributions; contexts keep their order."""
+    """Acceptance and entropy of the N contexts under one pair of distributions; contexts keep their order."""
 
     overlap: Array  # [N] sum of min(p, q), or p(argmax q) where drafts are greedy
     entropy: Array  # [N] H(p), nats
     unit: NDArray[np.int64] | None = None  # [N] what is resampled: the prompt of each context; None: all apart
     chance: float | None = None  # mean overlap of p of one context with q of another
-    looks: tuple[TokenProbs, ...] = ()
+    token_probs: tuple[TokenProbs, ...] = ()
 
     def __post_init__(self) -> None:
         shapes = {column.shape for column in (self.overlap, self.entropy, self.unit) if column is not None}
         if len(shapes) != 1 or self.overlap.ndim != 1:
-            raise UserError(f"a bank reading has shapes {sorted(shapes)}: give one number a context")
+            raise UserError(f"a reading of the probe set has shapes {sorted(shapes)}: give one number a context")
 
     def to_row(self) -> dict[str, Any]:
         """For ``drift.jsonl``."""
         unit = None if self.unit is None else self.unit.tolist()
         rounded = {"overlap": np.round(self.overlap, 5).tolist(), "entropy": np.round(self.entropy, 5).tolist()}
-        looks = [dataclasses.asdict(look) for look in self.looks]
-        return {**rounded, "unit": unit, "chance": self.chance, "looks": looks}
+        probs = [dataclasses.asdict(token) for token in self.token_probs]
+        return {**rounded, "unit": unit, "chance": self.chance, "looks": probs}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "ProbeReading":
         """The inverse of ``to_row``."""
         unit = None if row.get("unit") is None else np.asarray(row["unit"], dtype=np.int64)
         overlap, entropy = (np.asarray(row[name], dtype=float) for name in ("overlap", "entropy"))
-        looks = tuple(TokenProbs(**{k: _frozen(v) for k, v in look.items()}) for look in row.get("looks", ()))
-        return cls(overlap=overlap, entropy=entropy, unit=unit, chance=row.get("chance"), looks=looks)
+        probs = tuple(TokenProbs(**{k: _frozen(v) for k, v in token.items()}) for token in row.get("looks", ()))
+        return cls(overlap=overlap, entropy=entropy, unit=unit, chance=row.get("chance"), token_probs=probs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sweep:
-    """The first weights at T temperatures, the run's own among them: rollouts, the bank, or both."""
+    """The first weights at T temperatures, the run's own among them: rollouts, the probe set, or both."""
 
     entropy: tuple[float, ...] = ()  # nats, per temperature
     length: tuple[float, ...] = ()  # accept lengths
-    bank: tuple[ProbeReading, ...] = ()  # the bank's contexts, at the other temperatures (of p and q)
+    readings: tuple[ProbeReading, ...] = ()  # of the probe set, at the other temperatures (of p and q)
     # [T, U, 4] of each of U prompts: accept length, total and count; entropy, total and count. It is what an interval
     # of the slope is resampled from; None in logs from before it was kept.
     sums: Array | None = None
@@ -102,29 +101,18 @@ class Sweep:
         if self.sums is not None and (self.sums.ndim != 3 or self.sums.shape[2] != 4):
             raise UserError(f"the sums of a sweep have shape {self.sums.shape}: give (temperatures, prompts, 4)")
 
-    @classmethod
-    def of_rollouts(cls, steps: Sequence[StepRecords], measure: Measure) -> "Sweep":
-        """From answers to the same prompts (units) at each temperature."""
-        units = np.unique(np.concatenate([records.unit for records in steps]))
-        sums = np.zeros((len(steps), len(units), 4))
-        for records, own in zip(steps, sums, strict=True):
-            present = np.searchsorted(units, np.unique(records.unit))
-            own[present] = np.stack(measure.sums(per_unit(records.unit, table(records))), 1)
-        length, count, entropy, positions = np.moveaxis(sums.sum(1), 1, 0)
-        return cls(entropy=tuple(entropy / positions), length=tuple(length / count), sums=sums)
-
     def to_row(self) -> dict[str, Any]:
         """For ``drift.jsonl``."""
-        bank = [reading.to_row() for reading in self.bank]
-        row = {"entropy": list(self.entropy), "length": list(self.length), "bank": bank}
+        readings = [reading.to_row() for reading in self.readings]
+        row = {"entropy": list(self.entropy), "length": list(self.length), "bank": readings}
         return row | ({} if self.sums is None else {"sums": np.round(self.sums, 5).tolist()})
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Sweep":
         """The inverse of ``to_row``."""
-        bank = tuple(ProbeReading.from_row(reading) for reading in row["bank"])
+        readings = tuple(ProbeReading.from_row(reading) for reading in row["bank"])
         sums = None if row.get("sums") is None else np.asarray(row["sums"], dtype=float)
-        return cls(entropy=tuple(row["entropy"]), length=tuple(row["length"]), bank=bank, sums=sums)
+        return cls(entropy=tuple(row["entropy"]), length=tuple(row["length"]), readings=readings, sums=sums)
 
 
 def _frozen(value: Any) -> Any:
@@ -134,16 +122,17 @@ def _frozen(value: Any) -> Any:
 def direct(
     before: ProbeReading, after: ProbeReading, sweep: Sequence[ProbeReading] = (), draws: int = 400, seed: int = 0
 ) -> Decomposition:
-    """Split the change of the bank's mean overlap; prompts are resampled, the same ones at both times.
+    """Split the change of the probe set's mean overlap; prompts are resampled, the same ones at both times.
 
     ``sweep``: the first distributions at several temperatures; without it, other contexts of the same entropy stand in.
     """
     counts = {len(reading.overlap) for reading in (before, after, *sweep)}
     if len(counts) != 1:
-        raise UserError(f"bank readings of {sorted(counts)} contexts: give the same bank each time")
+        raise UserError(f"readings of {sorted(counts)} contexts: give the same probe set each time")
     unit = np.arange(len(before.overlap)) if before.unit is None else before.unit
     present, number = np.unique(unit, return_inverse=True)
-    weights = resample(len(present), draws, np.random.default_rng([seed, len(unit), BANK_DRAWS]))[:, number.reshape(-1)]
+    rng = np.random.default_rng([seed, len(unit), PROBE_DRAWS])
+    weights = resample(len(present), draws, rng)[:, number.reshape(-1)]
     everything = np.concatenate([np.ones((1, len(unit))), weights])  # the first row is the point
     if sweep:
         expected, support = _matched((before, *sweep), after.entropy)

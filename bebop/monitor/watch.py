@@ -71,7 +71,7 @@ class Watch:
         """Keeps its logs in ``folder``; goes on after step ``resume_from``, whose later lines are dropped."""
         self.config = config
         self.monitor = DriftMonitor(settings(config.decoding, config.monitor, config.trainer.steps))
-        self.texts: tuple[ProbeText, ...] = ()  # the bank
+        self.texts: tuple[ProbeText, ...] = ()  # the probe set
         self.decoding = config.decoding  # as the actions so far have left it
         self._restart_at: int | None = None  # first step that is decoded wholly as ``decoding`` says
         self._observed = StepLog(folder / "drift.jsonl", resume_from)
@@ -99,7 +99,7 @@ class Watch:
             self.texts = choose(groups, self.config.monitor.probe_answers)
         if not every or len(self.texts) < 2:
             return None
-        first = not self.monitor.banked
+        first = not self.monitor.has_reading
         closely = self.monitor.controller.unsettled or (mode == "auto" and self.cotraining)
         due = first or step % every == 0 or closely
         return (self.texts, first) if due else None
@@ -116,7 +116,7 @@ class Watch:
         step: int,
         groups: Sequence[Group],
         version: int,
-        bank: ProbeReading | None = None,
+        reading: ProbeReading | None = None,
         sweep: Sweep | None = None,
         health: Health | None = None,
     ) -> Seen:
@@ -126,15 +126,15 @@ class Watch:
         s = self.monitor.settings
         records = from_groups(groups, step, version).sample(s.units, s.seed)
         ill = health if health is not None and health.complaint() else None
-        row = log_row(records, bank, sweep, ill, restart)
-        told = read_row(row).tell(self.monitor)
+        row = log_row(records, reading, sweep, ill, restart)
+        explanation = read_row(row).tell(self.monitor)
         self._observed.write(row)
-        if told is None:
+        if explanation is None:
             return Seen(metrics={}, action=Action())
-        self._follow(told)
-        self._record(told)
-        taken = told.action if self._carried_out(told.action) else Action()
-        return Seen(metrics=told.metrics() | {"drift/cotraining": float(self.cotraining)}, action=taken)
+        self._follow(explanation)
+        self._record(explanation)
+        taken = explanation.action if self._carried_out(explanation.action) else Action()
+        return Seen(metrics=explanation.metrics() | {"drift/cotraining": float(self.cotraining)}, action=taken)
 
     def state(self) -> dict[str, Any]:
         """What the job's checkpoint has to keep; the rest is in the log."""
@@ -155,22 +155,22 @@ class Watch:
             return self.config.monitor.actions
         return action.kind == "resync" or (action.kind in COTRAIN and self.config.cotrain.mode == "auto")
 
-    def _follow(self, told: Explanation | None) -> None:
+    def _follow(self, explanation: Explanation | None) -> None:
         """Note how drafts are made from now on; what was in flight at the change belongs to neither reference."""
-        if told is None or told.action.kind not in DECODING or not self._carried_out(told.action):
+        if explanation is None or explanation.action.kind not in DECODING or not self._carried_out(explanation.action):
             return
-        field = "system" if told.action.kind == "set_system" else "draft_tokens"
-        self.decoding = dataclasses.replace(self.decoding, **{field: told.action.value})  # type: ignore[arg-type]
-        self._restart_at = told.step + self.config.rollout.staleness + 1
+        field = "system" if explanation.action.kind == "set_system" else "draft_tokens"
+        self.decoding = dataclasses.replace(self.decoding, **{field: explanation.action.value})  # type: ignore[arg-type]
+        self._restart_at = explanation.step + self.config.rollout.staleness + 1
 
-    def _record(self, told: Explanation) -> None:
+    def _record(self, explanation: Explanation) -> None:
         """A line of ``controller.jsonl``, where the state changed or something is to be done."""
-        verdict = told.verdict
+        verdict = explanation.verdict
         if not verdict.changed and verdict.action.kind == "none":
             return
         action = dataclasses.asdict(verdict.action) | {"carried_out": self._carried_out(verdict.action)}
         self._concluded.write(
-            {"step": told.step, "state": verdict.state, "evidence": verdict.evidence, "action": action}
+            {"step": explanation.step, "state": verdict.state, "evidence": verdict.evidence, "action": action}
         )
 
 
@@ -202,6 +202,6 @@ def choose(groups: Sequence[Group], count: int) -> tuple[ProbeText, ...]:
 
 
 def _text(group: Group, answer: Completion) -> ProbeText:
-    """An answer, to be looked at where the policy surprised itself most: its distributions are wide there."""
+    """An answer, to be shown where the policy surprised itself most: its distributions are wide there."""
     rarest = 1 + int(answer.logprobs[1:].argmin())
-    return ProbeText(prompt=group.prompt.token_ids, answer=tuple(answer.token_ids.tolist()), look=rarest)
+    return ProbeText(prompt=group.prompt.token_ids, answer=tuple(answer.token_ids.tolist()), shown=rarest)

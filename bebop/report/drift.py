@@ -77,7 +77,7 @@ def replay_log(
     monitor = DriftMonitor(rules)
     steps = list(read_log(path, names))
     explanations = [e for step in steps if (e := step.tell(monitor)) is not None]
-    readings = [{probs.text: probs for probs in step.bank.looks} for step in steps if step.bank is not None]
+    readings = [{probs.text: probs for probs in step.reading.token_probs} for step in steps if step.reading is not None]
     first, last = (readings[0], readings[-1]) if len(readings) > 1 else ({}, {})
     pairs = [(first[text], last[text]) for text in first if text in last]
     breakdown = {key: monitor.breakdown(key) for key, _ in KEYS}

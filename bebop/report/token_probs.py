@@ -30,7 +30,7 @@ def cards(runs: Sequence[tuple[str, Sequence[tuple[TokenProbs, TokenProbs]]]]) -
     pairs = sorted(apart.values(), key=lambda pair: -abs(pair[2].overlap - pair[1].overlap))
     many = len({name for name, *_ in pairs}) > 1
     panels = [_panel(first, last, f"{name}: " if many else "") for name, first, last in pairs[:SHOWN]]
-    keys = [Key(label=label, color=shade, style="block", group=f"look {label}") for label, shade, *_ in DISTRIBUTIONS]
+    keys = [Key(label=label, color=shade, style="block", group=f"probs {label}") for label, shade, *_ in DISTRIBUTIONS]
     title = "Where the distributions moved"
     return [Card(title=title, text=TEXT, panels=panels, keys=keys, wide=True)] if panels else []
 
@@ -50,7 +50,7 @@ def _panel(first: TokenProbs, last: TokenProbs, prefix: str) -> Panel:
         traces.append(
             {
                 "type": "bar", "x": names, "y": [known.get(token, 0.0) for token in tokens], "name": label,
-                "marker": {"color": shade, "line": {"width": 0}}, "legendgroup": f"look {label}",
+                "marker": {"color": shade, "line": {"width": 0}}, "legendgroup": f"probs {label}",
                 "hovertemplate": "%{y:.3f}",
             }
         )  # fmt: skip

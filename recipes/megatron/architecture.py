@@ -35,8 +35,8 @@ def check_sizes(hf: Any, parallel: ParallelConfig) -> None:
         "hidden_act": hf.hidden_act != "silu",
         "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0) != 1.0,
     }
-    if found := [name for name, strange in unknown.items() if strange]:
-        raise UserError(f"the model's {found[0]} is one that bebop.megatron_job does not have")
+    if missing := [name for name, strange in unknown.items() if strange]:
+        raise UserError(f"the model's {missing[0]} is one that bebop.megatron_job does not have")
     tensor, pipeline = parallel.tensor, parallel.pipeline
     for name in ("num_attention_heads", "num_key_value_heads", "vocab_size", "intermediate_size"):
         if getattr(hf, name) % tensor:

@@ -102,8 +102,8 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
 
 def _read(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = dist_checkpointing.load(wanted, str(folder))
+        loaded: dict[str, Any] = dist_checkpointing.load(wanted, str(folder))
     except (OSError, RuntimeError, ValueError, KeyError, dist_checkpointing.core.CheckpointingException) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{folder} is no checkpoint of this model, or is damaged: {reason}") from error
-    return found
+    return loaded

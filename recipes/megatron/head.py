@@ -73,10 +73,10 @@ class MegatronHead(nn.Module):
 
 def inner(layer: nn.Module) -> Any:
     """The transformer layer inside of an MTP layer, which megatron-core renamed in 0.17."""
-    found = getattr(layer, "transformer_layer", None) or getattr(layer, "mtp_model_layer", None)
-    if found is None or not hasattr(found, "self_attention"):
+    block = getattr(layer, "transformer_layer", None) or getattr(layer, "mtp_model_layer", None)
+    if block is None or not hasattr(block, "self_attention"):
         raise UserError(f"the MTP layer {type(layer).__name__} has no transformer layer with self-attention: not known")
-    return found
+    return block
 
 
 def whole(layer: nn.Module) -> None:

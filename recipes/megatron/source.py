@@ -32,8 +32,8 @@ class Checkpoint(Mapping[str, Tensor]):
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"model.path={self.path!r} cannot be loaded: {reason}") from error
         self.layers = int(self.config.num_hidden_layers)
-        found = mtp_layout(self.folder, self.layers)
-        self.fresh, self.layout = found is None, found or "mimo"
+        layout = mtp_layout(self.folder, self.layers)
+        self.fresh, self.layout = layout is None, layout or "mimo"
         self.zero_first = LAYOUTS[self.layout].zero_first
         self._head: dict[str, Tensor] | None = None
 
@@ -71,8 +71,8 @@ class Checkpoint(Mapping[str, Tensor]):
     def _read_head(self) -> dict[str, Tensor]:
         layout = LAYOUTS[self.layout]
         prefix = layout.prefix.format(L=self.layers)
-        found = {name: self._read(name) for name in self._files if name.startswith(prefix)}
-        return from_layout(found, layout, self.layers, list(self._head_names()))
+        tensors = {name: self._read(name) for name in self._files if name.startswith(prefix)}
+        return from_layout(tensors, layout, self.layers, list(self._head_names()))
 
     def _fresh_head(self) -> dict[str, Tensor]:
         """As ``bebop.model.mtp.init_from_backbone`` begins a head."""

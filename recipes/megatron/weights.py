@@ -102,10 +102,10 @@ def parameters(model: nn.Module) -> Iterator[tuple[Rule, nn.Parameter]]:
 def load(model: nn.Module, source: Mapping[str, Tensor], place: Place, groups: int) -> None:
     """Fill this process's part of a model; ``groups`` are the key heads of the whole model."""
     for rule, parameter in parameters(model):
-        found = [source[name] for name in rule.parts]
+        parts = [source[name] for name in rule.parts]
         if rule.split is not None:
-            found = [x.chunk(place.tensors, rule.split)[place.tensor] for x in found]
-        parameter.copy_(join(found, rule.join, groups // place.tensors))
+            parts = [x.chunk(place.tensors, rule.split)[place.tensor] for x in parts]
+        parameter.copy_(join(parts, rule.join, groups // place.tensors))
 
 
 def gather(named: Mapping[str, tuple[Rule, Tensor]], place: Place, groups: int, per_group: int) -> dict[str, Tensor]:

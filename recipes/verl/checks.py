@@ -76,11 +76,11 @@ def _check_sglang(config: Any, head_sent: bool) -> None:
     why = "the head is not sent, so the draft would stay as it was made, at random; give auto"
     check(head_sent or loading != "dummy", "rollout.load_format", loading, why)
     try:
-        found = version("sglang")
+        installed = version("sglang")
     except PackageNotFoundError:
         raise UserError("rollout.name='sglang' is not possible: SGLang is not installed here") from None
-    new = Version(found) >= Version(OLDEST_SGLANG)
-    check(new, setting, True, f"SGLang {found} lacks rejection sampling; install {OLDEST_SGLANG} or newer")
+    new = Version(installed) >= Version(OLDEST_SGLANG)
+    check(new, setting, True, f"SGLang {installed} lacks rejection sampling; install {OLDEST_SGLANG} or newer")
 
 
 def _check_head(config: Any, wanted: VerlConfig) -> None:

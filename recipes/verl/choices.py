@@ -18,7 +18,7 @@ def add_replica(replica: ModuleType) -> None:
     replica.RolloutReplicaRegistry.register(NAME, lambda: importlib.import_module(load).EmbeddedReplica)
 
 
-def add_carrier(base: ModuleType) -> None:
+def add_transfer(base: ModuleType) -> None:
     """``rollout.checkpoint_engine.backend=bebop``."""
     transfer = importlib.import_module("bebop.verl_job.transfer")
-    base.CheckpointEngineRegistry.register(NAME)(transfer.ObjectStoreCarrier)
+    base.CheckpointEngineRegistry.register(NAME)(transfer.ObjectStoreTransfer)

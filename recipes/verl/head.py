@@ -173,10 +173,10 @@ def train_beside(transformer_impl: ModuleType) -> None:
         return (weights if beside is None else chain(weights, beside.weights().items())), settings
 
     def save(original: Any, engine: Any, local_path: str, *args: Any, **kwargs: Any) -> Any:
-        found = original(engine, local_path, *args, **kwargs)
+        result = original(engine, local_path, *args, **kwargs)
         if getattr(engine, ENGINE, None) is not None:
             getattr(engine, ENGINE).save(Path(local_path))
-        return found
+        return result
 
     def load(original: Any, engine: Any, local_path: str, *args: Any, **kwargs: Any) -> Any:
         # Before verl's own: it may be told to delete the folder once it has loaded it.

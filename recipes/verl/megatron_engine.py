@@ -69,12 +69,12 @@ def train_beside(transformer_impl: ModuleType) -> None:
         return output
 
     def save(original: Any, engine: Any, local_path: str, *args: Any, **kwargs: Any) -> Any:
-        found = original(engine, local_path, *args, **kwargs)
+        result = original(engine, local_path, *args, **kwargs)
         if (head := getattr(engine, ENGINE, None)) is not None:
             from bebop.megatron_job.checkpoint import save_head
 
             save_head(Path(local_path) / FOLDER, head.trainer)
-        return found
+        return result
 
     def load(original: Any, engine: Any, local_path: str, *args: Any, **kwargs: Any) -> Any:
         # Before verl's own: it may be told to delete the folder once it has loaded it.

@@ -38,10 +38,10 @@ def read_meta_info(server: ModuleType) -> None:
     """Change verl's SGLang server."""
 
     async def launch(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = await original(self, *args, **kwargs)
+        result = await original(self, *args, **kwargs)
         if getattr(self, "tokenizer_manager", None) is not None:
             wrap(self.tokenizer_manager, "generate_request", recording)
-        return found
+        return result
 
     async def generate(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         mtp = self.config.mtp

@@ -53,9 +53,9 @@ class Reporter:
 
     def _numbers(self, step: int, answers: Sequence[tuple[str, int, DecodeStats]]) -> dict[str, float]:
         stats = [each for _, _, each in answers]
-        found = values(acceptance(stats))
+        numbers = values(acceptance(stats))
         if not self.config.monitor:
-            return found
+            return numbers
         units = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompt for prompt, _, _ in answers))}
         versions = [version for _, version, _ in answers]
         records = from_stats(
@@ -70,7 +70,7 @@ class Reporter:
             settings = MonitorSettings(rate="overlap" if measured else "accepted", steps=self.steps)
             self.monitor = DriftMonitor(settings)
         told = self.monitor.observe(records)
-        return found | ({} if told is None else told.metrics())
+        return numbers | ({} if told is None else told.metrics())
 
 
 def acceptance(stats: Sequence[DecodeStats]) -> dict[str, Any]:
@@ -135,6 +135,6 @@ def _reporter(owner: Any, steps: int | None = None) -> Reporter:
     """The one reporter of a trainer (or of a module, where there is one trainer a process)."""
     config = current()
     assert config is not None
-    found: Reporter = owner.__dict__.setdefault("bebop_reporter", None) or Reporter(config, steps)
-    owner.__dict__["bebop_reporter"] = found
-    return found
+    reporter: Reporter = owner.__dict__.setdefault("bebop_reporter", None) or Reporter(config, steps)
+    owner.__dict__["bebop_reporter"] = reporter
+    return reporter

@@ -24,10 +24,10 @@ def checkpoint_to_engine(weights: Mapping[str, Tensor], policy: Policy) -> dict[
     layout = LAYOUTS[policy.layout]
     prefix = layout.prefix.format(L=layers)
     own = policy.weights(mtp=True)
-    found = {f"backbone.{name}": tensor for name, tensor in weights.items() if not name.startswith(prefix)}
+    named = {f"backbone.{name}": tensor for name, tensor in weights.items() if not name.startswith(prefix)}
     tied = {f"backbone.{name}" for name in policy.backbone.state_dict()} - set(own)
-    found = {name: tensor for name, tensor in found.items() if name not in tied}
-    missing = [name for name in policy.weights() if name not in found]
+    named = {name: tensor for name, tensor in named.items() if name not in tied}
+    missing = [name for name in policy.weights() if name not in named]
     if missing:
         raise UserError(f"the trainer sent weights without {missing[0]} and {len(missing) - 1} more")
     head = {name: tensor for name, tensor in weights.items() if name.startswith(prefix)}
@@ -35,5 +35,5 @@ def checkpoint_to_engine(weights: Mapping[str, Tensor], policy: Policy) -> dict[
         raise UserError(f"the trainer sent an MTP head ({next(iter(head))}), and the engine was started without one")
     if head and policy.mtp is not None:
         wanted = [name for name, _ in policy.mtp.named_parameters()]
-        found |= {f"mtp.{name}": tensor for name, tensor in from_layout(head, layout, layers, wanted).items()}
-    return found
+        named |= {f"mtp.{name}": tensor for name, tensor in from_layout(head, layout, layers, wanted).items()}
+    return named

@@ -15,7 +15,7 @@ from bebop.verl_job.settings import EXTERNAL, MODULE, current
 CHOICES = (
     Hook(module="verl.workers.rollout.base", function="choices.add_adapter"),
     Hook(module="verl.workers.rollout.replica", function="choices.add_replica"),
-    Hook(module="verl.checkpoint_engine.base", function="choices.add_carrier"),
+    Hook(module="verl.checkpoint_engine.base", function="choices.add_transfer"),
 )
 DRIVER = (Hook(module="verl.trainer.constants_ppo", function="driver.hand_over"),)
 CPU = (

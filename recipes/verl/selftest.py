@@ -19,11 +19,11 @@ def check_trainer(trainer_base: ModuleType) -> None:
     """Look before the first step."""
 
     def around(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        found = original(trainer, *args, **kwargs)
+        result = original(trainer, *args, **kwargs)
         workers, job = trainer.actor_rollout_wg.bebop_applied(), trainer.config.actor_rollout_ref
         line = verdict(current(), applied(), workers, job.actor.strategy)
         sys.stderr.write(f"bebop: rollout {job.rollout.name}, live: {line}\n")
-        return found
+        return result
 
     wrap(trainer_base.PPOTrainer, "init", around)
 

@@ -77,7 +77,7 @@ def plain(node: Any) -> Any:
 class EngineConfig:
     """The embedded engine behind verl: ``actor_rollout_ref.rollout.engine_kwargs.bebop``."""
 
-    system: str = "bebop"  # see rollout/decoding/systems.py
+    system: str = "bebop"  # see bebop/decoding.py
     draft_tokens: int = 3
     slots: int = 32  # requests decoded side by side
     threads: int = 1  # CPU threads

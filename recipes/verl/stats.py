@@ -28,9 +28,9 @@ def encode(stats: DecodeStats) -> dict[str, Any]:
 
 def decode(data: Mapping[str, Any]) -> DecodeStats:
     """The inverse of ``encode``."""
-    found: dict[str, Any] = {name: int(data[name]) for name in STAT_COUNTS}
-    found |= {name: np.asarray(data[name], dtype=np.float64) for name in DRAFT_STATS}
-    return DecodeStats(**found)
+    numbers: dict[str, Any] = {name: int(data[name]) for name in STAT_COUNTS}
+    numbers |= {name: np.asarray(data[name], dtype=np.float64) for name in DRAFT_STATS}
+    return DecodeStats(**numbers)
 
 
 def fields(stats: DecodeStats, drafts: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from bebop.verl_job.object_store import ObjectStore
 LETTERBOX = "bebop_letterbox"
 
 
-class ObjectStoreCarrier(CheckpointEngine):
+class ObjectStoreTransfer(CheckpointEngine):
     """See ``CheckpointEngine``; rank 0 of the trainer sends, every replica reads the same object."""
 
     _letterbox: Any = None  # kept by whoever builds the topology, for as long as it lives
@@ -32,7 +32,7 @@ class ObjectStoreCarrier(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Everybody is told of the object_store."""
+        """Everybody is given the object store."""
         if cls._letterbox is None:
             cls._letterbox = ray.remote(ObjectStore).options(name=LETTERBOX, get_if_exists=True, num_cpus=0).remote()
         return {"box": [cls._letterbox] * actor_wg_world_size}, {"box": [cls._letterbox] * rollout_world_size}

@@ -18,7 +18,7 @@ from bebop.rollout.sglang.arguments import pause_mode, refuse_loop, refuse_sampl
 from bebop.rollout.sglang.backend import INTERPRETER, Backend, LocalBackend
 from bebop.rollout.sglang.engine import SglangServer
 from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
-from bebop.rollout.sglang.transfer import DiskCarrier, DistributedCarrier, TensorCarrier, WeightTransfer
+from bebop.rollout.sglang.transfer import DiskTransfer, DistributedTransfer, TensorTransfer, WeightTransfer
 from bebop.rollout.sglang.weights import stored_head
 from bebop.rollout.text import AnswerText
 from bebop.trajectory import SamplingParams
@@ -42,7 +42,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     head = stored_head(folder, layout, layers) if layout is not None else {}
     server = SglangServer(
         make_backend(config, own, folder),
-        make_carrier(own, folder, find_device(config.model)),
+        make_transfer(own, folder, find_device(config.model)),
         head,
         own,
         drafts=config.decoding.draft_tokens if SYSTEMS[config.decoding.system].drafts else 0,
@@ -103,14 +103,14 @@ def make_backend(config: JobConfig, own: SglangConfig, folder: Path) -> Backend:
     return LocalBackend(server_arguments(config, own, folder, device), environment)
 
 
-def make_carrier(own: SglangConfig, folder: Path, device: torch.device) -> WeightTransfer:
+def make_transfer(own: SglangConfig, folder: Path, device: torch.device) -> WeightTransfer:
     """How weights travel."""
     if own.transfer == "disk":
         assert own.folder is not None
-        return DiskCarrier(Path(own.folder), folder)
+        return DiskTransfer(Path(own.folder), folder)
     if own.transfer == "distributed":
-        return DistributedCarrier(own.tensor_parallel, own.address, device)
-    return TensorCarrier(own.tensor_parallel, text=bool(own.urls))
+        return DistributedTransfer(own.tensor_parallel, own.address, device)
+    return TensorTransfer(own.tensor_parallel, text=bool(own.urls))
 
 
 def end_tokens(folder: Path, tokenizer_end: object) -> tuple[int, ...]:

@@ -33,9 +33,9 @@ def refused(output: Mapping[str, Any]) -> str | None:
 
 
 def _reason(meta: Mapping[str, Any]) -> FinishReason:
-    found = (meta.get("finish_reason") or {}).get("type")
-    assert found in ("stop", "length", "abort"), f"finish_reason {found!r}"
-    return found
+    reason = (meta.get("finish_reason") or {}).get("type")
+    assert reason in ("stop", "length", "abort"), f"finish_reason {reason!r}"
+    return reason
 
 
 def _logprobs(meta: Mapping[str, Any], ids: NDArray[np.int64], params: SamplingParams) -> NDArray[np.float32]:

@@ -47,14 +47,14 @@ class Measure:
 
     def __call__(self, original: Sample, verify: Any, batch: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
         """``eagle_sample``, with its own result."""
-        found = original(verify, batch, logits, *args, **kwargs)
+        result = original(verify, batch, logits, *args, **kwargs)
         if batch.forward_mode.is_idle() or batch.sampling_info.is_all_greedy:
-            return found
+            return result
         measured, self.step = self.step % self.every == 0, self.step + 1
         if measured and self.reports():
-            entries = self._entries(verify, batch.sampling_info, logits.next_token_logits, found[1])
+            entries = self._entries(verify, batch.sampling_info, logits.next_token_logits, result[1])
             logits.customized_info = {**(logits.customized_info or {}), "bebop_verify": entries}
-        return found
+        return result
 
     def _entries(self, verify: Any, sampling: Any, logits: Tensor, lengths: Tensor) -> list[dict[str, Any]]:
         """One entry a request. SGLang has put penalties and masks into the logits [B*(K+1), V] by now."""

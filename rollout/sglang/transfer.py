@@ -48,7 +48,7 @@ def parts(load: WeightUpdate, flush: bool) -> list[tuple[dict[str, Tensor], dict
     ]
 
 
-class TensorCarrier:
+class TensorTransfer:
     """Handles of tensors on this machine: shared memory, or memory of the same GPU."""
 
     def __init__(self, ranks: int, text: bool) -> None:
@@ -75,7 +75,7 @@ class TensorCarrier:
         return [MultiprocessingSerializer.serialize(flat, output_str=self.text) for _ in range(self.ranks)]
 
 
-class DistributedCarrier:
+class DistributedTransfer:
     """A process group of this process and SGLang's ranks. NCCL needs a GPU here that is none of theirs."""
 
     def __init__(self, ranks: int, address: str, device: torch.device) -> None:
@@ -129,7 +129,7 @@ class DistributedCarrier:
         return group
 
 
-class DiskCarrier:
+class DiskTransfer:
     """A folder that both sides see: any number of replicas, any machine; costs a write and a read of all weights."""
 
     def __init__(self, folder: Path, checkpoint: Path) -> None:
@@ -157,11 +157,11 @@ class DiskCarrier:
 
 def unsent(folder: Path, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a folder's safetensors files that are not among those sent."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
-            found |= {name: opened.get_tensor(name) for name in opened.keys() if name not in sent}
-    return found
+            tensors |= {name: opened.get_tensor(name) for name in opened.keys() if name not in sent}
+    return tensors
 
 
 def _plain(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:

@@ -48,12 +48,12 @@ def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
     """The head in a checkpoint, under the names that ``MTPHead`` has."""
     kind = LAYOUTS[layout]
     prefix = kind.prefix.format(L=layers)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
-            found |= {name: opened.get_tensor(name) for name in opened.keys() if name.startswith(prefix)}
-    found = join_experts(found)
-    return from_layout(found, kind, layers, [_own_name(name.removeprefix(prefix), layout) for name in found])
+            tensors |= {name: opened.get_tensor(name) for name in opened.keys() if name.startswith(prefix)}
+    tensors = join_experts(tensors)
+    return from_layout(tensors, kind, layers, [_own_name(name.removeprefix(prefix), layout) for name in tensors])
 
 
 def _own_name(name: str, layout: str) -> str:

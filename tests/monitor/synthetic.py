@@ -1,6 +1,6 @@
 """Runs whose entropy part and mismatch part are known, as decoding statistics with all the noise of real ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 
 from bebop.monitor.collect import from_stats
 from bebop.monitor.estimate import Array
+from bebop.monitor.probe_set import Sweep
 from bebop.monitor.records import StepRecords
+from bebop.monitor.window import Measure, per_unit, table
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
 
 DRAFTS = 3
@@ -114,3 +116,14 @@ def expected(truth: Truth, window: int = 3, reference: int = 5, steps: int = STE
         return float(now - np.mean([series(step) for step in range(reference)]))
 
     return truth.slope * moved(truth.entropy), moved(truth.mismatch)
+
+
+def sweep_of(steps: Sequence[StepRecords], measure: Measure) -> Sweep:
+    """A sweep of answers to the same prompts (units), the records of one temperature each."""
+    units = np.unique(np.concatenate([records.unit for records in steps]))
+    sums = np.zeros((len(steps), len(units), 4))
+    for records, own in zip(steps, sums, strict=True):
+        present = np.searchsorted(units, np.unique(records.unit))
+        own[present] = np.stack(measure.sums(per_unit(records.unit, table(records))), 1)
+    length, count, entropy, positions = np.moveaxis(sums.sum(1), 1, 0)
+    return Sweep(entropy=tuple(entropy / positions), length=tuple(length / count), sums=sums)

@@ -33,10 +33,8 @@ def explained(name: str) -> list[tuple[Explanation, bool]]:
         steps = run(RUNS[name], seed)
         # Where neither the early slope nor every state is looked at, the middle of the run is left out.
         steps = [*steps[:5], *steps[-6:]] if name in ("both", "mismatch") else steps
-        states = {monitor.observe(records).state for records in steps}  # type: ignore[union-attr]
-        last = monitor.explain()
-        assert last is not None
-        explanations.append((last, states != {"steady"}))
+        seen = [explanation for records in steps if (explanation := monitor.observe(records)) is not None]
+        explanations.append((seen[-1], {explanation.state for explanation in seen} != {"steady"}))
     return explanations
 
 
@@ -103,9 +101,7 @@ def test_unsigned_slope_as_printed_is_caught() -> None:
         steps = run(RUNS["entropy"], seed)
         reference, now = pooled(steps[:5]), pooled(steps[-3:])
         frozen = DriftMonitor(MonitorSettings(draws=200))
-        for records in steps[:5]:
-            frozen.observe(records)
-        last = frozen.explain()
+        last = [frozen.observe(records) for records in steps[:5]][-1]
         assert last is not None
         signed = last.slopes["frozen"]
         assert signed.value.high < 0
@@ -130,9 +126,7 @@ def test_rates_at_each_position_are_recovered() -> None:
     for seed in range(SEEDS):
         rng = np.random.default_rng([3, seed])
         monitor = DriftMonitor(MonitorSettings(draws=200))
-        for step in (0, 1, 2, 3, 4, 20, 21, 22):
-            monitor.observe(step_records(truth, step, rng))
-        last = monitor.explain()
+        last = [monitor.observe(step_records(truth, step, rng)) for step in (0, 1, 2, 3, 4, 20, 21, 22)][-1]
         assert last is not None
         for name, splits in parts.items():
             splits.append(last.parts[name])

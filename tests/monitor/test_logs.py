@@ -10,13 +10,13 @@ import pytest
 
 from bebop.errors import UserError
 from bebop.monitor.collect import from_averages, from_groups, from_stats
-from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
+from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.logs import log_row, read_log
 from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.records import PER_ROW, StepRecords, merge_records
 from bebop.monitor.window import Measure, Window
 from bebop.trajectory import DRAFT_STATS, Completion, DecodeStats, Group, Prompt, Trajectory
-from tests.monitor.synthetic import Truth, constant, ramp, run, step_records
+from tests.monitor.synthetic import Truth, constant, ramp, run, step_records, sweep_of
 
 SETTINGS = MonitorSettings(draws=100)
 RUN = Truth(entropy=ramp(0.5, 0.3), mismatch=constant(0))
@@ -75,22 +75,22 @@ def test_groups_become_rows() -> None:
 
 
 def test_a_log_replays_a_run(tmp_path: Path) -> None:
-    bank = ProbeReading(overlap=np.linspace(0.5, 0.9, 20), entropy=np.linspace(0.1, 0.9, 20), chance=0.2)
+    reading = ProbeReading(overlap=np.linspace(0.5, 0.9, 20), entropy=np.linspace(0.1, 0.9, 20), chance=0.2)
     records = step_records(RUN, 1, np.random.default_rng(1))
     hotter = [
         dataclasses.replace(records, entropy_sum=temperature * records.entropy_sum)
         for temperature in (0.5, 0.8, 1.0, 1.3)
     ]
-    measured = Sweep.of_rollouts(hotter, Measure())
-    sweep = dataclasses.replace(measured, bank=(bank, bank))
+    measured = sweep_of(hotter, Measure())
+    sweep = dataclasses.replace(measured, readings=(reading, reading))
     assert measured.entropy[2] == pytest.approx(records.entropy_sum.sum() / records.entropy_count.sum())
     assert measured.length == pytest.approx([records.emitted.sum() / records.cycles.sum()] * 4)
     steps = run(RUN, 0)
     sweeps = [sweep if i == 1 else None for i in range(len(steps))]
     live = DriftMonitor(SETTINGS)
-    banks = [bank if i % 5 == 0 else None for i in range(len(steps))]
-    explanations = [live.observe(*step) for step in zip(steps, banks, sweeps, strict=True)]
-    rows = [log_row(*step) for step in zip(steps, banks, sweeps, strict=True)]
+    readings = [reading if i % 5 == 0 else None for i in range(len(steps))]
+    explanations = [live.observe(*step) for step in zip(steps, readings, sweeps, strict=True)]
+    rows = [log_row(*step) for step in zip(steps, readings, sweeps, strict=True)]
     monitor = DriftMonitor(SETTINGS)
     again = [step.tell(monitor) for step in read_log(write(tmp_path / "drift.jsonl", *rows))]
     for a, b in zip(explanations, again, strict=True):
@@ -164,32 +164,32 @@ def test_foreign_names_are_mapped(tmp_path: Path) -> None:
     assert records_of(slime, {"step": "rollout/step"})[0].emitted[0] == 3.0
 
 
-def averages(seed: int, change: float) -> DriftMonitor:
-    """A log of averages over 40 steps; after 20 the accept length moves by ``change``."""
+def averages(seed: int, change: float) -> tuple[DriftMonitor, Explanation | None]:
+    """A log of averages over 40 steps; after 20 the accept length moves by ``change``. What its last step shows."""
     rng = np.random.default_rng([41, seed])
     monitor = DriftMonitor(MonitorSettings(draws=200, window_steps=8, reference_steps=10))
     for step in range(40):
         entropy = 0.5 + 0.05 * rng.normal()
         length = 2.8 - 0.8 * (entropy - 0.5) + (change if step > 20 else 0) + 0.02 * rng.normal()
-        monitor.observe(from_averages(step, length=length, entropy=entropy, cycles=1.0))
-    return monitor
+        last = monitor.observe(from_averages(step, length=length, entropy=entropy, cycles=1.0))
+    return monitor, last
 
 
 def test_averages_get_intervals_from_the_scatter_of_steps() -> None:
     held = alarms = 0
     for seed in range(15):
-        still = averages(seed, 0.0).explain()
+        still = averages(seed, 0.0)[1]
         assert still is not None
         held += still.parts["length"].mismatch.low <= 0 <= still.parts["length"].mismatch.high
         alarms += still.state != "steady"
-        fallen = averages(seed, -0.3).explain()
+        fallen = averages(seed, -0.3)[1]
         assert fallen is not None and fallen.state == "mismatch-driven"
         assert fallen.parts["length"].source == "early"
     assert held >= 13 and alarms <= 1
 
 
 def test_averages_that_collapse_are_broken() -> None:
-    monitor = averages(3, 0.0)
+    monitor, _ = averages(3, 0.0)
     fallen = monitor.observe(from_averages(40, length=1.02, entropy=0.5, cycles=1.0))
     assert fallen is not None and fallen.state == "broken"
 

@@ -58,8 +58,7 @@ def test_it_holds_where_the_early_slope_fails() -> None:
         monitor = DriftMonitor(MonitorSettings(draws=200))
         before, after = readings(seed, 0.2, 0.05)
         for step in range(steps):
-            monitor.observe(step_records(run, step, rng), bank={0: before, steps - 1: after}.get(step))
-        last = monitor.explain()
+            last = monitor.observe(step_records(run, step, rng), reading={0: before, steps - 1: after}.get(step))
         assert last is not None
         mismatch = last.parts["bank"].mismatch
         holds += mismatch.low <= -0.05 <= mismatch.high and mismatch.high < 0
@@ -134,7 +133,7 @@ def test_a_run_of_the_monitor_uses_the_first_reading() -> None:
     still = Truth(entropy=constant(0.5), mismatch=constant(0))
     rng = np.random.default_rng(0)
     for step, reading in enumerate([before, after, after, after]):
-        explanation = monitor.observe(step_records(still, step, rng), bank=reading)
+        explanation = monitor.observe(step_records(still, step, rng), reading=reading)
     assert explanation is not None
     assert explanation.parts["bank"].mismatch.point == pytest.approx(-0.1, abs=0.02)
     assert explanation.state == "mismatch-driven"  # the probe set's word counts more than a slope's

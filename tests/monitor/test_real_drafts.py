@@ -16,6 +16,7 @@ from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import Group, SamplingParams, Trajectory
+from tests.monitor.synthetic import sweep_of
 
 pytestmark = pytest.mark.slow
 PROMPTS, ANSWERS = 12, 5
@@ -69,7 +70,7 @@ def start(rollouts: Rollouts) -> tuple[list[StepRecords], Sweep]:
     """The reference, and the same prompts at several temperatures."""
     steps = [rollouts.records() for _ in range(6)]
     temperatures = (0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 1.8)
-    return steps, Sweep.of_rollouts([rollouts.records(temperature, first=0) for temperature in temperatures], LENGTH)
+    return steps, sweep_of([rollouts.records(temperature, first=0) for temperature in temperatures], LENGTH)
 
 
 def after(start: tuple[list[StepRecords], Sweep], events: Iterator[StepRecords]) -> list[Explanation]:
@@ -115,8 +116,6 @@ def test_slopes_between_answers_are_steeper_than_those_of_temperature(start: tup
     """Why a slope over answers is not believed alone: questions with high entropy are harder for the head, too."""
     steps, sweep = start
     monitor = DriftMonitor(MonitorSettings(rate="overlap"))
-    for records in steps:
-        monitor.observe(records, sweep=sweep)
-    explanation = monitor.explain()
+    explanation = [monitor.observe(records, sweep=sweep) for records in steps][-1]
     assert explanation is not None
     assert explanation.slopes["frozen"].value.high < explanation.slopes["temperature"].value.low < 0

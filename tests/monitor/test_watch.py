@@ -149,7 +149,7 @@ def test_the_probe_set_is_read_first_then_regularly_then_at_every_unsettled_step
         due = watch.probe_due(step, groups)
         asked.append(due)
         spoiled = -0.1 if 9 <= step <= 12 else 0.0
-        watch.observe(step, groups, step - 1, bank=None if due is None else reading(spoiled))
+        watch.observe(step, groups, step - 1, reading=None if due is None else reading(spoiled))
     assert [step for step, due in enumerate(asked, 1) if due] == [1, 5, 10, 11, 12, 13, 14, 15]
     first = asked[0]
     assert first is not None and first[1] and all(due is None or not due[1] for due in asked[1:])

@@ -28,7 +28,7 @@ TRUTH = Truth(entropy=lambda step: 0.5 + 0.01 * step, mismatch=lambda step: 0.0 
 def reading(shift: float, temperature: float = 1.0) -> ProbeReading:
     entropy = temperature * np.random.default_rng(0).gamma(2.0, 0.2, 64)
     overlap, unit = 0.8 - 0.2 * entropy + shift, np.arange(64) // 4
-    return ProbeReading(overlap=overlap, entropy=entropy, unit=unit, chance=0.1, looks=tuple(token_probs(shift)))
+    return ProbeReading(overlap=overlap, entropy=entropy, unit=unit, chance=0.1, token_probs=tuple(token_probs(shift)))
 
 
 def token_probs(shift: float) -> list[TokenProbs]:
@@ -61,13 +61,14 @@ def watched_run(folder: Path, steps: int = 14) -> Path:
     watch = Watch(config, run)
     temperatures = (0.5, 0.8, 1.25, 1.6)
     sweep = Sweep(
-        entropy=(0.4, 0.45, 0.6, 0.7), length=(2.9, 2.86, 2.71, 2.6), bank=tuple(reading(0.0, t) for t in temperatures),
+        entropy=(0.4, 0.45, 0.6, 0.7), length=(2.9, 2.86, 2.71, 2.6),
+        readings=tuple(reading(0.0, t) for t in temperatures),
         sums=swept((0.4, 0.45, 0.6, 0.7), (2.9, 2.86, 2.71, 2.6)),
     )  # fmt: skip
     for step in range(1, steps + 1):
         due = watch.probe_due(step, step_groups(TRUTH, step))
-        bank = None if due is None else reading(-0.1 if step > 8 else 0.0, 1 + 0.01 * step)
-        watch.observe(step, step_groups(TRUTH, step), step - 1, bank=bank, sweep=sweep if step == 1 else None)
+        read = None if due is None else reading(-0.1 if step > 8 else 0.0, 1 + 0.01 * step)
+        watch.observe(step, step_groups(TRUTH, step), step - 1, reading=read, sweep=sweep if step == 1 else None)
     watch.close()
     return run
 

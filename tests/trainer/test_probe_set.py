@@ -1,4 +1,4 @@
-"""The bank's reading against the distributions written out, context by context."""
+"""A reading of the probe set against the distributions written out, context by context."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from bebop.model.backbone import Policy
 from bebop.model.mtp import chain
 from bebop.monitor.probe_set import ProbeReading, ProbeText
 from bebop.trainer.policy import PolicyTrainer
-from bebop.trainer.probe_set import HEATS
+from bebop.trainer.probe_set import TEMPERATURES
 from tests.trainer.builders import TEMPERATURE, batch, job, policy
 
 TEXTS = (
@@ -57,33 +57,33 @@ def test_a_reading_by_hand(system: str) -> None:
     assert one.scorer.kept is None
 
 
-def test_looks_are_both_laws_at_the_named_token() -> None:
+def test_token_probs_are_both_distributions_at_the_named_token() -> None:
     source = policy()
-    texts = [dataclasses.replace(text, look=look) for text, look in zip(TEXTS, (2, 1, 9), strict=True)]
+    texts = [dataclasses.replace(text, shown=shown) for text, shown in zip(TEXTS, (2, 1, 9), strict=True)]
     reading, _ = reader(source, trainer={"max_tokens": 16}).read_probe_set(texts)
     places = (2, 5 + 0, 5 + 1 + 9)  # among the contexts of all texts: a prompt of one token has no draft of its first
-    assert [look.text for look in reading.looks] == [0, 1, 2]
-    for look, place, text in zip(reading.looks, places, texts, strict=True):
-        assert look.overlap == pytest.approx(reading.overlap[place], abs=1e-4)
-        inside = sum(map(min, look.target, look.draft))
-        assert inside <= look.overlap + 1e-3 and len(set(look.ids)) == len(look.tokens) >= 6
-        assert look.target == tuple(sorted(look.target, reverse=True)) and sum(look.target) <= 1.001
-        ids = [*text.prompt, *text.answer[: text.look]]
-        assert look.context == source.tokenizer.decode(ids[-16:])
-    assert ProbeReading.from_row(json.loads(json.dumps(reading.to_row()))).looks == reading.looks
+    assert [probs.text for probs in reading.token_probs] == [0, 1, 2]
+    for probs, place, text in zip(reading.token_probs, places, texts, strict=True):
+        assert probs.overlap == pytest.approx(reading.overlap[place], abs=1e-4)
+        inside = sum(map(min, probs.target, probs.draft))
+        assert inside <= probs.overlap + 1e-3 and len(set(probs.ids)) == len(probs.tokens) >= 6
+        assert probs.target == tuple(sorted(probs.target, reverse=True)) and sum(probs.target) <= 1.001
+        ids = [*text.prompt, *text.answer[: text.shown]]
+        assert probs.context == source.tokenizer.decode(ids[-16:])
+    assert ProbeReading.from_row(json.loads(json.dumps(reading.to_row()))).token_probs == reading.token_probs
 
 
 def test_a_sweep_divides_the_same_logits() -> None:
     source = policy()
     reading, sweep = reader(source).read_probe_set(TEXTS, sweep=True)
-    assert sweep is not None and len(sweep.bank) + 1 == len(HEATS) == len(sweep.entropy) == len(sweep.length)
-    for found, temperature in zip((reading, *sweep.bank), HEATS, strict=True):
+    assert sweep is not None and len(sweep.readings) + 1 == len(TEMPERATURES) == len(sweep.entropy) == len(sweep.length)
+    for found, temperature in zip((reading, *sweep.readings), TEMPERATURES, strict=True):
         wanted = np.array([pair for text in TEXTS for pair in by_hand(source, text, TEMPERATURE * temperature)])
         np.testing.assert_allclose(found.overlap, wanted[:, 0], atol=2e-5)
         np.testing.assert_allclose(found.entropy, wanted[:, 1], atol=2e-5)
     assert sweep.entropy[0] == pytest.approx(reading.entropy.mean())
     assert 1 + reading.overlap.mean() < sweep.length[0] < 1 + 3 * reading.overlap.mean()
-    assert reading.chance is not None and 0 < reading.chance < 1 and sweep.bank[0].chance is None
+    assert reading.chance is not None and 0 < reading.chance < 1 and sweep.readings[0].chance is None
 
 
 def test_answers_to_one_prompt_are_one_unit() -> None:
@@ -91,9 +91,9 @@ def test_answers_to_one_prompt_are_one_unit() -> None:
     again = ProbeText(prompt=TEXTS[0].prompt, answer=(20, 21, 22, 23, 24, 25))
     reading, sweep = reader(policy()).read_probe_set([*TEXTS, again], sweep=True)
     assert reading.unit is not None and reading.unit.tolist() == [0] * 5 + [1] + [2] * 20 + [0] * 6
-    assert sweep is not None and sweep.sums is not None and sweep.sums.shape == (len(HEATS), 3, 4)
+    assert sweep is not None and sweep.sums is not None and sweep.sums.shape == (len(TEMPERATURES), 3, 4)
     assert sweep.sums[0, :, 3].tolist() == [11, 1, 20]
-    for temperature, found in enumerate((reading, *sweep.bank)):
+    for temperature, found in enumerate((reading, *sweep.readings)):
         wanted = np.bincount(reading.unit, found.entropy)
         np.testing.assert_allclose(sweep.sums[temperature, :, 2], wanted, rtol=1e-9)
     length, count, entropy, contexts = np.moveaxis(sweep.sums.sum(1), 1, 0)

@@ -1,4 +1,4 @@
-"""Faults in the monitor: intervals, slopes, the split into parts, and the bank."""
+"""Faults in the monitor: intervals, slopes, the split into parts, and the probe set."""
 
 from tests.mutants.fault import fault
 
@@ -202,8 +202,8 @@ FAULTS = (
     fault(
         "monitor/bank-latest-is-first",
         "bebop/monitor/drift_monitor.py",
-        "self._bank = self._bank or bank",
-        "self._bank = bank",
+        "self._first_reading = first or reading",
+        "self._first_reading = reading",
         "monitor/test_probe_set.py::test_a_run_of_the_monitor_uses_the_first_reading",
     ),
     fault(

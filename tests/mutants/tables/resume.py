@@ -208,8 +208,8 @@ FAULTS = (
     fault(
         "resume/oldest",
         "bebop/store.py",
-        "for path in reversed(found):",
-        "for path in found:",
+        "for path in reversed(saved):",
+        "for path in saved:",
         "test_store.py::test_damaged_checkpoints_are_skipped_by_name_and_put_aside",
     ),
     fault(
@@ -222,7 +222,7 @@ FAULTS = (
     fault(
         "resume/newer-not-set-aside",
         "bebop/store.py",
-        "self._place(path) > self._place(found)]",
+        "self._place(path) > self._place(newest)]",
         "False]",
         "test_store.py::test_damaged_checkpoints_are_skipped_by_name_and_put_aside",
     ),

@@ -54,7 +54,8 @@ def test_slope_and_correlation_find_what_was_planted() -> None:
     assert slope(y, x) > 1  # the broken variant: axes exchanged
     r = correlation(x.reshape(3, 6), y.reshape(3, 6))
     assert r.value == pytest.approx(np.corrcoef(x, y)[0, 1]) and r.low > 0.95
-    assert not correlation(x.reshape(3, 6), rng.normal(size=(3, 6))).excludes(0)
+    unrelated = correlation(x.reshape(3, 6), rng.normal(size=(3, 6)))
+    assert unrelated.low <= 0 <= unrelated.high
     assert correlation(x.reshape(3, 6), x.reshape(3, 6)).low > 0.999
 
 

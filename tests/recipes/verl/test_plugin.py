@@ -6,7 +6,7 @@ def functions(**environment: str) -> set[str]:
     return {hook.function for hook in wanted(environment)}
 
 
-STOCK = {"choices.add_adapter", "choices.add_replica", "choices.add_carrier", "driver.hand_over"}
+STOCK = {"choices.add_adapter", "choices.add_replica", "choices.add_transfer", "driver.hand_over"}
 
 
 def test_without_a_job_that_asks_there_are_only_choices() -> None:

@@ -11,7 +11,7 @@ from bebop.config import ModelConfig
 from bebop.model.checkpoint import load_policy, resolve, save_policy
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.sglang.transfer import DiskCarrier, parts
+from bebop.rollout.sglang.transfer import DiskTransfer, parts
 from bebop.rollout.sglang.weights import WeightWatch, by_role, stored_head, update
 from tests.builders import tiny_policy
 
@@ -139,7 +139,7 @@ def test_a_folder_of_weights_is_a_whole_checkpoint(tmp_path: Path) -> None:
             asked.append(payload)
             return {"success": True}
 
-    transfer, heads = DiskCarrier(tmp_path / "weights", tmp_path / "model"), []
+    transfer, heads = DiskTransfer(tmp_path / "weights", tmp_path / "model"), []
     for version, weights in enumerate((other.weights(), other.weights(mtp=True), policy.weights())):
         load = update(weights, version, "mimo", 2)
         asyncio.run(transfer.send(Backend(), load, flush=True))  # type: ignore[arg-type]
