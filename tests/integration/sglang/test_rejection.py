@@ -195,4 +195,4 @@ def test_heads_that_do_not_arrive_are_noticed(fresh: ServedEngine, monkeypatch: 
         patch.setattr(fresh.server.backend, "control", astray)
         with pytest.raises(EngineDied, match="did not arrive"):
             fresh.load_weights(weights, 4)
-    fresh._run(real("continue_generation", {"torch_empty_cache": False}))
+    fresh.run(real("continue_generation", {"torch_empty_cache": False}))
