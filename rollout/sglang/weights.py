@@ -90,8 +90,10 @@ class WeightWatch:
             changed = sorted(name for name in after if before and before.get(name) != after[name])
             if changed and not tensors:
                 raise EngineDied(f"version {load.version} was not for the {role}, but its {changed[0]} changed")
-            mark = self._mark(tensors) if tensors else self.sent.get(role, "")
-            if tensors and before and not changed and self.sent.get(role, mark) != mark:
+            if not tensors:
+                continue
+            mark = self._mark(tensors)
+            if before and not changed and self.sent.get(role, mark) != mark:
                 raise EngineDied(f"version {load.version} of the {role} was sent and did not arrive")
             self.sent[role] = mark
         self.sums = now

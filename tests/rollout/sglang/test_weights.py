@@ -114,6 +114,12 @@ def test_a_target_that_stays_is_noticed_from_the_second_update_on() -> None:
         found.verify(reply("a2"), load(3.0))
 
 
+def test_a_target_that_follows_an_update_of_the_head_alone_may_be_that_of_the_checkpoint() -> None:
+    watched = watch()
+    watched.verify(reply(draft="b2"), load(draft=2.0))
+    watched.verify(reply(draft="b2"), load(1.0, 2.0))
+
+
 def test_changes_too_small_for_the_engine_are_none() -> None:
     found = watch(torch.bfloat16)
     found.verify(reply(), load(draft=1.0 + 1e-5))
