@@ -78,8 +78,9 @@ def without_fault(faults: Sequence[Fault], jobs: int) -> Iterator[Result]:
     tests = sorted({test for fault in faults for test in fault.tests})
     # Neighbours share files; a whole file takes its functions along.
     tests = [test for test in tests if "::" not in test or test.split("::")[0] not in tests]
-    parts = [Fault(f"no fault ({i + 1}/{jobs})", "", "", "", tuple(tests[i::jobs]), "nothing is wrong")
-             for i in range(jobs)]  # fmt: skip
+    count = min(jobs, len(tests))  # a part without tests would run them all
+    parts = [Fault(f"no fault ({i + 1}/{count})", "", "", "", tuple(tests[i::count]), "nothing is wrong")
+             for i in range(count)]  # fmt: skip
     yield from _pool([partial(_start, part, limit=4 * LIMIT) for part in parts], jobs)
 
 
