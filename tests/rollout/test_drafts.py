@@ -1,12 +1,12 @@
 """What a drafter proposes at the two ends: greedy drafts have a distribution without entropy, sampled ones the target's
-heat."""
+temperature."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.rollout.decoding.base import Rows
+from bebop.rollout.decoding.base import Draft, Rows
 from bebop.rollout.decoding.drafters.mtp import MTPDrafter
 from bebop.rollout.decoding.lengths.fixed import FixedLength
 from bebop.rollout.slots import Slots, SlotSizes
@@ -42,17 +42,30 @@ class Constant(MTPDrafter):
         return hidden
 
 
-def test_a_penalty_sees_the_drafts_before() -> None:
-    """Each drafted token is penalised from the next step on, as it will be when it is verified."""
+def proposed(sampling: SamplingParams, **settings: object) -> tuple[Draft, Tensor, Rows, Slots]:
+    """Three drafts from one constant hidden state after the prompt (1, 2), and the logits [1, 1, V] of all of them."""
     policy = tiny_policy(seed=1)
     slots = Slots(SlotSizes(slots=1, length=8, drafts=3, vocab=policy.vocab_size), torch.device("cpu"))
-    slots.start(0, [SamplingParams(repetition_penalty=4.0)], [[1, 2]])
-    config = DecodingConfig(draft_tokens=3)
+    slots.start(0, [sampling], [[1, 2]])
+    config = DecodingConfig(draft_tokens=3, **settings)  # type: ignore[arg-type]
     drafter, rows = Constant(policy, slots, config), Rows(slots, 1, 1)
     drafter.hidden[:] = torch.randn(drafter.hidden.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         draft = drafter.propose(rows, FixedLength(policy, slots, config))
-        logits = policy.logits(drafter.hidden)[:, None]
+        return draft, policy.logits(drafter.hidden)[:, None], rows, slots
+
+
+def test_target_only_drafts_the_most_likely_token() -> None:
+    """Whatever number is drawn, and though the target samples at temperature 1; no distribution is kept."""
+    greedy, logits, *_ = proposed(SamplingParams(), system="target_only")
+    assert greedy.probs is None and (greedy.tokens == logits.argmax(-1)).all()
+    sampled, logits, *_ = proposed(SamplingParams(), system="bebop")
+    assert sampled.probs is not None and (sampled.tokens != logits.argmax(-1)).any()
+
+
+def test_a_penalty_sees_the_drafts_before() -> None:
+    """Each drafted token is penalised from the next step on, as it will be when it is verified."""
+    draft, logits, rows, slots = proposed(SamplingParams(repetition_penalty=4.0))
     assert draft.probs is not None and slots.seen is not None
     seen = slots.seen.clone()
     for step in range(3):
