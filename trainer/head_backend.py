@@ -178,9 +178,11 @@ class WholeBackend(TorchBackend):
         """With embedding and language-model head whole."""
         if self.world > 1 or isinstance(self.policy.backbone.get_output_embeddings().weight, DTensor):
             self.shared = whole_tables(self.policy)
-        with super().updating():
-            yield
-        self.shared = None
+        try:
+            with super().updating():
+                yield
+        finally:
+            self.shared = None
 
     def reduce(self, scale: float) -> Tensor:
         """Sums of the ranks' gradients."""
