@@ -92,7 +92,7 @@ def test_a_file_task_needs_its_file(path: str | None, reason: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("top_k", 5), ("top_p", 0.9), ("min_p", 0.1), ("repetition_penalty", 1.2)])
-def test_training_on_truncated_laws_needs_rescoring(name: str, value: float) -> None:
+def test_training_on_truncated_distributions_needs_rescoring(name: str, value: float) -> None:
     sampling = {"rollout": {"sampling": {name: value}}}
     text = message(sampling)
     assert text.startswith("rollout.sampling={") and f"'{name}': {value}" in text and "algorithm.rescore=true" in text

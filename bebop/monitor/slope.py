@@ -119,9 +119,9 @@ def temperature_slope(
         return Slope(source="temperature", value=bare, spread=spread, unidentified=reason)
     rng = np.random.default_rng([seed, units, TEMPERATURE_DRAWS])
     weights = np.concatenate([np.ones((1, units)), resample(units, draws, rng)])  # the first row is the point
-    totals, counts, heats, positions = np.moveaxis(np.einsum("bu,tuk->btk", weights, sums), -1, 0)
+    totals, counts, entropies, positions = np.moveaxis(np.einsum("bu,tuk->btk", weights, sums), -1, 0)
     # A replicate that drafted nothing at some temperature says nothing: it takes the point.
-    slopes = _slopes(*(_filled(*pair) for pair in ((heats, positions), (totals, counts))))
+    slopes = _slopes(*(_filled(*pair) for pair in ((entropies, positions), (totals, counts))))
     away = t_over_normal(units - 1) * np.where(np.isfinite(slopes), slopes - slopes[0], 0.0)[1:]
     return Slope(source="temperature", value=Estimate(point=point, draws=point + away), spread=spread)
 

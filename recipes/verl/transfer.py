@@ -13,13 +13,13 @@ from verl.checkpoint_engine.base import CheckpointEngine
 
 from bebop.verl_job.object_store import ObjectStore
 
-LETTERBOX = "bebop_letterbox"
+STORE = "bebop_object_store"  # the actor's name
 
 
 class ObjectStoreTransfer(CheckpointEngine):
     """See ``CheckpointEngine``; rank 0 of the trainer sends, every replica reads the same object."""
 
-    _letterbox: Any = None  # kept by whoever builds the topology, for as long as it lives
+    _store: Any = None  # kept by whoever builds the topology, for as long as it lives
 
     def __init__(self, bucket_size: int = 0, is_master: bool = False) -> None:
         self.is_master = is_master
@@ -33,9 +33,9 @@ class ObjectStoreTransfer(CheckpointEngine):
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """Everybody is given the object store."""
-        if cls._letterbox is None:
-            cls._letterbox = ray.remote(ObjectStore).options(name=LETTERBOX, get_if_exists=True, num_cpus=0).remote()
-        return {"box": [cls._letterbox] * actor_wg_world_size}, {"box": [cls._letterbox] * rollout_world_size}
+        if cls._store is None:
+            cls._store = ray.remote(ObjectStore).options(name=STORE, get_if_exists=True, num_cpus=0).remote()
+        return {"box": [cls._store] * actor_wg_world_size}, {"box": [cls._store] * rollout_world_size}
 
     def init_process_group(self, box: Any) -> None:
         """See ``CheckpointEngine``."""

@@ -57,7 +57,7 @@ def block_rule(tokens: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Te
     test."""
     K = tokens.shape[1]
     weights, h = block_thresholds(tokens, q, p, torch.full((len(tokens),), K))
-    return largest(h), next_laws(weights, q, p), h
+    return largest(h), next_distributions(weights, q, p), h
 
 
 def largest(h: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def largest(h: Tensor) -> Tensor:
     return torch.cat([torch.ones_like(h[:, :1]), h], 1) * none_after
 
 
-def next_laws(weights: Tensor, q: Tensor, p: Tensor) -> Tensor:
+def next_distributions(weights: Tensor, q: Tensor, p: Tensor) -> Tensor:
     K = q.shape[1]
     rows = [residual_distribution(weights[:, i], p[:, i], q[:, i]) for i in range(K)] + [p[:, K]]
     probs = torch.stack(rows, 1)
@@ -75,20 +75,20 @@ def next_laws(weights: Tensor, q: Tensor, p: Tensor) -> Tensor:
 
 
 def stop_at_first_failure(tokens: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    _, laws_, h = block_rule(tokens, q, p)
+    _, next_probs, h = block_rule(tokens, q, p)
     reached = torch.cat([torch.ones_like(h[:, :1]), h.cumprod(-1)], 1)
     stop = torch.cat([1 - h, torch.ones_like(h[:, :1])], 1)
-    return reached * stop, laws_, h
+    return reached * stop, next_probs, h
 
 
 def residual_without_weight(tokens: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     accepted, _, h = block_rule(tokens, q, p)
-    return accepted, next_laws(torch.ones_like(accepted), q, p), h
+    return accepted, next_distributions(torch.ones_like(accepted), q, p), h
 
 
 def weights_as_thresholds(tokens: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     weights, _ = block_thresholds(tokens, q, p, torch.full((len(tokens),), tokens.shape[1]))
-    return largest(weights[:, 1:]), next_laws(weights, q, p), weights[:, 1:]
+    return largest(weights[:, 1:]), next_distributions(weights, q, p), weights[:, 1:]
 
 
 def output_error(world: World, rule: Rule) -> float:
@@ -96,10 +96,10 @@ def output_error(world: World, rule: Rule) -> float:
     target."""
     accepted, following, _ = rule(world.chains, world.q, world.p)
     emitted: dict[tuple[int, ...], float] = {}
-    for chain, mass, counts, laws_ in zip(world.chains.tolist(), world.mass, accepted, following, strict=True):
+    for chain, mass, counts, next_probs in zip(world.chains.tolist(), world.mass, accepted, following, strict=True):
         for n, v in product(range(world.K + 1), range(world.V)):
             key = (*chain[:n], v)
-            emitted[key] = emitted.get(key, 0.0) + float(mass * counts[n] * laws_[n, v])
+            emitted[key] = emitted.get(key, 0.0) + float(mass * counts[n] * next_probs[n, v])
     worst = 0.0
     for tokens in product(range(world.V), repeat=world.K + 1):
         whole, found = world.sequence(tokens), 0.0
@@ -128,7 +128,7 @@ SIZES = [(2, 1), (2, 4), (3, 3), (4, 2)]
 
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("V", "K"), SIZES)
-def test_joint_law_is_the_targets(V: int, K: int, zeros: bool) -> None:
+def test_joint_distribution_is_the_targets(V: int, K: int, zeros: bool) -> None:
     for seed in range(2):
         assert output_error(World(V, K, 10 * seed, zeros), block_rule) < 1e-13
 
@@ -170,12 +170,12 @@ def test_the_function_decides_as_the_enumerated_rule(zeros: bool) -> None:
     assert accepted[lengths == 0].unique().tolist() == [0] and accepted.unique().tolist() == [0, 1, 2, 3]
     for length in (1, 2, 3):
         row = lengths == length
-        _, laws_, h = block_rule(tokens[row, :length], q[row, :length], p[row, : length + 1])
+        _, next_probs, h = block_rule(tokens[row, :length], q[row, :length], p[row, : length + 1])
         qualifies = (u[row, :length] < h).tolist()
         expected = torch.tensor([max([0, *(i + 1 for i, yes in enumerate(line) if yes)]) for line in qualifies])
         assert torch.equal(accepted[row], expected)
         number = torch.where(expected == length, u[row, 4], u[row, 3])
-        assert torch.equal(token[row], sample(laws_[torch.arange(len(expected)), expected], number))
+        assert torch.equal(token[row], sample(next_probs[torch.arange(len(expected)), expected], number))
     bonus = lengths == 0
     assert torch.equal(token[bonus], sample(p[bonus, 0], u[bonus, 4]))
 

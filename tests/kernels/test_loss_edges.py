@@ -30,14 +30,14 @@ def test_identities_of_the_gradient_and_a_planted_fault() -> None:
     assert planted.sum(-1).abs().max() > 0.1
 
 
-def test_equal_laws() -> None:
+def test_equal_distributions() -> None:
     draft, _ = logits(3, 77)
     for kind in ("tv", "kl", "rkl", "nla", "hybrid"):
         loss, grad = found(draft, draft, kind)
         assert loss.abs().max() < 1e-6 and grad.abs().max() < 1e-6
 
 
-def test_one_hot_and_disjoint_laws() -> None:
+def test_one_hot_and_disjoint_distributions() -> None:
     """By hand: p = one-hot at 0 gives alpha = q_0; without a common token the TV loss is 1 and its gradient 0."""
     draft, target = torch.zeros(2, 4), torch.full((2, 4), -INF)
     target[0, 0] = target[1, 3] = 0.0
@@ -107,7 +107,7 @@ def test_where_the_formulas_of_others_give_nan() -> None:
         assert grad[:, :200].abs().max() == 0
 
 
-def test_divergences_of_laws_without_the_token_stay_in_their_row() -> None:
+def test_divergences_of_distributions_without_the_token_stay_in_their_row() -> None:
     draft, target = logits(2, 30)
     target[0, 3] = -INF
     loss, grad = found(draft, target, "rkl")
@@ -116,7 +116,7 @@ def test_divergences_of_laws_without_the_token_stay_in_their_row() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_that_are_no_laws(kind: str, dtype: torch.dtype) -> None:
+def test_rows_that_are_no_distributions(kind: str, dtype: torch.dtype) -> None:
     """No finite logit on a side: NaN in every number and all of the gradient, as in the reference; others keep it."""
     draft, target = logits(5, 30, dtype)
     clean = row_losses(draft, target, kind=kind, labels=labels_for(kind, 5, 30))

@@ -125,7 +125,7 @@ def test_masked_tiles(kind: str, path: dict[str, int]) -> None:
     assert_equal(found, expected(draft, target, kind))
 
 
-def test_divergences_from_a_law_without_the_token_are_infinite() -> None:
+def test_divergences_from_a_distribution_without_the_token_are_infinite() -> None:
     draft, target = logits(1, 200)
     without = draft.clone()
     without[:, 3] = -INF
@@ -148,7 +148,7 @@ def test_ties_and_identities_of_the_gradient(path: dict[str, int]) -> None:
     torch.testing.assert_close(found.grad.double().abs().sum(-1), 2 * below * (1 - below), rtol=0, atol=1e-6)
 
 
-def test_one_hot_and_disjoint_laws() -> None:
+def test_one_hot_and_disjoint_distributions() -> None:
     """By hand: p = one-hot at 0 gives alpha = q_0; without a common token the loss is 1 and the gradient 0."""
     draft, target = torch.zeros(2, 4, device=DEVICE), torch.full((2, 4), -INF, device=DEVICE)
     target[0, 0] = target[1, 3] = 0.0
@@ -190,7 +190,7 @@ def test_any_shape_and_values(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("path", [{"block": 128}, {"splits": 2, "block": 128}], ids=("row", "split"))
-def test_laws_without_a_common_token_and_rows_that_are_none(kind: str, path: dict[str, int]) -> None:
+def test_distributions_without_a_common_token_and_rows_that_are_none(kind: str, path: dict[str, int]) -> None:
     """Where nothing is shared: as the reference says. No finite logit on a side: NaN in every number and kind."""
     draft, target = logits(5, 200)
     draft[0, 100:] = target[0, :100] = -INF

@@ -27,7 +27,7 @@ def logits(rows: int, vocabulary: int, dtype: torch.dtype = torch.float32) -> Te
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.9, 0), (1.0, 20), (0.8, 50), (0.05, 0), (0.999, 0), (1.0, 1)])
-def test_equals_the_law_of_the_rollout(dtype: torch.dtype, top_p: float, top_k: int) -> None:
+def test_equals_the_distribution_of_the_rollout(dtype: torch.dtype, top_p: float, top_k: int) -> None:
     """bf16 logits of 3,000 tokens have ties everywhere, at the border too."""
     given_logits = logits(6, 3000, dtype)
     found = (truncate_(given_logits.clone(), 0.8, top_p, top_k).float() / 0.8).softmax(-1)

@@ -36,7 +36,7 @@ def faults(u: Tensor) -> list[str]:
     grid = torch.arange(n, dtype=torch.float64) / n
     distance = torch.maximum((ordered - grid).max(), (grid + 1 / n - ordered).max())
     if distance > 2.0 * error:  # Kolmogorov-Smirnov: exceeded with probability 7e-4
-        found.append("law")
+        found.append("distribution")
     for axis, name in enumerate(("seeds", "counters", "lanes")):
         for lag in (1, 2):
             x, y = u.narrow(axis, 0, u.shape[axis] - lag), u.narrow(axis, lag, u.shape[axis] - lag)
@@ -84,7 +84,7 @@ def squared(seeds: Tensor, counters: Tensor, count: int) -> Tensor:
         (unmixed_counter, "repeats"),
         (seedless, "correlation over seeds"),
         (closed, "range"),
-        (squared, "law"),
+        (squared, "distribution"),
     ],
 )
 def test_broken_generators_are_caught(draw: Draw, fault: str) -> None:

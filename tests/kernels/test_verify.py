@@ -72,7 +72,9 @@ def test_equals_the_plain_loop(chain: tuple[Tensor, Tensor, Tensor, Tensor, Tens
 
 @settings(max_examples=100, deadline=None)
 @given(chains())
-def test_drafts_that_were_not_sampled_need_no_law(chain: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]) -> None:
+def test_drafts_that_were_not_sampled_need_no_distribution(
+    chain: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+) -> None:
     """Greedy or looked-up drafts: without a distribution what the dense one-hot distribution gives, by chain and by
     block."""
     tokens, _, p, u, lengths = chain
@@ -109,7 +111,7 @@ def test_sample_at_the_ends_of_the_unit_interval(dtype: torch.dtype) -> None:
     assert wrong[0] == 0 and probs[0, 0] == 0  # picks a token of probability zero at u = 0
 
 
-def test_sample_follows_the_law() -> None:
+def test_sample_follows_the_distribution() -> None:
     probs = torch.tensor([0.1, 0.0, 0.25, 0.4, 0.0, 0.25], dtype=torch.float64)
     u = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
     counts = sample(probs.expand(4000, -1) * 7.0, u).bincount(minlength=6).double() / 4000  # unnormalised on purpose
@@ -120,7 +122,7 @@ def grid(n: int) -> Tensor:
     return (torch.arange(n, dtype=torch.float64) + 0.5) / n
 
 
-def output_law(verify: Verify, p: Tensor, q: Tensor, bonus: Tensor, n: int = 200) -> tuple[Tensor, Tensor]:
+def output_distribution(verify: Verify, p: Tensor, q: Tensor, bonus: Tensor, n: int = 200) -> tuple[Tensor, Tensor]:
     """BatchSampling [V] of the first and (joint with an accepted first) second token of one draft, without randomness.
 
     Each draft in proportion to q, the test and the next token's number over a grid of n x n.
@@ -146,8 +148,8 @@ ONE_HOT = torch.tensor([0, 0, 0, 1.0, 0], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("q", [Q, P, ONE_HOT, torch.tensor([0, 1.0, 0, 0, 0], dtype=torch.float64)])
-def test_output_law_is_the_targets(q: Tensor) -> None:
-    first, second = output_law(chain_verify, P, q, BONUS)
+def test_output_distribution_is_the_targets(q: Tensor) -> None:
+    first, second = output_distribution(chain_verify, P, q, BONUS)
     assert (first - P).abs().max() < 0.008
     overlap = torch.minimum(P, q).sum()
     assert (second.sum() - overlap).abs() < 0.008
@@ -174,7 +176,7 @@ def wrong_bonus(tokens: Tensor, q: Tensor, p: Tensor, u: Tensor) -> tuple[Tensor
 
 @pytest.mark.parametrize("verify", [wrong_residual, wrong_test, wrong_bonus])
 def test_broken_rules_are_caught(verify: Verify) -> None:
-    first, second = output_law(verify, P, Q, BONUS)
+    first, second = output_distribution(verify, P, Q, BONUS)
     overlap = torch.minimum(P, Q).sum()
     assert max((first - P).abs().max(), (second - overlap * BONUS).abs().max()) > 0.03
 
@@ -191,7 +193,7 @@ def test_one_hot_draft_is_target_only() -> None:
     assert torch.equal(token, expected) and 0 < accepted.sum() < n
 
 
-def test_equal_laws_accept_everything_and_survive_rounding() -> None:
+def test_equal_distributions_accept_everything_and_survive_rounding() -> None:
     p = torch.rand(64, 1, 50, generator=torch.Generator().manual_seed(1)).softmax(-1)
     target, u = torch.cat([p, p], 1), torch.full((64, 3), BELOW_ONE, dtype=torch.float64)
     tokens = sample(p, torch.rand(64, 1, dtype=torch.float64))

@@ -72,7 +72,7 @@ def test_equals_the_reference_on_softmaxes(dtype: torch.dtype) -> None:
     assert len(expected[0].unique()) >= 3
 
 
-def test_one_hot_drafts_need_no_law() -> None:
+def test_one_hot_drafts_need_no_distribution() -> None:
     """Drafts that were not sampled: what the dense one-hot distributions give, with ragged lengths and tokens without
     mass."""
     tokens, _, target = distributions(8, 3, 300, 5)
@@ -216,7 +216,7 @@ def p_value(verify: Verify, seed: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_joint_law_of_accepted_and_next_tokens(seed: int) -> None:
+def test_joint_distribution_of_accepted_and_next_tokens(seed: int) -> None:
     assert p_value(reference, seed) > 0.001 / 5
 
 

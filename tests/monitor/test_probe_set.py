@@ -20,7 +20,7 @@ def curve(entropy: Array) -> Array:
 def readings(
     seed: int, temperature: float, mismatch: float, contexts: int = CONTEXTS
 ) -> tuple[ProbeReading, ProbeReading]:
-    """Before and after; entropies are multiplied by exp(heat), every overlap loses ``mismatch``."""
+    """Before and after; entropies are multiplied by exp(temperature), every overlap loses ``mismatch``."""
     rng = np.random.default_rng([11, seed])
     unit = np.arange(contexts) * ANSWERS // CONTEXTS
     before = rng.gamma(2.0, 0.25, contexts) * np.exp(0.2 * rng.normal(size=unit.max() + 1)[unit])
@@ -86,7 +86,7 @@ def test_a_sweep_tells_hard_contexts_from_hot_ones() -> None:
         assert not any(part.unidentified for part in parts)
         matched += abs(parts[0].mismatch.point + 0.03) < 1e-3
         across += parts[1].mismatch.low <= -0.03 <= parts[1].mismatch.high
-    assert matched == 40 and across == 0  # without it the heat is charged at the rate of hard contexts
+    assert matched == 40 and across == 0  # without it the entropy is charged at the rate of hard contexts
 
 
 def test_entropies_beyond_the_sweep_are_not_extrapolated() -> None:

@@ -120,7 +120,7 @@ def test_slopes_go_through_the_first_steps(page: str) -> None:
     assert slope == pytest.approx(-1.03, abs=0.1) and "per nat" in line["hovertemplate"]
 
 
-def test_laws_are_shown_where_they_moved_most(page: str) -> None:
+def test_distributions_are_shown_where_they_moved_most(page: str) -> None:
     plots = drawn(page, CARDS[3])
     assert len(plots) == 6 and "after “7 + 1 =⏎”: overlap 0.70 → 0.61" in page and "after “1 + 1" not in page
     assert page.count("after “7 + 1") == 1

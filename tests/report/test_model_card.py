@@ -71,5 +71,5 @@ def test_no_folder_of_the_machine_is_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sampling", "words"), [({"top_p": 0.9}, "top_p 0.9"), ({"temperature": 0.6}, "temperature 0.6")]
 )
-def test_the_sampling_law_is_named(tmp_path: Path, sampling: dict[str, float], words: str) -> None:
+def test_the_sampling_distribution_is_named(tmp_path: Path, sampling: dict[str, float], words: str) -> None:
     assert words in card(tmp_path, config(data={"sampling": sampling})).split("## Acceptance")[0]

@@ -44,7 +44,7 @@ def test_the_queue_is_first_come_first_served() -> None:
     assert order == [0, 1, 2, 3]
 
 
-def test_laws_of_bfloat16_logits_are_single_precision() -> None:
+def test_distributions_of_bfloat16_logits_are_single_precision() -> None:
     """A softmax in bfloat16 would be off by a hundredth in places, and so would every log-prob."""
     logits = (4 * torch.randn(50, 1, 300, generator=torch.Generator().manual_seed(0))).bfloat16()
     exact = logits.double().softmax(-1)

@@ -28,7 +28,7 @@ LEVEL = 1e-3
 Fault = AcceptanceRule | type[SlotContext] | None
 
 
-def exact_law(policy: Policy, prompt: Sequence[int], temperature: float) -> np.ndarray:
+def exact_distribution(policy: Policy, prompt: Sequence[int], temperature: float) -> np.ndarray:
     """Joint distribution [V, V, V] of the next three tokens, by enumeration."""
     pairs = torch.tensor(list(itertools.product(range(VOCAB), repeat=2)))
     ids = torch.cat([torch.tensor(prompt).expand(len(pairs), -1), pairs], 1)
@@ -85,12 +85,12 @@ def smallest_p(policy: Policy, system: DecodingConfig, temperature: float, fault
     (Bonferroni)."""
     values = []
     for prompt in PROMPTS:
-        sampling = exact_law(policy, prompt, temperature)
+        expected = exact_distribution(policy, prompt, temperature)
         counts = draw(policy, system, prompt, temperature, fault)
-        values.append(p_value(counts, sampling))
+        values.append(p_value(counts, expected))
         for axis in range(TOKENS):
             others = tuple(a for a in range(TOKENS) if a != axis)
-            values.append(p_value(counts.sum(others), sampling.sum(others)))
+            values.append(p_value(counts.sum(others), expected.sum(others)))
     return min(values) * len(values)
 
 
@@ -101,7 +101,7 @@ def policy() -> Policy:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_the_output_law_is_the_target(policy: Policy, name: str, temperature: float) -> None:
+def test_the_output_distribution_is_the_target(policy: Policy, name: str, temperature: float) -> None:
     system = DecodingConfig(system=name, draft_tokens=2)
     assert SYSTEMS[name].exact
     assert smallest_p(policy, system, temperature) > LEVEL

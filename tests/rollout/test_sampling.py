@@ -62,7 +62,7 @@ def hugging_face(logits: Tensor, context: Tensor, sampling: SamplingParams) -> T
     return steps(context, logits.clone()).softmax(-1)
 
 
-def laws_of(rows: Sequence[SamplingParams]) -> BatchSampling:
+def distributions_of(rows: Sequence[SamplingParams]) -> BatchSampling:
     """BatchSampling with every column present."""
 
     def column(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -85,11 +85,11 @@ def inputs(rows: int, vocab: int = 40, seed: int = 0) -> tuple[Tensor, Tensor, T
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_laws_are_those_of_hugging_face(setting: dict[str, Any]) -> None:
+def test_distributions_are_those_of_hugging_face(setting: dict[str, Any]) -> None:
     sampling = SamplingParams(**setting)
     logits, context, seen = inputs(50)
     expected = hugging_face(logits, context, sampling)
-    got = laws_of([sampling] * 50).probs(logits[:, None], seen[:, None])[:, 0]
+    got = distributions_of([sampling] * 50).probs(logits[:, None], seen[:, None])[:, 0]
     assert (got - expected).abs().max() < 1e-6
     assert ((got > 0) == (expected > 0)).all() and (got.sum(-1) - 1).abs().max() < 1e-6
     if setting and setting.get("top_k") != 500:  # and the setting does something
@@ -98,14 +98,14 @@ def test_laws_are_those_of_hugging_face(setting: dict[str, Any]) -> None:
 
 def test_columns_left_out_are_neutral() -> None:
     logits, _, seen = inputs(20)
-    neutral = laws_of([SamplingParams()] * 20).probs(logits[:, None], seen[:, None])
+    neutral = distributions_of([SamplingParams()] * 20).probs(logits[:, None], seen[:, None])
     assert torch.allclose(BatchSampling().probs(logits[:, None], seen[:, None]), neutral, atol=1e-7)
 
 
 def test_mixed_rows_do_not_touch_one_another() -> None:
     rows = [SamplingParams(**setting) for setting in SETTINGS] + [SamplingParams(temperature=0.0, top_p=0.5)]
     logits, context, seen = inputs(len(rows), seed=1)
-    got = laws_of(rows).probs(logits[:, None], seen[:, None])[:, 0]
+    got = distributions_of(rows).probs(logits[:, None], seen[:, None])[:, 0]
     for i, sampling in enumerate(rows[:-1]):
         assert (got[i] - hugging_face(logits[i : i + 1], context[i : i + 1], sampling)[0]).abs().max() < 1e-6
     assert got[-1].max() == 1 and got[-1].argmax() == logits[-1].argmax()
@@ -123,11 +123,11 @@ def test_temperature_zero_is_one_hot_on_the_best(setting: dict[str, Any]) -> Non
     sampling = SamplingParams(temperature=0.0, **setting)
     logits, context, seen = inputs(30, seed=2)
     best = RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(context, logits.clone()).argmax(-1)
-    got = laws_of([sampling] * 30).probs(logits[:, None], seen[:, None])[:, 0]
+    got = distributions_of([sampling] * 30).probs(logits[:, None], seen[:, None])[:, 0]
     assert torch.equal(got, torch.nn.functional.one_hot(best, 40).float())
 
 
-def test_entropy_of_known_laws() -> None:
+def test_entropy_of_known_distributions() -> None:
     distributions = torch.tensor([[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0.25, 0.25, 0.25, 0.25]])
     assert entropy(distributions).tolist() == pytest.approx([0.0, np.log(2), np.log(4)])
 
@@ -150,7 +150,9 @@ def policy() -> Policy:
     return tiny_policy(VOCAB, seed=3, sharp=16.0)
 
 
-def next_law(policy: Policy, context: Sequence[int], sampling: SamplingParams, seen: int | None = None) -> np.ndarray:
+def next_distribution(
+    policy: Policy, context: Sequence[int], sampling: SamplingParams, seen: int | None = None
+) -> np.ndarray:
     """The exact distribution [V] of the token after ``context``: one plain forward, then transformers' processors.
 
     ``seen``: how many of the context's tokens a penalty sees; None: all.
@@ -162,10 +164,10 @@ def next_law(policy: Policy, context: Sequence[int], sampling: SamplingParams, s
     return hugging_face(logits, ids[:, :seen], sampling)[0].double().numpy()
 
 
-def joint_law(policy: Policy, sampling: SamplingParams, remember: bool = True) -> np.ndarray:
+def joint_distribution(policy: Policy, sampling: SamplingParams, remember: bool = True) -> np.ndarray:
     """The exact joint distribution [V, V] of the next two tokens; ``remember``: penalties see the first of them."""
-    first, seen = next_law(policy, PROMPT, sampling), None if remember else len(PROMPT)
-    return np.stack([first[a] * next_law(policy, [*PROMPT, a], sampling, seen) for a in range(VOCAB)])
+    first, seen = next_distribution(policy, PROMPT, sampling), None if remember else len(PROMPT)
+    return np.stack([first[a] * next_distribution(policy, [*PROMPT, a], sampling, seen) for a in range(VOCAB)])
 
 
 def p_value(counts: np.ndarray, sampling: np.ndarray) -> float:
@@ -201,19 +203,20 @@ def smallest_p(
     counts = np.zeros((VOCAB, VOCAB))
     for tokens, count in Counter(tuple(a.token_ids[:2].tolist()) for a in generate(engine, asked)).items():
         counts[tokens] = count
-    sampling = joint_law(policy, asked[0].params) if expected is None else expected
+    if expected is None:
+        expected = joint_distribution(policy, asked[0].params)
     return 3 * min(
-        p_value(counts, sampling), p_value(counts.sum(0), sampling.sum(0)), p_value(counts.sum(1), sampling.sum(1))
+        p_value(counts, expected), p_value(counts.sum(0), expected.sum(0)), p_value(counts.sum(1), expected.sum(1))
     )
 
 
 @pytest.mark.parametrize("setting", ENGINE_SETTINGS, ids=str)
 @pytest.mark.parametrize("name", ["autoregressive", "target_only", "bebop"])
-def test_the_engine_samples_the_truncated_law(policy: Policy, name: str, setting: dict[str, Any]) -> None:
+def test_the_engine_samples_the_truncated_distribution(policy: Policy, name: str, setting: dict[str, Any]) -> None:
     assert smallest_p(policy, DecodingConfig(system=name, draft_tokens=2), setting) > LEVEL
 
 
-def drafts_from_the_whole_law(decoder: DraftVerify) -> None:
+def drafts_from_the_whole_distribution(decoder: DraftVerify) -> None:
     """Drafts come from the distribution without truncation, and the truncated q is what is verified."""
     assert decoder.drafter is not None
     propose = decoder.drafter.propose
@@ -254,9 +257,9 @@ def forgets_drafts(decoder: DraftVerify) -> None:
     decoder._verify = broken  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("fault", [drafts_from_the_whole_law, verifies_untruncated])
+@pytest.mark.parametrize("fault", [drafts_from_the_whole_distribution, verifies_untruncated])
 @pytest.mark.parametrize("setting", [{"top_k": 2}, {"top_p": 0.6}], ids=str)
-def test_laws_that_do_not_match_are_caught(
+def test_distributions_that_do_not_match_are_caught(
     policy: Policy, fault: Callable[[DraftVerify], None], setting: dict[str, Any]
 ) -> None:
     assert smallest_p(policy, DecodingConfig(draft_tokens=2), setting, fault) < LEVEL / 100
@@ -266,7 +269,7 @@ def test_a_penalty_that_forgets_the_block_would_be_caught(policy: Policy) -> Non
     """Drafts count for the tokens after them in the same block: without that the distribution is far from what is
     drawn."""
     sampling = SamplingParams(repetition_penalty=2.5)
-    forgetful = joint_law(policy, sampling, remember=False)
+    forgetful = joint_distribution(policy, sampling, remember=False)
     system = DecodingConfig(system="bebop", draft_tokens=2)
     assert smallest_p(policy, system, {"repetition_penalty": 2.5}, expected=forgetful) < LEVEL / 100
 
@@ -277,7 +280,7 @@ def test_a_penalty_that_forgets_the_answer_is_caught(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("name", ["autoregressive", "target_only", "bebop", "bebop_adaptive"])
-def test_logprobs_are_those_of_the_truncated_law(policy: Policy, name: str) -> None:
+def test_logprobs_are_those_of_the_truncated_distribution(policy: Policy, name: str) -> None:
     """Rows with different distributions side by side; each token's log-prob against a plain forward and
     transformers."""
     engine = TorchEngine(policy, DecodingConfig(system=name, draft_tokens=3), slots=3, max_length=32)
@@ -286,5 +289,5 @@ def test_logprobs_are_those_of_the_truncated_law(policy: Policy, name: str) -> N
     asked = [dataclasses.replace(r, params=p) for r, p in zip(requests(prompts), distributions, strict=True)]
     for request, answer in zip(asked, generate(engine, asked), strict=True):
         for t, token in enumerate(answer.token_ids.tolist()):
-            sampling = next_law(policy, [*request.token_ids, *answer.token_ids[:t].tolist()], request.params)
+            sampling = next_distribution(policy, [*request.token_ids, *answer.token_ids[:t].tolist()], request.params)
             assert answer.logprobs[t] == pytest.approx(np.log(sampling[token]), abs=2e-5)

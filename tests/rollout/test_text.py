@@ -41,7 +41,7 @@ def characters() -> PreTrainedTokenizerFast:
 
 TOKENIZER = characters()
 STOP, PAD, EOT = (TOKENIZER.convert_tokens_to_ids(name) for name in SPECIAL[:3])
-LAW = SamplingParams(stop_token_ids=(STOP,))
+SAMPLING = SamplingParams(stop_token_ids=(STOP,))
 
 
 def ids_of(text: str) -> list[int]:
@@ -81,8 +81,8 @@ def served(said: str) -> Completion:
     for piece, reason in ((ids[:2], "abort"), (ids[2:], "stop")):
         meta: dict[str, Any] = {"finish_reason": {"type": reason}, "weight_version": "0"}
         meta["output_token_logprobs"] = [[-1.0, token, None] for token in piece]
-        decoded = part({"output_ids": piece, "meta_info": meta}, LAW, 0)
-        answer = appended(answer, decoded, LAW, AnswerText(TOKENIZER), recomputed=False)
+        decoded = part({"output_ids": piece, "meta_info": meta}, SAMPLING, 0)
+        answer = appended(answer, decoded, SAMPLING, AnswerText(TOKENIZER), recomputed=False)
     assert answer.token_ids.tolist() == ids
     return answer
 

@@ -17,7 +17,7 @@ from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps, make_objective
 from tests.builders import tiny_policy
 from tests.kernels.unfused import e2e_tv_loss
 
-LAW = Sampling(temperature=0.7)
+SAMPLING = Sampling(temperature=0.7)
 KINDS = [name for name in OBJECTIVES if not name.startswith("e2e")]
 
 
@@ -32,7 +32,7 @@ def rows(seed: int = 0) -> ChainRows:
     return chain_rows([TokenRow(prompt=some(p), answer=some(a)) for p, a in sizes], 3)
 
 
-def steps_of(policy: Policy, texts: ChainRows, sampling: Sampling = LAW) -> Steps:
+def steps_of(policy: Policy, texts: ChainRows, sampling: Sampling = SAMPLING) -> Steps:
     assert policy.mtp is not None
     hidden = policy.hidden(texts.token_ids, torch.arange(texts.token_ids.shape[1])[None], CausalContext())
     weight = policy.backbone.get_output_embeddings().weight
@@ -82,7 +82,7 @@ def test_objectives_differ() -> None:
 def test_hard_ce_takes_the_tokens_of_the_data() -> None:
     policy = tiny_policy()
     steps = steps_of(policy, rows())
-    logits = (steps.draft @ steps.weight.T)[steps.mask] / LAW.temperature
+    logits = (steps.draft @ steps.weight.T)[steps.mask] / SAMPLING.temperature
     wanted = torch.nn.functional.cross_entropy(logits, steps.tokens[steps.mask])
     assert OBJECTIVES["hard_ce"].loss(steps).item() == pytest.approx(wanted.item(), abs=1e-5)
     moved = dataclasses.replace(steps, tokens=steps.tokens.roll(1, -1))
@@ -108,7 +108,7 @@ def leaky(policy: Policy, texts: ChainRows) -> Steps:
     target = torch.stack([at(hidden, (texts.anchors + i).clamp_max(hidden.shape[1] - 1)) for i in (1, 2, 3)], 2)
     tokens = torch.stack([texts.tokens(i) for i in (1, 2, 3)], 2)
     weight = policy.backbone.get_output_embeddings().weight
-    return Steps(draft=draft, target=target, weight=weight, tokens=tokens, mask=texts.mask(3), sampling=LAW)
+    return Steps(draft=draft, target=target, weight=weight, tokens=tokens, mask=texts.mask(3), sampling=SAMPLING)
 
 
 def reached(policy: Policy, loss: Tensor) -> set[str]:

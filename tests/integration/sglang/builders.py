@@ -130,7 +130,7 @@ def logprobs(folder: Path, prompt: Sequence[int], answer: Sequence[int], tempera
 
 
 @torch.no_grad()
-def joint_law(folder: Path, prompt: Sequence[int], temperature: float = 1.0) -> Array:
+def joint_distribution(folder: Path, prompt: Sequence[int], temperature: float = 1.0) -> Array:
     """Exact distribution [V, V, V] of the first three tokens."""
     model = copy.deepcopy(stock(folder)).double()
 
@@ -146,11 +146,11 @@ def joint_law(folder: Path, prompt: Sequence[int], temperature: float = 1.0) -> 
     return (first[:, None, None] * second[:, :, None] * third).numpy()
 
 
-def chi_square(counts: Array, sampling: Array) -> float:
+def chi_square(counts: Array, distribution: Array) -> float:
     """p-value of counts under a distribution; cells that expect fewer than 5 are merged into one."""
     from scipy.stats import chi2
 
-    expected = sampling.ravel() / sampling.sum() * counts.sum()
+    expected = distribution.ravel() / distribution.sum() * counts.sum()
     observed, rare = counts.ravel(), expected < 5
     cells = [(observed[~rare], expected[~rare]), (observed[rare].sum(keepdims=True), expected[rare].sum(keepdims=True))]
     o, e = (np.concatenate(column) for column in zip(*cells, strict=True))
@@ -158,17 +158,17 @@ def chi_square(counts: Array, sampling: Array) -> float:
     return float(chi2.sf(((o - e) ** 2 / e).sum(), len(o) - 1))
 
 
-def tokens_law_test(found: Sequence[Completion], folder: Path) -> None:
+def tokens_distribution_test(found: Sequence[Completion], folder: Path) -> None:
     """Single tokens and joint pairs follow the target's distribution; the same counts reject a slightly hotter one.
 
     The first two tokens of all answers, and the third of those that have one.
     """
-    sampling, hotter = joint_law(folder, PROMPT), joint_law(folder, PROMPT, temperature=1.25)
+    expected, hotter = joint_distribution(folder, PROMPT), joint_distribution(folder, PROMPT, temperature=1.25)
     for width, summed_out in ((2, ((), (0,), (1,))), (3, ((2,), (0,), (1,), (0, 1)))):
         ids = np.stack([c.token_ids[:width] for c in found if len(c.token_ids) >= width])
         counts = np.zeros((VOCAB,) * width)
         np.add.at(counts, tuple(ids.T), 1)
-        wanted, wrong = (joint.sum(tuple(range(width, 3))) for joint in (sampling, hotter))
+        wanted, wrong = (joint.sum(tuple(range(width, 3))) for joint in (expected, hotter))
         for axes in summed_out:
             assert chi_square(counts.sum(axes), wanted.sum(axes)) > 1e-4, (width, axes)
         assert width == 3 or chi_square(counts, wrong) < 1e-6

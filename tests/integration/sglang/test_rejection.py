@@ -30,7 +30,7 @@ from tests.integration.sglang.builders import (
     policy,
     raw,
     reload,
-    tokens_law_test,
+    tokens_distribution_test,
     with_pause,
 )  # fmt: skip
 
@@ -64,7 +64,7 @@ def test_greedy_answers_are_those_of_plain_decoding(sglang: ServedEngine, folder
 
 
 @pytest.mark.smoke("engine", "drafts")
-def test_logprobs_are_those_of_the_law(sglang: ServedEngine, folder: Path) -> None:
+def test_logprobs_are_those_of_the_distribution(sglang: ServedEngine, folder: Path) -> None:
     for temperature in (1.0, 0.7):
         for found in answers(sglang, ask(4, 20, temperature)):
             wanted = logprobs(folder, PROMPT, found.token_ids.tolist(), temperature)
@@ -108,11 +108,11 @@ def test_acceptance_agrees_with_the_embedded_engine(sglang: ServedEngine, folder
         assert abs(overlaps[0] - overlaps[1]) < 4 * error, (k, overlaps)
 
 
-def test_the_law_of_tokens(sglang: ServedEngine, folder: Path) -> None:
+def test_the_distribution_of_tokens(sglang: ServedEngine, folder: Path) -> None:
     """Two tokens end after one verification; the third is a bonus, a second draft, or from the next cycle."""
     found = ask_many(sglang, {2: 30, 3: 10})
     assert len(found) == 2000 and sum(float(c.stats.accepted.sum()) for c in found) > 100
-    tokens_law_test(found, folder)
+    tokens_distribution_test(found, folder)
 
 
 def test_an_aborted_answer_goes_on(sglang: ServedEngine) -> None:

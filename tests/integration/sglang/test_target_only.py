@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from tests.integration.sglang.builders import ask_many, checkpoint, engine, job, tokens_law_test
+from tests.integration.sglang.builders import ask_many, checkpoint, engine, job, tokens_distribution_test
 
 
-def test_the_law_of_tokens(tmp_path: Path) -> None:
+def test_the_distribution_of_tokens(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path)
     with engine(job(folder, "target_only")) as sglang:
         found = ask_many(sglang, {2: 40})
-    tokens_law_test(found, folder)
+    tokens_distribution_test(found, folder)
     overlap, only = (sum(float(getattr(c.stats, name).sum()) for c in found) for name in ("overlap", "target_only"))
     assert overlap == only > 0
     assert not any(c.stats.draft_entropy.any() for c in found)

@@ -1,9 +1,9 @@
 """All faults, by area."""
 
 from tests.mutants.tables import (
+    distributions,
     draft_losses,
     engine,
-    laws,
     monitor,
     policy,
     resume,
@@ -15,7 +15,7 @@ from tests.mutants.tables import (
 
 FAULTS = (
     *sampling.FAULTS,
-    *laws.FAULTS,
+    *distributions.FAULTS,
     *engine.FAULTS,
     *draft_losses.FAULTS,
     *policy.FAULTS,

@@ -7,8 +7,8 @@ KINDS = tuple(f"{LOSSES}::test_{name}" for name in (
     "every_kind_in_fp64_and_in_the_reference", "numbers_beside_the_loss",
     "the_target_gets_no_gradient_and_no_grad_none_at_all", "large_logits",
 )) + tuple(f"{EDGES}::test_{name}" for name in (
-    "masked_logits", "rows_that_are_no_laws", "no_common_token_in_nla",
-    "divergences_of_laws_without_the_token_stay_in_their_row",
+    "masked_logits", "rows_that_are_no_distributions", "no_common_token_in_nla",
+    "divergences_of_distributions_without_the_token_stay_in_their_row",
 ))  # fmt: skip
 
 FAULTS = (
@@ -90,11 +90,11 @@ FAULTS = (
         "kernels/test_losses.py::test_every_kind_in_fp32",
     ),
     fault(
-        "draft/rows-without-law",
+        "draft/rows-without-distribution",
         "kernels/row_losses_cpu.py",
         "tuple(number + lost for",
         "tuple(number for",
-        "kernels/test_loss_edges.py::test_rows_that_are_no_laws",
+        "kernels/test_loss_edges.py::test_rows_that_are_no_distributions",
     ),
     fault(
         "draft/target-gradient",

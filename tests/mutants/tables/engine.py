@@ -126,7 +126,7 @@ FAULTS = (
         "pass",
         "rollout/test_torch_engine.py::test_counts_add_up",
     ),
-    fault("engine/slot-keeps-laws", "rollout/slots.py", "self._sampling[0] != batch", "False", PARTIAL),
+    fault("engine/slot-keeps-distributions", "rollout/slots.py", "self._sampling[0] != batch", "False", PARTIAL),
     fault("engine/queue-order", "rollout/torch_engine.py", "self.waiting.popleft()", "self.waiting.pop()", ENDS),
     fault(
         "engine/cache-sees-ahead",
@@ -237,7 +237,7 @@ FAULTS = (
         ENDS,
     ),
     fault(
-        "engine/bf16-law",
+        "engine/bf16-distribution",
         "rollout/decoding/sampling.py",
         "logits = logits.float()",
         "logits = logits * 1",

@@ -1,4 +1,4 @@
-"""Faults in what decides about tokens: laws, sampling, verification, lengths."""
+"""Faults in what decides about tokens: distributions, sampling, verification, lengths."""
 
 from tests.mutants.fault import fault
 
@@ -88,7 +88,7 @@ FAULTS = (
         "kernels/verify.py",
         " & (residual.sum(-1) > 0)",
         "",
-        "kernels/test_verify.py::test_equal_laws_accept_everything_and_survive_rounding",
+        "kernels/test_verify.py::test_equal_distributions_accept_everything_and_survive_rounding",
     ),
     fault(
         "sampling/residual-uniform",
@@ -109,7 +109,7 @@ FAULTS = (
         "kernels/verify.py",
         "draft_tokens[rows, tested][:, None], 0.0)",
         "draft_tokens[rows, tested][:, None], 1.0)",
-        "kernels/test_verify.py::test_drafts_that_were_not_sampled_need_no_law",
+        "kernels/test_verify.py::test_drafts_that_were_not_sampled_need_no_distribution",
     ),
     fault(
         "sampling/block-first-not-largest",
@@ -123,14 +123,14 @@ FAULTS = (
         "kernels/block_verify.py",
         "torch.where(last, weights[-1], early)",
         "torch.where(last, early, early)",
-        "kernels/test_block_verify.py::test_joint_law_is_the_targets",
+        "kernels/test_block_verify.py::test_joint_distribution_is_the_targets",
     ),
     fault(
         "sampling/block-residual-weight",
         "kernels/block_verify.py",
         "weight[:, None] * target - draft",
         "target - draft",
-        "kernels/test_block_verify.py::test_joint_law_is_the_targets",
+        "kernels/test_block_verify.py::test_joint_distribution_is_the_targets",
     ),
     fault(
         "sampling/block-impossible-token",
@@ -144,7 +144,7 @@ FAULTS = (
         "kernels/block_verify.py",
         "mass / (mass + 1 - weight)",
         "mass / (mass + 1)",
-        "kernels/test_block_verify.py::test_joint_law_is_the_targets",
+        "kernels/test_block_verify.py::test_joint_distribution_is_the_targets",
     ),
     fault(
         "sampling/temperature-of-draft",
@@ -154,11 +154,11 @@ FAULTS = (
         "rollout/test_drafts.py",
     ),
     fault(
-        "sampling/draft-law-kept",
+        "sampling/draft-distribution-kept",
         "rollout/decoding/drafters/mtp.py",
         "probs.append(distribution)",
         "probs.append(distribution.sqrt() / distribution.sqrt().sum(-1, keepdim=True))",
-        "rollout/test_sampling.py::test_the_engine_samples_the_truncated_law",
+        "rollout/test_sampling.py::test_the_engine_samples_the_truncated_distribution",
     ),
     fault(
         "sampling/draft-penalty-forgets",
@@ -172,21 +172,21 @@ FAULTS = (
         "rollout/decoding/drafters/mtp.py",
         "rows.uniforms[:, step]",
         "rows.uniforms[:, 0]",
-        "rollout/test_sampling.py::test_the_engine_samples_the_truncated_law",
+        "rollout/test_sampling.py::test_the_engine_samples_the_truncated_distribution",
     ),
     fault(
         "sampling/uniforms-shared",
         "rollout/decoding/base.py",
         "self.uniforms[:, room : room + drafts]",
         "self.uniforms[:, :drafts]",
-        "rollout/test_sampling.py::test_the_engine_samples_the_truncated_law",
+        "rollout/test_sampling.py::test_the_engine_samples_the_truncated_distribution",
     ),
     fault(
         "sampling/uniforms-not-keyed",
         "rollout/decoding/base.py",
         "self.fed, 2 * slots",
         "slots.limit[:batch], 2 * slots",
-        "rollout/test_sampling.py::test_the_engine_samples_the_truncated_law",
+        "rollout/test_sampling.py::test_the_engine_samples_the_truncated_distribution",
     ),
     fault(
         "sampling/uniforms-by-cycle",

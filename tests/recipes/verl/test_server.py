@@ -13,7 +13,7 @@ from bebop.verl_job.settings import EngineConfig
 from bebop.verl_job.stats import FIELD, decode
 from tests.recipes.verl.builders import PROMPT, make_server
 
-LAW = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+SAMPLING = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def server() -> Iterator[EmbeddedServer]:
 
 
 def ask(server: EmbeddedServer, request_id: str = "a", **params: Any) -> dict[str, Any]:
-    return asyncio.run(server.generate(request_id, list(PROMPT), {**LAW, **params}, image_data=None))
+    return asyncio.run(server.generate(request_id, list(PROMPT), {**SAMPLING, **params}, image_data=None))
 
 
 def checkpoint(server: EmbeddedServer) -> dict[str, torch.Tensor]:
@@ -64,7 +64,7 @@ def test_what_the_engine_does_not_have_is_refused(server: EmbeddedServer) -> Non
     with pytest.raises(UserError, match="no sampling parameter presence_penalty"):
         ask(server, presence_penalty=0.5)
     with pytest.raises(UserError, match="takes text alone, and was given image_data"):
-        asyncio.run(server.generate("a", list(PROMPT), LAW, image_data=["x"]))
+        asyncio.run(server.generate("a", list(PROMPT), SAMPLING, image_data=["x"]))
 
 
 def test_aborted_answers_come_back_and_later_ones_wait() -> None:

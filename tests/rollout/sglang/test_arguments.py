@@ -124,12 +124,12 @@ def test_settings_that_cannot_be(settings: dict, word: str) -> None:
         ({"top_k": 5}, False, False, "rescore"),
     ],
 )
-def test_laws_that_it_would_not_sample_from(sampling: dict, speculative: bool, rescored: bool, word: str) -> None:
+def test_sampling_that_it_would_not_follow(sampling: dict, speculative: bool, rescored: bool, word: str) -> None:
     with pytest.raises(UserError, match=word):
         refuse_sampling(SamplingParams(**sampling), speculative, rescored)
 
 
-def test_laws_that_it_samples_from() -> None:
+def test_distributions_that_it_samples_from() -> None:
     refuse_sampling(SamplingParams(temperature=0.7), True, False)
     refuse_sampling(SamplingParams(top_p=0.9, top_k=5), True, True)
     refuse_sampling(SamplingParams(min_p=0.1), False, True)

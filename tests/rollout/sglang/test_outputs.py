@@ -55,7 +55,7 @@ def test_logprobs_of_other_tokens_are_noticed() -> None:
         part(output(output_token_logprobs=[[-1.0, 5, None]]), PARAMS, 3)
 
 
-def test_the_greedy_law_has_no_logprob_but_zero() -> None:
+def test_the_greedy_distribution_has_no_logprob_but_zero() -> None:
     assert not part(output(), SamplingParams(temperature=0.0), 3).logprobs.any()
 
 

@@ -47,7 +47,7 @@ def measured(**arguments):
     return verify, batch, output
 
 
-def test_entries_are_the_laws_that_were_verified() -> None:
+def test_entries_are_the_distributions_that_were_verified() -> None:
     verify, batch, output = measured()
     entries = output.customized_info["bebop_verify"]
     assert [entry["accepted"] for entry in entries] == [0, 1, 2]
@@ -97,7 +97,7 @@ def test_one_step_in_so_many_is_measured() -> None:
     assert output.customized_info["bebop_verify"][0]["weight"] == 3
 
 
-def test_what_has_no_laws_is_left_alone() -> None:
+def test_what_has_no_distributions_is_left_alone() -> None:
     assert measured(greedy=True)[2].customized_info is None
     verify, batch, output = step()
     batch.forward_mode = SimpleNamespace(is_idle=lambda: True)
