@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2
 from torch import Tensor
 
 from bebop.config import DecodingConfig
@@ -21,6 +20,7 @@ from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats
 from tests.builders import requests, tiny_policy
+from tests.goodness_of_fit import p_value
 
 VOCAB, DRAWS, TOKENS = 5, 20_000, 3
 PROMPTS = [[0, 1, 2], [3, 3, 1, 0]]
@@ -40,21 +40,6 @@ def exact_distribution(policy: Policy, prompt: Sequence[int], temperature: float
     p = (logits.double() / temperature).softmax(-1).view(VOCAB, VOCAB, 3, VOCAB)
     first, second, third = p[0, 0, 0], p[:, 0, 1], p[:, :, 2]
     return (first[:, None, None] * second[:, :, None] * third).numpy()
-
-
-def p_value(counts: np.ndarray, sampling: np.ndarray) -> float:
-    """Pearson's chi-square, cells with fewer than five expected draws merged into one."""
-    expected = sampling.ravel() * counts.sum()
-    observed = counts.ravel()
-    small = expected < 5
-    expected = np.append(expected[~small], expected[small].sum())
-    observed = np.append(observed[~small], observed[small].sum())
-    if expected[-1] < 5:  # too little even together: goes to the next cell
-        expected[-2] += expected[-1]
-        observed[-2] += observed[-1]
-        expected, observed = expected[:-1], observed[:-1]
-    statistic = ((observed - expected) ** 2 / expected).sum()
-    return float(chi2.sf(statistic, len(expected) - 1))
 
 
 def draw(

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -29,6 +28,7 @@ from bebop.rollout.decoding.sampling import BatchSampling, entropy
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams
 from tests.builders import requests, tiny_policy
+from tests.goodness_of_fit import p_value
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -168,23 +168,6 @@ def joint_distribution(policy: Policy, sampling: SamplingParams, remember: bool 
     """The exact joint distribution [V, V] of the next two tokens; ``remember``: penalties see the first of them."""
     first, seen = next_distribution(policy, PROMPT, sampling), None if remember else len(PROMPT)
     return np.stack([first[a] * next_distribution(policy, [*PROMPT, a], sampling, seen) for a in range(VOCAB)])
-
-
-def p_value(counts: np.ndarray, sampling: np.ndarray) -> float:
-    """Pearson's chi-square; 0 if something impossible was drawn. Cells below five expected draws are merged."""
-    expected, observed = sampling.ravel() * counts.sum(), counts.ravel()
-    if observed[sampling.ravel() == 0].sum():
-        return 0.0
-    small = expected < 5
-    expected = np.append(expected[~small], expected[small].sum())
-    observed = np.append(observed[~small], observed[small].sum())
-    if expected[-1] < 5:
-        expected[-2] += expected[-1]
-        observed[-2] += observed[-1]
-        expected, observed = expected[:-1], observed[:-1]
-    if len(expected) == 1:
-        return 1.0
-    return float(chi2.sf(((observed - expected) ** 2 / expected).sum(), len(expected) - 1))
 
 
 def smallest_p(

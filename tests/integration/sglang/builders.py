@@ -29,6 +29,7 @@ from bebop.rollout.sglang.engine import SglangServer
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion, SamplingParams
 from tests.builders import letters
+from tests.goodness_of_fit import p_value
 
 VOCAB, DRAFTS = 12, 2
 PROMPT = (3, 1, 4)
@@ -146,18 +147,6 @@ def joint_distribution(folder: Path, prompt: Sequence[int], temperature: float =
     return (first[:, None, None] * second[:, :, None] * third).numpy()
 
 
-def chi_square(counts: Array, distribution: Array) -> float:
-    """p-value of counts under a distribution; cells that expect fewer than 5 are merged into one."""
-    from scipy.stats import chi2
-
-    expected = distribution.ravel() / distribution.sum() * counts.sum()
-    observed, rare = counts.ravel(), expected < 5
-    cells = [(observed[~rare], expected[~rare]), (observed[rare].sum(keepdims=True), expected[rare].sum(keepdims=True))]
-    o, e = (np.concatenate(column) for column in zip(*cells, strict=True))
-    o, e = o[e > 0], e[e > 0]
-    return float(chi2.sf(((o - e) ** 2 / e).sum(), len(o) - 1))
-
-
 def tokens_distribution_test(found: Sequence[Completion], folder: Path) -> None:
     """Single tokens and joint pairs follow the target's distribution; the same counts reject a slightly hotter one.
 
@@ -170,8 +159,8 @@ def tokens_distribution_test(found: Sequence[Completion], folder: Path) -> None:
         np.add.at(counts, tuple(ids.T), 1)
         wanted, wrong = (joint.sum(tuple(range(width, 3))) for joint in (expected, hotter))
         for axes in summed_out:
-            assert chi_square(counts.sum(axes), wanted.sum(axes)) > 1e-4, (width, axes)
-        assert width == 3 or chi_square(counts, wrong) < 1e-6
+            assert p_value(counts.sum(axes), wanted.sum(axes)) > 1e-4, (width, axes)
+        assert width == 3 or p_value(counts, wrong) < 1e-6
         if len(found[0].token_ids) == len(found[-1].token_ids):
             return  # all have the same length
 
