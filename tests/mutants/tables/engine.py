@@ -24,8 +24,8 @@ FAULTS = (
     fault(
         "engine/partial-statistics",
         "rollout/torch_engine.py",
-        "stats=before + stats",
-        "stats=stats",
+        "stats=request.partial.stats + own if",
+        "stats=own if",
         "rollout/test_torch_engine.py::test_abort_and_resume_give_the_whole_answer",
     ),
     fault(
@@ -219,9 +219,7 @@ FAULTS = (
         "break\n",
         "rollout/test_torch_engine.py::test_what_lies_beyond_the_end_counts_nowhere",
     ),
-    fault(
-        "engine/stop-reason", "rollout/torch_engine.py", 'return "stop" if last in', 'return "length" if last in', ENDS
-    ),
+    fault("engine/stop-reason", "rollout/torch_engine.py", '"stop" if stopped else', '"length" if stopped else', ENDS),
     fault(
         "engine/drafts-after-the-end",
         "rollout/decoding/emit.py",
