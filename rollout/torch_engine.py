@@ -201,10 +201,18 @@ class TorchEngine:
         return hit
 
     def _finish(self, ended: Mapping[int, FinishReason]) -> list[Finished]:
-        """Completions of slots, which are given back."""
-        finished = self._collect(dict(sorted(ended.items()))) if ended else []
-        for slot in sorted(ended, reverse=True):
-            self._free(slot)
+        """Completions of slots, which are given back: the last active rows move into their places."""
+        if not ended:
+            return []
+        finished = self._collect(dict(sorted(ended.items())))
+        left = len(self.active) - len(ended)
+        sources = [slot for slot in range(left, len(self.active)) if slot not in ended]
+        targets = sorted(slot for slot in ended if slot < left)
+        if sources:
+            self.slots.move(sources, targets, [self.fed[slot] for slot in sources])
+        for source, target in zip(sources, targets, strict=True):
+            self.active[target], self.fed[target] = self.active[source], self.fed[source]
+        del self.active[left:], self.fed[left:]
         return finished
 
     def _collect(self, ended: Mapping[int, FinishReason]) -> list[Finished]:
@@ -252,15 +260,6 @@ class TorchEngine:
                 named = dict(zip(DRAFT_STATS, rows.copy(), strict=True))
                 stretches.append((start, DecodeStats(cycles=cycles, tokens=tokens, **named)))
         return tuple(stretches)
-
-    def _free(self, slot: int) -> None:
-        """Give a slot back: the last active row moves into its place."""
-        last = len(self.active) - 1
-        if slot != last:
-            self.slots.move(last, slot, self.fed[last])
-            self.active[slot], self.fed[slot] = self.active[last], self.fed[last]
-        self.active.pop()
-        self.fed.pop()
 
 
 def _holds(text: str, stops: tuple[str, ...]) -> bool:
