@@ -188,12 +188,14 @@ class Slots:
             self.begun[slot, stretch, 1] -= beyond
         self.count[slot] = count
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Move a slot's state, with the ``length`` entries of its caches."""
+    def move(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        """Move the states of slots to others, none of which is a source, with as many entries of their caches."""
+        rows, places = (torch.tensor(slots, device=self.device) for slots in (sources, targets))
         for tensor in self._all():
-            tensor[target] = tensor[source]
+            tensor[places] = tensor[rows]
         for cache in self.caches.values():
-            cache.copy_slot(source, target, target + 1, length)
+            for source, target, length in zip(sources, targets, lengths, strict=True):
+                cache.copy_slot(source, target, target + 1, length)
         self._sampling = None
 
     def share(self, source: int, first: int, end: int, length: int) -> None:
