@@ -3,6 +3,7 @@
 import dataclasses
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -232,7 +233,7 @@ class TorchEngine:
             request, count = self.active[slot], counts[i]
             cycles, target, draft = work[i]
             fresh = count - (len(request.partial.token_ids) if request.partial else 0)
-            sums = dict(zip(DRAFT_STATS, stats[i].sum(0), strict=True))
+            sums = self._named(stats[i].sum(0))
             own = DecodeStats(cycles=cycles, tokens=fresh, target_forwards=target, draft_forwards=draft, **sums)
             stretches = self._stretches(begun[i], stats[i])
             completion = Completion(
@@ -262,9 +263,13 @@ class TorchEngine:
         stretches = []
         for start, (cycles, tokens), rows in zip(self.starts, begun, sums, strict=True):
             if cycles:
-                named = dict(zip(DRAFT_STATS, rows.copy(), strict=True))
-                stretches.append((start, DecodeStats(cycles=cycles, tokens=tokens, **named)))
+                stretches.append((start, DecodeStats(cycles=cycles, tokens=tokens, **self._named(rows.copy()))))
         return tuple(stretches)
+
+    def _named(self, sums: NDArray[np.float64]) -> dict[str, Any]:
+        """Sums [n, K] over the draft positions as fields of ``DecodeStats``."""
+        named: dict[str, Any] = dict(zip(self.slots.names, sums, strict=True))
+        return {name: named.pop(name) for name in DRAFT_STATS} | {"counts": named}
 
 
 def _known(logprobs: NDArray[np.float32]) -> NDArray[np.float32] | None:
