@@ -44,7 +44,9 @@ class RolloutBench:
 
 def run(bench: RolloutBench) -> list[dict[str, Any]]:
     """One row per arm and batch size."""
-    policy = load_policy(bench.model, need_head=any(SYSTEMS[s].head for s in bench.systems))
+    chosen = [SYSTEMS[name] for name in bench.systems]
+    needs = sorted({part for system in chosen for part in system.needs})
+    policy = load_policy(bench.model, need_head=any(system.head for system in chosen), needs=needs)
     source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
     arms = ["hf_generate", *bench.systems]
     rows = []
