@@ -48,6 +48,7 @@ class Search:
     p_min: float
     seed: int
     draft_temperature: float | None = None  # None: the target's
+    again: int = 0  # 1: the same candidates, with other continuations, independent of the first
 
     def probs(self, logits: Tensor, drafted: bool) -> Tensor:
         """Sampling distributions [n, V] of logits [n, V]; greedy drafting is not looked at."""
@@ -113,7 +114,7 @@ def _of_row(
             place, choice = int(reached[j]), int(token[j])
             if choice in policy.eos_token_ids or choice in found.get(place, {}):
                 continue
-            own = torch.tensor(seeds_of(search.seed, number, place, search.rollouts), device=device)
+            own = torch.tensor(seeds_of(search.seed + search.again, number, place, search.rollouts), device=device)
             draws = uniforms(own, torch.full_like(own, place - 1), 1)[:, 0]
             instead = residual(p[at][j], q[j]).expand(len(own), -1)
             found.setdefault(place, {})[choice] = Candidate(
