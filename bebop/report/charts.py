@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from bebop.catalogue import METRICS
 from bebop.report.runs import Run
+from bebop.trajectory import DRAFT_STATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +163,7 @@ def _counted(runs: Sequence[Run]) -> list[Chart]:
     """What the decoding system counts of its own, a chart for each name; none for most systems."""
     found: dict[str, set[int]] = {}
     for match in (re.fullmatch(r"rollout/(\w+)/(\d+)", name) for run in runs for name in run.columns):
-        if match and match[1] not in ("accept_rate", "overlap", "target_only"):
+        if match and match[1] not in ("accept_rate", *DRAFT_STATS):
             found.setdefault(match[1], set()).add(int(match[2]))
     meanings = {row.name: row.meaning for row in METRICS}
     return [
