@@ -162,7 +162,7 @@ class PivotAdaptation:
                 numbers = {"train/loss": trainer.update(config.train.rows_per_step)}
                 last = trainer.version == config.train.steps
                 if last or trainer.version % every == 0:
-                    numbers["eval/auc"] = trainer.evaluate()
+                    numbers["auc"] = trainer.evaluate()
                 sink.write(trainer.version, numbers)
                 bar.update()
                 if last or (config.train.save_every and trainer.version % config.train.save_every == 0):
