@@ -170,6 +170,7 @@ def test_what_is_never_overridden() -> None:
     scores, p = torch.zeros(3), torch.tensor([0.5, 0.5, 1e-4])
     stops = torch.tensor([False, True, False])
     assert overridable(scores, p, stops, tau=0.5, p_min=1e-3).tolist() == [True, False, False]
+    assert not overridable(scores, p, stops, tau=0.0, p_min=0.0).any(), "a classifier may be sure"
     impossible = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
     u = torch.full((1, 3), 0.5)
     accepted, token, overridden = pivot_verify(
