@@ -8,11 +8,13 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-Part = Literal["run", "head", "drift", "adapt"]  # of every run; with co-training; of the monitor; of bebop.adapt
+# Of every run; with co-training; of the monitor; of one decoding system; of bebop.adapt.
+Part = Literal["run", "head", "drift", "system", "adapt"]
 TITLES: dict[Part, str] = {
     "run": "Every run (`metrics.jsonl`)",
     "head": "The head, in adaptations and where it is trained beside the policy",
     "drift": "The monitor (`monitor.drift=true`), from the sixth step on",
+    "system": "What one decoding system counts of its own, over the cycles that reached position K",
     "adapt": "Adaptations, on held-out text at `train.eval_every` steps",
 }
 
@@ -155,6 +157,15 @@ METRICS: tuple[MetricRow, ...] = (
     MetricRow("drift/boundary", "overlap minus p(argmax q): sampled drafts are better above 0", "share", "drift", True),
     MetricRow("drift/length_by_request", "accept length with the same weight for every answer", "tokens", "drift"),
     MetricRow("drift/cotraining", "whether the next update trains the head", "0/1", "drift"),
+    MetricRow(
+        "rollout/overridden/K", "`pad`: share of drafts that were accepted although they failed", "share", "system"
+    ),
+    MetricRow(
+        "rollout/bias/K",
+        "`pad`: mean R_N, the distance (total variation) of the emitted distribution from the target's",
+        "share",
+        "system",
+    ),
     MetricRow("eval/accept_length", "accept length of sampled drafts", "tokens", "adapt"),
     MetricRow("eval/accept_length_greedy", "accept length of greedy drafts", "tokens", "adapt"),
     MetricRow("eval/overlap/K", "mean Σ min(p, q) at position K", "share", "adapt"),

@@ -274,7 +274,8 @@ class JobConfig:
         check(sampling.temperature > 0, "rollout.sampling.temperature", sampling.temperature, "training explores: > 0")
         system, rescored = self.decoding.system, self.algorithm.rescore
         word = "it changes the distribution of answers: set algorithm.rescore=true to train on the trainer's log-probs"
-        check(SYSTEMS[system].exact or rescored, "decoding.system", system, word)
+        known = SYSTEMS[system].exact or SYSTEMS[system].weighable
+        check(known or rescored, "decoding.system", system, word)
         watched = self.monitor.drift and SYSTEMS[self.decoding.system].head
         word = "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head"
         check(self.cotrain.mode != "auto" or watched, "cotrain.mode", self.cotrain.mode, word)

@@ -7,6 +7,8 @@ lengths. A new system is a row here, and a file for each part that is not there 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bebop.options import PadOptions, PivotTraining
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
@@ -26,6 +28,7 @@ class System:
     sampled: bool = True  # drafts are draws from q, so that acceptance is the overlap of p and q
     other: str | None = None  # the same system with drafts made the other way, sampled or greedy
     exact: bool = True  # the output distribution is the target's
+    weighable: bool = False  # it is not, but each token comes with its log-prob under what it was drawn from
 
     @property
     def drafts(self) -> bool:
@@ -60,6 +63,16 @@ SYSTEMS = {
     "bebop_block": System(
         summary="bebop, the drafts of a cycle verified as a whole", drafter="mtp", rule="block", head=True
     ),
+    "pad": System(
+        summary="bebop, rejected drafts accepted where a classifier finds that they do not matter",
+        drafter="mtp",
+        rule="pivot_override",
+        head=True,
+        needs=("pivot",),
+        options=PadOptions,
+        exact=False,
+        weighable=True,
+    ),
 }
 
 
@@ -75,4 +88,7 @@ class Part:
 
 PARTS: Mapping[str, Part] = {
     "head": Part(summary="the MTP head of the checkpoint", trainer="bebop.adaptation.job"),
+    "pivot": Part(
+        summary="which rejected drafts matter", trainer="bebop.adaptation.pivot", model="pivot", options=PivotTraining
+    ),
 }

@@ -4,9 +4,12 @@ They are given as ``decoding.options.NAME=VALUE`` and ``options.NAME=VALUE``.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from bebop.parsing import check, check_settings, from_dict
+from bebop.parsing import FROM_0_BELOW_1, Limit, above, at_least, check, check_settings, from_dict, setting, within
+
+SHARE = Limit(lambda share: 0 <= share <= 1, "give a number from 0 to 1")
 
 
 def parsed(cls: type | None, values: Mapping[str, Any], section: str, owner: str) -> Any:
@@ -20,3 +23,34 @@ def parsed(cls: type | None, values: Mapping[str, Any], section: str, owner: str
     options: Any = from_dict(cls, dict(values), section)
     check_settings(options, section)
     return options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PadOptions:
+    """Which rejected drafts are accepted all the same (SPEC 4.2)."""
+
+    tau: float = setting(0.3, "rejected drafts whose pivot score is below it are accepted; 0: none", SHARE)
+    p_min: float = setting(1e-3, "least probability of such a draft under the target", FROM_0_BELOW_1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PivotTraining:
+    """How rejected drafts are labelled, and the classifier trained on them (SPEC 4.2, 4.3)."""
+
+    rollouts: int = setting(16, "K, continuations of each kind for one candidate", within(1, 1 << 10))
+    places: int = setting(4, "positions of an answer whose rejected drafts are labelled", at_least(1))
+    depth: int = setting(3, "drafts of a block whose rejections are looked at", within(1, 16))
+    p_min: float = setting(1e-3, "least probability of a candidate under the target", FROM_0_BELOW_1)
+    draft_temperature: float | None = setting(None, "of the drafts; null: the target's", above(0))
+    definition: Literal["paper", "residual"] = setting("residual", "what a candidate is compared with")
+    tol: float = setting(0.1, "a pivot lowers the chance of success by more", SHARE)
+    success: float = setting(1.0, "least reward of an answer that succeeds")
+    judge: bool = setting(True, "check the worked steps of a candidate's success: it may become a pivot")
+    twice: float = setting(0.25, "share of the prompts labelled twice, to see how far labels can be trusted", SHARE)
+    feat_pos: Literal["pred", "cand"] = setting("pred", "state that predicts the candidate, or the candidate's own")
+    features: Literal["all", "hidden", "scalars"] = setting("all", "what the classifier sees: h, and p, log p, H(p)")
+    layer: int | None = setting(None, "of the target, from 0; null: three quarters up", at_least(0))
+    inner: int = setting(64, "width of what a state is turned into", at_least(1))
+    middle: int = setting(32, "width of the hidden layer over that and the scalars", at_least(1))
+    lr: float = setting(1e-3, "learning rate", above(0))
+    weight_decay: float = setting(1e-2, "decoupled", at_least(0))

@@ -128,7 +128,7 @@ class Completion:
     """
 
     token_ids: NDArray[np.int64]  # [T], the stop token included
-    logprobs: NDArray[np.float32]  # [T] log p under the distribution that produced the token
+    logprobs: NDArray[np.float32]  # [T] log p under the target's distribution that produced the token
     versions: NDArray[np.int64]  # [T] weight version that produced the token
     contexts: NDArray[np.int64] | None = None  # [T] oldest version among the keys and values it saw; see ``oldest``
     text: str = ""  # without what ended it, see ``rollout.text``
@@ -136,6 +136,8 @@ class Completion:
     stats: DecodeStats = field(default_factory=DecodeStats)
     stretches: tuple[tuple[int, DecodeStats], ...] = ()  # the same by where a cycle began, see STRETCH; may be missing
     exact: bool = True  # False: the decoding system changes the output distribution
+    # [T] log-prob under the distribution that an inexact system really drew the token from; None: not known, or exact.
+    sampled_logprobs: NDArray[np.float32] | None = None
     # What the decoding system keeps of an aborted answer, to go on with; by name, empty once it is finished.
     state: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
@@ -146,6 +148,16 @@ class Completion:
         An engine that does not say is taken to keep everything: then it is the oldest version so far.
         """
         return np.minimum.accumulate(self.versions) if self.contexts is None else self.contexts
+
+    @property
+    def drawn_logprobs(self) -> NDArray[np.float32]:
+        """[T] log-prob under the distribution that each token was drawn from, as far as ``weighable`` holds."""
+        return self.logprobs if self.sampled_logprobs is None else self.sampled_logprobs
+
+    @property
+    def weighable(self) -> bool:
+        """Whether it is known what each token was drawn from, so that importance weights against it exist."""
+        return self.exact or self.sampled_logprobs is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,7 @@ class Slots:
         self.contexts = torch.zeros(s, width, **long)  # same shape, oldest version among the keys and values it saw
         self.oldest = torch.zeros(s, **long)  # [S] oldest version among the keys and values in the cache
         self.logprobs = torch.zeros(s, width, dtype=torch.float32, device=device)  # same shape
+        self.sampled: Tensor | None = None  # same shape, under what was drawn from; NaN: not known; see ``drawn``
         self.starts = torch.tensor(starts(sizes.length), device=device)  # [P] where the stretches of an answer begin
         self.names = [*DRAFT_STATS]  # what is summed over the draft positions, and what ``extend_stats`` added
         shape = (s, len(self.starts), len(self.names), sizes.drafts)  # sums by stretch
@@ -134,7 +135,7 @@ class Slots:
         own = [self.fed, self.last, self.count, self.limit, self.seed, self.stops, self.exact, self.prompts]
         own += [self.tokens, self.versions, self.contexts, self.oldest, self.logprobs, self.stats, self.begun]
         own += [self.work, self.settings, *self.columns.values()]
-        return own if self.seen is None else [*own, self.seen]
+        return [*own, *(table for table in (self.seen, self.sampled) if table is not None)]
 
     def start(
         self, first: int, params: Sequence[SamplingParams], contexts: Sequence[Sequence[int]], version: int = 0
@@ -174,6 +175,12 @@ class Slots:
             for i in penalised:
                 self.seen[first + i, torch.tensor(contexts[i], device=self.device)] = True
         self._sampling = None
+
+    def drawn(self) -> Tensor:
+        """``sampled``, made where it is not there yet: in exact cycles tokens are drawn from the target, as written."""
+        if self.sampled is None:
+            self.sampled = torch.where(self.exact[:, None], self.logprobs, torch.nan)
+        return self.sampled
 
     def record(self, names: Sequence[str], sums: Tensor, emitted: Tensor) -> None:
         """Add a cycle of the first B slots: sums [B, n, K] of n names, and tokens emitted [B].

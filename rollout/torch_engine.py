@@ -181,6 +181,9 @@ class TorchEngine:
             tables, (partial.token_ids, partial.logprobs, partial.versions, partial.oldest), strict=True
         ):
             table[slot, :done] = torch.as_tensor(values, device=slots.device)
+        if slots.sampled is not None or partial.sampled_logprobs is not None:
+            known = partial.logprobs if partial.exact else partial.sampled_logprobs
+            slots.drawn()[slot, :done] = torch.nan if known is None else torch.as_tensor(known, device=slots.device)
         for name, row in slots.kept(slot).items():
             if name in partial.state:
                 row.copy_(torch.as_tensor(partial.state[name]))
@@ -229,6 +232,7 @@ class TorchEngine:
         counts, work, exact, begun = (
             table[chosen].tolist() for table in (slots.count, slots.work, slots.exact, slots.begun)
         )
+        sampled = None if slots.sampled is None else slots.sampled[chosen].cpu().numpy()
         finished = []
         for i, (slot, reason) in enumerate(ended.items()):
             request, count = self.active[slot], counts[i]
@@ -247,6 +251,7 @@ class TorchEngine:
                 stats=request.partial.stats + own if request.partial else own,
                 stretches=add_stretches(request.partial.stretches, stretches) if request.partial else stretches,
                 exact=exact[i],
+                sampled_logprobs=None if exact[i] or sampled is None else _known(sampled[i, :count]),
                 state=self._state(slot) if reason == "abort" else {},
             )
             finished.append(Finished(id=request.id, completion=completion))
@@ -270,6 +275,11 @@ class TorchEngine:
         """Sums [n, K] over the draft positions as fields of ``DecodeStats``."""
         named: dict[str, Any] = dict(zip(self.slots.names, sums, strict=True))
         return {name: named.pop(name) for name in DRAFT_STATS} | {"counts": named}
+
+
+def _known(logprobs: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """A copy, if none of them is unknown."""
+    return None if np.isnan(logprobs).any() else logprobs.copy()
 
 
 def _holds(text: str, stops: tuple[str, ...]) -> bool:

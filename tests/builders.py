@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
+from bebop.model.pivot import PivotNetwork
 from bebop.rollout.engine import Request
 from bebop.trajectory import Group, SamplingParams
 
@@ -40,7 +42,8 @@ def tiny_policy(
         for parameter in head.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0, 0.25)
-    return Policy(backbone=backbone, tokenizer=letters(vocab_size), mtp=head, layout="mimo")
+    parts: dict[str, nn.Module] = {"pivot": PivotNetwork(size=32, layer=layers - 1, inner=8, middle=8).eval()}
+    return Policy(backbone=backbone, tokenizer=letters(vocab_size), mtp=head, layout="mimo", parts=parts)
 
 
 def requests(prompts: Sequence[Sequence[int]], **params: object) -> list[Request]:

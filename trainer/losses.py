@@ -176,7 +176,7 @@ def same_weights_metrics(rows: PackedRows, logp: Tensor, version: int) -> Metric
     ``train/ratio_error_max`` beyond rounding is a bug. *Kept* are those that saw keys and values of older weights
     (``rollout.on_update=keep``): there the engine's distribution is another one, and the distance says by how much.
     """
-    difference = logp - rows.rollout_logprobs
+    difference = logp - rows.target_logprobs
     own = rows.versions == version
     current, kept = own & (rows.contexts == version), own & (rows.contexts < version)
     metrics: Metrics = {"train/ratio_tokens": Sum(float(current.sum()))}

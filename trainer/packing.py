@@ -46,7 +46,8 @@ class PackedRows:
     lengths: Tensor  # [R], summing to N
     predictors: Tensor  # [A] index into N of the token whose hidden state predicts the answer token
     targets: Tensor  # [A] the answer tokens
-    rollout_logprobs: Tensor  # [A] log p under the distribution that produced the token
+    rollout_logprobs: Tensor  # [A] log-prob under the distribution that the token was drawn from
+    target_logprobs: Tensor  # [A] log p under the engine's target, the same but for an inexact system
     versions: Tensor  # [A] weight version that produced the token
     contexts: Tensor  # [A] oldest weight version among the keys and values that it saw
     answers: Tensor  # [R] answer tokens of each row, summing to A
@@ -124,7 +125,8 @@ def _lay(rows: Sequence[Row], numbers: Sequence[int]) -> PackedRows:
         lengths=torch.from_numpy(lengths).to(torch.int64),
         predictors=joined(predictors, torch.int64),
         targets=joined([c.token_ids for c in completions], torch.int64),
-        rollout_logprobs=joined([c.logprobs for c in completions], torch.float64),
+        rollout_logprobs=joined([c.drawn_logprobs for c in completions], torch.float64),
+        target_logprobs=joined([c.logprobs for c in completions], torch.float64),
         versions=joined([c.versions for c in completions], torch.int64),
         contexts=joined([c.oldest for c in completions], torch.int64),
         answers=torch.tensor(answers),

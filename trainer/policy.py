@@ -180,12 +180,12 @@ class PolicyTrainer:
 
     def _check(self, batch: Batch) -> None:
         """Refuse answers whose recorded log-probs are not those of a distribution that the trainer knows."""
-        inexact = any(not t.completion.exact for t in batch.trajectories)
-        if inexact and not self.config.algorithm.rescore:
+        unknown = any(not t.completion.weighable for t in batch.trajectories)
+        if unknown and not self.config.algorithm.rescore:
             system = self.config.decoding.system
             raise UserError(
-                f"decoding.system={system!r} changes the distribution of answers: set algorithm.rescore=true "
-                "to train on them"
+                f"decoding.system={system!r} changes the distribution of answers, and does not say to which: set "
+                "algorithm.rescore=true to train on them"
             )
 
     def _packed(self, groups: Sequence[Group]) -> list[PackedRows]:

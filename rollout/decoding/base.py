@@ -45,6 +45,7 @@ class Accepted:
     tokens: Tensor  # [B, K + 1] accepted drafts, then the recovered or bonus token; what follows means nothing
     lengths: Tensor  # [B] accepted drafts, 0..K
     counts: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [B, K], those that the rule names
+    logprobs: Tensor | None = None  # [B, K + 1] under what an inexact rule really drew from; None: not known, or log p
 
     @classmethod
     def chain(

@@ -70,7 +70,7 @@ class DraftVerify:
         out = self._verify(rows, draft)
         accepted = self.rule.accept(rows, draft, out, rows.tests(draft.tokens.shape[1]))
         emitted, done = end(rows, accepted)
-        write(rows, accepted.tokens, out.probs, version)
+        write(rows, accepted, out.probs, version, self.exact)
         slots.exact[:batch] &= self.exact
         if self.drafter is not None:
             measure(rows, draft, accepted, out.probs, emitted, self.measure)

@@ -20,12 +20,19 @@ def end(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
     return emitted, done
 
 
-def write(rows: Rows, tokens: Tensor, probs: Tensor, version: int) -> None:
-    """Append tokens with log p and version; what lies beyond the emitted ones is overwritten by the next cycle."""
-    slots, batch = rows.slots, rows.batch
+def write(rows: Rows, accepted: Accepted, probs: Tensor, version: int, exact: bool) -> None:
+    """Append tokens with log p and version; what lies beyond the emitted ones is overwritten by the next cycle.
+
+    Once a rule has said under which distribution it really draws, that log-prob stands beside log p.
+    """
+    slots, batch, tokens = rows.slots, rows.batch, accepted.tokens
     columns = slots.count[:batch, None] + torch.arange(tokens.shape[1], device=tokens.device)
     slots.tokens[:batch].scatter_(1, columns, tokens)
-    slots.logprobs[:batch].scatter_(1, columns, probs.gather(-1, tokens[..., None])[..., 0].log())
+    logprobs = probs.gather(-1, tokens[..., None])[..., 0].log()
+    slots.logprobs[:batch].scatter_(1, columns, logprobs)
+    if accepted.logprobs is not None or slots.sampled is not None:
+        unknown = logprobs if exact else torch.full_like(logprobs, torch.nan)
+        slots.drawn()[:batch].scatter_(1, columns, unknown if accepted.logprobs is None else accepted.logprobs.float())
     slots.versions[:batch].scatter_(1, columns, torch.full_like(tokens, version))
     slots.contexts[:batch].scatter_(1, columns, slots.oldest[:batch, None].expand_as(tokens))
 

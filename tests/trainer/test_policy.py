@@ -1,6 +1,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -138,6 +139,22 @@ def test_inexact_answers_need_rescoring() -> None:
     wrong = changed(made, logprobs=made.groups[0].trajectories[0].completion.logprobs - 1)
     metrics = values(PolicyTrainer(policy(), job(algorithm={"rescore": True})).update(wrong))
     assert metrics["train/ratio_mean"] == 1.0 and metrics["train/tis_mean"] == 1.0
+
+
+def test_inexact_answers_that_say_what_was_drawn_from_are_weighted_by_it() -> None:
+    """The comparison with the engine goes on with log p."""
+    plain, found = batch(policy()), []
+    for sampled in (None, 0.0, 0.5):
+        made = plain
+        if sampled is not None:
+            logprobs = plain.groups[0].trajectories[0].completion.logprobs + np.float32(sampled)
+            made = changed(plain, exact=False, sampled_logprobs=logprobs)
+        found.append(values(PolicyTrainer(policy(), job()).update(made)))
+    assert found[1] == found[0]
+    tokens = [len(t.completion.token_ids) for g in plain.groups for t in g.trajectories]
+    lost = (1 - math.exp(-0.5)) * tokens[0] / sum(tokens)
+    assert found[2]["train/tis_mean"] == pytest.approx(1 - lost, abs=1e-4)
+    assert found[2]["train/ratio_error_max"] == found[0]["train/ratio_error_max"] < 1e-4
 
 
 def test_kl_starts_at_zero_grows_and_holds_the_policy_back() -> None:

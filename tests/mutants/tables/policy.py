@@ -253,7 +253,7 @@ FAULTS = (
     fault(
         "policy/inexact-accepted",
         "trainer/policy.py",
-        "if inexact and not self.config",
+        "if unknown and not self.config",
         "if False and not self.config",
         "trainer/test_policy.py::test_inexact_answers_need_rescoring",
     ),

@@ -1,0 +1,149 @@
+"""Rejected drafts, their continuations, and labels that recover planted pivots (SPEC 4.3, 4.7 D6)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from tqdm import tqdm
+
+from bebop.adaptation.candidates import Candidate, Search, find_candidates, layer_states, seeds_of
+from bebop.adaptation.continuations import Continuations, Ending, unsound
+from bebop.adaptation.corpus import params
+from bebop.config import DecodingConfig, SamplingConfig
+from bebop.config_adapt import DataConfig
+from bebop.model.backbone import Policy
+from bebop.rollout.engine import Request
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.trainer.chains import TokenRow
+from bebop.trainer.pivot_labels import Definition, Rollouts, auc, loss_of_value, successes
+from bebop.trajectory import Prompt
+from tests.builders import tiny_policy
+
+POISON = 10  # a text with "k" in it fails: the planted pivot
+# At temperature 2 other tokens change little of what comes after them, so that what is planted is all there is.
+DATA = DataConfig(slots=64, max_length=32, sampling=SamplingConfig(max_new_tokens=6, temperature=2.0))
+PROMPTS = [Prompt(index=i, task="", text="", token_ids=(i % 11, 3, i // 11), item={}) for i in range(40)]
+
+DEFINITIONS: tuple[Definition, ...] = ("paper", "residual")
+
+
+def reward(text: str, prompt: Prompt) -> float:
+    return float("k" not in text)
+
+
+def answers(policy: Policy) -> list[TokenRow]:
+    engine = TorchEngine(policy, DecodingConfig(draft_tokens=2), slots=64, max_length=32)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(Request(id=i, token_ids=prompt.token_ids, params=params(policy, DATA.sampling, i)))
+    done = {}
+    while engine.unfinished:
+        done |= {f.id: tuple(f.completion.token_ids.tolist()) for f in engine.step()}
+    return [TokenRow(prompt=prompt.token_ids, answer=done[i]) for i, prompt in enumerate(PROMPTS)]
+
+
+def search(rollouts: int = 4, **fields: float) -> Search:
+    settings = {"depth": 2, "places": 3, "p_min": 1e-3, "seed": 5, **fields}
+    return Search(sampling=DATA.sampling, rollouts=rollouts, **settings)  # type: ignore[arg-type]
+
+
+def continued(policy: Policy, rows: Sequence[TokenRow], found: Sequence[Candidate], rollouts: int) -> list[Rollouts]:
+    one = Continuations(policy, DATA, reward, seed=5, rollouts=rollouts, success=1.0, judge=False)
+    parts = one.run(PROMPTS, rows, found, tqdm(disable=True))
+    return [row for part in parts for row in part]
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return tiny_policy(seed=4)
+
+
+@pytest.fixture(scope="module")
+def rows(policy: Policy) -> list[TokenRow]:
+    return answers(policy)
+
+
+def test_candidates_are_drafts_that_would_be_rejected(policy: Policy, rows: list[TokenRow]) -> None:
+    found = find_candidates(policy, rows, search())
+    assert len(found) > 50 and found == find_candidates(policy, rows, search())
+    assert len({(c.row, c.place, c.token) for c in found}) == len(found)
+    for one in found:
+        row = rows[one.row]
+        assert len(row.prompt) <= one.place < len(row.token_ids) and one.token not in policy.eos_token_ids
+        assert one.p < one.q and one.p >= 1e-3, "only a draft that is too likely can be rejected"
+        ids = torch.tensor([row.token_ids[: one.place]])
+        p = _probs(policy, ids)
+        assert p[one.token] == pytest.approx(one.p, abs=1e-5)
+        assert one.entropy == pytest.approx(float(torch.special.entr(p).sum()), abs=1e-4)
+        assert len(one.recovered) == 4 and one.token not in one.recovered, "the residual has no mass there"
+    places = {(c.row, c.place) for c in found}
+    assert max(sum(row == i for row, _ in places) for i in range(len(rows))) == 3
+    assert all(c.p >= 0.2 for c in find_candidates(policy, rows, search(p_min=0.2)))
+    hot = find_candidates(policy, rows, search(draft_temperature=3.0))
+    assert np.mean([c.q for c in hot]) < np.mean([c.q for c in found])
+
+
+def _probs(policy: Policy, ids: torch.Tensor) -> torch.Tensor:
+    from bebop.model.attention import CausalContext
+
+    with torch.no_grad():
+        hidden = policy.hidden(ids, torch.arange(ids.shape[1])[None], CausalContext())
+        return (policy.logits(hidden)[0, -1] / 2).softmax(-1)
+
+
+def test_states_are_those_before_and_at_the_candidate(policy: Policy, rows: list[TokenRow]) -> None:
+    texts = [row.token_ids for row in rows[:9]]
+    states = layer_states(policy, texts, 0, batch=4)
+    alone = torch.cat([layer_states(policy, [text], 0) for text in texts])
+    assert states.shape == (9, 2, 32) and torch.allclose(states, alone, atol=1e-5)
+    shorter = layer_states(policy, [text[:-1] for text in texts], 0)
+    assert torch.allclose(shorter[:, 1], states[:, 0], atol=1e-5) and not torch.allclose(states[:, 0], states[:, 1])
+
+
+def test_continuations_share_their_numbers_and_their_prefix(policy: Policy, rows: list[TokenRow]) -> None:
+    """What is continued with the token that the target drew itself is what the prefix alone became."""
+    one = Continuations(policy, DATA, reward, seed=5, rollouts=3, success=1.0, judge=False)
+    prefix = rows[0].token_ids[:4]
+    seeds = seeds_of(5, 0, 4, 3)
+    engine = TorchEngine(policy, DecodingConfig(system="autoregressive", draft_tokens=0), slots=4, max_length=32)
+    for i, seed in enumerate(seeds):
+        sampling = params(policy, SamplingConfig(max_new_tokens=5, temperature=2.0), seed)
+        engine.add(Request(id=i, token_ids=prefix, params=sampling))
+    drawn = {}
+    while engine.unfinished:
+        drawn |= {f.id: tuple(f.completion.token_ids.tolist()) for f in engine.step()}
+    wanted = [(0, prefix, s) for s in seeds] + [(0, (*prefix, drawn[i][0]), s) for i, s in enumerate(seeds)]
+    endings = one._finish(PROMPTS, rows, wanted)
+    assert endings[:3] == endings[3:] and len({e.text for e in endings}) > 1
+    found = find_candidates(policy, rows, search())
+    labelled = continued(policy, rows, found, 4)
+    assert [(r.prompt, len(r.prefix), r.token) for r in labelled] == [(c.row, c.place, c.token) for c in found]
+    by_place: dict[tuple[int, int], set[str]] = {}
+    for r in labelled:
+        by_place.setdefault((r.prompt, len(r.prefix)), set()).add(r.reference)
+    assert all(len(references) == 1 for references in by_place.values())
+
+
+def test_labels_recover_planted_pivots(policy: Policy, rows: list[TokenRow]) -> None:
+    """D6: AUC > .95 with K = 64, and the noise of fewer continuations costs some of it."""
+    clean = [row for row in rows if POISON not in row.answer]
+    kept = [i for i, row in enumerate(rows) if row in clean]
+    found = [c for c in find_candidates(policy, rows, search(64, places=2)) if c.row in kept]
+    labelled = continued(policy, rows, found, 64)
+    planted = np.array([r.token == POISON for r in labelled])
+    assert 10 < planted.sum() < 0.5 * len(planted)
+    assert not successes([r.value for r in labelled])[planted].any()
+    for definition in DEFINITIONS:
+        found_at = {k: auc(loss_of_value(labelled, definition, 0, k), planted) for k in (1, 4, 64)}
+        assert found_at[64] > 0.95 > found_at[1] and found_at[1] < found_at[4] <= found_at[64], found_at
+    shuffled = np.random.default_rng(0).permutation(planted)
+    assert auc(loss_of_value(labelled, "paper"), shuffled) < 0.7, "the test can fail"
+
+
+def test_a_judge_looks_at_the_success_of_median_length() -> None:
+    right, wrong = Ending(text="1+1=2; 2+2=4", success=True), Ending(text="1+1=2; 2+2=5", success=True)
+    long, failed = Ending(text=right.text + ", then 4+1=5", success=True), Ending(text="1+1=3", success=False)
+    assert unsound("1+1=2", [wrong]) and not unsound("1+1=2", [right, failed]) and not unsound("1+1=2", [])
+    assert not unsound("1+1=3", [Ending(text="1+1=3; 3+1=4", success=True)]), "what was wrong before is not its fault"
+    shorter = Ending(text="1+1=2", success=True)
+    assert unsound("", [long, wrong, shorter]) and not unsound("", [long, right, shorter])

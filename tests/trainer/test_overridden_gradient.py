@@ -1,0 +1,107 @@
+"""PAD in training (SPEC 4.4): weighted by log P the expected policy gradient is the target's; by log p it is not.
+
+Small enough to enumerate: every answer counts with its probability, so that nothing is left to chance.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from bebop.config import AlgorithmConfig
+from bebop.kernels.pivot import bias, emitted_probs
+from bebop.trainer.losses import policy_loss
+
+VOCAB = 5
+GENERATOR = torch.Generator().manual_seed(3)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, VOCAB, dtype=torch.float64, generator=GENERATOR)
+
+
+LOGITS, DRAFT, ALLOWED, ADVANTAGES = random(), random().softmax(-1), random() > -0.3, random()
+
+
+def gradient(rollout: str, cap: float = math.inf, allowed: Tensor = ALLOWED) -> tuple[Tensor, Tensor]:
+    """Expected gradient of the trainer's own loss on answers of one token drawn from P, and the exact one."""
+    logits = LOGITS.clone().requires_grad_()
+    logp = logits.log_softmax(-1)
+    p = logp.detach().exp()
+    emitted = emitted_probs(p, DRAFT, allowed)
+    loss, _ = policy_loss(
+        AlgorithmConfig(tis_cap=cap, clip_low=0.5, clip_high=0.5),
+        logp=logp,
+        entropy=torch.zeros_like(p),
+        proximal=logp.detach(),
+        rollout_logprobs={"log P": emitted, "log p": p}[rollout].log(),
+        advantages=ADVANTAGES,
+        answers=torch.ones(VOCAB, dtype=torch.long),
+        weights=emitted,
+    )
+    (expected,) = torch.autograd.grad(loss, logits)
+    again = LOGITS.clone().requires_grad_()
+    (exact,) = torch.autograd.grad(-(again.softmax(-1) * ADVANTAGES).sum(), again)
+    return expected, exact
+
+
+def test_weighted_by_what_was_drawn_from_the_gradient_is_exact() -> None:
+    p = LOGITS.softmax(-1)
+    assert float(bias(p, DRAFT, ALLOWED)) > 0.1
+    expected, exact = gradient("log P")
+    assert torch.allclose(expected, exact, atol=1e-12)
+    expected, exact = gradient("log p")
+    assert float((expected - exact).norm() / exact.norm()) > 0.1
+    nothing = torch.zeros_like(ALLOWED)
+    assert torch.allclose(*gradient("log p", allowed=nothing), atol=1e-12), "rejection sampling needs no weights"
+
+
+def test_a_cap_on_the_weights_leaves_some_bias() -> None:
+    """p / P is largest where the draft proposes a token too rarely and rejections do not make up for it."""
+    p = LOGITS.softmax(-1)
+    largest = float((p / emitted_probs(p, DRAFT, ALLOWED)).max())
+    assert 1 < largest < math.inf
+    assert torch.allclose(*gradient("log P", cap=largest + 1e-9), atol=1e-12)
+    expected, exact = gradient("log P", cap=1 + (largest - 1) / 2)
+    weighted, unweighted = (float((gradient(name, cap=2.0)[0] - exact).norm()) for name in ("log P", "log p"))
+    assert not torch.allclose(expected, exact, atol=1e-3) and weighted < unweighted
+
+
+def paths(scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Answers of two tokens, one draft a cycle: the second is the bonus if the first draft stood, else drafted anew.
+
+    ``scale`` [] of the logits is what is learned. log p of the first token [V, 1] and of the second [V, V]; then for
+    either way [2, V, V] (the draft stood, or it did not) its probability, and log P of both tokens.
+    """
+    generator = torch.Generator().manual_seed(8)
+    tables = [torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((5,), (5, 5), (5,), (5, 5))]
+    first, second = ((t * scale).log_softmax(-1) for t in tables[:2])
+    p, then = first.detach().exp(), second.detach().exp()
+    q, again = (t.softmax(-1) for t in tables[2:])
+    members = q > 0.15
+    emitted, fresh = emitted_probs(p, q, members), emitted_probs(then, again, again > 0.2)
+    stays = torch.where(members, q, torch.minimum(p, q))
+    chance = torch.stack([stays[:, None] * then, (emitted - stays)[:, None] * fresh])
+    return first[:, None], second, chance, emitted.log()[:, None].expand(2, 5, 5), torch.stack([then, fresh]).log()
+
+
+def test_weights_of_whole_answers_are_exact_wherever_cycles_begin() -> None:
+    """P depends on where cycles begin, which is chance as well: weights that are right given it are right on average.
+
+    The trainer weights each token by itself, as importance sampling in GRPO does. That leaves out what the overrides
+    did to the rest of the answer, and is nearer to the exact gradient than no weights.
+    """
+    value = torch.randn(VOCAB, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    scale = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
+    first, second, chance, drawn_first, drawn_second = paths(scale)
+    assert abs(float(chance.sum()) - 1) < 1e-12
+    (exact,) = torch.autograd.grad(((first + second).exp() * value).sum(), scale, retain_graph=True)
+    one, two = (first.detach() - drawn_first).exp(), (second.detach() - drawn_second).exp()
+
+    def error(of_first: Tensor, of_second: Tensor) -> float:
+        gain = chance * value * (of_first * first + of_second * second)
+        return abs(float(torch.autograd.grad(gain.sum(), scale, retain_graph=True)[0] - exact))
+
+    assert error(one * two, one * two) < 1e-12
+    none = torch.ones_like(one)
+    assert 0.01 < error(one, two) < error(none, none)

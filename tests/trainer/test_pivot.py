@@ -1,0 +1,101 @@
+"""Training of the pivot classifier on examples whose pivots are known."""
+
+import numpy as np
+import pytest
+import torch
+
+from bebop.adaptation.pivot_results import gained, reliability, rules_at
+from bebop.model.pivot import Features, PivotNetwork
+from bebop.trainer.pivot import Examples, PivotTrainer, scores
+from bebop.trainer.pivot_labels import Rollouts, auc
+
+
+def examples(seed: int, count: int = 600) -> Examples:
+    """A pivot in four, by the first number of the state alone."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(count, 6, generator=generator) * 20 + 7
+    p, entropy = (torch.rand(count, generator=generator) for _ in range(2))
+    return Examples(hidden=hidden, p=p, entropy=entropy, pivots=(hidden[:, 0] > 7 + 0.67 * 20).long())
+
+
+def trainer(features: Features = "all") -> PivotTrainer:
+    torch.manual_seed(0)
+    network = PivotNetwork(size=6, layer=0, features=features, inner=8, middle=8)
+    return PivotTrainer(network, examples(1), examples(2), lr=3e-3, weight_decay=0.0, seed=0)
+
+
+def area(one: PivotTrainer) -> float:
+    held_out = examples(3)
+    return auc(scores(one.network, held_out), held_out.pivots.numpy().astype(bool))
+
+
+@pytest.mark.parametrize(
+    ("features", "low", "high"), [("all", 0.97, 1.0), ("hidden", 0.97, 1.0), ("scalars", 0.35, 0.65)]
+)
+def test_it_learns_what_its_features_say(features: Features, low: float, high: float) -> None:
+    one = trainer(features)
+    for _ in range(150):
+        one.update(64)
+    assert low < area(one) <= high
+
+
+def test_classes_count_alike() -> None:
+    """Of 600 examples every fourth is a pivot; at the start both classes make up half of the loss."""
+    one = trainer()
+    share = float(one.train.pivots.float().mean())
+    assert 0.2 < share < 0.3
+    assert one.weights.tolist() == pytest.approx([0.5 / (1 - share), 0.5 / share])
+    for _ in range(150):
+        one.update(64)
+    assert float(scores(one.network, one.train).mean()) == pytest.approx(share, abs=0.12)
+
+
+def test_the_best_on_validation_is_kept() -> None:
+    one = trainer()
+    for _ in range(60):
+        one.update(64)
+    good = one.evaluate()
+    for group in one.optimizer.param_groups:
+        group["lr"] = 3.0
+    for _ in range(20):
+        one.update(64)
+    assert one.evaluate() < good
+    assert one.take_best() == (good, 60)
+    assert auc(scores(one.network, one.validation), one.validation.pivots.numpy().astype(bool)) == good
+
+
+def test_a_resumed_training_repeats_an_uninterrupted_one_to_the_bit() -> None:
+    whole, half = trainer(), trainer()
+    for _ in range(5):
+        whole.update(32), half.update(32)
+    half.evaluate(), whole.evaluate()
+    resumed = trainer()
+    resumed.load_state_dict(half.state_dict())
+    for one in (whole, resumed):
+        losses = [one.update(32) for _ in range(5)]
+    assert losses and whole.version == resumed.version == 10
+    for name, tensor in whole.network.state_dict().items():
+        assert torch.equal(tensor, resumed.network.state_dict()[name])
+    assert resumed.take_best() == whole.take_best()
+
+
+def test_overrides_by_rules_by_hand() -> None:
+    losses = np.array([0.5, 0.0, -0.1, 0.4])
+    found = rules_at(0.5, np.array([0.9, 0.1, 0.2, 0.8]), losses, np.array([0.1, 0.2, 0.3, 0.4]), np.ones(4))
+    assert found["classifier"] == found["oracle"] == pytest.approx(0.05) and found["inverted"] == pytest.approx(-0.45)
+    assert found["probability"] == pytest.approx(-0.15) and found["random"] == pytest.approx(-0.2)
+    one = gained(np.array([0.9, 0.1, 0.2, 0.8]), losses, np.array([0.0, 0.0, 1.0, 1.0]), 0.5)
+    assert one["share"]["value"] == 0.5 and one["change"]["value"] == pytest.approx(0.05)
+
+
+def test_labels_that_are_noise_do_not_agree() -> None:
+    rng = np.random.default_rng(0)
+
+    def rows(chance: np.ndarray) -> list[Rollouts]:
+        bits = ["".join("01"[int(b)] for b in rng.random(16) < c) for c in chance]
+        fixed = dict(prompt=0, prefix=(1,), token=2, p=0.1, q=0.5, entropy=1.0)
+        return [Rollouts(**fixed, value=b, reference="1" * 16, residual="1" * 16) for b in bits]  # type: ignore[arg-type]
+
+    clear, noise = np.where(np.arange(300) % 2, 0.98, 0.3), np.full(300, 0.9)
+    assert reliability(rows(clear), rows(clear), 0.1)["paper"]["kappa"] > 0.8
+    assert abs(reliability(rows(noise), rows(noise), 0.1)["residual"]["kappa"]) < 0.2
