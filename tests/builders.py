@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
+from bebop.model.block import BlockDraftNetwork
 from bebop.model.mtp import MTPHead
 from bebop.rollout.engine import Request
 from bebop.trajectory import Group, SamplingParams
@@ -41,6 +42,20 @@ def tiny_policy(
             if parameter.dim() == 2:
                 parameter.normal_(0, 0.25)
     return Policy(backbone=backbone, tokenizer=letters(vocab_size), mtp=head, layout="mimo")
+
+
+def tiny_block(layers: int = 2, seed: int = 6) -> BlockDraftNetwork:
+    """A random block drafter for a tiny policy of so many layers; its drafts depend on context and slots."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        block = BlockDraftNetwork(
+            hidden_size=32, intermediate_size=48, heads=4, kv_heads=2, head_dim=8, taps=(0, layers - 1), block=4
+        )
+        for parameter in block.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0, 0.25)
+        block.mask.normal_(0, 0.25)
+    return block.requires_grad_(False).eval()
 
 
 def requests(prompts: Sequence[Sequence[int]], **params: object) -> list[Request]:
