@@ -1,9 +1,11 @@
-"""Pre-RL adaptation: ``python -m bebop.adapt model.path=DIR [overrides]`` trains the MTP head of a checkpoint."""
+"""Pre-RL adaptation: ``python -m bebop.adapt model.path=DIR [overrides]`` trains the MTP head of a checkpoint, or with
+``part=NAME`` another part that a decoding system needs."""
 
 import contextlib
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import get_args
 
@@ -12,6 +14,7 @@ from bebop.command import check_writable, run_main, writing
 from bebop.compose import adapt_config, as_yaml, resumed_overrides, write_down
 from bebop.config import ObjectiveName
 from bebop.config_adapt import AdaptConfig
+from bebop.decoding import PARTS
 from bebop.errors import UserError
 from bebop.resume_rules import ADAPT
 from bebop.run_folder import RunFolder
@@ -31,7 +34,8 @@ Choose from a group with GROUP=CHOICE, set a value with GROUP.NAME=VALUE:
 {groups}  dir, out, resume, seed: where to, and how to go on
 
 Objectives: {objectives}.
-
+Parts (part=NAME, head if not given):
+{parts}
 Examples:
   python -m bebop.adapt                                       the built-in model, some minutes on two cores
   python -m bebop.adapt model.path=DIR task=file task.path=questions.jsonl head.lr=3.5e-5
@@ -47,7 +51,9 @@ and after.
 def main(arguments: list[str]) -> int:
     """Parse, adapt, say what changed; the exit code."""
     if (group := asked(arguments)) is not None:
-        text = HELP.format(groups=overview(AdaptConfig), objectives=", ".join(get_args(ObjectiveName)))
+        parts = "".join(f"  {name:13} {part.summary}\n" for name, part in PARTS.items())
+        objectives = ", ".join(get_args(ObjectiveName))
+        text = HELP.format(groups=overview(AdaptConfig), objectives=objectives, parts=parts)
         sys.stdout.write(about(AdaptConfig, group) if group else text)
         return 0
     overrides = [a for a in arguments if a != "--cfg"]
@@ -60,19 +66,17 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(as_yaml(config))
         return 0
     with joined(config.model.device) as ranks:
-        from bebop.adaptation.job import Adaptation  # torch and transformers take seconds; errors should not wait
-        from bebop.preflight import check_adaptation
+        from bebop.preflight import check_adaptation  # torch and transformers take seconds; errors should not wait
 
         check_adaptation(config)
         with contextlib.closing(run_folder(config, ranks)) as folder:
             check_folder(folder, config, ranks)
-            job = Adaptation(config, folder.path, ranks)
+            job = import_module(PARTS[config.part].trainer).EntryClass(config, folder.path, ranks)
             job.prepare()
             begin(config, overrides, folder, ranks)
             results = job.run()
             if ranks.rank == 0:
-                sys.stdout.write(f"{results}checkpoint: {config.out or folder.path / 'model'}\n")
-                sys.stdout.write(f"report: {folder.path / 'report.html'}\n")
+                sys.stdout.write(f"{results}" + "".join(f"{name}: {path}\n" for name, path in job.written().items()))
     return 0
 
 

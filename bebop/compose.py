@@ -152,7 +152,8 @@ def _register() -> None:
     """
     store = ConfigStore.instance().store
     for name, system in SYSTEMS.items():
-        store(name, {"system": name, "draft_tokens": system.draft_tokens}, group="decoding")
+        options = {one.name: one.default for one in settings(system.options)} if system.options else {}
+        store(name, {"system": name, "draft_tokens": system.draft_tokens, "options": options}, group="decoding")
     for group, choice in ALONE.items():
         store(choice, {}, group=group)
     for root, cls in (("config", JobConfig), ("adapt", AdaptConfig)):

@@ -10,8 +10,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from bebop.config_decoding import DecodingConfig as DecodingConfig
 from bebop.config_engines import SglangConfig
-from bebop.decoding import SYSTEMS
+from bebop.decoding import PARTS, SYSTEMS
 from bebop.parsing import (
     ABOVE_0_TO_1,
     BETAS,
@@ -44,7 +45,6 @@ MODEL = Limit(
     lambda path: path in ("tiny", "smollm2") or os.path.isdir(path),
     "give tiny, smollm2 or a folder with a Hugging Face checkpoint",
 )
-SYSTEM = Limit(lambda name: name in SYSTEMS, "choose one of " + ", ".join(SYSTEMS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,10 @@ class ModelConfig:
     device: str = setting("auto", "where it runs", DEVICE)
     init_mtp: bool = setting(False, "add a fresh MTP head to a checkpoint that has none")
     check: bool = setting(True, "hold logits against Hugging Face's own forward: some ten short passes")
+    parts: dict[str, str | None] = setting(
+        lambda: {name: None for name, part in PARTS.items() if part.model},
+        "NAME=PATH: trained parts that systems need; null: those shipped with the model",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self, "model.")
@@ -122,32 +126,6 @@ class RolloutConfig:
         check_settings(self, "rollout.")
         fits = self.sampling.max_new_tokens < self.max_length
         check(fits, "rollout.max_length", self.max_length, "it must exceed rollout.sampling.max_new_tokens")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodingConfig:
-    """How tokens are drafted and verified."""
-
-    system: str = setting("bebop", "a row of bebop/decoding.py", SYSTEM)
-    draft_tokens: int = setting(3, "K, drafts per cycle; 0 for a system without drafts alone", within(0, 16))
-    draft_temperature: float | None = setting(
-        None,
-        "of the drafts; null: the target's",
-        Limit(lambda t: t == 0 or 1e-4 <= t < math.inf, "give 0 (greedy), 0.0001 or more, or null"),
-    )
-    cost_ratio: float = setting(0.15, "adaptive length: time of a draft step over that of a plain step", NOT_NEGATIVE)
-    verify_ratio: float = setting(0.05, "adaptive length: the same of one more verified position", NOT_NEGATIVE)
-
-    def __post_init__(self) -> None:
-        check_settings(self, "decoding.")
-        enough = self.draft_tokens > 0 or not SYSTEMS[self.system].drafts
-        check(enough, "decoding.draft_tokens", self.draft_tokens, f"decoding.system={self.system} takes 1 or more")
-
-    @property
-    def temperature_of_drafts(self) -> float | None:
-        """What drafts are sampled at, 0 for greedy ones; None: the target's temperature."""
-        own = SYSTEMS[self.system].draft_temperature
-        return self.draft_temperature if own is None else own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +269,9 @@ class JobConfig:
             "the trainer computes softmax(logits / temperature); set algorithm.rescore=true to train on truncated ones",
         )
         check(sampling.temperature > 0, "rollout.sampling.temperature", sampling.temperature, "training explores: > 0")
+        system, rescored = self.decoding.system, self.algorithm.rescore
+        word = "it changes the distribution of answers: set algorithm.rescore=true to train on the trainer's log-probs"
+        check(SYSTEMS[system].exact or rescored, "decoding.system", system, word)
         watched = self.monitor.drift and SYSTEMS[self.decoding.system].head
         word = "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head"
         check(self.cotrain.mode != "auto" or watched, "cotrain.mode", self.cotrain.mode, word)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from bebop.config import (
     NOT_NEGATIVE,
@@ -14,6 +14,8 @@ from bebop.config import (
     SamplingConfig,
     TaskConfig,
 )
+from bebop.decoding import PARTS
+from bebop.options import parsed
 from bebop.parsing import (
     MOST,
     NOT_EMPTY,
@@ -26,6 +28,9 @@ from bebop.parsing import (
     setting,
     within,
 )
+
+T = TypeVar("T")
+PART = Limit(lambda name: name in PARTS, "choose one of " + ", ".join(PARTS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +116,10 @@ class AdaptConfig:
     head: HeadConfig = field(default_factory=HeadConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    part: str = setting("head", "what is trained: the MTP head, or a part of a decoding system", PART)
+    options: dict[str, Any] = setting(dict, "NAME=VALUE: what the training of that part has alone")
     dir: str | None = setting(None, "the run folder; null: runs/adapt-<date and time>", NOT_EMPTY)
-    out: str | None = setting(None, "the adapted checkpoint; null: <dir>/model", NOT_EMPTY)
+    out: str | None = setting(None, "the adapted checkpoint, or the part; null: in dir", NOT_EMPTY)
     resume: bool = setting(False, "go on from the newest checkpoint in dir")
     seed: int = setting(0, "of the sampled answers", SEED)
     tensorboard: bool = setting(True, "write TensorBoard events")
@@ -123,3 +130,10 @@ class AdaptConfig:
         check(not self.resume or bool(self.dir), "resume", self.resume, "give the run's folder as dir")
         same = self.out is None or Path(self.out).resolve() != Path(self.model.path).resolve()
         check(same, "out", self.out, "it is model.path: give another folder, the original is kept")
+        parsed(PARTS[self.part].options, self.options, "options.", f"part={self.part}")
+
+    def of(self, cls: type[T]) -> T:
+        """The part's own options, as the dataclass that its row names."""
+        options = parsed(cls, self.options, "options.", f"part={self.part}")
+        assert isinstance(options, cls)
+        return options

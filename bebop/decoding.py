@@ -4,6 +4,7 @@ A part is found by its module's name: ``drafter="mtp"`` is ``rollout/decoding/dr
 lengths. A new system is a row here, and a file for each part that is not there yet.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -19,6 +20,9 @@ class System:
     head: bool = False  # drafts with the model's MTP head
     draft_temperature: float | None = None  # 0: always greedy; None: decoding.draft_temperature, or the target's
     draft_tokens: int = 3  # K where it is chosen by its name alone
+    width: int = 16  # the most drafts that a cycle may hold
+    needs: tuple[str, ...] = ()  # trained parts, rows of PARTS
+    options: type | None = None  # settings of its own, in bebop/options.py
     sampled: bool = True  # drafts are draws from q, so that acceptance is the overlap of p and q
     other: str | None = None  # the same system with drafts made the other way, sampled or greedy
     exact: bool = True  # the output distribution is the target's
@@ -56,4 +60,19 @@ SYSTEMS = {
     "bebop_block": System(
         summary="bebop, the drafts of a cycle verified as a whole", drafter="mtp", rule="block", head=True
     ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Something that decoding systems need trained: ``python -m bebop.adapt part=NAME`` makes it."""
+
+    summary: str  # one line for --help
+    trainer: str  # the module of its training
+    model: str = ""  # a module of bebop/model, its network; none for the head, which is in the checkpoint
+    options: type | None = None  # settings of its training, in bebop/options.py
+
+
+PARTS: Mapping[str, Part] = {
+    "head": Part(summary="the MTP head of the checkpoint", trainer="bebop.adaptation.job"),
 }

@@ -16,6 +16,7 @@ _BOTH: dict[str, str | None] = {
     "model.device": MAY,
     "model.check": MAY,
     "model.init_mtp": "the checkpoint was made for the other head",
+    "model.parts": MAY,  # each is held against the backbone
     **dict.fromkeys(
         ("task.source", "task.name", "task.args", "task.prompt_key", "task.answer_key", "task.system", "task.seed"),
         "questions are known by their numbers, and each number would become another question",
@@ -49,7 +50,7 @@ JOB: Mapping[str, str | None] = {
     **dict.fromkeys(
         (
             f"decoding.{name}"
-            for name in ("system", "draft_tokens", "draft_temperature", "cost_ratio", "verify_ratio")
+            for name in ("system", "draft_tokens", "draft_temperature", "cost_ratio", "verify_ratio", "options")
         ),
         MAY,  # the distribution of the answers is the same; whether a system is exact travels with each answer
     ),
@@ -128,6 +129,8 @@ ADAPT: Mapping[str, str | None] = {
         (f"train.{name}" for name in ("steps", "eval_every", "save_every", "keep", "threads", "cache_mb")), MAY
     ),
     **dict.fromkeys(("evaluation.prompts", "evaluation.draft_tokens"), _HELD_OUT),
+    "part": "checkpoints of the run hold the other one",
+    "options": _ALGORITHM,
     "seed": _TEXT,
     **dict.fromkeys(("dir", "out", "resume", "tensorboard", "progress"), MAY),
 }

@@ -80,11 +80,14 @@ class DecodeStats:
     target_only: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] sum of p(argmax q)
     draft_entropy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] nats
     target_entropy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] nats
+    counts: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # name -> [K], what the rule counts beside
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
         summed: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in STAT_COUNTS}
         summed |= {name: _add(getattr(self, name), getattr(other, name)) for name in DRAFT_STATS}
-        return DecodeStats(**summed)
+        both, none = {**self.counts, **other.counts}, np.zeros(0)
+        counts = {name: _add(self.counts.get(name, none), other.counts.get(name, none)) for name in both}
+        return DecodeStats(**summed, counts=counts)
 
     @property
     def emitted(self) -> int:

@@ -91,6 +91,7 @@ def _measure(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batc
         "accept length": stats.accept_length,
         "passes/token": stats.target_forwards / stats.tokens,
         "mean answer": stats.tokens / len(answers),
+        **{f"{name}/draft": float(sums.sum() / stats.reached.sum()) for name, sums in stats.counts.items()},
         **shares,
         "other %": 100 - sum(shares.values()),
     }

@@ -71,7 +71,8 @@ class Slots:
         self.oldest = torch.zeros(s, **long)  # [S] oldest version among the keys and values in the cache
         self.logprobs = torch.zeros(s, width, dtype=torch.float32, device=device)  # same shape
         self.starts = torch.tensor(starts(sizes.length), device=device)  # [P] where the stretches of an answer begin
-        shape = (s, len(self.starts), len(DRAFT_STATS), sizes.drafts)  # sums by stretch, see DRAFT_STATS
+        self.names = [*DRAFT_STATS]  # what is summed over the draft positions, and what ``extend_stats`` added
+        shape = (s, len(self.starts), len(self.names), sizes.drafts)  # sums by stretch
         self.stats = torch.zeros(shape, dtype=torch.float64, device=device)
         self.begun = torch.zeros(s, len(self.starts), 2, **long)  # [S, P, 2] cycles that began there, their tokens
         self.work = torch.zeros(s, 3, **long)  # [S, 3] cycles, backbone passes, drafter passes
@@ -81,7 +82,8 @@ class Slots:
         self.caches: dict[str, Any] = {}  # name -> Cache of a part
         self._fresh: dict[str, Tensor] = {}  # name -> [...] what a new request starts from
         self._derived: set[str] = set()  # columns that follow from the context
-        self._latest: tuple[Tensor, Tensor, Tensor] | None = None  # what ``record`` was given last, with its stretches
+        # What ``record`` was given last, with its stretches and the rows of ``names``.
+        self._latest: tuple[Tensor, Tensor, Tensor, list[int]] | None = None
         self._sampling: tuple[int, BatchSampling] | None = None
 
     def add(self, name: str, fresh: Tensor, of_context: bool = False) -> Tensor:
@@ -98,6 +100,13 @@ class Slots:
         if of_context:
             self._derived.add(name)
         return self.columns[name]
+
+    def extend_stats(self, names: Sequence[str]) -> None:
+        """Make room for further sums over the draft positions, unless they are there."""
+        new = [name for name in names if name not in self.names]
+        slots, stretches, _, drafts = self.stats.shape
+        self.stats = torch.cat([self.stats, self.stats.new_zeros(slots, stretches, len(new), drafts)], 2)
+        self.names += new
 
     def own(self, name: str, make: Callable[["Slots"], C]) -> C:
         """A cache of one's own, whose entries move with their row and are shared with a prompt; made if not there."""
@@ -166,34 +175,40 @@ class Slots:
                 self.seen[first + i, torch.tensor(contexts[i], device=self.device)] = True
         self._sampling = None
 
-    def record(self, sums: Tensor, emitted: Tensor) -> None:
-        """Add a cycle of the first B slots: sums [B, n, K] of the first n of DRAFT_STATS, and tokens emitted [B].
+    def record(self, names: Sequence[str], sums: Tensor, emitted: Tensor) -> None:
+        """Add a cycle of the first B slots: sums [B, n, K] of n names, and tokens emitted [B].
 
         They belong to the stretch of the answer in which the cycle began.
         """
-        batch, kinds, drafts = sums.shape
+        batch, _, drafts = sums.shape
+        kinds = [self.names.index(name) for name in names]
         stretch = torch.bucketize(self.count[:batch], self.starts, right=True) - 1
         row = torch.arange(batch, device=self.device)
         self.begun[row, stretch] += torch.stack([torch.ones_like(emitted), emitted], 1)
-        self.stats[row, stretch, :kinds, :drafts] += sums
-        self._latest = (sums, stretch, emitted)
+        if kinds == [*range(len(kinds))]:  # the usual case, and a slice costs the device nothing
+            self.stats[row, stretch, : len(kinds), :drafts] += sums
+        else:
+            self.stats[row[:, None], stretch[:, None], torch.tensor(kinds, device=self.device), :drafts] += sums
+        self._latest = (sums, stretch, emitted, kinds)
 
     def cut(self, slot: int, count: int) -> None:
         """End a slot's answer after ``count`` tokens; what its latest cycle emitted beyond counts nowhere."""
         if self._latest is not None:
-            sums, stretch, emitted = (part[slot] for part in self._latest)
+            sums, stretch, emitted = (part[slot] for part in self._latest[:3])
             beyond = int(self.count[slot]) - count
             left = int(emitted) - beyond
-            self.stats[slot, stretch, : len(sums), left : sums.shape[1]] -= sums[:, left:]
+            self.stats[slot, stretch, self._latest[3], left : sums.shape[1]] -= sums[:, left:]
             self.begun[slot, stretch, 1] -= beyond
         self.count[slot] = count
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Move a slot's state, with the ``length`` entries of its caches."""
+    def move(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        """Move the states of slots to others, none of which is a source, with as many entries of their caches."""
+        rows, places = (torch.tensor(slots, device=self.device) for slots in (sources, targets))
         for tensor in self._all():
-            tensor[target] = tensor[source]
+            tensor[places] = tensor[rows]
         for cache in self.caches.values():
-            cache.copy_slot(source, target, target + 1, length)
+            for source, target, length in zip(sources, targets, lengths, strict=True):
+                cache.copy_slot(source, target, target + 1, length)
         self._sampling = None
 
     def share(self, source: int, first: int, end: int, length: int) -> None:

@@ -27,7 +27,8 @@ def gpus(config: JobConfig) -> float:
 
 def make(config: JobConfig) -> tuple[TorchEngine, tuple[int, ...]]:
     """The engine, and the tokens that end an answer."""
-    policy = load_policy(config.model, need_head=SYSTEMS[config.decoding.system].head)
+    system = SYSTEMS[config.decoding.system]
+    policy = load_policy(config.model, need_head=system.head, needs=system.needs)
     engine = TorchEngine(
         policy,
         config.decoding,

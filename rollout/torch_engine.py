@@ -3,6 +3,7 @@
 import dataclasses
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,6 +53,7 @@ class TorchEngine:
             vocab=policy.vocab_size,
         )
         self.slots = Slots(sizes, policy.device)
+        self.starts = self.slots.starts.tolist()  # of stretches
         self.decoder: Decoder = make_part(SYSTEMS[decoding.system].decoder, policy, self.slots, decoding)
         self.decoder.measure = measure
         self.version = 0
@@ -84,25 +86,20 @@ class TorchEngine:
             return []
         batch = len(self.active)
         done = self.decoder.cycle(batch, max(self.fed), self.version)
-        # The only wait for the device in a cycle: who is done, and how far each row has come.
-        state = torch.stack([done.long(), self.slots.fed[:batch]]).tolist()
-        self.fed = state[1]
-        ended = {slot: "stop" for slot in self._stop_strings()}
-        for slot in (slot for slot, flag in enumerate(state[0]) if flag):
-            ended.setdefault(slot, self._reason(slot))
-        finished = [self._collect(slot, reason) for slot, reason in sorted(ended.items())]  # type: ignore[arg-type]
-        for slot in sorted(ended, reverse=True):
-            self._free(slot)
-        return finished
+        # The only wait for the device in a cycle: who is done, how far each row has come, and its newest token.
+        flags, self.fed, last = torch.stack([done.long(), self.slots.fed[:batch], self.slots.last[:batch]]).tolist()
+        ended: dict[int, FinishReason] = {slot: "stop" for slot in self._stop_strings()}
+        for slot in (slot for slot, flag in enumerate(flags) if flag):
+            stopped = last[slot] in self.active[slot].params.stop_token_ids
+            ended.setdefault(slot, "stop" if stopped else "length")
+        return self._finish(ended)
 
     @torch.inference_mode()
     def abort(self, ids: Sequence[int] | None = None) -> list[Finished]:
         """End requests now, all of them if ``ids`` is None."""
         chosen = None if ids is None else set(ids)
         slots = [s for s, request in enumerate(self.active) if chosen is None or request.id in chosen]
-        finished = [self._collect(slot, "abort") for slot in slots]
-        for slot in reversed(slots):
-            self._free(slot)
+        finished = self._finish(dict.fromkeys(slots, "abort"))
         for request in [r for r in self.waiting if chosen is None or r.id in chosen]:
             self.waiting.remove(request)
             finished.append(Finished(id=request.id, completion=request.partial or nothing()))
@@ -188,10 +185,6 @@ class TorchEngine:
         count = int(self.slots.count[slot])
         return [*self.active[slot].token_ids, *self.slots.tokens[slot, :count].tolist()]
 
-    def _reason(self, slot: int) -> FinishReason:
-        last = int(self.slots.last[slot])
-        return "stop" if last in self.active[slot].params.stop_token_ids else "length"
-
     def _stop_strings(self) -> list[int]:
         """Slots whose answer now holds one of its stop strings; cuts the answer after the token that completes it."""
         hit = []
@@ -208,52 +201,70 @@ class TorchEngine:
             hit.append(slot)
         return hit
 
-    def _collect(self, slot: int, reason: FinishReason) -> Finished:
-        """The completion of a slot, copied off the device."""
-        request, count = self.active[slot], int(self.slots.count[slot])
-        ids = self.slots.tokens[slot, :count].to("cpu", copy=True).numpy()
-        by_stretch = self.slots.stats[slot].cpu().numpy().copy()  # [P, DRAFT_STATS, K]
-        sums = dict(zip(DRAFT_STATS, by_stretch.sum(0), strict=True))
-        cycles, target, draft = self.slots.work[slot].tolist()
-        before, earlier = (request.partial.stats, request.partial.stretches) if request.partial else (DecodeStats(), ())
-        fresh = count - (len(request.partial.token_ids) if request.partial else 0)
-        stats = DecodeStats(cycles=cycles, tokens=fresh, target_forwards=target, draft_forwards=draft, **sums)
-        completion = Completion(
-            token_ids=ids,
-            logprobs=self.slots.logprobs[slot, :count].to("cpu", copy=True).numpy(),
-            versions=self.slots.versions[slot, :count].to("cpu", copy=True).numpy(),
-            contexts=self.slots.contexts[slot, :count].to("cpu", copy=True).numpy(),
-            text=self.text(ids.tolist(), request.params, reason),
-            finish_reason=reason,
-            stats=before + stats,
-            stretches=add_stretches(earlier, self._stretches(slot, by_stretch)),
-            exact=bool(self.slots.exact[slot]),
-            state=self._state(slot) if reason == "abort" else {},
+    def _finish(self, ended: Mapping[int, FinishReason]) -> list[Finished]:
+        """Completions of slots, which are given back: the last active rows move into their places."""
+        if not ended:
+            return []
+        finished = self._collect(dict(sorted(ended.items())))
+        left = len(self.active) - len(ended)
+        sources = [slot for slot in range(left, len(self.active)) if slot not in ended]
+        targets = sorted(slot for slot in ended if slot < left)
+        if sources:
+            self.slots.move(sources, targets, [self.fed[slot] for slot in sources])
+        for source, target in zip(sources, targets, strict=True):
+            self.active[target], self.fed[target] = self.active[source], self.fed[source]
+        del self.active[left:], self.fed[left:]
+        return finished
+
+    def _collect(self, ended: Mapping[int, FinishReason]) -> list[Finished]:
+        """Completions, copied off the device: one copy a table, however many have ended at once."""
+        slots, chosen = self.slots, torch.tensor([*ended], device=self.slots.device)
+        tables = (slots.tokens, slots.logprobs, slots.versions, slots.contexts, slots.stats)
+        ids, logprobs, versions, contexts, stats = (table[chosen].cpu().numpy() for table in tables)
+        counts, work, exact, begun = (
+            table[chosen].tolist() for table in (slots.count, slots.work, slots.exact, slots.begun)
         )
-        return Finished(id=request.id, completion=completion)
+        finished = []
+        for i, (slot, reason) in enumerate(ended.items()):
+            request, count = self.active[slot], counts[i]
+            cycles, target, draft = work[i]
+            fresh = count - (len(request.partial.token_ids) if request.partial else 0)
+            sums = self._named(stats[i].sum(0))
+            own = DecodeStats(cycles=cycles, tokens=fresh, target_forwards=target, draft_forwards=draft, **sums)
+            stretches = self._stretches(begun[i], stats[i])
+            completion = Completion(
+                token_ids=ids[i, :count].copy(),
+                logprobs=logprobs[i, :count].copy(),
+                versions=versions[i, :count].copy(),
+                contexts=contexts[i, :count].copy(),
+                text=self.text(ids[i, :count].tolist(), request.params, reason),
+                finish_reason=reason,
+                stats=request.partial.stats + own if request.partial else own,
+                stretches=add_stretches(request.partial.stretches, stretches) if request.partial else stretches,
+                exact=exact[i],
+                state=self._state(slot) if reason == "abort" else {},
+            )
+            finished.append(Finished(id=request.id, completion=completion))
+        return finished
 
     def _state(self, slot: int) -> dict[str, NDArray[np.float64]]:
         """What the decoding system keeps of a running request."""
         return {name: row.to("cpu", copy=True).numpy() for name, row in self.slots.kept(slot).items()}
 
-    def _stretches(self, slot: int, sums: NDArray[np.float64]) -> tuple[tuple[int, DecodeStats], ...]:
-        """Statistics by stretch from sums [P, DRAFT_STATS, K], of those in which a cycle began."""
+    def _stretches(
+        self, begun: Sequence[Sequence[int]], sums: NDArray[np.float64]
+    ) -> tuple[tuple[int, DecodeStats], ...]:
+        """Of stretches in which a cycle began, from their cycles and tokens [P, 2] and sums [P, DRAFT_STATS, K]."""
         stretches = []
-        begun = self.slots.begun[slot].tolist()
-        for start, (cycles, tokens), rows in zip(self.slots.starts.tolist(), begun, sums, strict=True):
+        for start, (cycles, tokens), rows in zip(self.starts, begun, sums, strict=True):
             if cycles:
-                named = dict(zip(DRAFT_STATS, rows, strict=True))
-                stretches.append((start, DecodeStats(cycles=cycles, tokens=tokens, **named)))
+                stretches.append((start, DecodeStats(cycles=cycles, tokens=tokens, **self._named(rows.copy()))))
         return tuple(stretches)
 
-    def _free(self, slot: int) -> None:
-        """Give a slot back: the last active row moves into its place."""
-        last = len(self.active) - 1
-        if slot != last:
-            self.slots.move(last, slot, self.fed[last])
-            self.active[slot], self.fed[slot] = self.active[last], self.fed[last]
-        self.active.pop()
-        self.fed.pop()
+    def _named(self, sums: NDArray[np.float64]) -> dict[str, Any]:
+        """Sums [n, K] over the draft positions as fields of ``DecodeStats``."""
+        named: dict[str, Any] = dict(zip(self.slots.names, sums, strict=True))
+        return {name: named.pop(name) for name in DRAFT_STATS} | {"counts": named}
 
 
 def _holds(text: str, stops: tuple[str, ...]) -> bool:

@@ -95,6 +95,11 @@ class Adaptation:
         self.ranks.wait()
         return results
 
+    def written(self) -> dict[str, Path]:
+        """What a finished run leaves for its user."""
+        out = Path(self.config.out or self.folder / "model")
+        return {"checkpoint": out, "report": self.folder / "report.html"}
+
     # ---- sequences
 
     def _sequences(self) -> tuple[list[TokenRow], list[Prompt]]:
@@ -233,7 +238,7 @@ class Adaptation:
 
     def _write(self, results: Results) -> None:
         """The checkpoint in the layout that it came in, its card, the numbers and the page."""
-        out = Path(self.config.out or self.folder / "model")
+        out = self.written()["checkpoint"]
         with writing(out):
             save_policy(self.policy, out)
             write_card(out, self.config, results)
@@ -253,3 +258,6 @@ class Adaptation:
 
     def _clock(self, phase: str, began: float) -> None:
         self.seconds[phase] = round(time.perf_counter() - began, 1)
+
+
+EntryClass = Adaptation

@@ -1,7 +1,7 @@
 """A policy: a Hugging Face causal LM as backbone, its tokenizer and (if there is one) its MTP head."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ class Policy:
     tokenizer: PreTrainedTokenizerBase
     mtp: MTPHead | None
     layout: str  # the checkpoint layout that the MTP weights came in; see bebop.model.checkpoint
+    parts: dict[str, nn.Module] = field(default_factory=dict)  # trained ones, see bebop.model.parts
 
     def hidden(self, token_ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """Final, normed hidden states [B,n,d] of token ids [B,n] at ``positions`` [B,n]."""

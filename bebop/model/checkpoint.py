@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,16 +29,18 @@ from bebop.model.experts import split_experts
 from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.model.parity import check_parity
+from bebop.model.parts import find_part, load_part
 
 log = logging.getLogger(__name__)
 SPLIT = ("qwen3_next",)  # model types whose checkpoints hold experts one by one
 _checked: set[tuple[object, ...]] = set()  # what was held against Hugging Face's forward in this process
 
 
-def load_policy(config: ModelConfig, need_head: bool = False) -> Policy:
+def load_policy(config: ModelConfig, need_head: bool = False, needs: Sequence[str] = ()) -> Policy:
     """Load backbone, tokenizer and MTP head; ``need_head`` makes a missing head an error instead of None.
 
-    The backbone's logits are held against Hugging Face's own forward, once a process for each checkpoint.
+    ``needs``: trained parts to load beside them, see ``bebop.model.parts``. The backbone's logits are held against
+    Hugging Face's own forward, once a process for each checkpoint.
     """
     folder = resolve(config.path)
     tokenizer = load_tokenizer(config)
@@ -54,6 +56,7 @@ def load_policy(config: ModelConfig, need_head: bool = False) -> Policy:
         check_parity(policy, config.path)
         _checked.add(loaded)
     policy.layout, policy.mtp = load_mtp(folder, backbone, fresh=config.init_mtp)
+    policy.parts = {name: load_part(name, find_part(config, name), policy) for name in needs}
     return policy
 
 

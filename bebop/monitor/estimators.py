@@ -61,6 +61,7 @@ def decode_metrics(stats: DecodeStats) -> Metrics:
     if stats.tokens and stats.target_forwards:
         metrics["rollout/forwards_per_token"] = Mean(stats.target_forwards, stats.tokens)
     per_position = {"accept_rate": stats.accepted, "overlap": stats.overlap, "target_only": stats.target_only}
+    per_position |= stats.counts
     for name, sums in per_position.items():
         rates = _over_reached(sums, stats.reached)
         metrics.update({f"rollout/{name}/{k}": rate for k, rate in enumerate(rates, 1) if rate.count})

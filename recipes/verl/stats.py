@@ -23,14 +23,16 @@ COLLECTED: ContextVar[list[dict[str, Any]] | None] = ContextVar("bebop_collected
 def encode(stats: DecodeStats) -> dict[str, Any]:
     """As plain data; NaN stays NaN."""
     counts = {name: int(getattr(stats, name)) for name in STAT_COUNTS}
-    return counts | {name: getattr(stats, name).tolist() for name in DRAFT_STATS}
+    sums = {name: getattr(stats, name).tolist() for name in DRAFT_STATS}
+    return {**counts, **sums, "counts": {name: values.tolist() for name, values in stats.counts.items()}}
 
 
 def decode(data: Mapping[str, Any]) -> DecodeStats:
     """The inverse of ``encode``."""
     numbers: dict[str, Any] = {name: int(data[name]) for name in STAT_COUNTS}
     numbers |= {name: np.asarray(data[name], dtype=np.float64) for name in DRAFT_STATS}
-    return DecodeStats(**numbers)
+    counts = {name: np.asarray(values, dtype=np.float64) for name, values in data.get("counts", {}).items()}
+    return DecodeStats(**numbers, counts=counts)
 
 
 def fields(stats: DecodeStats, drafts: int) -> dict[str, Any]:

@@ -44,12 +44,16 @@ class Accepted:
 
     tokens: Tensor  # [B, K + 1] accepted drafts, then the recovered or bonus token; what follows means nothing
     lengths: Tensor  # [B] accepted drafts, 0..K
+    counts: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [B, K], those that the rule names
 
     @classmethod
-    def chain(cls, draft: Draft, lengths: Tensor, recovered: Tensor) -> Self:
+    def chain(
+        cls, draft: Draft, lengths: Tensor, recovered: Tensor, counts: Mapping[str, Tensor] | None = None
+    ) -> Self:
         """The first ``lengths`` [B] drafts and the token [B] after them."""
         tokens = torch.cat([draft.tokens, recovered[:, None]], 1)
-        return cls(tokens=tokens.scatter(1, lengths[:, None], recovered[:, None]), lengths=lengths)
+        tokens = tokens.scatter(1, lengths[:, None], recovered[:, None])
+        return cls(tokens=tokens, lengths=lengths, counts=counts or {})
 
 
 class Rows:
@@ -151,6 +155,7 @@ class AcceptanceRule(Protocol):
 
     exact: bool  # whether the output distribution is the target's
     layers: tuple[int, ...]  # of the target whose states it reads
+    counts: tuple[str, ...]  # statistics of its own, summed over the positions that were reached
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
         """Verify with uniforms [B, K + 2]: K tests, one for the recovered token and one for the bonus."""

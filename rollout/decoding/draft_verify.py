@@ -38,6 +38,7 @@ class DraftVerify:
             self.drafter = make_part(f"drafters.{system.drafter}", self.policy, self.slots, config)
             self.drafters[system.drafter] = self.drafter
         self.rule = make_part(f"rules.{system.rule}", self.policy, self.slots, config)
+        self.slots.extend_stats(self.rule.counts)
         self.length = make_part(f"lengths.{system.length}", self.policy, self.slots, config)
         return new
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from bebop.rollout.decoding.base import Accepted, Draft, Rows
 from bebop.rollout.decoding.sampling import entropy
+from bebop.trajectory import MEASURED
 
 
 def end(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
@@ -40,10 +41,10 @@ def measure(rows: Rows, draft: Draft, accepted: Accepted, probs: Tensor, emitted
     if draft.lengths is not None:
         reached &= steps < draft.lengths[:, None]
     kept = steps < torch.minimum(accepted.lengths, emitted)[:, None]
-    sums = [reached.double(), kept.double()]
-    if everything:
-        sums += [torch.where(reached, value, 0.0).double() for value in _compare(draft, probs[:, :drafts])]
-    rows.slots.record(torch.stack(sums, 1), emitted)
+    sums = {"reached": reached, "accepted": kept}
+    found = dict(zip(MEASURED, _compare(draft, probs[:, :drafts]), strict=True)) if everything else {}
+    sums |= {name: torch.where(reached, value, 0) for name, value in {**found, **accepted.counts}.items()}
+    rows.slots.record([*sums], torch.stack([value.double() for value in sums.values()], 1), emitted)
 
 
 def _compare(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,11 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
+from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.rules.rejection import Rejection
 from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.trajectory import Completion
+from bebop.trajectory import Completion, SamplingParams
 from tests.builders import requests, tiny_policy
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9], [2, 2]]
@@ -141,3 +143,53 @@ def test_a_drafter_that_was_not_there_reads_running_answers() -> None:
     assert torch.allclose(states, wanted) and states.abs().sum(1).min() > 0
     while one.unfinished:
         assert all(f.completion.exact for f in one.step())
+
+
+class Counting(Rejection):
+    """Counts the drafts that were tested and, at each position, the tokens' ids."""
+
+    counts = ("tested", "ids")
+
+    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
+        accepted = super().accept(rows, draft, out, uniforms)
+        counts = {"tested": torch.ones_like(draft.tokens), "ids": draft.tokens}
+        return dataclasses.replace(accepted, counts=counts)
+
+
+@pytest.mark.parametrize("measure", [True, False])
+def test_what_a_rule_counts_is_summed_where_drafts_were_reached(measure: bool) -> None:
+    """By request, over an interruption too; without measurements as well."""
+    one = engine(tiny_policy(seed=2))
+    decoder = decoder_of(one)
+    decoder.measure, decoder.rule = measure, Counting()
+    one.slots.extend_stats(decoder.rule.counts)
+    for request in requests(PROMPTS, max_new_tokens=12):
+        one.add(request)
+    for _ in range(3):
+        one.step()
+    halves = {f.id: f.completion for f in one.abort()}
+    whole = generate(
+        one, [dataclasses.replace(r, partial=halves.get(r.id)) for r in requests(PROMPTS, max_new_tokens=12)]
+    )
+    for answer in whole:
+        stats = answer.stats
+        assert stats.reached.sum() > 0
+        assert np.array_equal(stats.counts["tested"], stats.reached)
+        assert sum(part.counts["tested"] for _, part in answer.stretches).tolist() == stats.reached.tolist()
+        assert stats.counts["ids"].sum() > 0
+        metrics = decode_metrics(stats)
+        assert metrics["rollout/tested/1"].value == 1
+        assert metrics["rollout/ids/1"].value == stats.counts["ids"][0] / stats.reached[0]
+
+
+def test_a_cut_takes_its_counts_back() -> None:
+    """As it takes back what else was counted beyond the end of the answer."""
+    one = engine(tiny_policy(seed=2))
+    one.slots.extend_stats(Counting.counts)
+    one.slots.start(0, [SamplingParams()], [[1, 2]])
+    one.slots.record(["reached", "ids"], torch.tensor([[[1.0, 1.0, 1.0], [3.0, 4.0, 5.0]]]), torch.tensor([4]))
+    one.slots.count[0] = 4
+    one.slots.cut(0, 2)
+    row = one.slots.stats[0].sum(0)
+    assert row[one.slots.names.index("ids")].tolist() == [3.0, 4.0, 0.0]
+    assert row[0].tolist() == [1.0, 1.0, 0.0]

@@ -11,6 +11,7 @@ class BlockRule:
 
     exact = True
     layers: tuple[int, ...] = ()
+    counts: tuple[str, ...] = ()
 
     def __init__(self, *_: object) -> None:
         """Made as every part is, and needs nothing of it."""

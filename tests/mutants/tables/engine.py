@@ -24,8 +24,8 @@ FAULTS = (
     fault(
         "engine/partial-statistics",
         "rollout/torch_engine.py",
-        "stats=before + stats",
-        "stats=stats",
+        "stats=request.partial.stats + own if",
+        "stats=own if",
         "rollout/test_torch_engine.py::test_abort_and_resume_give_the_whole_answer",
     ),
     fault(
@@ -101,22 +101,22 @@ FAULTS = (
     fault(
         "engine/freed-slot-length",
         "rollout/torch_engine.py",
-        "slot, self.fed[last])",
-        "slot, self.fed[slot] // 2)",
+        "[self.fed[slot] for slot in sources]",
+        "[self.fed[slot] // 2 for slot in sources]",
         "rollout/test_torch_engine.py::test_logprobs_are_those_of_a_full_forward",
     ),
     fault(
         "engine/freed-slot-state",
         "rollout/slots.py",
-        "tensor[target] = tensor[source]",
+        "tensor[places] = tensor[rows]",
         "pass",
         "rollout/test_torch_engine.py::test_logprobs_are_those_of_a_full_forward",
     ),
     fault(
-        "engine/freed-in-order",
+        "engine/freed-request",
         "rollout/torch_engine.py",
-        "sorted(ended, reverse=True)",
-        "sorted(ended)",
+        "= self.active[source], self.fed[source]",
+        "= self.active[target], self.fed[source]",
         "rollout/test_torch_engine.py::test_temperature_zero_equals_hugging_face_generate",
     ),
     fault(
@@ -219,9 +219,7 @@ FAULTS = (
         "break\n",
         "rollout/test_torch_engine.py::test_what_lies_beyond_the_end_counts_nowhere",
     ),
-    fault(
-        "engine/stop-reason", "rollout/torch_engine.py", 'return "stop" if last in', 'return "length" if last in', ENDS
-    ),
+    fault("engine/stop-reason", "rollout/torch_engine.py", '"stop" if stopped else', '"length" if stopped else', ENDS),
     fault(
         "engine/drafts-after-the-end",
         "rollout/decoding/emit.py",

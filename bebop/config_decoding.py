@@ -1,0 +1,49 @@
+"""What can be configured about decoding: the dataclass behind ``decoding=SYSTEM``."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from bebop.decoding import SYSTEMS
+from bebop.options import parsed
+from bebop.parsing import Limit, at_least, check, check_settings, setting
+
+T = TypeVar("T")
+NOT_NEGATIVE = at_least(0)
+SYSTEM = Limit(lambda name: name in SYSTEMS, "choose one of " + ", ".join(SYSTEMS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingConfig:
+    """How tokens are drafted and verified."""
+
+    system: str = setting("bebop", "a row of bebop/decoding.py", SYSTEM)
+    draft_tokens: int = setting(3, "K, drafts per cycle; 0 for a system without drafts alone", NOT_NEGATIVE)
+    draft_temperature: float | None = setting(
+        None,
+        "of the drafts; null: the target's",
+        Limit(lambda t: t == 0 or 1e-4 <= t < math.inf, "give 0 (greedy), 0.0001 or more, or null"),
+    )
+    cost_ratio: float = setting(0.15, "adaptive length: time of a draft step over that of a plain step", NOT_NEGATIVE)
+    verify_ratio: float = setting(0.05, "adaptive length: the same of one more verified position", NOT_NEGATIVE)
+    options: dict[str, Any] = setting(dict, "NAME=VALUE: what the system has alone")
+
+    def __post_init__(self) -> None:
+        check_settings(self, "decoding.")
+        system = SYSTEMS[self.system]
+        room = f"decoding.system={self.system} takes 1 to {system.width}"
+        check(self.draft_tokens <= system.width, "decoding.draft_tokens", self.draft_tokens, room)
+        check(self.draft_tokens > 0 or not system.drafts, "decoding.draft_tokens", self.draft_tokens, room)
+        parsed(system.options, self.options, "decoding.options.", f"decoding.system={self.system}")
+
+    def of(self, cls: type[T]) -> T:
+        """The system's own options, as the dataclass that its row names."""
+        options = parsed(cls, self.options, "decoding.options.", f"decoding.system={self.system}")
+        assert isinstance(options, cls)
+        return options
+
+    @property
+    def temperature_of_drafts(self) -> float | None:
+        """What drafts are sampled at, 0 for greedy ones; None: the target's temperature."""
+        own = SYSTEMS[self.system].draft_temperature
+        return self.draft_temperature if own is None else own

@@ -1,0 +1,103 @@
+"""Trained parts of decoding systems: a safetensors file each, and beside it a JSON file that says what it is.
+
+A part is made for one backbone. Its card has that backbone's fingerprint, so that a part of another one is refused
+instead of drafting badly, and the command that makes it again.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from bebop.config import ModelConfig
+from bebop.decoding import PARTS
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.model.fingerprint import fingerprint
+
+SHIPPED = {"tiny": Path(__file__).parent / "tiny" / "parts"}  # model.path -> folder of the parts that come with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartCard:
+    """What a file of weights is."""
+
+    part: str  # a row of PARTS
+    settings: dict[str, Any]  # what the network is made with
+    backbone: str  # see ``backbone_fingerprint``
+    data: dict[str, Any]  # what it was trained on
+    seed: int
+    command: str  # makes it again
+    results: dict[str, Any]  # on held-out data
+
+
+def find_part(config: ModelConfig, name: str) -> Path:
+    """The file of a part: the one given, else the one shipped with the model; ``UserError`` if there is none."""
+    given = config.parts.get(name)
+    path = Path(given) if given else SHIPPED.get(config.path, Path()) / f"{name}.safetensors"
+    if given and not (path.is_file() and card_of(path).is_file()):
+        raise UserError(f"model.parts.{name}={given!r} is not possible: give a .safetensors file that has its .json")
+    if not path.is_file():
+        raise UserError(
+            f"model.parts.{name} is missing, and {config.path} comes without: make it with python -m bebop.adapt "
+            f"part={name} model.path={config.path}, and give model.parts.{name}=PATH"
+        )
+    return path
+
+
+def card_of(path: Path) -> Path:
+    """The JSON file beside a file of weights."""
+    return path.with_suffix(".json")
+
+
+def read_card(path: Path) -> PartCard:
+    """The card of a file of weights; ``UserError`` if it is none."""
+    try:
+        return PartCard(**json.loads(card_of(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{card_of(path)} cannot be read as the card of a trained part: {error}") from error
+
+
+def save_part(path: Path, module: nn.Module, card: PartCard) -> None:
+    """Write weights and buffers to ``path`` and the card beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}, path)
+    card_of(path).write_text(json.dumps(dataclasses.asdict(card), indent=2) + "\n", encoding="utf-8")
+
+
+def make_module(name: str, settings: Mapping[str, Any]) -> nn.Module:
+    """The network of a part."""
+    module: nn.Module = import_module(f"bebop.model.{PARTS[name].model}").EntryClass(**settings)
+    return module
+
+
+def load_part(name: str, path: Path, policy: Policy) -> nn.Module:
+    """A part, ready to be used on the policy's device; ``UserError`` if it is another part or another backbone's."""
+    card = read_card(path)
+    if card.part != name:
+        raise UserError(f"model.parts.{name}={str(path)!r} is not possible: the file holds the part {card.part!r}")
+    if card.backbone != backbone_fingerprint(policy):
+        raise UserError(
+            f"model.parts.{name}={str(path)!r} is not possible: it was made for another model; make one with "
+            f"python -m bebop.adapt part={name} model.path=..."
+        )
+    try:
+        module = make_module(name, card.settings)
+        module.load_state_dict(load_file(path))
+    except (SafetensorError, RuntimeError, TypeError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"model.parts.{name}={str(path)!r} cannot be loaded: {reason}") from error
+    return module.to(policy.device).eval().requires_grad_(False)
+
+
+def backbone_fingerprint(policy: Policy) -> str:
+    """Of the backbone's weights in bfloat16, so that it is the same whatever precision they are loaded in."""
+    return fingerprint(dict(policy.backbone.named_parameters()), torch.bfloat16)

@@ -1,0 +1,101 @@
+"""Trained parts: what is written comes back, and what does not belong to the model is refused in one line."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from bebop.config import ModelConfig
+from bebop.decoding import PARTS, Part
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.model.parts import PartCard, backbone_fingerprint, card_of, find_part, load_part, save_part
+from tests.builders import tiny_policy
+
+NAME = "scorer"
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part whose network is a linear layer."""
+    monkeypatch.setitem(PARTS, NAME, Part(summary="", trainer="", model="scorer"))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "bebop.model.scorer", SimpleNamespace(EntryClass=nn.Linear))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return tiny_policy(seed=1)
+
+
+@pytest.fixture
+def saved(policy: Policy, tmp_path: Path) -> Path:
+    path = tmp_path / "scorer.safetensors"
+    settings = {"in_features": 3, "out_features": 2}
+    card = PartCard(part=NAME, settings=settings, backbone=backbone_fingerprint(policy), data={}, seed=0, command="",
+                    results={})  # fmt: skip
+    torch.manual_seed(0)
+    save_part(path, nn.Linear(3, 2), card)
+    return path
+
+
+def rewritten(path: Path, **fields: object) -> None:
+    card_of(path).write_text(json.dumps(json.loads(card_of(path).read_text()) | fields))
+
+
+def test_a_part_comes_back_as_it_was_written(policy: Policy, saved: Path) -> None:
+    torch.manual_seed(0)
+    own, read = nn.Linear(3, 2), load_part(NAME, saved, policy)
+    assert all(torch.equal(a, b) for a, b in zip(own.parameters(), read.parameters(), strict=True))
+    assert not read.training and not any(p.requires_grad for p in read.parameters())
+
+
+def test_a_part_of_another_backbone_is_refused(policy: Policy, saved: Path) -> None:
+    weight = next(policy.backbone.parameters())
+    with torch.no_grad():
+        weight[0, 0] *= 1.5
+    with pytest.raises(UserError, match=r"model\.parts\.scorer=.* made for another model; make one with .*part=scorer"):
+        load_part(NAME, saved, policy)
+
+
+def test_the_precision_of_the_backbone_does_not_matter(policy: Policy, saved: Path) -> None:
+    policy.backbone.to(torch.bfloat16)
+    load_part(NAME, saved, policy)
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"part": "pivot"}, "the file holds the part 'pivot'"),
+        ({"settings": {"in_features": 4, "out_features": 2}}, "cannot be loaded: .*size mismatch"),
+        ({"settings": {"width": 4}}, "cannot be loaded: .*width"),
+        ({"more": 1}, "cannot be read as the card of a trained part"),
+    ],
+)
+def test_files_that_do_not_fit(policy: Policy, saved: Path, fields: dict[str, object], word: str) -> None:
+    rewritten(saved, **fields)
+    with pytest.raises(UserError, match=word):
+        load_part(NAME, saved, policy)
+
+
+def test_weights_that_are_none(policy: Policy, saved: Path) -> None:
+    saved.write_bytes(b"\0" * 10)
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_part(NAME, saved, policy)
+
+
+def test_a_missing_part_names_the_command_that_makes_it() -> None:
+    with pytest.raises(UserError, match=r"model\.parts\.scorer is missing.*python -m bebop\.adapt part=scorer"):
+        find_part(ModelConfig(), NAME)
+
+
+def test_a_given_file_needs_its_card(saved: Path) -> None:
+    config = dataclasses.replace(ModelConfig(), parts={NAME: str(saved)})
+    assert find_part(config, NAME) == saved
+    card_of(saved).unlink()
+    with pytest.raises(UserError, match=r"that has its \.json"):
+        find_part(config, NAME)
