@@ -7,6 +7,8 @@ lengths. A new system is a row here, and a file for each part that is not there 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bebop.options import BlockTraining
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
@@ -60,6 +62,22 @@ SYSTEMS = {
     "bebop_block": System(
         summary="bebop, the drafts of a cycle verified as a whole", drafter="mtp", rule="block", head=True
     ),
+    "block": System(
+        summary="drafts of a whole block in one pass, sampled, accepted with the overlap of draft and target",
+        drafter="block",
+        needs=("block",),
+        draft_tokens=7,
+        other="block_target_only",
+    ),
+    "block_target_only": System(
+        summary="drafts of a whole block in one pass, greedy, accepted with p(argmax q)",
+        drafter="block",
+        needs=("block",),
+        draft_temperature=0.0,
+        draft_tokens=7,
+        sampled=False,
+        other="block",
+    ),
 }
 
 
@@ -75,4 +93,10 @@ class Part:
 
 PARTS: Mapping[str, Part] = {
     "head": Part(summary="the MTP head of the checkpoint", trainer="bebop.adaptation.job"),
+    "block": Part(
+        summary="a drafter of whole blocks",
+        model="block",
+        trainer="bebop.trainer.block",
+        options=BlockTraining,
+    ),
 }

@@ -41,7 +41,8 @@ def tiny_policy(
         for parameter in head.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0, 0.25)
-    return Policy(backbone=backbone, tokenizer=letters(vocab_size), mtp=head, layout="mimo")
+    parts = {"block": tiny_block(layers).to(dtype)}
+    return Policy(backbone=backbone, tokenizer=letters(vocab_size), mtp=head, layout="mimo", parts=parts)
 
 
 def tiny_block(layers: int = 2, seed: int = 6) -> BlockDraftNetwork:

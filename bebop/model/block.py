@@ -17,6 +17,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
+from bebop.errors import UserError
 from bebop.model.attention import ATTENTION, AttentionContext
 
 
@@ -94,6 +95,16 @@ class BlockDraftNetwork(nn.Module):
         for layer in self.layers:
             x = layer(x, attention_mask=None, position_embeddings=rotary, context=context)
         return self.norm(x)
+
+
+def taps_of(layers: int, count: int) -> list[int]:
+    """``count`` layers of a target with so many, evenly spaced from 1 to L - 3: 1 and 9 of 12 (SPEC 5.1)."""
+    if not 1 <= count <= max(1, layers - 3):
+        raise UserError(f"options.taps={count} is not possible: a model of {layers} layers has 1..{max(1, layers - 3)}")
+    first, last = min(1, layers - 1), max(layers - 3, 0)
+    if count == 1:
+        return [layers // 2]
+    return [round(first + i * (last - first) / (count - 1)) for i in range(count)]
 
 
 EntryClass = BlockDraftNetwork
