@@ -7,7 +7,7 @@ lengths. A new system is a row here, and a file for each part that is not there 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bebop.options import BlockTraining
+from bebop.options import BlockLengthTraining, BlockTraining
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,13 @@ SYSTEMS = {
         sampled=False,
         other="block",
     ),
+    "blockpilot": System(
+        summary="block, of a size that is chosen for each request from its prompt",
+        drafter="block",
+        length="block_length",
+        needs=("block", "block_length"),
+        draft_tokens=7,
+    ),
 }
 
 
@@ -98,5 +105,11 @@ PARTS: Mapping[str, Part] = {
         model="block",
         trainer="bebop.trainer.block",
         options=BlockTraining,
+    ),
+    "block_length": Part(
+        summary="the choice of a block size from a prompt",
+        model="block_length",
+        trainer="bebop.trainer.block_length",
+        options=BlockLengthTraining,
     ),
 }

@@ -43,3 +43,24 @@ class BlockTraining:
 
     def __post_init__(self) -> None:
         check_settings(self, "options.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockLengthTraining:
+    """Training of the choice of block sizes (``bebop.adapt part=block_length``)."""
+
+    smallest: int = setting(2, "smallest block size that can be chosen, the newest token included", within(1, 17))
+    largest: int = setting(8, "largest block size that can be chosen", within(1, 17))
+    label: Literal["tau", "speed"] = setting(
+        "tau", "a prompt's best size: most tokens a cycle, or most tokens a second"
+    )
+    temperature: float = setting(0.0, "of the answers that sizes are compared on; 0 is greedy", at_least(0))
+    seeds: int = setting(1, "answers to a prompt with each size; above 0 they are random: 4 or more", at_least(1))
+    hidden: int = setting(64, "width of the two hidden layers", at_least(1))
+    steps: int = setting(1500, "updates", at_least(1))
+    batch: int = setting(64, "prompts in one update", at_least(1))
+    lr: float = setting(1e-3, "learning rate", above(0))
+
+    def __post_init__(self) -> None:
+        check_settings(self, "options.")
+        check(self.smallest < self.largest, "options.largest", self.largest, "it must exceed options.smallest")

@@ -44,10 +44,12 @@ class RolloutBench:
 
 def run(bench: RolloutBench) -> list[dict[str, Any]]:
     """One row per arm and batch size."""
-    policy = load_policy(bench.model, need_head=any(SYSTEMS[s].head for s in bench.systems))
+    rows = [SYSTEMS[name] for name in bench.systems]
+    needs = {part for row in rows for part in row.needs}
+    policy = load_policy(bench.model, need_head=any(row.head for row in rows), needs=sorted(needs))
     source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
     arms = ["hf_generate", *bench.systems]
-    rows = []
+    measured = []
     progress = tqdm(total=len(bench.batches) * bench.rounds * len(arms), desc="rollout")
     for batch in bench.batches:
         asked = _requests(bench, policy, source, max(12, batch * bench.waves))
@@ -56,9 +58,9 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
         plain = best[undrafted]["tokens/s"]
         for arm in arms:
             speed = best[arm]["tokens/s"]
-            rows.append({"batch": batch, "arm": arm, "tokens/s": speed, "x plain": speed / plain, **best[arm]})
+            measured.append({"batch": batch, "arm": arm, "tokens/s": speed, "x plain": speed / plain, **best[arm]})
     progress.close()
-    return rows
+    return measured
 
 
 def _requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: int) -> list[Request]:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.block import BlockDraftNetwork
+from bebop.model.block_length import BlockLengthNetwork
 from bebop.model.mtp import MTPHead
 from bebop.rollout.engine import Request
 from bebop.trajectory import Group, SamplingParams
@@ -41,7 +42,10 @@ def tiny_policy(
         for parameter in head.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0, 0.25)
-    parts = {"block": tiny_block(layers).to(dtype)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pilot = BlockLengthNetwork(inputs=vocab_size, candidates=(1, 2, 3, 5), default=3).requires_grad_(False).eval()
+    parts = {"block": tiny_block(layers).to(dtype), "block_length": pilot.to(dtype)}
     return Policy(backbone=backbone, tokenizer=letters(vocab_size), mtp=head, layout="mimo", parts=parts)
 
 

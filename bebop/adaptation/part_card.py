@@ -30,7 +30,10 @@ def command(config: AdaptConfig) -> str:
     """The command line with every setting that is not a default."""
     given, usual = (dict(_flat(dataclasses.asdict(c))) for c in (config, AdaptConfig()))
     changed = {name: value for name, value in given.items() if usual.get(name) != value and name not in PLACES}
-    return shlex.join(["python", "-m", "bebop.adapt", *(f"{name}={value}" for name, value in changed.items())])
+    # What a part's training has alone is not in Hydra's tree of settings: it has to be added.
+    adding = {name: "++" if name.startswith("options.") else "" for name in changed}
+    settings = (f"{adding[name]}{name}={value}" for name, value in changed.items())
+    return shlex.join(["python", "-m", "bebop.adapt", *settings])
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
