@@ -44,12 +44,12 @@ class RolloutBench:
 
 def run(bench: RolloutBench) -> list[dict[str, Any]]:
     """One row per arm and batch size."""
-    rows = [SYSTEMS[name] for name in bench.systems]
-    needs = {part for row in rows for part in row.needs}
-    policy = load_policy(bench.model, need_head=any(row.head for row in rows), needs=sorted(needs))
+    chosen = [SYSTEMS[name] for name in bench.systems]
+    needs = sorted({part for system in chosen for part in system.needs})
+    policy = load_policy(bench.model, need_head=any(system.head for system in chosen), needs=needs)
     source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
     arms = ["hf_generate", *bench.systems]
-    measured = []
+    rows = []
     progress = tqdm(total=len(bench.batches) * bench.rounds * len(arms), desc="rollout")
     for batch in bench.batches:
         asked = _requests(bench, policy, source, max(12, batch * bench.waves))
@@ -58,9 +58,9 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
         plain = best[undrafted]["tokens/s"]
         for arm in arms:
             speed = best[arm]["tokens/s"]
-            measured.append({"batch": batch, "arm": arm, "tokens/s": speed, "x plain": speed / plain, **best[arm]})
+            rows.append({"batch": batch, "arm": arm, "tokens/s": speed, "x plain": speed / plain, **best[arm]})
     progress.close()
-    return measured
+    return rows
 
 
 def _requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: int) -> list[Request]:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tqdm import tqdm
 
 from bebop.adaptation.checkpoint import read, store, write
 from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
-from bebop.adaptation.evaluation import Measured, measured
+from bebop.adaptation.evaluation import measured
 from bebop.adaptation.part_card import part_card
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
@@ -76,16 +77,11 @@ class BlockTrainer:
     def run(self) -> str:
         """All phases that are left; what is to be said at the end."""
         rows, held_out = self._sequences()
-        before = self._accept_lengths(held_out, "before")
+        before = self._first_look(held_out)
         self._train(rows)
-        after = self._accept_lengths(held_out, "after")
-        results = {
-            f"accept_length/{name}/{when}": dataclasses.asdict(m.interval("accept_length"))
-            for when, all_ in (("before", before), ("after", after))
-            for name, m in all_.items()
-        }
+        results = {**before, **self._accept_lengths(held_out, "after")}
         with writing(self.written()["part"]):
-            card = part_card(self.config, self.policy, self.settings, results)
+            card = part_card(self.config, self.folder, self.policy, self.settings, results)
             save_part(self.written()["part"], copy.deepcopy(self.network).bfloat16(), card)
         lines = [f"{name:40}{interval['value']:.3f}" for name, interval in results.items()]
         return "\n".join([*lines, ""])
@@ -109,19 +105,29 @@ class BlockTrainer:
             keep(rows, path)
         return rows, held_out
 
-    def _accept_lengths(self, held_out: Sequence[Prompt], when: str) -> dict[str, Measured]:
-        """Decoding with whole blocks, at the temperature of the data and at 0."""
+    def _first_look(self, held_out: Sequence[Prompt]) -> dict[str, Any]:
+        """Accept lengths of the network before its first step, which are kept for a resume."""
+        path = self.folder / "before.json"
+        if not (self.config.resume and path.is_file()):
+            found = self._accept_lengths(held_out, "before")
+            with writing(path):
+                path.write_text(json.dumps(found) + "\n")
+        read_again: dict[str, Any] = json.loads(path.read_text())
+        return read_again
+
+    def _accept_lengths(self, held_out: Sequence[Prompt], when: str) -> dict[str, Any]:
+        """Decoding with whole blocks, at the temperature of the data and at 0: intervals by name."""
         drafts, data = self.options.block - 1, self.config.data
         decoding, tasks = DecodingConfig(system="block", draft_tokens=drafts), [p.task for p in held_out]
         found = {}
         self.network.eval()
         for name, temperature in (("sampled", data.sampling.temperature), ("greedy", GREEDY)):
-            sampling = dataclasses.replace(data.sampling, temperature=temperature)
+            sampling, label = dataclasses.replace(data.sampling, temperature=temperature), f"{when}: {name}"
             answers = run_engine(
-                self.policy, held_out, data, decoding, self.config.seed + 1, self._label(f"{when}: {name}"),
-                sampling=sampling,
-            )  # fmt: skip
-            found[name] = measured(tasks, answers, drafts)
+                self.policy, held_out, data, decoding, self.config.seed + 1, self._label(label), sampling=sampling
+            )
+            interval = measured(tasks, answers, drafts).interval("accept_length")
+            found[f"accept_length/{name}/{when}"] = dataclasses.asdict(interval)
         self.network.train()
         return found
 

@@ -58,7 +58,9 @@ class BlockLengthTrainer:
             "labels": np.bincount(labels(sweep, seconds), minlength=len(self.sizes)).tolist()
         }
         with writing(self.written()["part"]):
-            save_part(self.written()["part"], network, part_card(self.config, self.policy, settings, results))
+            save_part(
+                self.written()["part"], network, part_card(self.config, self.folder, self.policy, settings, results)
+            )
         lines = [f"{arm:16}{interval}" for arm, interval in evaluated.tau.items()]
         lines += [f"accuracy {evaluated.accuracy:.3f}, share of the oracle's gain {evaluated.share}"]
         return "\n".join([*lines, ""])
