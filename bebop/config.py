@@ -63,6 +63,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "model.")
+        known = [name for name, part in PARTS.items() if part.model]
+        for name, path in self.parts.items():
+            check(name in known, f"model.parts.{name}", path, f"there are {', '.join(known) or 'none'}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from bebop.compose import job_config
 from bebop.config import ModelConfig, TaskConfig
 from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
+from bebop.model.parts import has_part
 from bebop.parsing import LARGEST, MOST
 from bebop.preflight import check_model, checked
 from bebop.rollout.sglang.arguments import HOSTED
@@ -32,7 +33,13 @@ def parser() -> Parser:
     decoding.add_argument("--device", default="auto")
     decoding.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     decoding.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
-    decoding.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
+    decoding.add_argument(
+        "--systems",
+        nargs="+",
+        choices=list(SYSTEMS),
+        help="default: all whose trained parts are there",
+    )
+    decoding.add_argument("--parts", type=_part, nargs="+", default=[], metavar="NAME=PATH", help="trained parts")
     decoding.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
     decoding.add_argument("--rounds", type=whole(1), default=3, help="turns of each arm; the best counts (default: 3)")
     decoding.add_argument("--waves", type=whole(1), default=3, help="requests per slot (default: 3)")
@@ -69,14 +76,25 @@ def parser() -> Parser:
 
 
 def _model(options: argparse.Namespace) -> ModelConfig:
-    return ModelConfig(path=options.model, device=options.device, dtype=options.dtype)
+    parts = dict(getattr(options, "parts", []))
+    return ModelConfig(path=options.model, device=options.device, dtype=options.dtype, parts=parts)
+
+
+def _part(text: str) -> tuple[str, str]:
+    """A type for ``add_argument``: the name and the file of a trained part."""
+    name, separator, path = text.partition("=")
+    if not separator:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not possible: give NAME=PATH")
+    return name, path
 
 
 def _rollout(options: argparse.Namespace) -> rollout.RolloutBench:
     """What ``rollout`` measures, and ``sglang`` with more."""
-    common: dict[str, Any] = {name: tuple(getattr(options, name)) for name in ("systems", "batches")}
+    model = _model(options)
+    systems = options.systems or [name for name, s in SYSTEMS.items() if all(has_part(model, part) for part in s.needs)]
+    common: dict[str, Any] = {"systems": tuple(systems), "batches": tuple(options.batches)}
     common |= {name: getattr(options, name) for name in ("draft_tokens", "rounds", "waves")}
-    common |= {"model": _model(options), "task": TaskConfig(name="chain_sum", args=CHAIN_SUM)}
+    common |= {"model": model, "task": TaskConfig(name="chain_sum", args=CHAIN_SUM)}
     if options.kind == "rollout":
         return rollout.RolloutBench(**common)
     engine = SglangConfig(memory_fraction=options.memory_fraction, cache_tokens=options.cache_tokens)

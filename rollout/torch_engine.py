@@ -121,6 +121,11 @@ class TorchEngine:
             raise UserError(
                 f"decoding.draft_tokens={decoding.draft_tokens} is not possible now: the engine has room for {room}"
             )
+        missing = [part for part in then.needs if part not in self.policy.parts]
+        if missing:
+            raise UserError(
+                f"decoding.system={decoding.system!r} is not possible now: it needs the part {missing[0]!r}"
+            )
         if then.decoder != now.decoder:
             raise UserError(f"decoding.system={decoding.system!r} is not possible now: its cycle is another one")
         if self.decoder.configure(decoding) and self.active:

@@ -53,6 +53,14 @@ def find_part(config: ModelConfig, name: str) -> Path:
     return path
 
 
+def has_part(config: ModelConfig, name: str) -> bool:
+    """Whether there is a file of it, given or shipped."""
+    try:
+        return find_part(config, name).is_file()
+    except UserError:
+        return False
+
+
 def card_of(path: Path) -> Path:
     """The JSON file beside a file of weights."""
     return path.with_suffix(".json")

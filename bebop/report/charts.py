@@ -7,7 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bebop.catalogue import METRICS
 from bebop.report.runs import Run
+from bebop.trajectory import DRAFT_STATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,8 @@ class Chart:
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
     """All charts, in the order of the page; the number of draft positions comes from the runs."""
-    return [REWARD, RESPONSE, ENTROPY, ACCEPT_LENGTH, _acceptance(runs), STALENESS, TIME, THROUGHPUT, TRAIN]
+    own = _counted(runs)
+    return [REWARD, RESPONSE, ENTROPY, ACCEPT_LENGTH, _acceptance(runs), *own, STALENESS, TIME, THROUGHPUT, TRAIN]
 
 
 def metrics(chart: Chart) -> list[str]:
@@ -154,3 +157,21 @@ def _acceptance(runs: Sequence[Run]) -> Chart:
         styles=("counted", "overlap"),
         zero=False,
     )
+
+
+def _counted(runs: Sequence[Run]) -> list[Chart]:
+    """What the decoding system counts of its own, a chart for each name; none for most systems."""
+    found: dict[str, set[int]] = {}
+    for match in (re.fullmatch(r"rollout/(\w+)/(\d+)", name) for run in runs for name in run.columns):
+        if match and match[1] not in ("accept_rate", *DRAFT_STATS):
+            found.setdefault(match[1], set()).add(int(match[2]))
+    meanings = {row.name: row.meaning for row in METRICS}
+    return [
+        Chart(
+            title=name.replace("_", " ").capitalize(),
+            text=meanings.get(f"rollout/{name}/K", "What the decoding system counts at each draft position") + ".",
+            unit="per draft that was reached",
+            series=tuple(Series(label=f"draft {k}", metric=f"rollout/{name}/{k}") for k in sorted(positions)),
+        )
+        for name, positions in found.items()
+    ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bebop.config import HeadConfig
+from bebop.decoding import SYSTEMS
 from bebop.parsing import check, from_dict
 
 VARIABLE = "BEBOP_VERL"
@@ -87,6 +88,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("slots", "threads"):
             check(getattr(self, name) >= 1, f"engine_kwargs.bebop.{name}", getattr(self, name), "give 1 or more")
+        hosted = [name for name, system in SYSTEMS.items() if system.exact and not system.needs]
+        check(self.system in hosted, "engine_kwargs.bebop.system", self.system, f"choose one of {', '.join(hosted)}")
         known = self.on_update in ("keep", "recompute")
         check(known, "engine_kwargs.bebop.on_update", self.on_update, "choose keep or recompute")
 

@@ -65,10 +65,15 @@ def check(words: Sequence[str], folder: Path) -> None:
     PROGRAMS[name](arguments, environment, folder)
 
 
+PASSED_ON = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "ARGS")  # by a make that runs these tests, with its own arguments
+
+
 def make(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
     """The target is there, and so is what it starts."""
     old = [word for name in ("", "-sglang", "-verl", "-megatron") for word in ("-o", f".venv{name}/.installed")]
-    done = subprocess.run(["make", "-n", *old, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    alone = {name: value for name, value in os.environ.items() if name not in PASSED_ON}
+    asked = ["make", "-n", *old, *arguments]
+    done = subprocess.run(asked, cwd=ROOT, env=alone, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Wrong(done.stderr.strip())
     for words in commands(done.stdout):

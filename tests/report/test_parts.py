@@ -2,7 +2,7 @@
 
 import pytest
 
-from bebop.report.charts import ENTROPY, STALENESS, TIME
+from bebop.report.charts import ENTROPY, STALENESS, TIME, charts
 from bebop.report.figures import draw, running_mean
 from bebop.report.runs import Run
 from bebop.report.summary import HEADS, summary
@@ -79,3 +79,12 @@ def test_nothing_recorded_gives_no_panels() -> None:
     figure = draw(STALENESS, [run(reward__mean=[0.5], staleness__mean=[None])])
     assert figure.panels == [] and figure.keys == []
     assert figure.missing == {"r": ["staleness/mean", "staleness/max"]}
+
+
+def test_what_a_system_counts_has_a_chart_of_its_own() -> None:
+    columns = {"rollout__accept_rate__1": [0.8], "rollout__overridden__1": [0.1], "rollout__overridden__2": [0.2]}
+    plain, own = charts([run(rollout__accept_rate__1=[0.8])]), charts([run(**columns)])
+    new = [chart for chart in own if chart.title not in {one.title for one in plain}]
+    assert [[series.metric for series in chart.series] for chart in new] == [
+        ["rollout/overridden/1", "rollout/overridden/2"]
+    ]

@@ -75,7 +75,10 @@ def test_what_goes_together_passes(changes: dict[str, Any]) -> None:
             {**EMBEDDED, f"{ROLLOUT}.data_parallel_size": 2},
             "data_parallel_size=2 is not possible with rollout.name=bebop",
         ),
-        ({**EMBEDDED, f"{ROLLOUT}.engine_kwargs.bebop.system": "warp"}, "decoding.system='warp' is not possible"),
+        (
+            {**EMBEDDED, f"{ROLLOUT}.engine_kwargs.bebop.system": "warp"},
+            "engine_kwargs.bebop.system='warp' is not possible",
+        ),
         ({**EMBEDDED, f"{ROLLOUT}.engine_kwargs.bebop.draft_tokens": 99}, "decoding.draft_tokens=99"),
         ({f"{ACTOR}.strategy": "fsdp"}, "strategy='fsdp' does not have it; choose fsdp2 or megatron"),
         ({f"{ACTOR}.strategy": "megatron"}, "needs model.mtp.enable=true and model.mtp.enable_train=true"),
