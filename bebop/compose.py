@@ -140,7 +140,12 @@ def composed(overrides: Sequence[str], root: str = "config") -> dict[str, Any]:
 def _compose(overrides: Sequence[str], root: str) -> DictConfig:
     _register()
     with initialize_config_module("bebop.conf", version_base="1.3"):
-        return compose(root, overrides=list(overrides))
+        return compose(root, overrides=[_open(override) for override in overrides])
+
+
+def _open(override: str) -> str:
+    """An option of the part that is trained: which exist depends on the part, whose dataclass checks their names."""
+    return f"++{override}" if override.startswith("options.") else override
 
 
 @cache

@@ -27,15 +27,15 @@ def parsed(cls: type | None, values: Mapping[str, Any], section: str, owner: str
 class BlockTraining:
     """Training of the block drafter (``bebop.adapt part=block``)."""
 
-    steps: int = setting(1500, "updates", at_least(1))
-    rows_per_step: int = setting(32, "answers in one update", at_least(1))
-    anchors: int = setting(12, "random blocks in one answer", at_least(1))
+    steps: int = setting(2000, "updates", at_least(1))
+    rows_per_step: int = setting(16, "answers in one update", at_least(1))
+    anchors: int = setting(8, "random blocks in one answer", at_least(1))
     block: int = setting(8, "B, slots of a block in training, the anchor's included", within(2, 17))
     layers: int = setting(2, "Qwen3 layers of the drafter", at_least(1))
     width: int = setting(384, "of their MLPs", at_least(1))
     taps: int = setting(2, "layers of the target that it reads, evenly spaced from 1 to L - 3", at_least(1))
     objective: Literal["ce", "hard_ce", "kl", "rkl", "jsd", "tv", "nla", "hybrid", "e2e_tv"] = setting(
-        "ce", "what is minimised after the warm-up; all but e2e_tv slot by slot"
+        "e2e_tv", "what is minimised after the warm-up; all but e2e_tv slot by slot"
     )
     warm: float = setting(0.7, "share of the steps that are trained on ce first", within(0, 1))
     decay: float = setting(4.0, "g: slot k weighs exp(-(k - 1) / g)", above(0))

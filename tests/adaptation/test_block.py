@@ -27,7 +27,7 @@ from tests.builders import requests
 
 SMALL = ["data.sequences=10", "data.sampling.max_new_tokens=16", "data.slots=16", "evaluation.prompts=3",
          "train.threads=1", "progress=false", "model.check=false"]  # fmt: skip
-BLOCK = ["part=block", "++options.steps=4", "++options.rows_per_step=4", "++options.width=32", "train.save_every=2"]
+BLOCK = ["part=block", "options.steps=4", "options.rows_per_step=4", "options.width=32", "train.save_every=2"]
 
 
 def config(folder: Path, *overrides: str) -> AdaptConfig:
@@ -87,7 +87,7 @@ def test_a_resumed_training_is_an_uninterrupted_one_to_the_bit(whole: Path, tmp_
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [(["resume=true"], "no finished checkpoint"), (["++options.taps=10"], r"options\.taps=10")],
+    [(["resume=true"], "no finished checkpoint"), (["options.taps=10"], r"options\.taps=10")],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(overrides: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
@@ -105,7 +105,7 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
 
 def swept(whole: Path, folder: Path, *overrides: str) -> tuple[BlockLengthTrainer, dict[str, Any]]:
     folder.mkdir(exist_ok=True)
-    length = ["part=block_length", "++options.largest=3", "++options.steps=60", *overrides]
+    length = ["part=block_length", "options.largest=3", "options.steps=60", *overrides]
     asked = config(folder, *length)
     parts = {**asked.model.parts, "block": str(whole / "block.safetensors")}
     job = BlockLengthTrainer(dataclasses.replace(asked, model=dataclasses.replace(asked.model, parts=parts)), folder)
