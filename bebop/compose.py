@@ -25,10 +25,9 @@ from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.override_merge import merged as merged_overrides
 from bebop.parsing import Setting, from_dict, settings
-from bebop.run_folder import CONFIG
+from bebop.run_folder import CONFIG, OVERRIDES
 from bebop.store import write_text
 
-OVERRIDES = "overrides.json"  # in a run folder: the overrides that it was started with
 RENAMED = {setting.formerly: setting.name for setting in settings(JobConfig) if setting.formerly}
 ALONE = {"algorithm": "grpo", "monitor": "default", "runtime": "default", "trainer": "default"}  # groups of one choice
 

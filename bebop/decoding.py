@@ -7,7 +7,7 @@ lengths. A new system is a row here, and a file for each part that is not there 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bebop.options import PadOptions, PivotTraining
+from bebop.options import BlockLengthTraining, BlockTraining, PadOptions, PivotTraining
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,29 @@ SYSTEMS = {
         exact=False,
         weighable=True,
     ),
+    "block": System(
+        summary="drafts of a whole block in one pass, sampled, accepted with the overlap of draft and target",
+        drafter="block",
+        needs=("block",),
+        draft_tokens=7,
+        other="block_target_only",
+    ),
+    "block_target_only": System(
+        summary="drafts of a whole block in one pass, greedy, accepted with p(argmax q)",
+        drafter="block",
+        needs=("block",),
+        draft_temperature=0.0,
+        draft_tokens=7,
+        sampled=False,
+        other="block",
+    ),
+    "blockpilot": System(
+        summary="block, of a size that is chosen for each request from its prompt",
+        drafter="block",
+        length="block_length",
+        needs=("block", "block_length"),
+        draft_tokens=7,
+    ),
 }
 
 
@@ -90,5 +113,17 @@ PARTS: Mapping[str, Part] = {
     "head": Part(summary="the MTP head of the checkpoint", trainer="bebop.adaptation.job"),
     "pivot": Part(
         summary="which rejected drafts matter", trainer="bebop.adaptation.pivot", model="pivot", options=PivotTraining
+    ),
+    "block": Part(
+        summary="a drafter of whole blocks",
+        model="block",
+        trainer="bebop.trainer.block",
+        options=BlockTraining,
+    ),
+    "block_length": Part(
+        summary="the choice of a block size from a prompt",
+        model="block_length",
+        trainer="bebop.trainer.block_length",
+        options=BlockLengthTraining,
     ),
 }

@@ -20,6 +20,7 @@ from bebop.store import Store, write_text
 log = logging.getLogger(__name__)
 LOCK = ".lock"
 CONFIG = "config.yaml"
+OVERRIDES = "overrides.json"  # what it was started with
 IDENTITY = "identity.json"
 
 

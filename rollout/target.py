@@ -1,14 +1,13 @@
 """Runs the backbone over the engine's slots; knows its cache and positions, nothing of drafts or sampling."""
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
+from bebop.model.taps import tapped
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.slots import Slots
 
@@ -38,21 +37,5 @@ class Target:
             return self._run(tokens, positions, layers)
 
     def _run(self, tokens: Tensor, positions: Tensor, layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        with _kept(self.policy.backbone.get_decoder().layers, layers) as states:
+        with tapped(self.policy.backbone.get_decoder().layers, layers) as states:
             return self.policy.hidden(tokens, positions, self.cache), states
-
-
-@contextmanager
-def _kept(modules: Any, layers: Collection[int]) -> Iterator[dict[int, Tensor]]:
-    """What comes out of these decoder layers while the block runs; negative ones count from the last."""
-    states: dict[int, Tensor] = {}
-
-    def keep(layer: int) -> Any:
-        return lambda _module, _inputs, out: states.update({layer: out[0] if isinstance(out, tuple) else out})
-
-    hooks = [modules[layer].register_forward_hook(keep(layer)) for layer in layers]
-    try:
-        yield states
-    finally:
-        for hook in hooks:
-            hook.remove()

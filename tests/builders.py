@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import nn
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
+from bebop.model.block import BlockDraftNetwork
+from bebop.model.block_length import BlockLengthNetwork
 from bebop.model.mtp import MTPHead
 from bebop.model.pivot import PivotNetwork
 from bebop.rollout.engine import Request
@@ -42,8 +43,26 @@ def tiny_policy(
         for parameter in head.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(0, 0.25)
-    parts: dict[str, nn.Module] = {"pivot": PivotNetwork(size=32, layer=layers - 1, inner=8, middle=8).eval()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pilot = BlockLengthNetwork(inputs=vocab_size, candidates=(1, 2, 3, 5), default=3).requires_grad_(False).eval()
+        pivot = PivotNetwork(size=32, layer=layers - 1, inner=8, middle=8).eval()
+    parts = {"block": tiny_block(layers).to(dtype), "block_length": pilot.to(dtype), "pivot": pivot}
     return Policy(backbone=backbone, tokenizer=letters(vocab_size), mtp=head, layout="mimo", parts=parts)
+
+
+def tiny_block(layers: int = 2, seed: int = 6) -> BlockDraftNetwork:
+    """A random block drafter for a tiny policy of so many layers; its drafts depend on context and slots."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        block = BlockDraftNetwork(
+            hidden_size=32, intermediate_size=48, heads=4, kv_heads=2, head_dim=8, taps=(0, layers - 1), block=4
+        )
+        for parameter in block.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0, 0.25)
+        block.mask.normal_(0, 0.25)
+    return block.requires_grad_(False).eval()
 
 
 def requests(prompts: Sequence[Sequence[int]], **params: object) -> list[Request]:

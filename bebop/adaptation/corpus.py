@@ -40,13 +40,17 @@ def run_engine(
     seed: int = 0,
     label: str | None = None,
     ranks: Ranks = ALONE,
+    sampling: SamplingConfig | None = None,
 ) -> list[Completion]:
-    """An answer to each prompt, in their order; each rank decodes its share. ``label`` None shows no progress bar."""
+    """An answer to each prompt, in their order; each rank decodes its share. ``label`` None shows no progress bar.
+
+    ``sampling``: other than that of the data.
+    """
     engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length)
     mine = range(ranks.rank, len(prompts), ranks.world)
     for i in mine:
-        sampling = params(policy, data.sampling, (seed << 40) + i)
-        engine.add(Request(id=i, token_ids=prompts[i].token_ids, params=sampling))
+        own = params(policy, sampling or data.sampling, (seed << 40) + i)
+        engine.add(Request(id=i, token_ids=prompts[i].token_ids, params=own))
     done: dict[int, Completion] = {}
     with tqdm(total=len(mine), desc=label, unit="answer", disable=label is None or ranks.rank > 0) as bar:
         while engine.unfinished:

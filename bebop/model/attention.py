@@ -113,6 +113,32 @@ class ChainContext:
         return out.reshape(batch, heads, width, size).transpose(1, 2)
 
 
+class BlockContext:
+    """Blocks of a drafter in training, as they are while drafting: rows side by side, many blocks a row (SPEC 5.1).
+
+    A slot sees the row's text strictly before its anchor and all slots of its own block; blocks do not see each other.
+    """
+
+    def __init__(self, anchors: Tensor, block: int, length: int) -> None:
+        """``anchors`` [B,A] positions; ``block``: slots of each; ``length``: of the text, which is written first."""
+        owner = torch.arange(anchors.shape[1] * block, device=anchors.device) // block
+        text = torch.arange(length, device=anchors.device) < anchors[:, owner, None]  # [B,A*b,L]
+        own = (owner[:, None] == owner).expand(len(anchors), -1, -1)  # [B,A*b,A*b]
+        self.seen = torch.cat([text, own], -1)[:, None]
+        self.text: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Keys and values [B,Hkv,L,D] of the text."""
+        self.text[layer] = (key, value)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """See ``AttentionContext``; here n = A * b, a block after the other."""
+        keys, values = (torch.cat(pair, 2) for pair in zip(self.text[layer], (key, value), strict=True))
+        gqa = query.shape[1] != key.shape[1]
+        out = scaled_dot_product_attention(query, keys, values, self.seen, scale=scaling, enable_gqa=gqa)
+        return out.transpose(1, 2)
+
+
 class SlotContext:
     """The engine's cache: one slot a request, each with its own length, all preallocated.
 
@@ -154,10 +180,7 @@ class SlotContext:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See ``AttentionContext``."""
         batch, heads, width, size = query.shape
-        rows = slice(self.first_slot, self.first_slot + batch)
-        keys, values = self.keys[layer - self.first_layer, rows], self.values[layer - self.first_layer, rows]
-        keys.scatter_(2, self.index, key)
-        values.scatter_(2, self.index, value)
+        keys, values = self.write(layer, key, value)
         kv_heads, used = key.shape[1], self.bias.shape[-1]
         # The query heads of a group become rows of one query: keys and values are read once, without a copy.
         rows_per_head = heads // kv_heads * width
@@ -165,6 +188,14 @@ class SlotContext:
         bias = self.bias.expand(batch, 1, heads // kv_heads, width, used).reshape(batch, 1, rows_per_head, used)
         out = scaled_dot_product_attention(q, keys[:, :, :used], values[:, :, :used], bias, scale=scaling)
         return out.view(batch, heads, width, size).transpose(1, 2)
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store keys and values [B,Hkv,n,D] where ``place`` says -> all that these rows hold [B,Hkv,C,D]."""
+        rows = slice(self.first_slot, self.first_slot + len(key))
+        keys, values = self.keys[layer - self.first_layer, rows], self.values[layer - self.first_layer, rows]
+        keys.scatter_(2, self.index, key)
+        values.scatter_(2, self.index, value)
+        return keys, values
 
     @contextmanager
     def at(self, slot: int) -> Iterator[None]:

@@ -1,0 +1,128 @@
+"""A block size a request: chosen from the prompt alone, once, and kept wherever the request goes."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from bebop.config import DecodingConfig
+from bebop.model.attention import CausalContext
+from bebop.model.backbone import Policy
+from bebop.model.block_length import BlockLengthNetwork
+from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.lengths.block_length import BlockLength
+from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.trajectory import Completion
+from tests.builders import requests, tiny_policy
+
+PROMPTS = [[1, 2, 3], [3], [2, 1, 0, 3, 1], [4, 4], [1, 3, 2, 2], [3, 2]]
+CONFIG = DecodingConfig(system="blockpilot", draft_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    """Its random predictor does not give all prompts one size."""
+    return tiny_policy(5, seed=11, sharp=16.0)
+
+
+def engine(policy: Policy, slots: int = 3) -> TorchEngine:
+    return TorchEngine(policy, CONFIG, slots=slots, max_length=64)
+
+
+def choices(one: TorchEngine) -> dict[int, int]:
+    """Drafts a cycle of each running request."""
+    column = one.slots.columns["block_length/drafts"]
+    return {request.id: int(column[slot]) for slot, request in enumerate(one.active)}
+
+
+def chosen(policy: Policy, seed: int, length: type[BlockLength] = BlockLength, temperature: float = 1.0) -> list[int]:
+    """What is chosen for each prompt, after three cycles in which different tokens were drawn."""
+    one = engine(policy, len(PROMPTS))
+    assert isinstance(one.decoder, DraftVerify)
+    one.decoder.length.__class__ = length
+    for request in requests(PROMPTS, seed=seed, max_new_tokens=40, temperature=temperature):
+        one.add(request)
+    one.step()
+    one.step()
+    one.step()
+    found = choices(one)
+    return [found[i] for i in range(len(PROMPTS))]
+
+
+class FromTheAnswer(BlockLength):
+    """Looks at logits after what was sampled."""
+
+    def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
+        self.chosen[: rows.batch] = False
+        super().observe(rows, draft, out, accepted)
+
+
+def test_a_choice_depends_on_the_prompt_alone(policy: Policy) -> None:
+    wanted = chosen(policy, 0)
+    assert len(set(wanted)) > 1 and set(wanted) <= {size - 1 for size in network(policy).candidates}
+    assert all(chosen(policy, 100 * seed) == wanted for seed in range(1, 4))
+    assert any(chosen(policy, 100 * seed, FromTheAnswer) != wanted for seed in range(4))
+
+
+def network(policy: Policy) -> BlockLengthNetwork:
+    part = policy.parts["block_length"]
+    assert isinstance(part, BlockLengthNetwork)
+    return part
+
+
+def test_the_first_cycle_drafts_the_default_and_the_others_what_is_chosen(policy: Policy) -> None:
+    one = engine(policy, 1)
+    one.add(requests([PROMPTS[0]], max_new_tokens=30)[0])
+    with torch.no_grad():
+        ids = torch.tensor([PROMPTS[0]])
+        hidden = policy.hidden(ids, torch.arange(3)[None], CausalContext())
+        wanted = int(network(policy).choose(policy.logits(hidden[:, -1]))) - 1
+    one._admit()
+    assert choices(one) == {0: network(policy).default - 1}
+    for _ in range(3):
+        one.step()
+        assert choices(one) == {0: wanted}
+
+
+def test_a_choice_goes_where_its_request_goes(policy: Policy) -> None:
+    """Rows move when others end, and an aborted answer keeps its size on another engine."""
+    asked = requests(PROMPTS, max_new_tokens=25)
+    alone = [generate(engine(policy, 1), [request])[0] for request in asked]
+    assert all(same(a, b) for a, b in zip(generate(engine(policy), asked), alone, strict=True))
+    first = engine(policy)
+    for request in asked:
+        first.add(request)
+    for _ in range(3):
+        first.step()
+    before = choices(first)
+    parts = {f.id: f.completion for f in first.abort()}
+    second, done = engine(policy), dict[int, Completion]()
+    for request in asked:
+        second.add(dataclasses.replace(request, partial=parts[request.id]))
+    second._admit()
+    assert before and {i: k for i, k in choices(second).items() if i in before} == before
+    while second.unfinished:
+        done |= {f.id: f.completion for f in second.step()}
+    assert all(done[i].token_ids.tolist() == alone[i].token_ids.tolist() for i in before)
+
+
+def same(a: Completion, b: Completion) -> bool:
+    return a.token_ids.tolist() == b.token_ids.tolist() and a.stats.cycles == b.stats.cycles
+
+
+def test_no_block_is_larger_than_the_engine_has_room_for(policy: Policy) -> None:
+    """Also where a larger one was chosen before ``draft_tokens`` fell."""
+    one = engine(policy, len(PROMPTS))
+    for request in requests(PROMPTS, max_new_tokens=40):
+        one.add(request)
+    one.step()
+    one.step()
+    assert max(choices(one).values()) == 4
+    one.configure(dataclasses.replace(CONFIG, draft_tokens=2))
+    rows = Rows(one.slots, len(one.active), max(one.fed))
+    assert isinstance(one.decoder, DraftVerify) and one.decoder.drafter is not None
+    wanted = one.decoder.length.start(rows)
+    assert wanted is not None and int(wanted.max()) == 2
+    with torch.inference_mode():
+        assert one.decoder.drafter.propose(rows, one.decoder.length).tokens.shape[1] == 2

@@ -1,0 +1,194 @@
+"""Training of a block drafter on answers of the model itself: ``python -m bebop.adapt part=block`` (SPEC 5.1)."""
+
+import copy
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from bebop.adaptation.checkpoint import read, store, write
+from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
+from bebop.adaptation.evaluation import measured
+from bebop.adaptation.part_card import part_card
+from bebop.adaptation.ranks import ALONE, Ranks
+from bebop.command import writing
+from bebop.config import DecodingConfig, TrainerConfig
+from bebop.config_adapt import AdaptConfig
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.model.block import BlockDraftNetwork, taps_of
+from bebop.model.checkpoint import load_policy
+from bebop.model.parts import save_part
+from bebop.options import BlockTraining
+from bebop.sinks import JsonlSink
+from bebop.trainer.block_loss import ReadText, block_loss, lay_out, read_texts, shared_tables
+from bebop.trainer.chains import TokenRow, rows_of_step
+from bebop.trainer.optim import GuardedAdamW
+from bebop.trainer.schedule import learning_rate
+from bebop.trainer.state import load_optimizer_state, optimizer_state
+from bebop.trajectory import Prompt
+
+GREEDY = 0.0
+
+
+class BlockTrainer:
+    """Answers, accept length before, training, accept length after, and the part."""
+
+    def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
+        """Load the model and make a fresh network for it."""
+        if ranks.world > 1:
+            raise UserError(f"part=block trains in one process, and there are {ranks.world}: start it without torchrun")
+        if config.data.source != "sample":
+            raise UserError(f"data.source={config.data.source!r} is not possible with part=block: it takes sample")
+        self.config, self.options, self.folder = config, config.of(BlockTraining), folder
+        torch.set_num_threads(config.train.threads)
+        torch.manual_seed(config.seed)
+        self.policy = load_policy(config.model)
+        self.settings = settings_for(self.policy, self.options)
+        self.network = BlockDraftNetwork(**self.settings).to(self.policy.device)
+        self.policy.parts["block"] = self.network
+        options = self.options
+        self.rates = TrainerConfig(lr=options.lr, steps=options.steps, lr_schedule="cosine", lr_warmup_steps=20)
+        self.optimizer = GuardedAdamW(
+            dict(self.network.named_parameters()),
+            self.rates,
+            setting="options.lr",
+            loss="the loss of the block drafter",
+            causes="weights",
+        )
+        self.version = 0
+        self.found: Path | None = None
+
+    def prepare(self) -> None:
+        """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
+        if not self.config.resume:
+            return
+        self.found = store(self.folder).newest_sound()
+        if self.found is None:
+            raise UserError(f"resume=true: {self.folder} holds no finished checkpoint")
+        state = read(self.found)
+        load_optimizer_state(self.optimizer, state, "block drafter")
+        self.version = state["version"]
+
+    def run(self) -> str:
+        """All phases that are left; what is to be said at the end."""
+        rows, held_out = self._sequences()
+        before = self._first_look(held_out)
+        self._train(rows)
+        results = {**before, **self._accept_lengths(held_out, "after")}
+        with writing(self.written()["part"]):
+            card = part_card(self.config, self.folder, self.policy, self.settings, results)
+            save_part(self.written()["part"], copy.deepcopy(self.network).bfloat16(), card)
+        lines = [f"{name:40}{interval['value']:.3f}" for name, interval in results.items()]
+        return "\n".join([*lines, ""])
+
+    def written(self) -> dict[str, Path]:
+        """What a finished run leaves for its user."""
+        return {"part": Path(self.config.out or self.folder / "block.safetensors")}
+
+    # ---- answers
+
+    def _sequences(self) -> tuple[list[TokenRow], list[Prompt]]:
+        """Answers to train on, which are kept for a resume, and held-out prompts."""
+        path = self.folder / "corpus.jsonl"
+        training, held_out = question_streams(self.config, self.policy)
+        if self.config.resume and path.is_file():
+            return read_back(path), held_out
+        decoding = drafting(self.policy)
+        answers = run_engine(self.policy, training, self.config.data, decoding, self.config.seed, self._label("sample"))
+        rows = token_rows(training, answers)
+        with writing(path):
+            keep(rows, path)
+        return rows, held_out
+
+    def _first_look(self, held_out: Sequence[Prompt]) -> dict[str, Any]:
+        """Accept lengths of the network before its first step, which are kept for a resume."""
+        path = self.folder / "before.json"
+        if not (self.config.resume and path.is_file()):
+            found = self._accept_lengths(held_out, "before")
+            with writing(path):
+                path.write_text(json.dumps(found) + "\n")
+        read_again: dict[str, Any] = json.loads(path.read_text())
+        return read_again
+
+    def _accept_lengths(self, held_out: Sequence[Prompt], when: str) -> dict[str, Any]:
+        """Decoding with whole blocks, at the temperature of the data and at 0: intervals by name."""
+        drafts, data = self.options.block - 1, self.config.data
+        decoding, tasks = DecodingConfig(system="block", draft_tokens=drafts), [p.task for p in held_out]
+        found = {}
+        self.network.eval()
+        for name, temperature in (("sampled", data.sampling.temperature), ("greedy", GREEDY)):
+            sampling, label = dataclasses.replace(data.sampling, temperature=temperature), f"{when}: {name}"
+            answers = run_engine(
+                self.policy, held_out, data, decoding, self.config.seed + 1, self._label(label), sampling=sampling
+            )
+            interval = measured(tasks, answers, drafts).interval("accept_length")
+            found[f"accept_length/{name}/{when}"] = dataclasses.asdict(interval)
+        self.network.train()
+        return found
+
+    # ---- training
+
+    def _train(self, rows: Sequence[TokenRow]) -> None:
+        """Every step to the last, from the newest checkpoint on."""
+        options, train = self.options, self.config.train
+        texts = read_texts(self.policy, [(row.token_ids, len(row.answer)) for row in rows], self.network.taps)
+        sink = JsonlSink(self.folder / "metrics.jsonl", self.version or None)
+        store(self.folder).set_aside(self.found)
+        bar = tqdm(
+            total=options.steps, initial=self.version, desc="train", unit="step", disable=self._label("train") is None
+        )
+        while self.version < options.steps:
+            chosen = rows_of_step(len(texts), options.rows_per_step, self.config.seed, self.version)
+            numbers = self.update([texts[i] for i in chosen])
+            sink.write(self.version, numbers)
+            bar.update()
+            bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
+            last = self.version == options.steps
+            if last or (train.save_every and self.version % train.save_every == 0):
+                with writing(self.folder / "checkpoints"):
+                    write(self.folder, {"version": self.version, **optimizer_state(self.optimizer)}, train.keep)
+        bar.close()
+        sink.close()
+
+    def update(self, texts: Sequence[ReadText]) -> dict[str, float]:
+        """One optimizer step on random blocks of some texts; the anchors follow from the seed and the step."""
+        options, tables = self.options, shared_tables(self.policy)
+        blocks = lay_out(texts, options.anchors, (self.config.seed << 32) + self.version)
+        kind = "ce" if self.version < options.warm * options.steps else options.objective
+        self.optimizer.zero_grad()
+        loss = block_loss(
+            self.network, *tables, blocks, kind=kind, decay=options.decay,
+            temperature=self.config.data.sampling.temperature,
+        )  # fmt: skip
+        loss.backward()
+        numbers = self.optimizer.guarded_step(learning_rate(self.rates, self.version))
+        self.version += 1
+        return {f"block/{name}": value for name, value in {"loss": float(loss.detach()), **numbers}.items()}
+
+    def _label(self, text: str) -> str | None:
+        return text if self.config.progress else None
+
+
+def settings_for(policy: Policy, options: BlockTraining) -> dict[str, Any]:
+    """The settings of a network for a model: its width, heads and base of positions, and the layers that are tapped."""
+    config = policy.backbone.config
+    heads = config.num_attention_heads
+    return {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": options.width,
+        "heads": heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "taps": taps_of(config.num_hidden_layers, options.taps),
+        "layers": options.layers,
+        "block": options.block,
+        "norm_eps": config.rms_norm_eps,
+    }
+
+
+EntryClass = BlockTrainer
