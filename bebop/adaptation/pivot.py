@@ -216,7 +216,10 @@ class PivotAdaptation:
 
     def _write(self, network: PivotNetwork, results: dict[str, Any]) -> None:
         config, paths = self.config, self.written()
-        overrides = [f"options.{name}={value}" for name, value in config.options.items()]
+        train, data = config.train, config.data
+        asked = [f"data.sequences={data.sequences}", f"data.slots={data.slots}", f"train.steps={train.steps}"]
+        asked += [f"train.rows_per_step={train.rows_per_step}", f"train.eval_every={train.eval_every}"]
+        asked += [f"seed={config.seed}", *(f"options.{name}={value}" for name, value in config.options.items())]
         test = {key: value for key, value in results["splits"]["test"].items() if key not in ("calibration", "rules")}
         card = PartCard(
             part=config.part,
@@ -224,13 +227,9 @@ class PivotAdaptation:
             backbone=backbone_fingerprint(self.policy),
             data={"task": config.task.name, "args": config.task.args, "sequences": config.data.sequences},
             seed=config.seed,
-            command=" ".join(
-                ["python -m bebop.adapt part=pivot", f"data.sequences={config.data.sequences}",
-                 f"train.steps={config.train.steps}", f"train.rows_per_step={config.train.rows_per_step}",
-                 f"seed={config.seed}", *overrides]
-            ),
+            command=" ".join(["python -m bebop.adapt part=pivot", *asked]),
             results={"test": test, "reliability": results["reliability"]},
-        )  # fmt: skip
+        )
         with writing(paths["part"]):
             save_part(paths["part"], network, card)
         with writing(paths["results"]):
