@@ -31,7 +31,7 @@ class DecodingConfig:
     def __post_init__(self) -> None:
         check_settings(self, "decoding.")
         system = SYSTEMS[self.system]
-        room = f"decoding.system={self.system} takes 1 to {system.width}"
+        room = f"give 1 to {system.width} with decoding.system={self.system}"
         check(self.draft_tokens <= system.width, "decoding.draft_tokens", self.draft_tokens, room)
         check(self.draft_tokens > 0 or not system.drafts, "decoding.draft_tokens", self.draft_tokens, room)
         parsed(system.options, self.options, "decoding.options.", f"decoding.system={self.system}")

@@ -23,7 +23,7 @@ _BOTH: dict[str, str | None] = {
     ),
     "task.path": MAY,  # as model.path
     "task.reward_timeout": MAY,
-    "task.reward": "finished answers in the checkpoint were rewarded by the other one",
+    "task.reward": "finished answers or labels were rewarded by the other one",
 }
 _SAMPLED = "finished answers in the checkpoint were sampled the other way"
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop")
@@ -113,7 +113,6 @@ _HELD_OUT = "numbers before and after would be measured on different text"
 
 ADAPT: Mapping[str, str | None] = {
     **_BOTH,
-    "task.reward": MAY,  # nothing is rewarded
     **dict.fromkeys(("data.source", "data.sequences", "data.prompt_key", "data.answer_key", "data.max_length"), _TEXT),
     "data.path": MAY,  # as model.path
     "data.slots": MAY,

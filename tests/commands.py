@@ -14,6 +14,8 @@ import pytest
 
 from bebop.command import run_main
 
+HANGING = 600  # seconds after which a process of its own counts as one that hangs, however busy the machine is
+
 
 @contextmanager
 def ended(

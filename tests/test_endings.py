@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bebop.trainer import checkpoint
+from tests.commands import HANGING
 from tests.test_job import SMALL, alive, pids, wait_for_step
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def start(folder: Path, temp: Path, *overrides: str, limit: int | None = None) -
 
 def told(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
     """Exit code and the lines of stderr that are no progress."""
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=HANGING)
     return process.returncode, [line for line in errors.splitlines() if not line.startswith("step ")]
 
 

@@ -16,6 +16,7 @@ import torch
 
 from bebop.store import verify
 from bebop.trainer import checkpoint
+from tests.commands import HANGING
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 240) -> tuple[int, str]:
+def finish(process: subprocess.Popen[str], timeout: float = HANGING) -> tuple[int, str]:
     try:
         _, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -45,7 +46,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.time() + 150
+    deadline = time.time() + HANGING
     while len(rows(folder)) < step:
         assert process.poll() is None, process.stderr and process.stderr.read()
         assert time.time() < deadline, "no progress"

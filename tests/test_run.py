@@ -35,7 +35,7 @@ BAD = [
     (["rollout.sampling.top_p=1.5"], r"rollout.sampling.top_p=1.5 is not possible: give a number above 0 and at most"),
     (["trainer.group_size=1"], r"trainer.group_size=1 is not possible: GRPO compares answers: give 2 or more"),
     (["decoding.system=warp"], r"decoding.system='warp' is not possible: choose one of autoregressive, target_only"),
-    (["decoding.draft_tokens=0"], r"decoding.draft_tokens=0 is not possible: decoding.system=bebop takes 1 or more"),
+    (["decoding.draft_tokens=0"], r"decoding.draft_tokens=0 is not possible: give 1 to 16 with decoding.system=bebop"),
     (["task.name=warp"], r"task.name='warp': reasoning-gym has no such data set"),
     (["task.reward=no.such.function"], r"task.reward='no.such.function' cannot be imported"),
     (["runtime.resume=true"], r"HOLDS"),
@@ -141,4 +141,4 @@ def test_as_a_command(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     lines = [line for line in done.stderr.splitlines() if not line.startswith("run folder: ")]
     assert done.returncode == 2 and done.stdout == "" and len(lines) == 1
-    assert lines[0].startswith("error: decoding.draft_tokens=0 is not possible: decoding.system=bebop")
+    assert lines[0].startswith("error: decoding.draft_tokens=0 is not possible: give 1 to 16")

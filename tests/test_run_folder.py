@@ -27,6 +27,7 @@ from bebop.run import placed
 from bebop.run_folder import RunFolder
 from bebop.store import STEPS, Store, seal
 from tests.builders import letters, tiny_policy
+from tests.commands import HANGING
 
 ROOT = Path(__file__).parents[1]
 # Holds a folder; so do, were they to inherit the lock, a program that it starts and a child that it forks.
@@ -65,7 +66,7 @@ def test_the_second_process_gets_one_line_and_a_killed_holder_lets_go_at_once(tm
     try:
         for module, setting in (("bebop.run", "runtime.dir"), ("bebop.adapt", "dir")):
             command = [sys.executable, "-m", module, f"{setting}={path}"]
-            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGING, check=False)
             assert done.returncode == 2, done.stderr
             (line,) = done.stderr.splitlines()
             assert line.startswith(f"error: {setting}='{path}' is in use by process {holder.pid} on ")

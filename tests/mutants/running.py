@@ -81,7 +81,7 @@ def without_fault(faults: Sequence[Fault], jobs: int) -> Iterator[Result]:
     count = min(jobs, len(tests))  # a part without tests would run them all
     parts = [Fault(f"no fault ({i + 1}/{count})", "", "", "", tuple(tests[i::count]), "nothing is wrong")
              for i in range(count)]  # fmt: skip
-    yield from _pool([partial(_start, part, limit=4 * LIMIT) for part in parts], jobs)
+    yield from _pool([partial(_start, part, limit=10 * LIMIT) for part in parts], jobs)
 
 
 @dataclass(frozen=True, slots=True)
