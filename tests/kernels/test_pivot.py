@@ -101,13 +101,13 @@ def test_the_emitted_distribution_is_the_one_worked_out(seed: int) -> None:
     out = emitted(tokens, accepted, token)
     for k in range(2):
         reached = accepted >= k
-        law = emitted_probs(p[k], q[k], scores[k] < tau)
+        probs = emitted_probs(p[k], q[k], scores[k] < tau)
         by_hand = worked_out(p[k], q[k], {v for v in range(VOCAB) if scores[k, v] < tau})
-        assert torch.allclose(law, torch.tensor(by_hand, dtype=law.dtype), atol=1e-12)
-        moved = float((law - p[k]).abs().sum() / 2)
+        assert torch.allclose(probs, torch.tensor(by_hand, dtype=probs.dtype), atol=1e-12)
+        moved = float((probs - p[k]).abs().sum() / 2)
         assert abs(moved - float(bias(p[k], q[k], scores[k] < tau))) < 1e-12, "TV(P, p) = R_N"
         counts = histogram(out[reached, k])
-        assert p_value(counts, law.numpy()) > LEVEL
+        assert p_value(counts, probs.numpy()) > LEVEL
         assert moved < 0.02 or p_value(counts, p[k].numpy()) < 1e-6
 
 
@@ -116,23 +116,23 @@ def test_faults_are_seen_by_the_test_of_the_distribution() -> None:
     q, p, scores = distributions(1, seed=2), distributions(2, seed=12), distributions(1, seed=22)
     tau = float(scores.median()) + 1e-9
     tokens, accepted, token, overridden = block(q, p, scores, tau)
-    law = emitted_probs(p[0], q[0], scores[0] < tau).numpy()
+    probs = emitted_probs(p[0], q[0], scores[0] < tau).numpy()
     assert overridden.sum() > 1000 and (accepted == 0).sum() > 1000
-    assert p_value(histogram(emitted(tokens, accepted, token)[:, 0]), law) > LEVEL
+    assert p_value(histogram(emitted(tokens, accepted, token)[:, 0]), probs) > LEVEL
     fresh = torch.rand(len(tokens), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     wrong = torch.where(accepted == 0, sample(p[0].expand(len(tokens), -1), fresh), tokens[:, 0])
-    assert p_value(histogram(wrong), law) < LEVEL / 100
+    assert p_value(histogram(wrong), probs) < LEVEL / 100
     stopped = torch.where(overridden[:, 0], sample(residual(p[0], q[0]).expand(len(tokens), -1), fresh),
                           emitted(tokens, accepted, token)[:, 0])  # fmt: skip
-    assert p_value(histogram(stopped), law) < LEVEL / 100
+    assert p_value(histogram(stopped), probs) < LEVEL / 100
 
 
 def test_the_bias_is_exact_and_without_it_nothing_moves() -> None:
     p, q = distributions(200, seed=5), distributions(200, seed=6)
     allowed = distributions(200, seed=7) < 0.12
-    law = emitted_probs(p, q, allowed)
-    assert torch.allclose(law.sum(-1), torch.ones(200, dtype=law.dtype), atol=1e-12)
-    assert torch.allclose((law - p).abs().sum(-1) / 2, bias(p, q, allowed), atol=1e-12)
+    probs = emitted_probs(p, q, allowed)
+    assert torch.allclose(probs.sum(-1), torch.ones(200, dtype=probs.dtype), atol=1e-12)
+    assert torch.allclose((probs - p).abs().sum(-1) / 2, bias(p, q, allowed), atol=1e-12)
     nothing = torch.zeros_like(allowed)
     assert torch.allclose(emitted_probs(p, q, nothing), p, atol=1e-12)
     assert torch.allclose(emitted_probs(p, p, allowed), p, atol=1e-12)
@@ -187,8 +187,8 @@ def test_a_token_that_is_no_pivot_may_cost_utility() -> None:
     prefix = float((p * value).sum())
     a_alone = torch.tensor([True, False, False])
     assert float(value[0]) >= prefix, "by the paper's definition a is no pivot"
-    law = emitted_probs(p, q, a_alone)
-    assert torch.allclose(law, q)
-    assert round(prefix, 4) == 0.6675 and round(float((law * value).sum()), 4) == 0.585
+    probs = emitted_probs(p, q, a_alone)
+    assert torch.allclose(probs, q)
+    assert round(prefix, 4) == 0.6675 and round(float((probs * value).sum()), 4) == 0.585
     assert torch.equal(residual(p, q), torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
     assert float(value[0]) < float((residual(p, q) * value).sum()), "against the residual it is one"

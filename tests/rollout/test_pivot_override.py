@@ -18,7 +18,7 @@ from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
 from tests.builders import requests
 from tests.goodness_of_fit import p_value
-from tests.rollout.pivot_law import P_MIN, STOP, TAU, VOCAB, Law, policy, random_network
+from tests.rollout.pad_distribution import P_MIN, STOP, TAU, VOCAB, PadDistribution, policy, random_network
 from tests.rollout.test_exactness import exact_distribution
 
 PROMPTS, TOKENS, DRAWS, LEVEL = [[0, 1, 2], [3, 3, 1, 0]], 3, 5_000, 1e-3
@@ -29,16 +29,23 @@ def pad(tau: float = TAU) -> DecodingConfig:
     return DecodingConfig(system="pad", draft_tokens=2, options={"tau": tau, "p_min": P_MIN})
 
 
-def answers(law: Law, prompt: Sequence[int], rule: type[PivotOverride] = PivotOverride, draws: int = DRAWS,
-            config: DecodingConfig | None = None) -> list[Completion]:  # fmt: skip
-    law.policy.parts["pivot"] = law.network
+def answers(
+    distribution: PadDistribution,
+    prompt: Sequence[int],
+    rule: type[PivotOverride] = PivotOverride,
+    draws: int = DRAWS,
+    config: DecodingConfig | None = None,
+) -> list[Completion]:
+    distribution.policy.parts["pivot"] = distribution.network
     config = config or pad()
-    engine = TorchEngine(law.policy, config, slots=1000, max_length=16)
+    engine = TorchEngine(distribution.policy, config, slots=1000, max_length=16)
     assert isinstance(engine.decoder, DraftVerify)
     if rule is not PivotOverride:
-        engine.decoder.rule = rule(law.policy, engine.slots, config)
-    stops = (law.stop,) if law.stop >= 0 else ()
-    asked = requests([prompt] * draws, temperature=law.temperature, max_new_tokens=TOKENS + 2, stop_token_ids=stops)
+        engine.decoder.rule = rule(distribution.policy, engine.slots, config)
+    stops = (distribution.stop,) if distribution.stop >= 0 else ()
+    asked = requests(
+        [prompt] * draws, temperature=distribution.temperature, max_new_tokens=TOKENS + 2, stop_token_ids=stops
+    )
     return generate(engine, asked)
 
 
@@ -59,23 +66,25 @@ def smallest_p(counts: np.ndarray, expected: np.ndarray) -> float:
 
 def test_without_overrides_the_work_gives_the_target() -> None:
     """The enumeration is right where the answer is known."""
-    law = Law(MODEL, random_network("pred", MODEL), stop=-1)
+    distribution = PadDistribution(MODEL, random_network("pred", MODEL), stop=-1)
     for prompt in PROMPTS:
-        expected = exact_distribution(law.policy, prompt, 1.0)
-        assert np.abs(law.without_overrides().joint(prompt).numpy() - expected).max() < 1e-6
-        joint = law.joint(prompt)
+        expected = exact_distribution(distribution.policy, prompt, 1.0)
+        assert np.abs(distribution.without_overrides().joint(prompt).numpy() - expected).max() < 1e-6
+        joint = distribution.joint(prompt)
         assert abs(float(joint.sum()) - 1) < 1e-6 and np.abs(joint.numpy() - expected).max() > 0.01
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("position", ["pred", "cand"])
 def test_the_output_distribution_is_the_one_worked_out(position: str, temperature: float) -> None:
-    law = Law(MODEL, random_network(position, MODEL), temperature)
+    distribution = PadDistribution(MODEL, random_network(position, MODEL), temperature)
     for prompt in PROMPTS:
-        done = answers(law, prompt)
-        counts, own = table(done), law.joint(prompt).numpy()
+        done = answers(distribution, prompt)
+        counts, own = table(done), distribution.joint(prompt).numpy()
         assert smallest_p(counts, own) > LEVEL
-        assert smallest_p(counts, law.without_overrides().joint(prompt).numpy()) < LEVEL / 1000, "not the target's"
+        assert smallest_p(counts, distribution.without_overrides().joint(prompt).numpy()) < LEVEL / 1000, (
+            "not the target's"
+        )
         assert not any(c.exact for c in done)
         overridden = sum(c.stats.counts["overridden"].sum() for c in done)
         assert overridden > 0.02 * sum(c.stats.reached.sum() for c in done)
@@ -114,26 +123,28 @@ class EndsAtOverrides(PivotOverride):
 
 @pytest.mark.parametrize("rule", [WrongState, OverridesStops, EndsAtOverrides])
 def test_broken_rules_are_caught(rule: type[PivotOverride]) -> None:
-    law = Law(MODEL, random_network("pred", MODEL))
-    smallest = min(smallest_p(table(answers(law, prompt, rule)), law.joint(prompt).numpy()) for prompt in PROMPTS)
+    distribution = PadDistribution(MODEL, random_network("pred", MODEL))
+    smallest = min(
+        smallest_p(table(answers(distribution, prompt, rule)), distribution.joint(prompt).numpy()) for prompt in PROMPTS
+    )
     assert smallest < LEVEL / 100
 
 
 def test_tau_zero_is_rejection_sampling_to_the_bit() -> None:
-    law = Law(MODEL, random_network("pred", MODEL), stop=-1)
-    none = answers(law, PROMPTS[0], draws=300, config=pad(0.0))
-    plain = answers(law, PROMPTS[0], draws=300, config=DecodingConfig(system="bebop", draft_tokens=2))
+    distribution = PadDistribution(MODEL, random_network("pred", MODEL), stop=-1)
+    none = answers(distribution, PROMPTS[0], draws=300, config=pad(0.0))
+    plain = answers(distribution, PROMPTS[0], draws=300, config=DecodingConfig(system="bebop", draft_tokens=2))
     for a, b in zip(none, plain, strict=True):
         assert np.array_equal(a.token_ids, b.token_ids) and np.array_equal(a.logprobs, b.logprobs)
         assert a.exact and b.exact
-    some = answers(law, PROMPTS[0], draws=300)
+    some = answers(distribution, PROMPTS[0], draws=300)
     assert any(not np.array_equal(a.token_ids, b.token_ids) for a, b in zip(some, plain, strict=True))
 
 
 @pytest.mark.parametrize("position", ["pred", "cand"])
 def test_bias_is_what_the_distribution_moves(position: str) -> None:
     """R_N of the first draft of an answer, over all positions within three standard errors of the overrides' rate."""
-    law = Law(MODEL, random_network(position, MODEL))
+    distribution = PadDistribution(MODEL, random_network(position, MODEL))
     first: list[Tensor] = []
 
     class Kept(PivotOverride):
@@ -143,8 +154,8 @@ def test_bias_is_what_the_distribution_moves(position: str) -> None:
             first.append(torch.stack([accepted.counts[name][begun, 0].double() for name in self.counts]))
             return accepted
 
-    done = answers(law, PROMPTS[1], Kept)
-    step, *_ = law.cycle(PROMPTS[1])
+    done = answers(distribution, PROMPTS[1], Kept)
+    step, *_ = distribution.cycle(PROMPTS[1])
     expected = float(bias(step.p, step.q, step.members))
     assert expected > 0.05 and abs(float((step.emitted() - step.p).abs().sum() / 2) - expected) < 1e-6
     overridden, moved = torch.cat(first, 1)
@@ -161,9 +172,9 @@ def test_bias_is_what_the_distribution_moves(position: str) -> None:
 
 def test_recorded_logprobs_are_those_of_the_distribution_that_was_drawn_from() -> None:
     """log P of the first token, which is not log p; log p stays beside it."""
-    law = Law(MODEL, random_network("pred", MODEL), 0.7)
-    step, *_ = law.cycle(PROMPTS[1])
-    for done in answers(law, PROMPTS[1], draws=500):
+    distribution = PadDistribution(MODEL, random_network("pred", MODEL), 0.7)
+    step, *_ = distribution.cycle(PROMPTS[1])
+    for done in answers(distribution, PROMPTS[1], draws=500):
         token = int(done.token_ids[0])
         assert abs(done.logprobs[0] - float(step.p[0, token].log())) < 1e-4
         assert (
@@ -171,7 +182,7 @@ def test_recorded_logprobs_are_those_of_the_distribution_that_was_drawn_from() -
             and abs(done.sampled_logprobs[0] - float(step.emitted()[0, token].log())) < 1e-4
         )
     assert float((step.emitted() / step.p).log().abs().max()) > 0.05
-    law = Law(MODEL, random_network("cand", MODEL), 0.7)
-    assert all(done.sampled_logprobs is None for done in answers(law, PROMPTS[1], draws=50)), (
+    distribution = PadDistribution(MODEL, random_network("cand", MODEL), 0.7)
+    assert all(done.sampled_logprobs is None for done in answers(distribution, PROMPTS[1], draws=50)), (
         "unknown for what was not drafted"
     )

@@ -3,7 +3,7 @@
 from tests.mutants.fault import fault
 
 KERNEL, RULE = "kernels/pivot.py", "rollout/decoding/rules/pivot_override.py"
-LAW = "rollout/test_pivot_override.py::test_the_output_distribution_is_the_one_worked_out"
+EMITTED = "rollout/test_pivot_override.py::test_the_output_distribution_is_the_one_worked_out"
 LOGPROBS = "rollout/test_pivot_override.py::test_recorded_logprobs_are_those_of_the_distribution_that_was_drawn_from"
 
 FAULTS = (
@@ -49,8 +49,8 @@ FAULTS = (
         "allowed",
         "kernels/test_pivot.py::test_acceptance_grows_with_tau",
     ),
-    fault("pivot/state-one-late", RULE, '0 if self.network.position == "pred" else 1', "1", LAW),
-    fault("pivot/stops-of-the-request", RULE, " & ~stops).nonzero", ").nonzero", LAW),
+    fault("pivot/state-one-late", RULE, '0 if self.network.position == "pred" else 1', "1", EMITTED),
+    fault("pivot/stops-of-the-request", RULE, " & ~stops).nonzero", ").nonzero", EMITTED),
     fault("pivot/log-p-for-log-P", RULE, "torch.cat([probs, out.probs[:, drafts:]], 1)", "out.probs", LOGPROBS),
     fault(
         "pivot/log-P-dropped",

@@ -70,7 +70,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class PadDistribution:
     """What a PAD engine with two drafts emits, for a policy, its classifier and a temperature."""
 
     policy: Policy
@@ -121,7 +121,7 @@ class Law:
                 table[a, b] += goes * again[0].recovered()[0, b] * fresh
         return table
 
-    def without_overrides(self) -> "Law":
+    def without_overrides(self) -> "PadDistribution":
         """Rejection sampling: the target's own distribution."""
         never = PivotNetwork(size=self.network.of_hidden.in_features, layer=self.network.layer, inner=1, middle=1)
         with torch.no_grad():
