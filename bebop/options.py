@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bebop.parsing import FROM_0_BELOW_1, Limit, above, at_least, check, check_settings, from_dict, setting, within
+from bebop.parsing import FROM_0_BELOW_1, above, at_least, check, check_settings, from_dict, setting, within
 
-SHARE = Limit(lambda share: 0 <= share <= 1, "give a number from 0 to 1")
+SHARE = within(0, 1)
 
 
 def parsed(cls: type | None, values: Mapping[str, Any], section: str, owner: str) -> Any:
@@ -46,7 +46,9 @@ class PivotTraining:
     tol: float = setting(0.1, "a pivot lowers the chance of success by more", SHARE)
     success: float = setting(1.0, "least reward of an answer that succeeds")
     judge: bool = setting(True, "check the worked steps of a candidate's success: it may become a pivot")
-    twice: float = setting(0.25, "share of the prompts labelled twice, to see how far labels can be trusted", SHARE)
+    twice: float = setting(
+        0.25, "share of the prompts labelled twice, to see how far labels can be trusted", within(0, 1)
+    )
     feat_pos: Literal["pred", "cand"] = setting("pred", "state that predicts the candidate, or the candidate's own")
     features: Literal["all", "hidden", "scalars"] = setting("all", "what the classifier sees: h, and p, log p, H(p)")
     layer: int | None = setting(None, "of the target, from 0; null: three quarters up", at_least(0))
@@ -70,12 +72,9 @@ class BlockTraining:
     objective: Literal["ce", "hard_ce", "kl", "rkl", "jsd", "tv", "nla", "hybrid", "e2e_tv"] = setting(
         "e2e_tv", "what is minimised after the warm-up; all but e2e_tv slot by slot"
     )
-    warm: float = setting(0.7, "share of the steps that are trained on ce first", within(0, 1))
+    warm: float = setting(0.7, "share of the steps that are trained on ce first", SHARE)
     decay: float = setting(4.0, "g: slot k weighs exp(-(k - 1) / g)", above(0))
     lr: float = setting(2e-3, "learning rate, after a warm-up; falls as a cosine", above(0))
-
-    def __post_init__(self) -> None:
-        check_settings(self, "options.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,5 +94,4 @@ class BlockLengthTraining:
     lr: float = setting(1e-3, "learning rate", above(0))
 
     def __post_init__(self) -> None:
-        check_settings(self, "options.")
         check(self.smallest < self.largest, "options.largest", self.largest, "it must exceed options.smallest")

@@ -7,22 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
-from bebop.adaptation.checkpoint import read, store, write
-from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
+from bebop.adaptation.checkpoint import store, write
+from bebop.adaptation.corpus import drafting, run_engine, sampled
 from bebop.adaptation.evaluation import measured
-from bebop.adaptation.part_card import part_card
+from bebop.adaptation.part_job import PartJob
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
 from bebop.config import DecodingConfig, TrainerConfig
 from bebop.config_adapt import AdaptConfig
-from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.block import BlockDraftNetwork, taps_of
 from bebop.model.checkpoint import load_policy
-from bebop.model.parts import save_part
 from bebop.options import BlockTraining
 from bebop.sinks import JsonlSink
 from bebop.trainer.block_loss import ReadText, block_loss, lay_out, read_texts, shared_tables
@@ -35,18 +32,13 @@ from bebop.trajectory import Prompt
 GREEDY = 0.0
 
 
-class BlockTrainer:
+class BlockTrainer(PartJob):
     """Answers, accept length before, training, accept length after, and the part."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
         """Load the model and make a fresh network for it."""
-        if ranks.world > 1:
-            raise UserError(f"part=block trains in one process, and there are {ranks.world}: start it without torchrun")
-        if config.data.source != "sample":
-            raise UserError(f"data.source={config.data.source!r} is not possible with part=block: it takes sample")
-        self.config, self.options, self.folder = config, config.of(BlockTraining), folder
-        torch.set_num_threads(config.train.threads)
-        torch.manual_seed(config.seed)
+        super().__init__(config, folder, ranks)
+        self.options = config.of(BlockTraining)
         self.policy = load_policy(config.model)
         self.settings = settings_for(self.policy, self.options)
         self.network = BlockDraftNetwork(**self.settings).to(self.policy.device)
@@ -61,49 +53,27 @@ class BlockTrainer:
             causes="weights",
         )
         self.version = 0
-        self.found: Path | None = None
 
     def prepare(self) -> None:
         """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
-        if not self.config.resume:
+        state = self.resumed()
+        if state is None:
             return
-        self.found = store(self.folder).newest_sound()
-        if self.found is None:
-            raise UserError(f"resume=true: {self.folder} holds no finished checkpoint")
-        state = read(self.found)
         load_optimizer_state(self.optimizer, state, "block drafter")
         self.version = state["version"]
 
     def run(self) -> str:
         """All phases that are left; what is to be said at the end."""
-        rows, held_out = self._sequences()
+        decoding, label = drafting(self.policy), self.label("sample")
+        _, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label)
         before = self._first_look(held_out)
         self._train(rows)
         results = {**before, **self._accept_lengths(held_out, "after")}
-        with writing(self.written()["part"]):
-            card = part_card(self.config, self.folder, self.policy, self.settings, results)
-            save_part(self.written()["part"], copy.deepcopy(self.network).bfloat16(), card)
+        self.save(copy.deepcopy(self.network).bfloat16(), self.settings, results)
         lines = [f"{name:40}{interval['value']:.3f}" for name, interval in results.items()]
         return "\n".join([*lines, ""])
 
-    def written(self) -> dict[str, Path]:
-        """What a finished run leaves for its user."""
-        return {"part": Path(self.config.out or self.folder / "block.safetensors")}
-
-    # ---- answers
-
-    def _sequences(self) -> tuple[list[TokenRow], list[Prompt]]:
-        """Answers to train on, which are kept for a resume, and held-out prompts."""
-        path = self.folder / "corpus.jsonl"
-        training, held_out = question_streams(self.config, self.policy)
-        if self.config.resume and path.is_file():
-            return read_back(path), held_out
-        decoding = drafting(self.policy)
-        answers = run_engine(self.policy, training, self.config.data, decoding, self.config.seed, self._label("sample"))
-        rows = token_rows(training, answers)
-        with writing(path):
-            keep(rows, path)
-        return rows, held_out
+    # ---- measuring
 
     def _first_look(self, held_out: Sequence[Prompt]) -> dict[str, Any]:
         """Accept lengths of the network before its first step, which are kept for a resume."""
@@ -124,7 +94,7 @@ class BlockTrainer:
         for name, temperature in (("sampled", data.sampling.temperature), ("greedy", GREEDY)):
             sampling, label = dataclasses.replace(data.sampling, temperature=temperature), f"{when}: {name}"
             answers = run_engine(
-                self.policy, held_out, data, decoding, self.config.seed + 1, self._label(label), sampling=sampling
+                self.policy, held_out, data, decoding, self.config.seed + 1, self.label(label), sampling=sampling
             )
             interval = measured(tasks, answers, drafts).interval("accept_length")
             found[f"accept_length/{name}/{when}"] = dataclasses.asdict(interval)
@@ -140,7 +110,7 @@ class BlockTrainer:
         sink = JsonlSink(self.folder / "metrics.jsonl", self.version or None)
         store(self.folder).set_aside(self.found)
         bar = tqdm(
-            total=options.steps, initial=self.version, desc="train", unit="step", disable=self._label("train") is None
+            total=options.steps, initial=self.version, desc="train", unit="step", disable=self.label("train") is None
         )
         while self.version < options.steps:
             chosen = rows_of_step(len(texts), options.rows_per_step, self.config.seed, self.version)
@@ -170,9 +140,6 @@ class BlockTrainer:
         self.version += 1
         return {f"block/{name}": value for name, value in {"loss": float(loss.detach()), **numbers}.items()}
 
-    def _label(self, text: str) -> str | None:
-        return text if self.config.progress else None
-
 
 def settings_for(policy: Policy, options: BlockTraining) -> dict[str, Any]:
     """The settings of a network for a model: its width, heads and base of positions, and the layers that are tapped."""
@@ -188,6 +155,7 @@ def settings_for(policy: Policy, options: BlockTraining) -> dict[str, Any]:
         "layers": options.layers,
         "block": options.block,
         "norm_eps": config.rms_norm_eps,
+        "rope_theta": (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10_000.0),
     }
 
 

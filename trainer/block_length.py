@@ -12,17 +12,15 @@ import torch
 from torch import Tensor
 
 from bebop.adaptation.corpus import question_streams, run_engine
-from bebop.adaptation.part_card import part_card
+from bebop.adaptation.part_job import PartJob
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
 from bebop.config import DecodingConfig
 from bebop.config_adapt import AdaptConfig
-from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.block_length import BlockLengthNetwork
 from bebop.model.checkpoint import load_policy
-from bebop.model.parts import save_part
 from bebop.options import BlockLengthTraining
 from bebop.trainer.block_choice import Array, Evaluated, Sweep, evaluate, fit, labels, score, split
 from bebop.trajectory import Completion, Prompt
@@ -30,18 +28,13 @@ from bebop.trajectory import Completion, Prompt
 TIMED = 4  # prompts whose answers are timed alone, for the seconds that a cycle takes
 
 
-class BlockLengthTrainer:
+class BlockLengthTrainer(PartJob):
     """Every prompt with every size, labels, training on three fifths of the prompts, comparison on the last fifth."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
         """Load the model with its block drafter."""
-        if ranks.world > 1:
-            raise UserError(f"part=block_length runs in one process, and there are {ranks.world}: start it alone")
-        if config.data.source != "sample":
-            raise UserError(f"data.source={config.data.source!r} is not possible with part=block_length: give sample")
-        self.config, self.options, self.folder = config, config.of(BlockLengthTraining), folder
-        torch.set_num_threads(config.train.threads)
-        torch.manual_seed(config.seed)
+        super().__init__(config, folder, ranks)
+        self.options = config.of(BlockLengthTraining)
         self.policy = load_policy(config.model, needs=("block",))
         self.sizes = tuple(range(self.options.smallest, self.options.largest + 1))
 
@@ -57,17 +50,10 @@ class BlockLengthTrainer:
         results = evaluated.summary() | {
             "labels": np.bincount(labels(sweep, seconds), minlength=len(self.sizes)).tolist()
         }
-        with writing(self.written()["part"]):
-            save_part(
-                self.written()["part"], network, part_card(self.config, self.folder, self.policy, settings, results)
-            )
+        self.save(network, settings, results)
         lines = [f"{arm:16}{interval}" for arm, interval in evaluated.tau.items()]
         lines += [f"accuracy {evaluated.accuracy:.3f}, share of the oracle's gain {evaluated.share}"]
         return "\n".join([*lines, ""])
-
-    def written(self) -> dict[str, Path]:
-        """What a finished run leaves for its user."""
-        return {"part": Path(self.config.out or self.folder / "block_length.safetensors")}
 
     # ---- what each size gives
 
@@ -97,7 +83,7 @@ class BlockLengthTrainer:
     ) -> list[Completion]:
         data = self.config.data if not slots else dataclasses.replace(self.config.data, slots=slots)
         sampling = dataclasses.replace(data.sampling, temperature=self.options.temperature)
-        label = label if self.config.progress else None
+        label = self.label(label) if label else None
         return run_engine(self.policy, prompts, data, system_of(size), seed, label, sampling=sampling)
 
     def _seconds(self, prompts: Sequence[Prompt]) -> Array:

@@ -18,6 +18,7 @@ from bebop.kernels.verify import sample
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import chain
+from bebop.model.taps import tapped
 from bebop.rollout.decoding.sampling import BatchSampling, entropy
 from bebop.trainer.chains import TokenRow, chain_rows
 
@@ -135,19 +136,12 @@ def layer_states(policy: Policy, texts: Sequence[tuple[int, ...]], layer: int, b
     """States [n, 2, d] after a layer at the last two tokens of each text: predicting its candidate, and at it."""
     states: list[Tensor] = [torch.zeros(0)] * len(texts)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-    kept: dict[int, Tensor] = {}
-    module = policy.backbone.get_decoder().layers[layer]
-    hook = module.register_forward_hook(
-        lambda _module, _inputs, out: kept.update({0: out[0] if isinstance(out, tuple) else out})
-    )
-    try:
+    with tapped(policy.backbone.get_decoder().layers, (layer,)) as kept:
         for start in range(0, len(order), batch):
             part = order[start : start + batch]
             width = max(len(texts[i]) for i in part)
             ids = torch.tensor([[*texts[i], *[0] * (width - len(texts[i]))] for i in part], device=policy.device)
             policy.hidden(ids, torch.arange(width, device=ids.device).expand_as(ids), CausalContext())
             for j, i in enumerate(part):
-                states[i] = kept[0][j, len(texts[i]) - 2 : len(texts[i])].float().cpu()
-    finally:
-        hook.remove()
+                states[i] = kept[layer][j, len(texts[i]) - 2 : len(texts[i])].float().cpu()
     return torch.stack(states)

@@ -10,6 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bebop.adaptation.ranks import ALONE, Ranks
+from bebop.command import writing
 from bebop.config import DecodingConfig, SamplingConfig
 from bebop.config_adapt import AdaptConfig, DataConfig
 from bebop.errors import UserError
@@ -92,6 +93,27 @@ def question_streams(config: AdaptConfig, policy: Policy) -> tuple[list[Prompt],
             first if first.token_ids not in known else next((p for p in tries if p.token_ids not in known), first)
         )
     return training, held_out
+
+
+def sampled(
+    config: AdaptConfig,
+    policy: Policy,
+    folder: Path,
+    decoding: DecodingConfig,
+    label: str | None,
+    ranks: Ranks = ALONE,
+) -> tuple[list[Prompt], list[TokenRow], list[Prompt]]:
+    """Prompts to train on, the model's answers to them, and held-out prompts. The answers are kept in the run folder,
+    for a resume and for others; rank 0 writes."""
+    path = folder / "corpus.jsonl"
+    training, held_out = question_streams(config, policy)
+    if config.resume and path.is_file():
+        return training, read_back(path), held_out
+    rows = token_rows(training, run_engine(policy, training, config.data, decoding, config.seed, label, ranks))
+    if ranks.rank == 0:
+        with writing(path):
+            keep(rows, path)
+    return training, rows, held_out
 
 
 def from_file(data: DataConfig, policy: Policy) -> list[TokenRow]:

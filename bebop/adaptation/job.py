@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bebop.adaptation.checkpoint import read, store, write
-from bebop.adaptation.corpus import drafting, from_file, keep, question_streams, read_back, run_engine, token_rows
+from bebop.adaptation.corpus import drafting, from_file, run_engine, sampled, token_rows
 from bebop.adaptation.evaluation import measured
 from bebop.adaptation.probe import probe
 from bebop.adaptation.ranks import ALONE, Ranks
@@ -104,18 +104,10 @@ class Adaptation:
 
     def _sequences(self) -> tuple[list[TokenRow], list[Prompt]]:
         """Text to train on, and the prompts that are held out. Sampled text is kept, for a resume and for others."""
-        data, path = self.config.data, self.folder / "corpus.jsonl"
-        if data.source == "file":
-            return self.read or self._split_file(from_file(data, self.policy))
-        training, held_out = question_streams(self.config, self.policy)
-        if self.config.resume and path.is_file():
-            return read_back(path), held_out
-        decoding = drafting(self.policy)
-        answers = run_engine(self.policy, training, data, decoding, self.config.seed, self._label("sample"), self.ranks)
-        rows = token_rows(training, answers)
-        if self.ranks.rank == 0:
-            with writing(path):
-                keep(rows, path)
+        if self.config.data.source == "file":
+            return self.read or self._split_file(from_file(self.config.data, self.policy))
+        label, decoding = self._label("sample"), drafting(self.policy)
+        _, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label, self.ranks)
         return rows, held_out
 
     def _split_file(self, rows: list[TokenRow]) -> tuple[list[TokenRow], list[Prompt]]:

@@ -12,6 +12,8 @@ from bebop.model.backbone import Policy
 from bebop.model.parts import PartCard, backbone_fingerprint
 from bebop.run_folder import OVERRIDES
 
+PLACES = ("dir=", "out=", "resume=")  # settings that say nothing of what is made
+
 
 def part_card(
     config: AdaptConfig, folder: Path, policy: Policy, settings: Mapping[str, Any], results: Mapping[str, Any]
@@ -32,4 +34,4 @@ def command(config: AdaptConfig, folder: Path) -> str:
     """The command line, with the settings that the run was started with."""
     file = folder / OVERRIDES
     given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else [f"part={config.part}"]
-    return shlex.join(["python", "-m", "bebop.adapt", *(one for one in given if not one.startswith("out="))])
+    return shlex.join(["python", "-m", "bebop.adapt", *(one for one in given if not one.startswith(PLACES))])

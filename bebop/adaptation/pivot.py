@@ -13,14 +13,14 @@ from tqdm import tqdm
 from bebop.adaptation import checkpoint
 from bebop.adaptation.candidates import Candidate, Search, find_candidates, layer_states
 from bebop.adaptation.continuations import Continuations
-from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
+from bebop.adaptation.corpus import drafting, sampled
+from bebop.adaptation.part_job import PartJob
 from bebop.adaptation.pivot_results import as_text, reliability, split_results
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
-from bebop.model.parts import PartCard, backbone_fingerprint, save_part
 from bebop.model.pivot import PivotNetwork, default_layer
 from bebop.options import PivotTraining
 from bebop.parsing import check
@@ -35,34 +35,28 @@ from bebop.trajectory import Prompt
 LABELS, AGAIN = "labels.jsonl", "labels_again.jsonl"
 
 
-class PivotAdaptation:
+class PivotAdaptation(PartJob):
     """See ``python -m bebop.adapt part=pivot``. In one process; what is labelled already is kept for a resume."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
-        self.config, self.folder, self.options = config, folder, config.of(PivotTraining)
-        check(ranks.world == 1, "part", config.part, "its training runs in one process: start it without torchrun")
-        check(config.data.source == "sample", "data.source", config.data.source, "give sample: answers are rewarded")
-        torch.set_num_threads(config.train.threads)
+        super().__init__(config, folder, ranks)
+        self.options = config.of(PivotTraining)
         self.policy = load_policy(config.model, need_head=True)
         layers = int(self.policy.backbone.config.num_hidden_layers)
         own = self.options.layer
         check(own is None or own < layers, "options.layer", own, f"give a number from 0 to {layers - 1}")
         self.layer = default_layer(layers) if own is None else own
         self.reward = make_reward(config.task)
-        self.found: Path | None = None
         self.state: dict[str, Any] | None = None
 
     def prepare(self) -> None:
         """Find the checkpoint to go on from; writes nothing."""
-        if self.config.resume:
-            self.found = checkpoint.store(self.folder).newest_sound()
-            if self.found is None:
-                raise UserError(f"resume=true: {self.folder} holds no finished checkpoint")
-            self.state = checkpoint.read(self.found)
+        self.state = self.resumed()
 
     def run(self) -> str:
         """Every phase that is left; a summary."""
-        prompts, rows = self._answers()
+        decoding, label = drafting(self.policy, draft_tokens=self.options.depth), self.label("sample")
+        prompts, rows, _ = sampled(self.config, self.policy, self.folder, decoding, label)
         if self.state is None:
             checkpoint.write(self.folder, {"version": 0}, self.config.train.keep)  # labels can be gone on with
         search = self._search()
@@ -77,24 +71,9 @@ class PivotAdaptation:
 
     def written(self) -> dict[str, Path]:
         """What a finished run leaves for its user."""
-        out = Path(self.config.out or self.folder / "pivot.safetensors")
-        return {"part": out, "results": self.folder / "results.json"}
+        return {**super().written(), "results": self.folder / "results.json"}
 
     # ---- labels
-
-    def _answers(self) -> tuple[list[Prompt], list[TokenRow]]:
-        """Prompts and the policy's own answers."""
-        config, path = self.config, self.folder / "corpus.jsonl"
-        prompts, _ = question_streams(config, self.policy)
-        if config.resume and path.is_file():
-            return prompts, read_back(path)
-        label = "sample" if config.progress else None
-        decoding = drafting(self.policy, draft_tokens=self.options.depth)
-        answers = run_engine(self.policy, prompts, config.data, decoding, config.seed, label)
-        rows = token_rows(prompts, answers)
-        with writing(path):
-            keep(rows, path)
-        return prompts, rows
 
     def _search(self) -> Search:
         options = self.options
@@ -215,25 +194,11 @@ class PivotAdaptation:
         return found
 
     def _write(self, network: PivotNetwork, results: dict[str, Any]) -> None:
-        config, paths = self.config, self.written()
-        train, data = config.train, config.data
-        asked = [f"data.sequences={data.sequences}", f"data.slots={data.slots}", f"train.steps={train.steps}"]
-        asked += [f"train.rows_per_step={train.rows_per_step}", f"train.eval_every={train.eval_every}"]
-        asked += [f"seed={config.seed}", *(f"options.{name}={value}" for name, value in config.options.items())]
         test = {key: value for key, value in results["splits"]["test"].items() if key not in ("calibration", "rules")}
-        card = PartCard(
-            part=config.part,
-            settings=self._settings(),
-            backbone=backbone_fingerprint(self.policy),
-            data={"task": config.task.name, "args": config.task.args, "sequences": config.data.sequences},
-            seed=config.seed,
-            command=" ".join(["python -m bebop.adapt part=pivot", *asked]),
-            results={"test": test, "reliability": results["reliability"]},
-        )
-        with writing(paths["part"]):
-            save_part(paths["part"], network, card)
-        with writing(paths["results"]):
-            paths["results"].write_text(json.dumps(results, indent=2) + "\n")
+        self.save(network, self._settings(), {"test": test, "reliability": results["reliability"]})
+        path = self.written()["results"]
+        with writing(path):
+            path.write_text(json.dumps(results, indent=2) + "\n")
 
 
 def read_rollouts(path: Path) -> list[Rollouts]:

@@ -1,5 +1,6 @@
 """What the training of a pivot classifier found: how well it tells pivots, and how far its labels can be trusted."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,11 +21,6 @@ from bebop.trainer.pivot_labels import (
 )
 
 TAUS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-
-
-def plain(interval: Interval) -> dict[str, float]:
-    """For JSON."""
-    return {"value": interval.value, "low": interval.low, "high": interval.high}
 
 
 def auc_interval(scores: Floats, labels: Bools, prompts: Array) -> Interval:
@@ -51,8 +47,8 @@ def gained(scores: Floats, losses: Floats, prompts: Array, tau: float) -> dict[s
     share, change = by_prompt(chosen), by_prompt(chosen * -losses)
     return {
         "tau": tau,
-        "share": plain(ratio(share, by_prompt(np.ones_like(scores)))),
-        "change": plain(ratio(change, share)),
+        "share": dataclasses.asdict(ratio(share, by_prompt(np.ones_like(scores)))),
+        "change": dataclasses.asdict(ratio(change, share)),
     }
 
 
@@ -84,7 +80,7 @@ def split_results(rows: Sequence[Rollouts], scores: Floats, labels: Bools) -> di
         "prompts": len(np.unique(prompts)),
         "pivots": float(labels.mean()),
         "judged": float(np.mean([row.judged for row in rows])),
-        "auc": plain(auc_interval(scores, labels, prompts)),
+        "auc": dataclasses.asdict(auc_interval(scores, labels, prompts)),
         "calibration_error": expected_calibration_error(scores, labels),
         "calibration": calibration(scores, labels),
         "taus": [gained(scores, losses, prompts, tau) for tau in TAUS],
