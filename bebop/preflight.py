@@ -19,7 +19,7 @@ from bebop.config_adapt import AdaptConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, require_known, require_mtp, resolve
-from bebop.model.parts import find_part
+from bebop.model.parts import find_part, read_card
 from bebop.rollout.engines import engine_module
 from bebop.rollout.room import check_memory, check_positions
 from bebop.tasks.rewards import make_reward
@@ -40,7 +40,7 @@ def checked(config: JobConfig) -> PromptSource:
     if SYSTEMS[config.decoding.system].head or config.cotrain.mode != "off":
         require_mtp(config.model)
     for part in SYSTEMS[config.decoding.system].needs:
-        find_part(config.model, part)
+        read_card(find_part(config.model, part), part)
     source = check_task(config)
     engine_module(config).check(config)
     if config.monitor.wandb and find_spec("wandb") is None:

@@ -56,9 +56,10 @@ def find_part(config: ModelConfig, name: str) -> Path:
 def has_part(config: ModelConfig, name: str) -> bool:
     """Whether there is a file of it, given or shipped."""
     try:
-        return find_part(config, name).is_file()
+        find_part(config, name)
     except UserError:
         return False
+    return True
 
 
 def card_of(path: Path) -> Path:
@@ -66,12 +67,15 @@ def card_of(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def read_card(path: Path) -> PartCard:
-    """The card of a file of weights; ``UserError`` if it is none."""
+def read_card(path: Path, name: str | None = None) -> PartCard:
+    """The card of a file of weights; ``UserError`` if it is none, or of another part than ``name``."""
     try:
-        return PartCard(**json.loads(card_of(path).read_text(encoding="utf-8")))
+        card = PartCard(**json.loads(card_of(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{card_of(path)} cannot be read as the card of a trained part: {error}") from error
+    if name not in (None, card.part):
+        raise UserError(f"model.parts.{name}={str(path)!r} is not possible: the file holds the part {card.part!r}")
+    return card
 
 
 def save_part(path: Path, module: nn.Module, card: PartCard) -> None:
@@ -89,9 +93,7 @@ def make_module(name: str, settings: Mapping[str, Any]) -> nn.Module:
 
 def load_part(name: str, path: Path, policy: Policy) -> nn.Module:
     """A part, ready to be used on the policy's device; ``UserError`` if it is another part or another backbone's."""
-    card = read_card(path)
-    if card.part != name:
-        raise UserError(f"model.parts.{name}={str(path)!r} is not possible: the file holds the part {card.part!r}")
+    card = read_card(path, name)
     if card.backbone != backbone_fingerprint(policy):
         raise UserError(
             f"model.parts.{name}={str(path)!r} is not possible: it was made for another model; make one with "
