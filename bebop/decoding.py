@@ -7,7 +7,7 @@ lengths. A new system is a row here, and a file for each part that is not there 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bebop.options import BlockLengthTraining, BlockTraining, PadOptions, PivotTraining
+from bebop.options import BlockLengthTraining, BlockTraining, EmaOptions, PadOptions, PivotTraining
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,15 @@ SYSTEMS = {
         drafter="block",
         length="block_length",
         needs=("block", "block_length"),
-        draft_tokens=7,
+        draft_tokens=9,
+    ),
+    "block_ema": System(
+        summary="block, of a size that is chosen for each cycle from what was accepted lately",
+        drafter="block",
+        length="ema",
+        needs=("block",),
+        options=EmaOptions,
+        draft_tokens=9,
     ),
 }
 

@@ -34,6 +34,13 @@ class PadOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EmaOptions:
+    """How a block size follows what was accepted (SPEC 5.6)."""
+
+    decay: float = setting(0.9, "weight of a cycle over that of the one after it", FROM_0_BELOW_1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PivotTraining:
     """How rejected drafts are labelled, and the classifier trained on them (SPEC 4.2, 4.3)."""
 
@@ -85,6 +92,14 @@ class BlockLengthTraining:
     largest: int = setting(8, "largest block size that can be chosen", within(1, 17))
     label: Literal["tau", "speed"] = setting(
         "tau", "a prompt's best size: most tokens a cycle, or most tokens a second"
+    )
+    features: Literal["logits", "sorted", "hidden", "length"] = setting(
+        "logits",
+        "what it looks at: the logits at the end of the prompt, the largest of them sorted with entropy and margin, "
+        "the last state, or the prompt's length",
+    )
+    target: Literal["classify", "regress"] = setting(
+        "classify", "what is learned: which size is best, or the score of every size"
     )
     temperature: float = setting(0.0, "of the answers that sizes are compared on; 0 is greedy", at_least(0))
     seeds: int = setting(1, "answers to a prompt with each size; above 0 they are random: 4 or more", at_least(1))

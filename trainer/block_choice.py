@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from bebop.intervals import Interval, ratio, resampled
 from bebop.model.block_length import BlockLengthNetwork
@@ -23,7 +23,7 @@ class Sweep:
     sizes: tuple[int, ...]  # [C] rising
     tokens: Array  # [N, C] emitted; what follows the end of an answer in its last cycle is not
     cycles: Array  # [N, C]
-    features: Tensor  # [N, V] logits at the last token of each prompt
+    features: Tensor  # [N, F] of each prompt, see ``bebop.model.block_length.FEATURES``
 
     @property
     def tau(self) -> Array:
@@ -64,17 +64,27 @@ def split(count: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64], 
     return order[:first], order[first:second], order[second:]
 
 
+def goals(sweep: Sweep, target: str, seconds: Array | None = None) -> Tensor:
+    """What a network is trained on: the best size of each prompt [N], or the score of every size [N, C], standardised
+    as a whole, which leaves the best of a row the best."""
+    if target == "classify":
+        return torch.from_numpy(labels(sweep, seconds))
+    values = score(sweep, seconds)
+    return torch.from_numpy((values - values.mean()) / max(values.std(), CLOSE)).float()
+
+
 def fit(
     network: BlockLengthNetwork, features: Tensor, wanted: Tensor, *, steps: int, lr: float, batch: int, seed: int
 ) -> float:
-    """Train by cross-entropy on labels [N]; the mean loss of the last tenth of the steps."""
+    """Train on ``goals``, by cross-entropy or squared error; the mean loss of the last tenth of the steps."""
+    loss_of = mse_loss if wanted.is_floating_point() else cross_entropy
     numbers = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=1e-2)
     network.train()
     losses = []
     for _ in range(steps):
         chosen = torch.randint(len(wanted), (min(batch, len(wanted)),), generator=numbers)
-        loss = cross_entropy(network(features[chosen]), wanted[chosen])
+        loss = loss_of(network(features[chosen]), wanted[chosen])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

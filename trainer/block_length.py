@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from bebop.adaptation.corpus import question_streams, run_engine
 from bebop.adaptation.part_job import PartJob
@@ -19,10 +18,10 @@ from bebop.config import DecodingConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.model.block_length import BlockLengthNetwork
+from bebop.model.block_length import FEATURES, BlockLengthNetwork, PromptEnd
 from bebop.model.checkpoint import load_policy
 from bebop.options import BlockLengthTraining
-from bebop.trainer.block_choice import Array, Evaluated, Sweep, evaluate, fit, labels, score, split
+from bebop.trainer.block_choice import Array, Evaluated, Sweep, evaluate, fit, goals, labels, score, split
 from bebop.trajectory import Completion, Prompt
 
 TIMED = 4  # prompts whose answers are timed alone, for the seconds that a cycle takes
@@ -68,7 +67,8 @@ class BlockLengthTrainer(PartJob):
                     path.write_text(json.dumps(counts) + "\n")
             tables.append(json.loads(path.read_text()))
         tokens, cycles = np.moveaxis(np.array(tables, float), 2, 0)
-        return Sweep(sizes=self.sizes, tokens=tokens.T, cycles=cycles.T, features=last_logits(self.policy, prompts))
+        features = FEATURES[self.options.features](prompt_ends(self.policy, prompts))
+        return Sweep(sizes=self.sizes, tokens=tokens.T, cycles=cycles.T, features=features)
 
     def _counts(self, prompts: Sequence[Prompt], size: int) -> list[tuple[int, int]]:
         """Tokens and cycles of each prompt's answers, over all seeds; a block of one is plain decoding."""
@@ -108,13 +108,14 @@ class BlockLengthTrainer(PartJob):
             "candidates": list(self.sizes),
             "default": self.sizes[fixed],
             "hidden": options.hidden,
+            "features": options.features,
         }
         network = BlockLengthNetwork(**settings).to(device)
-        wanted = torch.from_numpy(labels(train, seconds)).to(device)
+        wanted = goals(train, options.target, seconds).to(device)
         lengths = {"steps": options.steps, "batch": options.batch, "seed": self.config.seed}
         fit(network, train.features, wanted, lr=options.lr, **lengths)
         with torch.no_grad():
-            chosen = network.choose(test.features).cpu().numpy()
+            chosen = network.sizes(test.features).cpu().numpy()
         return settings, network, evaluate(test, np.searchsorted(self.sizes, chosen), fixed, seconds)
 
 
@@ -126,14 +127,15 @@ def system_of(size: int) -> DecodingConfig:
 
 
 @torch.no_grad()
-def last_logits(policy: Policy, prompts: Sequence[Prompt]) -> Tensor:
-    """The target's logits [N, V] at the last token of each prompt."""
-    rows = []
+def prompt_ends(policy: Policy, prompts: Sequence[Prompt]) -> PromptEnd:
+    """What the target makes of each prompt, one at a time."""
+    states = []
     for prompt in prompts:
         ids = torch.tensor([prompt.token_ids], device=policy.device)
-        hidden = policy.hidden(ids, torch.arange(ids.shape[1], device=ids.device)[None], CausalContext())
-        rows.append(policy.logits(hidden[0, -1]).float())
-    return torch.stack(rows)
+        states.append(policy.hidden(ids, torch.arange(ids.shape[1], device=ids.device)[None], CausalContext())[0, -1])
+    hidden = torch.stack(states)
+    lengths = torch.tensor([len(prompt.token_ids) for prompt in prompts], device=policy.device)
+    return PromptEnd(logits=policy.logits(hidden).float(), hidden=hidden.float(), lengths=lengths)
 
 
 EntryClass = BlockLengthTrainer

@@ -8,7 +8,7 @@ import torch
 from bebop.config import DecodingConfig
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.model.block_length import BlockLengthNetwork
+from bebop.model.block_length import FEATURES, BlockLengthNetwork, PromptEnd
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.lengths.block_length import BlockLength
@@ -71,18 +71,36 @@ def network(policy: Policy) -> BlockLengthNetwork:
     return part
 
 
+def end_of(policy: Policy, prompt: list[int]) -> PromptEnd:
+    with torch.no_grad():
+        states = policy.hidden(torch.tensor([prompt]), torch.arange(len(prompt))[None], CausalContext())[:, -1]
+        return PromptEnd(logits=policy.logits(states), hidden=states, lengths=torch.tensor([len(prompt)]))
+
+
 def test_the_first_cycle_drafts_the_default_and_the_others_what_is_chosen(policy: Policy) -> None:
     one = engine(policy, 1)
     one.add(requests([PROMPTS[0]], max_new_tokens=30)[0])
-    with torch.no_grad():
-        ids = torch.tensor([PROMPTS[0]])
-        hidden = policy.hidden(ids, torch.arange(3)[None], CausalContext())
-        wanted = int(network(policy).choose(policy.logits(hidden[:, -1]))) - 1
+    wanted = int(network(policy).choose(end_of(policy, PROMPTS[0]))) - 1
     one._admit()
     assert choices(one) == {0: network(policy).default - 1}
     for _ in range(3):
         one.step()
         assert choices(one) == {0: wanted}
+
+
+@pytest.mark.parametrize("features", [*FEATURES])
+def test_decoding_looks_at_what_the_training_looked_at(policy: Policy, features: str) -> None:
+    """Each kind of features, taken from a cycle of the engine, is that of the prompt read by itself."""
+    ends = [end_of(policy, prompt) for prompt in PROMPTS]
+    torch.manual_seed(5)
+    inputs = FEATURES[features](ends[0]).shape[1]
+    part = BlockLengthNetwork(inputs=inputs, candidates=(1, 2, 3, 5), default=3, features=features).eval()
+    start = torch.cat([part(FEATURES[features](end)) for end in ends])
+    part.last.bias.data -= start.mean(0)  # so that prompts decide, not how the network begins
+    other = dataclasses.replace(policy, parts={**policy.parts, "block_length": part.requires_grad_(False)})
+    wanted = [min(int(part.choose(end)), 5) - 1 for end in ends]
+    assert chosen(other, 0) == wanted
+    assert len(set(wanted)) > 1, "all alike would show nothing"
 
 
 def test_a_choice_goes_where_its_request_goes(policy: Policy) -> None:

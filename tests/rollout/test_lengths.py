@@ -7,6 +7,7 @@ import torch
 
 from bebop.config import DecodingConfig
 from bebop.rollout.decoding.base import Accepted, Draft
+from bebop.rollout.decoding.lengths.ema import EmaLength
 from bebop.rollout.decoding.lengths.entropy import EntropyLength
 from bebop.rollout.decoding.lengths.fixed import FixedLength
 from bebop.rollout.slots import Slots, SlotSizes
@@ -122,3 +123,51 @@ def test_a_threshold_on_what_was_drawn_would_not_do() -> None:
     """The rule takes distributions only: rows with equal entropies decide alike, whatever tokens will be drawn."""
     same = torch.tensor([[0.2, 0.7]]).repeat(5, 1)
     assert len(set(policy().extend(1, same).tolist())) == 1
+
+
+# ---- from what was accepted lately
+
+
+class Batch:
+    """The two rows of a cycle, as far as a length asks for them."""
+
+    batch = 2
+
+
+def ema(verify_cost: float = 0.05, decay: float = 0.5) -> EmaLength:
+    made = Slots(SlotSizes(slots=2, length=8, drafts=8, vocab=2), torch.device("cpu"))
+    options = {"system": "block_ema", "draft_tokens": 8, "options": {"decay": decay}}
+    return EmaLength(None, made, DecodingConfig(**options, cost_ratio=0.15, verify_ratio=verify_cost))  # type: ignore[arg-type]
+
+
+def after(length: EmaLength, accepted: list[int], drafted: list[int], cycles: int = 20) -> list[int]:
+    """Drafts wanted after so many cycles that were alike."""
+    for _ in range(cycles):
+        _, draft, _, told = observed([[0.0] * 8] * 2, accepted, drafted)
+        length.observe(Batch(), draft, None, told)  # type: ignore[arg-type]
+    wanted = length.start(Batch())  # type: ignore[arg-type]
+    assert wanted is not None
+    return wanted.tolist()
+
+
+def test_blocks_grow_where_drafts_are_accepted_and_shrink_where_not() -> None:
+    """A row of which nothing is ever accepted drafts one token, one of which everything is drafts all it may."""
+    assert after(ema(), [8, 0], [8, 8]) == [8, 1]
+    assert after(ema(), [1, 1], [1, 4]) == [8, 3], "one of one is all; one of two tested is a half"
+
+
+def test_the_size_is_that_of_most_tokens_per_time() -> None:
+    """By hand at rate 1/2: tokens 1.5, 1.75, 1.875, 1.9375 over times 1.15 + K v: K = 2 at v = .1, 4 at .02."""
+    for verify, wanted in ((0.1, 2), (0.02, 4)):
+        gains = [(2 - 0.5**k) / (1.15 + k * verify) for k in range(1, 9)]
+        assert gains.index(max(gains)) + 1 == wanted
+        assert after(ema(verify), [1, 1], [8, 8]) == [wanted, wanted]
+
+
+def test_what_is_long_ago_fades_and_rows_learn_for_themselves() -> None:
+    one = ema()
+    assert after(one, [8, 0], [8, 8]) == [8, 1]
+    assert after(one, [0, 8], [8, 8]) == [1, 8]
+    lasting = ema(decay=0.99)
+    assert after(lasting, [8, 0], [8, 8], 40)[0] == 8
+    assert after(lasting, [0, 8], [8, 8], 2)[0] > 1, "two cycles in forty"

@@ -1,13 +1,15 @@
 """Labels of block sizes on tables made by hand, and a predictor that has to find a marker in the prompt."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from bebop.model.attention import CausalContext
-from bebop.model.block_length import BlockLengthNetwork
-from bebop.trainer.block_choice import Evaluated, Sweep, best, evaluate, fit, labels, split
+from bebop.model.block_length import FEATURES, BlockLengthNetwork, PromptEnd
+from bebop.trainer.block_choice import Evaluated, Sweep, best, evaluate, fit, goals, labels, split
 from tests.builders import tiny_policy
 
 SIZES = (2, 4, 6, 8)
@@ -72,23 +74,23 @@ def planted(count: int = 1600) -> Sweep:
     return Sweep(sizes=SIZES, tokens=tau * 100, cycles=np.full_like(tau, 100), features=features)
 
 
-def found(table: Sweep, features: Tensor) -> Evaluated:
+def found(table: Sweep, features: Tensor, target: str = "classify") -> Evaluated:
     """What a predictor that was trained on three fifths of the prompts makes of a fifth that it has not seen."""
     train, _, test = split(len(table.tau), 0)
-    wanted = labels(table)
+    wanted = goals(table, target)
     torch.manual_seed(0)
     network = BlockLengthNetwork(inputs=features.shape[1], candidates=SIZES, default=4, hidden=64)
     fit(
         network,
         features[torch.from_numpy(train)],
-        torch.from_numpy(wanted[train]),
+        wanted[torch.from_numpy(train)],
         steps=1000,
         lr=5e-3,
         batch=64,
         seed=0,
     )
     with torch.no_grad():
-        sizes = network.choose(features[torch.from_numpy(test)])
+        sizes = network.sizes(features[torch.from_numpy(test)])
     choice = np.searchsorted(SIZES, sizes.numpy())
     return evaluate(table.part(test), choice, int(table.part(train).tau.mean(0).argmax()))
 
@@ -98,6 +100,33 @@ def test_a_marker_that_decides_predictability_is_found() -> None:
     seen = found(table, table.features)
     assert seen.accuracy > 0.9 and seen.share.low > 0.8
     assert seen.tau["best_fixed"].value < seen.tau["predicted"].value <= seen.tau["oracle"].value
+
+
+def test_a_regression_of_the_tokens_of_every_size_finds_it_too() -> None:
+    table = planted()
+    seen = found(table, table.features, "regress")
+    assert seen.accuracy > 0.9 and seen.share.low > 0.8
+
+
+def test_what_is_regressed_on_has_the_label_as_its_largest_value() -> None:
+    table = planted(50)
+    for seconds in (None, np.array([1.0, 1.1, 1.3, 1.6])):
+        assert goals(table, "regress", seconds).argmax(1).tolist() == labels(table, seconds).tolist()
+    assert goals(table, "classify").tolist() == labels(table).tolist()
+
+
+def test_sorted_logits_do_not_tell_tokens_apart() -> None:
+    """Any order of the vocabulary gives the same; the entropy of four equal logits is ln 4, their margin 0."""
+    logits = torch.randn(3, 24, generator=torch.Generator().manual_seed(0))
+    hidden, lengths = torch.zeros(3, 2), torch.tensor([5, 6, 700])
+    seen = [
+        FEATURES["sorted"](PromptEnd(logits=given, hidden=hidden, lengths=lengths))
+        for given in (logits, logits[:, torch.randperm(24)])
+    ]
+    torch.testing.assert_close(*seen)
+    even = PromptEnd(logits=torch.zeros(1, 4), hidden=hidden, lengths=lengths)
+    torch.testing.assert_close(FEATURES["sorted"](even)[0], torch.tensor([0.0, 0, 0, 0, math.log(4), 0]))
+    assert FEATURES["length"](even)[2].item() == pytest.approx(7)
 
 
 def test_permuted_features_find_nothing() -> None:

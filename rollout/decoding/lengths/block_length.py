@@ -1,11 +1,11 @@
-"""One block size a request, chosen from the logits at the end of its prompt (BlockPilot, SPEC 5)."""
+"""One block size a request, chosen from what the target makes of its prompt (BlockPilot, SPEC 5)."""
 
 import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
-from bebop.model.block_length import BlockLengthNetwork
+from bebop.model.block_length import BlockLengthNetwork, PromptEnd
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.slots import Slots
 
@@ -37,7 +37,8 @@ class BlockLength:
         """Choose for the rows that are new."""
         fresh = (~self.chosen[: rows.batch]).nonzero()[:, 0]
         if len(fresh):
-            self.drafts[fresh] = self.network.choose(out.logits[fresh, 0]) - 1
+            end = PromptEnd(logits=out.logits[fresh, 0], hidden=out.hidden[fresh, 0], lengths=rows.sizes[fresh])
+            self.drafts[fresh] = self.network.choose(end) - 1
             self.chosen[fresh] = True
 
 

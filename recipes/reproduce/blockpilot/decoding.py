@@ -1,0 +1,140 @@
+"""Answers with blocks of one size, written down cycle by cycle."""
+
+import hashlib
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bebop.adaptation.corpus import params
+from bebop.config import DecodingConfig, ModelConfig, SamplingConfig
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy
+from bebop.model.parts import find_part
+from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput
+from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.drafters.block import BlockDrafter
+from bebop.rollout.engine import Request
+from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.trainer.block_length import system_of
+from bebop.trajectory import Prompt
+from recipes.reproduce.study import FOLDER
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+PARTS = ("block", "block_length")
+MODEL = ModelConfig(path="tiny", device="cpu")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What N answers took; tables are by cycle, 0 beyond an answer's last."""
+
+    tokens: Counts  # [N] of the answer
+    cycles: Counts  # [N]
+    drafted: Counts  # [N, cycles] drafts
+    emitted: Counts  # [N, cycles] accepted drafts + 1, before the end of the answer cuts the last cycle off
+    ids: tuple[tuple[int, ...], ...]  # N
+
+    @property
+    def kept(self) -> Counts:
+        """[N, cycles] ``emitted``, less what the end cuts off."""
+        cut = self.emitted.copy()
+        cut[np.arange(len(cut)), self.cycles - 1] -= cut.sum(1) - self.tokens
+        return cut
+
+
+class Watched:
+    """A draft length as it is, and a table of what each cycle drafted and emitted."""
+
+    def __init__(self, length: DraftLength, count: int, tokens: int) -> None:
+        self.length, self.limit = length, length.limit
+        self.drafted = torch.zeros(count, tokens, dtype=torch.long)
+        self.emitted = torch.zeros_like(self.drafted)
+
+    def start(self, rows: Rows) -> Tensor | None:
+        """See ``DraftLength``."""
+        return self.length.start(rows)
+
+    def extend(self, step: int, entropies: Tensor) -> Tensor | None:
+        """See ``DraftLength``."""
+        return self.length.extend(step, entropies)
+
+    def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
+        """See ``DraftLength``. The number of a prompt is in the low bits of its seed."""
+        at, cycle = rows.slots.seed[: rows.batch] % 2**40, rows.slots.work[: rows.batch, 0]
+        self.drafted[at, cycle] = draft.tokens.shape[1] if draft.lengths is None else draft.lengths
+        self.emitted[at, cycle] = accepted.lengths + 1
+        self.length.observe(rows, draft, out, accepted)
+
+
+def loaded() -> Policy:
+    """The built-in model with its block drafter and its choice of block sizes; one thread."""
+    torch.set_num_threads(1)
+    return load_policy(MODEL, needs=PARTS)
+
+
+def decode(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    decoding: DecodingConfig | int,
+    *,
+    temperature: float = 0.0,
+    draw: int = 0,
+    tokens: int = 160,
+    slots: int = 64,
+    drafter: type[BlockDrafter] | None = None,
+) -> Answers:
+    """Answers by a system, or with blocks of one size; ``draw``: other random numbers; ``drafter``: a broken one."""
+    system = system_of(decoding) if isinstance(decoding, int) else decoding
+    engine = TorchEngine(policy, system, slots=slots, max_length=512, measure=False)
+    assert isinstance(engine.decoder, DraftVerify)
+    engine.decoder.length = watched = Watched(engine.decoder.length, len(prompts), tokens)
+    if drafter is not None:
+        engine.decoder.drafter.__class__ = drafter
+    asked = requests(policy, prompts, temperature=temperature, draw=draw, tokens=tokens)
+    answers = generate(engine, asked)
+    return Answers(
+        tokens=np.array([len(a.token_ids) for a in answers]),
+        cycles=np.array([a.stats.cycles for a in answers]),
+        drafted=watched.drafted.numpy(),
+        emitted=watched.emitted.numpy(),
+        ids=tuple(tuple(a.token_ids.tolist()) for a in answers),
+    )
+
+
+def requests(
+    policy: Policy, prompts: Sequence[Prompt], *, temperature: float = 0.0, draw: int = 0, tokens: int = 160
+) -> list[Request]:
+    """A request a prompt."""
+    sampling = SamplingConfig(temperature=temperature, max_new_tokens=tokens)
+    return [
+        Request(id=i, token_ids=p.token_ids, params=params(policy, sampling, (draw << 40) + i))
+        for i, p in enumerate(prompts)
+    ]
+
+
+def once(name: str, settings: object, make: Callable[[], T]) -> T:
+    """What ``make`` gives, kept on disk for the same settings and the same parts: a stopped study goes on."""
+    parts = [hashlib.sha256(find_part(MODEL, part).read_bytes()).hexdigest() for part in PARTS]
+    key = hashlib.sha256(repr((settings, parts)).encode()).hexdigest()[:10]
+    path = FOLDER / "blockpilot" / f"{name}-{key}.pickle"
+    if not path.is_file():
+        began = time.process_time()
+        made = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pickle.dumps({"made": made, "seconds": time.process_time() - began}))
+    found: T = pickle.loads(path.read_bytes())["made"]
+    return found
+
+
+def spent() -> float:
+    """Processor seconds of all jobs that are kept."""
+    return float(sum(pickle.loads(p.read_bytes())["seconds"] for p in (FOLDER / "blockpilot").glob("*.pickle")))
