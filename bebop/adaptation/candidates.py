@@ -36,6 +36,7 @@ class Candidate:
     q: float
     entropy: float  # of the target, nats
     recovered: tuple[int, ...]  # [K] tokens that rejection sampling might put in its place, one a continuation
+    drawn: tuple[int, ...]  # [K] and those that the target itself draws there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +117,9 @@ def _of_row(
             if choice in policy.eos_token_ids or choice in found.get(place, {}):
                 continue
             own = torch.tensor(seeds_of(search.seed + search.again, number, place, search.rollouts), device=device)
-            draws = uniforms(own, torch.full_like(own, place - 1), 1)[:, 0]
-            instead = residual(p[at][j], q[j]).expand(len(own), -1)
+            # The engine's own numbers at this place: for a recovered token, and for one that no draft precedes.
+            draws = uniforms(own, torch.full_like(own, place - 1), 2)
+            instead, target = (x.expand(len(own), -1) for x in (residual(p[at][j], q[j]), p[at][j]))
             found.setdefault(place, {})[choice] = Candidate(
                 row=number,
                 place=place,
@@ -125,23 +127,25 @@ def _of_row(
                 p=float(at_p[j]),
                 q=float(at_q[j]),
                 entropy=float(doubt[at][j]),
-                recovered=tuple(sample(instead, draws).tolist()),
+                recovered=tuple(sample(instead, draws[:, 0]).tolist()),
+                drawn=tuple(sample(target, draws[:, 1]).tolist()),
             )
     order = sorted(found, key=lambda place: float(numbers[place - first, -1]))[: search.places]
     return [candidate for place in sorted(order) for candidate in found[place].values()]
 
 
 @torch.no_grad()
-def layer_states(policy: Policy, texts: Sequence[tuple[int, ...]], layer: int, batch: int = 64) -> Tensor:
-    """States [n, 2, d] after a layer at the last two tokens of each text: predicting its candidate, and at it."""
+def layer_states(policy: Policy, texts: Sequence[tuple[int, ...]], layers: Sequence[int], batch: int = 64) -> Tensor:
+    """States [n, layers, 2, d] after layers at the last two tokens of a text: predicting its candidate, and at it."""
     states: list[Tensor] = [torch.zeros(0)] * len(texts)
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-    with tapped(policy.backbone.get_decoder().layers, (layer,)) as kept:
+    with tapped(policy.backbone.get_decoder().layers, tuple(layers)) as kept:
         for start in range(0, len(order), batch):
             part = order[start : start + batch]
             width = max(len(texts[i]) for i in part)
             ids = torch.tensor([[*texts[i], *[0] * (width - len(texts[i]))] for i in part], device=policy.device)
             policy.hidden(ids, torch.arange(width, device=ids.device).expand_as(ids), CausalContext())
             for j, i in enumerate(part):
-                states[i] = kept[layer][j, len(texts[i]) - 2 : len(texts[i])].float().cpu()
+                last = slice(len(texts[i]) - 2, len(texts[i]))
+                states[i] = torch.stack([kept[layer][j, last].float().cpu() for layer in layers])
     return torch.stack(states)

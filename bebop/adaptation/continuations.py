@@ -35,7 +35,8 @@ class Continuations:
     """Continues answers by plain decoding, so that a random number belongs to a place in the text and to nothing else.
 
     The k-th continuations of a prefix, of a candidate after it and of a token in its stead then draw the same numbers
-    at the same places, and the prefix is continued once for all its candidates.
+    at the same places, and the prefix is continued once for all its candidates. Those that begin with the same token
+    are one, and run once: what replaces a candidate is mostly what the target draws.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Continuations:
             row, at = place[0].row, place[0].place
             prefix = rows[row].token_ids[:at]
             seeds = seeds_of(self.seed, row, at, self.rollouts)
-            wanted += [(row, prefix, s) for s in seeds]
+            wanted += [(row, (*prefix, token), s) for token, s in zip(place[0].drawn, seeds, strict=True)]
             for one in place:
                 wanted += [(row, (*prefix, one.token), s) for s in seeds]
                 wanted += [(row, (*prefix, token), s) for token, s in zip(one.recovered, seeds, strict=True)]
@@ -102,11 +103,11 @@ class Continuations:
     def _finish(
         self, prompts: Sequence[Prompt], rows: Sequence[TokenRow], wanted: Sequence[tuple[int, tuple[int, ...], int]]
     ) -> list[Ending]:
-        """The answers that texts become. Equal ones come one after another, so that the engine reads them once."""
+        """The answers that texts become. Equal texts come one after another, so that the engine reads them once."""
         stops, most = self.policy.eos_token_ids, self.data.sampling.max_new_tokens
+        distinct = sorted(set(wanted))
         texts: dict[int, tuple[int, ...]] = {}
-        for i in sorted(range(len(wanted)), key=lambda i: wanted[i][:2]):
-            row, text, seed = wanted[i]
+        for i, (row, text, seed) in enumerate(distinct):
             room = most - (len(text) - len(rows[row].prompt))
             texts[i] = text
             if room > 0 and text[-1] not in stops:
@@ -116,11 +117,11 @@ class Continuations:
         while self.engine.unfinished:
             for ended in self.engine.step():
                 texts[ended.id] += tuple(ended.completion.token_ids.tolist())
-        endings = []
-        for i, (row, _, _) in enumerate(wanted):
-            answer = self._text(rows[row], texts[i])
-            endings.append(Ending(text=answer, success=self.reward(answer, prompts[row]) >= self.success))
-        return endings
+        endings: dict[tuple[int, tuple[int, ...], int], Ending] = {}
+        for i, one in enumerate(distinct):
+            answer = self._text(rows[one[0]], texts[i])
+            endings[one] = Ending(text=answer, success=self.reward(answer, prompts[one[0]]) >= self.success)
+        return [endings[one] for one in wanted]
 
     def _text(self, row: TokenRow, ids: Sequence[int]) -> str:
         """What a reward sees of a text."""

@@ -168,7 +168,7 @@ class PivotAdaptation(PartJob):
         judged = np.array([row.judged for row in labelled], dtype=bool)
         labels = pivots(loss_of_value(labelled, self.options.definition), self.options.tol, judged)
         return Examples(
-            hidden=layer_states(self.policy, texts, self.layer)[:, place],
+            hidden=layer_states(self.policy, texts, (self.layer,))[:, 0, place],
             p=torch.tensor([row.p for row in labelled]),
             entropy=torch.tensor([row.entropy for row in labelled]),
             pivots=torch.from_numpy(labels).long(),

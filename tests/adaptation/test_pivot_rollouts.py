@@ -13,10 +13,12 @@ from bebop.adaptation.corpus import params
 from bebop.config import DecodingConfig, SamplingConfig
 from bebop.config_adapt import DataConfig
 from bebop.model.backbone import Policy
+from bebop.model.pivot import PivotNetwork
 from bebop.rollout.engine import Request
-from bebop.rollout.torch_engine import TorchEngine
+from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.pivot_labels import Definition, Rollouts, auc, loss_of_value, successes
+from bebop.trainer.pivot import Examples, PivotTrainer, scores
+from bebop.trainer.pivot_labels import Definition, Rollouts, auc, loss_of_value, split_of, successes
 from bebop.trajectory import Prompt
 from tests.builders import tiny_policy
 
@@ -32,14 +34,14 @@ def reward(text: str, prompt: Prompt) -> float:
     return float("k" not in text)
 
 
-def answers(policy: Policy) -> list[TokenRow]:
+def answers(policy: Policy, prompts: Sequence[Prompt] = PROMPTS) -> list[TokenRow]:
     engine = TorchEngine(policy, DecodingConfig(draft_tokens=2), slots=64, max_length=32)
-    for i, prompt in enumerate(PROMPTS):
+    for i, prompt in enumerate(prompts):
         engine.add(Request(id=i, token_ids=prompt.token_ids, params=params(policy, DATA.sampling, i)))
     done = {}
     while engine.unfinished:
         done |= {f.id: tuple(f.completion.token_ids.tolist()) for f in engine.step()}
-    return [TokenRow(prompt=prompt.token_ids, answer=done[i]) for i, prompt in enumerate(PROMPTS)]
+    return [TokenRow(prompt=prompt.token_ids, answer=done[i]) for i, prompt in enumerate(prompts)]
 
 
 def search(rollouts: int = 4, **fields: float) -> Search:
@@ -47,9 +49,15 @@ def search(rollouts: int = 4, **fields: float) -> Search:
     return Search(sampling=DATA.sampling, rollouts=rollouts, **settings)  # type: ignore[arg-type]
 
 
-def continued(policy: Policy, rows: Sequence[TokenRow], found: Sequence[Candidate], rollouts: int) -> list[Rollouts]:
+def continued(
+    policy: Policy,
+    rows: Sequence[TokenRow],
+    found: Sequence[Candidate],
+    rollouts: int,
+    prompts: Sequence[Prompt] = PROMPTS,
+) -> list[Rollouts]:
     one = Continuations(policy, DATA, reward, seed=5, rollouts=rollouts, success=1.0, judge=False)
-    parts = one.run(PROMPTS, rows, found, tqdm(disable=True))
+    parts = one.run(prompts, rows, found, tqdm(disable=True))
     return [row for part in parts for row in part]
 
 
@@ -93,11 +101,21 @@ def _probs(policy: Policy, ids: torch.Tensor) -> torch.Tensor:
 
 def test_states_are_those_before_and_at_the_candidate(policy: Policy, rows: list[TokenRow]) -> None:
     texts = [row.token_ids for row in rows[:9]]
-    states = layer_states(policy, texts, 0, batch=4)
-    alone = torch.cat([layer_states(policy, [text], 0) for text in texts])
-    assert states.shape == (9, 2, 32) and torch.allclose(states, alone, atol=1e-5)
-    shorter = layer_states(policy, [text[:-1] for text in texts], 0)
+    both = layer_states(policy, texts, (1, 0), batch=4)
+    states, single = both[:, 1], torch.cat([layer_states(policy, [text], (0,)) for text in texts])[:, 0]
+    assert both.shape == (9, 2, 2, 32) and torch.allclose(states, single, atol=1e-5)
+    assert not torch.allclose(both[:, 0], states)
+    shorter = layer_states(policy, [text[:-1] for text in texts], (0,))[:, 0]
     assert torch.allclose(shorter[:, 1], states[:, 0], atol=1e-5) and not torch.allclose(states[:, 0], states[:, 1])
+
+
+def alone(policy: Policy, prefix: tuple[int, ...], seeds: Sequence[int]) -> tuple[int, ...]:
+    """The token that plain decoding draws after a prefix, for each seed."""
+    plain = DecodingConfig(system="autoregressive", draft_tokens=0)
+    engine = TorchEngine(policy, plain, slots=4, max_length=32)
+    sampling = SamplingConfig(max_new_tokens=5, temperature=2.0)
+    asked = [Request(id=i, token_ids=prefix, params=params(policy, sampling, s)) for i, s in enumerate(seeds)]
+    return tuple(int(one.token_ids[0]) for one in generate(engine, asked))
 
 
 def test_continuations_share_their_numbers_and_their_prefix(policy: Policy, rows: list[TokenRow]) -> None:
@@ -105,23 +123,33 @@ def test_continuations_share_their_numbers_and_their_prefix(policy: Policy, rows
     one = Continuations(policy, DATA, reward, seed=5, rollouts=3, success=1.0, judge=False)
     prefix = rows[0].token_ids[:4]
     seeds = seeds_of(5, 0, 4, 3)
-    engine = TorchEngine(policy, DecodingConfig(system="autoregressive", draft_tokens=0), slots=4, max_length=32)
-    for i, seed in enumerate(seeds):
-        sampling = params(policy, SamplingConfig(max_new_tokens=5, temperature=2.0), seed)
-        engine.add(Request(id=i, token_ids=prefix, params=sampling))
-    drawn = {}
-    while engine.unfinished:
-        drawn |= {f.id: tuple(f.completion.token_ids.tolist()) for f in engine.step()}
-    wanted = [(0, prefix, s) for s in seeds] + [(0, (*prefix, drawn[i][0]), s) for i, s in enumerate(seeds)]
+    drawn = alone(policy, prefix, seeds)
+    wanted = [(0, prefix, s) for s in seeds] + [(0, (*prefix, token), s) for token, s in zip(drawn, seeds, strict=True)]
     endings = one._finish(PROMPTS, rows, wanted)
     assert endings[:3] == endings[3:] and len({e.text for e in endings}) > 1
     found = find_candidates(policy, rows, search())
+    assert all(
+        alone(policy, rows[c.row].token_ids[: c.place], seeds_of(5, c.row, c.place, 4)) == c.drawn for c in found[:20]
+    )
+    assert any(c.drawn != c.recovered for c in found[:20])
     labelled = continued(policy, rows, found, 4)
     assert [(r.prompt, len(r.prefix), r.token) for r in labelled] == [(c.row, c.place, c.token) for c in found]
     by_place: dict[tuple[int, int], set[str]] = {}
     for r in labelled:
         by_place.setdefault((r.prompt, len(r.prefix)), set()).add(r.reference)
     assert all(len(references) == 1 for references in by_place.values())
+
+
+def test_what_begins_alike_runs_once(policy: Policy, rows: list[TokenRow]) -> None:
+    """Each distinct text and seed is continued once, and all who want it get it."""
+    one = Continuations(policy, DATA, reward, seed=5, rollouts=3, success=1.0, judge=False)
+    asked: list[Request] = []
+    add = one.engine.add
+    one.engine.add = lambda request: (asked.append(request), add(request))[1]  # type: ignore[method-assign]
+    prefix = rows[0].token_ids[:4]
+    wanted = [(0, (*prefix, token), seed) for token in (5, 7, 5) for seed in (1, 2)]
+    endings = one._finish(PROMPTS, rows, wanted)
+    assert len(asked) == 4 and endings[:2] == endings[4:] and endings[:2] != endings[2:4]
 
 
 def test_labels_recover_planted_pivots(policy: Policy, rows: list[TokenRow]) -> None:
@@ -138,6 +166,37 @@ def test_labels_recover_planted_pivots(policy: Policy, rows: list[TokenRow]) -> 
         assert found_at[64] > 0.95 > found_at[1] and found_at[1] < found_at[4] <= found_at[64], found_at
     shuffled = np.random.default_rng(0).permutation(planted)
     assert auc(loss_of_value(labelled, "paper"), shuffled) < 0.7, "the test can fail"
+
+
+def test_a_classifier_of_these_labels_finds_planted_pivots_on_other_prompts(policy: Policy) -> None:
+    """The whole path: answers, rejected drafts, continuations, labels, states, training; held out by prompt."""
+    prompts = [Prompt(index=i, task="", text="", token_ids=(i % 11, 3, i // 11), item={}) for i in range(121)]
+    rows = answers(policy, prompts)
+    found = [c for c in find_candidates(policy, rows, search(16)) if POISON not in rows[c.row].token_ids[3 : c.place]]
+    labelled = continued(policy, rows, found, 16, prompts)
+    states = layer_states(policy, [(*row.prefix, row.token) for row in labelled], (0,))[:, 0]
+    labels = loss_of_value(labelled, "residual") > 0.3
+    planted = np.array([row.token == POISON for row in labelled])
+    split = np.array([split_of(row.prompt, 0) for row in labelled])
+    areas = {}
+    for position, place in (("pred", 0), ("cand", 1)):
+        examples = Examples(
+            hidden=states[:, place],
+            p=torch.tensor([row.p for row in labelled]),
+            entropy=torch.tensor([row.entropy for row in labelled]),
+            pivots=torch.from_numpy(labels).long(),
+        )
+        torch.manual_seed(0)
+        network = PivotNetwork(size=32, layer=0, inner=16, middle=16, features="hidden")
+        train, validation = (examples.of(split == name) for name in ("train", "validation"))
+        trainer = PivotTrainer(network, train, validation, lr=3e-3, weight_decay=1e-2, seed=0)
+        for _ in range(200):
+            trainer.update(64)
+        trainer.evaluate()
+        test = split == "test"
+        areas[position] = auc(scores(trainer.network, examples.of(test)), planted[test])
+    assert areas["cand"] > 0.9, areas
+    assert areas["pred"] < 0.8, "the state that predicts a candidate does not say which one it is: the test can fail"
 
 
 def test_a_judge_looks_at_the_success_of_median_length() -> None:

@@ -95,6 +95,13 @@ FAULTS = (
         "trainer/test_pivot_labels.py::test_both_definitions_by_hand",
     ),
     fault(
+        "pivot/drawn-by-other-numbers",
+        "bebop/adaptation/candidates.py",
+        "sample(target, draws[:, 1])",
+        "sample(target, draws[:, 0])",
+        "adaptation/test_pivot_rollouts.py::test_continuations_share_their_numbers_and_their_prefix",
+    ),
+    fault(
         "pivot/candidates-that-pass",
         "bebop/adaptation/candidates.py",
         "~(numbers[at, 2 * depth - 1] * at_q < at_p)",
