@@ -182,6 +182,12 @@ METRICS: tuple[MetricRow, ...] = (
         "share",
         "system",
     ),
+    MetricRow(
+        "rollout/block_size/K",
+        "`blockpilot`: mean size of the blocks that reached position K, the newest token included",
+        "tokens",
+        "system",
+    ),
     MetricRow("eval/accept_length", "accept length of sampled drafts", "tokens", "adapt"),
     MetricRow("eval/accept_length_greedy", "accept length of greedy drafts", "tokens", "adapt"),
     MetricRow("eval/overlap/K", "mean Σ min(p, q) at position K", "share", "adapt"),
