@@ -1,10 +1,10 @@
-"""From the results of all studies to one page: each claim of the paper with its verdict and all findings behind it."""
+"""From the results of all studies to one page: each claim of a paper with its verdict and all findings behind it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from bebop.bench.record import table
+from recipes.reproduce.claims import PAPERS, Claim
 from recipes.reproduce.pages import Verdicts, sentence, verdicts
 from recipes.reproduce.record import Content, judged
 from recipes.reproduce.verdicts import Finding, overall
@@ -12,46 +12,9 @@ from recipes.reproduce.verdicts import Finding, overall
 UNTESTED = "not tested"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A claim of the paper, as SPEC 1.1 puts it."""
-
-    name: str
-    text: str
-    beyond_reach: tuple[str, ...] = ()  # parts that no recipe can test, and why
-
-
-CLAIMS = (
-    Claim(
-        name="C1",
-        text="Acceptance falls linearly with policy entropy, for greedy drafts and for sampled drafts of "
-        "a head trained by cross-entropy.",
-    ),
-    Claim(name="C2", text="Rejection sampling (sampled drafts) beats target-only verification (greedy drafts)."),
-    Claim(
-        name="C3",
-        text="Training the head on total variation, end to end over several steps, raises acceptance under rejection "
-        "sampling and removes most of its dependence on entropy.",
-    ),
-    Claim(
-        name="C4",
-        text="Drift of the policy's weights contributes almost nothing, so one adaptation before RL is enough.",
-    ),
-    Claim(
-        name="C5",
-        text="End-to-end asynchronous RL up to 1.8 times as fast (rollouts 2.4 times), about 10 % relative gain "
-        "in acceptance, up to 25 % more throughput.",
-        beyond_reach=(
-            "The sizes 1.8 (end-to-end RL) and 2.4 (rollouts) are those of large models on GPUs, where a pass over a "
-            "few tokens costs hardly more than a pass over one.",
-        ),
-    ),
-)
-OTHERS = {"Fig 14b": "Further findings of the paper", "beyond": "Beyond the paper"}
-
 INTRODUCTION = """# Results
 
-What the recipes found about the claims of the paper, on the built-in model (12 layers, vocabulary 512), and what it
+What the recipes found about the claims of the papers, on the built-in model (12 layers, vocabulary 512), and what it
 takes to find it again:
 
     make reproduce                                  # everything, one recipe after another, then this page
@@ -92,22 +55,24 @@ def page(contents: Mapping[str, Content | None]) -> str:
     if missing:
         commands = ", ".join(f"`python -m recipes.reproduce.{name}`" for name in missing)
         lines.append(f"**Results are missing** of {commands}: what they say about a claim is not in its verdict yet.\n")
-    lines += ["## Claims of the paper", "", table([_summary(claim, contents, decided) for claim in CLAIMS])]
-    for claim in CLAIMS:
-        lines += [f"### {claim.name}: {_verdict(claim, contents, decided)}", "", claim.text, ""]
-        lines += [_line(*one, contents, decided) for one in of(claim.name, contents)]
-        lines += [f"- **{UNTESTED}**: {part}" for part in claim.beyond_reach]
-        lines.append("")
-    for name, title in OTHERS.items():
-        lines += [f"## {title}", "", *(_line(*one, contents, decided) for one in of(name, contents)), ""]
+    for paper in PAPERS:
+        lines += [f"## {paper.title}", "", table([_summary(claim, contents, decided) for claim in paper.claims])]
+        for claim in paper.claims:
+            lines += [f"### {claim.name}: {_verdict(claim, contents, decided)}", "", claim.text, ""]
+            lines += [_line(*one, contents, decided) for one in of(claim.name, contents)]
+            lines += [f"- **{UNTESTED}**: {part}" for part in claim.beyond_reach]
+            lines.append("")
+        for name, title in paper.others.items():
+            if found := of(name, contents):
+                lines += [f"### {title}", "", *(_line(*one, contents, decided) for one in found), ""]
     lines += ["## Runs", "", table([_run(name, content) for name, content in contents.items()])]
     lines += _gaps(contents)
     return "\n".join(lines)
 
 
 def of(claim: str, contents: Mapping[str, Content | None]) -> list[tuple[str, int, Finding]]:
-    """All findings about a claim: recipe, place, finding; what fits no heading counts as beyond the paper."""
-    known = {*OTHERS, *(c.name for c in CLAIMS)}
+    """All findings about a claim: recipe, place, finding; what fits no heading counts as beyond the papers."""
+    known = {name for paper in PAPERS for name in (*paper.others, *(claim.name for claim in paper.claims))}
     return [
         (recipe, place, f)
         for recipe, content in contents.items()

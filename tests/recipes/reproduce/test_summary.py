@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from recipes.reproduce.__main__ import RECIPES, run
-from recipes.reproduce.summary import CLAIMS, UNTESTED, page
+from recipes.reproduce.claims import PAPERS
+from recipes.reproduce.summary import UNTESTED, page
 from recipes.reproduce.verdicts import Finding, overall
 
 TABLE = [
@@ -74,7 +75,7 @@ def test_the_page_has_every_finding_under_its_claim() -> None:
         assert evidence in text
     assert text.index("Loss 0.1.") < text.index("## Beyond the paper") < text.index("Inside.") < text.index("Odd.")
     assert "| 1.5 |" in text and "abc1234 (dirty)" in text and "missing" not in text and "Re-judged" not in text
-    assert all(claim.text in text for claim in CLAIMS)
+    assert all(claim.text in text for paper in PAPERS for claim in paper.claims)
 
 
 def test_the_correction_goes_over_all_studies_of_a_claim() -> None:

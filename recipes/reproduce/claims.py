@@ -1,0 +1,95 @@
+"""The papers whose claims the recipes test, and the headings of ``RESULTS.md``: one more claim is a row."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A claim of a paper; ``name`` is what ``Rule.claim`` calls it."""
+
+    name: str
+    text: str
+    beyond_reach: tuple[str, ...] = ()  # parts that no recipe can test, and why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper:
+    """A system of the mission and what its paper says of it."""
+
+    title: str
+    claims: tuple[Claim, ...]
+    others: Mapping[str, str]  # further names of rules -> their headings
+
+
+PAPERS = (
+    Paper(
+        title="Bebop",
+        claims=(
+            Claim(
+                name="C1",
+                text="Acceptance falls linearly with policy entropy, for greedy drafts and for sampled drafts of "
+                "a head trained by cross-entropy.",
+            ),
+            Claim(
+                name="C2",
+                text="Rejection sampling (sampled drafts) beats target-only verification (greedy drafts).",
+            ),
+            Claim(
+                name="C3",
+                text="Training the head on total variation, end to end over several steps, raises acceptance under "
+                "rejection sampling and removes most of its dependence on entropy.",
+            ),
+            Claim(
+                name="C4",
+                text="Drift of the policy's weights contributes almost nothing, so one adaptation before RL is enough.",
+            ),
+            Claim(
+                name="C5",
+                text="End-to-end asynchronous RL up to 1.8 times as fast (rollouts 2.4 times), about 10 % relative "
+                "gain in acceptance, up to 25 % more throughput.",
+                beyond_reach=(
+                    "The sizes 1.8 (end-to-end RL) and 2.4 (rollouts) are those of large models on GPUs, where a pass "
+                    "over a few tokens costs hardly more than a pass over one.",
+                ),
+            ),
+        ),
+        others={"Fig 14b": "Further findings of the paper", "beyond": "Beyond the paper"},
+    ),
+    Paper(
+        title="PAD",
+        claims=(
+            Claim(name="PAD 1", text="A classifier on the target's hidden state tells pivot tokens from others."),
+            Claim(
+                name="PAD 2",
+                text="Keeping the rejected drafts that it finds harmless raises acceptance while accuracy is kept.",
+                beyond_reach=(
+                    "The size 2.5 of the speedup is that of an 8B target and a .6B draft model on a GPU; here a pass "
+                    "over a few tokens costs more than a pass over one.",
+                ),
+            ),
+            Claim(name="PAD 3", text="It matters which rejected drafts are kept, not only how many."),
+            Claim(
+                name="PAD 4",
+                text="Log-probs of the distribution that was really emitted make PAD usable in RL (ours).",
+            ),
+        ),
+        others={"beyond PAD": "Beyond the paper on PAD"},
+    ),
+    Paper(
+        title="BlockPilot",
+        claims=(
+            Claim(name="BlockPilot 1", text="Drafts of whole blocks in one pass speed up decoding."),
+            Claim(
+                name="BlockPilot 2",
+                text="The best block size differs from prompt to prompt, so that choosing it is worth having.",
+            ),
+            Claim(
+                name="BlockPilot 3",
+                text="The best size can be predicted from the logits at the end of the prompt.",
+            ),
+            Claim(name="BlockPilot 4", text="The prediction costs nothing to speak of."),
+        ),
+        others={"beyond BlockPilot": "Beyond the paper on BlockPilot"},
+    ),
+)
