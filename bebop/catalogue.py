@@ -19,6 +19,9 @@ TITLES: dict[Part, str] = {
 }
 
 
+INEXACT = "answers of an inexact system that says what it drew from"
+
+
 @dataclass(frozen=True, slots=True)
 class MetricRow:
     """One metric, or one for each draft position."""
@@ -128,6 +131,19 @@ METRICS: tuple[MetricRow, ...] = (
     ),
     MetricRow("train/clip_frac", "share of tokens whose objective is clipped", "share"),
     MetricRow("train/tis_mean", "mean weight of truncated importance sampling"),
+    MetricRow(
+        "train/tis_ess",
+        "effective sample size of these weights over the tokens: 1 if they are equal",
+        "share",
+        rare=INEXACT,
+    ),
+    MetricRow("train/tis_capped", "share of tokens whose weight `algorithm.tis_cap` cuts", "share", rare=INEXACT),
+    MetricRow(
+        "train/tis_ess_answers",
+        "effective sample size of the weights of whole answers, without the cap, over the answers",
+        "share",
+        rare=INEXACT,
+    ),
     MetricRow("train/kl", "KL to the initial policy", "nats", rare="algorithm.kl_coefficient above 0"),
     MetricRow("samples/trained", "answers trained on so far", "answers"),
     MetricRow("samples/prompts", "prompts trained on so far", "prompts"),
@@ -164,6 +180,12 @@ METRICS: tuple[MetricRow, ...] = (
         "rollout/bias/K",
         "`pad`: mean R_N, the distance (total variation) of the emitted distribution from the target's",
         "share",
+        "system",
+    ),
+    MetricRow(
+        "rollout/block_size/K",
+        "`blockpilot`: mean size of the blocks that reached position K, the newest token included",
+        "tokens",
         "system",
     ),
     MetricRow("eval/accept_length", "accept length of sampled drafts", "tokens", "adapt"),

@@ -144,6 +144,9 @@ class AlgorithmConfig:
     clip_high: float = setting(0.28, "how far it may rise above 1", above(0, finite=False))
     kl_coefficient: float = setting(0.0, "of KL to the initial policy; 0 keeps no reference model", NOT_NEGATIVE)
     entropy_coefficient: float = setting(0.0, "positive explores", Limit(math.isfinite, "give a finite number"))
+    tis_level: Literal["token", "sequence"] = setting(
+        "token", "importance weights of single tokens, or of whole answers"
+    )
     tis_cap: float = setting(2.0, "cap on truncated importance weights", at_least(1, finite=False))
     minibatches: int = setting(1, "optimizer steps per batch; divides trainer.groups_per_step", POSITIVE)
     rescore: bool = setting(False, "rollout log-probs from the trainer: for inexact systems, truncated distributions")

@@ -63,6 +63,36 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleSize:
+    """How many samples of equal weight weighted ones are worth, as a share: (Σw)² / (n Σw²) (Kish 1965). NaN for none.
+
+    >>> (SampleSize.of([1.0, 1.0]) + SampleSize.of([2.0, 0.0])).value
+    0.6666666666666666
+    """
+
+    total: float  # sum of weights
+    squares: float  # sum of their squares
+    count: float
+
+    @classmethod
+    def of(cls, weights: ArrayLike) -> "SampleSize":
+        """That of weights of any shape."""
+        array = _numbers(weights)
+        return cls(float(array.sum()), float((array**2).sum()), float(array.size))
+
+    def __add__(self, other: "SampleSize") -> "SampleSize":
+        """That of both, as if computed on the union."""
+        if not isinstance(other, SampleSize):
+            return NotImplemented
+        return SampleSize(self.total + other.total, self.squares + other.squares, self.count + other.count)
+
+    @property
+    def value(self) -> float:
+        """A share from 0 to 1."""
+        return self.total**2 / (self.count * self.squares) if self.squares else math.nan
+
+
+@dataclass(frozen=True, slots=True)
 class Max:
     """A maximum. NaN wins on either side, which Python's ``max`` does not do."""
 
@@ -121,7 +151,7 @@ class Histogram:
         return self.total / count if count else math.nan
 
 
-Metric = Mean | Sum | Max | Min | Histogram
+Metric = Mean | Sum | SampleSize | Max | Min | Histogram
 Metrics = dict[str, Metric]
 
 

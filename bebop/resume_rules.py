@@ -59,7 +59,7 @@ JOB: Mapping[str, str | None] = {
             f"algorithm.{name}"
             for name in (
                 "advantage", "policy_loss", "aggregation", "clip_low", "clip_high", "kl_coefficient",
-                "entropy_coefficient", "tis_cap", "minibatches", "rescore",
+                "entropy_coefficient", "tis_level", "tis_cap", "minibatches", "rescore",
             )
         ),
         _ALGORITHM,

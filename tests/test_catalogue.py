@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bebop.catalogue import METRICS, TITLES, MetricRow, document, names
+from bebop.catalogue import INEXACT, METRICS, TITLES, MetricRow, document, names
 from tests.monitor.test_watch_job import Job
 from tests.mutants.fault import ROOT
 
@@ -43,11 +43,15 @@ def test_a_job_logs_what_is_listed_and_nothing_else(tmp_path: Path) -> None:
     more = ("cotrain=always", "algorithm.kl_coefficient=0.01", "monitor.probe_every=2", "monitor.probe_answers=4")
     rows = Job(tmp_path, 7, *small, *more).run()
     logged = {name for row in rows for name in row} | {"step"}  # which the sinks add
-    # It keeps no old keys and values, and its steps are too few for a slope of their own (tests/monitor/test_drift.py).
+    # It keeps no old keys and values, decodes exactly, and its steps are too few for a slope of their own
+    # (tests/monitor/test_drift.py).
     listed = tuple(
         r
         for r in METRICS
-        if r.part not in ("adapt", "system") and "kept" not in r.name and r.name != "drift/slope/early"
+        if r.part not in ("adapt", "system")
+        and "kept" not in r.name
+        and r.rare != INEXACT
+        and r.name != "drift/slope/early"
     )
     assert differences(logged, listed) == (set(), set())
     one = logged - {"reward/mean"} | {"reward/median"}
@@ -55,9 +59,9 @@ def test_a_job_logs_what_is_listed_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_the_rest_is_written_where_the_code_says_so() -> None:
-    """What an adaptation evaluates, and what keys and values of older weights do."""
+    """What an adaptation evaluates, what keys and values of older weights do, and the weights of inexact answers."""
     sources = (ROOT / ADAPTED).read_text() + (ROOT / "trainer/losses.py").read_text()
-    rest = [row.name for row in METRICS if row.part == "adapt" or "kept" in row.name]
+    rest = [row.name for row in METRICS if row.part == "adapt" or "kept" in row.name or row.rare == INEXACT]
     assert [name for name in rest if f'"{name.removesuffix("K")}' not in sources] == []
     evaluated = {re.sub(r"{[^}]*}", "K", name) for name in re.findall(r'"(eval/[^"]+)"', (ROOT / ADAPTED).read_text())}
     assert evaluated == names("adapt", position="K")

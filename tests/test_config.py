@@ -34,7 +34,7 @@ BAD: list[tuple[str, Any]] = [
     ("algorithm.policy_loss", "ppo"),
     ("algorithm.clip_low", 1.1), ("algorithm.clip_high", 0.0), ("algorithm.kl_coefficient", -1.0),
     ("algorithm.entropy_coefficient", NAN), ("algorithm.tis_cap", 0.5), ("algorithm.minibatches", 0),
-    ("algorithm.minibatches", 3),
+    ("algorithm.minibatches", 3), ("algorithm.tis_level", "answer"),
     ("trainer.ranks", 0), ("trainer.threads", 0), ("trainer.steps", 0), ("trainer.groups_per_step", 0),
     ("trainer.group_size", 1), ("trainer.lr", -1e-4), ("trainer.lr", NAN), ("trainer.lr", INF),
     ("trainer.lr_warmup_steps", -1), ("trainer.lr_schedule", "step"), ("trainer.betas", [0.9, 1.0]),

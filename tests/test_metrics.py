@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bebop.errors import UserError
-from bebop.metrics import Histogram, Max, Mean, Metrics, Min, Sum, merge, values
+from bebop.metrics import Histogram, Max, Mean, Metrics, Min, SampleSize, Sum, merge, values
 from bebop.sinks import JsonlSink, ProgressLine, TensorBoardSink, WandbSink, read_jsonl
 
 numbers = st.lists(st.integers(-50, 50), min_size=1, max_size=12)
@@ -23,6 +23,7 @@ def all_kinds(data: list[int]) -> Metrics:
     return {
         "mean": Mean.of(data),
         "sum": Sum(float(sum(data))),
+        "sample size": SampleSize.of(data),
         "max": Max(max(data)),
         "min": Min(min(data)),
         "exact": Histogram.of(data),
@@ -48,6 +49,13 @@ def test_weighted_mean_by_hand() -> None:
     assert math.isnan(Mean.of([]).value)
 
 
+def test_effective_sample_size_by_hand() -> None:
+    assert SampleSize.of([2.0] * 7).value == 1.0
+    assert SampleSize.of([1.0, 0.0, 0.0, 0.0]).value == 0.25
+    assert (SampleSize.of([3.0]) + SampleSize.of([1.0])).value == pytest.approx(16 / 20)  # each alone would be 1
+    assert math.isnan(SampleSize.of([]).value)
+
+
 def test_a_mean_of_means_is_refused() -> None:
     with pytest.raises(TypeError, match="never averaged"):
         Mean.of([Mean.of([1.0]), Mean.of([2.0])])  # type: ignore[list-item]
@@ -57,7 +65,7 @@ def test_a_mean_of_means_is_refused() -> None:
         merge({"reward/mean": Mean.of([1.0])}, values({"reward/mean": Mean.of([2.0])}))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("other", [Sum(1.0), Max(1.0), Min(1.0), Histogram.of([1])])
+@pytest.mark.parametrize("other", [Sum(1.0), SampleSize.of([1]), Max(1.0), Min(1.0), Histogram.of([1])])
 def test_kinds_do_not_mix(other: Sum | Max | Min | Histogram) -> None:
     with pytest.raises(TypeError, match=f"x cannot merge Mean with {type(other).__name__}"):
         merge({"x": Mean.of([1.0])}, {"x": other})

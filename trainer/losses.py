@@ -3,7 +3,7 @@
 Three log-probs of a token: *rollout* (the engine, when it produced the token), *proximal* (the trainer at the start
 of the update) and the current one. The trust region is around proximal, the ratio pi / pi_prox; what the rollout
 distribution differs from it is corrected by a constant weight, min(pi_prox / pi_rollout, cap) (decoupled PPO, Hilton
-et al. 2021).
+et al. 2021), of each token by itself or of the whole answer.
 
 Averages are taken over the whole minibatch, not over micro-batches: the weight of each token is fixed beforehand from
 the global counts, and a micro-batch contributes its weighted *sum*. Sums over micro-batches and ranks then give exactly
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.config import AlgorithmConfig
-from bebop.metrics import Max, Mean, Metrics, Sum
+from bebop.metrics import Max, Mean, Metrics, SampleSize, Sum
 from bebop.trainer.packing import PackedRows
 
 Lengths = NDArray[np.int64]
@@ -106,6 +106,21 @@ POLICY_LOSSES: dict[str, Callable[[AnswerTokens], tuple[Tensor, Tensor]]] = {
 }
 
 
+def of_tokens(log_ratio: Tensor, answers: Tensor) -> Tensor:
+    """Each token by itself: little variance, and blind to what sampling otherwise did to the rest of the answer."""
+    return log_ratio
+
+
+def of_answers(log_ratio: Tensor, answers: Tensor) -> Tensor:
+    """All tokens of an answer together: without bias but for the cap, with a variance that grows with its length."""
+    per_answer = torch.segment_reduce(log_ratio, "sum", lengths=answers)
+    return per_answer.clamp(-20, 20).repeat_interleave(answers)
+
+
+# log pi_prox / pi_rollout [A] and the tokens of each answer [R] -> log of each token's importance weight [A].
+TIS_LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"token": of_tokens, "sequence": of_answers}
+
+
 def policy_loss(
     config: AlgorithmConfig,
     *,
@@ -132,7 +147,8 @@ def policy_loss(
         clip_high=config.clip_high,
     )
     gain, clipped = POLICY_LOSSES[config.policy_loss](tokens)
-    tis = (proximal - rollout_logprobs).exp().clamp(max=config.tis_cap).detach()
+    log_weight = TIS_LEVELS[config.tis_level](proximal - rollout_logprobs, answers)
+    tis = log_weight.exp().clamp(max=config.tis_cap).detach()
     loss = -tis * gain
     metrics: Metrics = {
         "train/clip_frac": mean(clipped),
@@ -166,6 +182,22 @@ def ratio_metrics(proximal: Tensor, rollout_logprobs: Tensor) -> Metrics:
     """
     difference = proximal - rollout_logprobs
     return {"train/ratio_mean": mean(difference.exp()), "rollout/logprob_diff": mean(difference.abs())}
+
+
+def weight_metrics(config: AlgorithmConfig, proximal: Tensor, rollout_logprobs: Tensor, answers: Tensor) -> Metrics:
+    """What importance weights cost in samples, and how many the cap cuts; arguments as of ``policy_loss``.
+
+    ``train/tis_ess_answers`` is of whole answers without a cap, whatever ``tis_level`` says: what an estimate without
+    bias would have to live on.
+    """
+    log_ratio = (proximal - rollout_logprobs).double()
+    weight = TIS_LEVELS[config.tis_level](log_ratio, answers).exp()
+    whole = torch.segment_reduce(log_ratio, "sum", lengths=answers).clamp(-20, 20).exp()
+    return {
+        "train/tis_ess": SampleSize.of(weight.clamp(max=config.tis_cap).cpu().numpy()),
+        "train/tis_capped": mean(weight > config.tis_cap),
+        "train/tis_ess_answers": SampleSize.of(whole.cpu().numpy()),
+    }
 
 
 def same_weights_metrics(rows: PackedRows, logp: Tensor, version: int) -> Metrics:

@@ -25,7 +25,7 @@ from bebop.model.fingerprint import fingerprint
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trainer.advantages import advantages
 from bebop.trainer.cotrain import CoTrainer
-from bebop.trainer.losses import AGGREGATIONS, policy_loss, ratio_metrics, same_weights_metrics
+from bebop.trainer.losses import AGGREGATIONS, policy_loss, ratio_metrics, same_weights_metrics, weight_metrics
 from bebop.trainer.optim import GuardedAdamW
 from bebop.trainer.packing import PackedRows, Row, pack
 from bebop.trainer.past import PastWeights, some
@@ -87,10 +87,11 @@ class PolicyTrainer:
         self.past.keep(self.version)
         count = self.config.algorithm.minibatches
         minibatches = [self._packed(groups) for groups in _split(batch.groups, count)]
+        weighted = any(not t.completion.exact for t in batch.trajectories)
         # Before any step. The first minibatch needs no pass of its own: its weights are still the proximal ones.
         proximal = [None, *(self._logprobs(rows) for rows in minibatches[1:])]
         self.scorer.kept = [] if cotrain and self.cotrainer is not None else None
-        parts = [self._step(rows, prox) for rows, prox in zip(minibatches, proximal, strict=True)]
+        parts = [self._step(rows, prox, weighted) for rows, prox in zip(minibatches, proximal, strict=True)]
         if self.scorer.kept is not None and self.cotrainer is not None:
             kept, self.scorer.kept = self.scorer.kept, None
             learned = self.cotrainer.update(kept)
@@ -222,8 +223,11 @@ class PolicyTrainer:
         """Log-probs [A] of each micro-batch under the current weights."""
         return [self.scorer(rows)[0] for rows in packed]
 
-    def _step(self, packed: Sequence[PackedRows], proximal: Sequence[Tensor] | None) -> Metrics:
-        """One optimizer step on a minibatch. ``proximal`` None: the current weights are the proximal ones."""
+    def _step(self, packed: Sequence[PackedRows], proximal: Sequence[Tensor] | None, weighted: bool) -> Metrics:
+        """One optimizer step on a minibatch. ``proximal`` None: the current weights are the proximal ones.
+
+        ``weighted``: some answers are of an inexact system, so that importance weights deserve a look.
+        """
         self.optimizer.zero_grad()
         parts: list[Metrics] = []
         for i, rows in enumerate(packed):
@@ -248,6 +252,8 @@ class PolicyTrainer:
             parts += [metrics, ratio_metrics(prox, rollout_logprobs)]
             if not self.config.algorithm.rescore:
                 parts.append(same_weights_metrics(rows, prox, self.version))
+            if weighted and not self.config.algorithm.rescore:
+                parts.append(weight_metrics(self.config.algorithm, prox, rollout_logprobs, rows.answers))
         return merge(*parts, self._descend())
 
     def _descend(self) -> Metrics:

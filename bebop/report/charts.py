@@ -126,13 +126,15 @@ TRAIN = Chart(
     title="Update",
     text="Loss: its level says little in policy gradients; look for jumps. Gradient norm: before clipping; spikes "
     "announce instability. Mean ratio: new over old probability of the sampled tokens; it should stay close to 1. "
-    "Clipped share: tokens whose ratio left the trust region; above roughly 0.2 the steps are too large.",
+    "Clipped share: tokens whose ratio left the trust region; above roughly 0.2 the steps are too large. Sample size "
+    "of weights, with inexact decoding: how many equally weighted tokens the weighted ones are worth, as a share.",
     unit="",
     series=(
         Series(label="loss", metric="train/loss"),
         Series(label="gradient norm", metric="train/grad_norm"),
         Series(label="mean ratio", metric="train/ratio_mean"),
         Series(label="clipped share of tokens", metric="train/clip_frac"),
+        Series(label="sample size of weights", metric="train/tis_ess"),
     ),
     split=True,
     zero=False,
@@ -147,8 +149,8 @@ def _acceptance(runs: Sequence[Run]) -> Chart:
         title="Acceptance per draft position",
         text="Share of drafts accepted at each position, among those whose predecessors were all accepted. Solid: "
         "counted. Dashed: the overlap of draft and target distribution at the same positions, which estimates the same "
-        "rate with less noise. With an exact rule the two agree up to chance; lines that stay apart point to a "
-        "fault in the verification.",
+        "rate with less noise. With an exact rule the two agree up to chance, and lines that stay apart point to a "
+        "fault in the verification; a rule that keeps drafts which failed accepts more than the overlap.",
         unit="accepted / reached",
         series=tuple(
             Series(label=f"draft {k}", metric=f"rollout/accept_rate/{k}", dashed=f"rollout/overlap/{k}")
@@ -165,7 +167,7 @@ def _counted(runs: Sequence[Run]) -> list[Chart]:
     for match in (re.fullmatch(r"rollout/(\w+)/(\d+)", name) for run in runs for name in run.columns):
         if match and match[1] not in ("accept_rate", *DRAFT_STATS):
             found.setdefault(match[1], set()).add(int(match[2]))
-    meanings = {row.name: row.meaning for row in METRICS}
+    meanings = {row.name: row.meaning.replace("`", "") for row in METRICS}
     return [
         Chart(
             title=name.replace("_", " ").capitalize(),

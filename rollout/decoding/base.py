@@ -109,6 +109,7 @@ class DraftLength(Protocol):
     """Chooses how many tokens to draft."""
 
     limit: int  # the most drafts in a cycle, K
+    counts: tuple[str, ...]  # statistics of its own, summed over the positions that were reached
 
     def start(self, rows: Rows) -> Tensor | None:
         """Drafts wanted [B] in this cycle as far as is known beforehand; None: ``limit``."""
@@ -127,6 +128,10 @@ class DraftLength(Protocol):
 
         What is learned belongs to the request (``Slots.add``): an answer may not depend on those beside it or before.
         """
+        ...
+
+    def count(self, draft: Draft) -> Mapping[str, Tensor]:
+        """The statistics [B, K] that it names, of a cycle."""
         ...
 
 

@@ -38,8 +38,8 @@ class DraftVerify:
             self.drafter = make_part(f"drafters.{system.drafter}", self.policy, self.slots, config)
             self.drafters[system.drafter] = self.drafter
         self.rule = make_part(f"rules.{system.rule}", self.policy, self.slots, config)
-        self.slots.extend_stats(self.rule.counts)
         self.length = make_part(f"lengths.{system.length}", self.policy, self.slots, config)
+        self.slots.extend_stats((*self.rule.counts, *self.length.counts))
         return new
 
     @property
@@ -73,7 +73,8 @@ class DraftVerify:
         write(rows, accepted, out.probs, version, self.exact)
         slots.exact[:batch] &= self.exact
         if self.drafter is not None:
-            measure(rows, draft, accepted, out.probs, emitted, self.measure)
+            counts = {**accepted.counts, **self.length.count(draft)}
+            measure(rows, draft, accepted, counts, out.probs, emitted, self.measure)
             self.length.observe(rows, draft, out, accepted)
         for drafter in self.drafters.values():
             drafter.commit(rows, out, accepted.tokens, emitted)

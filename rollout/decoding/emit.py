@@ -1,5 +1,7 @@
 """What becomes of a cycle's tokens: where an answer ends, what is written down of it, and what is counted."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -37,10 +39,18 @@ def write(rows: Rows, accepted: Accepted, probs: Tensor, version: int, exact: bo
     slots.contexts[:batch].scatter_(1, columns, slots.oldest[:batch, None].expand_as(tokens))
 
 
-def measure(rows: Rows, draft: Draft, accepted: Accepted, probs: Tensor, emitted: Tensor, everything: bool) -> None:
+def measure(
+    rows: Rows,
+    draft: Draft,
+    accepted: Accepted,
+    counts: Mapping[str, Tensor],
+    probs: Tensor,
+    emitted: Tensor,
+    everything: bool,
+) -> None:
     """Add this cycle to the sums over the positions that were reached (and not cut off by the end of the answer).
 
-    ``everything``: overlap and entropies beside counts.
+    ``counts`` [B, K]: what the system's parts say by name; ``everything``: overlap and entropies beside them.
     """
     drafts = draft.tokens.shape[1]
     steps = torch.arange(drafts, device=emitted.device)
@@ -50,7 +60,7 @@ def measure(rows: Rows, draft: Draft, accepted: Accepted, probs: Tensor, emitted
     kept = steps < torch.minimum(accepted.lengths, emitted)[:, None]
     sums = {"reached": reached, "accepted": kept}
     found = dict(zip(MEASURED, _compare(draft, probs[:, :drafts]), strict=True)) if everything else {}
-    sums |= {name: torch.where(reached, value, 0) for name, value in {**found, **accepted.counts}.items()}
+    sums |= {name: torch.where(reached, value, 0) for name, value in {**found, **counts}.items()}
     rows.slots.record([*sums], torch.stack([value.double() for value in sums.values()], 1), emitted)
 
 

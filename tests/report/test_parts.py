@@ -2,7 +2,7 @@
 
 import pytest
 
-from bebop.report.charts import ENTROPY, STALENESS, TIME, charts
+from bebop.report.charts import ENTROPY, STALENESS, TIME, TRAIN, charts
 from bebop.report.figures import draw, running_mean
 from bebop.report.runs import Run
 from bebop.report.summary import HEADS, summary
@@ -50,6 +50,22 @@ def test_panels_of_several_runs_share_one_scale() -> None:
     figure = draw(ENTROPY, runs)
     assert [panel.caption.split(",")[0] for panel in figure.panels] == ["policy", "draft", "target"]
     assert all(panel.layout["yaxis"]["range"] == pytest.approx([0.0, 2.12]) for panel in figure.panels)
+
+
+def test_what_a_system_counts_and_what_its_weights_cost_is_shown_where_it_is_logged() -> None:
+    exact = run(train__loss=[0.1, 0.2], train__clip_frac=[0.0, 0.0])
+    assert [panel.caption for panel in draw(TRAIN, [exact]).panels] == ["loss", "clipped share of tokens"]
+    logged = {
+        "train__loss": [0.1],
+        "train__tis_ess": [0.9],
+        "rollout__overridden__1": [0.1],
+        "rollout__block_size__1": [5],
+    }
+    inexact = run(**logged)  # type: ignore[arg-type]
+    assert [panel.caption for panel in draw(TRAIN, [inexact]).panels] == ["loss", "sample size of weights"]
+    own = {chart.title: chart.text for chart in charts([inexact])}
+    assert own["Overridden"].startswith("pad: share") and own["Block size"].startswith("blockpilot: mean size")
+    assert "Overridden" not in {chart.title for chart in charts([exact])}
 
 
 def test_time_is_stacked_in_a_panel_for_each_run() -> None:

@@ -4,7 +4,9 @@ Small enough to enumerate: every answer counts with its probability, so that not
 """
 
 import math
+from typing import Literal
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -85,23 +87,42 @@ def paths(scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return first[:, None], second, chance, emitted.log()[:, None].expand(2, 5, 5), torch.stack([then, fresh]).log()
 
 
-def test_weights_of_whole_answers_are_exact_wherever_cycles_begin() -> None:
-    """P depends on where cycles begin, which is chance as well: weights that are right given it are right on average.
+def two_token_error(level: Literal["token", "sequence"], known: bool = True, cap: float = math.inf) -> float:
+    """How far the expected gradient of the trainer's own loss on answers of two tokens is from the exact one.
 
-    The trainer weights each token by itself, as importance sampling in GRPO does. That leaves out what the overrides
-    did to the rest of the answer, and is nearer to the exact gradient than no weights.
+    ``known``: the rollout log-probs are log P; else log p.
     """
     value = torch.randn(VOCAB, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     scale = torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
     first, second, chance, drawn_first, drawn_second = paths(scale)
     assert abs(float(chance.sum()) - 1) < 1e-12
     (exact,) = torch.autograd.grad(((first + second).exp() * value).sum(), scale, retain_graph=True)
-    one, two = (first.detach() - drawn_first).exp(), (second.detach() - drawn_second).exp()
 
-    def error(of_first: Tensor, of_second: Tensor) -> float:
-        gain = chance * value * (of_first * first + of_second * second)
-        return abs(float(torch.autograd.grad(gain.sum(), scale, retain_graph=True)[0] - exact))
+    def tokens(one: Tensor, two: Tensor) -> Tensor:
+        return torch.stack([x.expand(2, VOCAB, VOCAB) for x in (one, two)], -1).flatten()
 
-    assert error(one * two, one * two) < 1e-12
-    none = torch.ones_like(one)
-    assert 0.01 < error(one, two) < error(none, none)
+    logp = tokens(first, second)
+    loss, _ = policy_loss(
+        AlgorithmConfig(tis_level=level, tis_cap=cap, clip_low=0.5, clip_high=0.5),
+        logp=logp,
+        entropy=torch.zeros_like(logp),
+        proximal=logp.detach(),
+        rollout_logprobs=tokens(drawn_first, drawn_second) if known else logp.detach(),
+        advantages=tokens(value, value),
+        answers=torch.full((2 * VOCAB**2,), 2),
+        weights=tokens(chance, chance),
+    )
+    return abs(float(torch.autograd.grad(-loss, scale)[0] - exact))
+
+
+def test_weights_of_whole_answers_are_exact_wherever_cycles_begin() -> None:
+    """P depends on where cycles begin, which is chance as well: weights that are right given it are right on average.
+
+    Weights of single tokens, as importance sampling in GRPO usually has them, leave out what the overrides did to the
+    rest of the answer, and are nearer to the exact gradient than no weights.
+    """
+    assert two_token_error("sequence") < 1e-12
+    unweighted = two_token_error("token", known=False)
+    assert 0.01 < two_token_error("token") < unweighted
+    assert two_token_error("sequence", known=False) == pytest.approx(unweighted)
+    assert 1e-3 < two_token_error("sequence", cap=1.5) < unweighted, "a cap leaves some bias"

@@ -150,7 +150,11 @@ def test_inexact_answers_that_say_what_was_drawn_from_are_weighted_by_it() -> No
             logprobs = plain.groups[0].trajectories[0].completion.logprobs + np.float32(sampled)
             made = changed(plain, exact=False, sampled_logprobs=logprobs)
         found.append(values(PolicyTrainer(policy(), job()).update(made)))
-    assert found[1] == found[0]
+    looked_at = found[1].keys() - found[0].keys()
+    assert {name: found[1][name] for name in found[0]} == found[0]
+    assert looked_at == {"train/tis_ess", "train/tis_capped", "train/tis_ess_answers"}
+    assert found[1]["train/tis_ess"] == pytest.approx(1, abs=1e-9) and found[1]["train/tis_capped"] == 0
+    assert found[2]["train/tis_ess_answers"] < found[2]["train/tis_ess"] < 1 - 1e-3
     tokens = [len(t.completion.token_ids) for g in plain.groups for t in g.trajectories]
     lost = (1 - math.exp(-0.5)) * tokens[0] / sum(tokens)
     assert found[2]["train/tis_mean"] == pytest.approx(1 - lost, abs=1e-4)

@@ -1,5 +1,7 @@
 """One block size a request, chosen from what the target makes of its prompt (BlockPilot, SPEC 5)."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,8 @@ class BlockLength:
 
     The choice depends on the prompt alone, never on what was sampled after it: the output distribution is the target's.
     """
+
+    counts = ("block_size",)
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         network = policy.parts["block_length"]
@@ -40,6 +44,11 @@ class BlockLength:
             end = PromptEnd(logits=out.logits[fresh, 0], hidden=out.hidden[fresh, 0], lengths=rows.sizes[fresh])
             self.drafts[fresh] = self.network.choose(end) - 1
             self.chosen[fresh] = True
+
+    def count(self, draft: Draft) -> Mapping[str, Tensor]:
+        """``block_size``: of the row's block in this cycle, the newest token included."""
+        assert draft.lengths is not None
+        return {"block_size": (draft.lengths + 1)[:, None].expand_as(draft.tokens)}
 
 
 EntryClass = BlockLength

@@ -1,6 +1,7 @@
 """As many drafts as the entropy of the draft makes worth while."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class EntropyLength:
     requests beside it nor on those before, and there is nothing that a checkpoint would have to hold.
     """
 
+    counts: tuple[str, ...] = ()
     edges = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5)  # nats
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
@@ -63,6 +65,10 @@ class EntropyLength:
             self.passed[:batch].scatter_add_(1, bucket, passed.double())
         now = torch.stack([accepted.lengths + 1.0, 1.0 + lengths * self.cost], 1)
         self.rate[:batch] = 0.999 * self.rate[:batch] + now
+
+    def count(self, draft: Draft) -> Mapping[str, Tensor]:
+        """Nothing of its own."""
+        return {}
 
     def _bucket(self, entropies: Tensor) -> Tensor:
         edges = torch.tensor(self.edges, device=entropies.device)

@@ -1,5 +1,7 @@
 """A fixed number of drafts."""
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from bebop.config import DecodingConfig
@@ -10,6 +12,8 @@ from bebop.rollout.slots import Slots
 
 class FixedLength:
     """Always K drafts."""
+
+    counts: tuple[str, ...] = ()
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         self.limit = config.draft_tokens
@@ -24,6 +28,10 @@ class FixedLength:
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
         """Nothing to learn."""
+
+    def count(self, draft: Draft) -> Mapping[str, Tensor]:
+        """Nothing to say."""
+        return {}
 
 
 EntryClass = FixedLength

@@ -12,6 +12,7 @@ from tests.mutants.tables import (
     staleness,
     threads,
     watching,
+    weights,
 )
 
 FAULTS = (
@@ -20,6 +21,7 @@ FAULTS = (
     *engine.FAULTS,
     *draft_losses.FAULTS,
     *policy.FAULTS,
+    *weights.FAULTS,
     *pivot.FAULTS,
     *staleness.FAULTS,
     *threads.FAULTS,

@@ -24,15 +24,15 @@ FAULTS = (
     fault(
         "policy/tis-uncapped",
         "trainer/losses.py",
-        ".clamp(max=config.tis_cap)",
-        "",
+        "log_weight.exp().clamp(max=config.tis_cap)",
+        "log_weight.exp()",
         "trainer/test_losses.py::test_truncated_importance_weight_by_hand_and_without_gradient",
     ),
     fault(
         "policy/tis-inverse",
         "trainer/losses.py",
-        "(proximal - rollout_logprobs).exp()",
-        "(rollout_logprobs - proximal).exp()",
+        "](proximal - rollout_logprobs, answers)",
+        "](rollout_logprobs - proximal, answers)",
         "trainer/test_losses.py::test_truncated_importance_weight_by_hand_and_without_gradient",
     ),
     fault(
