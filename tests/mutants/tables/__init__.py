@@ -11,6 +11,7 @@ from tests.mutants.tables import (
     sampling,
     staleness,
     threads,
+    trees,
     watching,
 )
 
@@ -21,6 +22,7 @@ FAULTS = (
     *draft_losses.FAULTS,
     *policy.FAULTS,
     *pivot.FAULTS,
+    *trees.FAULTS,
     *staleness.FAULTS,
     *threads.FAULTS,
     *resume.FAULTS,
