@@ -31,10 +31,11 @@ class DecodingConfig:
     def __post_init__(self) -> None:
         check_settings(self, "decoding.")
         system = SYSTEMS[self.system]
-        room = f"give 1 to {system.width} with decoding.system={self.system}"
-        check(self.draft_tokens <= system.width, "decoding.draft_tokens", self.draft_tokens, room)
+        options = parsed(system.options, self.options, "decoding.options.", f"decoding.system={self.system}")
+        most = min(system.width, getattr(options, "most_drafts", system.width))
+        room = f"give 1 to {most} with decoding.system={self.system}{' and its shape' * (most < system.width)}"
+        check(self.draft_tokens <= most, "decoding.draft_tokens", self.draft_tokens, room)
         check(self.draft_tokens > 0 or not system.drafts, "decoding.draft_tokens", self.draft_tokens, room)
-        parsed(system.options, self.options, "decoding.options.", f"decoding.system={self.system}")
 
     def of(self, cls: type[T]) -> T:
         """The system's own options, as the dataclass that its row names."""

@@ -7,7 +7,15 @@ lengths. A new system is a row here, and a file for each part that is not there 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bebop.options import BlockLengthTraining, BlockTraining, EmaOptions, PadOptions, PivotTraining
+from bebop.options import (
+    MOST_NODES,
+    BlockLengthTraining,
+    BlockTraining,
+    EmaOptions,
+    PadOptions,
+    PivotTraining,
+    TreeOptions,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +30,7 @@ class System:
     head: bool = False  # drafts with the model's MTP head
     draft_temperature: float | None = None  # 0: always greedy; None: decoding.draft_temperature, or the target's
     draft_tokens: int = 3  # K where it is chosen by its name alone
+    tree: bool = False  # drafts are the nodes of a tree: draft_tokens counts them, statistics go by their depth
     width: int = 16  # the most drafts that a cycle may hold
     needs: tuple[str, ...] = ()  # trained parts, rows of PARTS
     options: type | None = None  # settings of its own, in bebop/options.py
@@ -62,6 +71,16 @@ SYSTEMS = {
     "ngram": System(summary="drafts looked up in the context", drafter="ngram", sampled=False),
     "bebop_block": System(
         summary="bebop, the drafts of a cycle verified as a whole", drafter="mtp", rule="block", head=True
+    ),
+    "bebop_tree": System(
+        summary="bebop, several drafts for a place: a tree, of which the accepted path is kept",
+        drafter="mtp_tree",
+        rule="tree_walk",
+        head=True,
+        draft_tokens=7,
+        tree=True,
+        width=MOST_NODES,
+        options=TreeOptions,
     ),
     "pad": System(
         summary="bebop, rejected drafts accepted where a classifier finds that they do not matter",

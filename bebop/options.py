@@ -3,11 +3,12 @@
 They are given as ``decoding.options.NAME=VALUE`` and ``options.NAME=VALUE``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any, Literal
 
-from bebop.parsing import FROM_0_BELOW_1, above, at_least, check, check_settings, from_dict, setting, within
+from bebop.parsing import FROM_0_BELOW_1, Limit, above, at_least, check, check_settings, from_dict, setting, within
 
 SHARE = within(0, 1)
 
@@ -31,6 +32,66 @@ class PadOptions:
 
     tau: float = setting(0.3, "rejected drafts whose pivot score is below it are accepted; 0: none", SHARE)
     p_min: float = setting(1e-3, "least probability of such a draft under the target", FROM_0_BELOW_1)
+
+
+MOST_NODES = 64  # of a tree of drafts
+CHANCES = Limit(
+    lambda ranks: sum(ranks) <= 1 and all(0 < chance < 1 for chance in ranks),
+    "give numbers above 0 that sum to 1 or less",
+)
+
+
+def _grows(shape: Sequence[Sequence[int]]) -> bool:
+    """Whether every path comes after its parent's and after that of the sibling before it, and none twice."""
+    known: set[tuple[int, ...]] = {()}
+    for path in map(tuple, shape):
+        before = path[:-1] if not path or path[-1] == 0 else (*path[:-1], path[-1] - 1)
+        if path in known or path[:-1] not in known or before not in known:
+            return False
+        known.add(path)
+    return 1 < len(known) <= MOST_NODES + 1
+
+
+SHAPE = Limit(
+    _grows, f"give 1 to {MOST_NODES} paths, each after its parent and its sibling before, as [[0], [1], [0, 0]]"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeOptions:
+    """Which tree is drafted, ``draft_tokens`` nodes in all."""
+
+    shape: tuple[tuple[int, ...], ...] | None = setting(
+        None, "paths of its nodes, numbers of children from 0; the first draft_tokens count; null: from ranks", SHAPE
+    )
+    ranks: tuple[float, ...] = setting(
+        lambda: (0.6, 0.2, 0.1), "chance of a first, second, ... child to be accepted: the likeliest nodes", CHANCES
+    )
+
+    @property
+    def most_drafts(self) -> int:
+        """What ``draft_tokens`` may be."""
+        return MOST_NODES if self.shape is None else len(self.shape)
+
+    def paths(self, nodes: int) -> tuple[tuple[int, ...], ...]:
+        """Those of the tree with so many nodes, parents before children and siblings in order.
+
+        Without a ``shape`` they are those with the largest product of ``ranks``: if acceptance depended on the rank
+        alone (Sequoia, arXiv 2402.12374), no tree of that size would be accepted further.
+        """
+        if self.shape is not None:
+            return self.shape[:nodes]
+        chances = sorted(self.ranks, reverse=True)
+        paths: list[tuple[int, ...]] = []
+        waiting: list[tuple[float, tuple[int, ...]]] = [(-chances[0], (0,))]  # the next child of every node
+        while len(paths) < nodes:
+            chance, path = heappop(waiting)
+            paths.append(path)
+            heappush(waiting, (chance * chances[0], (*path, 0)))
+            if path[-1] + 1 < len(chances):
+                sibling = (*path[:-1], path[-1] + 1)
+                heappush(waiting, (chance / chances[path[-1]] * chances[path[-1] + 1], sibling))
+        return tuple(paths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

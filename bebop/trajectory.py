@@ -66,7 +66,8 @@ class DecodeStats:
 
     Sums over positions are taken over cycles that *reached* the position, so ``accepted[k] / reached[k]`` and
     ``overlap[k] / reached[k]`` both estimate the conditional acceptance rate (SPEC 0.6: counts, Rao-Blackwell). What
-    an answer's end cuts off counts nowhere: not as a token, not as reached, not as accepted.
+    an answer's end cuts off counts nowhere: not as a token, not as reached, not as accepted. Of a tree of drafts k is
+    the depth, reached where a node of the accepted path has children; probabilities are of the first child alone.
     """
 
     cycles: int = 0  # verification passes (each emits accepted + 1 tokens, fewer where the answer ends)

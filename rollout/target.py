@@ -5,6 +5,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from bebop.kernels.trees import visible
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
 from bebop.model.taps import tapped
@@ -23,11 +24,26 @@ class Target:
         like = self.policy.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
         return SlotContext.for_model(self.policy.backbone.config, slots.sizes.slots, slots.capacity, like)
 
-    def verify(self, rows: Rows, tokens: Tensor, layers: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
-        """Feed tokens [B, n] from each row's fed length on -> hidden [B, n, d], and after ``layers`` [B, n, d] each."""
-        positions = rows.fed[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-        self.cache.place(positions, rows.used)
-        return self._run(tokens, positions, layers)
+    def verify(
+        self, rows: Rows, tokens: Tensor, layers: Collection[int] = (), ways: Tensor | None = None
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Feed tokens [B, n] from each row's fed length on -> hidden [B, n, d], and after ``layers`` [B, n, d] each.
+
+        ``ways`` [B, n - 1, n - 1]: all but the first are nodes of a tree, each of which sees those on its way, itself
+        included, and the text before. Entries go on by node, position ids by depth.
+        """
+        entries = rows.fed[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        if ways is None:
+            self.cache.place(entries, rows.used)
+            return self._run(tokens, entries, layers)
+        ways = torch.nn.functional.pad(ways, (1, 0, 1, 0))
+        ways[:, :, 0] = True  # everything follows the first
+        self.cache.place(entries, rows.used, visible(rows.fed, ways, rows.used))
+        return self._run(tokens, rows.fed[:, None] + ways.sum(-1) - 1, layers)
+
+    def keep(self, rows: Rows, kept: Tensor) -> None:
+        """Make a chain of a tree's entries: of ``kept`` [B, n] among the tokens fed last, the first one being 0."""
+        self.cache.compact(rows.fed, kept)
 
     def prefill(self, first: int, tokens: Tensor, layers: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         """Feed padded tokens [n, W] to the empty slots ``first``, ``first`` + 1, ..."""

@@ -51,9 +51,11 @@ DOORS = {
 }
 # Drafters, rules and lengths: what they are, and all of ours that they may know.
 PARTS = tuple(f"bebop.rollout.decoding.{kind}" for kind in ("drafters", "rules", "lengths"))
-SEAMS = ("bebop.rollout.decoding.base", "bebop.rollout.decoding.sampling", "bebop.rollout.slots", "bebop.model",
-         "bebop.kernels", "bebop.config", "bebop.options", "bebop.errors")  # fmt: skip
-HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.sglang")  # where a rollout may know of the MTP head
+SEAMS = ("bebop.rollout.decoding.base", "bebop.rollout.decoding.sampling", "bebop.rollout.decoding.head",
+         "bebop.rollout.slots", "bebop.model", "bebop.kernels", "bebop.config", "bebop.options",
+         "bebop.errors")  # fmt: skip
+# Where a rollout may know of the MTP head.
+HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.decoding.head", "bebop.rollout.sglang")
 NUMPY_ALONE = "bebop.monitor"  # so that whoever watches a job needs no torch
 FILE, FUNCTION = 300, 60  # lines
 # Longer all the same, and why; a line that is not needed any more is a failure.

@@ -197,6 +197,15 @@ class SlotContext:
         values.scatter_(2, self.index, value)
         return keys, values
 
+    def compact(self, first: Tensor, kept: Tensor) -> None:
+        """Move entries ``first`` [B] + ``kept`` [B,n] of rows 0..B-1 to ``first`` + 0, 1, ..., in all layers."""
+        batch, width = kept.shape
+        shape = (len(self.keys), batch, self.keys.shape[2], width, self.keys.shape[4])
+        sources = (first[:, None] + kept)[None, :, None, :, None].expand(shape)
+        places = (first[:, None] + torch.arange(width, device=first.device))[None, :, None, :, None].expand(shape)
+        for store in (self.keys[:, :batch], self.values[:, :batch]):
+            store.scatter_(3, places, store.gather(3, sources))
+
     @contextmanager
     def at(self, slot: int) -> Iterator[None]:
         """Within this block, row 0 of a pass is slot ``slot``."""

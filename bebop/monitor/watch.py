@@ -181,13 +181,14 @@ def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None
     """How a job is watched. A greedy draft's distribution is one-hot, so its overlap is p(argmax q), what accepts
     it."""
     system = SYSTEMS[decoding.system]
+    chain = not system.tree  # the overlap is that of a single draft, and more nodes need not be deeper
     return MonitorSettings(
-        rate="overlap" if monitor.decode_stats else "accepted",
+        rate="overlap" if monitor.decode_stats and chain else "accepted",
         steps=steps,
         costs=Costs(draft=decoding.cost_ratio, verify=decoding.verify_ratio),
         controller=ControllerConfig(
             system=decoding.system if system.other else None,
-            drafts=decoding.draft_tokens if system.drafts and system.length == "fixed" else None,
+            drafts=decoding.draft_tokens if system.drafts and chain and system.length == "fixed" else None,
             most_drafts=decoding.draft_tokens + 1 if monitor.actions else None,
         ),
     )

@@ -19,13 +19,35 @@ from bebop.rollout.slots import Slots
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """K drafted tokens for each of B rows."""
+    """K drafted tokens for each of B rows: a chain, or the nodes of a tree, parents before children."""
 
     tokens: Tensor  # [B, K]; K may differ from cycle to cycle, and be 0
     probs: Tensor | None  # [B, K, V] that each token was drawn from; None: one-hot (greedy, looked up)
     lengths: Tensor | None = None  # [B] drafts that count in each row; None: all K
     entropies: Tensor | None = None  # [B, K] of ``probs``, nats; None: 0
     forwards: int = 0  # passes of the drafter in this cycle, that of ``commit`` included
+    parents: Tensor | None = None  # [B, K] the node that each follows; -1: the newest token. None: a chain
+    depth: int | None = None  # D, of the tree; None: K
+
+    def along(self, accepted: "Accepted") -> "Draft":
+        """A tree as the chain that its path was: D drafts, at each depth the first child of the node accepted before.
+
+        Beyond that path they mean nothing, and ``lengths`` leaves them out.
+        """
+        assert self.parents is not None and accepted.rows is not None
+        child = self.parents[:, None] == accepted.rows[:, :-1, None] - 1  # [B, D, K]
+        if self.lengths is not None:
+            child &= torch.arange(self.tokens.shape[1], device=child.device) < self.lengths[:, None, None]
+        first = child.int().argmax(-1)
+        ended = torch.zeros_like(child[:, :1, 0])
+        goes_on = torch.cat([child.any(-1), ended], 1).gather(1, accepted.lengths[:, None])[:, 0]
+        return Draft(
+            tokens=self.tokens.gather(1, first),
+            probs=None if self.probs is None else _take(self.probs, first),
+            lengths=accepted.lengths + goes_on,
+            entropies=None if self.entropies is None else self.entropies.gather(1, first),
+            forwards=self.forwards,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,24 +59,55 @@ class TargetOutput:
     probs: Tensor  # [B, K + 1, V], penalties, temperature and truncation applied
     layers: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [B, K + 1, d] after it, those asked for
 
+    def at(self, rows: Tensor) -> "TargetOutput":
+        """Its rows [B, n], in their order."""
+        return TargetOutput(
+            hidden=_take(self.hidden, rows),
+            logits=_take(self.logits, rows),
+            probs=_take(self.probs, rows),
+            layers={layer: _take(states, rows) for layer, states in self.layers.items()},
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """What verification made of a draft."""
+    """What verification made of a draft. Of a tree it is a path, and D stands for K."""
 
     tokens: Tensor  # [B, K + 1] accepted drafts, then the recovered or bonus token; what follows means nothing
     lengths: Tensor  # [B] accepted drafts, 0..K
     counts: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [B, K], those that the rule names
     logprobs: Tensor | None = None  # [B, K + 1] under what an inexact rule really drew from; None: not known, or log p
+    rows: Tensor | None = None  # [B, D + 1] row of the target behind each token: 1 + its parent; None: 0, 1, ...
 
     @classmethod
     def chain(
         cls, draft: Draft, lengths: Tensor, recovered: Tensor, counts: Mapping[str, Tensor] | None = None
     ) -> Self:
         """The first ``lengths`` [B] drafts and the token [B] after them."""
-        tokens = torch.cat([draft.tokens, recovered[:, None]], 1)
-        tokens = tokens.scatter(1, lengths[:, None], recovered[:, None])
-        return cls(tokens=tokens, lengths=lengths, counts=counts or {})
+        assert draft.parents is None, "this rule judges chains"
+        return cls(tokens=_then(draft.tokens, lengths, recovered), lengths=lengths, counts=counts or {})
+
+    @classmethod
+    def path(
+        cls, draft: Draft, rows: Tensor, lengths: Tensor, recovered: Tensor, counts: Mapping[str, Tensor] | None = None
+    ) -> Self:
+        """The ``lengths`` [B] nodes behind ``rows`` [B, D + 1] of the target's output, and the token [B] after them.
+
+        Row 0 comes first, then 1 + each accepted node; what follows means nothing but has to be a row.
+        """
+        tokens = _then(draft.tokens.gather(1, (rows[:, 1:] - 1).clamp_min(0)), lengths, recovered)
+        return cls(tokens=tokens, lengths=lengths, counts=counts or {}, rows=rows)
+
+
+def _then(drafts: Tensor, lengths: Tensor, recovered: Tensor) -> Tensor:
+    """The first ``lengths`` [B] of drafts [B, K], then the token [B] after them, [B, K + 1] in all."""
+    tokens = torch.cat([drafts, recovered[:, None]], 1)
+    return tokens.scatter(1, lengths[:, None], recovered[:, None])
+
+
+def _take(values: Tensor, rows: Tensor) -> Tensor:
+    """Rows [B, n] of values [B, K, ...]."""
+    return values[torch.arange(len(rows), device=rows.device)[:, None], rows]
 
 
 class Rows:
@@ -124,7 +177,7 @@ class DraftLength(Protocol):
         ...
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
-        """Learn from a cycle.
+        """Learn from a cycle; of a tree it is shown the path, as ``Draft.along`` makes a chain of it.
 
         What is learned belongs to the request (``Slots.add``): an answer may not depend on those beside it or before.
         """
@@ -148,11 +201,14 @@ class Drafter(Protocol):
         ...
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """Draft up to ``length.limit`` tokens a row."""
+        """Draft up to ``length.limit`` tokens a row, a chain or a tree of them."""
         ...
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """Take in what is emitted, before ``fed`` advances: the first ``emitted`` [B] >= 1 of ``tokens`` [B, K + 1]."""
+        """Take in what is emitted, before ``fed`` advances: the first ``emitted`` [B] >= 1 of ``tokens`` [B, K + 1].
+
+        ``out`` has a row a token, also where the draft was a tree: those of the path that was accepted.
+        """
         ...
 
 
@@ -164,7 +220,10 @@ class AcceptanceRule(Protocol):
     counts: tuple[str, ...]  # statistics of its own, summed over the positions that were reached
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        """Verify with uniforms [B, K + 2]: K tests, one for the recovered token and one for the bonus."""
+        """Verify with uniforms [B, K + 2]: K tests, one for the recovered token and one for the bonus.
+
+        A rule that judges trees says which path it took (``Accepted.path``).
+        """
         ...
 
 

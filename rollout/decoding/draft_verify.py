@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.decoding import SYSTEMS
+from bebop.kernels.trees import ancestry
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import AcceptanceRule, Draft, Drafter, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.emit import end, measure, remember, seen_at, write
@@ -69,6 +70,9 @@ class DraftVerify:
             draft = Draft(tokens=slots.last.new_zeros(batch, 0), probs=None)
         out = self._verify(rows, draft)
         accepted = self.rule.accept(rows, draft, out, rows.tests(draft.tokens.shape[1]))
+        if accepted.rows is not None:  # from here on the path is a chain
+            self.target.keep(rows, accepted.rows)
+            draft, out = draft.along(accepted), out.at(accepted.rows)
         emitted, done = end(rows, accepted)
         write(rows, accepted, out.probs, version, self.exact)
         slots.exact[:batch] &= self.exact
@@ -87,9 +91,11 @@ class DraftVerify:
 
     def _verify(self, rows: Rows, draft: Draft) -> TargetOutput:
         fed = torch.cat([rows.last[:, None], draft.tokens], 1)
-        hidden, layers = self.target.verify(rows, fed, self._layers())
+        ways = None if draft.parents is None else ancestry(draft.parents)
+        hidden, layers = self.target.verify(rows, fed, self._layers(), ways)
         logits = self.policy.logits(hidden)
-        return TargetOutput(hidden=hidden, logits=logits, probs=rows.probs(logits, seen_at(rows, draft)), layers=layers)
+        probs = rows.probs(logits, seen_at(rows, draft, ways))
+        return TargetOutput(hidden=hidden, logits=logits, probs=probs, layers=layers)
 
     def _layers(self) -> set[int]:
         return {layer for drafter in self.drafters.values() for layer in drafter.layers} | {*self.rule.layers}

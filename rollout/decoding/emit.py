@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from bebop.kernels.verify import one_hot
 from bebop.rollout.decoding.base import Accepted, Draft, Rows
 from bebop.rollout.decoding.sampling import entropy
 from bebop.trajectory import MEASURED
@@ -75,10 +76,16 @@ def _compare(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return overlap, p.gather(-1, best)[..., 0], own, entropy(p)
 
 
-def seen_at(rows: Rows, draft: Draft) -> Tensor | None:
-    """Tokens that penalties see at each verified position [B, K + 1, V]: the context and the drafts before it."""
+def seen_at(rows: Rows, draft: Draft, ways: Tensor | None = None) -> Tensor | None:
+    """Tokens that penalties see at each verified position [B, K + 1, V]: the context and the drafts before it.
+
+    ``ways`` [B, K, K]: of a tree, the nodes on the way to each, itself included.
+    """
     if rows.seen is None:
         return None
+    if ways is not None:
+        drafted = one_hot(draft.tokens, rows.seen.shape[-1], torch.float32)
+        return torch.cat([rows.seen[:, None], rows.seen[:, None] | (ways.float() @ drafted > 0)], 1)
     seen = [rows.seen]
     for step in range(draft.tokens.shape[1]):
         seen.append(seen[-1].scatter(1, draft.tokens[:, step : step + 1], True))

@@ -133,6 +133,9 @@ def test_drafts_stay_within_the_room_that_there_is() -> None:
     assert settings(config.decoding, config.monitor).controller.most_drafts == 6
     adaptive = from_dict(JobConfig, {"decoding": {"system": "bebop_adaptive"}})
     assert settings(adaptive.decoding, adaptive.monitor).controller.system is None
+    chain, tree = (from_dict(JobConfig, {"decoding": {"system": name}}) for name in ("bebop", "bebop_tree"))
+    told = [settings(config.decoding, config.monitor) for config in (chain, tree)]
+    assert [(one.rate, one.controller.drafts) for one in told] == [("overlap", 3), ("accepted", None)]
 
 
 def reading(shift: float, size: int = 64) -> ProbeReading:

@@ -11,6 +11,7 @@ from tests.mutants.tables import (
     sampling,
     staleness,
     threads,
+    trees,
     watching,
     weights,
 )
@@ -23,6 +24,7 @@ FAULTS = (
     *policy.FAULTS,
     *weights.FAULTS,
     *pivot.FAULTS,
+    *trees.FAULTS,
     *staleness.FAULTS,
     *threads.FAULTS,
     *resume.FAULTS,
