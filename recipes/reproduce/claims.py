@@ -19,7 +19,8 @@ class Paper:
 
     title: str
     claims: tuple[Claim, ...]
-    others: Mapping[str, str]  # further names of rules -> their headings
+    others: Mapping[str, str]  # further names of rules -> their headings; the last takes what goes beyond the paper
+    recipes: tuple[str, ...] = ()  # what goes beyond any paper in these belongs here; elsewhere to the first paper
 
 
 PAPERS = (
@@ -75,6 +76,7 @@ PAPERS = (
             ),
         ),
         others={"beyond PAD": "Beyond the paper on PAD"},
+        recipes=("pad", "pad_training"),
     ),
     Paper(
         title="BlockPilot",
@@ -91,5 +93,14 @@ PAPERS = (
             Claim(name="BlockPilot 4", text="The prediction costs nothing to speak of."),
         ),
         others={"beyond BlockPilot": "Beyond the paper on BlockPilot"},
+        recipes=("blockpilot",),
     ),
 )
+
+
+def heading(recipe: str, claim: str) -> str:
+    """Under which claim or heading a finding of a recipe stands: what it names, or what goes beyond its paper."""
+    if claim != "beyond" and any(claim in (*p.others, *(c.name for c in p.claims)) for p in PAPERS):
+        return claim
+    owner = next((paper for paper in PAPERS if recipe in paper.recipes), PAPERS[0])
+    return [*owner.others][-1]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bebop.bench.record import table
+from recipes.reproduce.claims import heading
 from recipes.reproduce.record import Content, judged, read
 from recipes.reproduce.verdicts import Finding, Verdict, corrected
 
@@ -18,7 +19,7 @@ def verdicts(contents: Mapping[str, Content | None]) -> Verdicts:
     claims: dict[str, list[tuple[str, int, Finding]]] = {}
     for name, content in contents.items():
         for place, finding in enumerate(judged(content) if content else ()):
-            claims.setdefault(finding.claim, []).append((name, place, finding))
+            claims.setdefault(heading(name, finding.claim), []).append((name, place, finding))
     verdicts_of: dict[tuple[str, int], tuple[Verdict, float | None]] = {}
     for listed in claims.values():
         decided = corrected([finding for _, _, finding in listed])

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bebop.bench.record import table
-from recipes.reproduce.claims import PAPERS, Claim
+from recipes.reproduce.claims import PAPERS, Claim, heading
 from recipes.reproduce.pages import Verdicts, sentence, verdicts
 from recipes.reproduce.record import Content, judged
 from recipes.reproduce.verdicts import Finding, overall
@@ -71,13 +71,12 @@ def page(contents: Mapping[str, Content | None]) -> str:
 
 
 def of(claim: str, contents: Mapping[str, Content | None]) -> list[tuple[str, int, Finding]]:
-    """All findings about a claim: recipe, place, finding; what fits no heading counts as beyond the papers."""
-    known = {name for paper in PAPERS for name in (*paper.others, *(claim.name for claim in paper.claims))}
+    """All findings about a claim: recipe, place, finding."""
     return [
         (recipe, place, f)
         for recipe, content in contents.items()
         for place, f in enumerate(judged(content) if content else ())
-        if (f.claim if f.claim in known else "beyond") == claim
+        if heading(recipe, f.claim) == claim
     ]
 
 

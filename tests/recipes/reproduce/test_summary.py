@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from recipes.reproduce.__main__ import RECIPES, run
-from recipes.reproduce.claims import PAPERS
+from recipes.reproduce.claims import PAPERS, heading
+from recipes.reproduce.pages import verdicts
 from recipes.reproduce.summary import UNTESTED, page
 from recipes.reproduce.verdicts import Finding, overall
 
@@ -104,6 +105,25 @@ def test_missing_results_are_named_and_no_verdict_is_made_up() -> None:
 def test_a_recipe_that_is_not_there_fails_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert not run("nowhere", ["nowhere"])
     assert capsys.readouterr().out == "[1/1] nowhere: there is no such recipe yet\n"
+
+
+def test_what_goes_beyond_a_paper_stands_with_that_paper() -> None:
+    found = content(("beyond", "confirmed", "7.125"), ("unheard of", "confirmed", "8.125"))
+    text = page({"drift": found, "pad_training": found})
+    bebop, pad = text.index("### Beyond the paper\n"), text.index("### Beyond the paper on PAD")
+    places = [text.index(f"[{name}](recipes") for name in ("drift", "pad_training")]
+    assert bebop < places[0] < pad < places[1], "each under its own paper"
+    assert text.count("7.125") == text.count("8.125") == 2
+    assert heading("drift", "PAD 2") == "PAD 2", "a claim is that of its paper, whatever recipe tests it"
+
+
+def test_findings_are_corrected_with_those_of_their_heading() -> None:
+    found = content(("beyond", "confirmed", "7.125"))
+    found["judgements"][-1]["findings"][0]["p"] = 0.03
+    alone = verdicts({"drift": found, "pad_training": found})
+    together = verdicts({"drift": found, "boundary": found})
+    assert alone["drift", 0] == ("confirmed", 0.03)
+    assert together["drift", 0] == ("undecided", 0.06)
 
 
 def test_all_recipes_are_known() -> None:
