@@ -53,7 +53,7 @@ class SglangConfig:
     draft: str | None = setting(
         None,
         "for drafts of whole blocks: the folder of the drafter, which python -m bebop.export wrote",
-        Limit(os.path.isdir, "there is no such folder"),
+        NOT_EMPTY,
     )
     pause: Pause | None = setting(None, "of running answers while weights change; null follows rollout.on_update")
     transfer: WeightTransfer = setting(
