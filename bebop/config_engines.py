@@ -50,6 +50,11 @@ class SglangConfig:
         "an existing file for decoding.system=bebop_adaptive; null: SGLang's own table",
         Limit(os.path.isfile, "there is no such file"),
     )
+    draft: str | None = setting(
+        None,
+        "for drafts of whole blocks: the folder of the drafter, which python -m bebop.export wrote",
+        NOT_EMPTY,
+    )
     pause: Pause | None = setting(None, "of running answers while weights change; null follows rollout.on_update")
     transfer: WeightTransfer = setting(
         "tensor", "distributed: NCCL, servers on other GPUs; disk: a folder that both sides see", formerly="carrier"

@@ -133,6 +133,7 @@ class Part:
     summary: str  # one line for --help
     trainer: str  # the module of its training
     model: str = ""  # a module of bebop/model, its network; none for the head, which is in the checkpoint
+    export: str = ""  # a module of bebop/model that writes it as another program loads it, see bebop/export.py
     options: type | None = None  # settings of its training, in bebop/options.py
 
 
@@ -144,6 +145,7 @@ PARTS: Mapping[str, Part] = {
     "block": Part(
         summary="a drafter of whole blocks",
         model="block",
+        export="dflash",
         trainer="bebop.trainer.block",
         options=BlockTraining,
     ),

@@ -16,7 +16,7 @@ from bebop.decoding import SYSTEMS
 from bebop.model.parts import has_part
 from bebop.parsing import LARGEST, MOST
 from bebop.preflight import check_model, checked
-from bebop.rollout.sglang.arguments import HOSTED
+from bebop.rollout.sglang.hosting import HOSTED
 
 Rows = list[dict[str, Any]]
 Chart = tuple[str, Rows, str, str, str]  # name, rows, and their columns: groups, bars, heights
@@ -61,8 +61,9 @@ def parser() -> Parser:
     serving.add_argument("--device", default="auto")
     serving.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     serving.add_argument("--batches", type=whole(1), nargs="+", default=[1, 4, 16, 64])
-    fixed = [name for name in HOSTED if SYSTEMS[name].length == "fixed"]
-    serving.add_argument("--systems", nargs="+", default=fixed, choices=HOSTED)
+    whole_checkpoint = [name for name in HOSTED if not SYSTEMS[name].needs]
+    fixed = [name for name in whole_checkpoint if SYSTEMS[name].length == "fixed"]
+    serving.add_argument("--systems", nargs="+", default=fixed, choices=whole_checkpoint)
     serving.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
     serving.add_argument("--rounds", type=whole(1), default=3, help="turns at each size; the best counts (default: 3)")
     serving.add_argument("--waves", type=whole(1), default=4, help="requests per place (default: 4)")

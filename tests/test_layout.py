@@ -31,7 +31,7 @@ TABLE = {
     3: "clock pool loop",
     4: "runtime adaptation report remote placement preflight trainer.block trainer.block_length",
     # entry points
-    5: "compose settings run bench adapt verl_job megatron_job recipes",
+    5: "compose settings run bench adapt export verl_job megatron_job recipes",
 }
 BESIDE = ("recipes",)  # folders of modules beside bebop
 FLOORS = {

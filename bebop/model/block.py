@@ -59,7 +59,7 @@ class BlockDraftNetwork(nn.Module):
             rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
             attn_implementation=ATTENTION,
         )
-        self.taps, self.block = tuple(taps), block
+        self.config, self.taps, self.block = config, tuple(taps), block
         self.kv_heads, self.head_dim = kv_heads, head_dim
         self.mask = nn.Parameter(torch.randn(hidden_size) * config.initializer_range)
         self.fc = nn.Linear(len(self.taps) * hidden_size, hidden_size, bias=False)

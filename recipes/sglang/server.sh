@@ -24,9 +24,14 @@ if [[ ! "$host" =~ ^(127\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}|localhost|::1)$ && 
 fi
 export BEBOP_VERIFY_EVERY="${EVERY:-4}" SGLANG_FORCE_STREAM_INTERVAL=1073741824
 K="${K:-3}"
-exec python -m sglang.launch_server --model-path "${MODEL:?a checkpoint with MTP weights}" --dtype bfloat16 \
+drafts=(--speculative-algorithm NEXTN --speculative-draft-model-path "${MODEL:?a checkpoint with MTP weights}"
+    --speculative-num-steps "$K" --speculative-eagle-topk 1 --speculative-num-draft-tokens "$((K + 1))"
+    --speculative-use-rejection-sampling)
+if [[ -n "${DRAFT:-}" ]]; then # dflash.sh
+    drafts=(--speculative-algorithm DFLASH --speculative-draft-model-path "$DRAFT"
+        --speculative-accept-threshold-single 1.0 --speculative-accept-threshold-acc 1.0)
+fi
+exec python -m sglang.launch_server --model-path "$MODEL" --dtype bfloat16 \
     --host "$host" --port "${PORT:-30000}" --tp-size "${TP:-1}" \
     ${SGLANG_API_KEY:+--api-key "$SGLANG_API_KEY"} \
-    --speculative-algorithm NEXTN --speculative-draft-model-path "$MODEL" --speculative-num-steps "$K" \
-    --speculative-eagle-topk 1 --speculative-num-draft-tokens "$((K + 1))" --speculative-use-rejection-sampling \
-    --skip-tokenizer-init --weight-version 0 "$@"
+    "${drafts[@]}" --skip-tokenizer-init --weight-version 0 "$@"

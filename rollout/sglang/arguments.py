@@ -9,10 +9,10 @@ from bebop.config import DecodingConfig, JobConfig
 from bebop.config_engines import Pause, SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
+from bebop.rollout.sglang.hosting import HOSTED, HOSTINGS, missing
 from bebop.trajectory import SamplingParams
 
 OLDEST = (0, 5, 14)  # the first with speculative_use_rejection_sampling
-HOSTED = [name for name, s in SYSTEMS.items() if not s.drafts or (s.drafter, s.rule) == ("mtp", "rejection")]
 CPU = {  # what a CPU without AMX takes; see recipes/sglang
     "device": "cpu",
     "attention_backend": "triton",
@@ -60,32 +60,25 @@ def speculation(decoding: DecodingConfig, own: SglangConfig, folder: Path, devic
     """The arguments that say how tokens are drafted and verified; all are given, since SGLang's defaults vary."""
     refuse_system(decoding, own, device)
     system = SYSTEMS[decoding.system]
-    if not system.drafts:
-        return {}
-    refuse_vocabulary(folder)
-    arguments: dict[str, Any] = {
-        "speculative_algorithm": "NEXTN",
-        "speculative_draft_model_path": str(folder),
-        "speculative_num_steps": decoding.draft_tokens,
-        "speculative_eagle_topk": 1,
-        "speculative_num_draft_tokens": decoding.draft_tokens + 1,
-        "speculative_use_rejection_sampling": system.sampled,
-    }
-    if own.block_verification:
-        arguments["speculative_use_block_verification"] = True
-    if system.length == "entropy":
-        arguments["speculative_adaptive"] = True
-        if own.adaptive_steps is not None:
-            arguments["speculative_adaptive_config"] = own.adaptive_steps
-    return arguments
+    if system.drafts:
+        refuse_vocabulary(folder)
+    return HOSTINGS[system.drafter].arguments(decoding, own, folder)
 
 
 def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> None:
     """Raise ``UserError`` for a way of decoding that SGLang does not have."""
     name, temperature = decoding.system, decoding.draft_temperature
-    if name not in HOSTED:
-        raise UserError(f"decoding.system={name!r} is not possible with SGLang: choose one of {', '.join(HOSTED)}")
     system = SYSTEMS[name]
+    if (lack := missing(system)) is not None:
+        raise UserError(
+            f"decoding.system={name!r} is not possible with SGLang: {lack}choose one of {', '.join(HOSTED)}"
+        )
+    hosting = HOSTINGS[system.drafter]
+    if not hosting.cpu and device != "cuda" and not own.urls:
+        raise UserError(
+            f"decoding.system={name!r} is not possible with SGLang on a {device}: its {hosting.algorithms[0]} needs "
+            "CUDA; rollout=torch has it anywhere"
+        )
     if temperature is not None and temperature != system.draft_temperature:
         raise UserError(
             f"decoding.draft_temperature={temperature} is not possible with SGLang: it drafts at the target's "
@@ -99,6 +92,11 @@ def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> N
         )
     if own.colocated and device != "cuda":
         raise UserError("rollout.sglang.colocated=true is not possible: memory changes hands on a GPU only")
+    if own.deterministic and not hosting.seeded:
+        raise UserError(
+            f"rollout.sglang.deterministic=true is not possible with decoding.system={name}: SGLang's "
+            f"{hosting.algorithms[0]} draws from one generator for all answers"
+        )
     if own.deterministic and sampled and device != "cuda":
         raise UserError("rollout.sglang.deterministic=true is not possible: SGLang's seeded drafts need a GPU")
 
@@ -155,18 +153,8 @@ def refuse_version(version: str) -> None:
 def refuse_server(info: Mapping[str, Any], decoding: DecodingConfig, url: str) -> None:
     """Raise ``UserError`` if a running server drafts or verifies otherwise than asked for."""
     refuse_version(str(info.get("version", "0")))
-    system = SYSTEMS[decoding.system]
-    drafts = system.drafts
-    wanted: dict[str, Any] = {"speculative_algorithm": ("EAGLE", "NEXTN") if drafts else (None,)}
-    if drafts:
-        wanted |= {
-            "speculative_eagle_topk": (1,),
-            "speculative_use_rejection_sampling": (system.sampled,),
-            "speculative_accept_threshold_single": (1.0,),
-            "speculative_accept_threshold_acc": (1.0,),
-        }
-    if drafts and system.length == "fixed":
-        wanted["speculative_num_steps"] = (decoding.draft_tokens,)
+    hosting = HOSTINGS[SYSTEMS[decoding.system].drafter]
+    wanted = {"speculative_algorithm": hosting.algorithms, **hosting.wanted(decoding)}
     for name, values in wanted.items():
         if name in info and info[name] not in values:
             allowed = " or ".join(map(repr, values))

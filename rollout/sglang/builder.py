@@ -16,7 +16,9 @@ from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, reso
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.sglang.arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
 from bebop.rollout.sglang.backend import INTERPRETER, Backend, LocalBackend
+from bebop.rollout.sglang.dflash import mask_of
 from bebop.rollout.sglang.engine import SglangServer
+from bebop.rollout.sglang.hosting import HOSTINGS
 from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
 from bebop.rollout.sglang.transfer import DiskTransfer, DistributedTransfer, TensorTransfer, WeightTransfer
 from bebop.rollout.sglang.weights import stored_head
@@ -29,11 +31,12 @@ EMBEDDED = False
 def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     """Start SGLang, or meet the servers that there are; the engine, and the tokens that end an answer."""
     check(config)
+    hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter]
     own, dtype = config.rollout.sglang, getattr(torch, config.model.dtype)
     own = replace(
         own,
         pause=pause_mode(own, config.rollout.on_update),
-        monitor_every=own.monitor_every if config.monitor.decode_stats else 0,
+        monitor_every=own.monitor_every if config.monitor.decode_stats and hosting.measured else 0,
     )
     folder = resolve(config.model.path)
     tokenizer = load_tokenizer(config.model)
@@ -50,6 +53,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         layers=layers,
         dtype=dtype,
         rescored=config.algorithm.rescore,
+        mask=mask_of(own) if hosting.refuse else None,
     )
     engine = ServedEngine(
         server,
@@ -71,13 +75,15 @@ def check(config: JobConfig) -> None:
         raise UserError("rollout=sglang needs SGLang: pip install 'bebop-rl[sglang]', see recipes/sglang")
     refuse_loop(config)
     refuse_system(config.decoding, own, _device(config))
+    if (refuse := HOSTINGS[SYSTEMS[config.decoding.system].drafter].refuse) is not None:
+        refuse(config.decoding, own, folder)
     speculative = SYSTEMS[config.decoding.system].drafts
     params = SamplingParams(
         top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, repetition_penalty=sampling.repetition_penalty
     )
     refuse_sampling(params, speculative, config.algorithm.rescore)
     layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
-    if speculative and mtp_layout(folder, layers) is None:
+    if SYSTEMS[config.decoding.system].head and mtp_layout(folder, layers) is None:
         raise UserError(
             f"model.path={config.model.path!r} has no MTP weights, and SGLang serves checkpoints as they are: train a "
             "head with bebop.adapt first, or set decoding.system=autoregressive"

@@ -40,16 +40,18 @@ class SglangServer:
         layers: int,
         dtype: torch.dtype,
         rescored: bool,
+        mask: tuple[int, Tensor] | None = None,
     ) -> None:
         """``head``: the checkpoint's MTP head, under the names of ``MTPHead``; empty if it has none.
 
         ``own``: settings, of which ``pause`` is given. ``drafts`` per cycle, 0 for plain decoding; ``layout`` of the
         head's weights in checkpoints; ``layers`` of the backbone; ``dtype`` of the engine's weights; ``rescored``:
-        whether the trainer computes rollout log-probs itself.
+        whether the trainer computes rollout log-probs itself; ``mask``: a row of the target's embedding, and the vector
+        [d] that a drafter keeps in it.
         """
         self.backend, self.transfer, self.own, self.drafts, self.rescored = backend, transfer, own, drafts, rescored
         self.start, self.dead, self.close = backend.start, backend.dead, backend.close
-        self._update = partial(update, layout=layout, layers=layers)
+        self._update = partial(update, layout=layout, layers=layers, mask=mask)
         self._stored = {f"mtp.{name}": tensor for name, tensor in head.items()}
         self._rids: dict[int, str] = {}  # what a request is called in SGLang now
         self._count = 0

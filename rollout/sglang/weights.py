@@ -13,6 +13,7 @@ from bebop.model.experts import join_experts, split_experts
 from bebop.model.fingerprint import fingerprint
 from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.rollout.engine import EngineDied
+from bebop.rollout.sglang.dflash import with_mask
 
 Selector = Literal["target", "draft", "all"]
 SHARED = ("embed_tokens", "lm_head")  # the draft uses the target's
@@ -35,12 +36,18 @@ class WeightUpdate:
         return "target" if self.target else "draft"
 
 
-def update(weights: Mapping[str, Tensor], version: int, layout: str, layers: int) -> WeightUpdate:
-    """From ``Policy.weights`` to checkpoint names; the head's go under the names of its layout."""
+def update(
+    weights: Mapping[str, Tensor], version: int, layout: str, layers: int, mask: tuple[int, Tensor] | None = None
+) -> WeightUpdate:
+    """From ``Policy.weights`` to checkpoint names; the head's go under the names of its layout.
+
+    ``mask``: a row of the embedding and the vector that a drafter keeps in it.
+    """
     backbone, head = "backbone.", "mtp."
     target = {name.removeprefix(backbone): t for name, t in weights.items() if name.startswith(backbone)}
     own = {name.removeprefix(head): t for name, t in weights.items() if name.startswith(head)}
     assert len(target) + len(own) == len(weights), f"unknown weights among {list(weights)[:3]}, ..."
+    target = target if mask is None else with_mask(target, mask)
     return WeightUpdate(target=split_experts(target), draft=to_layout(own, LAYOUTS[layout], layers), version=version)
 
 

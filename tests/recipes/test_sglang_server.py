@@ -7,18 +7,25 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "recipes" / "sglang" / "server.sh"
-STUB = '#!/usr/bin/env bash\nprintf "%s\\n" "$@" >"$RECORD"\n'
+BLOCKS = SCRIPT.with_name("dflash.sh")
+NO_GPU = '#!/usr/bin/env bash\n[[ "$1" != -c ]] || exit 1\n' + "touch $RECORD\n"
+STUB = '#!/usr/bin/env bash\n[[ "$1" != -c ]] || exit 0\nprintf "%s\\n" "$@" >"$RECORD"\n'
 
 
-def launch(folder: Path, *arguments: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Run the script with a ``python`` that writes down its arguments; those, none if it was never called."""
+def launch(
+    folder: Path, *arguments: str, script: Path = SCRIPT, stubbed: str = STUB, **environment: str
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run a script with a ``python`` that writes down its arguments; those, none if it was never called."""
     stub, record = folder / "python", folder / "arguments"
-    stub.write_text(STUB)
+    stub.write_text(stubbed)
+    record.unlink(missing_ok=True)
     stub.chmod(0o755)
-    clean = {name: value for name, value in os.environ.items() if name not in ("HOST", "PORT", "SGLANG_API_KEY")}
+    clean = {
+        name: value for name, value in os.environ.items() if name not in ("HOST", "PORT", "SGLANG_API_KEY", "DRAFT")
+    }
     own = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "RECORD": str(record), "MODEL": "/checkpoint"}
     done = subprocess.run(
-        ["bash", str(SCRIPT), *arguments],
+        ["bash", str(script), *arguments],
         env={**clean, **own, **environment},
         capture_output=True,
         text=True,
@@ -64,3 +71,24 @@ def test_no_argument_goes_round_the_check(tmp_path: Path, arguments: tuple[str, 
     done, recorded = launch(tmp_path, *arguments)
     assert done.returncode == 2 and recorded == []
     assert done.stderr.count("\n") == 1 and "HOST=ADDRESS" in done.stderr
+
+
+def test_block_drafts_take_the_same_server(tmp_path: Path) -> None:
+    _, heads = launch(tmp_path)
+    assert after(heads, "--speculative-algorithm") == "NEXTN"
+    done, arguments = launch(tmp_path, script=BLOCKS, DRAFT="/drafter")
+    assert done.returncode == 0, done.stderr
+    assert after(arguments, "--model-path") == "/checkpoint" and after(arguments, "--host") == "127.0.0.1"
+    assert after(arguments, "--speculative-algorithm") == "DFLASH"
+    assert after(arguments, "--speculative-draft-model-path") == "/drafter"
+    assert not {"--speculative-num-steps", "--speculative-use-rejection-sampling"} & set(arguments)
+    done, arguments = launch(tmp_path, script=BLOCKS, DRAFT="/drafter", HOST="0.0.0.0")
+    assert done.returncode == 2 and arguments == []
+
+
+def test_block_drafts_are_refused_without_a_gpu(tmp_path: Path) -> None:
+    done, arguments = launch(tmp_path, script=BLOCKS, stubbed=NO_GPU, DRAFT="/drafter")
+    assert done.returncode == 2 and arguments == []
+    assert done.stderr.count("\n") == 1 and "needs CUDA" in done.stderr
+    done, _ = launch(tmp_path, script=BLOCKS)
+    assert done.returncode != 0 and "DRAFT" in done.stderr

@@ -131,7 +131,7 @@ def logprobs(folder: Path, prompt: Sequence[int], answer: Sequence[int], tempera
 
 
 @torch.no_grad()
-def joint_distribution(folder: Path, prompt: Sequence[int], temperature: float = 1.0) -> Array:
+def joint_distribution(folder: Path, prompt: Sequence[int], temperature: float = 1.0, vocab: int = VOCAB) -> Array:
     """Exact distribution [V, V, V] of the first three tokens."""
     model = copy.deepcopy(stock(folder)).double()
 
@@ -140,10 +140,10 @@ def joint_distribution(folder: Path, prompt: Sequence[int], temperature: float =
 
     start = torch.tensor([list(prompt)])
     first = sampling(start)[0]
-    token = torch.arange(VOCAB)
-    second = sampling(torch.cat([start.expand(VOCAB, -1), token[:, None]], 1))
+    token = torch.arange(vocab)
+    second = sampling(torch.cat([start.expand(vocab, -1), token[:, None]], 1))
     pairs = torch.cartesian_prod(token, token)
-    third = sampling(torch.cat([start.expand(VOCAB**2, -1), pairs], 1)).view(VOCAB, VOCAB, VOCAB)
+    third = sampling(torch.cat([start.expand(vocab**2, -1), pairs], 1)).view(vocab, vocab, vocab)
     return (first[:, None, None] * second[:, :, None] * third).numpy()
 
 

@@ -20,3 +20,12 @@ def test_sglang_takes_the_arguments_of_the_launch_file(tmp_path: Path) -> None:
     assert (options.model_path, options.speculative_algorithm, options.speculative_num_steps) == ("DIR", "NEXTN", 4)
     with pytest.raises(SystemExit):
         parser.parse_args([*given[2:], "--speculative-steps", "4"])
+
+
+def test_sglang_takes_those_of_block_drafts(tmp_path: Path) -> None:
+    given = started(["recipes/sglang/dflash.sh"], {"MODEL": "DIR", "DRAFT": "OTHER"}, tmp_path)
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    ServerArgs.add_cli_args(parser)
+    options = parser.parse_args(given[2:])
+    assert (options.model_path, options.speculative_draft_model_path) == ("DIR", "OTHER")
+    assert (options.speculative_algorithm, options.speculative_num_draft_tokens) == ("DFLASH", None)

@@ -1,0 +1,62 @@
+"""Trained parts for other programs: ``python -m bebop.export --out DIR`` writes one as that program loads it."""
+
+from importlib import import_module
+from pathlib import Path
+
+from bebop.command import Parser, check_writable, run_main, whole, writing
+from bebop.config import ModelConfig
+from bebop.decoding import PARTS
+from bebop.errors import UserError
+from bebop.parsing import LARGEST
+
+EXPORTED = [name for name, part in PARTS.items() if part.export]
+
+
+def parser() -> Parser:
+    """The command line."""
+    top = Parser(prog="python -m bebop.export", description=__doc__)
+    top.add_argument("--out", type=Path, required=True, help="the folder to write")
+    top.add_argument("--part", default="block", choices=EXPORTED, help="block: for SGLang's DFLASH (default: block)")
+    top.add_argument("--model", default="tiny", help="the model that it was made for (default: tiny)")
+    top.add_argument("--file", help="the .safetensors file of the part (default: the one that comes with the model)")
+    top.add_argument(
+        "--mask-token",
+        type=whole(0, LARGEST),
+        help="the id of MASK, which no text has (default: the first that the tokenizer does not have)",
+    )
+    return top
+
+
+def main(arguments: list[str]) -> int:
+    """Load the part with its model, which it is held against, and write it."""
+    options = parser().parse_args(arguments)
+    check_writable("--out", options.out)
+    refuse_folder(options.out)
+    from bebop.model.checkpoint import load_policy  # torch and transformers take seconds; errors should not wait
+    from bebop.preflight import check_model
+
+    parts = {options.part: options.file} if options.file else {}
+    config = ModelConfig(path=options.model, device="cpu", dtype="bfloat16", check=False, parts=parts)
+    check_model(config)
+    policy = load_policy(config, needs=(options.part,))
+    exporter = import_module(f"bebop.model.{PARTS[options.part].export}")
+    with writing(options.out):
+        text = exporter.export(policy, policy.parts[options.part], options.out, options.mask_token)
+    print(text, end="")
+    return 0
+
+
+def refuse_folder(folder: Path) -> None:
+    """Raise ``UserError`` for a folder that holds another model; one that was written before is written again."""
+    if not (folder / "config.json").is_file():
+        return
+    from bebop.model.dflash import read_settings
+
+    try:
+        read_settings(folder)
+    except UserError as error:
+        raise UserError(f"--out={str(folder)!r} is not possible: it holds something else; {error}") from error
+
+
+if __name__ == "__main__":
+    run_main(main)
