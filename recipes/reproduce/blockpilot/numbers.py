@@ -43,9 +43,11 @@ class Found:
     values: dict[str, Array]  # score -> [N, C] of the candidates
 
 
-def found(seed: int, swept: Swept, best: int, timed: Costs, planted: Planted, twice: Array) -> Found:
-    """The comparisons of a seed."""
-    cycle = dict(zip(TIMED, timed.curves[:, SPENT.index("cycle")], strict=True))
+def found(
+    seed: int, swept: Swept, best: int, timed: Costs, planted: Planted, twice: Array, curve: Sequence[float]
+) -> Found:
+    """The comparisons of a seed; ``curve``: seconds of a cycle of each size in ``TIMED``."""
+    cycle = dict(zip(TIMED, curve, strict=True))
     seconds = np.array([cycle[size] for size in CANDIDATES])
     tau = swept.candidates().tau
     compared = {

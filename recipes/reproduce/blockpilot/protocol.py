@@ -106,7 +106,7 @@ def predict(table: Sweep, train: Counts, target: str, seconds: Array | None, see
     """Indices of sizes [N, C] of all prompts, the predicted best first, by a network that saw ``train`` alone."""
     network = trained(table, train, target, seconds, seed)
     with torch.no_grad():
-        ranked: Counts = network(table.features).argsort(1, descending=True, stable=True).numpy()
+        ranked: Counts = network(table.features).argsort(dim=1, descending=True, stable=True).numpy()
     return ranked
 
 
