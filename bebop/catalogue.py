@@ -184,7 +184,7 @@ METRICS: tuple[MetricRow, ...] = (
     ),
     MetricRow(
         "rollout/block_size/K",
-        "`blockpilot`: mean size of the blocks that reached position K, the newest token included",
+        "`blockpilot`, `block_ema`: mean size of the blocks that reached position K, the newest token included",
         "tokens",
         "system",
     ),

@@ -29,6 +29,12 @@ class Draft:
     parents: Tensor | None = None  # [B, K] the node that each follows; -1: the newest token. None: a chain
     depth: int | None = None  # D, of the tree; None: K
 
+    def widths(self) -> Tensor:
+        """Tokens of each row's cycle before verification [B, K], the newest included: at every position the same."""
+        width = self.tokens.shape[1]
+        lengths = self.tokens.new_full((len(self.tokens),), width) if self.lengths is None else self.lengths
+        return (lengths + 1)[:, None].expand(-1, width)
+
     def along(self, accepted: "Accepted") -> "Draft":
         """A tree as the chain that its path was: D drafts, at each depth the first child of the node accepted before.
 

@@ -64,7 +64,9 @@ def test_what_a_system_counts_and_what_its_weights_cost_is_shown_where_it_is_log
     inexact = run(**logged)  # type: ignore[arg-type]
     assert [panel.caption for panel in draw(TRAIN, [inexact]).panels] == ["loss", "sample size of weights"]
     own = {chart.title: chart.text for chart in charts([inexact])}
-    assert own["Overridden"].startswith("pad: share") and own["Block size"].startswith("blockpilot: mean size")
+    assert own["Overridden"].startswith("pad: share") and own["Block size"].startswith(
+        "blockpilot, block_ema: mean size"
+    )
     assert "Overridden" not in {chart.title for chart in charts([exact])}
 
 

@@ -46,9 +46,8 @@ class BlockLength:
             self.chosen[fresh] = True
 
     def count(self, draft: Draft) -> Mapping[str, Tensor]:
-        """``block_size``: of the row's block in this cycle, the newest token included."""
-        assert draft.lengths is not None
-        return {"block_size": (draft.lengths + 1)[:, None].expand_as(draft.tokens)}
+        """See ``Draft.widths``."""
+        return {"block_size": draft.widths()}
 
 
 EntryClass = BlockLength

@@ -1,5 +1,7 @@
 """A block size for each cycle, from how many drafts the last ones had accepted (SPEC 5.6)."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,8 @@ class EmaLength:
     a give 1 + a + ... + a^K tokens in the time 1 + ``cost_ratio`` + K * ``verify_ratio``: one drafter pass, one pass of
     the target. Only what earlier cycles had accepted counts, nothing of the one to come: exact.
     """
+
+    counts = ("block_size",)
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         self.limit, self.decay = config.draft_tokens, config.of(EmaOptions).decay
@@ -42,6 +46,10 @@ class EmaLength:
         drafted = torch.full_like(accepted.lengths, draft.tokens.shape[1]) if draft.lengths is None else draft.lengths
         now = torch.stack([accepted.lengths, torch.minimum(accepted.lengths + 1, drafted)], 1)
         self.seen[: rows.batch] = self.decay * self.seen[: rows.batch] + now
+
+    def count(self, draft: Draft) -> Mapping[str, Tensor]:
+        """See ``Draft.widths``."""
+        return {"block_size": draft.widths()}
 
 
 EntryClass = EmaLength
