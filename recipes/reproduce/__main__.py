@@ -21,7 +21,7 @@ from recipes.reproduce.study import FOLDER, QUICK, results_folder
 from recipes.reproduce.summary import page
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = ("objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond")
+RECIPES = ("objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond", "blockpilot")
 
 
 def main(given: list[str]) -> int:

@@ -107,5 +107,5 @@ def test_a_recipe_that_is_not_there_fails_in_one_line(capsys: pytest.CaptureFixt
 
 
 def test_all_recipes_are_known() -> None:
-    ours = {"objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond"}
+    ours = {"objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond", "blockpilot"}
     assert set(RECIPES) == ours
