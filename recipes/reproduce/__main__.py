@@ -21,7 +21,8 @@ from recipes.reproduce.study import FOLDER, QUICK, results_folder
 from recipes.reproduce.summary import page
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = ("objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond", "pad_training")
+BEBOP = ("objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond")
+RECIPES = (*BEBOP, "pad", "pad_training", "blockpilot")
 
 
 def main(given: list[str]) -> int:

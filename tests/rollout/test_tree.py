@@ -10,7 +10,6 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.kernels.trees import ancestry
-from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
@@ -166,13 +165,6 @@ def test_statistics_go_by_depth(policy: Policy) -> None:
 # ---- exactness at other temperatures; the default tree is a row of the exactness test of all systems
 
 
-class NotCompacted(SlotContext):
-    """Leaves the accepted nodes where they were written."""
-
-    def compact(self, first: Tensor, kept: Tensor) -> None:
-        """Nothing."""
-
-
 class WrongParent(TreeWalk):
     """Takes the second node's child for one of the first."""
 
@@ -190,10 +182,9 @@ def test_the_output_distribution_is_the_target(temperature: float) -> None:
 
 
 @pytest.mark.slow
-def test_broken_trees_are_caught() -> None:
-    policy = tiny_policy(5, seed=11, sharp=16.0)
-    assert smallest_p(policy, config(FIVE), 1.0, WrongParent()) < LEVEL / 100
-    assert smallest_p(policy, config(FIVE), 1.0, NotCompacted) < LEVEL / 100
+def test_a_broken_tree_is_caught() -> None:
+    """Entries that stay where they were written touch too few of three tokens to be seen here: see test_tree_caches."""
+    assert smallest_p(tiny_policy(5, seed=11, sharp=16.0), config(FIVE), 1.0, WrongParent()) < LEVEL / 100
 
 
 # ---- refusals
