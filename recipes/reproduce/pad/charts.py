@@ -27,7 +27,7 @@ def draw(runs: Runs, tests: Mapping[str, HeldOut], folder: Path) -> dict[str, st
         "tau.svg": "Utility (left) and accept length (right) over tau, tau = 0 being plain rejection sampling; bars: "
         "95 %, bootstrap over the prompts of three seeds.",
         "trade.svg": "Utility against accept length: the classifier at five tau (line, from plain rejection sampling "
-        "on), and the controls at the rate of the chosen tau.",
+        "on), and the controls at the rate that it has at the tau they are compared at.",
         "roc.svg": "Pivots found against others taken for pivots, test prompts of three seeds (thin: each seed).",
     }
 
@@ -76,13 +76,17 @@ def trade(runs: Runs, path: Path) -> None:
 def roc(tests: Mapping[str, HeldOut], path: Path) -> None:
     """Curves of all seeds together, and of each."""
     with figure(path, 1, 4.4, 4.0) as panel:
-        shown = {"head": "head, all features", "head, scalars": "head, p and entropy alone", "skewed": "sharpened"}
-        for name, label in shown.items():
+        shown = {
+            "head": ("head, all features", "#16407a"),
+            "head, scalars": ("head, p and entropy alone", "#7a8794"),
+            "skewed": ("sharpened", "#d1603d"),
+        }
+        for name, (label, shade) in shown.items():
             one = tests[name]
             for seed in SEEDS:
-                panel.plot(*_curve(one.scores[seed], one.labels[seed]), color=color(name), lw=0.6, alpha=0.5)
+                panel.plot(*_curve(one.scores[seed], one.labels[seed]), color=shade, lw=0.6, alpha=0.5)
             whole = [np.concatenate([d[s] for s in SEEDS]) for d in (one.scores, one.labels)]
-            panel.plot(*_curve(*whole), color=color(name), lw=1.8, label=f"{label}: AUC {one.area()}")
+            panel.plot(*_curve(*whole), color=shade, lw=1.8, label=f"{label}: AUC {one.area()}")
         panel.plot([0, 1], [0, 1], ":", color="#9aa3ad")
         panel.set(xlabel="others above the threshold", ylabel="pivots above the threshold", aspect="equal")
         panel.legend(fontsize=7, loc="lower right")
