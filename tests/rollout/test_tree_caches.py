@@ -13,7 +13,7 @@ from bebop.rollout.decoding.head import HeadDrafter
 from bebop.rollout.target import Target
 from bebop.rollout.torch_engine import TorchEngine
 from tests.builders import requests, tiny_policy
-from tests.rollout.test_tree import CHAIN, FIVE, PROMPTS, NotCompacted, answers, config, decoder_of, engine
+from tests.rollout.test_tree import CHAIN, FIVE, PROMPTS, answers, config, decoder_of, engine
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,13 @@ def test_siblings_differ_and_the_draft_is_of_its_own_way(policy: Policy, params:
 
 
 # ---- caches
+
+
+class NotCompacted(SlotContext):
+    """Leaves the accepted nodes where they were written."""
+
+    def compact(self, first: Tensor, kept: Tensor) -> None:
+        """Nothing."""
 
 
 def cache_error(policy: Policy, cache: type[SlotContext] | None = None, cycles: int = 6) -> tuple[float, float]:

@@ -7,8 +7,8 @@ import numpy as np
 
 from recipes.reproduce.blockpilot import costs, jobs, marker, protocol, sweeps
 from recipes.reproduce.blockpilot.charts import draw
+from recipes.reproduce.blockpilot.comparison import Found, found, rule_numbers, tables
 from recipes.reproduce.blockpilot.decoding import spent
-from recipes.reproduce.blockpilot.numbers import Found, found, rule_numbers, tables
 from recipes.reproduce.cli import start
 from recipes.reproduce.record import begin, keep
 from recipes.reproduce.study import SEEDS, everywhere, results_folder

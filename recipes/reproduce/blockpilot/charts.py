@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from bebop.intervals import across_seeds
+from recipes.reproduce.blockpilot.comparison import ARMS, SCORES, Found
 from recipes.reproduce.blockpilot.costs import SPENT, TIMED
-from recipes.reproduce.blockpilot.numbers import ARMS, SCORES, Found
 from recipes.reproduce.blockpilot.sweeps import CANDIDATES, CYCLES, FULL, SIZES
 from recipes.reproduce.figures import band, bars, color, figure
 from recipes.reproduce.study import TASKS
