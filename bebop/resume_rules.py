@@ -41,8 +41,8 @@ JOB: Mapping[str, str | None] = {
             f"rollout.sglang.{name}"
             for name in (
                 "urls", "api_key_env", "tensor_parallel", "data_parallel", "memory_fraction", "cache_tokens",
-                "attention_backend", "deterministic", "block_verification", "adaptive_steps", "draft", "pause", "transfer",
-                "folder", "address", "colocated", "monitor_every", "timeout", "retries", "extra",
+                "attention_backend", "deterministic", "block_verification", "adaptive_steps", "draft", "pause",
+                "transfer", "folder", "address", "colocated", "monitor_every", "timeout", "retries", "extra",
             )
         ),
         MAY,
