@@ -70,7 +70,7 @@ def _defines(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         return [node.target.id]
     if isinstance(node, ast.Assign):
-        return [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        return [target.id for target in node.targets if isinstance(target, ast.Name)]
     return []
 
 

@@ -2,9 +2,12 @@
 
 from recipes.reproduce.verdicts import Need, Part, Rule
 
-SPEEDUP, LENGTH = 1.1, 2.2  # the project's bars for blocks at batch 1, temperature 0
+SPEEDUP = 1.1  # the project's bars for blocks at batch 1, temperature 0
+LENGTH = 2.2
 WORTH = 0.01  # relative gain of the best choice: what a prediction may cost
-ACCURACY, SHARE, NOTHING = 0.9, 0.8, 0.2  # the project's bars for a planted signal; what is "about 0"
+ACCURACY = 0.9  # the project's bars for a planted signal
+SHARE = 0.8
+NOTHING = 0.2  # what is "about 0"
 OVERHEAD = 0.01
 SCORES = {"tau": "tokens a cycle", "speed": "tokens per processor time"}
 CHOICE = (Need(number="oracle gain, tau", kind="above", otherwise="no choice would gain anything"),)
