@@ -16,13 +16,13 @@ from bebop.bench.record import begin, show
 from bebop.command import Parser, run_main
 from bebop.errors import UserError
 from recipes.reproduce import record, rule_hash
+from recipes.reproduce.claims import PAPERS
 from recipes.reproduce.pages import study_page, verdicts
 from recipes.reproduce.study import FOLDER, QUICK, results_folder
 from recipes.reproduce.summary import page
 
 ROOT = Path(__file__).resolve().parents[2]
-BEBOP = ("objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond")
-RECIPES = (*BEBOP, "pad", "pad_training", "blockpilot")
+RECIPES = tuple(recipe for paper in PAPERS for recipe in paper.recipes)
 
 
 def main(given: list[str]) -> int:

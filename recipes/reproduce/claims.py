@@ -20,7 +20,7 @@ class Paper:
     title: str
     claims: tuple[Claim, ...]
     others: Mapping[str, str]  # further names of rules -> their headings; the last takes what goes beyond the paper
-    recipes: tuple[str, ...] = ()  # what goes beyond any paper in these belongs here; elsewhere to the first paper
+    recipes: tuple[str, ...]  # the studies of its claims, in their order; here stands what goes beyond it in them
 
 
 PAPERS = (
@@ -56,6 +56,7 @@ PAPERS = (
             ),
         ),
         others={"Fig 14b": "Further findings of the paper", "beyond": "Beyond the paper"},
+        recipes=("objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond"),
     ),
     Paper(
         title="PAD",
@@ -99,7 +100,10 @@ PAPERS = (
 
 
 def heading(recipe: str, claim: str) -> str:
-    """Under which claim or heading a finding of a recipe stands: what it names, or what goes beyond its paper."""
+    """Under which claim or heading a finding of a recipe stands: what it names, or what goes beyond its paper.
+
+    A recipe of no paper counts as one of the first.
+    """
     if claim != "beyond" and any(claim in (*p.others, *(c.name for c in p.claims)) for p in PAPERS):
         return claim
     owner = next((paper for paper in PAPERS if recipe in paper.recipes), PAPERS[0])
