@@ -191,11 +191,15 @@ class SlotContext:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store keys and values [B,Hkv,n,D] where ``place`` says -> all that these rows hold [B,Hkv,C,D]."""
-        rows = slice(self.first_slot, self.first_slot + len(key))
-        keys, values = self.keys[layer - self.first_layer, rows], self.values[layer - self.first_layer, rows]
+        keys, values = self.held(layer, len(key))
         keys.scatter_(2, self.index, key)
         values.scatter_(2, self.index, value)
         return keys, values
+
+    def held(self, layer: int, batch: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [B,Hkv,C,D] that the rows of a pass hold in a layer, as views."""
+        rows = slice(self.first_slot, self.first_slot + batch)
+        return self.keys[layer - self.first_layer, rows], self.values[layer - self.first_layer, rows]
 
     def compact(self, first: Tensor, kept: Tensor) -> None:
         """Move entries ``first`` [B] + ``kept`` [B,n] of rows 0..B-1 to ``first`` + 0, 1, ..., in all layers."""
