@@ -12,6 +12,7 @@ from bebop.options import (
     BlockLengthTraining,
     BlockTraining,
     EmaOptions,
+    FirpTraining,
     PadOptions,
     PivotTraining,
     TreeOptions,
@@ -154,5 +155,11 @@ PARTS: Mapping[str, Part] = {
         model="block_length",
         trainer="bebop.trainer.block_length",
         options=BlockLengthTraining,
+    ),
+    "firp": Part(
+        summary="hidden states of future tokens, made between the target's layers",
+        model="firp",
+        trainer="bebop.trainer.firp",
+        options=FirpTraining,
     ),
 }

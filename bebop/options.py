@@ -146,6 +146,24 @@ class BlockTraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirpTraining:
+    """Training of pseudo hidden states (``bebop.adapt part=firp``, SPEC 3.2)."""
+
+    layers: tuple[int, ...] | None = setting(
+        None, "t_k, layers of the target after which step k enters, from 1 on; null: three from the middle up"
+    )
+    masked: bool = setting(False, "a step does not see the earlier ones of its anchor, an ablation")
+    steps: int = setting(600, "updates of each step; those before it are there and frozen", at_least(1))
+    rows_per_step: int = setting(16, "answers in one update", at_least(1))
+    anchors: int = setting(24, "random anchors in one answer", at_least(1))
+    objective: Literal["kl", "tv", "e2e_tv"] = setting(
+        "kl", "what is minimised after the warm-up; e2e_tv weighs an anchor by the acceptance of the earlier steps"
+    )
+    warm: float = setting(0.3, "share of the updates of a step that are on kl first", SHARE)
+    lr: float = setting(1e-3, "learning rate, after a warm-up; falls as a cosine within each step", above(0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockLengthTraining:
     """Training of the choice of block sizes (``bebop.adapt part=block_length``)."""
 

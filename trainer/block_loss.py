@@ -68,15 +68,22 @@ def read_texts(policy: Policy, texts: Sequence[tuple[Sequence[int], int]], taps:
     return [read[i] for i in range(len(texts))]
 
 
+def random_anchors(ends: Tensor, answers: Tensor, anchors: int, seed: int) -> Tensor:
+    """At most ``anchors`` positions [B, A] a text, from the last token of its prompt to its last but one, none twice.
+
+    A text with fewer has some beyond its end. ``ends``, ``answers`` [B]: tokens of the text, and of its answer.
+    """
+    numbers = torch.Generator().manual_seed(seed)
+    rank = torch.rand(len(ends), max(anchors, int(answers.max())), generator=numbers)
+    # Positions that an answer does not have come last, where nothing is predicted.
+    rank[torch.arange(rank.shape[1]) >= answers[:, None]] += 1
+    return rank.argsort(1)[:, :anchors] + (ends - answers - 1)[:, None]
+
+
 def lay_out(texts: Sequence[ReadText], anchors: int, seed: int) -> Blocks:
     """At most ``anchors`` blocks a text, at random positions; a text with fewer places has some beyond its end."""
-    numbers = torch.Generator().manual_seed(seed)
     ends = torch.tensor([len(text.token_ids) for text in texts])
-    places = torch.tensor([text.answer for text in texts])
-    rank = torch.rand(len(texts), max(anchors, int(places.max())), generator=numbers)
-    # Positions that an answer does not have come last, where nothing is predicted.
-    rank[torch.arange(rank.shape[1]) >= places[:, None]] += 1
-    chosen = rank.argsort(1)[:, :anchors] + (ends - places - 1)[:, None]
+    chosen = random_anchors(ends, torch.tensor([text.answer for text in texts]), anchors, seed)
     taps = texts[0].layers
     device = texts[0].hidden.device
     return Blocks(

@@ -37,7 +37,8 @@ class PseudoStates(nn.Module):
 
     def pseudo(self, step: int, hidden: Tensor, anchors: Tensor) -> Tensor:
         """Pseudo states [B,A,d] of ``step`` (from 0) for anchors [B,A], from real states [B,n,d] after its layer."""
-        made: Tensor = self.maps[step](at(hidden, anchors))
+        own = self.maps[step]
+        made: Tensor = own(at(hidden, anchors).to(own.weight.dtype)).to(hidden.dtype)  # type: ignore[arg-type]
         return made
 
     def check(self, policy: Policy) -> None:
@@ -197,6 +198,11 @@ def _longer(
     if settings.get("position_ids") is not None:
         longer["position_ids"] = torch.cat([settings["position_ids"].expand(batch, -1), later], 1)
     return longer
+
+
+def middle_layers(depth: int, count: int = 3) -> list[int]:
+    """Where ``count`` steps enter a model of so many layers: one layer after the other, 5, 6 and 7 of 12."""
+    return [min(max(1, depth // 2 - 1) + k, depth) for k in range(count)]
 
 
 EntryClass = PseudoStates

@@ -1,0 +1,93 @@
+"""Training of pseudo hidden states: the part, a resume, and what is refused."""
+
+import dataclasses
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bebop.adaptation.checkpoint import store
+from bebop.compose import adapt_config, write_down
+from bebop.config_adapt import AdaptConfig
+from bebop.errors import UserError
+from bebop.model.parts import load_part, read_card
+from bebop.trainer.firp import FirpTrainer
+
+SMALL = ["part=firp", "task=gcd", "data.sequences=8", "data.sampling.max_new_tokens=10", "data.slots=8",
+         "evaluation.prompts=3", "options.steps=2", "options.rows_per_step=4", "options.anchors=4", "options.warm=0.5",
+         "options.objective=e2e_tv", "train.save_every=3", "train.threads=1", "progress=false",
+         "model.check=false"]  # fmt: skip
+
+
+def config(folder: Path, *overrides: str) -> AdaptConfig:
+    return adapt_config([*SMALL, *overrides, f"dir={folder}"])
+
+
+def trained(folder: Path, *overrides: str) -> FirpTrainer:
+    folder.mkdir(exist_ok=True)
+    asked = config(folder, *overrides)
+    job = FirpTrainer(asked, folder)
+    job.prepare()
+    write_down(asked, [*SMALL, *overrides], folder)
+    job.run()
+    return job
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a training that was not interrupted."""
+    folder = tmp_path_factory.mktemp("firp")
+    trained(folder)
+    return folder
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "firp.safetensors")
+
+
+def test_a_trained_part_says_what_it_is(whole: Path) -> None:
+    card = read_card(whole / "firp.safetensors")
+    assert card.part == "firp" and card.settings["layers"] == [5, 6, 7]
+    assert {"overlap/1", "kl/2", "agreement/3"} <= set(card.results)
+    assert adapt_config(shlex.split(card.command)[3:]) == dataclasses.replace(config(whole), dir=None)
+    policy = FirpTrainer(config(whole), whole).policy
+    load_part("firp", whole / "firp.safetensors", policy)
+    assert all(not torch.equal(matrix, torch.eye(128)) for matrix in weights(whole).values())
+
+
+def test_steps_are_trained_one_after_another(whole: Path, tmp_path: Path) -> None:
+    """After the third of six updates step 1 is as it will be, step 2 has begun and step 3 is the identity."""
+    half = tmp_path / "half"
+    shutil.copytree(whole, half)
+    shutil.rmtree(store(half).path(6))
+    (half / "firp.safetensors").unlink()
+    begun = FirpTrainer(config(half, "resume=true"), half)
+    begun.prepare()
+    assert begun.version == 3
+    first, second, third = (one.weight.detach().clone() for one in begun.network.maps)  # type: ignore[union-attr, operator]
+    final = [*weights(whole).values()]
+    assert torch.equal(first, final[0]) and torch.equal(third, torch.eye(128))
+    assert not torch.equal(second, torch.eye(128)) and not torch.equal(second, final[1])
+    trained(half, "resume=true")
+    assert all(torch.equal(a, b) for a, b in zip(weights(half).values(), final, strict=True)), "to the bit"
+    steps = [json.loads(line)["step"] for line in (half / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["resume=true"], "no finished checkpoint"),
+        (["options.layers=[3,2]"], "do not fall"),
+        (["options.layers=[12,13]"], r"layers 1\.\.12"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(overrides: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        trained(tmp_path, *overrides)
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,136 @@
+"""Training of pseudo hidden states on answers of the model itself: ``python -m bebop.adapt part=firp`` (SPEC 3.2).
+
+Steps are trained one after another, k = 1..K. While step k is trained the earlier ones are present and frozen, as they
+are while drafting, and later ones are not there.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bebop.adaptation.checkpoint import store, write
+from bebop.adaptation.corpus import drafting, run_engine, sampled, token_rows
+from bebop.adaptation.part_job import PartJob
+from bebop.adaptation.ranks import ALONE, Ranks
+from bebop.command import writing
+from bebop.config import TrainerConfig
+from bebop.config_adapt import AdaptConfig
+from bebop.intervals import ratio
+from bebop.model.checkpoint import load_policy
+from bebop.model.firp import PseudoStates, middle_layers
+from bebop.options import FirpTraining
+from bebop.sinks import JsonlSink
+from bebop.trainer.chains import TokenRow, rows_of_step
+from bebop.trainer.firp_loss import MEASURES, firp_loss, lay_out, sums
+from bebop.trainer.optim import GuardedAdamW
+from bebop.trainer.schedule import learning_rate
+from bebop.trainer.state import load_optimizer_state, optimizer_state
+
+
+class FirpTrainer(PartJob):
+    """Answers, training step by step, a look at held-out answers, and the part."""
+
+    def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
+        """Load the model, freeze it and make matrices for it."""
+        super().__init__(config, folder, ranks)
+        self.options = options = config.of(FirpTraining)
+        self.policy = load_policy(config.model)
+        self.policy.backbone.requires_grad_(False)
+        backbone = self.policy.backbone.config
+        self.settings: dict[str, Any] = {
+            "hidden_size": backbone.hidden_size,
+            "layers": list(options.layers or middle_layers(backbone.num_hidden_layers)),
+            "masked": options.masked,
+        }
+        self.network = PseudoStates(**self.settings).to(self.policy.device)
+        self.network.check(self.policy)
+        self.rates = TrainerConfig(lr=options.lr, steps=options.steps, lr_schedule="cosine", lr_warmup_steps=20)
+        self.optimizer = GuardedAdamW(
+            dict(self.network.named_parameters()),
+            self.rates,
+            setting="options.lr",
+            loss="the loss of the pseudo states",
+            causes="weights",
+        )
+        self.version = 0
+
+    @property
+    def last(self) -> int:
+        """Updates in all."""
+        return self.options.steps * len(self.network.layers)
+
+    def prepare(self) -> None:
+        """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
+        state = self.resumed()
+        if state is None:
+            return
+        load_optimizer_state(self.optimizer, state, "pseudo states")
+        self.version = state["version"]
+
+    def run(self) -> str:
+        """All phases that are left; what is to be said at the end."""
+        decoding, label = drafting(self.policy), self.label("sample")
+        _, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label)
+        self._train(rows)
+        answers = run_engine(
+            self.policy, held_out, self.config.data, decoding, self.config.seed + 1, self.label("held out")
+        )
+        results = self.measured(token_rows(held_out, answers))
+        self.save(self.network, self.settings, results)
+        lines = [f"{name:40}{interval['value']:.3f}" for name, interval in results.items()]
+        return "\n".join([*lines, ""])
+
+    def measured(self, rows: Sequence[TokenRow]) -> dict[str, Any]:
+        """Intervals by name and step over some answers."""
+        found, places = sums(self.policy, self.network, rows, self.config.data.sampling.temperature)
+        return {
+            f"{name}/{step + 1}": dataclasses.asdict(ratio(found[:, step, i].numpy(), places[:, step].numpy()))
+            for i, name in enumerate(MEASURES)
+            for step in range(places.shape[1])
+        }
+
+    def _train(self, rows: Sequence[TokenRow]) -> None:
+        """Every update to the last, from the newest checkpoint on."""
+        train = self.config.train
+        sink = JsonlSink(self.folder / "metrics.jsonl", self.version or None)
+        store(self.folder).set_aside(self.found)
+        bar = tqdm(
+            total=self.last, initial=self.version, desc="train", unit="step", disable=self.label("train") is None
+        )
+        while self.version < self.last:
+            chosen = rows_of_step(len(rows), self.options.rows_per_step, self.config.seed, self.version)
+            numbers = self.update([rows[i] for i in chosen])
+            sink.write(self.version, numbers)
+            bar.update()
+            bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
+            if self.version == self.last or (train.save_every and self.version % train.save_every == 0):
+                with writing(self.folder / "checkpoints"):
+                    write(self.folder, {"version": self.version, **optimizer_state(self.optimizer)}, train.keep)
+        bar.close()
+        sink.close()
+
+    def update(self, rows: Sequence[TokenRow]) -> dict[str, float]:
+        """One optimizer step on random anchors of some answers; the anchors follow from the seed and the step."""
+        options = self.options
+        stage, place = divmod(self.version, options.steps)
+        for k, one in enumerate(self.network.maps):
+            one.requires_grad_(k == stage)
+        texts = lay_out(rows, options.anchors, (self.config.seed << 32) + self.version, self.policy.device)
+        kind = "kl" if place < options.warm * options.steps else options.objective
+        self.optimizer.zero_grad()
+        loss = firp_loss(
+            self.policy, self.network, texts, stage + 1, kind=kind,
+            temperature=self.config.data.sampling.temperature,
+        )  # fmt: skip
+        loss.backward()
+        numbers = self.optimizer.guarded_step(learning_rate(self.rates, place))
+        self.version += 1
+        return {f"firp/{name}": value for name, value in {"loss": float(loss.detach()), **numbers}.items()} | {
+            "firp/step": float(stage + 1)
+        }
+
+
+EntryClass = FirpTrainer

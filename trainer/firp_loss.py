@@ -1,0 +1,108 @@
+"""What pseudo hidden states are trained on (SPEC 3.2): the distribution that the model itself has where they stand.
+
+Step k at anchor i stands against the model's distribution at position i + k, which has read the tokens in between. The
+model's own states come from the same pass, in which real states see no pseudo state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from bebop.kernels.linear_losses import CHUNK_ROWS, linear_draft_loss, linear_e2e_tv_loss
+from bebop.model.backbone import Policy
+from bebop.model.firp import PseudoContext, PseudoStates, hidden_with_pseudo
+from bebop.model.mtp import at
+from bebop.trainer.block_loss import END_TO_END, random_anchors, shared_tables
+from bebop.trainer.chains import TokenRow
+
+MEASURES = ("overlap", "kl", "agreement")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchored:
+    """Texts side by side, with anchors from which tokens are predicted."""
+
+    token_ids: Tensor  # [B, L], right-padded with 0
+    anchors: Tensor  # [B, A] positions, from the last token of the prompt on
+    ends: Tensor  # [B] tokens of each text
+
+    def mask(self, steps: int) -> Tensor:
+        """Which of the predicted tokens i + 2..i + steps + 1 lie within the text [B, A, steps]."""
+        places = self.anchors[..., None] + torch.arange(2, steps + 2, device=self.anchors.device)
+        return places < self.ends[:, None, None]
+
+
+def lay_out(rows: Sequence[TokenRow], anchors: int, seed: int, device: torch.device) -> Anchored:
+    """At most ``anchors`` a text, at random; a text with fewer places has some beyond its end."""
+    ends = torch.tensor([len(row.token_ids) for row in rows])
+    chosen = random_anchors(ends, torch.tensor([len(row.answer) for row in rows]), anchors, seed)
+    ids = pad_sequence([torch.tensor(row.token_ids) for row in rows], batch_first=True)
+    return Anchored(token_ids=ids.to(device), anchors=chosen.to(device), ends=ends.to(device))
+
+
+def drafts_and_targets(policy: Policy, network: PseudoStates, texts: Anchored, steps: int) -> tuple[Tensor, Tensor]:
+    """Pseudo states of the first ``steps`` and the model's states that they stand against, both [B, A, steps, d]."""
+    length = texts.token_ids.shape[1]
+    anchors = texts.anchors.clamp_max(length - 1)
+    positions = torch.arange(length, device=anchors.device).expand_as(texts.token_ids)
+    context = PseudoContext.training(anchors, length, network.masked)
+    real, drafts = hidden_with_pseudo(policy, network, texts.token_ids, positions, anchors, context, steps)
+    places = (anchors[..., None] + torch.arange(1, steps + 1, device=anchors.device)).clamp_max(length - 1)
+    return drafts, at(real.detach(), places.flatten(1)).view_as(drafts)
+
+
+def firp_loss(
+    policy: Policy, network: PseudoStates, texts: Anchored, step: int, *, kind: str, temperature: float = 1.0
+) -> Tensor:
+    """Mean loss of ``step`` (from 1) over the anchors at which the token that it predicts lies in the text.
+
+    Args:
+        policy: with a frozen backbone.
+        network: receives the gradient, and only the matrix of this step if the others take none.
+        texts: see ``lay_out``.
+        step: k; steps 1..k are present.
+        kind: a row of ``kernels/draft_losses.py`` that needs no labels, as "kl" or "tv"; or "e2e_tv", 1 - expected
+            accepted drafts over k (SPEC Eq. 13): an anchor weighs what the earlier steps leave of it.
+        temperature: of both distributions.
+    """
+    _, weight = shared_tables(policy)
+    mask = texts.mask(step)
+    drafts, targets = drafts_and_targets(policy, network, texts, step)
+    if kind == END_TO_END:
+        flat = (x.flatten(0, 1) for x in (drafts, targets, mask))
+        draft, target, counted = flat
+        return linear_e2e_tv_loss(draft, weight, target, weight, counted, temperature=temperature)
+    last = mask[..., -1]
+    draft, target = drafts[:, :, -1][last], targets[:, :, -1][last]
+    losses = linear_draft_loss(draft, weight, target, weight, kind=kind, temperature=temperature).loss
+    return losses.sum() / last.sum().clamp_min(1)
+
+
+@torch.no_grad()
+def sums(
+    policy: Policy, network: PseudoStates, rows: Sequence[TokenRow], temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Of every place of some answers, by step: sums [R, K, 3] of ``MEASURES``, and places [R, K].
+
+    Overlap is what rejection sampling accepts, agreement how often both have the same likeliest token.
+    """
+    steps, (_, weight) = len(network.layers), shared_tables(policy)
+    found, places = torch.zeros(len(rows), steps, 3), torch.zeros(len(rows), steps)
+    for first in range(0, len(rows), 16):
+        part = rows[first : first + 16]
+        texts = lay_out(part, max(len(row.answer) for row in part), 0, policy.device)
+        drafts, targets = drafts_and_targets(policy, network, texts, steps)
+        mask = texts.mask(steps)
+        row, _, step = mask.nonzero(as_tuple=True)
+        draft, target = drafts[mask], targets[mask]
+        out = linear_draft_loss(draft, weight, target, weight, kind="kl", temperature=temperature)
+        chunks = zip(*(x.split(CHUNK_ROWS["cpu"]) for x in (draft, target)), strict=True)
+        same = torch.cat([policy.logits(a).argmax(-1) == policy.logits(b).argmax(-1) for a, b in chunks])
+        numbers = torch.stack([out.alpha, out.loss, same.to(out.alpha)], -1).float().cpu()
+        index = (row.cpu() + first, step.cpu())
+        found.index_put_(index, numbers, accumulate=True)
+        places.index_put_(index, torch.ones(len(numbers)), accumulate=True)
+    return found, places
