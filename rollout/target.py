@@ -1,6 +1,6 @@
 """Runs the backbone over the engine's slots; knows its cache and positions, nothing of drafts or sampling."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from bebop.kernels.trees import visible
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
 from bebop.model.taps import tapped
-from bebop.rollout.decoding.base import Rows
+from bebop.rollout.decoding.base import Rows, TargetPass
 from bebop.rollout.slots import Slots
 
 
@@ -25,9 +25,16 @@ class Target:
         return SlotContext.for_model(self.policy.backbone.config, slots.sizes.slots, slots.capacity, like)
 
     def verify(
-        self, rows: Rows, tokens: Tensor, layers: Collection[int] = (), ways: Tensor | None = None
-    ) -> tuple[Tensor, dict[int, Tensor]]:
+        self,
+        rows: Rows,
+        tokens: Tensor,
+        layers: Collection[int] = (),
+        ways: Tensor | None = None,
+        beside: TargetPass | None = None,
+    ) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         """Feed tokens [B, n] from each row's fed length on -> hidden [B, n, d], and after ``layers`` [B, n, d] each.
+
+        The third is what ``beside`` has for every token [B, n, ...].
 
         ``ways`` [B, n - 1, n - 1]: all but the first are nodes of a tree, each of which sees those on its way, itself
         included, and the text before. Entries go on by node, position ids by depth.
@@ -35,23 +42,46 @@ class Target:
         entries = rows.fed[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         if ways is None:
             self.cache.place(entries, rows.used)
-            return self._run(tokens, entries, layers)
+            return self._run(tokens, entries, layers, beside, entries - rows.fed[:, None])
         ways = torch.nn.functional.pad(ways, (1, 0, 1, 0))
         ways[:, :, 0] = True  # everything follows the first
         self.cache.place(entries, rows.used, visible(rows.fed, ways, rows.used))
-        return self._run(tokens, rows.fed[:, None] + ways.sum(-1) - 1, layers)
+        anchors = entries - rows.fed[:, None]
+        return self._run(tokens, rows.fed[:, None] + ways.sum(-1) - 1, layers, beside, anchors)
 
     def keep(self, rows: Rows, kept: Tensor) -> None:
         """Make a chain of a tree's entries: of ``kept`` [B, n] among the tokens fed last, the first one being 0."""
         self.cache.compact(rows.fed, kept)
 
-    def prefill(self, first: int, tokens: Tensor, layers: Collection[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
-        """Feed padded tokens [n, W] to the empty slots ``first``, ``first`` + 1, ..."""
+    def prefill(
+        self,
+        first: int,
+        tokens: Tensor,
+        lengths: Sequence[int],
+        layers: Collection[int] = (),
+        beside: TargetPass | None = None,
+    ) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
+        """Feed the first ``lengths`` of padded tokens [n, W] to the empty slots ``first``, ``first`` + 1, ...
+
+        What ``beside`` has is of the last one each [n, 1, ...], and means nothing where there is none.
+        """
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         with self.cache.at(first):
             self.cache.place(positions, tokens.shape[1])
-            return self._run(tokens, positions, layers)
+            last = torch.tensor(lengths, device=tokens.device)[:, None] - 1
+            return self._run(tokens, positions, layers, beside, last.clamp_min(0))
 
-    def _run(self, tokens: Tensor, positions: Tensor, layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+    def _run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        layers: Collection[int],
+        beside: TargetPass | None,
+        anchors: Tensor,
+    ) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         with tapped(self.policy.backbone.get_decoder().layers, layers) as states:
-            return self.policy.hidden(tokens, positions, self.cache), states
+            if beside is None:
+                return self.policy.hidden(tokens, positions, self.cache), states, None
+            hidden, extra = beside(tokens, positions, self.cache, anchors)
+        own = {layer: after[:, : tokens.shape[1]] for layer, after in states.items()}
+        return hidden, own, extra

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.kernels.uniforms import uniforms
+from bebop.model.attention import SlotContext
 from bebop.rollout.slots import Slots
 
 
@@ -64,6 +65,7 @@ class TargetOutput:
     logits: Tensor  # [B, K + 1, V], raw
     probs: Tensor  # [B, K + 1, V], penalties, temperature and truncation applied
     layers: Mapping[int, Tensor] = field(default_factory=dict)  # layer -> [B, K + 1, d] after it, those asked for
+    extra: Tensor | None = None  # [B, K + 1, ...] of a drafter that takes part in the pass
 
     def at(self, rows: Tensor) -> "TargetOutput":
         """Its rows [B, n], in their order."""
@@ -72,6 +74,7 @@ class TargetOutput:
             logits=_take(self.logits, rows),
             probs=_take(self.probs, rows),
             layers={layer: _take(states, rows) for layer, states in self.layers.items()},
+            extra=None if self.extra is None else _take(self.extra, rows),
         )
 
 
@@ -194,15 +197,39 @@ class DraftLength(Protocol):
         ...
 
 
+def counted(length: DraftLength, wanted: Tensor | None, entropies: Tensor) -> Tensor | None:
+    """How many drafts count in each row [B], asked step by step as if they were drawn one after another; None: all."""
+    asked = [length.extend(step, entropies[:, : step + 1]) for step in range(entropies.shape[1])]
+    if all(go_on is None for go_on in asked):
+        return wanted
+    every = torch.ones_like(entropies[:, 0], dtype=torch.bool)
+    alive = torch.stack([every if go_on is None else go_on for go_on in asked], 1)
+    kept = alive.long().cumprod(1).sum(1)
+    return kept if wanted is None else torch.minimum(kept, wanted)
+
+
+class TargetPass(Protocol):
+    """A pass of the target in which a drafter takes part."""
+
+    def __call__(self, tokens: Tensor, positions: Tensor, cache: SlotContext, anchors: Tensor) -> tuple[Tensor, Tensor]:
+        """Final hidden states [B, n, d] of tokens [B, n], and the drafter's own [B, A, ...] for the rows ``anchors``.
+
+        The cache is placed. What the target computes may not change, nor what is left in the cache.
+        """
+        ...
+
+
 class Drafter(Protocol):
     """Proposes tokens."""
 
     layers: tuple[int, ...]  # of the target whose states it reads
+    target_pass: TargetPass | None  # where it takes part in the target's passes
 
     def prefill(self, first: int, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
         """Read the contexts of slots first, first + 1, ..., ``tokens`` [n, W + 1] padded; the last of each is not fed.
 
         ``lengths``: tokens fed of each; ``out``: hidden states [n, W, d] of the target, and its layers; no logits.
+        ``out.extra`` [n, 1, ...] is of the last token that was fed.
         """
         ...
 

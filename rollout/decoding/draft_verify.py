@@ -9,7 +9,7 @@ from bebop.config import DecodingConfig
 from bebop.decoding import SYSTEMS
 from bebop.kernels.trees import ancestry
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.base import AcceptanceRule, Draft, Drafter, DraftLength, Rows, TargetOutput
+from bebop.rollout.decoding.base import AcceptanceRule, Draft, Drafter, DraftLength, Rows, TargetOutput, TargetPass
 from bebop.rollout.decoding.emit import end, measure, remember, seen_at, write
 from bebop.rollout.decoding.registry import make_part
 from bebop.rollout.slots import Slots
@@ -55,8 +55,8 @@ class DraftVerify:
         if width == 0:
             return  # columns are as a new request starts
         padded = torch.tensor([[*c, *[0] * (width + 1 - len(c))] for c in contexts], device=self.slots.device)
-        hidden, layers = self.target.prefill(first, padded[:, :-1], self._layers())
-        out = TargetOutput(hidden=hidden, logits=hidden[..., :0], probs=hidden[..., :0], layers=layers)
+        hidden, layers, extra = self.target.prefill(first, padded[:, :-1], lengths, self._layers(), self._beside())
+        out = TargetOutput(hidden=hidden, logits=hidden[..., :0], probs=hidden[..., :0], layers=layers, extra=extra)
         for drafter in self.drafters.values():
             drafter.prefill(first, padded, lengths, out)
 
@@ -92,13 +92,19 @@ class DraftVerify:
     def _verify(self, rows: Rows, draft: Draft) -> TargetOutput:
         fed = torch.cat([rows.last[:, None], draft.tokens], 1)
         ways = None if draft.parents is None else ancestry(draft.parents)
-        hidden, layers = self.target.verify(rows, fed, self._layers(), ways)
+        hidden, layers, extra = self.target.verify(rows, fed, self._layers(), ways, self._beside())
         logits = self.policy.logits(hidden)
         probs = rows.probs(logits, seen_at(rows, draft, ways))
-        return TargetOutput(hidden=hidden, logits=logits, probs=probs, layers=layers)
+        return TargetOutput(hidden=hidden, logits=logits, probs=probs, layers=layers, extra=extra)
 
     def _layers(self) -> set[int]:
         return {layer for drafter in self.drafters.values() for layer in drafter.layers} | {*self.rule.layers}
+
+    def _beside(self) -> TargetPass | None:
+        """Of the one drafter that takes part in the target's passes; it does so on when another one is in charge."""
+        passes = [drafter.target_pass for drafter in self.drafters.values() if drafter.target_pass is not None]
+        assert len(passes) < 2, "one pass of the target has room for one drafter"
+        return passes[0] if passes else None
 
 
 EntryClass = DraftVerify

@@ -17,6 +17,7 @@ class HeadDrafter:
     """All of a ``Drafter`` but ``propose``. At temperature 0 drafts are greedy, which is target-only."""
 
     layers: tuple[int, ...] = ()
+    target_pass = None
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         if policy.mtp is None:

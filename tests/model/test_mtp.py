@@ -117,7 +117,7 @@ def second_cycle(policy: Policy, follow: bool) -> list[float]:
     for step in range(STEPS - 1):
         state = drafter.step(rows, step, drafts[:, step], state)
     last = torch.stack([ids[t + 1 : t + 2] for t in anchors])
-    hidden, _ = decoder.target.verify(rows, torch.cat([last, drafts], 1))
+    hidden, *_ = decoder.target.verify(rows, torch.cat([last, drafts], 1))
     out = TargetOutput(hidden=hidden, logits=hidden, probs=hidden)
     tokens = torch.cat([drafts, drafts[:, -1:]], 1)
     right = torch.stack([ids[t + 2 + k] for t, k in zip(anchors, kept, strict=True)])

@@ -43,11 +43,11 @@ def path_error(policy: Policy, ways: Tensor) -> float:
     worst, right = 0.0, ancestry(PARENTS)
     with torch.inference_mode():
         target: Target = decoder_of(one).target
-        states, layers = target.verify(rows, tokens, [0], ways)
+        states, layers, _ = target.verify(rows, tokens, [0], ways)
         for row in range(2):
             for node in range(7):
                 way = [0, *(1 + right[row, node].nonzero()[:, 0])]
-                alone, under = target.verify(rows, tokens[:, way], [0])
+                alone, under, _ = target.verify(rows, tokens[:, way], [0])
                 worst = max(worst, float((alone[row, -1] - states[row, node + 1]).abs().max()))
                 worst = max(worst, float((under[0][row, -1] - layers[0][row, node + 1]).abs().max()))
     return worst

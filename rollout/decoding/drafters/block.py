@@ -11,7 +11,7 @@ from bebop.kernels.verify import sample
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
 from bebop.model.block import BlockDraftNetwork
-from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
+from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput, counted
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.slots import Slots
 
@@ -21,6 +21,8 @@ class BlockDrafter:
 
     A block has b = K + 1 slots, the newest token and K masks, and each row may have a b of its own.
     """
+
+    target_pass = None
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         network = policy.parts["block"]
@@ -62,7 +64,7 @@ class BlockDrafter:
         return Draft(
             tokens=tokens,
             probs=None if self.temperature == 0 else probs,
-            lengths=_lengths(length, wanted, entropies),
+            lengths=counted(length, wanted, entropies),
             entropies=entropies,
             forwards=1,
         )
@@ -83,17 +85,6 @@ class BlockDrafter:
     def _read(self, out: TargetOutput, positions: Tensor) -> None:
         self.cache.place(positions, 0)
         self.network.read(out.layers, positions, self.cache)
-
-
-def _lengths(length: DraftLength, wanted: Tensor | None, entropies: Tensor) -> Tensor | None:
-    """How many drafts count in each row [B], asked step by step as if they were drawn one after another; None: all."""
-    asked = [length.extend(step, entropies[:, : step + 1]) for step in range(entropies.shape[1])]
-    if all(go_on is None for go_on in asked):
-        return wanted
-    every = torch.ones_like(entropies[:, 0], dtype=torch.bool)
-    alive = torch.stack([every if go_on is None else go_on for go_on in asked], 1)
-    kept = alive.long().cumprod(1).sum(1)
-    return kept if wanted is None else torch.minimum(kept, wanted)
 
 
 EntryClass = BlockDrafter

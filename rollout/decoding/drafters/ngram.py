@@ -17,6 +17,7 @@ class NgramDrafter:
     """No model and no state: the drafts are one-hot, and a row whose newest token is new to it drafts nothing."""
 
     layers: tuple[int, ...] = ()
+    target_pass = None
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         """Nothing of it is needed."""
