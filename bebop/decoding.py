@@ -124,6 +124,11 @@ SYSTEMS = {
         options=EmaOptions,
         draft_tokens=9,
     ),
+    "firp_chain": System(
+        summary="drafts from hidden states of future tokens, made within the target's own passes",
+        drafter="firp",
+        needs=("firp",),
+    ),
 }
 
 

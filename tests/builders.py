@@ -10,6 +10,7 @@ from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.block import BlockDraftNetwork
 from bebop.model.block_length import BlockLengthNetwork
+from bebop.model.firp import PseudoStates
 from bebop.model.mtp import MTPHead
 from bebop.model.pivot import PivotNetwork
 from bebop.rollout.engine import Request
@@ -47,7 +48,11 @@ def tiny_policy(
         torch.manual_seed(seed)
         pilot = BlockLengthNetwork(inputs=vocab_size, candidates=(1, 2, 3, 5), default=3).requires_grad_(False).eval()
         pivot = PivotNetwork(size=32, layer=layers - 1, inner=8, middle=8).eval()
+        firp = PseudoStates(hidden_size=32, layers=(1, 1, 1, layers, layers)).requires_grad_(False).eval()
+        for matrix in firp.parameters():
+            matrix.add_(0.1 * torch.randn(32, 32))
     parts = {"block": tiny_block(layers).to(dtype), "block_length": pilot.to(dtype), "pivot": pivot}
+    parts["firp"] = firp.to(dtype)
     return Policy(backbone=backbone, tokenizer=letters(vocab_size), mtp=head, layout="mimo", parts=parts)
 
 
