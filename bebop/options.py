@@ -81,6 +81,22 @@ class TreeOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirpOptions(TreeOptions):
+    """Which tree is drafted, and which of its nodes another one may grow from (SPEC 3.3)."""
+
+    ranks: tuple[float, ...] = setting(
+        lambda: (0.3, 0.15, 0.1, 0.07, 0.05, 0.04, 0.03, 0.02),
+        "chance of a first, second, ... child to be accepted, where the part has no chances of its own",
+        CHANCES,
+    )
+    pseudo_paths: int | None = setting(
+        None,
+        "M: pseudo states beside nodes on the M likeliest paths alone, a plain step after any other; null: all",
+        at_least(1),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmaOptions:
     """How a block size follows what was accepted (SPEC 5.6)."""
 
