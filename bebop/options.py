@@ -39,8 +39,8 @@ CHANCES = Limit(
     "give numbers above 0 that sum to 1 or less",
 )
 TABLE = Limit(
-    lambda table: bool(table) and all(map(CHANCES.holds, table)),
-    "give a row of numbers above 0 that sum to 1 or less for each depth",
+    lambda table: bool(table) and all(row and all(0 < chance <= 1 for chance in row) for row in table),
+    "give a row of numbers above 0, up to 1, for each depth",
 )
 SHAPE = Limit(
     grows, f"give 1 to {MOST_NODES} paths, each after its parent and its sibling before, as [[0], [1], [0, 0]]"
