@@ -12,6 +12,7 @@ from bebop.model.backbone import Policy
 from bebop.model.firp import PseudoContext, PseudoStates, hidden_with_pseudo
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.drafters.firp import FirpDrafter
 from bebop.rollout.decoding.rules.tree_walk import TreeWalk
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
@@ -65,6 +66,31 @@ def test_a_chain_as_a_tree_is_the_chain_to_the_bit(params: dict[str, float]) -> 
     chain = answers(policy, DecodingConfig(system="firp_chain", draft_tokens=3), **params)
     assert [told(a) for a in answers(policy, shaped(CHAIN), **params)] == [told(a) for a in chain]
     assert [told(a) for a in answers(policy, shaped([[0], [1], [0, 0]]), **params)] != [told(a) for a in chain]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.7, "repetition_penalty": 1.5}, {"temperature": 0.0}])
+@torch.inference_mode()
+def test_siblings_differ_and_are_of_the_state_of_their_depth(policy: Policy, params: dict[str, float]) -> None:
+    """A node's distribution is that of its step without the siblings before it, normalised, whatever its parent."""
+    one = TorchEngine(policy, shaped(FIVE), slots=2, max_length=64)
+    for request in requests(PROMPTS[:2], max_new_tokens=40, **params):
+        one.add(request)
+    for _ in range(3):
+        one.step()
+    rows, decoder = Rows(one.slots, 2, max(one.fed)), one.decoder
+    assert isinstance(decoder, DraftVerify) and isinstance(decoder.drafter, FirpDrafter)
+    draft = decoder.drafter.propose(rows, decoder.length)
+    assert draft.probs is not None and draft.depth == 2 and draft.parents is not None
+    assert draft.parents[0].tolist() == [-1, -1, 0, 0, 1]
+    for node, path in enumerate(FIVE):
+        seen = None if rows.seen is None else rows.seen[:, None]
+        wanted = rows.probs(policy.logits(decoder.drafter.states[:2, len(path) - 1])[:, None], seen)[:, 0]
+        for sibling in range(path[-1]):
+            wanted = wanted.scatter(1, draft.tokens[:, FIVE.index([*path[:-1], sibling]), None], 0.0)
+        if params["temperature"]:
+            assert torch.allclose(draft.probs[:, node], wanted / wanted.sum(-1, keepdim=True), atol=1e-6)
+        assert (draft.probs[:, node].gather(1, draft.tokens[:, node, None]) > 0).all()
+    assert (draft.tokens[:, 0] != draft.tokens[:, 1]).all() and (draft.tokens[:, 2] != draft.tokens[:, 3]).all()
 
 
 # ---- temperature 0
@@ -140,9 +166,14 @@ class DrawnAgain(TreeWalk):
         return super().accept(rows, dataclasses.replace(draft, probs=first), out, uniforms)
 
 
+CASES = [
+    *((name, temperature) for name in ("five", "sixteen") for temperature in (0.7, 1.0, 1.3)),
+    *(("likeliest", 1.0), ("two paths", 0.7), ("greedy", 1.3)),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize(("name", "temperature"), CASES)
 def test_the_output_distribution_is_the_target(name: str, temperature: float) -> None:
     assert smallest_p(tiny_policy(5, seed=11, sharp=16.0), TREES[name], temperature) > LEVEL
 
