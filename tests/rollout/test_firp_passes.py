@@ -189,8 +189,11 @@ def test_weights_that_change_in_flight_are_read_anew(policy: Policy) -> None:
 def test_nodes_off_the_likeliest_paths_have_no_pseudo_states(policy: Policy) -> None:
     seen = 0
     for cycles in range(1, 9):
-        states, cache, plain = errors(started(policy, shaped(FIVE, pseudo_paths=1), cycles))
+        one = started(policy, shaped(FIVE, pseudo_paths=1), cycles)
+        states, cache, plain = errors(one)
         assert max(states, cache) < 1e-6
+        waiting = one.slots.columns["firp/plain"][: len(one.active)]
+        assert int(waiting.sum()) == plain and not one.slots.columns["firp/states"][: len(one.active)][waiting].any()
         seen += plain
     assert seen > 3
 

@@ -22,7 +22,7 @@ FAULTS = (
     ),
     fault("firp/states-of-the-newest-token", DRAFTER, "emitted - 1]", "0 * emitted]", KEPT),
     fault("firp/plain-step-forgotten", DRAFTER, "torch.where(plain, 0, wanted)", "wanted", COUNTED),
-    fault("firp/plain-steps-the-wrong-way", DRAFTER, "~last.flatten(1).any(1)", "last.flatten(1).any(1)", COUNTED),
+    fault("firp/plain-steps-the-wrong-way", DRAFTER, "~last.flatten(1).any(1)", "last.flatten(1).any(1)", LIKELIEST),
     fault(
         "firp/left-out-rows-shift",
         DRAFTER,
