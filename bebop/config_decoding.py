@@ -44,6 +44,19 @@ class DecodingConfig:
         return options
 
     @property
+    def tree(self) -> bool:
+        """Whether drafts are the nodes of a tree."""
+        return SYSTEMS[self.system].tree
+
+    @property
+    def depth(self) -> int:
+        """Most drafts that may follow one another in a cycle: K, of a tree how deep so many nodes go."""
+        if not self.tree:
+            return self.draft_tokens
+        options = parsed(SYSTEMS[self.system].options, self.options, "decoding.options.", "")
+        return max(map(len, options.paths(self.draft_tokens)))
+
+    @property
     def temperature_of_drafts(self) -> float | None:
         """What drafts are sampled at, 0 for greedy ones; None: the target's temperature."""
         own = SYSTEMS[self.system].draft_temperature

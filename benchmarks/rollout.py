@@ -58,7 +58,10 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
         plain = best[undrafted]["tokens/s"]
         for arm in arms:
             speed = best[arm]["tokens/s"]
-            rows.append({"batch": batch, "arm": arm, "tokens/s": speed, "x plain": speed / plain, **best[arm]})
+            row = {"batch": batch, "arm": arm, "tokens/s": speed, "x plain": speed / plain, **best[arm]}
+            if arm in bench.systems:  # apart from what is timed, as counting takes time
+                row["MFLOP/token"] = _megaflops(bench, policy, asked[:batch], arm)
+            rows.append(row)
     progress.close()
     return rows
 
@@ -92,11 +95,46 @@ def _measure(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batc
         "tokens/s": stats.tokens / total,
         "accept length": stats.accept_length,
         "passes/token": stats.target_forwards / stats.tokens,
+        "extra positions/pass": stats.extra_positions / stats.target_forwards,
         "mean answer": stats.tokens / len(answers),
         **{f"{name}/draft": float(sums.sum() / stats.reached.sum()) for name, sums in stats.counts.items()},
         **shares,
         "other %": 100 - sum(shares.values()),
     }
+
+
+@contextmanager
+def products(policy: Policy, engine: TorchEngine) -> Iterator[list[float]]:
+    """Floating-point operations of the block's cycles: two a weight and position, of all linear layers.
+
+    Drafter, target and what enters beside it count alike, as do rows that are padded; prefill and attention's products
+    of queries and keys do not.
+    """
+    spent, decoder = [0.0], engine.decoder
+    cycling = [False]
+
+    def cycle(*args: Any) -> Any:
+        cycling[0] = True
+        try:
+            return type(decoder).cycle(decoder, *args)
+        finally:
+            cycling[0] = False
+
+    def count(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        if cycling[0]:
+            assert isinstance(module, torch.nn.Linear)
+            spent[0] += 2.0 * module.weight.numel() * (inputs[0].numel() // module.in_features)
+
+    owners = [*policy.modules(), *policy.parts.values()]
+    layers = {id(m): m for owner in owners for m in owner.modules() if isinstance(m, torch.nn.Linear)}
+    hooks = [layer.register_forward_pre_hook(count) for layer in layers.values()]
+    setattr(decoder, "cycle", cycle)  # noqa: B010
+    try:
+        yield spent
+    finally:
+        delattr(decoder, "cycle")
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
@@ -126,6 +164,13 @@ def split(engine: TorchEngine) -> Iterator[dict[str, float]]:
     finally:
         for owner, name, _ in parts:
             delattr(owner, name)
+
+
+def _megaflops(bench: RolloutBench, policy: Policy, asked: Sequence[Request], arm: str) -> float:
+    engine = TorchEngine(policy, DecodingConfig(system=arm, draft_tokens=bench.draft_tokens), slots=len(asked))
+    with products(policy, engine) as spent:
+        answers = generate(engine, asked)
+    return spent[0] / sum(len(answer.token_ids) for answer in answers) / 1e6
 
 
 def _hugging_face(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch: int) -> dict[str, Any]:

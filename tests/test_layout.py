@@ -20,7 +20,7 @@ from tests.tree import LINKS, ROOT, files, imports, parsed, sources, under
 TABLE = {
     # what flows, and what needs nothing but numbers
     0: "kernels trajectory config config_ decoding metrics sinks errors command store resume_rules run_folder "
-    "override_merge intervals parsing options catalogue conf",
+    "override_merge intervals parsing options catalogue tree_shape conf",
     # parts that know no engine, no worker and no trainer
     1: "model identity tasks rollout.engine rollout.slots rollout.decoding trainer.advantages trainer.chains "
     "trainer.logprobs trainer.losses trainer.optim trainer.packing trainer.schedule trainer.scorer "
@@ -53,7 +53,7 @@ DOORS = {
 PARTS = tuple(f"bebop.rollout.decoding.{kind}" for kind in ("drafters", "rules", "lengths"))
 SEAMS = ("bebop.rollout.decoding.base", "bebop.rollout.decoding.sampling", "bebop.rollout.decoding.head",
          "bebop.rollout.slots", "bebop.model", "bebop.kernels", "bebop.config", "bebop.options",
-         "bebop.errors")  # fmt: skip
+         "bebop.tree_shape", "bebop.errors")  # fmt: skip
 # Where a rollout may know of the MTP head.
 HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.decoding.head", "bebop.rollout.sglang")
 NUMPY_ALONE = "bebop.monitor"  # so that whoever watches a job needs no torch

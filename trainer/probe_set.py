@@ -49,7 +49,8 @@ class ProbeReader:
     def read(self, texts: Sequence[ProbeText], sweep: bool) -> tuple[ProbeReading, Sweep | None]:
         """Step 1 of the head at every answer token; all ranks call it and get the same.
 
-        ``sweep``: at seven temperatures, with the accept length that ``draft_tokens`` steps would have on these texts.
+        ``sweep``: at seven temperatures, with the accept length that a chain would have on these texts, as long as
+        drafts of the system may go.
         """
         temperatures = TEMPERATURES if sweep else TEMPERATURES[:1]
         shared = whole_tables(self.policy) if self.world > 1 else None
@@ -110,7 +111,7 @@ class ProbeReader:
         texts, rows = [text for text, _ in answered], [row for _, row in answered]
         if not rows:
             return {}
-        layout = known_chains(rows, self.decoding.draft_tokens if len(temperatures) > 1 else 1)
+        layout = known_chains(rows, self.decoding.depth if len(temperatures) > 1 else 1)
         if int(layout.steps.max()) == 0:
             return {}
         known = torch.nn.utils.rnn.pad_sequence([row.hidden for row in rows], batch_first=True)

@@ -38,7 +38,7 @@ class Chart:
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
     """All charts, in the order of the page; the number of draft positions comes from the runs."""
-    own = _counted(runs)
+    own = _counted(runs) + [EXTRA] * any(EXTRA.series[0].metric in run.columns for run in runs)
     return [REWARD, RESPONSE, ENTROPY, ACCEPT_LENGTH, _acceptance(runs), *own, STALENESS, TIME, THROUGHPUT, TRAIN]
 
 
@@ -88,6 +88,13 @@ ACCEPT_LENGTH = Chart(
     unit="tokens per pass",
     series=(Series(label="accept length", metric="rollout/accept_length"),),
     zero=False,
+)
+EXTRA = Chart(
+    title="Extra positions",
+    text="Positions that the drafter adds to a pass of the model, beside the newest token and its drafts. Each goes "
+    "through some of the layers and makes a pass dearer; the drafts that come of them cost no pass of their own.",
+    unit="positions per pass",
+    series=(Series(label="extra positions", metric="rollout/extra_positions"),),
 )
 STALENESS = Chart(
     title="Staleness",

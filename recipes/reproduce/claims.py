@@ -96,6 +96,12 @@ PAPERS = (
         others={"beyond BlockPilot": "Beyond the paper on BlockPilot"},
         recipes=("blockpilot",),
     ),
+    Paper(
+        title="FIRP",
+        claims=(Claim(name="trees", text="Trees of drafts beat chains at equal verified positions."),),
+        others={"beyond FIRP": "Beyond the paper on FIRP"},
+        recipes=("trees",),
+    ),
 )
 
 

@@ -52,6 +52,13 @@ def test_panels_of_several_runs_share_one_scale() -> None:
     assert all(panel.layout["yaxis"]["range"] == pytest.approx([0.0, 2.12]) for panel in figure.panels)
 
 
+def test_extra_positions_are_shown_where_there_are_any() -> None:
+    plain = run(reward__mean=[0.5])
+    assert "Extra positions" not in [chart.title for chart in charts([plain])]
+    [shown] = [c for c in charts([plain, run(rollout__extra_positions=[51.0])]) if c.title == "Extra positions"]
+    assert [panel.caption for panel in draw(shown, [run(rollout__extra_positions=[51.0])]).panels]
+
+
 def test_what_a_system_counts_and_what_its_weights_cost_is_shown_where_it_is_logged() -> None:
     exact = run(train__loss=[0.1, 0.2], train__clip_frac=[0.0, 0.0])
     assert [panel.caption for panel in draw(TRAIN, [exact]).panels] == ["loss", "clipped share of tokens"]

@@ -86,6 +86,17 @@ def test_a_sweep_divides_the_same_logits() -> None:
     assert reading.chance is not None and 0 < reading.chance < 1 and sweep.readings[0].chance is None
 
 
+def test_a_tree_is_swept_as_deep_as_it_goes() -> None:
+    """Seven nodes are no seven steps."""
+    shape = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [2, 0]]
+    tree = DecodingConfig(system="bebop_tree", draft_tokens=7, options={"shape": shape})
+    chains = [DecodingConfig(draft_tokens=drafts) for drafts in (2, 7)]
+    found = [reader(policy()).read_probe_set(TEXTS, sweep=True, decoding=d)[1] for d in (tree, *chains)]
+    lengths = [sweep.length[0] for sweep in found if sweep is not None]
+    assert lengths[0] == lengths[1] < lengths[2] - 1e-3
+    assert tree.depth == 2 and DecodingConfig(system="bebop_tree", draft_tokens=1).depth == 1
+
+
 def test_answers_to_one_prompt_are_one_unit() -> None:
     """They resemble one another: what is resampled are prompts."""
     again = ProbeText(prompt=TEXTS[0].prompt, answer=(20, 21, 22, 23, 24, 25))
