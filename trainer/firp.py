@@ -21,10 +21,11 @@ from bebop.config_adapt import AdaptConfig
 from bebop.intervals import ratio
 from bebop.model.checkpoint import load_policy
 from bebop.model.firp import PseudoStates, middle_layers
+from bebop.model.firp_text import size_of_text
 from bebop.options import FirpTraining
 from bebop.sinks import JsonlSink
 from bebop.trainer.chains import TokenRow, rows_of_step
-from bebop.trainer.firp_loss import MEASURES, firp_loss, lay_out, sums
+from bebop.trainer.firp_loss import MEASURES, ReadRow, firp_loss, lay_out, read_rows, sums
 from bebop.trainer.optim import GuardedAdamW
 from bebop.trainer.schedule import learning_rate
 from bebop.trainer.state import load_optimizer_state, optimizer_state
@@ -95,6 +96,7 @@ class FirpTrainer(PartJob):
     def _train(self, rows: Sequence[TokenRow]) -> None:
         """Every update to the last, from the newest checkpoint on."""
         train = self.config.train
+        read = self._read(rows)
         sink = JsonlSink(self.folder / "metrics.jsonl", self.version or None)
         store(self.folder).set_aside(self.found)
         bar = tqdm(
@@ -102,7 +104,7 @@ class FirpTrainer(PartJob):
         )
         while self.version < self.last:
             chosen = rows_of_step(len(rows), self.options.rows_per_step, self.config.seed, self.version)
-            numbers = self.update([rows[i] for i in chosen])
+            numbers = self.update([read[i] for i in chosen] if read else self._now([rows[i] for i in chosen]))
             sink.write(self.version, numbers)
             bar.update()
             bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
@@ -112,13 +114,22 @@ class FirpTrainer(PartJob):
         bar.close()
         sink.close()
 
-    def update(self, rows: Sequence[TokenRow]) -> dict[str, float]:
+    def _read(self, rows: Sequence[TokenRow]) -> list[ReadRow]:
+        """What pseudo states read of all answers if it fits; else nothing."""
+        tokens = sum(len(row.token_ids) for row in rows)
+        fits = tokens * size_of_text(self.policy, self.network.layers) <= self.config.train.cache_mb << 20
+        return self._now(rows) if fits else []
+
+    def _now(self, rows: Sequence[TokenRow]) -> list[ReadRow]:
+        return read_rows(self.policy, self.network.layers, rows)
+
+    def update(self, rows: Sequence[ReadRow]) -> dict[str, float]:
         """One optimizer step on random anchors of some answers; the anchors follow from the seed and the step."""
         options = self.options
         stage, place = divmod(self.version, options.steps)
         for k, one in enumerate(self.network.maps):
             one.requires_grad_(k == stage)
-        texts = lay_out(rows, options.anchors, (self.config.seed << 32) + self.version, self.policy.device)
+        texts = lay_out(rows, options.anchors, (self.config.seed << 32) + self.version)
         kind = "kl" if place < options.warm * options.steps else options.objective
         self.optimizer.zero_grad()
         loss = firp_loss(

@@ -185,11 +185,7 @@ def _longer(
     decoder: nn.Module, settings: Mapping[str, Any], later: Tensor, rotary: tuple[Tensor, Tensor]
 ) -> dict[str, Any]:
     """What a layer is told about positions, for those of the pseudo states that are present too."""
-    given = settings.get("position_embeddings")
-    if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(x, Tensor) for x in given)):
-        raise UserError(
-            f"pseudo states are not possible: {type(decoder).__name__} gives its layers no pair of rotary embeddings"
-        )
+    given = rotary_pair(decoder, settings)
     batch, count = later.shape
     pair = tuple(
         torch.cat([one.expand(batch, -1, -1), more[:, :count]], 1) for one, more in zip(given, rotary, strict=True)
@@ -198,6 +194,16 @@ def _longer(
     if settings.get("position_ids") is not None:
         longer["position_ids"] = torch.cat([settings["position_ids"].expand(batch, -1), later], 1)
     return longer
+
+
+def rotary_pair(decoder: nn.Module, settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The rotary embeddings that a layer is given; ``UserError`` if they are not one pair of tensors."""
+    given = settings.get("position_embeddings")
+    if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(x, Tensor) for x in given)):
+        raise UserError(
+            f"pseudo states are not possible: {type(decoder).__name__} gives its layers no pair of rotary embeddings"
+        )
+    return given
 
 
 def middle_layers(depth: int, count: int = 3) -> list[int]:

@@ -16,12 +16,16 @@ from bebop.compose import adapt_config, write_down
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.model.parts import load_part, read_card
+from bebop.trainer.chains import TokenRow
 from bebop.trainer.firp import FirpTrainer
 
 SMALL = ["part=firp", "task=gcd", "data.sequences=8", "data.sampling.max_new_tokens=10", "data.slots=8",
          "evaluation.prompts=3", "options.steps=2", "options.rows_per_step=4", "options.anchors=4", "options.warm=0.5",
          "options.objective=e2e_tv", "train.save_every=3", "train.threads=1", "progress=false",
          "model.check=false"]  # fmt: skip
+
+
+ROWS = [TokenRow(prompt=(2, 3, 4), answer=(5, 6, 1))]
 
 
 def config(folder: Path, *overrides: str) -> AdaptConfig:
@@ -77,6 +81,19 @@ def test_steps_are_trained_one_after_another(whole: Path, tmp_path: Path) -> Non
     assert all(torch.equal(a, b) for a, b in zip(weights(half).values(), final, strict=True)), "to the bit"
     steps = [json.loads(line)["step"] for line in (half / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_texts_that_do_not_fit_are_read_for_each_update(whole: Path, tmp_path: Path) -> None:
+    """Rounding differs with what is read together."""
+    other = tmp_path / "other"
+    trained(other, "train.cache_mb=0")
+    losses = [
+        [json.loads(line)["firp/loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (whole, other)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) == 6
+    kept, fresh = (FirpTrainer(config(whole, f"train.cache_mb={room}"), whole)._read(ROWS) for room in (1, 0))
+    assert kept and not fresh
 
 
 @pytest.mark.parametrize(
