@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bebop.options import (
-    MOST_NODES,
     BlockLengthTraining,
     BlockTraining,
     EmaOptions,
@@ -17,6 +16,7 @@ from bebop.options import (
     PivotTraining,
     TreeOptions,
 )
+from bebop.tree_shape import MOST_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

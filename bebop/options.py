@@ -5,10 +5,10 @@ They are given as ``decoding.options.NAME=VALUE`` and ``options.NAME=VALUE``.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import Any, Literal
 
 from bebop.parsing import FROM_0_BELOW_1, Limit, above, at_least, check, check_settings, from_dict, setting, within
+from bebop.tree_shape import MOST_NODES, grows, likeliest
 
 SHARE = within(0, 1)
 
@@ -34,26 +34,16 @@ class PadOptions:
     p_min: float = setting(1e-3, "least probability of such a draft under the target", FROM_0_BELOW_1)
 
 
-MOST_NODES = 64  # of a tree of drafts
 CHANCES = Limit(
-    lambda ranks: sum(ranks) <= 1 and all(0 < chance < 1 for chance in ranks),
+    lambda ranks: bool(ranks) and sum(ranks) <= 1 and all(0 < chance < 1 for chance in ranks),
     "give numbers above 0 that sum to 1 or less",
 )
-
-
-def _grows(shape: Sequence[Sequence[int]]) -> bool:
-    """Whether every path comes after its parent's and after that of the sibling before it, and none twice."""
-    known: set[tuple[int, ...]] = {()}
-    for path in map(tuple, shape):
-        before = path[:-1] if not path or path[-1] == 0 else (*path[:-1], path[-1] - 1)
-        if path in known or path[:-1] not in known or before not in known:
-            return False
-        known.add(path)
-    return 1 < len(known) <= MOST_NODES + 1
-
-
+TABLE = Limit(
+    lambda table: bool(table) and all(map(CHANCES.holds, table)),
+    "give a row of numbers above 0 that sum to 1 or less for each depth",
+)
 SHAPE = Limit(
-    _grows, f"give 1 to {MOST_NODES} paths, each after its parent and its sibling before, as [[0], [1], [0, 0]]"
+    grows, f"give 1 to {MOST_NODES} paths, each after its parent and its sibling before, as [[0], [1], [0, 0]]"
 )
 
 
@@ -67,31 +57,27 @@ class TreeOptions:
     ranks: tuple[float, ...] = setting(
         lambda: (0.6, 0.2, 0.1), "chance of a first, second, ... child to be accepted: the likeliest nodes", CHANCES
     )
+    chances: tuple[tuple[float, ...], ...] | None = setting(
+        None, "the same for each depth, beyond the last as there; null: the drafter's own, else ranks", TABLE
+    )
 
     @property
     def most_drafts(self) -> int:
         """What ``draft_tokens`` may be."""
         return MOST_NODES if self.shape is None else len(self.shape)
 
-    def paths(self, nodes: int) -> tuple[tuple[int, ...], ...]:
+    def table(self, known: Sequence[Sequence[float]] = ()) -> Sequence[Sequence[float]]:
+        """Chances of children by depth; ``known``: those that the drafter brings along."""
+        return self.chances or known or (self.ranks,)
+
+    def paths(
+        self, nodes: int, known: Sequence[Sequence[float]] = (), deepest: int | None = None
+    ) -> tuple[tuple[int, ...], ...]:
         """Those of the tree with so many nodes, parents before children and siblings in order.
 
-        Without a ``shape`` they are those with the largest product of ``ranks``: if acceptance depended on the rank
-        alone (Sequoia, arXiv 2402.12374), no tree of that size would be accepted further.
+        Without a ``shape`` they are the likeliest, not below depth ``deepest``.
         """
-        if self.shape is not None:
-            return self.shape[:nodes]
-        chances = sorted(self.ranks, reverse=True)
-        paths: list[tuple[int, ...]] = []
-        waiting: list[tuple[float, tuple[int, ...]]] = [(-chances[0], (0,))]  # the next child of every node
-        while len(paths) < nodes:
-            chance, path = heappop(waiting)
-            paths.append(path)
-            heappush(waiting, (chance * chances[0], (*path, 0)))
-            if path[-1] + 1 < len(chances):
-                sibling = (*path[:-1], path[-1] + 1)
-                heappush(waiting, (chance / chances[path[-1]] * chances[path[-1] + 1], sibling))
-        return tuple(paths)
+        return likeliest(self.table(known), nodes, deepest) if self.shape is None else self.shape[:nodes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,83 @@
+"""Which tree of drafts to verify: static shapes, chosen by how often drafts of a depth and rank are right.
+
+A node is named by its path, the rank of each draft on the way to it among its siblings, from 0: (0,) is the likeliest
+first draft, (0, 2) the third after it. Without torch, as settings are checked with it.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from heapq import heappop, heappush
+
+MOST_NODES = 64  # of a tree of drafts
+Path = tuple[int, ...]
+
+
+def grows(shape: Iterable[Sequence[int]]) -> bool:
+    """Whether every path comes after its parent's and after that of the sibling before it, and none twice."""
+    known: set[Path] = {()}
+    for path in map(tuple, shape):
+        before = path[:-1] if not path or path[-1] == 0 else (*path[:-1], path[-1] - 1)
+        if path in known or path[:-1] not in known or before not in known:
+            return False
+        known.add(path)
+    return 1 < len(known) <= MOST_NODES + 1
+
+
+def likeliest(chances: Sequence[Sequence[float]], nodes: int, deepest: int | None = None) -> tuple[Path, ...]:
+    """The tree that greedy addition of nodes finds (Medusa, arXiv 2401.10774): each time the likeliest that is left.
+
+    Args:
+        chances: by depth, that the draft of each rank is right where those before it were, above 0; beyond the last
+            depth as there. They are put in order.
+        nodes: how many.
+        deepest: the last depth; None: any.
+
+    Returns:
+        Paths by falling product of chances, so that the first n are the tree of n nodes. No tree of so many nodes would
+        be accepted further if the chances were those of every context. Fewer where no more are possible.
+    """
+    table = [sorted(row, reverse=True) for row in chances]
+    paths: list[Path] = []
+    waiting: list[tuple[float, Path]] = [(-table[0][0], (0,))]  # the next child of every node
+    while waiting and len(paths) < nodes:
+        chance, path = heappop(waiting)
+        paths.append(path)
+        own, below = (table[min(depth, len(table) - 1)] for depth in (len(path) - 1, len(path)))
+        if deepest is None or len(path) < deepest:
+            heappush(waiting, (chance * below[0], (*path, 0)))
+        if path[-1] + 1 < len(own):
+            heappush(waiting, (chance / own[path[-1]] * own[path[-1] + 1], (*path[:-1], path[-1] + 1)))
+    return tuple(paths)
+
+
+def chance(path: Path, chances: Sequence[Sequence[float]]) -> float:
+    """That all drafts on the way to a node are right."""
+    product = 1.0
+    for depth, rank in enumerate(path):
+        row = sorted(chances[min(depth, len(chances) - 1)], reverse=True)
+        product *= row[rank] if rank < len(row) else 0.0
+    return product
+
+
+def rank_chances(ranks: Iterable[Sequence[int]], most: int = 16) -> tuple[tuple[float, ...], ...]:
+    """How often the right token had rank 0, 1, ... at each depth: what ``likeliest`` takes.
+
+    ``ranks``: of each context the rank of the token that came in the drafts of depth 1, 2, ...; rows may differ in
+    length. Ranks from ``most`` on, and those that never occurred, are left out.
+    """
+    rows = [tuple(row) for row in ranks]
+    table = []
+    for depth in range(max(map(len, rows))):
+        found = [row[depth] for row in rows if depth < len(row)]
+        shares = [found.count(rank) / len(found) for rank in range(most)]
+        if not any(shares):
+            break
+        table.append(tuple(sorted((share for share in shares if share > 0), reverse=True)))
+    return tuple(table)
+
+
+def reached(shape: Collection[Path], ranks: Sequence[int]) -> int:
+    """How deep a tree is accepted at temperature 0, where the tokens that come have these ranks in their drafts."""
+    depth = 0
+    while depth < len(ranks) and tuple(ranks[: depth + 1]) in shape:
+        depth += 1
+    return depth
