@@ -26,9 +26,14 @@ from bebop.options import FirpTraining
 from bebop.sinks import JsonlSink
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.firp_loss import MEASURES, ReadRow, firp_loss, lay_out, read_rows, sums
+from bebop.trainer.firp_ranks import BEYOND, cycles, drafts_of, token_ranks
 from bebop.trainer.optim import GuardedAdamW
 from bebop.trainer.schedule import learning_rate
 from bebop.trainer.state import load_optimizer_state, optimizer_state
+from bebop.trajectory import Prompt
+from bebop.tree_shape import likeliest, rank_chances
+
+NODES = (16, 32, 63)  # of the trees whose accept length stands in the card
 
 
 class FirpTrainer(PartJob):
@@ -74,12 +79,13 @@ class FirpTrainer(PartJob):
     def run(self) -> str:
         """All phases that are left; what is to be said at the end."""
         decoding, label = drafting(self.policy), self.label("sample")
-        _, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label)
+        training, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label)
         self._train(rows)
+        self._calibrate(training)
         answers = run_engine(
             self.policy, held_out, self.config.data, decoding, self.config.seed + 1, self.label("held out")
         )
-        results = self.measured(token_rows(held_out, answers))
+        results = self.measured(token_rows(held_out, answers)) | self.accept_lengths(held_out)
         self.save(self.network, self.settings, results)
         lines = [f"{name:40}{interval['value']:.3f}" for name, interval in results.items()]
         return "\n".join([*lines, ""])
@@ -92,6 +98,31 @@ class FirpTrainer(PartJob):
             for i, name in enumerate(MEASURES)
             for step in range(places.shape[1])
         }
+
+    def _calibrate(self, training: Sequence[Prompt]) -> None:
+        """How often tokens of each rank are right, on some of the prompts of the training at temperature 0."""
+        rows = self._ranks(training[: self.options.calibration], self.config.seed, "calibrate")
+        self.network.chances = rank_chances([r for r in row if r != BEYOND] for answer in rows for row in answer)
+        self.settings["chances"] = [[round(chance, 5) for chance in row] for row in self.network.chances]
+
+    def accept_lengths(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """Tokens a cycle at temperature 0 by nodes of the tree, intervals over prompts; K nodes are the chain."""
+        ranks, steps = self._ranks(prompts, self.config.seed + 1, "greedy"), len(self.network.layers)
+        tokens = [len(answer) for answer in ranks]
+        shapes = {n: likeliest(self.network.chances, n, steps) for n in NODES}
+        shapes[steps] = tuple((0,) * depth for depth in range(1, steps + 1))
+        return {
+            f"accept_length/{nodes}": dataclasses.asdict(ratio(tokens, [cycles(answer, {*shape}) for answer in ranks]))
+            for nodes, shape in sorted(shapes.items())
+        }
+
+    def _ranks(self, prompts: Sequence[Prompt], seed: int, label: str) -> list[list[list[int]]]:
+        """Of the model's greedy answers; see ``token_ranks``."""
+        data, decoding = self.config.data, drafting(self.policy)
+        greedy = dataclasses.replace(data.sampling, temperature=0.0)
+        answers = run_engine(self.policy, prompts, data, decoding, seed, self.label(label), sampling=greedy)
+        drafts = drafts_of(self.policy, self.network)
+        return token_ranks(self.policy, self.network.layers, drafts, token_rows(prompts, answers))
 
     def _train(self, rows: Sequence[TokenRow]) -> None:
         """Every update to the last, from the newest checkpoint on."""

@@ -22,15 +22,19 @@ from bebop.model.mtp import at
 class PseudoStates(nn.Module):
     """The matrices W_1..W_K (SPEC Eq. 3 of section 3): d x d, no bias, the identity at first."""
 
-    def __init__(self, *, hidden_size: int, layers: Sequence[int], masked: bool = False) -> None:
+    def __init__(
+        self, *, hidden_size: int, layers: Sequence[int], masked: bool = False, chances: Sequence[Sequence[float]] = ()
+    ) -> None:
         """``layers``: t_1 <= ... <= t_K, layers that a state has gone through, counted from 1.
 
-        ``masked``: a pseudo state does not see those of earlier steps of its own anchor, an ablation.
+        ``masked``: a pseudo state does not see those of earlier steps of its own anchor, an ablation. ``chances``: how
+        often the token of rank 0, 1, ... of each step was right on text to calibrate with, from which trees are made.
         """
         super().__init__()
         if not layers or min(layers) < 1 or list(layers) != sorted(layers):
             raise UserError(f"layers={list(layers)} is not possible: give numbers from 1 on that do not fall")
         self.layers, self.masked = tuple(layers), masked
+        self.chances = tuple(tuple(row) for row in chances)
         self.maps = nn.ModuleList(nn.Linear(hidden_size, hidden_size, bias=False) for _ in layers)
         for one in self.maps:
             nn.init.eye_(one.weight)  # type: ignore[arg-type]

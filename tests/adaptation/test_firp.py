@@ -15,13 +15,14 @@ from bebop.adaptation.checkpoint import store
 from bebop.compose import adapt_config, write_down
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
+from bebop.model.firp import PseudoStates
 from bebop.model.parts import load_part, read_card
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.firp import FirpTrainer
 
 SMALL = ["part=firp", "task=gcd", "data.sequences=8", "data.sampling.max_new_tokens=10", "data.slots=8",
          "evaluation.prompts=3", "options.steps=2", "options.rows_per_step=4", "options.anchors=4", "options.warm=0.5",
-         "options.objective=e2e_tv", "train.save_every=3", "train.threads=1", "progress=false",
+         "options.objective=e2e_tv", "options.calibration=4", "train.save_every=3", "train.threads=1", "progress=false",
          "model.check=false"]  # fmt: skip
 
 
@@ -57,10 +58,13 @@ def weights(folder: Path) -> dict[str, Tensor]:
 def test_a_trained_part_says_what_it_is(whole: Path) -> None:
     card = read_card(whole / "firp.safetensors")
     assert card.part == "firp" and card.settings["layers"] == [5, 6, 7]
-    assert {"overlap/1", "kl/2", "agreement/3"} <= set(card.results)
+    assert {"overlap/1", "kl/2", "agreement/3", "accept_length/3", "accept_length/63"} <= set(card.results)
+    assert all(1 <= card.results[f"accept_length/{nodes}"]["value"] <= 4 for nodes in (3, 16, 32, 63))
     assert adapt_config(shlex.split(card.command)[3:]) == dataclasses.replace(config(whole), dir=None)
     policy = FirpTrainer(config(whole), whole).policy
-    load_part("firp", whole / "firp.safetensors", policy)
+    loaded = load_part("firp", whole / "firp.safetensors", policy)
+    assert isinstance(loaded, PseudoStates) and len(loaded.chances) == 3
+    assert all(0 < sum(row) <= 1 and list(row) == sorted(row, reverse=True) for row in loaded.chances)
     assert all(not torch.equal(matrix, torch.eye(128)) for matrix in weights(whole).values())
 
 
