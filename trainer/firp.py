@@ -21,7 +21,7 @@ from bebop.config_adapt import AdaptConfig
 from bebop.intervals import ratio
 from bebop.model.checkpoint import load_policy
 from bebop.model.firp import PseudoStates, middle_layers
-from bebop.model.firp_text import size_of_text
+from bebop.model.firp_text import read_text, size_of_text
 from bebop.options import FirpTraining
 from bebop.sinks import JsonlSink
 from bebop.trainer.chains import TokenRow, rows_of_step
@@ -121,8 +121,9 @@ class FirpTrainer(PartJob):
         data, decoding = self.config.data, drafting(self.policy)
         greedy = dataclasses.replace(data.sampling, temperature=0.0)
         answers = run_engine(self.policy, prompts, data, decoding, seed, self.label(label), sampling=greedy)
-        drafts = drafts_of(self.policy, self.network)
-        return token_ranks(self.policy, self.network.layers, drafts, token_rows(prompts, answers))
+        rows = token_rows(prompts, answers)
+        read = read_text(self.policy, self.network.layers, [row.token_ids for row in rows])
+        return token_ranks(drafts_of(self.policy, self.network), rows, read)
 
     def _train(self, rows: Sequence[TokenRow]) -> None:
         """Every update to the last, from the newest checkpoint on."""

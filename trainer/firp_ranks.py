@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bebop.model.backbone import Policy
 from bebop.model.firp import PseudoStates
-from bebop.model.firp_text import RealText, pseudo_beside, read_text
+from bebop.model.firp_text import RealText, pseudo_beside
 from bebop.trainer.chains import TokenRow
 from bebop.tree_shape import reached
 
@@ -32,18 +32,19 @@ def drafts_of(policy: Policy, network: PseudoStates) -> Drafts:
 
 @torch.no_grad()
 def token_ranks(
-    policy: Policy, layers: Sequence[int], drafts: Drafts, rows: Sequence[TokenRow], batch: int = 16
+    drafts: Drafts, rows: Sequence[TokenRow], read: Sequence[RealText], batch: int = 16
 ) -> list[list[list[int]]]:
     """Of every row and every place of its answer: the rank of the tokens that come in the drafts of each step, [T][K].
 
     Place e is what is drafted while e tokens of the answer are known: the anchor is the token before the newest.
-    ``layers``: that ``drafts`` reads; rows have prompts of two tokens or more. ``BEYOND`` behind the text.
+    ``read``: the rows, which have prompts of two tokens or more, for the layers that ``drafts`` reads. Behind the text
+    there is ``BEYOND``.
     """
     assert all(len(row.prompt) > 1 for row in rows), "the first cycle drafts from the token before the last"
     found: list[list[list[int]]] = []
     for first in range(0, len(rows), batch):
         part = rows[first : first + batch]
-        real = RealText.beside(read_text(policy, layers, [row.token_ids for row in part]))
+        real = RealText.beside(read[first : first + batch])
         length, device = real.hidden.shape[1], real.hidden.device
         places = torch.arange(max(len(row.answer) for row in part), device=device)
         anchors = torch.tensor([len(row.prompt) - 2 for row in part], device=device)[:, None] + places

@@ -6,6 +6,7 @@ import torch
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.firp import PseudoContext, PseudoStates, hidden_with_pseudo
+from bebop.model.firp_text import read_text
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.firp_ranks import BEYOND, cycles, drafts_of, token_ranks
 from tests.builders import tiny_policy
@@ -40,6 +41,11 @@ def network() -> PseudoStates:
     return PseudoStates(hidden_size=32, layers=LAYERS).double()
 
 
+def ranks_of(policy: Policy, rows: list[TokenRow]) -> list[list[list[int]]]:
+    read = read_text(policy, LAYERS, [row.token_ids for row in rows])
+    return token_ranks(drafts_of(policy, network()), rows, read, batch=2)
+
+
 def best_drafts(policy: Policy, known: list[int]) -> list[list[int]]:
     """Tokens of each step, the likeliest first, from the token before the newest of what is known."""
     ids, anchor = torch.tensor([known[:-1]]), torch.tensor([[len(known) - 2]])
@@ -63,7 +69,7 @@ def decoded(policy: Policy, row: TokenRow, shape: set[tuple[int, ...]]) -> int:
 
 def test_cycles_are_those_of_a_decoder(policy: Policy, rows: list[TokenRow]) -> None:
     for shape in (SHAPE, {(0,), (0, 0), (0, 0, 0)}, {(3,)}):
-        ranks = token_ranks(policy, LAYERS, drafts_of(policy, network()), rows, batch=2)
+        ranks = ranks_of(policy, rows)
         assert [cycles(own, shape) for own in ranks] == [decoded(policy, row, shape) for row in rows]
     late = [own[1:] + own[-1:] for own in ranks]
     shape = {(0,), (1,), (2,)}
@@ -71,7 +77,7 @@ def test_cycles_are_those_of_a_decoder(policy: Policy, rows: list[TokenRow]) -> 
 
 
 def test_ranks_end_with_the_text(policy: Policy, rows: list[TokenRow]) -> None:
-    ranks = token_ranks(policy, LAYERS, drafts_of(policy, network()), rows)
+    ranks = ranks_of(policy, rows)
     assert [len(own) for own in ranks] == [9, 1, 14]
     assert [place.count(BEYOND) for place in ranks[0]] == [0] * 7 + [1, 2]
     assert ranks[1][0][0] >= 0 and ranks[1][0][1:] == [BEYOND] * 2
