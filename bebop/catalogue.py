@@ -14,7 +14,7 @@ TITLES: dict[Part, str] = {
     "run": "Every run (`metrics.jsonl`)",
     "head": "The head, in adaptations and where it is trained beside the policy",
     "drift": "The monitor (`monitor.drift=true`), from the sixth step on",
-    "system": "What one decoding system counts of its own, over the cycles that reached position K",
+    "system": "What one decoding system counts of its own; by position, over the cycles that reached it",
     "adapt": "Adaptations, on held-out text at `train.eval_every` steps",
 }
 
@@ -80,6 +80,12 @@ METRICS: tuple[MetricRow, ...] = (
         "rollout/forwards_per_token",
         "backbone passes an answer took part in, prefill left out, over its tokens",
         "passes",
+    ),
+    MetricRow(
+        "rollout/extra_positions",
+        "positions beside the verified ones in a backbone pass, each through some layers, from which later drafts come",
+        "positions",
+        "system",
     ),
     MetricRow(
         "rollout/tokens_per_s",

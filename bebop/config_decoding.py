@@ -44,6 +44,11 @@ class DecodingConfig:
         return options
 
     @property
+    def tree(self) -> bool:
+        """Whether drafts are the nodes of a tree."""
+        return SYSTEMS[self.system].tree
+
+    @property
     def temperature_of_drafts(self) -> float | None:
         """What drafts are sampled at, 0 for greedy ones; None: the target's temperature."""
         own = SYSTEMS[self.system].draft_temperature

@@ -11,6 +11,7 @@ from bebop.options import (
     BlockLengthTraining,
     BlockTraining,
     EmaOptions,
+    FirpOptions,
     FirpTraining,
     PadOptions,
     PivotTraining,
@@ -39,12 +40,15 @@ class System:
     other: str | None = None  # the same system with drafts made the other way, sampled or greedy
     exact: bool = True  # the output distribution is the target's
     weighable: bool = False  # it is not, but each token comes with its log-prob under what it was drawn from
+    unserved: str = ""  # why other engines cannot host it; empty: it is for them to say
 
     @property
     def drafts(self) -> bool:
         """Whether there is anything to verify."""
         return self.drafter != "none"
 
+
+WITHIN = "its drafts come out of the target's own passes, between whose layers positions of its own enter"
 
 SYSTEMS = {
     "autoregressive": System(summary="plain decoding, one token per pass"),
@@ -124,10 +128,22 @@ SYSTEMS = {
         options=EmaOptions,
         draft_tokens=9,
     ),
+    "firp": System(
+        summary="a tree of drafts from hidden states of future tokens, made within the target's own passes",
+        drafter="firp",
+        rule="tree_walk",
+        needs=("firp",),
+        draft_tokens=16,
+        tree=True,
+        width=MOST_NODES,
+        options=FirpOptions,
+        unserved=WITHIN,
+    ),
     "firp_chain": System(
         summary="drafts from hidden states of future tokens, made within the target's own passes",
         drafter="firp",
         needs=("firp",),
+        unserved=WITHIN,
     ),
 }
 

@@ -39,8 +39,8 @@ CHANCES = Limit(
     "give numbers above 0 that sum to 1 or less",
 )
 TABLE = Limit(
-    lambda table: bool(table) and all(map(CHANCES.holds, table)),
-    "give a row of numbers above 0 that sum to 1 or less for each depth",
+    lambda table: bool(table) and all(row and all(0 < chance <= 1 for chance in row) for row in table),
+    "give a row of numbers above 0, up to 1, for each depth",
 )
 SHAPE = Limit(
     grows, f"give 1 to {MOST_NODES} paths, each after its parent and its sibling before, as [[0], [1], [0, 0]]"
@@ -78,6 +78,22 @@ class TreeOptions:
         Without a ``shape`` they are the likeliest, not below depth ``deepest``.
         """
         return likeliest(self.table(known), nodes, deepest) if self.shape is None else self.shape[:nodes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirpOptions(TreeOptions):
+    """Which tree is drafted, and which of its nodes another one may grow from (SPEC 3.3)."""
+
+    ranks: tuple[float, ...] = setting(
+        lambda: (0.3, 0.15, 0.1, 0.07, 0.05, 0.04, 0.03, 0.02),
+        "chance of a first, second, ... child to be accepted, where the part has no chances of its own",
+        CHANCES,
+    )
+    pseudo_paths: int | None = setting(
+        None,
+        "M: pseudo states beside nodes on the M likeliest paths alone, a plain step after any other; null: all",
+        at_least(1),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ FinishReason = Literal["stop", "length", "abort"]
 # What is kept of every draft position: cycles that reached it, and sums over those.
 DRAFT_STATS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
 MEASURED = DRAFT_STATS[2:]  # those that take both distributions, which an engine may give for some cycles alone
-STAT_COUNTS = ("cycles", "tokens", "prefilled", "target_forwards", "draft_forwards")  # of a whole answer
+# Of a whole answer.
+STAT_COUNTS = ("cycles", "tokens", "prefilled", "target_forwards", "draft_forwards", "extra_positions")
 STRETCH = 64  # tokens: answers are cut at 64, 128, 256, ... to see how drafting changes along them
 
 
@@ -75,6 +76,7 @@ class DecodeStats:
     prefilled: int = 0  # of those, from a prefill and not from a cycle (SGLang's first; the embedded engine has none)
     target_forwards: int = 0  # backbone passes in which the request took part, prefill excluded
     draft_forwards: int = 0  # MTP passes in which it took part
+    extra_positions: int = 0  # beside the verified ones in the backbone passes, such as states of future tokens
     reached: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] cycles that tested draft k
     accepted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K]
     overlap: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] sum of sum_v min(p, q)

@@ -58,6 +58,20 @@ def chance(path: Path, chances: Sequence[Sequence[float]]) -> float:
     return product
 
 
+def numbered(shape: Iterable[Path]) -> tuple[list[Path], list[int]]:
+    """Paths depth by depth, after parents and siblings before; and the number of the parent of each, -1: none."""
+    ordered = sorted(shape, key=lambda path: (len(path), path))
+    number = {path: i for i, path in enumerate(ordered)} | {(): -1}
+    return ordered, [number[path[:-1]] for path in ordered]
+
+
+def on_likeliest(shape: Collection[Path], chances: Sequence[Sequence[float]], paths: int) -> set[Path]:
+    """Nodes on the way to so many of the leaves: the likeliest, of two alike the first."""
+    leaves = [path for path in shape if (*path, 0) not in shape]
+    leaves.sort(key=lambda path: -chance(path, chances))
+    return {leaf[:depth] for leaf in leaves[:paths] for depth in range(1, len(leaf) + 1)}
+
+
 def rank_chances(ranks: Iterable[Sequence[int]], most: int = 16) -> tuple[tuple[float, ...], ...]:
     """How often the right token had rank 0, 1, ... at each depth: what ``likeliest`` takes.
 

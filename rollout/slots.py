@@ -76,7 +76,7 @@ class Slots:
         shape = (s, len(self.starts), len(self.names), sizes.drafts)  # sums by stretch
         self.stats = torch.zeros(shape, dtype=torch.float64, device=device)
         self.begun = torch.zeros(s, len(self.starts), 2, **long)  # [S, P, 2] cycles that began there, their tokens
-        self.work = torch.zeros(s, 3, **long)  # [S, 3] cycles, backbone passes, drafter passes
+        self.work = torch.zeros(s, 4, **long)  # [S, 4] cycles, backbone passes, drafter passes, extra positions
         self.settings = torch.tensor(list(NEUTRAL.values()), device=device).repeat(s, 1)  # [S, 5] in NEUTRAL's order
         self.seen: Tensor | None = None  # [S, V] tokens in the context; made when a request has a penalty
         self.columns: dict[str, Tensor] = {}  # name -> [S, ...] what a part keeps per request

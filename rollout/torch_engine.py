@@ -236,10 +236,11 @@ class TorchEngine:
         finished = []
         for i, (slot, reason) in enumerate(ended.items()):
             request, count = self.active[slot], counts[i]
-            cycles, target, draft = work[i]
+            cycles, target, draft, extra = work[i]
             fresh = count - (len(request.partial.token_ids) if request.partial else 0)
             sums = self._named(stats[i].sum(0))
-            own = DecodeStats(cycles=cycles, tokens=fresh, target_forwards=target, draft_forwards=draft, **sums)
+            done = {"target_forwards": target, "draft_forwards": draft, "extra_positions": extra}
+            own = DecodeStats(cycles=cycles, tokens=fresh, **done, **sums)
             stretches = self._stretches(begun[i], stats[i])
             completion = Completion(
                 token_ids=ids[i, :count].copy(),

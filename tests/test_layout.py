@@ -53,7 +53,7 @@ DOORS = {
 PARTS = tuple(f"bebop.rollout.decoding.{kind}" for kind in ("drafters", "rules", "lengths"))
 SEAMS = ("bebop.rollout.decoding.base", "bebop.rollout.decoding.sampling", "bebop.rollout.decoding.head",
          "bebop.rollout.slots", "bebop.model", "bebop.kernels", "bebop.config", "bebop.options",
-         "bebop.errors")  # fmt: skip
+         "bebop.tree_shape", "bebop.errors")  # fmt: skip
 # Where a rollout may know of the MTP head.
 HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.decoding.head", "bebop.rollout.sglang")
 NUMPY_ALONE = "bebop.monitor"  # so that whoever watches a job needs no torch

@@ -61,6 +61,9 @@ def test_options_take_a_table_over_ranks_and_a_shape_over_both() -> None:
     assert TreeOptions().paths(5, TABLE) == likeliest(TABLE, 5) != TreeOptions().paths(5)
     assert TreeOptions(chances=((0.9,),)).paths(2, TABLE) == ((0,), (0, 0))
     assert TreeOptions(shape=((0,), (1,)), chances=TABLE).paths(2, TABLE) == ((0,), (1,))
-    for wrong in ([], [[]], [[0.5], [0.9, 0.2]], [[0.0]]):
-        with pytest.raises(UserError, match=r"options\.chances=.* give a row of numbers above 0 .* for each depth$"):
+    wrongs: tuple[list[list[float]], ...] = ([], [[]], [[0.5], [1.1, 0.2]], [[0.0]])
+    for wrong in wrongs:
+        with pytest.raises(
+            UserError, match=r"options\.chances=.* give a row of numbers above 0, up to 1, for each dep"
+        ):
             DecodingConfig(system="bebop_tree", options={"chances": wrong})

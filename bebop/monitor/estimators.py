@@ -60,6 +60,8 @@ def decode_metrics(stats: DecodeStats) -> Metrics:
         metrics["rollout/accept_length"] = Mean(stats.emitted, stats.cycles)
     if stats.tokens and stats.target_forwards:
         metrics["rollout/forwards_per_token"] = Mean(stats.target_forwards, stats.tokens)
+        if stats.extra_positions:
+            metrics["rollout/extra_positions"] = Mean(stats.extra_positions, stats.target_forwards)
     per_position = {"accept_rate": stats.accepted, "overlap": stats.overlap, "target_only": stats.target_only}
     per_position |= stats.counts
     for name, sums in per_position.items():

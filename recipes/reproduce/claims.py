@@ -115,9 +115,10 @@ PAPERS = (
             ),
             Claim(name="FIRP 4", text="Pseudo states of later steps gain from seeing those of earlier steps."),
             Claim(name="FIRP 5", text="Pseudo states become more and more like the real ones on their way up."),
+            Claim(name="trees", text="Trees of drafts beat chains at equal verified positions."),
         ),
         others={"beyond FIRP": "Beyond the paper on FIRP"},
-        recipes=("firp",),
+        recipes=("firp", "trees"),
     ),
 )
 

@@ -218,6 +218,10 @@ class TargetPass(Protocol):
         """
         ...
 
+    def beside(self, rows: int) -> Sequence[int]:
+        """Positions that it adds to each of so many rows of a verification, whatever layers they go through."""
+        ...
+
 
 class Drafter(Protocol):
     """Proposes tokens."""

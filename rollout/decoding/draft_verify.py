@@ -70,7 +70,8 @@ class DraftVerify:
             draft = Draft(tokens=slots.last.new_zeros(batch, 0), probs=None)
         out = self._verify(rows, draft)
         accepted = self.rule.accept(rows, draft, out, rows.tests(draft.tokens.shape[1]))
-        if accepted.rows is not None:  # from here on the path is a chain
+        slots.work[:batch, 3] += self._extra_positions(rows, draft)
+        if accepted.rows is not None and draft.parents is not None:  # from here on the path is a chain
             self.target.keep(rows, accepted.rows)
             draft, out = draft.along(accepted), out.at(accepted.rows)
         emitted, done = end(rows, accepted)
@@ -83,7 +84,7 @@ class DraftVerify:
         for drafter in self.drafters.values():
             drafter.commit(rows, out, accepted.tokens, emitted)
         remember(rows, accepted.tokens, emitted)
-        slots.work[:batch] += torch.tensor([1, 1, draft.forwards], device=slots.device)
+        slots.work[:batch, :3] += torch.tensor([1, 1, draft.forwards], device=slots.device)
         slots.fed[:batch] += emitted
         slots.count[:batch] += emitted
         slots.last[:batch] = accepted.tokens[torch.arange(batch, device=slots.device), emitted - 1]
@@ -105,6 +106,15 @@ class DraftVerify:
         passes = [drafter.target_pass for drafter in self.drafters.values() if drafter.target_pass is not None]
         assert len(passes) < 2, "one pass of the target has room for one drafter"
         return passes[0] if passes else None
+
+    def _extra_positions(self, rows: Rows, draft: Draft) -> Tensor | int:
+        """Of each row [B] in the pass over a draft, beside its newest token and those of its drafts that count."""
+        if (beside := self._beside()) is None:
+            return 0
+        each = torch.tensor(beside.beside(1 + draft.tokens.shape[1]), device=rows.last.device)
+        if draft.lengths is None:
+            return each.sum()
+        return torch.where(torch.arange(len(each), device=each.device) <= draft.lengths[:, None], each, 0).sum(1)
 
 
 EntryClass = DraftVerify

@@ -78,6 +78,8 @@ HOSTINGS = {  # by drafter
 
 def missing(system: System) -> str | None:
     """What SGLang lacks for a system; None if it hosts it, and "" where there is no more to say."""
+    if system.unserved:
+        return f"{system.unserved}; "
     hosting = HOSTINGS.get(system.drafter)
     if hosting is None or system.rule != "rejection":
         return ""

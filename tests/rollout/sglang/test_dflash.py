@@ -65,6 +65,8 @@ def test_drafting_is_spelled_out(root: Path) -> None:
         ("block_target_only", {"deterministic": True}, "cuda", "DFLASH draws from one generator"),
         ("pad", {}, "cuda", "choose one of"),
         ("ngram", {}, "cuda", "choose one of"),
+        ("firp", {}, "cuda", "drafts come out of the target.s own passes, between whose layers .*; choose one of"),
+        ("firp_chain", {}, "cpu", "drafts come out of the target.s own passes"),
     ],
 )
 def test_what_it_lacks(root: Path, system: str, own: dict[str, bool], device: str, word: str) -> None:

@@ -1,0 +1,42 @@
+"""The study of trees: what it counts, and that it measures what its rules ask for."""
+
+import torch
+
+from bebop.rollout.decoding.base import Draft
+from bebop.rollout.decoding.rules.tree_walk import TreeWalk
+from bebop.trajectory import DecodeStats
+from recipes.reproduce.study import SEEDS
+from recipes.reproduce.trees import __main__ as study
+from recipes.reproduce.trees.decoding import FEWEST, CountsRanks
+from tests.recipes.reproduce.test_names import missing
+
+PARENTS = torch.tensor([[-1, -1, 0, 0, 1]])
+
+
+def counted(kind: type[TreeWalk], tokens: list[int], cycles: int) -> CountsRanks:
+    """Greedy drafts of a tree of five, of which the target wants token 1, then 4."""
+    rule = kind()
+    assert isinstance(rule, CountsRanks)
+    probs = torch.zeros(1, 6, 5)
+    probs[:, :, 4], probs[:, 0] = 1.0, torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0])
+    draft = Draft(tokens=torch.tensor([tokens]), probs=None, parents=PARENTS, depth=2)
+    out = type("Out", (), {"probs": probs})()
+    for _ in range(cycles):
+        rule.accept(None, draft, out, torch.full((1, 7), 0.5))  # type: ignore[arg-type]
+    return rule
+
+
+def test_children_of_accepted_nodes_are_counted_by_depth_and_rank() -> None:
+    rule = counted(CountsRanks, [2, 1, 0, 0, 4], 3)
+    assert rule.offered[:3, :3].tolist() == [[3, 3, 0], [3, 0, 0], [0, 0, 0]]
+    assert rule.accepted[:3, :3].tolist() == [[0, 3, 0], [3, 0, 0], [0, 0, 0]]
+    assert counted(CountsRanks, [1, 2, 0, 4, 0], 3).accepted[:2, :2].tolist() == [[3, 0], [0, 3]]
+    assert rule.chances() == () and counted(CountsRanks, [2, 1, 0, 0, 4], FEWEST).chances() == ((1.0,), (1.0,))
+
+
+def test_it_measures_what_its_rules_ask_for() -> None:
+    stats = DecodeStats(cycles=2, tokens=5)
+    keys = [(a, n, t, s) for a in study.ARMS for n in study.NODES for t in study.TEMPERATURES for s in SEEDS]
+    by_name = study.numbers(dict.fromkeys(keys, stats))
+    assert missing("trees", by_name) == set()
+    assert missing("trees", [name for name in by_name if name != "7 nodes, T = 1: ranks"]) == {"7 nodes, T = 1: ranks"}
