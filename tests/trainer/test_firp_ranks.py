@@ -3,13 +3,15 @@
 import pytest
 import torch
 
+from bebop.config import DecodingConfig
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.firp import PseudoContext, PseudoStates, hidden_with_pseudo
 from bebop.model.firp_text import read_text
+from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.firp_ranks import BEYOND, cycles, drafts_of, token_ranks
-from tests.builders import tiny_policy
+from tests.builders import requests, tiny_policy
 
 LAYERS = (1, 2, 2)
 PROMPTS = ((1, 2, 3), (3, 2), (5, 1, 1, 2))
@@ -74,6 +76,27 @@ def test_cycles_are_those_of_a_decoder(policy: Policy, rows: list[TokenRow]) -> 
     late = [own[1:] + own[-1:] for own in ranks]
     shape = {(0,), (1,), (2,)}
     assert [cycles(own, shape) for own in late] != [decoded(policy, row, shape) for row in rows]
+
+
+def test_cycles_are_those_of_the_engine() -> None:
+    """Which ends an answer in the middle of a cycle too, and drafts with other code."""
+    model = tiny_policy(5, seed=11, layers=3, sharp=16.0, dtype=torch.float64)
+    prompts = [[1, 2, 3], [3, 1], [2, 1, 0, 3, 1], [0, 0], [1, 3, 2, 2]]
+    asked = {"temperature": 0.0, "max_new_tokens": 23}
+    alone = DecodingConfig(system="autoregressive", draft_tokens=0)
+    plain = generate(TorchEngine(model, alone, slots=4, max_length=64), requests(prompts, **asked))
+    rows = [TokenRow(prompt=tuple(p), answer=tuple(a.token_ids.tolist())) for p, a in zip(prompts, plain, strict=True)]
+    own = model.parts["firp"]
+    assert isinstance(own, PseudoStates)
+    read = read_text(model, own.layers, [row.token_ids for row in rows])
+    ranks = token_ranks(drafts_of(model, own), rows, read)
+    shape = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))
+    decoding = DecodingConfig(system="firp", draft_tokens=len(shape), options={"shape": shape})
+    drafted = generate(TorchEngine(model, decoding, slots=4, max_length=64), requests(prompts, **asked))
+    assert [a.token_ids.tolist() for a in drafted] == [list(row.answer) for row in rows]
+    counted = [a.stats.cycles for a in drafted]
+    assert [cycles(one, {*shape}) for one in ranks] == counted and min(counted) < 23
+    assert [cycles(one, {(0,), (0, 0)}) for one in ranks] != counted
 
 
 def test_ranks_end_with_the_text(policy: Policy, rows: list[TokenRow]) -> None:
