@@ -162,7 +162,10 @@ class FirpTraining:
         "kl", "what is minimised after the warm-up; e2e_tv weighs an anchor by the acceptance of the earlier steps"
     )
     warm: float = setting(0.3, "share of the updates of a step that are on kl first", SHARE)
-    lr: float = setting(1e-3, "learning rate, after a warm-up; falls as a cosine within each step", above(0))
+    calibration: int = setting(
+        64, "prompts of the training on whose greedy answers ranks are counted, for the shape of trees", at_least(1)
+    )
+    lr: float = setting(1e-2, "learning rate, after a warm-up; falls as a cosine within each step", above(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

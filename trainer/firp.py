@@ -21,13 +21,19 @@ from bebop.config_adapt import AdaptConfig
 from bebop.intervals import ratio
 from bebop.model.checkpoint import load_policy
 from bebop.model.firp import PseudoStates, middle_layers
+from bebop.model.firp_text import read_text, size_of_text
 from bebop.options import FirpTraining
 from bebop.sinks import JsonlSink
 from bebop.trainer.chains import TokenRow, rows_of_step
-from bebop.trainer.firp_loss import MEASURES, firp_loss, lay_out, sums
+from bebop.trainer.firp_loss import MEASURES, ReadRow, firp_loss, lay_out, read_rows, sums
+from bebop.trainer.firp_ranks import BEYOND, cycles, drafts_of, token_ranks
 from bebop.trainer.optim import GuardedAdamW
 from bebop.trainer.schedule import learning_rate
 from bebop.trainer.state import load_optimizer_state, optimizer_state
+from bebop.trajectory import Prompt
+from bebop.tree_shape import likeliest, rank_chances
+
+NODES = (16, 32, 63)  # of the trees whose accept length stands in the card
 
 
 class FirpTrainer(PartJob):
@@ -73,12 +79,13 @@ class FirpTrainer(PartJob):
     def run(self) -> str:
         """All phases that are left; what is to be said at the end."""
         decoding, label = drafting(self.policy), self.label("sample")
-        _, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label)
+        training, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label)
         self._train(rows)
+        self._calibrate(training)
         answers = run_engine(
             self.policy, held_out, self.config.data, decoding, self.config.seed + 1, self.label("held out")
         )
-        results = self.measured(token_rows(held_out, answers))
+        results = self.measured(token_rows(held_out, answers)) | self.accept_lengths(held_out)
         self.save(self.network, self.settings, results)
         lines = [f"{name:40}{interval['value']:.3f}" for name, interval in results.items()]
         return "\n".join([*lines, ""])
@@ -92,9 +99,36 @@ class FirpTrainer(PartJob):
             for step in range(places.shape[1])
         }
 
+    def _calibrate(self, training: Sequence[Prompt]) -> None:
+        """How often tokens of each rank are right, on some of the prompts of the training at temperature 0."""
+        rows = self._ranks(training[: self.options.calibration], self.config.seed, "calibrate")
+        self.network.chances = rank_chances([r for r in row if r != BEYOND] for answer in rows for row in answer)
+        self.settings["chances"] = [[round(chance, 5) for chance in row] for row in self.network.chances]
+
+    def accept_lengths(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """Tokens a cycle at temperature 0 by nodes of the tree, intervals over prompts; K nodes are the chain."""
+        ranks, steps = self._ranks(prompts, self.config.seed + 1, "greedy"), len(self.network.layers)
+        tokens = [len(answer) for answer in ranks]
+        shapes = {n: likeliest(self.network.chances, n, steps) for n in NODES}
+        shapes[steps] = tuple((0,) * depth for depth in range(1, steps + 1))
+        return {
+            f"accept_length/{nodes}": dataclasses.asdict(ratio(tokens, [cycles(answer, {*shape}) for answer in ranks]))
+            for nodes, shape in sorted(shapes.items())
+        }
+
+    def _ranks(self, prompts: Sequence[Prompt], seed: int, label: str) -> list[list[list[int]]]:
+        """Of the model's greedy answers; see ``token_ranks``."""
+        data, decoding = self.config.data, drafting(self.policy)
+        greedy = dataclasses.replace(data.sampling, temperature=0.0)
+        answers = run_engine(self.policy, prompts, data, decoding, seed, self.label(label), sampling=greedy)
+        rows = token_rows(prompts, answers)
+        read = read_text(self.policy, self.network.layers, [row.token_ids for row in rows])
+        return token_ranks(drafts_of(self.policy, self.network), rows, read)
+
     def _train(self, rows: Sequence[TokenRow]) -> None:
         """Every update to the last, from the newest checkpoint on."""
         train = self.config.train
+        read = self._read(rows)
         sink = JsonlSink(self.folder / "metrics.jsonl", self.version or None)
         store(self.folder).set_aside(self.found)
         bar = tqdm(
@@ -102,7 +136,7 @@ class FirpTrainer(PartJob):
         )
         while self.version < self.last:
             chosen = rows_of_step(len(rows), self.options.rows_per_step, self.config.seed, self.version)
-            numbers = self.update([rows[i] for i in chosen])
+            numbers = self.update([read[i] for i in chosen] if read else self._now([rows[i] for i in chosen]))
             sink.write(self.version, numbers)
             bar.update()
             bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
@@ -112,13 +146,22 @@ class FirpTrainer(PartJob):
         bar.close()
         sink.close()
 
-    def update(self, rows: Sequence[TokenRow]) -> dict[str, float]:
+    def _read(self, rows: Sequence[TokenRow]) -> list[ReadRow]:
+        """What pseudo states read of all answers if it fits; else nothing."""
+        tokens = sum(len(row.token_ids) for row in rows)
+        fits = tokens * size_of_text(self.policy, self.network.layers) <= self.config.train.cache_mb << 20
+        return self._now(rows) if fits else []
+
+    def _now(self, rows: Sequence[TokenRow]) -> list[ReadRow]:
+        return read_rows(self.policy, self.network.layers, rows)
+
+    def update(self, rows: Sequence[ReadRow]) -> dict[str, float]:
         """One optimizer step on random anchors of some answers; the anchors follow from the seed and the step."""
         options = self.options
         stage, place = divmod(self.version, options.steps)
         for k, one in enumerate(self.network.maps):
             one.requires_grad_(k == stage)
-        texts = lay_out(rows, options.anchors, (self.config.seed << 32) + self.version, self.policy.device)
+        texts = lay_out(rows, options.anchors, (self.config.seed << 32) + self.version)
         kind = "kl" if place < options.warm * options.steps else options.objective
         self.optimizer.zero_grad()
         loss = firp_loss(

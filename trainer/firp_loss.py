@@ -1,7 +1,7 @@
 """What pseudo hidden states are trained on (SPEC 3.2): the distribution that the model itself has where they stand.
 
 Step k at anchor i stands against the model's distribution at position i + k, which has read the tokens in between. The
-model's own states come from the same pass, in which real states see no pseudo state.
+model's own states are read once (``bebop/model/firp_text.py``): real states see no pseudo state.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from bebop.kernels.linear_losses import CHUNK_ROWS, linear_draft_loss, linear_e2e_tv_loss
 from bebop.model.backbone import Policy
-from bebop.model.firp import PseudoContext, PseudoStates, hidden_with_pseudo
+from bebop.model.firp import PseudoStates
+from bebop.model.firp_text import RealText, pseudo_beside, read_text
 from bebop.model.mtp import at
 from bebop.trainer.block_loss import END_TO_END, random_anchors, shared_tables
 from bebop.trainer.chains import TokenRow
@@ -22,10 +22,18 @@ MEASURES = ("overlap", "kl", "agreement")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRow:
+    """A prompt and an answer through which the model has already gone."""
+
+    real: RealText  # of this text alone
+    answer: int  # tokens at the end that are the answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Anchored:
     """Texts side by side, with anchors from which tokens are predicted."""
 
-    token_ids: Tensor  # [B, L], right-padded with 0
+    real: RealText  # of B texts
     anchors: Tensor  # [B, A] positions, from the last token of the prompt on
     ends: Tensor  # [B] tokens of each text
 
@@ -35,23 +43,27 @@ class Anchored:
         return places < self.ends[:, None, None]
 
 
-def lay_out(rows: Sequence[TokenRow], anchors: int, seed: int, device: torch.device) -> Anchored:
+def read_rows(policy: Policy, layers: Sequence[int], rows: Sequence[TokenRow]) -> list[ReadRow]:
+    """What pseudo states that enter after ``layers`` read of some answers."""
+    read = read_text(policy, layers, [row.token_ids for row in rows])
+    return [ReadRow(real=real, answer=len(row.answer)) for real, row in zip(read, rows, strict=True)]
+
+
+def lay_out(rows: Sequence[ReadRow], anchors: int, seed: int) -> Anchored:
     """At most ``anchors`` a text, at random; a text with fewer places has some beyond its end."""
-    ends = torch.tensor([len(row.token_ids) for row in rows])
-    chosen = random_anchors(ends, torch.tensor([len(row.answer) for row in rows]), anchors, seed)
-    ids = pad_sequence([torch.tensor(row.token_ids) for row in rows], batch_first=True)
-    return Anchored(token_ids=ids.to(device), anchors=chosen.to(device), ends=ends.to(device))
+    device = rows[0].real.hidden.device
+    ends = torch.tensor([row.real.hidden.shape[1] for row in rows])
+    chosen = random_anchors(ends, torch.tensor([row.answer for row in rows]), anchors, seed)
+    return Anchored(real=RealText.beside([row.real for row in rows]), anchors=chosen.to(device), ends=ends.to(device))
 
 
 def drafts_and_targets(policy: Policy, network: PseudoStates, texts: Anchored, steps: int) -> tuple[Tensor, Tensor]:
     """Pseudo states of the first ``steps`` and the model's states that they stand against, both [B, A, steps, d]."""
-    length = texts.token_ids.shape[1]
-    anchors = texts.anchors.clamp_max(length - 1)
-    positions = torch.arange(length, device=anchors.device).expand_as(texts.token_ids)
-    context = PseudoContext.training(anchors, length, network.masked)
-    real, drafts = hidden_with_pseudo(policy, network, texts.token_ids, positions, anchors, context, steps)
-    places = (anchors[..., None] + torch.arange(1, steps + 1, device=anchors.device)).clamp_max(length - 1)
-    return drafts, at(real.detach(), places.flatten(1)).view_as(drafts)
+    last = texts.real.hidden.shape[1] - 1
+    anchors = texts.anchors.clamp_max(last)
+    drafts, _ = pseudo_beside(policy, network, texts.real, anchors, steps)
+    places = (anchors[..., None] + torch.arange(1, steps + 1, device=anchors.device)).clamp_max(last)
+    return drafts, at(texts.real.hidden, places.flatten(1)).view_as(drafts)
 
 
 def firp_loss(
@@ -93,7 +105,7 @@ def sums(
     found, places = torch.zeros(len(rows), steps, 3), torch.zeros(len(rows), steps)
     for first in range(0, len(rows), 16):
         part = rows[first : first + 16]
-        texts = lay_out(part, max(len(row.answer) for row in part), 0, policy.device)
+        texts = lay_out(read_rows(policy, network.layers, part), max(len(row.answer) for row in part), 0)
         drafts, targets = drafts_and_targets(policy, network, texts, steps)
         mask = texts.mask(steps)
         row, _, step = mask.nonzero(as_tuple=True)

@@ -22,15 +22,19 @@ from bebop.model.mtp import at
 class PseudoStates(nn.Module):
     """The matrices W_1..W_K (SPEC Eq. 3 of section 3): d x d, no bias, the identity at first."""
 
-    def __init__(self, *, hidden_size: int, layers: Sequence[int], masked: bool = False) -> None:
+    def __init__(
+        self, *, hidden_size: int, layers: Sequence[int], masked: bool = False, chances: Sequence[Sequence[float]] = ()
+    ) -> None:
         """``layers``: t_1 <= ... <= t_K, layers that a state has gone through, counted from 1.
 
-        ``masked``: a pseudo state does not see those of earlier steps of its own anchor, an ablation.
+        ``masked``: a pseudo state does not see those of earlier steps of its own anchor, an ablation. ``chances``: how
+        often the token of rank 0, 1, ... of each step was right on text to calibrate with, from which trees are made.
         """
         super().__init__()
         if not layers or min(layers) < 1 or list(layers) != sorted(layers):
             raise UserError(f"layers={list(layers)} is not possible: give numbers from 1 on that do not fall")
         self.layers, self.masked = tuple(layers), masked
+        self.chances = tuple(tuple(row) for row in chances)
         self.maps = nn.ModuleList(nn.Linear(hidden_size, hidden_size, bias=False) for _ in layers)
         for one in self.maps:
             nn.init.eye_(one.weight)  # type: ignore[arg-type]
@@ -185,11 +189,7 @@ def _longer(
     decoder: nn.Module, settings: Mapping[str, Any], later: Tensor, rotary: tuple[Tensor, Tensor]
 ) -> dict[str, Any]:
     """What a layer is told about positions, for those of the pseudo states that are present too."""
-    given = settings.get("position_embeddings")
-    if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(x, Tensor) for x in given)):
-        raise UserError(
-            f"pseudo states are not possible: {type(decoder).__name__} gives its layers no pair of rotary embeddings"
-        )
+    given = rotary_pair(decoder, settings)
     batch, count = later.shape
     pair = tuple(
         torch.cat([one.expand(batch, -1, -1), more[:, :count]], 1) for one, more in zip(given, rotary, strict=True)
@@ -198,6 +198,16 @@ def _longer(
     if settings.get("position_ids") is not None:
         longer["position_ids"] = torch.cat([settings["position_ids"].expand(batch, -1), later], 1)
     return longer
+
+
+def rotary_pair(decoder: nn.Module, settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The rotary embeddings that a layer is given; ``UserError`` if they are not one pair of tensors."""
+    given = settings.get("position_embeddings")
+    if not (isinstance(given, tuple) and len(given) == 2 and all(isinstance(x, Tensor) for x in given)):
+        raise UserError(
+            f"pseudo states are not possible: {type(decoder).__name__} gives its layers no pair of rotary embeddings"
+        )
+    return given
 
 
 def middle_layers(depth: int, count: int = 3) -> list[int]:

@@ -15,13 +15,18 @@ from bebop.adaptation.checkpoint import store
 from bebop.compose import adapt_config, write_down
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
+from bebop.model.firp import PseudoStates
 from bebop.model.parts import load_part, read_card
+from bebop.trainer.chains import TokenRow
 from bebop.trainer.firp import FirpTrainer
 
 SMALL = ["part=firp", "task=gcd", "data.sequences=8", "data.sampling.max_new_tokens=10", "data.slots=8",
          "evaluation.prompts=3", "options.steps=2", "options.rows_per_step=4", "options.anchors=4", "options.warm=0.5",
-         "options.objective=e2e_tv", "train.save_every=3", "train.threads=1", "progress=false",
+         "options.objective=e2e_tv", "options.calibration=4", "train.save_every=3", "train.threads=1", "progress=false",
          "model.check=false"]  # fmt: skip
+
+
+ROWS = [TokenRow(prompt=(2, 3, 4), answer=(5, 6, 1))]
 
 
 def config(folder: Path, *overrides: str) -> AdaptConfig:
@@ -53,10 +58,13 @@ def weights(folder: Path) -> dict[str, Tensor]:
 def test_a_trained_part_says_what_it_is(whole: Path) -> None:
     card = read_card(whole / "firp.safetensors")
     assert card.part == "firp" and card.settings["layers"] == [5, 6, 7]
-    assert {"overlap/1", "kl/2", "agreement/3"} <= set(card.results)
+    assert {"overlap/1", "kl/2", "agreement/3", "accept_length/3", "accept_length/63"} <= set(card.results)
+    assert all(1 <= card.results[f"accept_length/{nodes}"]["value"] <= 4 for nodes in (3, 16, 32, 63))
     assert adapt_config(shlex.split(card.command)[3:]) == dataclasses.replace(config(whole), dir=None)
     policy = FirpTrainer(config(whole), whole).policy
-    load_part("firp", whole / "firp.safetensors", policy)
+    loaded = load_part("firp", whole / "firp.safetensors", policy)
+    assert isinstance(loaded, PseudoStates) and len(loaded.chances) == 3
+    assert all(0 < sum(row) <= 1 and list(row) == sorted(row, reverse=True) for row in loaded.chances)
     assert all(not torch.equal(matrix, torch.eye(128)) for matrix in weights(whole).values())
 
 
@@ -77,6 +85,19 @@ def test_steps_are_trained_one_after_another(whole: Path, tmp_path: Path) -> Non
     assert all(torch.equal(a, b) for a, b in zip(weights(half).values(), final, strict=True)), "to the bit"
     steps = [json.loads(line)["step"] for line in (half / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_texts_that_do_not_fit_are_read_for_each_update(whole: Path, tmp_path: Path) -> None:
+    """Rounding differs with what is read together."""
+    other = tmp_path / "other"
+    trained(other, "train.cache_mb=0")
+    losses = [
+        [json.loads(line)["firp/loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (whole, other)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) == 6
+    kept, fresh = (FirpTrainer(config(whole, f"train.cache_mb={room}"), whole)._read(ROWS) for room in (1, 0))
+    assert kept and not fresh
 
 
 @pytest.mark.parametrize(

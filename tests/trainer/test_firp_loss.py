@@ -9,7 +9,7 @@ from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.firp import PseudoContext, PseudoStates, hidden_with_pseudo
 from bebop.trainer.chains import TokenRow
-from bebop.trainer.firp_loss import MEASURES, Anchored, drafts_and_targets, firp_loss, lay_out, sums
+from bebop.trainer.firp_loss import MEASURES, Anchored, drafts_and_targets, firp_loss, lay_out, read_rows, sums
 from tests.builders import tiny_policy
 
 ROWS = [TokenRow(prompt=p, answer=a) for p, a in (((1, 2, 3), (4, 5, 1, 0)), ((3, 2), (2,)), ((5,), (5, 1, 1, 2, 3)))]
@@ -25,6 +25,10 @@ def policy() -> Policy:
 
 def network(layers: tuple[int, ...] = LAYERS) -> PseudoStates:
     return PseudoStates(hidden_size=32, layers=layers).double()
+
+
+def laid_out(policy: Policy, anchors: int, rows: list[TokenRow] = ROWS, layers: tuple[int, ...] = LAYERS) -> Anchored:
+    return lay_out(read_rows(policy, layers, rows), anchors, 0)
 
 
 def logits_alone(policy: Policy, row: TokenRow, anchor: int) -> tuple[Tensor, Tensor]:
@@ -59,26 +63,27 @@ def written_out(policy: Policy, texts: Anchored, step: int, kind: str, late: int
 @pytest.mark.parametrize("kind", ["kl", "tv", "e2e_tv"])
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_loss_is_that_of_anchors_one_at_a_time(policy: Policy, kind: str, step: int) -> None:
-    texts = lay_out(ROWS, 4, 0, policy.device)
+    texts = laid_out(policy, 4)
     loss = float(firp_loss(policy, network(), texts, step, kind=kind).detach())
     assert loss == pytest.approx(written_out(policy, texts, step, kind), rel=1e-5)
     assert loss != pytest.approx(written_out(policy, texts, step, kind, late=1), rel=1e-3)
 
 
 def test_anchors_whose_token_lies_behind_the_text_count_nowhere(policy: Policy) -> None:
-    texts = lay_out(ROWS, 9, 0, policy.device)
+    texts = laid_out(policy, 9)
     assert texts.mask(3).sum((0, 1)).tolist() == [3 + 0 + 4, 2 + 3, 1 + 2]
     before = float(firp_loss(policy, network(), texts, 2, kind="kl").detach())
-    padded = torch.arange(texts.token_ids.shape[1]) >= texts.ends[:, None]
-    texts.token_ids[padded] = 4
+    padded = torch.arange(texts.real.hidden.shape[1]) >= texts.ends[:, None]
+    texts.real.hidden[padded] = 4
+    texts.real.held.permute(2, 4, 0, 1, 3, 5)[padded] = 4
     assert float(firp_loss(policy, network(), texts, 2, kind="kl").detach()) == pytest.approx(before, rel=1e-12)
-    texts.token_ids[:, 1] = (texts.token_ids[:, 1] + 1) % 5
+    texts.real.held[..., 1, :] += 1
     assert float(firp_loss(policy, network(), texts, 2, kind="kl").detach()) != pytest.approx(before, rel=1e-3)
 
 
 def test_what_is_measured_is_the_mean_over_every_place(policy: Policy) -> None:
     found, places = sums(policy, network(), ROWS)
-    texts = lay_out(ROWS, 9, 0, policy.device)
+    texts = laid_out(policy, 9)
     assert places.sum(0).tolist() == texts.mask(3).sum((0, 1)).tolist()
     means = dict(zip(MEASURES, (found.sum(0) / places.sum(0)[:, None]).T, strict=True))
     for step in (1, 2, 3):
@@ -97,7 +102,7 @@ def test_training_a_step_moves_its_matrix_alone_and_helps(policy: Policy, kind: 
     own = network((2, 3))
     own.maps[0].requires_grad_(False)
     optimizer = torch.optim.Adam(own.maps[1].parameters(), lr=3e-3)
-    (before, places), texts = sums(policy, own, rows), lay_out(rows, 9, 0, policy.device)
+    (before, places), texts = sums(policy, own, rows), laid_out(policy, 9, rows, (2, 3))
     for _ in range(30):
         optimizer.zero_grad()
         firp_loss(policy, own, texts, 2, kind=kind).backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,37 @@
+"""``python -m recipes.reproduce.firp``: pseudo hidden states, what they are held against, and what they depend on."""
+
+from pathlib import Path
+
+from recipes.reproduce.cli import start
+from recipes.reproduce.firp import arms, comparison, measures, texts
+from recipes.reproduce.firp.charts import draw
+from recipes.reproduce.record import begin, keep
+from recipes.reproduce.study import SEEDS, everywhere, results_folder
+
+HERE = results_folder(Path(__file__).parent)
+
+
+def main() -> None:
+    """Train, measure, judge, draw, write."""
+    started = begin("firp")
+    results = everywhere(comparison.run, SEEDS, "seeds", workers=1)
+    plan = {
+        "seeds": SEEDS,
+        "answers": texts.ANSWERS,
+        "prompts to calibrate with": texts.CALIBRATION,
+        "held-out prompts": texts.HELD_OUT,
+        "layers": arms.LAYERS,
+        "updates of a step": arms.UPDATES,
+        "updates in the sweeps": arms.SHORT,
+        "answers in an update": arms.ROWS,
+        "anchors in an answer": arms.ANCHORS,
+        "learning rates": arms.RATES,
+        "nodes": measures.NODES,
+    }
+    facts = {"processor seconds of the jobs, which are kept one by one": round(texts.spent())}
+    figures = draw(results, HERE / "figures")
+    keep(HERE, started, comparison.rule_numbers(results), comparison.tables(results), figures, plan, facts)
+
+
+if __name__ == "__main__":
+    start(main, __doc__)

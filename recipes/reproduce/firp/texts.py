@@ -1,0 +1,105 @@
+"""Text of a seed: answers to train on, greedy and sampled answers to held-out prompts; and jobs that are kept."""
+
+import hashlib
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from bebop.adaptation.corpus import drafting, question_streams, run_engine, token_rows
+from bebop.config import SamplingConfig
+from bebop.model.backbone import Policy
+from bebop.model.firp_text import RealText, read_text
+from bebop.trainer.chains import TokenRow
+from bebop.trajectory import Prompt
+from recipes.reproduce.study import FOLDER, QUICK, policy, settings
+
+ANSWERS = 16 if QUICK else 400  # to train on
+CALIBRATION = 6 if QUICK else 48  # of their prompts, answered at temperature 0, from which trees are shaped
+HELD_OUT = 6 if QUICK else 64  # prompts that are nowhere in the training
+READ = tuple(range(1, 13))  # layers after which states are kept: all
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """All answers of a seed."""
+
+    training: Sequence[TokenRow]  # sampled at temperature 1
+    calibration: Sequence[TokenRow]  # greedy
+    greedy: Sequence[TokenRow]  # held-out prompts
+    sampled: Sequence[TokenRow]  # the same prompts
+
+
+class Seed:
+    """The model and the texts of a seed, read when they are asked for."""
+
+    def __init__(self, seed: int) -> None:
+        self.number = seed
+        self.texts: Texts = once("texts", (seed, ANSWERS, CALIBRATION, HELD_OUT), lambda: answers(seed))
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The built-in model, frozen."""
+        model = policy()
+        model.backbone.requires_grad_(False)
+        return model
+
+    @cached_property
+    def training(self) -> list[RealText]:
+        """What pseudo states read of the answers to train on."""
+        return self.read(self.texts.training)
+
+    @cached_property
+    def judged(self) -> dict[str, list[RealText]]:
+        """The same of all other answers, by name."""
+        return {name: self.read(getattr(self.texts, name)) for name in ("calibration", "greedy", "sampled")}
+
+    def read(self, rows: Sequence[TokenRow]) -> list[RealText]:
+        """Real states of some answers."""
+        return read_text(self.policy, READ, [row.token_ids for row in rows])
+
+
+def answers(seed: int) -> Texts:
+    """Held-out prompts do not occur among those of the training (``question_streams``)."""
+    config, model = settings(seed, f"evaluation.prompts={HELD_OUT}"), policy()
+    training, held_out = question_streams(config, model)
+    greedy = SamplingConfig(temperature=0.0, max_new_tokens=config.data.sampling.max_new_tokens)
+
+    def written(prompts: Sequence[Prompt], number: int, sampling: SamplingConfig | None = None) -> list[TokenRow]:
+        return token_rows(prompts, run_engine(model, prompts, config.data, drafting(model), number, sampling=sampling))
+
+    return Texts(
+        training=written(training[:ANSWERS], seed),
+        calibration=written(training[:CALIBRATION], seed, greedy),
+        greedy=written(held_out, seed, greedy),
+        sampled=written(held_out, seed + 1),
+    )
+
+
+def token_ids(rows: Sequence[TokenRow]) -> Tensor:
+    """Texts side by side [B, L], right-padded with 0."""
+    return pad_sequence([torch.tensor(row.token_ids) for row in rows], batch_first=True)
+
+
+def once(name: str, settings: object, make: Callable[[], T]) -> T:
+    """What ``make`` gives, kept on disk for the same settings: a stopped study goes on where it was."""
+    path = FOLDER / "firp" / f"{name}-{hashlib.sha256(repr((settings, QUICK)).encode()).hexdigest()[:10]}.pickle"
+    if not path.is_file():
+        began = time.process_time()
+        made = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pickle.dumps({"made": made, "seconds": time.process_time() - began}))
+    found: T = pickle.loads(path.read_bytes())["made"]
+    return found
+
+
+def spent() -> float:
+    """Processor seconds of all jobs that are kept; one that asked for another is counted with it."""
+    return float(sum(pickle.loads(p.read_bytes())["seconds"] for p in (FOLDER / "firp").glob("*.pickle")))
