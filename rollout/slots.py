@@ -57,7 +57,8 @@ class Slots:
         self.capacity = _rounded(sizes.length + sizes.drafts + 2)  # entries that a slot of a cache has
         s, width = sizes.slots, sizes.length + sizes.drafts + 1
         long: dict[str, Any] = {"dtype": torch.long, "device": device}
-        self.fed = torch.zeros(s, **long)  # [S] tokens whose keys and values are in the cache
+        self.fed = torch.zeros(s, **long)  # [S] entries in the caches; a decoder says what it makes one of
+        self.asked = torch.zeros(s, **long)  # [S] tokens of the prompt
         self.last = torch.zeros(s, **long)  # [S] the newest token, not fed yet
         self.count = torch.zeros(s, **long)  # [S] answer tokens so far
         self.limit = torch.zeros(s, **long)  # [S] answer tokens allowed
@@ -123,7 +124,7 @@ class Slots:
     def context(self, batch: int, width: int) -> Tensor:
         """Prompt and answer [B, C <= width] of the first B slots, padded with anything."""
         width = min(width, self.tokens.shape[1])
-        answered = torch.arange(width, device=self.device) - (self.fed + 1 - self.count)[:batch, None]
+        answered = torch.arange(width, device=self.device) - self.asked[:batch, None]
         answer = self.tokens[:batch].gather(1, answered.clamp_min(0))
         return torch.where(answered < 0, self.prompts[:batch, :width], answer)
 
@@ -132,9 +133,9 @@ class Slots:
         return {name: column[slot] for name, column in self.columns.items() if name not in self._derived}
 
     def _all(self) -> list[Tensor]:
-        own = [self.fed, self.last, self.count, self.limit, self.seed, self.stops, self.exact, self.prompts]
-        own += [self.tokens, self.versions, self.contexts, self.oldest, self.logprobs, self.stats, self.begun]
-        own += [self.work, self.settings, *self.columns.values()]
+        own = [self.fed, self.asked, self.last, self.count, self.limit, self.seed, self.stops, self.exact]
+        own += [self.prompts, self.tokens, self.versions, self.contexts, self.oldest, self.logprobs, self.stats]
+        own += [self.begun, self.work, self.settings, *self.columns.values()]
         return [*own, *(table for table in (self.seen, self.sampled) if table is not None)]
 
     def start(
@@ -143,17 +144,21 @@ class Slots:
         """Set slots ``first``, ``first`` + 1, ... for requests whose contexts (prompt, answer so far) are given.
 
         ``version``: of the weights that will compute their keys and values. One write a tensor, however many requests
-        come at once.
+        come at once. It all counts as prompt until an answer is put back, and an entry as one token until a decoder
+        says otherwise.
         """
         rows = slice(first, first + len(params))
         width = self.sizes.stops
         numbers = [
-            [len(c) - 1, c[-1], p.max_new_tokens, p.seed, *p.stop_token_ids, *[-1] * (width - len(p.stop_token_ids))]
+            [
+                *(len(c) - 1, len(c), c[-1], p.max_new_tokens, p.seed),
+                *(*p.stop_token_ids, *[-1] * (width - len(p.stop_token_ids))),
+            ]
             for p, c in zip(params, contexts, strict=True)
         ]
         table = torch.tensor(numbers, device=self.device)
-        self.fed[rows], self.last[rows], self.limit[rows], self.seed[rows] = table[:, :4].unbind(1)
-        self.stops[rows] = table[:, 4:]
+        self.fed[rows], self.asked[rows], self.last[rows], self.limit[rows], self.seed[rows] = table[:, :5].unbind(1)
+        self.stops[rows] = table[:, 5:]
         for row, context in zip(self.prompts[rows], contexts, strict=True):
             row[: len(context)] = torch.tensor(context, device=self.device)
         self.exact[rows] = True
@@ -219,7 +224,7 @@ class Slots:
         self._sampling = None
 
     def share(self, source: int, first: int, end: int, length: int) -> None:
-        """Copy what follows from a slot's context of ``length`` fed tokens to slots first..end-1."""
+        """Copy what follows from a slot's context, ``length`` entries of its caches, to slots first..end-1."""
         for cache in self.caches.values():
             cache.copy_slot(source, first, end, length)
         for name in self._derived:

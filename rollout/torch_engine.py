@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ class TorchEngine:
         self.head = self.policy.head_fingerprint()
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []  # the request in slot i
-        self.fed: list[int] = []  # its fed length, known without asking the device
+        self.fed: list[int] = []  # entries that it has in the caches, known without asking the device
 
     @property
     def unfinished(self) -> int:
@@ -134,7 +134,7 @@ class TorchEngine:
 
     def _recompute(self) -> None:
         """Read the contexts of running requests anew, with the weights of now."""
-        self._prefill(0, [self._context(slot) for slot in range(len(self.active))])
+        self.fed = self._prefill(0, [self._context(slot) for slot in range(len(self.active))])
         self.slots.oldest[: len(self.active)] = self.version
 
     def _admit(self) -> None:
@@ -149,33 +149,37 @@ class TorchEngine:
         self.slots.start(first, [r.params for r in new], contexts, self.version)
         for slot, request in enumerate(new, start=first):
             if request.partial is not None:
-                self._restore(slot, request.partial)
+                self._restore(slot, request)
         self.active += new
-        self.fed += [len(context) - 1 for context in contexts]
-        self._prefill(first, contexts)
+        self.fed += self._prefill(first, contexts)
 
-    def _prefill(self, first: int, contexts: list[list[int]]) -> None:
-        """Prefill runs of slots with distinct contexts and copy them to the slots that share them.
+    def _prefill(self, first: int, contexts: list[list[int]]) -> list[int]:
+        """Prefill runs of slots with distinct contexts and copy them to the slots that share them -> entries of each.
 
         A group's requests come one after another, so equal neighbours are what sharing has to find. A run of distinct
         contexts is computed in the last slots of the block, then spread from front to back.
         """
-        runs: list[tuple[list[int], list[int]]] = []  # context, slots
-        for offset, context in enumerate(contexts):
-            if runs and runs[-1][0] == context:
+        entries = [self.decoder.entries(first + offset, context) for offset, context in enumerate(contexts)]
+        runs: list[tuple[Sequence[Hashable], list[int]]] = []  # what is read, slots
+        for offset, read in enumerate(entries):
+            if runs and runs[-1][0] == read:
                 runs[-1][1].append(first + offset)
             else:
-                runs.append((context, [first + offset]))
+                runs.append((read, [first + offset]))
         start = first + len(contexts) - len(runs)
-        self.decoder.prefill(start, [context for context, _ in runs])
-        for i, (context, targets) in enumerate(runs):
+        self.decoder.prefill(start, [read for read, _ in runs])
+        for i, (read, targets) in enumerate(runs):
             # Run i lies at start + i >= its own targets' end, so no run is overwritten before it has been spread.
-            self.slots.share(start + i, targets[0], targets[-1] + 1, len(context) - 1)
+            self.slots.share(start + i, targets[0], targets[-1] + 1, len(read) - 1)
+        fed = [len(read) - 1 for read in entries]
+        self.slots.fed[first : first + len(fed)] = torch.tensor(fed, device=self.slots.device)
+        return fed
 
-    def _restore(self, slot: int, partial: Completion) -> None:
+    def _restore(self, slot: int, request: Request) -> None:
         """Put an aborted answer's tokens, with all that is known of them, and its decoding state back into a slot."""
-        slots, done = self.slots, len(partial.token_ids)
-        slots.count[slot], slots.exact[slot] = done, partial.exact
+        assert request.partial is not None
+        slots, partial, done = self.slots, request.partial, len(request.partial.token_ids)
+        slots.asked[slot], slots.count[slot], slots.exact[slot] = len(request.token_ids), done, partial.exact
         tables = (slots.tokens, slots.logprobs, slots.versions, slots.contexts)
         for table, values in zip(
             tables, (partial.token_ids, partial.logprobs, partial.versions, partial.oldest), strict=True

@@ -48,6 +48,10 @@ class DraftVerify:
         """See ``Decoder``."""
         return self.rule.exact
 
+    def entries(self, slot: int, context: list[int]) -> list[int]:
+        """See ``Decoder``: a token an entry."""
+        return context
+
     def prefill(self, first: int, contexts: Sequence[Sequence[int]]) -> None:
         """See ``Decoder``."""
         lengths = [len(context) - 1 for context in contexts]
