@@ -14,6 +14,7 @@ from bebop.options import (
     EmaOptions,
     FirpTraining,
     PadOptions,
+    PipoTraining,
     PivotTraining,
     TreeOptions,
 )
@@ -166,5 +167,11 @@ PARTS: Mapping[str, Part] = {
         model="firp",
         trainer="bebop.trainer.firp",
         options=FirpTraining,
+    ),
+    "pipo": Part(
+        summary="a network that reads and writes pairs of tokens",
+        model="pipo",
+        trainer="bebop.trainer.pipo",
+        options=PipoTraining,
     ),
 }
