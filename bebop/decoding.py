@@ -40,11 +40,18 @@ class System:
     other: str | None = None  # the same system with drafts made the other way, sampled or greedy
     exact: bool = True  # the output distribution is the target's
     weighable: bool = False  # it is not, but each token comes with its log-prob under what it was drawn from
+    untrainable: str = ""  # why bebop.run cannot train on its answers, and what can be done; empty: it can
+    unserved: str = ""  # why other engines cannot host it; empty: it is for them to say
 
     @property
     def drafts(self) -> bool:
-        """Whether there is anything to verify."""
-        return self.drafter != "none"
+        """Whether its cycles have drafts, which are kept or not."""
+        return self.drafter != "none" or self.own_cycle
+
+    @property
+    def own_cycle(self) -> bool:
+        """Whether it decodes in another way than by drafting for the model and verifying."""
+        return self.decoder != "draft_verify"
 
 
 SYSTEMS = {

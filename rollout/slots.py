@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.rollout.decoding.sampling import BatchSampling
@@ -84,8 +86,9 @@ class Slots:
         self.caches: dict[str, Any] = {}  # name -> Cache of a part
         self._fresh: dict[str, Tensor] = {}  # name -> [...] what a new request starts from
         self._derived: set[str] = set()  # columns that follow from the context
-        # What ``record`` was given last, with its stretches and the rows of ``names``.
-        self._latest: tuple[Tensor, Tensor, Tensor, list[int]] | None = None
+        self.recorded: set[str] = set()  # names that were ever given to ``record``
+        # What ``record`` was given last, with its stretches, the rows of ``names`` and ``ahead``.
+        self._latest: tuple[Tensor, Tensor, Tensor, list[int], int] | None = None
         self._sampling: tuple[int, BatchSampling] | None = None
 
     def add(self, name: str, fresh: Tensor, of_context: bool = False) -> Tensor:
@@ -187,11 +190,12 @@ class Slots:
             self.sampled = torch.where(self.exact[:, None], self.logprobs, torch.nan)
         return self.sampled
 
-    def record(self, names: Sequence[str], sums: Tensor, emitted: Tensor) -> None:
+    def record(self, names: Sequence[str], sums: Tensor, emitted: Tensor, ahead: int = 0) -> None:
         """Add a cycle of the first B slots: sums [B, n, K] of n names, and tokens emitted [B].
 
-        They belong to the stretch of the answer in which the cycle began.
+        They belong to the stretch of the answer in which the cycle began. ``ahead``: tokens before its first draft.
         """
+        self.recorded.update(names)
         batch, _, drafts = sums.shape
         kinds = [self.names.index(name) for name in names]
         stretch = torch.bucketize(self.count[:batch], self.starts, right=True) - 1
@@ -201,17 +205,23 @@ class Slots:
             self.stats[row, stretch, : len(kinds), :drafts] += sums
         else:
             self.stats[row[:, None], stretch[:, None], torch.tensor(kinds, device=self.device), :drafts] += sums
-        self._latest = (sums, stretch, emitted, kinds)
+        self._latest = (sums, stretch, emitted, kinds, ahead)
 
     def cut(self, slot: int, count: int) -> None:
         """End a slot's answer after ``count`` tokens; what its latest cycle emitted beyond counts nowhere."""
         if self._latest is not None:
             sums, stretch, emitted = (part[slot] for part in self._latest[:3])
-            beyond = int(self.count[slot]) - count
-            left = int(emitted) - beyond
-            self.stats[slot, stretch, self._latest[3], left : sums.shape[1]] -= sums[:, left:]
+            beyond, kinds, ahead = int(self.count[slot]) - count, *self._latest[3:]
+            left = max(0, int(emitted) - beyond - ahead)
+            self.stats[slot, stretch, kinds, left : sums.shape[1]] -= sums[:, left:]
             self.begun[slot, stretch, 1] -= beyond
         self.count[slot] = count
+
+    def named(self, sums: NDArray[np.float64]) -> dict[str, Any]:
+        """Sums [n, K] over the draft positions as fields of ``DecodeStats``; what nobody measures is missing, not 0."""
+        found: dict[str, Any] = dict(zip(self.names, sums, strict=True))
+        stats = {name: found.pop(name) for name in DRAFT_STATS}
+        return {name: own if name in self.recorded else own[:0] for name, own in stats.items()} | {"counts": found}
 
     def move(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         """Move the states of slots to others, none of which is a source, with as many entries of their caches."""

@@ -3,7 +3,6 @@
 import dataclasses
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from bebop.rollout.engine import Finished, Request, nothing
 from bebop.rollout.room import check_memory, check_positions
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.text import AnswerText
-from bebop.trajectory import DRAFT_STATS, Completion, DecodeStats, FinishReason, add_stretches
+from bebop.trajectory import Completion, DecodeStats, FinishReason, add_stretches
 
 
 class TorchEngine:
@@ -36,14 +35,16 @@ class TorchEngine:
         on_update: str = "keep",
         measure: bool = True,
         room: int = 0,
+        keep_state: bool = False,
     ) -> None:
         """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute.
 
-        ``room``: drafts that a later ``configure`` may want; the system's own always fit.
+        ``room``: drafts that a later ``configure`` may want; the system's own always fit. ``keep_state``: finished
+        answers, too, come with what the decoding system kept of them (``Completion.state``).
         """
         self.policy, self.decoding = policy, decoding
         self.text = AnswerText(policy.tokenizer)
-        self.on_update = on_update
+        self.on_update, self.keep_state = on_update, keep_state
         check_positions(policy.backbone.config, max_length)
         check_memory(policy.backbone.config, slots, max_length, policy.backbone.dtype, policy.device)
         sizes = SlotSizes(
@@ -242,7 +243,7 @@ class TorchEngine:
             request, count = self.active[slot], counts[i]
             cycles, target, draft = work[i]
             fresh = count - (len(request.partial.token_ids) if request.partial else 0)
-            sums = self._named(stats[i].sum(0))
+            sums = self.slots.named(stats[i].sum(0))
             own = DecodeStats(cycles=cycles, tokens=fresh, target_forwards=target, draft_forwards=draft, **sums)
             stretches = self._stretches(begun[i], stats[i])
             completion = Completion(
@@ -256,7 +257,7 @@ class TorchEngine:
                 stretches=add_stretches(request.partial.stretches, stretches) if request.partial else stretches,
                 exact=exact[i],
                 sampled_logprobs=None if exact[i] or sampled is None else _known(sampled[i, :count]),
-                state=self._state(slot) if reason == "abort" else {},
+                state=self._state(slot) if reason == "abort" or self.keep_state else {},
             )
             finished.append(Finished(id=request.id, completion=completion))
         return finished
@@ -272,13 +273,8 @@ class TorchEngine:
         stretches = []
         for start, (cycles, tokens), rows in zip(self.starts, begun, sums, strict=True):
             if cycles:
-                stretches.append((start, DecodeStats(cycles=cycles, tokens=tokens, **self._named(rows.copy()))))
+                stretches.append((start, DecodeStats(cycles=cycles, tokens=tokens, **self.slots.named(rows.copy()))))
         return tuple(stretches)
-
-    def _named(self, sums: NDArray[np.float64]) -> dict[str, Any]:
-        """Sums [n, K] over the draft positions as fields of ``DecodeStats``."""
-        named: dict[str, Any] = dict(zip(self.slots.names, sums, strict=True))
-        return {name: named.pop(name) for name in DRAFT_STATS} | {"counts": named}
 
 
 def _known(logprobs: NDArray[np.float32]) -> NDArray[np.float32] | None:

@@ -89,7 +89,9 @@ class EngineConfig:
         for name in ("slots", "threads"):
             check(getattr(self, name) >= 1, f"engine_kwargs.bebop.{name}", getattr(self, name), "give 1 or more")
         hosted = [name for name, system in SYSTEMS.items() if system.exact and not system.needs]
-        check(self.system in hosted, "engine_kwargs.bebop.system", self.system, f"choose one of {', '.join(hosted)}")
+        refused = SYSTEMS[self.system].untrainable if self.system in SYSTEMS else ""
+        words = f"{refused}{'; ' * bool(refused)}choose one of {', '.join(hosted)}"
+        check(self.system in hosted, "engine_kwargs.bebop.system", self.system, words)
         known = self.on_update in ("keep", "recompute")
         check(known, "engine_kwargs.bebop.on_update", self.on_update, "choose keep or recompute")
 

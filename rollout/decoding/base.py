@@ -284,3 +284,7 @@ class Decoder(Protocol):
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:
         """Advance the first B slots by a cycle under weights ``version``; which rows are done [B] (bool)."""
         ...
+
+    def stages(self) -> list[tuple[Any, str, str]]:
+        """What a benchmark may time: an object, its method, and of what it is a part: prefill, verify or draft."""
+        ...

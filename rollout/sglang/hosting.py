@@ -78,8 +78,10 @@ HOSTINGS = {  # by drafter
 
 def missing(system: System) -> str | None:
     """What SGLang lacks for a system; None if it hosts it, and "" where there is no more to say."""
+    if system.unserved:
+        return f"{system.unserved}; "
     hosting = HOSTINGS.get(system.drafter)
-    if hosting is None or system.rule != "rejection":
+    if hosting is None or system.rule != "rejection" or system.own_cycle:
         return ""
     if system.length not in hosting.lengths:
         return f"{hosting.algorithms[0]} has one number of drafts for all requests of a server; "
