@@ -14,6 +14,7 @@ from bebop.options import (
     EmaOptions,
     FirpTraining,
     PadOptions,
+    PipoOptions,
     PipoTraining,
     PivotTraining,
     TreeOptions,
@@ -136,6 +137,20 @@ SYSTEMS = {
         summary="drafts from hidden states of future tokens, made within the target's own passes",
         drafter="firp",
         needs=("firp",),
+    ),
+    "pipo": System(
+        summary="pairs of tokens in and out, by a network of its own; a second token stands where a head trusts it",
+        decoder="pipo",
+        needs=("pipo",),
+        draft_tokens=1,
+        width=1,
+        options=PipoOptions,
+        sampled=False,
+        exact=False,
+        untrainable="answers drawn in pairs cannot be scored again token by token, nor would that train the network "
+        "that drew them: python -m bebop.adapt part=pipo options.stage=opd trains it on its own answers",
+        unserved="its caches hold an entry for two tokens, its passes end in a gate, and its network is in no "
+        "checkpoint",
     ),
 }
 

@@ -3,6 +3,7 @@
 They are given as ``decoding.options.NAME=VALUE`` and ``options.NAME=VALUE``.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -99,6 +100,21 @@ class EmaOptions:
     """How a block size follows what was accepted (SPEC 5.6)."""
 
     decay: float = setting(0.9, "weight of a cycle over that of the one after it", FROM_0_BELOW_1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipoOptions:
+    """Which drafts stand in the second place of a pair (SPEC 2.5)."""
+
+    tau: float | None = setting(
+        None,
+        "drafts are kept from this confidence on; below 0: all of them, 1 or more: none; null: what the part says",
+        Limit(math.isfinite, "give a number, or null"),
+    )
+    gate: Literal["confidence", "random"] = setting(
+        "confidence", "what keeps drafts; random: chance, whatever they are, an ablation"
+    )
+    keep: float = setting(0.5, "share of the drafts that gate=random keeps", SHARE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,223 @@
+"""Decoding in pairs is what it is written down as, whatever the prompts, rows and interruptions."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.options import PipoOptions
+from bebop.rollout.decoding.base import Rows
+from bebop.rollout.decoding.pipo import PairDecoder, Second, answer_pairs
+from bebop.rollout.engine import Request
+from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.trajectory import Completion
+from tests.builders import requests, tiny_pairs, tiny_policy
+from tests.rollout.slow_pairs import Drawn, decode, drafted, network_of, states
+
+VOCAB = 12
+PROMPTS = [[(3 * i + j) % (VOCAB - 2) + 1 for j in range(length)] for i, length in enumerate((*range(1, 10), 5, 2))]
+SETTINGS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "cool": {"temperature": 0.7},
+    "greedy": {"temperature": 0.0},
+    "truncated": {"top_k": 5, "top_p": 0.9},
+    "min_p and penalty": {"min_p": 0.05, "repetition_penalty": 1.3},
+}
+GATES = [
+    PipoOptions(tau=0.5),
+    PipoOptions(tau=-1.0),
+    PipoOptions(tau=1.0),
+    PipoOptions(gate="random", keep=0.6),
+    PipoOptions(gate="random", keep=0.0),
+]
+
+
+def paired(seed: int = 1, sees_draft: bool = False, dtype: torch.dtype = torch.float64) -> Policy:
+    """A tiny policy with a random network of pairs, whose confidence is on both sides of one half."""
+    policy = tiny_policy(VOCAB, seed=seed, dtype=dtype)
+    policy.parts["pipo"] = tiny_pairs(policy, sees_draft=sees_draft)
+    return policy
+
+
+def engine(policy: Policy, options: PipoOptions = GATES[0], slots: int = 3, **settings: object) -> TorchEngine:
+    given = {name: value for name, value in dataclasses.asdict(options).items() if value is not None}
+    config = DecodingConfig(system="pipo", draft_tokens=1, options=given)
+    return TorchEngine(policy, config, slots=slots, max_length=64, **settings)  # type: ignore[arg-type]
+
+
+def same(answer: Completion, wanted: Drawn) -> None:
+    assert answer.token_ids.tolist() == wanted.token_ids
+    np.testing.assert_allclose(answer.logprobs, wanted.logprobs, atol=2e-6)
+    stats, whole = answer.stats, [draft for draft in wanted.drafts if draft >= 0]
+    kept = sum(second != 0 for _, second in wanted.pairs)
+    assert (stats.cycles, stats.target_forwards, stats.tokens) == (len(wanted.pairs),) * 2 + (len(wanted.token_ids),)
+    assert stats.accept_length == len(wanted.token_ids) / len(wanted.pairs)
+    assert (int(stats.reached.sum()), int(stats.accepted.sum())) == (len(whole), kept)
+    confidence = stats.counts["confidence"].sum()
+    assert confidence == pytest.approx(sum(wanted.confidence), abs=1e-6)
+
+
+@pytest.mark.parametrize("options", GATES, ids=str)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_engine_draws_what_passes_over_the_whole_text_draw(name: str, options: PipoOptions) -> None:
+    """Prompts of 1 to 9 tokens, even and odd, three side by side: rows leave, move and are filled again."""
+    policy = paired()
+    asked = requests(PROMPTS, max_new_tokens=15, stop_token_ids=(VOCAB - 1,), seed=3, **SETTINGS[name])
+    asked = [dataclasses.replace(r, params=dataclasses.replace(r.params, max_new_tokens=9 + r.id)) for r in asked]
+    for request, answer in zip(asked, generate(engine(policy, options), asked), strict=True):
+        same(answer, decode(policy, request.token_ids, request.params, options))
+        assert not answer.exact and answer.sampled_logprobs is None and not answer.state
+
+
+class Checked(PairDecoder):
+    """Holds every state against a pass over the whole text."""
+
+    engine: TorchEngine
+    worst = 0.0
+    mixed = 0
+
+    def read(self, rows: Rows) -> Tensor:
+        self.pairs = [self.entries(slot, self.engine._context(slot)) for slot in range(rows.batch)]
+        assert rows.fed.tolist() == [len(pairs) - 1 for pairs in self.pairs]
+        found = super().read(rows)
+        self.full = [states(self.policy, pairs) for pairs in self.pairs]
+        self.worst = max(self.worst, *(float((f - h[-1]).abs().max()) for f, h in zip(found[:, 0], self.full, strict=True)))
+        self.mixed += len({len(pairs) for pairs in self.pairs}) > 1
+        return found
+
+    def draft(self, rows: Rows, states: Tensor, token: Tensor) -> Second:
+        u: list[Tensor] = []
+        plain = self.network.confidence
+        self.network.confidence = lambda h, found, *more: (u.append(found), plain(h, found, *more))[1]  # type: ignore[method-assign]
+        second = super().draft(rows, states, token)
+        del self.network.confidence
+        for row, (pairs, full) in enumerate(zip(self.pairs, self.full, strict=True)):
+            wanted = drafted(self.policy, pairs, full, int(token[row]))[-1]
+            self.worst = max(self.worst, float((u[0][row] - wanted).abs().max()))
+        return second
+
+
+@pytest.mark.parametrize("tau", [0.5, -1.0])
+def test_states_are_those_of_a_full_forward(tau: float) -> None:
+    """Both networks' to fp64's tolerance, with contexts that are shared, read anew and read from an aborted answer."""
+    policy = paired()
+    one = engine(policy, PipoOptions(tau=tau), slots=4)
+    assert isinstance(one.decoder, PairDecoder)
+    one.decoder.__class__ = Checked
+    decoder = one.decoder
+    assert isinstance(decoder, Checked)
+    decoder.engine = one
+    asked = requests([p for p in PROMPTS for _ in range(2)], max_new_tokens=12, stop_token_ids=(VOCAB - 1,))
+    for request in asked:
+        one.add(request)
+    for turn in range(25):
+        one.step()
+        if turn % 6 == 5:
+            by_id = {r.id: r for r in asked}
+            for cut in one.abort([request.id for request in one.active[::2]]):
+                one.add(dataclasses.replace(by_id[cut.id], partial=cut.completion))
+        if turn == 10:
+            one._recompute()
+    assert decoder.mixed > 10 and decoder.worst < 1e-12
+
+
+def test_an_aborted_answer_goes_on_in_its_pairs() -> None:
+    policy = paired()
+    asked = requests(PROMPTS, max_new_tokens=20, seed=8)
+    whole = [decode(policy, r.token_ids, r.params, GATES[0]) for r in asked]
+    parts: dict[int, Completion] = {}
+    for _ in range(3):
+        first = engine(policy, slots=len(asked))
+        for request in asked:
+            first.add(dataclasses.replace(request, partial=parts.get(request.id)))
+        for _ in range(3):
+            assert not first.step()
+        parts = {f.id: f.completion for f in first.abort()}
+    again = generate(engine(policy), [dataclasses.replace(r, partial=parts[r.id]) for r in asked])
+    for answer, wanted in zip(again, whole, strict=True):
+        same(answer, wanted)
+    lost = [dataclasses.replace(r, partial=dataclasses.replace(parts[r.id], state={})) for r in asked]
+    other = [a.token_ids.tolist() for a in generate(engine(policy), lost)]
+    assert other != [a.token_ids.tolist() for a in again], "without its pairs an answer is another text"
+
+
+def test_equal_tokens_in_other_pairs_are_not_shared() -> None:
+    """Two answers to one prompt, interrupted where they have the same tokens and not the same pairs."""
+    policy = paired()
+    [request] = requests([[1, 2, 3]], max_new_tokens=20)
+    first = engine(policy)
+    first.add(request)
+    for _ in range(4):
+        first.step()
+    [cut] = [f.completion for f in first.abort()]
+    kept = np.array(cut.state["pipo/kept"])
+    assert kept.any()
+    alone = dataclasses.replace(cut, state={**cut.state, "pipo/kept": np.zeros_like(kept)})
+    asked = [dataclasses.replace(request, id=i, partial=part) for i, part in enumerate((cut, alone, cut))]
+    together = [a.token_ids.tolist() for a in generate(engine(policy), asked)]
+    apart = [generate(engine(policy), [one])[0].token_ids.tolist() for one in asked]
+    assert together == apart and apart[0] == apart[2] != apart[1]
+
+
+def test_an_end_is_an_end_in_both_places_of_a_pair() -> None:
+    """Stop tokens, stop strings and limits at every length: what is emitted and counted is the same for all three."""
+    policy, ends = paired(), set[int]()
+    [free] = requests([[4, 2, 5]], max_new_tokens=24, seed=5)
+    whole = decode(policy, free.token_ids, free.params, GATES[0])
+    seconds = np.cumsum([1 + (second != 0) for _, second in whole.pairs])
+    for length in range(1, 24):
+        token = whole.token_ids[length - 1]
+        if token in whole.token_ids[: length - 1]:
+            continue
+        found = []
+        for own in ({"max_new_tokens": length}, {"stop_token_ids": (token,)}, {"stop": (policy.tokenizer.decode([token]),)}):
+            params = dataclasses.replace(free.params, **own)  # type: ignore[arg-type]
+            [answer] = generate(engine(policy), [dataclasses.replace(free, params=params)])
+            assert answer.token_ids.tolist() == whole.token_ids[:length]
+            assert answer.finish_reason == ("length" if "max_new_tokens" in own else "stop")
+            stats = answer.stats
+            found.append((stats.cycles, stats.tokens, stats.reached.tolist(), stats.accepted.tolist()))
+            found[-1] += (round(float(stats.draft_entropy.sum()), 9), round(float(stats.counts["confidence"].sum()), 6))
+            assert [s.tokens for _, s in answer.stretches] == [length]
+        assert found[0] == found[1] == found[2]
+        ends.add(int(length in seconds))
+    assert ends == {0, 1}, "answers ended in first and in second places, before a draft and after"
+
+
+def test_groups_share_their_prompt_and_differ() -> None:
+    policy = paired()
+    asked = [r for p in ([1, 2, 3], [4]) for r in requests([p] * 4, max_new_tokens=12, seed=40)]
+    asked = [dataclasses.replace(r, id=i) for i, r in enumerate(asked)]
+    reads: list[int] = []
+    one = engine(policy, slots=8)
+    prefill = one.decoder.prefill
+    one.decoder.prefill = lambda first, contexts: (reads.append(len(contexts)), prefill(first, contexts))[1]  # type: ignore
+    answers = generate(one, asked)
+    assert reads == [2], "two contexts were read for eight answers"
+    for request, answer in zip(asked, answers, strict=True):
+        same(answer, decode(policy, request.token_ids, request.params, GATES[0]))
+    assert len({tuple(a.token_ids.tolist()) for a in answers}) == 8
+
+
+def test_an_entry_of_the_caches_is_a_pair() -> None:
+    """P11: what is fed is the pairs of prompt and answer, all but the newest, in both networks' caches."""
+    policy = paired()
+    [request] = requests([[1, 2, 3, 4, 5]], max_new_tokens=30)
+    one = engine(policy)
+    decoder = one.decoder
+    assert isinstance(decoder, PairDecoder)
+    one.add(request)
+    for cycles in range(1, 9):
+        one.step()
+        count = int(one.slots.count[0])
+        pairs = answer_pairs(one.slots.tokens[0, :count].tolist(), decoder.kept[0].tolist(), 0)
+        assert one.fed == [3 + cycles - 1] and len(pairs) == cycles
+        written = decoder.cache.keys[:, 0].abs().sum((1, 3)) > 0  # [layers, entries]
+        assert written.sum(1).tolist() == [3 + cycles - 1] * 3
+    assert count > cycles, "some pairs are whole"
