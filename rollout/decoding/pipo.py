@@ -58,7 +58,7 @@ class PairDecoder:
                 "drawn, is one that ends answers"
             )
         self.policy, self.slots = policy, slots
-        self.network = network.to(policy.backbone.dtype)
+        self.network = network.to(policy.device, policy.backbone.dtype)
         self.cache = slots.own("pipo", self._cache)
         self.pair = slots.add("pipo/pair", torch.tensor([network.pad, network.pad]), of_context=True)  # [S, 2] not fed
         width = slots.tokens.shape[1]

@@ -1,7 +1,7 @@
 """Decoding in pairs is what it is written down as, whatever the prompts, rows and interruptions."""
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
 
 import numpy as np
 import pytest
@@ -10,13 +10,15 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
+from bebop.metrics import values
 from bebop.model.backbone import Policy
+from bebop.monitor.estimators import decode_metrics
 from bebop.options import PipoOptions
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.pipo import PairDecoder, Second, answer_pairs
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.trajectory import Completion
+from bebop.trajectory import Completion, DecodeStats
 from tests.builders import requests, tiny_pairs, tiny_policy
 from tests.rollout.slow_pairs import Drawn, decode, drafted, network_of, states
 
@@ -87,7 +89,8 @@ class Checked(PairDecoder):
         assert rows.fed.tolist() == [len(pairs) - 1 for pairs in self.pairs]
         found = super().read(rows)
         self.full = [states(self.policy, pairs) for pairs in self.pairs]
-        self.worst = max(self.worst, *(float((f - h[-1]).abs().max()) for f, h in zip(found[:, 0], self.full, strict=True)))
+        wanted = torch.stack([full[-1] for full in self.full])
+        self.worst = max(self.worst, float((found[:, 0] - wanted).abs().max()))
         self.mixed += len({len(pairs) for pairs in self.pairs}) > 1
         return found
 
@@ -176,7 +179,8 @@ def test_an_end_is_an_end_in_both_places_of_a_pair() -> None:
         if token in whole.token_ids[: length - 1]:
             continue
         found = []
-        for own in ({"max_new_tokens": length}, {"stop_token_ids": (token,)}, {"stop": (policy.tokenizer.decode([token]),)}):
+        text = policy.tokenizer.decode([token])
+        for own in ({"max_new_tokens": length}, {"stop_token_ids": (token,)}, {"stop": (text,)}):
             params = dataclasses.replace(free.params, **own)  # type: ignore[arg-type]
             [answer] = generate(engine(policy), [dataclasses.replace(free, params=params)])
             assert answer.token_ids.tolist() == whole.token_ids[:length]
@@ -221,3 +225,117 @@ def test_an_entry_of_the_caches_is_a_pair() -> None:
         written = decoder.cache.keys[:, 0].abs().sum((1, 3)) > 0  # [layers, entries]
         assert written.sum(1).tolist() == [3 + cycles - 1] * 3
     assert count > cycles, "some pairs are whole"
+
+
+def cut_after(one: TorchEngine, asked: list[Request], cycles: int) -> list[Request]:
+    """The requests with what they have after some cycles."""
+    for request in asked:
+        one.add(request)
+    for _ in range(cycles):
+        assert not one.step()
+    parts = {f.id: f.completion for f in one.abort()}
+    return [dataclasses.replace(request, partial=parts[request.id]) for request in asked]
+
+
+def finished(one: TorchEngine) -> list[list[int]]:
+    done: dict[int, list[int]] = {}
+    while one.unfinished:
+        done |= {f.id: f.completion.token_ids.tolist() for f in one.step()}
+    return [done[i] for i in sorted(done)]
+
+
+def test_a_threshold_that_comes_back_finds_the_entries_that_were_left_out() -> None:
+    """Beyond 1 nothing is drafted, and the draft layer has no entries of that time."""
+    policy, asked = paired(), requests(PROMPTS[:3], max_new_tokens=20)
+    halves = cut_after(engine(policy, GATES[2]), asked, 4)
+    assert all(half.partial is not None and half.partial.stats.draft_forwards == 0 for half in halves)
+    wanted = [a.token_ids.tolist() for a in generate(engine(policy), halves)]
+    one = engine(policy, GATES[2])
+    for request in asked:
+        one.add(request)
+    for _ in range(4):
+        one.step()
+    one.configure(DecodingConfig(system="pipo", draft_tokens=1, options={"tau": 0.5}))
+    assert finished(one) == wanted
+
+
+@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+def test_new_weights_reach_it_through_embedding_and_head_alone(on_update: str) -> None:
+    policy, other, asked = paired(), paired(seed=2), requests(PROMPTS[:3], max_new_tokens=20)
+    other.parts["pipo"] = tiny_pairs(policy)
+    with torch.no_grad():
+        for ours, theirs in zip(other.parts["pipo"].parameters(), policy.parts["pipo"].parameters(), strict=True):
+            ours.copy_(theirs)
+    wanted = [a.token_ids.tolist() for a in generate(engine(other), cut_after(engine(policy), asked, 4))]
+    one = engine(policy, on_update=on_update)
+    for request in asked:
+        one.add(request)
+    for _ in range(4):
+        one.step()
+    before = {name: value.clone() for name, value in policy.parts["pipo"].state_dict().items()}
+    one.load_weights({name: value.detach().clone() for name, value in other.weights().items()}, version=1)
+    assert all(torch.equal(value, before[name]) for name, value in policy.parts["pipo"].state_dict().items())
+    assert (finished(one) == wanted) == (on_update == "recompute")
+
+
+def test_records_of_a_finished_answer_say_what_was_drafted() -> None:
+    """Rejected drafts included, each with what it was drawn with; an answer without them asked for has none."""
+    policy = paired()
+    asked = requests(PROMPTS, max_new_tokens=15, stop_token_ids=(VOCAB - 1,))
+    rejected = 0
+    for request, answer in zip(asked, generate(engine(policy, keep_state=True), asked), strict=True):
+        wanted, state, ids = decode(policy, request.token_ids, request.params, GATES[0]), answer.state, answer.token_ids
+        pairs = answer_pairs(ids.tolist(), state["pipo/kept"].tolist(), 0)
+        assert pairs == wanted.pairs
+        firsts = np.cumsum([0, *(1 + (second != 0) for _, second in pairs[:-1])])
+        assert state["pipo/draft"][firsts].tolist() == wanted.drafts
+        np.testing.assert_allclose(state["pipo/confidence"][firsts], wanted.confidence, atol=1e-6)
+        drawn = np.isin(np.arange(len(ids)), firsts)
+        assert (state["pipo/draft"][: len(ids)][~drawn] == -1).all()
+        for (_, second), place in zip(pairs, firsts, strict=True):
+            if second:
+                assert state["pipo/draft_logprob"][place] == pytest.approx(answer.logprobs[place + 1], abs=1e-6)
+        rejected += sum(draft >= 0 and not second for draft, (_, second) in zip(wanted.drafts, pairs, strict=True))
+    assert rejected > 10
+
+
+@pytest.mark.parametrize("sees_draft", [False, True])
+def test_a_head_that_sees_the_draft_is_shown_it(sees_draft: bool) -> None:
+    policy = paired(sees_draft=sees_draft)
+    asked = requests(PROMPTS, max_new_tokens=12, temperature=0.8)
+    for request, answer in zip(asked, generate(engine(policy), asked), strict=True):
+        same(answer, decode(policy, request.token_ids, request.params, GATES[0]))
+
+
+def test_a_higher_threshold_keeps_fewer_drafts() -> None:
+    """Of first pairs, which all thresholds draw alike, a subset; along whole answers, fewer."""
+    policy, grid = paired(), (-1.0, 0.4, 0.47, 0.5, 0.53, 0.6, 0.999, 1.0)
+    prompts = [[1 + i % 10, 1 + i // 10] for i in range(100)]
+    kept, share = [], []
+    for tau in grid:
+        first = generate(engine(policy, PipoOptions(tau=tau), slots=50), requests(prompts, max_new_tokens=2))
+        kept.append({i for i, answer in enumerate(first) if answer.stats.accepted.sum()})
+        whole = generate(engine(policy, PipoOptions(tau=tau), slots=50), requests(prompts, max_new_tokens=30))
+        share.append(sum(a.stats.tokens for a in whole) / sum(a.stats.cycles for a in whole))
+    assert all(more >= fewer for more, fewer in itertools.pairwise(kept)) and len({len(k) for k in kept}) > 4
+    assert kept[0] == {*range(100)} and kept[-1] == set()
+    assert share == sorted(share, reverse=True) and share[0] == 2 and share[-1] == 1
+    chance = generate(engine(policy, GATES[3], slots=50), requests(prompts, max_new_tokens=30))
+    stats = sum((a.stats for a in chance), DecodeStats())
+    assert stats.accepted.sum() / stats.reached.sum() == pytest.approx(0.6, abs=0.04)
+
+
+def test_a_pad_token_that_ends_answers_is_refused() -> None:
+    policy = paired()
+    network_of(policy).pad = VOCAB - 1
+    with pytest.raises(UserError, match=r"'pipo' is not possible: its pad token 11, which is never drawn"):
+        engine(policy)
+
+
+def test_no_word_of_a_number_that_was_not_measured() -> None:
+    """Kept drafts and confidence are in the usual records; overlap, which needs a target, is missing and not 0."""
+    answers = generate(engine(paired()), requests(PROMPTS, max_new_tokens=20))
+    told = values(decode_metrics(sum((a.stats for a in answers), DecodeStats())))
+    names = {"accept_length", "accept_rate/1", "confidence/1", "forwards_per_token", "target_entropy"}
+    assert set(told) == {"draft/entropy", *(f"rollout/{name}" for name in names)}
+    assert told["rollout/accept_length"] == pytest.approx(1 / told["rollout/forwards_per_token"])
