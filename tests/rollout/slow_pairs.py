@@ -1,11 +1,15 @@
-"""Decoding in pairs as it is written down: a pass over the whole text for every pair, without caches or batches."""
+"""Decoding in pairs as it is written down, a pass over the whole text for every pair; and what to hold against it."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
+from bebop.config import DecodingConfig
 from bebop.kernels.uniforms import uniforms
 from bebop.kernels.verify import sample
 from bebop.model.attention import CausalContext
@@ -13,7 +17,19 @@ from bebop.model.backbone import Policy
 from bebop.model.pipo import PairModel, as_pairs
 from bebop.options import PipoOptions
 from bebop.rollout.decoding.sampling import BatchSampling
-from bebop.trajectory import SamplingParams
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.trajectory import Completion, SamplingParams
+from tests.builders import tiny_pairs, tiny_policy
+
+VOCAB = 12
+PROMPTS = [[(3 * i + j) % (VOCAB - 2) + 1 for j in range(length)] for i, length in enumerate((*range(1, 10), 5, 2))]
+GATES = [
+    PipoOptions(tau=0.5),
+    PipoOptions(tau=-1.0),
+    PipoOptions(tau=1.0),
+    PipoOptions(gate="random", keep=0.6),
+    PipoOptions(gate="random", keep=0.0),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,3 +109,28 @@ def decode(policy: Policy, prompt: Sequence[int], params: SamplingParams, option
                 told.pairs[-1] = (token, draft)
                 if append(draft, second):
                     return told
+
+
+def paired(seed: int = 1, sees_draft: bool = False, dtype: torch.dtype = torch.float64) -> Policy:
+    """A tiny policy with a random network of pairs, whose confidence is on both sides of one half."""
+    policy = tiny_policy(VOCAB, seed=seed, dtype=dtype)
+    policy.parts["pipo"] = tiny_pairs(policy, sees_draft=sees_draft)
+    return policy
+
+
+def engine(policy: Policy, options: PipoOptions = GATES[0], slots: int = 3, **settings: object) -> TorchEngine:
+    given = {name: value for name, value in dataclasses.asdict(options).items() if value is not None}
+    config = DecodingConfig(system="pipo", draft_tokens=1, options=given)
+    return TorchEngine(policy, config, slots=slots, max_length=64, **settings)  # type: ignore[arg-type]
+
+
+def same(answer: Completion, wanted: Drawn) -> None:
+    assert answer.token_ids.tolist() == wanted.token_ids
+    np.testing.assert_allclose(answer.logprobs, wanted.logprobs, atol=2e-6)
+    stats, whole = answer.stats, [draft for draft in wanted.drafts if draft >= 0]
+    kept = sum(second != 0 for _, second in wanted.pairs)
+    assert (stats.cycles, stats.target_forwards, stats.tokens) == (len(wanted.pairs),) * 2 + (len(wanted.token_ids),)
+    assert stats.accept_length == len(wanted.token_ids) / len(wanted.pairs)
+    assert (int(stats.reached.sum()), int(stats.accepted.sum())) == (len(whole), kept)
+    confidence = stats.counts["confidence"].sum()
+    assert confidence == pytest.approx(sum(wanted.confidence), abs=1e-6)
