@@ -54,7 +54,9 @@ def tiny_policy(
             matrix.add_(0.1 * torch.randn(32, 32))
     parts = {"block": tiny_block(layers).to(dtype), "block_length": pilot.to(dtype), "pivot": pivot}
     parts["firp"] = firp.to(dtype)
-    return Policy(backbone=backbone, tokenizer=letters(vocab_size), mtp=head, layout="mimo", parts=parts)
+    policy = Policy(backbone=backbone, tokenizer=letters(vocab_size), mtp=head, layout="mimo", parts=parts)
+    policy.parts["pipo"] = tiny_pairs(policy)
+    return policy
 
 
 def tiny_block(layers: int = 2, seed: int = 6) -> BlockDraftNetwork:
