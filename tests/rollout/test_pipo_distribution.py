@@ -1,6 +1,7 @@
 """Three tokens drawn in pairs have the pair network's own joint distribution, and no other's: faults must be seen."""
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
-from bebop.model.pipo import as_pairs
+from bebop.model.pipo import PairModel, as_pairs
 from bebop.options import PipoOptions
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.pipo import Pair, PairDecoder, Second
@@ -177,3 +178,41 @@ FAULTS = (DraftsFromTheTokenBefore, FeedsRejectedDrafts, OneUniformForBoth, Keep
 def test_faults_are_caught(fault: type[PairDecoder]) -> None:
     law = functools.partial(in_pairs, policy(), options=CONFIDENCE)
     assert smallest_p(lambda n: draw(n, CONFIDENCE, fault=fault), lambda n: law(PROMPTS[n])) < LEVEL / 100
+
+
+class PadAllowed(PairModel):
+    """Does not take PAD out of the second token's distribution, as one may who thinks of the first alone."""
+
+    def logits(self, policy: Policy, states: Tensor) -> Tensor:
+        first = super().logits(policy, states)
+        return first if self.calls.__next__() % 2 == 0 else policy.logits(states)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("allowed", [False, True])
+def test_no_answer_holds_a_pad(allowed: bool) -> None:
+    """12,000 of them, under every setting, by a model whose likeliest token PAD would often be."""
+    one = tiny_policy(VOCAB + 7, seed=3)
+    network = tiny_pairs(one)
+    one.parts["pipo"] = network
+    with torch.no_grad():
+        one.backbone.lm_head.weight[0] = 2 * one.backbone.lm_head.weight[5]
+    if allowed:
+        network.__class__, network.calls = PadAllowed, itertools.count()  # type: ignore[assignment]
+    seen = Counter[int]()
+    settings = (
+        {},
+        {"temperature": 1.5},
+        {"temperature": 0.0},
+        {"top_k": 3},
+        {"top_p": 0.7},
+        {"repetition_penalty": 1.3},
+    )
+    for number, own in enumerate(settings):
+        config = DecodingConfig(system="pipo", draft_tokens=1, options={"tau": 0.45})
+        engine = TorchEngine(one, config, slots=500, max_length=32)
+        prompts = [[1 + i % 11, *range(1, 1 + i % 6)] for i in range(2000)]
+        for answer in generate(engine, requests(prompts, max_new_tokens=8, seed=number << 20, **own)):
+            seen.update(answer.token_ids.tolist())
+    assert seen.total() == 12_000 * 8 and len(seen) == VOCAB + 6 + allowed
+    assert (seen[0] > 1000) == allowed
