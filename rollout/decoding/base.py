@@ -144,7 +144,10 @@ class Rows:
         return (self.slots.asked + self.slots.count)[: self.batch]
 
     def context(self) -> Tensor:
-        """Prompt and answer [B, C] of each row; what lies beyond ``sizes`` means nothing. For cycles with a token an entry."""
+        """Prompt and answer [B, C] of each row; what lies beyond ``sizes`` means nothing.
+
+        For cycles with a token an entry.
+        """
         return self.slots.context(self.batch, self.used)
 
     def tests(self, drafts: int) -> Tensor:
