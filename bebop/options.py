@@ -214,9 +214,11 @@ class PipoTraining:
     stage: Literal["sft", "opd"] = setting(
         "sft", "on the model's own correct answers, or by distillation on answers of the network in model.parts.pipo"
     )
-    steps: int = setting(2000, "updates", at_least(1))
-    rows_per_step: int = setting(32, "answers in one update", at_least(1))
-    lr: float = setting(1e-3, "learning rate, after a warm-up; falls as a cosine", above(0))
+    steps: int = setting(700, "updates", at_least(1))
+    rows_per_step: int = setting(12, "answers in one update", at_least(1))
+    lr: float | None = setting(
+        None, "learning rate, after a warm-up; falls as a cosine; null: 2e-3 in sft, 5e-4 in opd", above(0)
+    )
     mtp_weight: float = setting(1.0, "of the second token's loss, beside the first one's", at_least(0))
     confidence_weight: float = setting(1.0, "of the confidence head's loss", at_least(0))
     sees_draft: bool = setting(False, "the confidence head also sees the draft and its log-prob, an ablation")
@@ -224,12 +226,26 @@ class PipoTraining:
         "mlp", "sft: a + b + MLP, a linear map that begins as a + b, the released MLP, or a linear map from noise"
     )
     samples: int = setting(2, "sft: answers to each question, of which those of a reward of 1 are kept", at_least(1))
-    rho: float = setting(0.25, "sft: at most this share of the answer's pairs is split into two with a PAD each", SHARE)
+    rho: float = setting(0.5, "sft: at most this share of an answer's pairs is split by PADs", SHARE)
+    splits: Literal["anywhere", "pairs"] = setting(
+        "anywhere",
+        "sft: where PADs go: after random tokens, what follows being paired anew as in decoding, or (a, b) becomes "
+        "(a, PAD), (b, PAD) as in the paper",
+    )
     split_one: bool = setting(False, "sft: split one pair at least, as the released code does")
     gradient: Literal["full", "topk", "sampled_pg"] = setting(
         "full", "opd: of the reverse KL: exact, over the likeliest tokens of both, or a score function's estimate"
     )
     top_k: int = setting(32, "opd: tokens of each distribution for gradient=topk", at_least(1))
-    rollouts: int = setting(256, "opd: answers that are drawn at a time, and trained on once", at_least(1))
-    gate: float = setting(0.5, "opd: threshold of the confidence in those answers; below 0 every draft is kept")
-    pad_ratio: float = setting(0.4, "the share of half pairs that the threshold of the part is chosen for", SHARE)
+    rollouts: int = setting(96, "opd: answers that are drawn at a time, and trained on once", at_least(1))
+    gate: float | None = setting(
+        None,
+        "opd: threshold of the confidence in those answers; null: what the part says",
+        Limit(math.isfinite, "give a number, or null"),
+    )
+    pad_ratio: float = setting(0.35, "the share of half pairs that the threshold of the part is chosen for", SHARE)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the stage."""
+        return self.lr if self.lr is not None else {"sft": 2e-3, "opd": 5e-4}[self.stage]

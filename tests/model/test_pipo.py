@@ -139,6 +139,9 @@ def test_a_head_that_sees_the_draft_tells_drafts_apart() -> None:
     assert not torch.allclose(one, network.confidence(h, u, drafts, logprobs - 3))
 
 
-def test_a_model_without_a_pad_token_is_refused() -> None:
-    with pytest.raises(UserError, match="no pad token"):
-        settings_for(POLICY)
+@pytest.mark.parametrize(("pad", "message"), [(None, "no pad token"), ("<eos>", "a pad token that ends answers")])
+def test_a_model_without_a_pad_token_of_its_own_is_refused(pad: str | None, message: str) -> None:
+    policy = tiny_policy()
+    policy.tokenizer.pad_token = pad
+    with pytest.raises(UserError, match=message):
+        settings_for(policy)
