@@ -96,8 +96,7 @@ class PairTrainer(PartJob):
     def run(self) -> str:
         """All phases that are left; what is to be said at the end."""
         questions, held_out = self.questions()
-        stage = self._given(questions) if self.options.stage == "sft" else self._own(questions)
-        self._train(stage)
+        self.learn(self.given(self.corpus(questions)) if self.options.stage == "sft" else self.own(questions))
         shipped = copy.deepcopy(self.network).bfloat16().float().eval()  # what is stored is what is measured
         self.policy.parts["pipo"] = shipped
         tau = tau_for(self.config, self.policy, questions, self.options.pad_ratio, self.label("threshold"))
@@ -118,7 +117,7 @@ class PairTrainer(PartJob):
             raise UserError(f"task.name={self.config.task.name!r} has no question that is not held out")
         return left, held_out
 
-    def _corpus(self, questions: Sequence[Prompt]) -> list[TokenRow]:
+    def corpus(self, questions: Sequence[Prompt]) -> list[TokenRow]:
         """The model's own answers that were rewarded with 1, several to a question; they stay in the run folder."""
         path = self.folder / CORPUS
         if self.config.resume and path.is_file():
@@ -136,9 +135,9 @@ class PairTrainer(PartJob):
             keep(rows, path)
         return rows
 
-    def _given(self, questions: Sequence[Prompt]) -> Iterator[PairBatch]:
+    def given(self, rows: Sequence[TokenRow]) -> Iterator[PairBatch]:
         """Batches of right answers from the step on that is next, split at random places."""
-        options, rows, pad = self.options, self._corpus(questions), self.network.pad
+        options, pad = self.options, self.network.pad
         while True:
             numbers = random.Random(f"{self.config.seed}/{self.version}")
             chosen = rows_of_step(len(rows), options.rows_per_step, self.config.seed, self.version)
@@ -148,7 +147,7 @@ class PairTrainer(PartJob):
             ]
             yield batch_rows(split, pad, self.policy.device)
 
-    def _own(self, questions: Sequence[Prompt]) -> Iterator[PairBatch]:
+    def own(self, questions: Sequence[Prompt]) -> Iterator[PairBatch]:
         """Batches of the network's own answers, drawn ``rollouts`` at a time with the weights of that moment."""
         options, pad = self.options, self.network.pad
         each = max(1, options.rollouts // options.rows_per_step)  # steps
@@ -181,7 +180,7 @@ class PairTrainer(PartJob):
 
     # ---- training
 
-    def _train(self, batches: Iterator[PairBatch]) -> None:
+    def learn(self, batches: Iterator[PairBatch]) -> None:
         """Every step to the last, from the newest checkpoint on."""
         options, train = self.options, self.config.train
         sink = JsonlSink(self.folder / "metrics.jsonl", self.version or None)
