@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from safetensors.torch import load_file
 
+from bebop.adaptation.checkpoint import store
 from bebop.adaptation.corpus import keep, question_streams, read_back
 from bebop.compose import adapt_config
 from bebop.config import ModelConfig
@@ -41,7 +42,7 @@ def config(seed: int, *overrides: str) -> AdaptConfig:
     """The same questions to train on for all seeds; held-out ones of the seed's own."""
     own = (
         "part=pipo", "task=chain_sum", f"seed={seed}", "model.device=cpu", "model.check=false", "train.threads=1",
-        f"data.sequences={QUESTIONS}", "data.slots=128", "train.save_every=0", "progress=false",
+        f"data.sequences={QUESTIONS}", "data.slots=128", "train.save_every=40", "train.keep=1", "progress=false",
         f"options.rollouts={ROLLOUTS}", "evaluation.prompts=2",
         f"data.sampling.max_new_tokens={LONGEST}",
     )  # fmt: skip
@@ -95,10 +96,12 @@ def _train(arm: str, seed: int, folder: Path, rows: list[TokenRow], first: Path 
         overrides = (f"options.steps={MORE_STEPS}", f"options.lr={RATE_OF_MORE}")
     else:
         overrides = (f"options.steps={SFT_STEPS}", *ABLATIONS.get(arm, ()))
-    job = PairTrainer(config(seed, f"dir={folder}", *overrides), folder)
+    stopped = store(folder).newest_sound() is not None
+    job = PairTrainer(config(seed, f"dir={folder}", f"resume={stopped}", *overrides), folder)
     if arm == MORE:
         assert first is not None
         job.network.load_state_dict(load_file(first))
+    job.prepare()
     job.learn(job.own(job.questions()[0]) if distilled else job.given(rows))
     settings = dict(read_card(first).settings) if first is not None else job.settings
     job.save(copy.deepcopy(job.network).bfloat16(), settings, {})
