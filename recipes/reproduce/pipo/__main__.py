@@ -15,7 +15,9 @@ HERE = results_folder(Path(__file__).parent)
 def main() -> None:
     """Train, answer, judge, draw, write."""
     started = begin("pipo")
-    results = everywhere(jobs.run, SEEDS, "seeds", workers=1)  # processor time is measured
+    arms.corpus()  # shared by the seeds
+    everywhere(jobs.timed, SEEDS, "first tokens", workers=1)  # nothing else may run beside what is timed
+    results = everywhere(jobs.run, SEEDS, "seeds")
     settings: dict[str, Any] = {
         "seeds": SEEDS,
         "questions": arms.QUESTIONS,

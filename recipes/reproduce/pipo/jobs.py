@@ -77,7 +77,7 @@ def run(seed: int) -> Measured:
         short=once(f"short-{seed}", lambda: short(loaded(None), training(seed, SHORT), seed)),
         shipped=shipped,
         plain=once(f"plain-{seed}", lambda: plain(prompts, seed)),
-        first=once(f"first-{seed}", lambda: first_tokens(seed)),
+        first=timed(seed),
         probes={arm: probes(loaded(part(arm, seed)), corpus(), seed) for arm in PROBED},
     )
 
@@ -85,6 +85,11 @@ def run(seed: int) -> Measured:
 def training(seed: int, count: int = QUESTIONS) -> list[Prompt]:
     """Questions of training, and beyond: the first ``count`` of their stream."""
     return question_streams(config(seed, f"data.sequences={count}"), policy())[0]
+
+
+def timed(seed: int) -> Array:
+    """What ``first_tokens`` gave, kept."""
+    return once(f"first-{seed}", lambda: first_tokens(seed))
 
 
 def first_tokens(seed: int) -> Array:
