@@ -197,6 +197,7 @@ METRICS: tuple[MetricRow, ...] = (
     MetricRow(
         "rollout/siblings/K", "`bebop_tree`: mean number of drafts that were tried at depth K", "drafts", "system"
     ),
+    MetricRow("rollout/confidence/K", "`pipo`: mean confidence in the drafts of second tokens", "share", "system"),
     MetricRow("eval/accept_length", "accept length of sampled drafts", "tokens", "adapt"),
     MetricRow("eval/accept_length_greedy", "accept length of greedy drafts", "tokens", "adapt"),
     MetricRow("eval/overlap/K", "mean Σ min(p, q) at position K", "share", "adapt"),

@@ -276,6 +276,8 @@ class JobConfig:
         )
         check(sampling.temperature > 0, "rollout.sampling.temperature", sampling.temperature, "training explores: > 0")
         system, rescored = self.decoding.system, self.algorithm.rescore
+        refused = SYSTEMS[system].untrainable
+        check(not refused, "decoding.system", system, refused)
         word = "it changes the distribution of answers: set algorithm.rescore=true to train on the trainer's log-probs"
         known = SYSTEMS[system].exact or SYSTEMS[system].weighable
         check(known or rescored, "decoding.system", system, word)

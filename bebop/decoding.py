@@ -14,6 +14,8 @@ from bebop.options import (
     FirpOptions,
     FirpTraining,
     PadOptions,
+    PipoOptions,
+    PipoTraining,
     PivotTraining,
     TreeOptions,
 )
@@ -40,12 +42,18 @@ class System:
     other: str | None = None  # the same system with drafts made the other way, sampled or greedy
     exact: bool = True  # the output distribution is the target's
     weighable: bool = False  # it is not, but each token comes with its log-prob under what it was drawn from
+    untrainable: str = ""  # why bebop.run cannot train on its answers, and what can be done; empty: it can
     unserved: str = ""  # why other engines cannot host it; empty: it is for them to say
 
     @property
     def drafts(self) -> bool:
-        """Whether there is anything to verify."""
-        return self.drafter != "none"
+        """Whether its cycles have drafts, which are kept or not."""
+        return self.drafter != "none" or self.own_cycle
+
+    @property
+    def own_cycle(self) -> bool:
+        """Whether it decodes in another way than by drafting for the model and verifying."""
+        return self.decoder != "draft_verify"
 
 
 WITHIN = "its drafts come out of the target's own passes, between whose layers positions of its own enter"
@@ -145,6 +153,20 @@ SYSTEMS = {
         needs=("firp",),
         unserved=WITHIN,
     ),
+    "pipo": System(
+        summary="pairs of tokens in and out, by a network of its own; a second token stands where a head trusts it",
+        decoder="pipo",
+        needs=("pipo",),
+        draft_tokens=1,
+        width=1,
+        options=PipoOptions,
+        sampled=False,
+        exact=False,
+        untrainable="answers drawn in pairs cannot be scored again token by token, nor would that train the network "
+        "that drew them: python -m bebop.adapt part=pipo options.stage=opd trains it on its own answers",
+        unserved="its caches hold an entry for two tokens, its passes end in a gate, and its network is in no "
+        "checkpoint",
+    ),
 }
 
 
@@ -182,5 +204,11 @@ PARTS: Mapping[str, Part] = {
         model="firp",
         trainer="bebop.trainer.firp",
         options=FirpTraining,
+    ),
+    "pipo": Part(
+        summary="a network that reads and writes pairs of tokens",
+        model="pipo",
+        trainer="bebop.trainer.pipo",
+        options=PipoTraining,
     ),
 }

@@ -3,6 +3,7 @@
 They are given as ``decoding.options.NAME=VALUE`` and ``options.NAME=VALUE``.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -104,6 +105,21 @@ class EmaOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PipoOptions:
+    """Which drafts stand in the second place of a pair (SPEC 2.5)."""
+
+    tau: float | None = setting(
+        None,
+        "drafts are kept from this confidence on; below 0: all of them, 1 or more: none; null: what the part says",
+        Limit(math.isfinite, "give a number, or null"),
+    )
+    gate: Literal["confidence", "random"] = setting(
+        "confidence", "what keeps drafts; random: chance, whatever they are, an ablation"
+    )
+    keep: float = setting(0.5, "share of the drafts that gate=random keeps", SHARE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PivotTraining:
     """How rejected drafts are labelled, and the classifier trained on them (SPEC 4.2, 4.3)."""
 
@@ -194,3 +210,47 @@ class BlockLengthTraining:
 
     def __post_init__(self) -> None:
         check(self.smallest < self.largest, "options.largest", self.largest, "it must exceed options.smallest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipoTraining:
+    """Training of the network of pairs (SPEC 2.3, 2.4)."""
+
+    stage: Literal["sft", "opd"] = setting(
+        "sft", "on the model's own correct answers, or by distillation on answers of the network in model.parts.pipo"
+    )
+    steps: int = setting(700, "updates", at_least(1))
+    rows_per_step: int = setting(12, "answers in one update", at_least(1))
+    lr: float | None = setting(
+        None, "learning rate, after a warm-up; falls as a cosine; null: 2e-3 in sft, 5e-4 in opd", above(0)
+    )
+    mtp_weight: float = setting(1.0, "of the second token's loss, beside the first one's", at_least(0))
+    confidence_weight: float = setting(1.0, "of the confidence head's loss", at_least(0))
+    sees_draft: bool = setting(False, "the confidence head also sees the draft and its log-prob, an ablation")
+    compressor: Literal["mlp", "linear", "mlp_code", "random"] = setting(
+        "mlp", "sft: a + b + MLP, a linear map that begins as a + b, the released MLP, or a linear map from noise"
+    )
+    samples: int = setting(2, "sft: answers to each question, of which those of a reward of 1 are kept", at_least(1))
+    rho: float = setting(0.5, "sft: at most this share of an answer's pairs is split by PADs", SHARE)
+    splits: Literal["anywhere", "pairs"] = setting(
+        "anywhere",
+        "sft: where PADs go: after random tokens, what follows being paired anew as in decoding, or (a, b) becomes "
+        "(a, PAD), (b, PAD) as in the paper",
+    )
+    split_one: bool = setting(False, "sft: split one pair at least, as the released code does")
+    gradient: Literal["full", "topk", "sampled_pg"] = setting(
+        "full", "opd: of the reverse KL: exact, over the likeliest tokens of both, or a score function's estimate"
+    )
+    top_k: int = setting(32, "opd: tokens of each distribution for gradient=topk", at_least(1))
+    rollouts: int = setting(96, "opd: answers that are drawn at a time, and trained on once", at_least(1))
+    gate: float | None = setting(
+        None,
+        "opd: threshold of the confidence in those answers; null: what the part says",
+        Limit(math.isfinite, "give a number, or null"),
+    )
+    pad_ratio: float = setting(0.35, "the share of half pairs that the threshold of the part is chosen for", SHARE)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the stage."""
+        return self.lr if self.lr is not None else {"sft": 2e-3, "opd": 5e-4}[self.stage]

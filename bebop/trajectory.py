@@ -141,7 +141,7 @@ class Completion:
     exact: bool = True  # False: the decoding system changes the output distribution
     # [T] log-prob under the distribution that an inexact system really drew the token from; None: not known, or exact.
     sampled_logprobs: NDArray[np.float32] | None = None
-    # What the decoding system keeps of an aborted answer, to go on with; by name, empty once it is finished.
+    # What the decoding system keeps of an aborted answer, to go on with; by name. Of a finished one if asked for.
     state: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     @property

@@ -1,4 +1,4 @@
-"""Benchmarks: ``python -m bebop.bench rollout``, ``sglang``, ``loop``, ``kernels`` and ``monitor``."""
+"""Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``loop``, ``kernels`` and ``monitor``."""
 
 import argparse
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bebop.bench import kernels, loop, monitor, record, rollout, served
+from bebop.bench import first_token, kernels, loop, monitor, record, rollout, served
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.compose import job_config
 from bebop.config import ModelConfig, TaskConfig
@@ -29,21 +29,22 @@ def parser() -> Parser:
     top.add_argument("--out", type=Path, help="folder for JSON, table and chart (default: runs/bench-<date and time>)")
     kinds = top.add_subparsers(dest="kind", required=True)
     decoding = kinds.add_parser("rollout", help="tokens/s of the decoding systems and of Hugging Face generate")
-    decoding.add_argument("--model", default="tiny", help="tiny, smollm2 or a Hugging Face folder (default: tiny)")
-    decoding.add_argument("--device", default="auto")
-    decoding.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    reading = kinds.add_parser("first_token", help="time to the first token, by length of the prompt")
+    for embedded in (decoding, reading):
+        embedded.add_argument("--model", default="tiny", help="tiny, smollm2 or a Hugging Face folder (default: tiny)")
+        embedded.add_argument("--device", default="auto")
+        embedded.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+        chosen = "default: all whose trained parts are there"
+        embedded.add_argument("--systems", nargs="+", choices=list(SYSTEMS), help=chosen)
+        embedded.add_argument("--parts", type=_part, nargs="+", default=[], metavar="NAME=PATH", help="trained parts")
+        threads = "CPU threads (default: 1, as a worker has)"
+        embedded.add_argument("--threads", type=whole(1, MOST), default=1, help=threads)
+    reading.add_argument("--lengths", type=whole(1), nargs="+", default=[64, 256, 1024], help="tokens of a prompt")
+    reading.add_argument("--rounds", type=whole(2), default=20, help="turns of each arm (default: 20)")
     decoding.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
-    decoding.add_argument(
-        "--systems",
-        nargs="+",
-        choices=list(SYSTEMS),
-        help="default: all whose trained parts are there",
-    )
-    decoding.add_argument("--parts", type=_part, nargs="+", default=[], metavar="NAME=PATH", help="trained parts")
     decoding.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
     decoding.add_argument("--rounds", type=whole(1), default=3, help="turns of each arm; the best counts (default: 3)")
     decoding.add_argument("--waves", type=whole(1), default=3, help="requests per slot (default: 3)")
-    decoding.add_argument("--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1, as a worker has)")
     jobs = kinds.add_parser("loop", help="asynchronous against synchronous jobs")
     jobs.add_argument("--steps", type=whole(loop.WARM_UP + 2), default=15, help="steps of each job (default: 15)")
     jobs.add_argument("--rounds", type=whole(1), default=1, help="turns of each arm; the best counts (default: 1)")
@@ -89,11 +90,16 @@ def _part(text: str) -> tuple[str, str]:
     return name, path
 
 
+def _systems(options: argparse.Namespace) -> tuple[str, ...]:
+    """Those that were chosen, or all whose trained parts are there."""
+    model = _model(options)
+    return tuple(options.systems or [n for n, s in SYSTEMS.items() if all(has_part(model, part) for part in s.needs)])
+
+
 def _rollout(options: argparse.Namespace) -> rollout.RolloutBench:
     """What ``rollout`` measures, and ``sglang`` with more."""
     model = _model(options)
-    systems = options.systems or [name for name, s in SYSTEMS.items() if all(has_part(model, part) for part in s.needs)]
-    common: dict[str, Any] = {"systems": tuple(systems), "batches": tuple(options.batches)}
+    common: dict[str, Any] = {"systems": _systems(options), "batches": tuple(options.batches)}
     common |= {name: getattr(options, name) for name in ("draft_tokens", "rounds", "waves")}
     common |= {"model": model, "task": TaskConfig(name="chain_sum", args=CHAIN_SUM)}
     if options.kind == "rollout":
@@ -127,6 +133,15 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
         choice = {"auto": kernels.default, "cpu": kernels.on_cpu, "cuda": kernels.on_gpu}[options.device]
         rows = kernels.run(choice())
         return rows, [(what, chosen, "shape", "arm", "ms") for what, chosen in kernels.charts(rows).items()]
+    if kind == "first_token":
+        asked = first_token.FirstTokenBench(
+            model=_model(options),
+            systems=_systems(options),
+            lengths=tuple(options.lengths),
+            rounds=options.rounds,
+        )
+        rows = first_token.run(asked)
+        return rows, [(kind, rows, "prompt tokens", "arm", "ms")]
     rows = rollout.run(_rollout(options))
     return rows, [(kind, rows, "batch", "arm", "tokens/s")]
 

@@ -21,7 +21,6 @@ from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
@@ -83,7 +82,7 @@ def _requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: 
 def _measure(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch: int, arm: str) -> dict[str, Any]:
     if arm == "hf_generate":
         return _hugging_face(bench, policy, asked, batch)
-    config = DecodingConfig(system=arm, draft_tokens=bench.draft_tokens)
+    config = DecodingConfig(system=arm, draft_tokens=min(bench.draft_tokens, SYSTEMS[arm].width))
     engine = TorchEngine(policy, config, slots=batch, max_length=512)
     with split(engine) as seconds:
         started = time.perf_counter()
@@ -141,10 +140,7 @@ def products(policy: Policy, engine: TorchEngine) -> Iterator[list[float]]:
 def split(engine: TorchEngine) -> Iterator[dict[str, float]]:
     """Seconds spent in prefill, verification and drafting while the block runs; the rest is sampling, bookkeeping."""
     seconds: dict[str, float] = defaultdict(float)
-    decoder = engine.decoder
-    assert isinstance(decoder, DraftVerify)
-    parts: list[tuple[Any, str, str]] = [(decoder, "prefill", "prefill"), (decoder.target, "verify", "verify")]
-    parts += [(d, name, "draft") for d in decoder.drafters.values() for name in ("propose", "commit")]
+    parts = engine.decoder.stages()
 
     def timed(method: Callable[..., Any], part: str) -> Callable[..., Any]:
         def call(*args: Any) -> Any:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.rollout.decoding.sampling import BatchSampling
@@ -57,7 +59,8 @@ class Slots:
         self.capacity = _rounded(sizes.length + sizes.drafts + 2)  # entries that a slot of a cache has
         s, width = sizes.slots, sizes.length + sizes.drafts + 1
         long: dict[str, Any] = {"dtype": torch.long, "device": device}
-        self.fed = torch.zeros(s, **long)  # [S] tokens whose keys and values are in the cache
+        self.fed = torch.zeros(s, **long)  # [S] entries in the caches; a decoder says what it makes one of
+        self.asked = torch.zeros(s, **long)  # [S] tokens of the prompt
         self.last = torch.zeros(s, **long)  # [S] the newest token, not fed yet
         self.count = torch.zeros(s, **long)  # [S] answer tokens so far
         self.limit = torch.zeros(s, **long)  # [S] answer tokens allowed
@@ -83,8 +86,9 @@ class Slots:
         self.caches: dict[str, Any] = {}  # name -> Cache of a part
         self._fresh: dict[str, Tensor] = {}  # name -> [...] what a new request starts from
         self._derived: set[str] = set()  # columns that follow from the context
-        # What ``record`` was given last, with its stretches and the rows of ``names``.
-        self._latest: tuple[Tensor, Tensor, Tensor, list[int]] | None = None
+        self.recorded: set[str] = set()  # names that were ever given to ``record``
+        # What ``record`` was given last, with its stretches, the rows of ``names`` and ``ahead``.
+        self._latest: tuple[Tensor, Tensor, Tensor, list[int], int] | None = None
         self._sampling: tuple[int, BatchSampling] | None = None
 
     def add(self, name: str, fresh: Tensor, of_context: bool = False) -> Tensor:
@@ -123,7 +127,7 @@ class Slots:
     def context(self, batch: int, width: int) -> Tensor:
         """Prompt and answer [B, C <= width] of the first B slots, padded with anything."""
         width = min(width, self.tokens.shape[1])
-        answered = torch.arange(width, device=self.device) - (self.fed + 1 - self.count)[:batch, None]
+        answered = torch.arange(width, device=self.device) - self.asked[:batch, None]
         answer = self.tokens[:batch].gather(1, answered.clamp_min(0))
         return torch.where(answered < 0, self.prompts[:batch, :width], answer)
 
@@ -132,9 +136,9 @@ class Slots:
         return {name: column[slot] for name, column in self.columns.items() if name not in self._derived}
 
     def _all(self) -> list[Tensor]:
-        own = [self.fed, self.last, self.count, self.limit, self.seed, self.stops, self.exact, self.prompts]
-        own += [self.tokens, self.versions, self.contexts, self.oldest, self.logprobs, self.stats, self.begun]
-        own += [self.work, self.settings, *self.columns.values()]
+        own = [self.fed, self.asked, self.last, self.count, self.limit, self.seed, self.stops, self.exact]
+        own += [self.prompts, self.tokens, self.versions, self.contexts, self.oldest, self.logprobs, self.stats]
+        own += [self.begun, self.work, self.settings, *self.columns.values()]
         return [*own, *(table for table in (self.seen, self.sampled) if table is not None)]
 
     def start(
@@ -143,17 +147,21 @@ class Slots:
         """Set slots ``first``, ``first`` + 1, ... for requests whose contexts (prompt, answer so far) are given.
 
         ``version``: of the weights that will compute their keys and values. One write a tensor, however many requests
-        come at once.
+        come at once. It all counts as prompt until an answer is put back, and an entry as one token until a decoder
+        says otherwise.
         """
         rows = slice(first, first + len(params))
         width = self.sizes.stops
         numbers = [
-            [len(c) - 1, c[-1], p.max_new_tokens, p.seed, *p.stop_token_ids, *[-1] * (width - len(p.stop_token_ids))]
+            [
+                *(len(c) - 1, len(c), c[-1], p.max_new_tokens, p.seed),
+                *(*p.stop_token_ids, *[-1] * (width - len(p.stop_token_ids))),
+            ]
             for p, c in zip(params, contexts, strict=True)
         ]
         table = torch.tensor(numbers, device=self.device)
-        self.fed[rows], self.last[rows], self.limit[rows], self.seed[rows] = table[:, :4].unbind(1)
-        self.stops[rows] = table[:, 4:]
+        self.fed[rows], self.asked[rows], self.last[rows], self.limit[rows], self.seed[rows] = table[:, :5].unbind(1)
+        self.stops[rows] = table[:, 5:]
         for row, context in zip(self.prompts[rows], contexts, strict=True):
             row[: len(context)] = torch.tensor(context, device=self.device)
         self.exact[rows] = True
@@ -182,11 +190,12 @@ class Slots:
             self.sampled = torch.where(self.exact[:, None], self.logprobs, torch.nan)
         return self.sampled
 
-    def record(self, names: Sequence[str], sums: Tensor, emitted: Tensor) -> None:
+    def record(self, names: Sequence[str], sums: Tensor, emitted: Tensor, ahead: int = 0) -> None:
         """Add a cycle of the first B slots: sums [B, n, K] of n names, and tokens emitted [B].
 
-        They belong to the stretch of the answer in which the cycle began.
+        They belong to the stretch of the answer in which the cycle began. ``ahead``: tokens before its first draft.
         """
+        self.recorded.update(names)
         batch, _, drafts = sums.shape
         kinds = [self.names.index(name) for name in names]
         stretch = torch.bucketize(self.count[:batch], self.starts, right=True) - 1
@@ -196,17 +205,23 @@ class Slots:
             self.stats[row, stretch, : len(kinds), :drafts] += sums
         else:
             self.stats[row[:, None], stretch[:, None], torch.tensor(kinds, device=self.device), :drafts] += sums
-        self._latest = (sums, stretch, emitted, kinds)
+        self._latest = (sums, stretch, emitted, kinds, ahead)
 
     def cut(self, slot: int, count: int) -> None:
         """End a slot's answer after ``count`` tokens; what its latest cycle emitted beyond counts nowhere."""
         if self._latest is not None:
             sums, stretch, emitted = (part[slot] for part in self._latest[:3])
-            beyond = int(self.count[slot]) - count
-            left = int(emitted) - beyond
-            self.stats[slot, stretch, self._latest[3], left : sums.shape[1]] -= sums[:, left:]
+            beyond, kinds, ahead = int(self.count[slot]) - count, *self._latest[3:]
+            left = max(0, int(emitted) - beyond - ahead)
+            self.stats[slot, stretch, kinds, left : sums.shape[1]] -= sums[:, left:]
             self.begun[slot, stretch, 1] -= beyond
         self.count[slot] = count
+
+    def named(self, sums: NDArray[np.float64]) -> dict[str, Any]:
+        """Sums [n, K] over the draft positions as fields of ``DecodeStats``; what nobody measures is missing, not 0."""
+        found: dict[str, Any] = dict(zip(self.names, sums, strict=True))
+        stats = {name: found.pop(name) for name in DRAFT_STATS}
+        return {name: own if name in self.recorded else own[:0] for name, own in stats.items()} | {"counts": found}
 
     def move(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         """Move the states of slots to others, none of which is a source, with as many entries of their caches."""
@@ -219,7 +234,7 @@ class Slots:
         self._sampling = None
 
     def share(self, source: int, first: int, end: int, length: int) -> None:
-        """Copy what follows from a slot's context of ``length`` fed tokens to slots first..end-1."""
+        """Copy what follows from a slot's context, ``length`` entries of its caches, to slots first..end-1."""
         for cache in self.caches.values():
             cache.copy_slot(source, first, end, length)
         for name in self._derived:

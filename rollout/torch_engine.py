@@ -2,8 +2,7 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from bebop.rollout.engine import Finished, Request, nothing
 from bebop.rollout.room import check_memory, check_positions
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.text import AnswerText
-from bebop.trajectory import DRAFT_STATS, Completion, DecodeStats, FinishReason, add_stretches
+from bebop.trajectory import Completion, DecodeStats, FinishReason, add_stretches
 
 
 class TorchEngine:
@@ -36,14 +35,16 @@ class TorchEngine:
         on_update: str = "keep",
         measure: bool = True,
         room: int = 0,
+        keep_state: bool = False,
     ) -> None:
         """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute.
 
-        ``room``: drafts that a later ``configure`` may want; the system's own always fit.
+        ``room``: drafts that a later ``configure`` may want; the system's own always fit. ``keep_state``: finished
+        answers, too, come with what the decoding system kept of them (``Completion.state``).
         """
         self.policy, self.decoding = policy, decoding
         self.text = AnswerText(policy.tokenizer)
-        self.on_update = on_update
+        self.on_update, self.keep_state = on_update, keep_state
         check_positions(policy.backbone.config, max_length)
         check_memory(policy.backbone.config, slots, max_length, policy.backbone.dtype, policy.device)
         sizes = SlotSizes(
@@ -60,7 +61,7 @@ class TorchEngine:
         self.head = self.policy.head_fingerprint()
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []  # the request in slot i
-        self.fed: list[int] = []  # its fed length, known without asking the device
+        self.fed: list[int] = []  # entries that it has in the caches, known without asking the device
 
     @property
     def unfinished(self) -> int:
@@ -134,7 +135,7 @@ class TorchEngine:
 
     def _recompute(self) -> None:
         """Read the contexts of running requests anew, with the weights of now."""
-        self._prefill(0, [self._context(slot) for slot in range(len(self.active))])
+        self.fed = self._prefill(0, [self._context(slot) for slot in range(len(self.active))])
         self.slots.oldest[: len(self.active)] = self.version
 
     def _admit(self) -> None:
@@ -149,33 +150,37 @@ class TorchEngine:
         self.slots.start(first, [r.params for r in new], contexts, self.version)
         for slot, request in enumerate(new, start=first):
             if request.partial is not None:
-                self._restore(slot, request.partial)
+                self._restore(slot, request)
         self.active += new
-        self.fed += [len(context) - 1 for context in contexts]
-        self._prefill(first, contexts)
+        self.fed += self._prefill(first, contexts)
 
-    def _prefill(self, first: int, contexts: list[list[int]]) -> None:
-        """Prefill runs of slots with distinct contexts and copy them to the slots that share them.
+    def _prefill(self, first: int, contexts: list[list[int]]) -> list[int]:
+        """Prefill runs of slots with distinct contexts and copy them to the slots that share them -> entries of each.
 
         A group's requests come one after another, so equal neighbours are what sharing has to find. A run of distinct
         contexts is computed in the last slots of the block, then spread from front to back.
         """
-        runs: list[tuple[list[int], list[int]]] = []  # context, slots
-        for offset, context in enumerate(contexts):
-            if runs and runs[-1][0] == context:
+        entries = [self.decoder.entries(first + offset, context) for offset, context in enumerate(contexts)]
+        runs: list[tuple[Sequence[Hashable], list[int]]] = []  # what is read, slots
+        for offset, read in enumerate(entries):
+            if runs and runs[-1][0] == read:
                 runs[-1][1].append(first + offset)
             else:
-                runs.append((context, [first + offset]))
+                runs.append((read, [first + offset]))
         start = first + len(contexts) - len(runs)
-        self.decoder.prefill(start, [context for context, _ in runs])
-        for i, (context, targets) in enumerate(runs):
+        self.decoder.prefill(start, [read for read, _ in runs])
+        for i, (read, targets) in enumerate(runs):
             # Run i lies at start + i >= its own targets' end, so no run is overwritten before it has been spread.
-            self.slots.share(start + i, targets[0], targets[-1] + 1, len(context) - 1)
+            self.slots.share(start + i, targets[0], targets[-1] + 1, len(read) - 1)
+        fed = [len(read) - 1 for read in entries]
+        self.slots.fed[first : first + len(fed)] = torch.tensor(fed, device=self.slots.device)
+        return fed
 
-    def _restore(self, slot: int, partial: Completion) -> None:
+    def _restore(self, slot: int, request: Request) -> None:
         """Put an aborted answer's tokens, with all that is known of them, and its decoding state back into a slot."""
-        slots, done = self.slots, len(partial.token_ids)
-        slots.count[slot], slots.exact[slot] = done, partial.exact
+        assert request.partial is not None
+        slots, partial, done = self.slots, request.partial, len(request.partial.token_ids)
+        slots.asked[slot], slots.count[slot], slots.exact[slot] = len(request.token_ids), done, partial.exact
         tables = (slots.tokens, slots.logprobs, slots.versions, slots.contexts)
         for table, values in zip(
             tables, (partial.token_ids, partial.logprobs, partial.versions, partial.oldest), strict=True
@@ -238,7 +243,7 @@ class TorchEngine:
             request, count = self.active[slot], counts[i]
             cycles, target, draft, extra = work[i]
             fresh = count - (len(request.partial.token_ids) if request.partial else 0)
-            sums = self._named(stats[i].sum(0))
+            sums = self.slots.named(stats[i].sum(0))
             done = {"target_forwards": target, "draft_forwards": draft, "extra_positions": extra}
             own = DecodeStats(cycles=cycles, tokens=fresh, **done, **sums)
             stretches = self._stretches(begun[i], stats[i])
@@ -253,7 +258,7 @@ class TorchEngine:
                 stretches=add_stretches(request.partial.stretches, stretches) if request.partial else stretches,
                 exact=exact[i],
                 sampled_logprobs=None if exact[i] or sampled is None else _known(sampled[i, :count]),
-                state=self._state(slot) if reason == "abort" else {},
+                state=self._state(slot) if reason == "abort" or self.keep_state else {},
             )
             finished.append(Finished(id=request.id, completion=completion))
         return finished
@@ -269,13 +274,8 @@ class TorchEngine:
         stretches = []
         for start, (cycles, tokens), rows in zip(self.starts, begun, sums, strict=True):
             if cycles:
-                stretches.append((start, DecodeStats(cycles=cycles, tokens=tokens, **self._named(rows.copy()))))
+                stretches.append((start, DecodeStats(cycles=cycles, tokens=tokens, **self.slots.named(rows.copy()))))
         return tuple(stretches)
-
-    def _named(self, sums: NDArray[np.float64]) -> dict[str, Any]:
-        """Sums [n, K] over the draft positions as fields of ``DecodeStats``."""
-        named: dict[str, Any] = dict(zip(self.slots.names, sums, strict=True))
-        return {name: named.pop(name) for name in DRAFT_STATS} | {"counts": named}
 
 
 def _known(logprobs: NDArray[np.float32]) -> NDArray[np.float32] | None:

@@ -12,6 +12,7 @@ from bebop.model.block import BlockDraftNetwork
 from bebop.model.block_length import BlockLengthNetwork
 from bebop.model.firp import PseudoStates
 from bebop.model.mtp import MTPHead
+from bebop.model.pipo import PairModel
 from bebop.model.pivot import PivotNetwork
 from bebop.rollout.engine import Request
 from bebop.trajectory import Group, SamplingParams
@@ -53,7 +54,9 @@ def tiny_policy(
             matrix.add_(0.1 * torch.randn(32, 32))
     parts = {"block": tiny_block(layers).to(dtype), "block_length": pilot.to(dtype), "pivot": pivot}
     parts["firp"] = firp.to(dtype)
-    return Policy(backbone=backbone, tokenizer=letters(vocab_size), mtp=head, layout="mimo", parts=parts)
+    policy = Policy(backbone=backbone, tokenizer=letters(vocab_size), mtp=head, layout="mimo", parts=parts)
+    policy.parts["pipo"] = tiny_pairs(policy)
+    return policy
 
 
 def tiny_block(layers: int = 2, seed: int = 6) -> BlockDraftNetwork:
@@ -68,6 +71,18 @@ def tiny_block(layers: int = 2, seed: int = 6) -> BlockDraftNetwork:
                 parameter.normal_(0, 0.25)
         block.mask.normal_(0, 0.25)
     return block.requires_grad_(False).eval()
+
+
+def tiny_pairs(policy: Policy, seed: int = 7, sees_draft: bool = False) -> PairModel:
+    """A random pair network for a tiny policy, with pad token 0; what it predicts depends on both tokens of a pair."""
+    backbone = {**policy.backbone.config.to_diff_dict(), "model_type": policy.backbone.config.model_type}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        pairs = PairModel(backbone=backbone, pad=0, sees_draft=sees_draft)
+        for parameter in pairs.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0, 0.25)
+    return pairs.to(policy.backbone.dtype).requires_grad_(False).eval()
 
 
 def requests(prompts: Sequence[Sequence[int]], **params: object) -> list[Request]:

@@ -42,12 +42,13 @@ def run_engine(
     label: str | None = None,
     ranks: Ranks = ALONE,
     sampling: SamplingConfig | None = None,
+    keep_state: bool = False,
 ) -> list[Completion]:
     """An answer to each prompt, in their order; each rank decodes its share. ``label`` None shows no progress bar.
 
-    ``sampling``: other than that of the data.
+    ``sampling``: other than that of the data; ``keep_state``: with what the decoding system kept of each answer.
     """
-    engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length)
+    engine = TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length, keep_state=keep_state)
     mine = range(ranks.rank, len(prompts), ranks.world)
     for i in mine:
         own = params(policy, sampling or data.sampling, (seed << 40) + i)

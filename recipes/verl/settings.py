@@ -89,8 +89,10 @@ class EngineConfig:
         for name in ("slots", "threads"):
             check(getattr(self, name) >= 1, f"engine_kwargs.bebop.{name}", getattr(self, name), "give 1 or more")
         hosted = [name for name, system in SYSTEMS.items() if system.exact and not system.needs]
-        needs = SYSTEMS[self.system].needs if self.system in SYSTEMS else ()
-        words = f"{'a job of verl brings no trained part; ' if needs else ''}choose one of {', '.join(hosted)}"
+        chosen = SYSTEMS.get(self.system)
+        needs = "a job of verl brings no trained part" if chosen is not None and chosen.needs else ""
+        refused = (chosen.untrainable if chosen is not None else "") or needs
+        words = f"{refused}{'; ' * bool(refused)}choose one of {', '.join(hosted)}"
         check(self.system in hosted, "engine_kwargs.bebop.system", self.system, words)
         known = self.on_update in ("keep", "recompute")
         check(known, "engine_kwargs.bebop.on_update", self.on_update, "choose keep or recompute")

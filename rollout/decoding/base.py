@@ -5,9 +5,9 @@ it with its row. Randomness comes in as uniforms, so that an acceptance rule is 
 and test can share the numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -123,13 +123,13 @@ class Rows:
     """The active rows of the slots, 0..B-1, in one cycle."""
 
     def __init__(self, slots: Slots, batch: int, longest: int) -> None:
-        """``longest``: of the lengths fed, so that nobody has to ask the device for it."""
+        """``longest``: most entries that a row has in the caches, so that nobody has to ask the device for it."""
         self.slots, self.batch = slots, batch
         self.used = slots.looked_at(longest)
         self.sampling = slots.sampling(batch)
         self.fed = slots.fed[:batch]  # [B] entries in the caches
         self.last = slots.last[:batch]  # [B] the newest token, not fed yet
-        # Keyed by the length fed: a request draws the same numbers wherever and beside whomever it is decoded. For K
+        # Keyed by the entries fed: a request draws the same numbers wherever and beside whomever it is decoded. For K
         # drafts, K to draw them, K to test them, one for the recovered token and one for the bonus.
         self.uniforms = uniforms(slots.seed[:batch], self.fed, 2 * slots.sizes.drafts + 2)
 
@@ -141,10 +141,13 @@ class Rows:
     @property
     def sizes(self) -> Tensor:
         """Tokens of prompt and answer [B]."""
-        return self.fed + 1
+        return (self.slots.asked + self.slots.count)[: self.batch]
 
     def context(self) -> Tensor:
-        """Prompt and answer [B, C] of each row; what lies beyond ``sizes`` means nothing."""
+        """Prompt and answer [B, C] of each row; what lies beyond ``sizes`` means nothing.
+
+        For cycles with a token an entry.
+        """
         return self.slots.context(self.batch, self.used)
 
     def tests(self, drafts: int) -> Tensor:
@@ -274,10 +277,21 @@ class Decoder(Protocol):
         """Decode otherwise from now on; whether a part is new that has not read the running contexts."""
         ...
 
-    def prefill(self, first: int, contexts: Sequence[Sequence[int]]) -> None:
-        """Read all but the last token of each context into slots first, first + 1, ..."""
+    def entries(self, slot: int, context: list[int]) -> Sequence[Hashable]:
+        """What the caches are made of for a context (prompt, answer so far) in a slot: an item an entry.
+
+        The next cycle feeds the last one. Equal ones are read once.
+        """
+        ...
+
+    def prefill(self, first: int, contexts: Sequence[Sequence[Any]]) -> None:
+        """Read all but the last item of each context, as ``entries`` has it, into slots first, first + 1, ..."""
         ...
 
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:
         """Advance the first B slots by a cycle under weights ``version``; which rows are done [B] (bool)."""
+        ...
+
+    def stages(self) -> list[tuple[Any, str, str]]:
+        """What a benchmark may time: an object, its method, and of what it is a part: prefill, verify or draft."""
         ...

@@ -1,6 +1,7 @@
 """The cycle of speculative decoding, whatever the parts: draft, verify, accept, emit, commit."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,10 @@ class DraftVerify:
         """See ``Decoder``."""
         return self.rule.exact
 
+    def entries(self, slot: int, context: list[int]) -> list[int]:
+        """See ``Decoder``: a token an entry."""
+        return context
+
     def prefill(self, first: int, contexts: Sequence[Sequence[int]]) -> None:
         """See ``Decoder``."""
         lengths = [len(context) - 1 for context in contexts]
@@ -89,6 +94,11 @@ class DraftVerify:
         slots.count[:batch] += emitted
         slots.last[:batch] = accepted.tokens[torch.arange(batch, device=slots.device), emitted - 1]
         return done
+
+    def stages(self) -> list[tuple[Any, str, str]]:
+        """See ``Decoder``."""
+        drafting = [(d, name, "draft") for d in self.drafters.values() for name in ("propose", "commit")]
+        return [(self, "prefill", "prefill"), (self.target, "verify", "verify"), *drafting]
 
     def _verify(self, rows: Rows, draft: Draft) -> TargetOutput:
         fed = torch.cat([rows.last[:, None], draft.tokens], 1)

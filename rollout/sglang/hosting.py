@@ -81,7 +81,7 @@ def missing(system: System) -> str | None:
     if system.unserved:
         return f"{system.unserved}; "
     hosting = HOSTINGS.get(system.drafter)
-    if hosting is None or system.rule != "rejection":
+    if hosting is None or system.rule != "rejection" or system.own_cycle:
         return ""
     if system.length not in hosting.lengths:
         return f"{hosting.algorithms[0]} has one number of drafts for all requests of a server; "

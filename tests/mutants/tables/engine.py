@@ -80,8 +80,8 @@ FAULTS = (
     fault(
         "engine/shared-prefill-short",
         "rollout/torch_engine.py",
-        "targets[-1] + 1, len(context) - 1)",
-        "targets[-1] + 1, len(context) - 2)",
+        "targets[-1] + 1, len(read) - 1)",
+        "targets[-1] + 1, len(read) - 2)",
         "rollout/test_torch_engine.py::test_temperature_zero_equals_hugging_face_generate",
     ),
     fault(
@@ -94,8 +94,8 @@ FAULTS = (
     fault(
         "engine/shared-prefill-any",
         "rollout/torch_engine.py",
-        "runs[-1][0] == context",
-        "len(runs[-1][0]) == len(context)",
+        "runs[-1][0] == read",
+        "len(runs[-1][0]) == len(read)",
         PARTIAL,
     ),
     fault(

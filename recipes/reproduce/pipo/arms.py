@@ -1,0 +1,137 @@
+"""The networks of the study: what each is trained on, for how long; kept on disk, so that a study goes on."""
+
+import copy
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors.torch import load_file
+
+from bebop.adaptation.checkpoint import store
+from bebop.adaptation.corpus import keep, question_streams, read_back
+from bebop.compose import adapt_config
+from bebop.config import ModelConfig
+from bebop.config_adapt import AdaptConfig
+from bebop.model.parts import find_part, read_card
+from bebop.trainer.chains import TokenRow
+from bebop.trainer.pipo import PairTrainer
+from bebop.trajectory import Prompt
+from recipes.reproduce.study import FOLDER, QUICK, policy
+
+T = TypeVar("T")
+RUNS = FOLDER / "pipo"
+QUESTIONS = 24 if QUICK else 1000  # two answers each, of which the right ones are kept
+HELD_OUT = 4 if QUICK else 128  # questions of a seed that are answered
+SHIPPED = 3000  # questions of the same stream that the shipped part was trained on
+SFT_STEPS = 2 if QUICK else 200
+MORE_STEPS = 2 if QUICK else 72  # of distillation, and of more SFT beside it
+ROLLOUTS = 4 if QUICK else 96
+LONGEST = 24 if QUICK else 160  # tokens of an answer; right ones are longer than 24
+DEFAULT, DISTILLED, MORE = "SFT", "OPD", "more SFT"
+RANDOM, NO_PADS = "random compressor", "no PADs in training"
+ABLATIONS = {RANDOM: ("options.compressor=random",), NO_PADS: ("options.rho=0",)}
+SHIPPED_SFT, SHIPPED_OPD = "shipped SFT", "OPD of the shipped"
+ARMS = (DEFAULT, DISTILLED, MORE, *ABLATIONS, SHIPPED_SFT, SHIPPED_OPD)
+RATE_OF_MORE = 5e-4  # the learning rate of distillation, for more SFT as well
+
+
+def config(seed: int, *overrides: str) -> AdaptConfig:
+    """The same questions to train on for all seeds; held-out ones of the seed's own."""
+    own = (
+        "part=pipo", "task=chain_sum", f"seed={seed}", "model.device=cpu", "model.check=false", "train.threads=1",
+        f"data.sequences={QUESTIONS}", "data.slots=128", "train.save_every=40", "train.keep=1", "progress=false",
+        f"options.rollouts={ROLLOUTS}", "evaluation.prompts=2",
+        f"data.sampling.max_new_tokens={LONGEST}",
+    )  # fmt: skip
+    replaced = {override.split("=")[0] for override in overrides}
+    return adapt_config([*(one for one in own if one.split("=")[0] not in replaced), *overrides])
+
+
+def held_out(seed: int, count: int = HELD_OUT) -> list[Prompt]:
+    """Questions of a seed that nothing was trained on."""
+    asked = config(seed, f"task.seed={1 + seed}", f"evaluation.prompts={max(2, 2 * count)}")
+    known = {prompt.token_ids for prompt in question_streams(config(0, f"data.sequences={SHIPPED}"), policy())[0]}
+    _, fresh = question_streams(asked, policy())
+    return [prompt for prompt in fresh if prompt.token_ids not in known][:count]
+
+
+def corpus() -> list[TokenRow]:
+    """The built-in model's right answers to the questions of training, drawn once."""
+    path = RUNS / "corpus.jsonl"
+    if not path.is_file():
+        began = time.process_time()
+        job = PairTrainer(config(0, "data.sampling.max_new_tokens=160"), RUNS)
+        (RUNS / "drawn").mkdir(parents=True, exist_ok=True)
+        job.folder = RUNS / "drawn"
+        rows = job.corpus(job.questions()[0])
+        keep(rows, path)
+        note("corpus", began)
+    return read_back(path)
+
+
+def part(arm: str, seed: int) -> Path:
+    """The file of an arm's network, trained now unless it is kept already."""
+    if arm == SHIPPED_SFT:
+        return find_part(ModelConfig(path="tiny"), "pipo")
+    folder = RUNS / "arms" / f"{arm.replace(' ', '_')}-{seed}"
+    path = folder / "pipo.safetensors"
+    if not path.is_file():
+        begins = {DISTILLED: DEFAULT, MORE: DEFAULT, SHIPPED_OPD: SHIPPED_SFT}
+        rows, first = corpus(), part(begins[arm], seed) if arm in begins else None
+        began = time.process_time()
+        folder.mkdir(parents=True, exist_ok=True)
+        _train(arm, seed, folder, rows, first)
+        note(f"train {arm} {seed}", began)
+    return path
+
+
+def _train(arm: str, seed: int, folder: Path, rows: list[TokenRow], first: Path | None) -> None:
+    distilled = arm in (DISTILLED, SHIPPED_OPD)
+    if distilled:
+        overrides = ("options.stage=opd", f"options.steps={MORE_STEPS}", f"model.parts.pipo={first}")
+    elif arm == MORE:
+        overrides = (f"options.steps={MORE_STEPS}", f"options.lr={RATE_OF_MORE}")
+    else:
+        overrides = (f"options.steps={SFT_STEPS}", *ABLATIONS.get(arm, ()))
+    stopped = store(folder).newest_sound() is not None
+    job = PairTrainer(config(seed, f"dir={folder}", f"resume={stopped}", *overrides), folder)
+    if arm == MORE:
+        assert first is not None
+        job.network.load_state_dict(load_file(first))
+    job.prepare()
+    job.learn(job.own(job.questions()[0]) if distilled else job.given(rows))
+    settings = dict(read_card(first).settings) if first is not None else job.settings
+    job.save(copy.deepcopy(job.network).bfloat16(), settings, {})
+    shutil.rmtree(folder / "checkpoints")  # 25 MB of an arm that is finished
+
+
+# ---- what is kept
+
+
+def once(name: str, make: Callable[[], T]) -> T:
+    """What ``make`` gives, kept on disk under a name."""
+    path = RUNS / "kept" / f"{name}.pt"
+    if not path.is_file():
+        began = time.process_time()
+        made = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(made, path)
+        note(name, began)
+    found: T = torch.load(path, weights_only=False)
+    return found
+
+
+def note(name: str, began: float) -> None:
+    """Write down the processor seconds of a job."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    with (RUNS / "seconds.tsv").open("a", encoding="utf-8") as file:
+        file.write(f"{name}\t{time.process_time() - began:.1f}\n")
+
+
+def spent() -> float:
+    """Processor seconds of all jobs that are kept."""
+    path = RUNS / "seconds.tsv"
+    return sum(float(line.split("\t")[1]) for line in path.read_text().splitlines()) if path.is_file() else 0.0

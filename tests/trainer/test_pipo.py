@@ -1,0 +1,279 @@
+"""Training of the network of pairs: where PADs go, which labels count, whose gradients they are."""
+
+import random
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from bebop.model.attention import CausalContext
+from bebop.model.pipo import ConfidenceHead
+from bebop.trainer.chains import TokenRow
+from bebop.trainer.pipo_loss import (
+    acceptance,
+    divergence,
+    opd_loss,
+    reverse_kl,
+    score_function,
+    sft_loss,
+    teacher_logprobs,
+    top_k_kl,
+)
+from bebop.trainer.pipo_rows import PairBatch, PairRow, Splits, batch_rows, split_row, without_pads
+from tests.builders import tiny_pairs, tiny_policy
+
+PAD, VOCAB = 0, 12
+POLICY = tiny_policy(VOCAB, dtype=torch.float64)
+
+
+def text(prompt: int, answer: int, seed: int = 0) -> TokenRow:
+    numbers = random.Random(seed)
+    return TokenRow(
+        prompt=tuple(numbers.randrange(1, VOCAB) for _ in range(prompt)),
+        answer=tuple(numbers.randrange(1, VOCAB) for _ in range(answer)),
+    )
+
+
+def stripped(pairs: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    return tuple(token for pair in pairs for token in pair if token != PAD)
+
+
+@pytest.mark.parametrize("where", ["anywhere", "pairs"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_split_changes_no_text_and_puts_pads_second(where: Splits, share: float) -> None:
+    for prompt, answer in product(range(1, 4), range(1, 10)):
+        row = text(prompt, answer, seed=answer)
+        made = split_row(row, PAD, share, random.Random(1), where)
+        assert stripped(made.pairs) == row.token_ids and stripped(made.pairs[: made.prompt]) == row.prompt
+        assert all(first != PAD for first, _ in made.pairs)
+        pads = sum(second == PAD for _, second in made.pairs[made.prompt :])
+        if share == 0:
+            assert pads == answer % 2
+        if share == 1:
+            assert pads == answer, "a token a pair"
+
+
+def test_half_of_the_pairs_are_split_and_one_at_least_if_asked_for() -> None:
+    row = text(2, 40)
+    assert len(split_row(row, PAD, 0.5, random.Random(0), "pairs").pairs) == 1 + 20 + 10
+    assert len(split_row(row, PAD, 0.01, random.Random(0), "pairs").pairs) == 1 + 20
+    assert len(split_row(row, PAD, 0.01, random.Random(0), "pairs", one=True).pairs) == 1 + 21
+
+
+def test_tokens_after_a_split_are_paired_anew_only_where_it_may_be_anywhere() -> None:
+    row = TokenRow(prompt=(1, 1), answer=(2, 3, 4, 5, 6, 7))
+    kept = {split_row(row, PAD, 0.34, random.Random(s), "pairs").pairs for s in range(30)}
+    assert all(pair in {(2, 3), (4, 5), (6, 7)} for made in kept for pair in made[1:] if pair[1] != PAD)
+    moved = {split_row(row, PAD, 0.34, random.Random(s), "anywhere").pairs for s in range(30)}
+    assert any((3, 4) in made for made in moved) and any((2, 3) in made for made in moved)
+
+
+def test_labels_are_tokens_of_the_answer_and_no_pads() -> None:
+    rows = [
+        PairRow(pairs=((1, 2), (3, PAD), (4, PAD), (5, 6)), prompt=2, drafts=(9, PAD)),
+        PairRow(pairs=((1, 2), (7, 8)), prompt=1),
+    ]
+    batch = batch_rows(rows, PAD)
+    assert batch.firsts.tolist() == [[False, True, True], [True, False, False]]
+    assert batch.seconds.tolist() == [[False, False, True], [True, False, False]]
+    assert batch.drafted.tolist() == [[False, True, False], [False, False, False]], "rejected drafts count"
+    assert batch.drafts[0].tolist() == [PAD, PAD, 9, PAD]
+    assert PairRow.read(rows[0].line()) == rows[0]
+
+
+def counted(length: int, start: int) -> TokenRow:
+    numbers = [1 + (start + i) % 10 for i in range(length)]
+    return TokenRow(prompt=tuple(numbers[:3]), answer=tuple(numbers[3:]))
+
+
+def test_both_places_learn_to_count() -> None:
+    """With splits at random places: after (a, PAD) comes a + 1, after (a, a + 1) a + 2 and a + 3."""
+    network, policy = tiny_pairs(tiny_policy(VOCAB)).requires_grad_(True), tiny_policy(VOCAB)
+    optimizer = torch.optim.Adam(network.parameters(), lr=4e-3)
+    numbers = random.Random(0)
+
+    def batch() -> PairBatch:
+        rows = [split_row(counted(14, numbers.randrange(10)), PAD, numbers.random(), numbers) for _ in range(16)]
+        return batch_rows(rows, PAD)
+
+    for _ in range(120):
+        loss, _ = sft_loss(network, policy, batch())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    fresh = batch()
+    h, u = network.read(policy, fresh.pairs)
+    for states, where, place in ((h, fresh.firsts, 0), (u, fresh.seconds, 1)):
+        guesses = network.logits(policy, states[where]).argmax(-1)
+        assert float((guesses == fresh.pairs[:, 1:, place][where]).double().mean()) > 0.97
+
+
+# ---- the teacher
+
+
+def with_pads(seed: int = 3) -> PairBatch:
+    rows = [split_row(text(p, a, seed=p), PAD, 0.5, random.Random(seed)) for p, a in ((3, 9), (4, 6), (1, 11))]
+    return batch_rows(rows, PAD)
+
+
+def remapped(shift: int = 0) -> float:
+    """How far the teacher's log-probs at pairs are from a run over each text alone, its index off by ``shift``."""
+    network, batch = tiny_pairs(POLICY), with_pads()
+    first, second = teacher_logprobs(POLICY, network, batch)
+    apart = 0.0
+    for b, row in enumerate(batch.pairs.tolist()):
+        tokens = [token for pair in row for token in pair if token != PAD]
+        ids = torch.tensor([tokens])
+        hidden = POLICY.hidden(ids, torch.arange(len(tokens))[None], CausalContext())
+        clean = network.logits(POLICY, hidden)[0].log_softmax(-1)
+        read = 0
+        for i, (_, y) in enumerate(row):
+            if row[i][0] == PAD:
+                break
+            if i > 0:
+                apart = max(
+                    apart, float((first[b, i - 1] - clean[read - 1 + shift]).exp().sub(1).nan_to_num().abs().max())
+                )
+                after = clean[min(read + shift, len(tokens) - 1)]
+                apart = max(apart, float((second[b, i - 1] - after).exp().sub(1).nan_to_num().abs().max()))
+            read += 1 + (y != PAD)
+    return apart
+
+
+def test_the_teacher_reads_the_text_without_pads_and_answers_at_each_place() -> None:
+    with torch.no_grad():
+        assert remapped() < 1e-9
+        assert remapped(shift=1) > 1e-2
+
+
+def test_a_place_without_a_token_stands_for_the_one_before() -> None:
+    tokens, index = without_pads(torch.tensor([[[5, PAD], [6, 7], [8, PAD]]]), PAD)
+    assert tokens[0, :4].tolist() == [5, 6, 7, 8] and index[0].tolist() == [[0, 0], [1, 2], [3, 3]]
+
+
+def laws(places: int, seed: int = 0, vocab: int = 6) -> tuple[Tensor, Tensor]:
+    """Student logits that need a gradient, and teacher log-probs, [N, V]."""
+    numbers = torch.Generator().manual_seed(seed)
+    student, teacher = torch.randn(2, places, vocab, generator=numbers, dtype=torch.float64)
+    return student.requires_grad_(True), (1.5 * teacher).log_softmax(-1)
+
+
+def test_a_student_that_is_the_teacher_is_accepted_for_certain() -> None:
+    logits, teacher = laws(5)
+    same = logits.detach().log_softmax(-1)
+    drafts = torch.tensor([0, 1, 2, 3, 4])
+    assert torch.equal(acceptance(same, same, drafts), torch.ones(5, dtype=torch.float64))
+    assert float(reverse_kl(same, same).abs().max()) == 0
+    assert float(acceptance(same, teacher, drafts).min()) < 0.9
+    kept = acceptance(same, teacher, drafts)
+    assert (kept <= 1).all() and not kept.requires_grad
+
+
+def test_tokens_that_are_never_drawn_count_nothing() -> None:
+    never = torch.tensor([[float("-inf"), 0.0, 1.0]]).log_softmax(-1).requires_grad_(True)
+    teacher = torch.tensor([[float("-inf"), 1.0, 0.0]]).log_softmax(-1)
+    for value in (reverse_kl(never, teacher), top_k_kl(never, teacher, torch.tensor([1]), 2)):
+        assert value.isfinite().all() and float(value.detach()) > 0
+    (gradient,) = torch.autograd.grad(reverse_kl(never, teacher).sum(), never)
+    assert gradient.isfinite().all()
+
+
+# ---- gradients
+
+
+def sampled_naive(student: Tensor, teacher: Tensor, drawn: Tensor) -> Tensor:
+    """The estimate of the divergence itself, through which the paper's text propagates."""
+    return (student - teacher).gather(-1, drawn[..., None])[..., 0]
+
+
+def expected_gradient(estimate: Callable[[Tensor, Tensor, Tensor], Tensor], places: int = 2) -> tuple[Tensor, Tensor]:
+    """Mean gradient of an estimate over all that can be drawn, and that of the divergence, [N, V]."""
+    logits, teacher = laws(places)
+    (true,) = torch.autograd.grad(reverse_kl(logits.log_softmax(-1), teacher).sum(), logits)
+    mean = torch.zeros_like(true)
+    for drawn in product(range(logits.shape[1]), repeat=places):
+        tokens = torch.tensor(drawn)
+        student = logits.log_softmax(-1)
+        chance = student.gather(1, tokens[:, None]).sum().exp().detach()
+        (gradient,) = torch.autograd.grad(estimate(student, teacher, tokens).sum(), logits)
+        mean += chance * gradient
+    return mean, true
+
+
+def test_the_score_function_has_the_gradient_of_the_divergence_and_the_naive_estimate_none() -> None:
+    mean, true = expected_gradient(score_function)
+    torch.testing.assert_close(mean, true)
+    assert float(true.norm()) > 0.1
+    naive, _ = expected_gradient(sampled_naive)
+    assert float(naive.abs().max()) < 1e-12
+
+
+def test_top_k_over_all_tokens_is_the_divergence_and_over_few_counts_each_once() -> None:
+    logits, teacher = laws(4)
+    student, drawn = logits.log_softmax(-1), torch.tensor([0, 1, 2, 3])
+    torch.testing.assert_close(top_k_kl(student, teacher, drawn, 6), reverse_kl(student, teacher))
+    torch.testing.assert_close(divergence("topk", student, teacher, drawn, 32), reverse_kl(student, teacher))
+    for row in range(4):
+        tokens = {int(student[row].argmax()), int(teacher[row].argmax()), int(drawn[row])}
+        own, other = (x[row, sorted(tokens)].log_softmax(-1) for x in (student, teacher))
+        torch.testing.assert_close(top_k_kl(student, teacher, drawn, 1)[row], reverse_kl(own[None], other[None])[0])
+
+
+def test_all_gradients_of_a_distillation_step_reach_the_network() -> None:
+    network = tiny_pairs(POLICY).requires_grad_(True)
+    rows = [PairRow(pairs=((1, 2), (3, PAD), (4, 5)), prompt=1, drafts=(6, 5))]
+    found = {}
+    for kind in ("full", "topk", "sampled_pg"):
+        network.zero_grad()
+        loss, numbers = opd_loss(network, POLICY, batch_rows(rows, PAD), gradient=kind)
+        loss.backward()
+        assert all(p.grad is not None for name, p in network.named_parameters() if "bias" not in name)
+        found[kind] = numbers
+    assert found["full"]["first"] == found["sampled_pg"]["first"] > 0, "the divergence is shown, whatever is minimised"
+    other = [PairRow(pairs=rows[0].pairs, prompt=1, drafts=(7, 5))]
+    _, numbers = opd_loss(network, POLICY, batch_rows(other, PAD))
+    assert numbers["mean_target"] != found["full"]["mean_target"], "a draft that was rejected is a label, too"
+
+
+# ---- the confidence head
+
+
+def learned(labels: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """What a head comes to say of 6 states with known distributions, and 1 - TV of these."""
+    torch.manual_seed(0)
+    logits, teacher = laws(6)
+    student = logits.detach().log_softmax(-1)
+    states = torch.randn(6, 32, dtype=torch.float64)
+    head = ConfidenceHead(32, 1e-6).double()
+    optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 400)
+    for _ in range(400):
+        drafts = torch.multinomial(student.exp(), 128, replacement=True)
+        targets = labels(student, teacher, drafts)
+        said = head(states, states.flip(1))[:, None].expand_as(targets)
+        optimizer.zero_grad()
+        binary_cross_entropy_with_logits(said, targets).backward()
+        optimizer.step()
+        rates.step()
+    return head(states, states.flip(1)).sigmoid().detach(), torch.minimum(student.exp(), teacher.exp()).sum(-1)
+
+
+def of_drafts(student: Tensor, teacher: Tensor, drafts: Tensor) -> Tensor:
+    wide = drafts.shape[1]
+    return acceptance(student[:, None].expand(-1, wide, -1), teacher[:, None].expand(-1, wide, -1), drafts)
+
+
+def of_gold(student: Tensor, teacher: Tensor, drafts: Tensor) -> Tensor:
+    """The target of SFT: the student's probability of the teacher's token."""
+    gold = torch.multinomial(teacher.exp(), drafts.shape[1], replacement=True)
+    return student.exp().gather(1, gold)
+
+
+def test_confidence_becomes_one_less_the_total_variation() -> None:
+    said, wanted = learned(of_drafts)
+    assert float((said - wanted).abs().max()) < 0.03
+    said, wanted = learned(of_gold)
+    assert (said < wanted + 0.03).all() and float((wanted - said).mean()) > 0.1, "the target of SFT is biased low"

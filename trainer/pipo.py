@@ -1,0 +1,223 @@
+"""Training of PIPO's network: ``python -m bebop.adapt part=pipo`` (SPEC 2.3, 2.4).
+
+``options.stage=sft`` learns from the model's own correct answers; ``options.stage=opd`` goes on with a trained network,
+whose own answers the model then judges token by token.
+"""
+
+import copy
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from tqdm import tqdm
+
+from bebop.adaptation.checkpoint import store, write
+from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
+from bebop.adaptation.pairs import pair_answers, pair_rows, tau_for, trial
+from bebop.adaptation.part_job import PartJob
+from bebop.adaptation.ranks import ALONE, Ranks
+from bebop.command import writing
+from bebop.config import TrainerConfig
+from bebop.config_adapt import AdaptConfig
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy
+from bebop.model.parts import find_part, load_part, read_card
+from bebop.model.pipo import PairModel, settings_for
+from bebop.options import PipoTraining
+from bebop.sinks import JsonlSink
+from bebop.tasks.rewards import checked, make_reward
+from bebop.trainer.chains import TokenRow, rows_of_step
+from bebop.trainer.optim import GuardedAdamW
+from bebop.trainer.pipo_loss import opd_loss, sft_loss
+from bebop.trainer.pipo_rows import PairBatch, PairRow, batch_rows, split_row
+from bebop.trainer.schedule import learning_rate
+from bebop.trainer.state import load_optimizer_state, optimizer_state
+from bebop.trajectory import Prompt
+
+WARM_UP = 20  # the learning rate rises for one in so many of the steps
+CORPUS = "corpus.jsonl"
+FIRST_ROLLOUT = 10  # added to the seed, with the number of the rollouts: other random numbers than for the rest
+
+
+class PairTrainer(PartJob):
+    """Text to learn from, training, a threshold, and the part with what it does on held-out questions."""
+
+    def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
+        """Load the model, and make a network for it or load the one to go on with."""
+        super().__init__(config, folder, ranks)
+        self.options = options = config.of(PipoTraining)
+        self.policy = load_policy(config.model)
+        self.policy.backbone.requires_grad_(False)
+        self.settings, self.network = self._network()
+        self.policy.parts["pipo"] = self.network
+        self.rates = TrainerConfig(
+            lr=options.rate, steps=options.steps, lr_schedule="cosine", lr_warmup_steps=options.steps // WARM_UP
+        )
+        self.optimizer = GuardedAdamW(
+            dict(self.network.named_parameters()),
+            self.rates,
+            setting="options.lr",
+            loss="the loss of the network of pairs",
+            causes="weights",
+        )
+        self.version = 0
+
+    def _network(self) -> tuple[dict[str, Any], PairModel]:
+        """What the network is made with, and the network: a fresh one in SFT, the one given or shipped in OPD."""
+        options, config = self.options, self.config
+        settings = settings_for(self.policy, options.compressor, options.sees_draft)
+        if options.stage == "sft":
+            network = PairModel(**settings).to(self.policy.device)
+            network.start_from(self.policy)
+            return settings, network
+        path = find_part(config.model, "pipo")
+        given = load_part("pipo", path, self.policy)
+        assert isinstance(given, PairModel)
+        if given.sees_draft == options.sees_draft:
+            return dict(read_card(path).settings), given.requires_grad_(True)
+        settings = {**read_card(path).settings, "sees_draft": options.sees_draft}  # a fresh confidence head
+        network = PairModel(**settings).to(self.policy.device)
+        network.load_state_dict(
+            {n: t for n, t in given.state_dict().items() if not n.startswith("head.")}, strict=False
+        )
+        return settings, network
+
+    def prepare(self) -> None:
+        """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
+        state = self.resumed()
+        if state is None:
+            return
+        load_optimizer_state(self.optimizer, state, "network of pairs")
+        self.version = state["version"]
+
+    def run(self) -> str:
+        """All phases that are left; what is to be said at the end."""
+        questions, held_out = self.questions()
+        self.learn(self.given(self.corpus(questions)) if self.options.stage == "sft" else self.own(questions))
+        shipped = copy.deepcopy(self.network).bfloat16().float().eval()  # what is stored is what is measured
+        self.policy.parts["pipo"] = shipped
+        tau = tau_for(self.config, self.policy, questions, self.options.pad_ratio, self.label("threshold"))
+        self.settings["tau"] = shipped.tau = tau
+        results = trial(self.config, self.policy, held_out, {"tau": tau}, self.label("held out"))
+        self.save(shipped.bfloat16(), self.settings, results)
+        lines = [f"{name:40}{interval['value']:.3f}" for name, interval in results.items()]
+        return "\n".join([*lines, ""])
+
+    # ---- text
+
+    def questions(self) -> tuple[list[Prompt], list[Prompt]]:
+        """Those to train on, and those held out, which are never among them; ``UserError`` if none is left."""
+        questions, held_out = question_streams(self.config, self.policy)
+        known = {prompt.token_ids for prompt in held_out}
+        left = [prompt for prompt in questions if prompt.token_ids not in known]
+        if not left:
+            raise UserError(f"task.name={self.config.task.name!r} has no question that is not held out")
+        return left, held_out
+
+    def corpus(self, questions: Sequence[Prompt]) -> list[TokenRow]:
+        """The model's own answers that were rewarded with 1, several to a question; they stay in the run folder."""
+        path = self.folder / CORPUS
+        if self.config.resume and path.is_file():
+            return read_back(path)
+        asked = [prompt for prompt in questions for _ in range(self.options.samples)]
+        answers = run_engine(
+            self.policy, asked, self.config.data, drafting(self.policy), self.config.seed, self.label("sample")
+        )
+        reward = make_reward(self.config.task)
+        right = [checked(reward, answer.text, prompt) >= 1 for prompt, answer in zip(asked, answers, strict=True)]
+        rows = [row for row, one in zip(token_rows(asked, answers), right, strict=True) if one]
+        if not rows:
+            raise UserError(f"data.sequences={self.config.data.sequences}: none of {len(asked)} answers is right")
+        with writing(path):
+            keep(rows, path)
+        return rows
+
+    def given(self, rows: Sequence[TokenRow]) -> Iterator[PairBatch]:
+        """Batches of right answers from the step on that is next, split at random places."""
+        options, pad = self.options, self.network.pad
+        while True:
+            numbers = random.Random(f"{self.config.seed}/{self.version}")
+            chosen = rows_of_step(len(rows), options.rows_per_step, self.config.seed, self.version)
+            split = [
+                split_row(rows[i], pad, numbers.uniform(0, options.rho), numbers, options.splits, options.split_one)
+                for i in chosen
+            ]
+            yield batch_rows(split, pad, self.policy.device)
+
+    def own(self, questions: Sequence[Prompt]) -> Iterator[PairBatch]:
+        """Batches of the network's own answers, drawn ``rollouts`` at a time with the weights of that moment."""
+        options, pad = self.options, self.network.pad
+        each = max(1, options.rollouts // options.rows_per_step)  # steps
+        while True:
+            number, place = divmod(self.version, each)
+            rows = self._rollouts(questions, number)
+            for step in range(place, each):
+                own = rows[step * options.rows_per_step : (step + 1) * options.rows_per_step]
+                yield batch_rows(own, pad, self.policy.device)
+
+    def _rollouts(self, questions: Sequence[Prompt], number: int) -> list[PairRow]:
+        """Rollouts of which some steps may have been done: they stay in the run folder, for a resume and for others."""
+        path = self.folder / "rollouts" / f"{number:05}.jsonl"
+        if self.config.resume and path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return [PairRow.read(line) for line in lines]
+        asked = [questions[i] for i in rows_of_step(len(questions), self.options.rollouts, self.config.seed, number)]
+        self.network.eval()
+        answers = pair_answers(
+            self.config, self.policy, asked, {"tau": self.options.gate}, self.config.seed + FIRST_ROLLOUT + number
+        )
+        self.network.train()
+        rows = pair_rows(asked, answers, self.network.pad)
+        with writing(path):
+            path.parent.mkdir(exist_ok=True)
+            scratch = path.with_suffix(".new")
+            scratch.write_text("".join(row.line() for row in rows), encoding="utf-8")
+            scratch.replace(path)
+        return rows
+
+    # ---- training
+
+    def learn(self, batches: Iterator[PairBatch]) -> None:
+        """Every step to the last, from the newest checkpoint on."""
+        options, train = self.options, self.config.train
+        sink = JsonlSink(self.folder / "metrics.jsonl", self.version or None)
+        store(self.folder).set_aside(self.found)
+        bar = tqdm(
+            total=options.steps, initial=self.version, desc="train", unit="step", disable=self.label("train") is None
+        )
+        while self.version < options.steps:
+            numbers = self.update(next(batches))
+            sink.write(self.version, numbers)
+            bar.update()
+            bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
+            last = self.version == options.steps
+            if last or (train.save_every and self.version % train.save_every == 0):
+                with writing(self.folder / "checkpoints"):
+                    write(self.folder, {"version": self.version, **optimizer_state(self.optimizer)}, train.keep)
+        bar.close()
+        sink.close()
+
+    def update(self, batch: PairBatch) -> dict[str, float]:
+        """One optimizer step."""
+        loss, parts = loss_of(self.network, self.policy, batch, self.options)
+        self.optimizer.zero_grad()
+        loss.backward()
+        numbers = self.optimizer.guarded_step(learning_rate(self.rates, self.version))
+        self.version += 1
+        return {f"pipo/{name}": value for name, value in {**parts, **numbers}.items()}
+
+
+def loss_of(
+    network: PairModel, policy: Policy, batch: PairBatch, options: PipoTraining
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of a stage on a batch, and its parts."""
+    weights = {"mtp_weight": options.mtp_weight, "confidence_weight": options.confidence_weight}
+    if options.stage == "sft":
+        return sft_loss(network, policy, batch, **weights)
+    return opd_loss(network, policy, batch, gradient=options.gradient, top_k=options.top_k, **weights)
+
+
+EntryClass = PairTrainer
