@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from bebop.adaptation.checkpoint import store, write
 from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
-from bebop.adaptation.pairs import pair_answers, pair_rows, tau_for, trial
 from bebop.adaptation.part_job import PartJob
+from bebop.adaptation.pipo import pair_answers, pair_rows, tau_for, trial
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
 from bebop.config import TrainerConfig

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from bebop.adaptation.corpus import drafting, run_engine
-from bebop.adaptation.pairs import pair_answers, pair_rows
+from bebop.adaptation.pipo import pair_answers, pair_rows
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from bebop.model.pipo import PairModel
