@@ -55,23 +55,53 @@ SECOND_SWEEP = {f"step 2 at {t}": Arm(kind="firp", layers=(LAYERS[0], t), update
 
 def trained(own: Seed, arm: Arm) -> PseudoStates | Heads:
     """The network of an arm, trained now unless it is kept."""
-    model = own.policy
-    if arm.kind in ("medusa", "exit"):
-        heads = MedusaHeads(model, STEPS) if arm.kind == "medusa" else EarlyExits(model, arm.layers)
-        for step in range(1, STEPS + 1):
-            key = (own.number, ANSWERS, arm, step, RATES, ROWS, ANCHORS)
-            heads.load_state_dict(once("head", key, lambda s=step: fit_head(own, heads, arm, s)), strict=False)  # type: ignore[misc]
-        return heads.requires_grad_(False)
-    size = model.backbone.config.hidden_size
-    network = PseudoStates(hidden_size=size, layers=arm.layers, masked=arm.masked).requires_grad_(False)
-    if arm.kind == "random":
-        numbers = torch.Generator().manual_seed(own.number)
-        for one in network.parameters():
-            one.copy_(torch.randn(size, size, generator=numbers) / size**0.5)
-    if arm.kind == "firp":
-        for step in range(1, len(arm.layers) + 1):
-            network.maps[step - 1].weight.copy_(matrix(own, arm, step))
+    return KINDS[arm.kind](own, arm)
+
+
+def untrained(own: Seed, arm: Arm) -> PseudoStates:
+    """Matrices that are the identity."""
+    size = own.policy.backbone.config.hidden_size
+    return PseudoStates(hidden_size=size, layers=arm.layers, masked=arm.masked).requires_grad_(False)
+
+
+def random(own: Seed, arm: Arm) -> PseudoStates:
+    """Matrices of normal numbers."""
+    network, numbers = untrained(own, arm), torch.Generator().manual_seed(own.number)
+    for one in network.parameters():
+        one.copy_(torch.randn(one.shape, generator=numbers) / one.shape[1] ** 0.5)
     return network
+
+
+def pseudo(own: Seed, arm: Arm) -> PseudoStates:
+    """Trained matrices."""
+    network = untrained(own, arm)
+    for step in range(1, len(arm.layers) + 1):
+        network.maps[step - 1].weight.copy_(matrix(own, arm, step))
+    return network
+
+
+def medusa(own: Seed, arm: Arm) -> Heads:
+    """Trained Medusa heads."""
+    return fitted(own, arm, MedusaHeads(own.policy, STEPS))
+
+
+def exits(own: Seed, arm: Arm) -> Heads:
+    """Trained early exits."""
+    return fitted(own, arm, EarlyExits(own.policy, arm.layers))
+
+
+def fitted(own: Seed, arm: Arm, heads: Heads) -> Heads:
+    """Heads as they are after training."""
+    for step in range(1, STEPS + 1):
+        key = (own.number, ANSWERS, arm, step, RATES, ROWS, ANCHORS)
+        kept = once("head", key, lambda step=step: fit_head(own, heads, arm, step))  # type: ignore[misc]
+        heads.load_state_dict(kept, strict=False)
+    return heads.requires_grad_(False)
+
+
+KINDS: Mapping[str, Callable[[Seed, Arm], PseudoStates | Heads]] = {
+    "firp": pseudo, "identity": untrained, "random": random, "medusa": medusa, "exit": exits,
+}  # fmt: skip
 
 
 def matrix(own: Seed, arm: Arm, step: int) -> Tensor:
@@ -90,8 +120,7 @@ def matrix(own: Seed, arm: Arm, step: int) -> Tensor:
 def fit_matrix(own: Seed, arm: Arm) -> Tensor:
     """The last step of an arm, the earlier ones being there and frozen (SPEC 3.2)."""
     model, step = own.policy, len(arm.layers)
-    network = PseudoStates(hidden_size=model.backbone.config.hidden_size, layers=arm.layers, masked=arm.masked)
-    network.requires_grad_(False)
+    network = untrained(own, arm)
     for earlier in range(1, step):
         network.maps[earlier - 1].weight.copy_(matrix(own, arm, earlier))
     last = network.maps[step - 1].requires_grad_(True)
