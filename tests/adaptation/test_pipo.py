@@ -26,7 +26,7 @@ from bebop.trainer.pipo_rows import PairRow
 
 SMALL = ["part=pipo", "task=gcd", "data.sequences=12", "data.sampling.max_new_tokens=24", "data.slots=16",
          "evaluation.prompts=3", "train.threads=1", "train.save_every=2", "progress=false", "model.check=false",
-         "options.steps=4", "options.rows_per_step=4", "options.samples=4", "options.rollouts=8"]  # fmt: skip
+         "options.steps=4", "options.rows_per_step=4", "options.samples=4", "options.rollouts=12"]  # fmt: skip
 
 
 def trained(folder: Path, *overrides: str) -> PairTrainer:
@@ -123,7 +123,7 @@ def test_a_resumed_training_is_an_uninterrupted_one_to_the_bit(
 def test_rollouts_are_kept_with_the_drafts_that_were_rejected(opd: Path) -> None:
     """The pairs are those that were fed: without PADs they are the answers."""
     rows = [PairRow.read(line) for line in (opd / "rollouts" / "00000.jsonl").read_text().splitlines()]
-    assert len(rows) == 8
+    assert len(rows) == 12
     ends, rejected = 0, 0
     for row in rows:
         answer = row.pairs[row.prompt :]

@@ -23,10 +23,10 @@ from recipes.reproduce.study import FOLDER, QUICK, policy
 
 T = TypeVar("T")
 RUNS = FOLDER / "pipo"
-QUESTIONS = 24 if QUICK else 1000  # two answers each, of which the right ones are kept
+QUESTIONS = 24 if QUICK else 1500  # two answers each, of which the right ones are kept
 HELD_OUT = 4 if QUICK else 128  # questions of a seed that are answered
 SHIPPED = 3000  # questions of the same stream that the shipped part was trained on
-SFT_STEPS = 2 if QUICK else 200
+SFT_STEPS = 2 if QUICK else 400
 MORE_STEPS = 2 if QUICK else 72  # of distillation, and of more SFT beside it
 ROLLOUTS = 4 if QUICK else 96
 LONGEST = 24 if QUICK else 160  # tokens of an answer; right ones are longer than 24
