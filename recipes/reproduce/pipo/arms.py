@@ -15,7 +15,7 @@ from bebop.adaptation.corpus import keep, question_streams, read_back
 from bebop.compose import adapt_config
 from bebop.config import ModelConfig
 from bebop.config_adapt import AdaptConfig
-from bebop.model.parts import find_part, read_card
+from bebop.model.parts import card_of, find_part, read_card
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.pipo import PairTrainer
 from bebop.trajectory import Prompt
@@ -78,7 +78,7 @@ def part(arm: str, seed: int) -> Path:
         return find_part(ModelConfig(path="tiny"), "pipo")
     folder = RUNS / "arms" / f"{arm.replace(' ', '_')}-{seed}"
     path = folder / "pipo.safetensors"
-    if not path.is_file():
+    if not card_of(path).is_file():  # it is written last
         begins = {DISTILLED: DEFAULT, MORE: DEFAULT, SHIPPED_OPD: SHIPPED_SFT}
         rows, first = corpus(), part(begins[arm], seed) if arm in begins else None
         began = time.process_time()
@@ -118,7 +118,9 @@ def once(name: str, make: Callable[[], T]) -> T:
         began = time.process_time()
         made = make()
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(made, path)
+        scratch = path.with_suffix(".new")
+        torch.save(made, scratch)
+        scratch.replace(path)
         note(name, began)
     found: T = torch.load(path, weights_only=False)
     return found
