@@ -118,7 +118,7 @@ PAPERS = (
             Claim(name="trees", text="Trees of drafts beat chains at equal verified positions."),
         ),
         others={"beyond FIRP": "Beyond the paper on FIRP"},
-        recipes=("trees",),
+        recipes=("firp", "trees"),
     ),
     Paper(
         title="PIPO",
