@@ -7,32 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from bebop.adaptation.checkpoint import store, write
 from bebop.adaptation.corpus import drafting, run_engine, sampled
 from bebop.adaptation.evaluation import measured
-from bebop.adaptation.part_job import PartJob
 from bebop.adaptation.ranks import ALONE, Ranks
+from bebop.adaptation.step_job import StepJob
 from bebop.command import writing
-from bebop.config import DecodingConfig, TrainerConfig
+from bebop.config import DecodingConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.model.backbone import Policy
 from bebop.model.block import BlockDraftNetwork, taps_of
 from bebop.model.checkpoint import load_policy
 from bebop.options import BlockTraining
-from bebop.sinks import JsonlSink
 from bebop.trainer.block_loss import ReadText, block_loss, lay_out, read_texts, shared_tables
 from bebop.trainer.chains import TokenRow, rows_of_step
-from bebop.trainer.optim import GuardedAdamW
 from bebop.trainer.schedule import learning_rate
-from bebop.trainer.state import load_optimizer_state, optimizer_state
 from bebop.trajectory import Prompt
 
 GREEDY = 0.0
 
 
-class BlockTrainer(PartJob):
+class BlockTrainer(StepJob):
     """Answers, accept length before, training, accept length after, and the part."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
@@ -44,23 +38,7 @@ class BlockTrainer(PartJob):
         self.network = BlockDraftNetwork(**self.settings).to(self.policy.device)
         self.policy.parts["block"] = self.network
         options = self.options
-        self.rates = TrainerConfig(lr=options.lr, steps=options.steps, lr_schedule="cosine", lr_warmup_steps=20)
-        self.optimizer = GuardedAdamW(
-            dict(self.network.named_parameters()),
-            self.rates,
-            setting="options.lr",
-            loss="the loss of the block drafter",
-            causes="weights",
-        )
-        self.version = 0
-
-    def prepare(self) -> None:
-        """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
-        state = self.resumed()
-        if state is None:
-            return
-        load_optimizer_state(self.optimizer, state, "block drafter")
-        self.version = state["version"]
+        self.optimise(self.network, "block drafter", lr=options.lr, steps=options.steps, warm_up=20)
 
     def run(self) -> str:
         """All phases that are left; what is to be said at the end."""
@@ -105,25 +83,13 @@ class BlockTrainer(PartJob):
 
     def _train(self, rows: Sequence[TokenRow]) -> None:
         """Every step to the last, from the newest checkpoint on."""
-        options, train = self.options, self.config.train
         texts = read_texts(self.policy, [(row.token_ids, len(row.answer)) for row in rows], self.network.taps)
-        sink = JsonlSink(self.folder / "metrics.jsonl", self.version or None)
-        store(self.folder).set_aside(self.found)
-        bar = tqdm(
-            total=options.steps, initial=self.version, desc="train", unit="step", disable=self.label("train") is None
-        )
-        while self.version < options.steps:
-            chosen = rows_of_step(len(texts), options.rows_per_step, self.config.seed, self.version)
-            numbers = self.update([texts[i] for i in chosen])
-            sink.write(self.version, numbers)
-            bar.update()
-            bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
-            last = self.version == options.steps
-            if last or (train.save_every and self.version % train.save_every == 0):
-                with writing(self.folder / "checkpoints"):
-                    write(self.folder, {"version": self.version, **optimizer_state(self.optimizer)}, train.keep)
-        bar.close()
-        sink.close()
+
+        def next_step() -> dict[str, float]:
+            chosen = rows_of_step(len(texts), self.options.rows_per_step, self.config.seed, self.version)
+            return self.update([texts[i] for i in chosen])
+
+        self.learn(self.options.steps, next_step)
 
     def update(self, texts: Sequence[ReadText]) -> dict[str, float]:
         """One optimizer step on random blocks of some texts; the anchors follow from the seed and the step."""

@@ -9,34 +9,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from bebop.adaptation.checkpoint import store, write
 from bebop.adaptation.corpus import drafting, run_engine, sampled, token_rows
-from bebop.adaptation.part_job import PartJob
 from bebop.adaptation.ranks import ALONE, Ranks
-from bebop.command import writing
-from bebop.config import TrainerConfig
+from bebop.adaptation.step_job import StepJob
 from bebop.config_adapt import AdaptConfig
 from bebop.intervals import ratio
 from bebop.model.checkpoint import load_policy
 from bebop.model.firp import PseudoStates, middle_layers
 from bebop.model.firp_text import read_text, size_of_text
 from bebop.options import FirpTraining
-from bebop.sinks import JsonlSink
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.firp_loss import MEASURES, ReadRow, firp_loss, lay_out, read_rows, sums
 from bebop.trainer.firp_ranks import BEYOND, cycles, drafts_of, token_ranks
-from bebop.trainer.optim import GuardedAdamW
 from bebop.trainer.schedule import learning_rate
-from bebop.trainer.state import load_optimizer_state, optimizer_state
 from bebop.trajectory import Prompt
 from bebop.tree_shape import likeliest, rank_chances
 
 NODES = (16, 32, 63)  # of the trees whose accept length stands in the card
 
 
-class FirpTrainer(PartJob):
+class FirpTrainer(StepJob):
     """Answers, training step by step, a look at held-out answers, and the part."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
@@ -53,28 +45,12 @@ class FirpTrainer(PartJob):
         }
         self.network = PseudoStates(**self.settings).to(self.policy.device)
         self.network.check(self.policy)
-        self.rates = TrainerConfig(lr=options.lr, steps=options.steps, lr_schedule="cosine", lr_warmup_steps=20)
-        self.optimizer = GuardedAdamW(
-            dict(self.network.named_parameters()),
-            self.rates,
-            setting="options.lr",
-            loss="the loss of the pseudo states",
-            causes="weights",
-        )
-        self.version = 0
+        self.optimise(self.network, "pseudo states", lr=options.lr, steps=options.steps, warm_up=20)
 
     @property
     def last(self) -> int:
         """Updates in all."""
         return self.options.steps * len(self.network.layers)
-
-    def prepare(self) -> None:
-        """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
-        state = self.resumed()
-        if state is None:
-            return
-        load_optimizer_state(self.optimizer, state, "pseudo states")
-        self.version = state["version"]
 
     def run(self) -> str:
         """All phases that are left; what is to be said at the end."""
@@ -127,24 +103,13 @@ class FirpTrainer(PartJob):
 
     def _train(self, rows: Sequence[TokenRow]) -> None:
         """Every update to the last, from the newest checkpoint on."""
-        train = self.config.train
         read = self._read(rows)
-        sink = JsonlSink(self.folder / "metrics.jsonl", self.version or None)
-        store(self.folder).set_aside(self.found)
-        bar = tqdm(
-            total=self.last, initial=self.version, desc="train", unit="step", disable=self.label("train") is None
-        )
-        while self.version < self.last:
+
+        def next_step() -> dict[str, float]:
             chosen = rows_of_step(len(rows), self.options.rows_per_step, self.config.seed, self.version)
-            numbers = self.update([read[i] for i in chosen] if read else self._now([rows[i] for i in chosen]))
-            sink.write(self.version, numbers)
-            bar.update()
-            bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
-            if self.version == self.last or (train.save_every and self.version % train.save_every == 0):
-                with writing(self.folder / "checkpoints"):
-                    write(self.folder, {"version": self.version, **optimizer_state(self.optimizer)}, train.keep)
-        bar.close()
-        sink.close()
+            return self.update([read[i] for i in chosen] if read else self._now([rows[i] for i in chosen]))
+
+        self.learn(self.last, next_step)
 
     def _read(self, rows: Sequence[TokenRow]) -> list[ReadRow]:
         """What pseudo states read of all answers if it fits; else nothing."""

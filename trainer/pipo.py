@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from tqdm import tqdm
 
-from bebop.adaptation.checkpoint import store, write
 from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
-from bebop.adaptation.part_job import PartJob
 from bebop.adaptation.pipo import pair_answers, pair_rows, tau_for, trial
 from bebop.adaptation.ranks import ALONE, Ranks
+from bebop.adaptation.step_job import StepJob
 from bebop.command import writing
-from bebop.config import TrainerConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
@@ -27,14 +24,11 @@ from bebop.model.checkpoint import load_policy
 from bebop.model.parts import find_part, load_part, read_card
 from bebop.model.pipo import PairModel, settings_for
 from bebop.options import PipoTraining
-from bebop.sinks import JsonlSink
 from bebop.tasks.rewards import checked, make_reward
 from bebop.trainer.chains import TokenRow, rows_of_step
-from bebop.trainer.optim import GuardedAdamW
 from bebop.trainer.pipo_loss import opd_loss, sft_loss
 from bebop.trainer.pipo_rows import PairBatch, PairRow, batch_rows, split_row
 from bebop.trainer.schedule import learning_rate
-from bebop.trainer.state import load_optimizer_state, optimizer_state
 from bebop.trajectory import Prompt
 
 WARM_UP = 20  # the learning rate rises for one in so many of the steps
@@ -42,7 +36,7 @@ CORPUS = "corpus.jsonl"
 FIRST_ROLLOUT = 10  # added to the seed, with the number of the rollouts: other random numbers than for the rest
 
 
-class PairTrainer(PartJob):
+class PairTrainer(StepJob):
     """Text to learn from, training, a threshold, and the part with what it does on held-out questions."""
 
     def __init__(self, config: AdaptConfig, folder: Path, ranks: Ranks = ALONE) -> None:
@@ -53,17 +47,8 @@ class PairTrainer(PartJob):
         self.policy.backbone.requires_grad_(False)
         self.settings, self.network = self._network()
         self.policy.parts["pipo"] = self.network
-        self.rates = TrainerConfig(
-            lr=options.rate, steps=options.steps, lr_schedule="cosine", lr_warmup_steps=options.steps // WARM_UP
-        )
-        self.optimizer = GuardedAdamW(
-            dict(self.network.named_parameters()),
-            self.rates,
-            setting="options.lr",
-            loss="the loss of the network of pairs",
-            causes="weights",
-        )
-        self.version = 0
+        warm_up = options.steps // WARM_UP
+        self.optimise(self.network, "network of pairs", lr=options.rate, steps=options.steps, warm_up=warm_up)
 
     def _network(self) -> tuple[dict[str, Any], PairModel]:
         """What the network is made with, and the network: a fresh one in SFT, the one given or shipped in OPD."""
@@ -85,18 +70,10 @@ class PairTrainer(PartJob):
         )
         return settings, network
 
-    def prepare(self) -> None:
-        """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
-        state = self.resumed()
-        if state is None:
-            return
-        load_optimizer_state(self.optimizer, state, "network of pairs")
-        self.version = state["version"]
-
     def run(self) -> str:
         """All phases that are left; what is to be said at the end."""
         questions, held_out = self.questions()
-        self.learn(self.given(self.corpus(questions)) if self.options.stage == "sft" else self.own(questions))
+        self.train(self.given(self.corpus(questions)) if self.options.stage == "sft" else self.own(questions))
         shipped = copy.deepcopy(self.network).bfloat16().float().eval()  # what is stored is what is measured
         self.policy.parts["pipo"] = shipped
         tau = tau_for(self.config, self.policy, questions, self.options.pad_ratio, self.label("threshold"))
@@ -180,25 +157,9 @@ class PairTrainer(PartJob):
 
     # ---- training
 
-    def learn(self, batches: Iterator[PairBatch]) -> None:
-        """Every step to the last, from the newest checkpoint on."""
-        options, train = self.options, self.config.train
-        sink = JsonlSink(self.folder / "metrics.jsonl", self.version or None)
-        store(self.folder).set_aside(self.found)
-        bar = tqdm(
-            total=options.steps, initial=self.version, desc="train", unit="step", disable=self.label("train") is None
-        )
-        while self.version < options.steps:
-            numbers = self.update(next(batches))
-            sink.write(self.version, numbers)
-            bar.update()
-            bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
-            last = self.version == options.steps
-            if last or (train.save_every and self.version % train.save_every == 0):
-                with writing(self.folder / "checkpoints"):
-                    write(self.folder, {"version": self.version, **optimizer_state(self.optimizer)}, train.keep)
-        bar.close()
-        sink.close()
+    def train(self, batches: Iterator[PairBatch]) -> None:
+        """Every step to the last, each on the next batch."""
+        self.learn(self.options.steps, lambda: self.update(next(batches)))
 
     def update(self, batch: PairBatch) -> dict[str, float]:
         """One optimizer step."""

@@ -102,7 +102,7 @@ def _train(arm: str, seed: int, folder: Path, rows: list[TokenRow], first: Path 
         assert first is not None
         job.network.load_state_dict(load_file(first))
     job.prepare()
-    job.learn(job.own(job.questions()[0]) if distilled else job.given(rows))
+    job.train(job.own(job.questions()[0]) if distilled else job.given(rows))
     settings = dict(read_card(first).settings) if first is not None else job.settings
     job.save(copy.deepcopy(job.network).bfloat16(), settings, {})
     shutil.rmtree(folder / "checkpoints")  # 25 MB of an arm that is finished
