@@ -10,7 +10,9 @@ import hashlib
 import json
 import multiprocessing
 import os
+import pickle
 import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -48,6 +50,26 @@ J = TypeVar("J")
 def results_folder(recipe: Path) -> Path:
     """Where a recipe writes: its own folder; a smoke run elsewhere, so that it overwrites nothing."""
     return FOLDER / recipe.name if QUICK else recipe
+
+
+def once(recipe: str, name: str, settings: object, make: Callable[[], T]) -> T:
+    """What ``make`` gives, kept on disk for the same settings, whole or not at all: a stopped study goes on."""
+    key = hashlib.sha256(repr(settings).encode()).hexdigest()[:10]
+    path = FOLDER / recipe / f"{name}-{key}.pickle"
+    if not path.is_file():
+        began = time.process_time()
+        made = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(f".{os.getpid()}.new")
+        scratch.write_bytes(pickle.dumps({"made": made, "seconds": time.process_time() - began}))
+        scratch.replace(path)
+    found: T = pickle.loads(path.read_bytes())["made"]
+    return found
+
+
+def spent(recipe: str) -> float:
+    """Processor seconds of all jobs that are kept; one that asked for another is counted with it."""
+    return float(sum(pickle.loads(path.read_bytes())["seconds"] for path in (FOLDER / recipe).glob("*.pickle")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,9 @@ import numpy as np
 from recipes.reproduce.blockpilot import costs, jobs, marker, protocol, sweeps
 from recipes.reproduce.blockpilot.charts import draw
 from recipes.reproduce.blockpilot.comparison import Found, found, rule_numbers, tables
-from recipes.reproduce.blockpilot.decoding import spent
 from recipes.reproduce.cli import start
 from recipes.reproduce.record import begin, keep
-from recipes.reproduce.study import SEEDS, everywhere, results_folder
+from recipes.reproduce.study import SEEDS, everywhere, results_folder, spent
 
 HERE = results_folder(Path(__file__).parent)
 
@@ -52,7 +51,7 @@ def facts(results: list[Found]) -> dict[str, Any]:
     return {
         "same answers with every size": float(np.mean([one.swept.same for one in results])),
         "all arms gave the answers of plain decoding": all(one.timed.same for one in results),
-        "processor seconds of the jobs, which are kept one by one": round(spent()),
+        "processor seconds of the jobs, which are kept one by one": round(spent("blockpilot")),
         "best size of the training prompts": [one.best for one in results],
     }
 

@@ -1,8 +1,6 @@
 """Answers with blocks of one size, written down cycle by cycle."""
 
 import hashlib
-import pickle
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -24,7 +22,7 @@ from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trainer.block_length import system_of
 from bebop.trajectory import Prompt
-from recipes.reproduce.study import FOLDER
+from recipes.reproduce import study
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -122,19 +120,6 @@ def requests(
 
 
 def once(name: str, settings: object, make: Callable[[], T]) -> T:
-    """What ``make`` gives, kept on disk for the same settings and the same parts: a stopped study goes on."""
+    """See ``study.once``; other parts are other jobs."""
     parts = [hashlib.sha256(find_part(MODEL, part).read_bytes()).hexdigest() for part in PARTS]
-    key = hashlib.sha256(repr((settings, parts)).encode()).hexdigest()[:10]
-    path = FOLDER / "blockpilot" / f"{name}-{key}.pickle"
-    if not path.is_file():
-        began = time.process_time()
-        made = make()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(pickle.dumps({"made": made, "seconds": time.process_time() - began}))
-    found: T = pickle.loads(path.read_bytes())["made"]
-    return found
-
-
-def spent() -> float:
-    """Processor seconds of all jobs that are kept."""
-    return float(sum(pickle.loads(p.read_bytes())["seconds"] for p in (FOLDER / "blockpilot").glob("*.pickle")))
+    return study.once("blockpilot", name, (settings, parts), make)

@@ -6,7 +6,7 @@ from recipes.reproduce.cli import start
 from recipes.reproduce.firp import arms, comparison, measures, texts
 from recipes.reproduce.firp.charts import draw
 from recipes.reproduce.record import begin, keep
-from recipes.reproduce.study import SEEDS, everywhere, results_folder
+from recipes.reproduce.study import SEEDS, everywhere, results_folder, spent
 
 HERE = results_folder(Path(__file__).parent)
 
@@ -28,7 +28,7 @@ def main() -> None:
         "learning rates": arms.RATES,
         "nodes": measures.NODES,
     }
-    facts = {"processor seconds of the jobs, which are kept one by one": round(texts.spent())}
+    facts = {"processor seconds of the jobs, which are kept one by one": round(spent("firp"))}
     figures = draw(results, HERE / "figures")
     keep(HERE, started, comparison.rule_numbers(results), comparison.tables(results), figures, plan, facts)
 

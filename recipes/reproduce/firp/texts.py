@@ -1,8 +1,5 @@
 """Text of a seed: answers to train on, greedy and sampled answers to held-out prompts; and jobs that are kept."""
 
-import hashlib
-import pickle
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +15,8 @@ from bebop.model.backbone import Policy
 from bebop.model.firp_text import RealText, read_text
 from bebop.trainer.chains import TokenRow
 from bebop.trajectory import Prompt
-from recipes.reproduce.study import FOLDER, QUICK, policy, settings
+from recipes.reproduce import study
+from recipes.reproduce.study import QUICK, policy, settings
 
 ANSWERS = 16 if QUICK else 400  # to train on
 CALIBRATION = 6 if QUICK else 48  # of their prompts, answered at temperature 0, from which trees are shaped
@@ -89,17 +87,5 @@ def token_ids(rows: Sequence[TokenRow]) -> Tensor:
 
 
 def once(name: str, settings: object, make: Callable[[], T]) -> T:
-    """What ``make`` gives, kept on disk for the same settings: a stopped study goes on where it was."""
-    path = FOLDER / "firp" / f"{name}-{hashlib.sha256(repr((settings, QUICK)).encode()).hexdigest()[:10]}.pickle"
-    if not path.is_file():
-        began = time.process_time()
-        made = make()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(pickle.dumps({"made": made, "seconds": time.process_time() - began}))
-    found: T = pickle.loads(path.read_bytes())["made"]
-    return found
-
-
-def spent() -> float:
-    """Processor seconds of all jobs that are kept; one that asked for another is counted with it."""
-    return float(sum(pickle.loads(p.read_bytes())["seconds"] for p in (FOLDER / "firp").glob("*.pickle")))
+    """See ``study.once``."""
+    return study.once("firp", name, (settings, QUICK), make)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 from safetensors.torch import load_file
 
 from bebop.adaptation.checkpoint import store
@@ -19,10 +18,10 @@ from bebop.model.parts import card_of, find_part, read_card
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.pipo import PairTrainer
 from bebop.trajectory import Prompt
+from recipes.reproduce import study
 from recipes.reproduce.study import FOLDER, QUICK, policy
 
 T = TypeVar("T")
-RUNS = FOLDER / "pipo"
 QUESTIONS = 24 if QUICK else 1500  # two answers each, of which the right ones are kept
 HELD_OUT = 4 if QUICK else 128  # questions of a seed that are answered
 SHIPPED = 3000  # questions of the same stream that the shipped part was trained on
@@ -30,6 +29,8 @@ SFT_STEPS = 2 if QUICK else 400
 MORE_STEPS = 2 if QUICK else 72  # of distillation, and of more SFT beside it
 ROLLOUTS = 4 if QUICK else 96
 LONGEST = 24 if QUICK else 160  # tokens of an answer; right ones are longer than 24
+KEPT = f"pipo/{QUESTIONS}-{HELD_OUT}-{SFT_STEPS}-{MORE_STEPS}-{ROLLOUTS}-{LONGEST}"  # other sizes are other jobs
+RUNS = FOLDER / KEPT
 DEFAULT, DISTILLED, MORE = "SFT", "OPD", "more SFT"
 RANDOM, NO_PADS = "random compressor", "no PADs in training"
 ABLATIONS = {RANDOM: ("options.compressor=random",), NO_PADS: ("options.rho=0",)}
@@ -112,22 +113,12 @@ def _train(arm: str, seed: int, folder: Path, rows: list[TokenRow], first: Path 
 
 
 def once(name: str, make: Callable[[], T]) -> T:
-    """What ``make`` gives, kept on disk under a name."""
-    path = RUNS / "kept" / f"{name}.pt"
-    if not path.is_file():
-        began = time.process_time()
-        made = make()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(".new")
-        torch.save(made, scratch)
-        scratch.replace(path)
-        note(name, began)
-    found: T = torch.load(path, weights_only=False)
-    return found
+    """See ``study.once``."""
+    return study.once(KEPT, name, (), make)
 
 
 def note(name: str, began: float) -> None:
-    """Write down the processor seconds of a job."""
+    """Write down the processor seconds of a training, or of the corpus."""
     RUNS.mkdir(parents=True, exist_ok=True)
     with (RUNS / "seconds.tsv").open("a", encoding="utf-8") as file:
         file.write(f"{name}\t{time.process_time() - began:.1f}\n")
@@ -136,4 +127,5 @@ def note(name: str, began: float) -> None:
 def spent() -> float:
     """Processor seconds of all jobs that are kept."""
     path = RUNS / "seconds.tsv"
-    return sum(float(line.split("\t")[1]) for line in path.read_text().splitlines()) if path.is_file() else 0.0
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return study.spent(KEPT) + sum(float(line.split("\t")[1]) for line in lines)

@@ -39,8 +39,8 @@ class Answers:
     tau: float
     confidence: Array  # [D] of the drafts of the judged answers
     accepted: Array  # [D] min(1, p_T(y) / p_S(y)) of the draft
-    overlap: Array  # [D] 1 - TV of the laws at its place
-    variation: float  # mean TV to the teacher of the laws that the judged answers' tokens were drawn from
+    overlap: Array  # [D] 1 - TV of the distributions at its place
+    variation: float  # mean TV to the teacher of the distributions that the judged answers' tokens were drawn from
     divergence: float  # mean KL(student || teacher) at these places
     entropies: tuple[float, float]  # of both heads, nats
 
@@ -132,7 +132,7 @@ def plain(prompts: Sequence[Prompt], seed: int) -> tuple[Array, Array]:
 
 @torch.no_grad()
 def held_against(network: PairModel, model: Policy, rows: Sequence[PairRow]) -> dict[str, Any]:
-    """What the drafts of rows were worth, and how far the laws of the tokens that came out are from the teacher's."""
+    """What the drafts of rows were worth, and how far what emitted tokens were drawn from is from the teacher's."""
     batch = batch_rows(rows, network.pad)
     h, u = network.read(model, batch.pairs)
     teacher = teacher_logprobs(model, network, batch)

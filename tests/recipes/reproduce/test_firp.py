@@ -135,7 +135,7 @@ def test_accepted_drafts_are_those_of_rejection_sampling_in_the_mean(policy: Pol
         assert count[0] == 1
         estimate += weight * accepted[0]
         both = [torch.minimum(own[3 + k], drafts[k]) for k in range(2)]
-        # The law of the first accepted draft is min(p, q); then the second is judged in its context.
+        # The first accepted draft is x with probability min(p(x), q(x)); then the second is judged in its context.
         wanted += float(both[0][tail[0]] * (1 + both[1].sum()) / 6)
     assert estimate == pytest.approx(wanted, rel=1e-9) and 0.05 < wanted < 2
 
