@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.kernels.verify import chain_verify
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
@@ -19,6 +18,7 @@ from bebop.rollout.decoding.rules.rejection import Rejection
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import requests, tiny_policy
+from tests.rollout.greedy_answers import AcceptsOneMore, greedy
 from tests.rollout.test_exactness import LEVEL, smallest_p
 
 PROMPTS = [[1, 2, 3], [3], [2, 1, 0, 3, 1], [0, 0], [1, 3, 2, 2], [3, 2]]
@@ -181,26 +181,14 @@ def test_an_answer_never_gets_more_than_its_block_a_cycle(policy: Policy) -> Non
         assert not answer.stats.reached[size - 1 :].any() and answer.stats.accept_length <= size
 
 
-class AcceptsOneMore(Rejection):
-    """Takes a draft that was not the target's choice."""
-
-    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        kept, token = chain_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths)
-        return Accepted.chain(draft, (kept + 1).clamp_max(draft.tokens.shape[1]), token)
-
-
-def greedy(policy: Policy, system: str, drafts: int, rule: Rejection | None = None) -> list[list[int]]:
-    one = TorchEngine(policy, DecodingConfig(system=system, draft_tokens=drafts), slots=6, max_length=64)
-    assert isinstance(one.decoder, DraftVerify)
-    one.decoder.rule = rule or one.decoder.rule
-    return [a.token_ids.tolist() for a in generate(one, requests(PROMPTS, temperature=0.0, max_new_tokens=16))]
-
-
 def test_greedy_answers_are_those_of_plain_decoding_for_every_block_size(policy: Policy) -> None:
-    plain = greedy(policy, "autoregressive", 0)
+    plain = greedy(policy, PROMPTS, "autoregressive", 0)
     for drafts in range(1, 17):
-        assert greedy(policy, "block", drafts) == plain and greedy(policy, "block_target_only", drafts) == plain
-    assert greedy(policy, "block", 3, AcceptsOneMore()) != plain
+        assert (
+            greedy(policy, PROMPTS, "block", drafts) == plain
+            and greedy(policy, PROMPTS, "block_target_only", drafts) == plain
+        )
+    assert greedy(policy, PROMPTS, "block", 3, AcceptsOneMore()) != plain
 
 
 def test_a_block_of_one_slot_is_plain_decoding(policy: Policy) -> None:

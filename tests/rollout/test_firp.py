@@ -8,7 +8,6 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
-from bebop.kernels.verify import chain_verify
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
 from bebop.model.firp import PseudoContext, PseudoSlots, PseudoStates, hidden_with_pseudo
@@ -18,6 +17,7 @@ from bebop.rollout.decoding.drafters.firp import FirpDrafter
 from bebop.rollout.decoding.rules.rejection import Rejection
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests, tiny_policy
+from tests.rollout.greedy_answers import AcceptsOneMore, greedy
 from tests.rollout.test_exactness import LEVEL, smallest_p
 
 PROMPTS = [[1, 2, 3], [3, 1], [2, 1, 0, 3, 1], [0, 0], [1, 3, 2, 2], [2]]
@@ -81,29 +81,14 @@ def test_kept_states_are_those_of_a_pass_over_the_text(policy: Policy, monkeypat
     assert states_error(started(policy, 8)) > 1e-3
 
 
-class AcceptsOneMore(Rejection):
-    """Takes a draft that was not the target's choice."""
-
-    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        kept, token = chain_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths)
-        return Accepted.chain(draft, (kept + 1).clamp_max(draft.tokens.shape[1]), token)
-
-
-def greedy(policy: Policy, system: str, drafts: int, rule: Rejection | None = None) -> list[list[int]]:
-    one = TorchEngine(policy, DecodingConfig(system=system, draft_tokens=drafts), slots=6, max_length=64)
-    assert isinstance(one.decoder, DraftVerify)
-    one.decoder.rule = rule or one.decoder.rule
-    return [a.token_ids.tolist() for a in generate(one, requests(PROMPTS, temperature=0.0, max_new_tokens=16))]
-
-
 def test_greedy_answers_are_those_of_plain_decoding_also_with_matrices_of_zeros(policy: Policy) -> None:
-    plain = greedy(policy, "autoregressive", 0)
+    plain = greedy(policy, PROMPTS, "autoregressive", 0)
     for drafts in (1, 3, 5):
-        assert greedy(policy, "firp_chain", drafts) == plain
-    assert greedy(policy, "firp_chain", 3, AcceptsOneMore()) != plain
+        assert greedy(policy, PROMPTS, "firp_chain", drafts) == plain
+    assert greedy(policy, PROMPTS, "firp_chain", 3, AcceptsOneMore()) != plain
     for matrix in policy.parts["firp"].parameters():
         matrix.zero_()
-    assert greedy(policy, "firp_chain", 3) == plain
+    assert greedy(policy, PROMPTS, "firp_chain", 3) == plain
 
 
 def test_drafts_cost_no_pass_of_their_own(policy: Policy) -> None:
