@@ -24,12 +24,14 @@ TABLE = {
     # parts that know no engine, no worker and no trainer
     1: "model identity tasks rollout.engine rollout.slots rollout.decoding trainer.advantages trainer.chains "
     "trainer.logprobs trainer.losses trainer.optim trainer.packing trainer.schedule trainer.scorer "
-    "trainer.block_loss trainer.block_choice trainer.firp_loss trainer.firp_ranks trainer.pipo_rows trainer.pipo_loss",
+    "trainer.block_loss trainer.block_choice trainer.firp_loss trainer.firp_ranks trainer.pipo_rows trainer.pipo_loss "
+    "certify.answers certify.directions certify.ledger certify.marginals certify.tilt certify.evidence certify.causes "
+    "certify.structure certify.declared certify.white_box certify.two_sample",
     # engines, workers, trainers, the buffer and the monitor
     2: "buffer protocols monitor dashboards rollout rollout.decoding.draft_verify rollout.decoding.registry trainer",
     # what joins them, without Ray and with it
     3: "clock pool loop",
-    4: "runtime adaptation report remote placement preflight trainer.block trainer.block_length trainer.firp "
+    4: "runtime adaptation report remote placement preflight certify trainer.block trainer.block_length trainer.firp "
     "trainer.pipo",
     # entry points
     5: "compose settings run bench adapt export verl_job megatron_job recipes",

@@ -1,0 +1,1 @@
+"""The exactness certificate: does a live engine sample from the distribution that it claims?"""
