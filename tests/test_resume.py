@@ -18,6 +18,7 @@ from bebop.config import DecodingConfig, JobConfig, ModelConfig
 from bebop.decoding import PARTS, SYSTEMS
 from bebop.loop import Loop
 from bebop.metrics import Metrics
+from bebop.monitor.certified import Certified
 from bebop.model.checkpoint import load_tokenizer
 from bebop.model.parts import has_part
 from bebop.parsing import from_dict
@@ -28,7 +29,7 @@ from bebop.rollout.worker import make_worker
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer import checkpoint
 from bebop.trainer.rank import TrainerRank
-from bebop.trajectory import Batch, Prompt
+from bebop.trajectory import Batch, Group, Prompt
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +59,9 @@ class InProcess:
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         return self.trainer.update(batch, cotrain)
+
+    async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
+        return self.trainer.certify(groups, since)
 
     async def weights(self, head: bool) -> dict[str, torch.Tensor]:
         return self.trainer.weights(head)
