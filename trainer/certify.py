@@ -34,6 +34,7 @@ from torch.nn import functional
 
 from bebop.certify.answers import Answer
 from bebop.certify.causes import cause
+from bebop.certify.declared import TOLERANCES
 from bebop.certify.ledger import Ledger
 from bebop.config import JobConfig
 from bebop.monitor.certified import PAIRS, Certified
@@ -83,7 +84,8 @@ class Certifier:
     def begin(self, since: int) -> None:
         """Gather evidence afresh, of what was drawn from step ``since`` on."""
         self.since = since
-        self.ledger = Ledger(self.vocabulary, alpha=ALPHA, seed=self.config.runtime.seed)
+        nats = TOLERANCES[self.config.model.dtype]
+        self.ledger = Ledger(self.vocabulary, alpha=ALPHA, seed=self.config.runtime.seed, tolerance=nats)
 
     @torch.no_grad()
     def read(self, groups: Sequence[Group], since: int, version: int) -> Certified | None:
@@ -191,7 +193,7 @@ class Certifier:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same evidence; rank 0's is the one that counts."""
-        return {"since": self.since, "ledger": self.ledger.state_dict()}
+        return {"since": self.since, "ledger": _plain(self.ledger.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict``."""
@@ -206,3 +208,14 @@ def _row(answer: Answer) -> Row:
         token_ids=answer.token_ids, logprobs=answer.logprobs.astype(np.float32), versions=answer.versions
     )
     return Row(prompt=answer.prompt, completion=completion, advantage=0.0, weight=0.0)
+
+
+def _plain(value: Any) -> Any:
+    """The same without numpy, as checkpoints are read back without running code: arrays become tensors."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    return value.item() if isinstance(value, np.generic) else value
