@@ -48,10 +48,14 @@ class EmbeddedEngine:
             decoder.rule = WatchedRule(decoder.rule, white_box)
 
     @property
-    def stepwise(self) -> bool:
-        """Whether the place of a token in its cycle is known before the token, so that one may bet by place."""
+    def places_known(self) -> bool:
+        """Whether a token's place in its cycle may be bet on.
+
+        Given the text and that the cycle came so far, a token has the target's distribution under every exact rule,
+        block verification included: the chance that i drafts or more stand is a function of those i drafts alone.
+        """
         decoder = self.engine.decoder
-        return isinstance(decoder, DraftVerify) and decoder.rule.exact and decoder.rule.stepwise
+        return isinstance(decoder, DraftVerify) and decoder.rule.exact
 
     def describe(self) -> dict[str, Any]:
         """See ``LiveEngine``."""
@@ -115,7 +119,7 @@ class EmbeddedEngine:
                 "token_ids": given.token_ids.astype(np.int64),
                 "logprobs": given.logprobs.astype(np.float64),
                 "finish_reason": given.finish_reason,
-                "cycles": tuple(cycles) if self.stepwise else None,
+                "cycles": tuple(cycles) if self.places_known else None,
                 "versions": given.versions.astype(np.int64),
                 "accepted": (kept, tested) if tested else None,
             }

@@ -10,8 +10,9 @@ merged evidence is an e-process: it reaches 1/alpha with probability alpha at mo
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ SIZES = np.array([0.003, 0.01, 0.03, 0.1, 0.3])  # of what acceptance is off by
 FLOOR = 1e-12  # probabilities count as no less: an e-value only becomes smaller by it
 MASS = 1e-5  # of a residual that is more than rounding
 PIECE = 1 << 22  # elements of p that are looked at at a time; some ten times as many are made of them
+
+COUNTS = ("cycles", "tokens", "drafts", "skipped", "highest", "found")
 
 
 @dataclass(slots=True)
@@ -101,6 +104,20 @@ class WhiteBox:
         """Take down that so many rows of a cycle cannot be tested."""
         self.skipped += rows
         self.untested[what] = why
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that it knows, as JSON can hold it: for a checkpoint, or on its way to another process."""
+        bets = {f"{group}/{name}": [b.log_e.tolist(), b.distance.tolist()] for (group, name), b in self.bets.items()}
+        return {"bets": bets, "untested": dict(self.untested), **{name: getattr(self, name) for name in COUNTS}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what another one knew, of the same alpha."""
+        for key, (log_e, distance) in state["bets"].items():
+            group, _, name = key.partition("/")
+            self.bets[group, name] = _Bets(np.array(log_e), np.array(distance))
+        self.untested = dict(state["untested"])
+        for name in COUNTS:
+            setattr(self, name, state[name])
 
     @property
     def log_e(self) -> float:

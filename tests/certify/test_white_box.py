@@ -1,6 +1,7 @@
 """The three draws inside verification: bets are fair on an intact rule, and each fault of a draw is found as such."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -138,7 +139,15 @@ def test_a_fault_is_found_in_its_own_draw(fault: str, group: str, names: set[str
     assert max(others) < math.log(1e4), "the draws beside it are sound"
 
 
-# ---- what goes in
+# ---- what goes in, and out
+
+
+def test_a_state_goes_through_json() -> None:
+    one = cycles(WhiteBox(), "lenient", 500)
+    other = WhiteBox()
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert other.state_dict() == one.state_dict() and other.evidence() == one.evidence()
+    assert cycles(other, "lenient", 200, seed=1).log_e == cycles(one, "lenient", 200, seed=1).log_e
 
 
 def test_rows_that_do_not_fit_at_once_and_drafts_that_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
