@@ -110,4 +110,3 @@ def _beyond(name: str, value: float, count: int) -> UserError:
         f"{name}={value:g} cannot be certified by the server's {count} likeliest tokens: use reference=model, or "
         "temperature=1 without truncation (and stress=0)"
     )
-

@@ -1,7 +1,7 @@
 """A running SGLang server, asked like any client would ask it: nothing is aborted but our own, no weights are touched.
 
 SGLang's own end tokens end answers as well as those that are asked for: they belong to the stops. With deterministic
-inference an answer has a seed of its own; otherwise the server draws for all from one generator, and an answer has none.
+inference an answer has a seed of its own; otherwise the server draws for all from one generator, and it has none.
 
 A server that gets a token id, or a number of likeliest tokens, beyond its vocabulary dies (0.5.23): the size is asked
 for first, by a bias on a token that no model has, which is refused before anything is computed.
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from bebop.certify.answers import Answer
 from bebop.certify.http import Server
 from bebop.certify.prefill import Prefilled, likeliest
+from bebop.certify.reference import Progress
+from bebop.certify.served import fields, refuse, unanswered
 from bebop.certify.white_box import WhiteBox
 from bebop.config_certify import CertifyConfig
 from bebop.errors import UserError
@@ -57,6 +59,7 @@ class SglangEngine:
     """See ``LiveEngine``."""
 
     name = "sglang"
+    most = None  # see ``Prefilling``
 
     def __init__(self, server: Server, *, look_inside: bool = True) -> None:
         """``look_inside``: use the plugin's white box where the server has one (``BEBOP_CERTIFY=1``)."""
@@ -98,7 +101,7 @@ class SglangEngine:
             "seeds": "an answer's own" if self.seeded else "one generator for all answers",
         }
 
-    def sample(self, requests: Sequence[Request], progress: Any) -> list[Answer]:
+    def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
         """See ``LiveEngine``."""
         for request in requests:
             refuse(request, self.vocabulary)
@@ -169,7 +172,7 @@ class SglangEngine:
         self._count += 1
         return self._count
 
-    async def _answer(self, request: Request, progress: Any) -> Any:
+    async def _answer(self, request: Request, progress: Progress) -> Any:
         rid = name(self.run, str(self._next()))
         params = sampling_arguments(request.params, request.params.max_new_tokens, self.seeded)
         if request.params.repetition_penalty != 1.0:
@@ -197,24 +200,19 @@ class SglangEngine:
             await self.server.ask("POST", "abort_request", {"rid": rid}, again=True)
 
     def _read(self, request: Request, reply: Mapping[str, Any] | None) -> Answer:
-        params = request.params
-        own = {"stops": params.stop_token_ids, "limit": params.max_new_tokens, "prompt": request.token_ids}
-        seed = params.seed % (1 << 31) if self.seeded else None
         if reply is None:
-            none = np.zeros(0, dtype=np.int64)
-            return Answer(request=request.id, token_ids=none, finish_reason="abort", seed=seed, **own)
+            return unanswered(request)
         meta, ids = reply["meta_info"], np.asarray(reply["output_ids"], dtype=np.int64)
         stats = request_stats(meta, len(ids), self.drafts)
         return Answer(
-            request=request.id,
+            **fields(request),
             token_ids=ids,
             logprobs=logprobs(meta, ids, self.server.url),
             finish_reason=str((meta.get("finish_reason") or {}).get("type")),
-            seed=seed,
+            seed=request.params.seed % (1 << 31) if self.seeded else None,
             cycles=cycles(meta, len(ids)),
             versions=self._versions(meta, len(ids)),
             accepted=(int(stats.accepted.sum()), int(stats.reached.sum())) if self.drafts else None,
-            **own,
         )
 
     def _versions(self, meta: Mapping[str, Any], count: int) -> NDArray[np.int64]:
@@ -255,20 +253,6 @@ class SglangEngine:
         )
 
 
-def refuse(request: Request, vocabulary: int) -> None:
-    """Raise ``UserError`` for what would be another claim, or would do harm to a server."""
-    if request.params.stop:
-        raise UserError(
-            f"sampling.stop={request.params.stop!r} is not possible: a served answer is certified by its tokens, "
-            "so give stop_token_ids alone"
-        )
-    if not request.token_ids or min(request.token_ids) < 0 or max(request.token_ids) >= vocabulary:
-        raise UserError(
-            f"a prompt has token {max(request.token_ids, default=None)}, but the server's vocabulary has {vocabulary}: "
-            "is model.path the model that it serves?"
-        )
-
-
 def logprobs(meta: Mapping[str, Any], ids: NDArray[np.int64], url: str) -> NDArray[np.float64]:
     """Those of the tokens [T]; ``UserError`` if they are of others, or there are none."""
     rows = (meta.get("output_token_logprobs") or [])[: len(ids)]
@@ -283,7 +267,7 @@ def cycles(meta: Mapping[str, Any], count: int) -> tuple[int, ...] | None:
     The first token is the prefill's and a cycle of its own.
     """
     entries = meta.get(ENTRY)
-    if not count or meta.get("num_retractions") or (not entries and count > 1) or entries is None:
+    if entries is None or not count or meta.get("num_retractions"):
         return None
     sizes = [1, *(int(entry["accepted"]) + 1 for entry in entries)]
     ends = [min(end, count) for end in accumulate(sizes)]

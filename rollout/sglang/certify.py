@@ -1,7 +1,7 @@
 """A look inside SGLang's verification for certificates: each draw of a cycle goes to a ``WhiteBox`` in its process.
 
-Registered by the plugin where ``BEBOP_CERTIFY=1``. Requests whose names begin with ``certify-RUN-`` are looked at, those
-of each run by a box of its own; nobody else's are. Every cycle of such a request leaves how many drafts it accepted in
+Registered by the plugin where ``BEBOP_CERTIFY=1``. Requests whose names begin with ``certify-RUN-`` are looked at, each
+run by a box of its own; nobody else's are. Every cycle of such a request leaves how many drafts it accepted in
 ``meta_info["bebop_certify"]``; what the box has seen by then comes with the cycles of a request named
 ``certify-RUN-state-N``, which is not looked at.
 """

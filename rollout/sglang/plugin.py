@@ -2,8 +2,8 @@
 
 ``BEBOP_VERIFY_EVERY``: the number of verification steps of which one is measured, overlap and entropies of drafts.
 ``BEBOP_CERTIFY=1``: certificates may look at the draws of their own requests, see ``certify.py``. Does nothing unless
-one is set. SGLang logs and swallows what goes wrong in a plugin, so the engine's self-test looks for ``bebop_verify`` in
-an answer, and a certificate for ``bebop_certify``.
+one is set. SGLang logs and swallows what goes wrong in a plugin, so the engine's self-test looks for ``bebop_verify``
+in an answer, and a certificate for ``bebop_certify``.
 """
 
 import os
