@@ -18,9 +18,9 @@ from bebop.config import DecodingConfig, JobConfig, ModelConfig
 from bebop.decoding import PARTS, SYSTEMS
 from bebop.loop import Loop
 from bebop.metrics import Metrics
-from bebop.monitor.certified import Certified
 from bebop.model.checkpoint import load_tokenizer
 from bebop.model.parts import has_part
+from bebop.monitor.certified import Certified
 from bebop.parsing import from_dict
 from bebop.protocols import WorkerReport
 from bebop.rollout.decoding.lengths.entropy import EntropyLength

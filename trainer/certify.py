@@ -6,8 +6,8 @@ A bet is fair if whether it is made, and on what, is settled before the token is
 
 - *Answers* are fixed by their numbers (``bebop.monitor.certified.chosen``), and weighed in the order of the prompts,
   whenever they ended and whatever ended them.
-- *Places* in them are fixed by numbers as well (``window``): at most ``SPAN`` tokens of an answer, so that the cost of a
-  reading does not grow with the length of answers.
+- *Places* in them are fixed by numbers as well (``window``): at most ``SPAN`` tokens of an answer, so that a reading
+  does not become dearer with long answers.
 - *Weights*: a token counts if the weights that produced it, and all keys and values that it saw, are of one version
   that is at hand. Weights change between two cycles, at a moment that the trainer's clock sets, so a token's version is
   settled when its cycle begins. Whether it belongs to the cycle before the change or to the one after says nothing
@@ -22,7 +22,7 @@ evidence of several ledgers could be multiplied, but each would have to find a f
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from torch.nn import functional
 
 from bebop.certify.answers import Answer
 from bebop.certify.causes import cause
-from bebop.certify.declared import TOLERANCES
+from bebop.certify.declared import tolerance
 from bebop.certify.ledger import Ledger
 from bebop.config import JobConfig
 from bebop.monitor.certified import PAIRS, Certified
@@ -44,7 +44,7 @@ from bebop.trainer.past import PastWeights
 from bebop.trainer.scorer import Scorer, whole_tables
 from bebop.trajectory import Completion, Group
 
-SPAN = 128  # places of an answer that are looked at, at most
+SPAN = 256  # places of an answer that are looked at, at most
 ALPHA = 1e-4  # the chance of an alarm in a whole run without a fault
 LIMIT = -math.log(ALPHA)
 MOST = 1e6  # of a metric
@@ -53,8 +53,10 @@ Places = dict[int, NDArray[np.int64]]  # version -> places of an answer
 
 
 def window(number: int, limit: int) -> range:
-    """Places of pair ``number`` that may be looked at, answers having up to ``limit`` tokens: 0-127, 128-255, 256-383,
-    512-639, 1024-1151, ... in turns, so that the whole of long answers is seen and most of it where they have tokens.
+    """Places of pair ``number`` that may be looked at, where answers have up to ``limit`` tokens.
+
+    0-255, 256-511, 512-767, 1024-1279, 2048-2303, ... in turns: all parts of long answers are seen, and most often
+    those that answers have.
     """
     starts = [0]
     while (following := max(SPAN, 2 * starts[-1])) < limit:
@@ -64,7 +66,7 @@ def window(number: int, limit: int) -> range:
 
 
 def fair(completion: Completion, span: range, versions: Sequence[int]) -> Places:
-    """Places of an answer that may be bet on, by version: of one version with all that they saw, and that is at hand."""
+    """Places of an answer that may be bet on, by version: it is at hand, and all that they saw is of it."""
     own = completion.versions
     inside = np.arange(len(own))
     known = (own == completion.oldest) & np.isin(own, versions) & (inside >= span.start) & (inside < span.stop)
@@ -84,7 +86,7 @@ class Certifier:
     def begin(self, since: int) -> None:
         """Gather evidence afresh, of what was drawn from step ``since`` on."""
         self.since = since
-        nats = TOLERANCES[self.config.model.dtype]
+        nats = tolerance(self.config.model.dtype).nats
         self.ledger = Ledger(self.vocabulary, alpha=ALPHA, seed=self.config.runtime.seed, tolerance=nats)
 
     @torch.no_grad()
@@ -193,12 +195,12 @@ class Certifier:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same evidence; rank 0's is the one that counts."""
-        return {"since": self.since, "ledger": _plain(self.ledger.state_dict())}
+        return {"since": self.since, "ledger": _mapped(self.ledger.state_dict(), _to_tensor)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict``."""
         self.begin(state["since"])
-        self.ledger.load_state_dict(state["ledger"])
+        self.ledger.load_state_dict(_mapped(state["ledger"], _to_array))
 
 
 def _row(answer: Answer) -> Row:
@@ -210,12 +212,19 @@ def _row(answer: Answer) -> Row:
     return Row(prompt=answer.prompt, completion=completion, advantage=0.0, weight=0.0)
 
 
-def _plain(value: Any) -> Any:
-    """The same without numpy, as checkpoints are read back without running code: arrays become tensors."""
+def _mapped(value: Any, one: Callable[[Any], Any]) -> Any:
+    """``one`` of every leaf of nested dictionaries and lists."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
-    return value.item() if isinstance(value, np.generic) else value
+        return {key: _mapped(own, one) for key, own in value.items()}
+    return [_mapped(own, one) for own in value] if isinstance(value, list | tuple) else one(value)
+
+
+def _to_tensor(leaf: Any) -> Any:
+    """Without numpy: a checkpoint is read back without running code."""
+    if isinstance(leaf, np.ndarray):
+        return torch.from_numpy(leaf.copy())
+    return leaf.item() if isinstance(leaf, np.generic) else leaf
+
+
+def _to_array(leaf: Any) -> Any:
+    return leaf.numpy() if isinstance(leaf, Tensor) else leaf

@@ -98,8 +98,8 @@ def _running(staleness: int) -> tuple[Alert, ...]:
             hold="0s",
             severity="critical",
             summary="Answers do not follow the policy's distribution",
-            description="What speaks for it, and for which cause, is in the run's controller.jsonl and in its log. Hold "
-            "the engine against the model by itself: python -m bebop.certify.",
+            description="What speaks for it, and for which cause, is in the run's controller.jsonl and in its log. "
+            "python -m bebop.certify holds the engine against the model without a job around it.",
         ),
         Alert(
             name="BebopStale",

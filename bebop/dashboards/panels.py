@@ -173,8 +173,8 @@ LEARNING = (
     ),
     Panel(
         title="Certificate of the answers",
-        description="Evidence that answers do not follow the trainer's distributions, ln E. As long as they do it stays "
-        "around or below 0, and reaches 9.2 in one run of 10,000.",
+        description="Evidence that answers do not follow the trainer's distributions, ln E. As long as they do, it "
+        "stays around or below 0, and reaches 9.2 in one run of 10,000.",
         unit="nats",
         queries=(gauge("certify/log_e", "ln E"),),
         needs=CERTIFICATE,

@@ -23,7 +23,7 @@ from bebop.trajectory import Group
 
 log = logging.getLogger(__name__)
 
-PAIRS = 8  # prompts of a reading, with two answers each
+PAIRS = 4  # prompts of a reading, with two answers each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

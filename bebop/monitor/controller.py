@@ -198,10 +198,10 @@ class Controller:
     def _act(self, signals: Signals, evidence: str) -> Action:
         """At most one action a step."""
         if self.state == "broken":
-            action = self._repair(signals.health, evidence)
-            if action.kind == "resync":  # evidence is gathered afresh
+            repair = self._repair(signals.health, evidence)
+            if repair.kind == "resync":  # evidence is gathered afresh
                 self._uncertified = ""
-            return action
+            return repair
         cause = signals.cause
         lost = cause is not None and self._moved(cause.mismatch, cause.small) and cause.mismatch.point < 0
         if self.state == "mismatch-driven" and lost and not self.cotraining:

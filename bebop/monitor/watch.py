@@ -56,8 +56,8 @@ class NoMonitor:
         step: int,
         groups: Sequence[Group],
         version: int,
-        reading: None = None,
-        sweep: None = None,
+        reading: ProbeReading | None = None,
+        sweep: Sweep | None = None,
         certified: Certified | None = None,
         health: Health | None = None,
     ) -> Seen:
