@@ -22,7 +22,7 @@ evidence of several ledgers could be multiplied, but each would have to find a f
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -195,12 +195,12 @@ class Certifier:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs to go on with the same evidence; rank 0's is the one that counts."""
-        return {"since": self.since, "ledger": _mapped(self.ledger.state_dict(), _to_tensor)}
+        return {"since": self.since, "ledger": self.ledger.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict``."""
         self.begin(state["since"])
-        self.ledger.load_state_dict(_mapped(state["ledger"], _to_array))
+        self.ledger.load_state_dict(state["ledger"])
 
 
 def _row(answer: Answer) -> Row:
@@ -210,21 +210,3 @@ def _row(answer: Answer) -> Row:
         token_ids=answer.token_ids, logprobs=answer.logprobs.astype(np.float32), versions=answer.versions
     )
     return Row(prompt=answer.prompt, completion=completion, advantage=0.0, weight=0.0)
-
-
-def _mapped(value: Any, one: Callable[[Any], Any]) -> Any:
-    """``one`` of every leaf of nested dictionaries and lists."""
-    if isinstance(value, dict):
-        return {key: _mapped(own, one) for key, own in value.items()}
-    return [_mapped(own, one) for own in value] if isinstance(value, list | tuple) else one(value)
-
-
-def _to_tensor(leaf: Any) -> Any:
-    """Without numpy: a checkpoint is read back without running code."""
-    if isinstance(leaf, np.ndarray):
-        return torch.from_numpy(leaf.copy())
-    return leaf.item() if isinstance(leaf, np.generic) else leaf
-
-
-def _to_array(leaf: Any) -> Any:
-    return leaf.numpy() if isinstance(leaf, Tensor) else leaf
