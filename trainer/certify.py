@@ -21,6 +21,7 @@ of their own and the rest have one in common. Ranks score their share; rank 0 pu
 evidence of several ledgers could be multiplied, but each would have to find a fault with a part of the tokens.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,6 +44,8 @@ from bebop.trainer.packing import PackedRows, Row, pack
 from bebop.trainer.past import PastWeights
 from bebop.trainer.scorer import Scorer, whole_tables
 from bebop.trajectory import Completion, Group
+
+log = logging.getLogger(__name__)
 
 SPAN = 256  # places of an answer that are looked at, at most
 ALPHA = 1e-4  # the chance of an alarm in a whole run without a fault
@@ -198,9 +201,13 @@ class Certifier:
         return {"since": self.since, "ledger": self.ledger.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state_dict``."""
+        """Go on from ``state_dict``; afresh where it is of a version of bebop that bet otherwise."""
         self.begin(state["since"])
-        self.ledger.load_state_dict(state["ledger"])
+        try:
+            self.ledger.load_state_dict(state["ledger"])
+        except (KeyError, ValueError) as error:
+            log.warning("the certificate's evidence begins again: %s", error)
+            self.begin(state["since"])
 
 
 def _row(answer: Answer) -> Row:

@@ -36,7 +36,7 @@ def alarmed(job: Job, cause: str) -> None:
     found = [i for i, row in enumerate(rows) if row["certify/failed"]]
     assert found and rows[found[0]]["drift/state"] == 3.0
     concluded = job.concluded()
-    assert [line["action"]["kind"] for line in concluded if cause in line["evidence"]][0] == "resync"
+    assert next(line["action"]["kind"] for line in concluded if cause in line["evidence"]) == "resync"
     page = write_report([written(job, rows)])
     assert "Certificate of the answers" in page.read_text() and "do not follow the policy" in page.read_text()
 

@@ -205,3 +205,14 @@ def test_a_checkpoint_holds_the_evidence(clean: list[list[Group]], tmp_path: Pat
     fresh = TrainerRank(config)
     assert [fresh.certify(groups, 3) for groups in clean[4:8]][-1] != wanted
     assert [c.tokens for c in (wanted, found) if c] == [one.certifier.ledger.tokens] * 2
+
+
+def test_evidence_of_another_version_of_bebop_begins_again(
+    clean: list[list[Group]], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = certifier(), certifier()
+    one.read(clean[0], 2, 0)
+    state = one.state_dict()
+    del state["ledger"]["bets"]
+    other.load_state_dict(state)
+    assert other.since == 2 and other.ledger.tokens == 0 and "begins again" in caplog.text
