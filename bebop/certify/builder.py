@@ -9,7 +9,6 @@ from typing import Any, Protocol, cast
 import torch
 from transformers import AutoConfig
 
-from bebop.certify.declared import tolerance
 from bebop.certify.reference import LiveEngine, Reference
 from bebop.certify.run import Plan, Run, plan_settings
 from bebop.config_certify import CertifyConfig
@@ -74,7 +73,8 @@ def plan(config: CertifyConfig, tokenizer: Any, white_box: bool) -> Plan:
         cohort=config.cohort,
         alpha=config.alpha,
         limit_tv=config.limit_tv,
-        tolerance=tolerance(config.model.dtype),
+        logprobs=config.logprobs,
+        dtype=config.model.dtype,
         seed=config.seed,
         first_prompt=config.first_prompt,
         stop_when_found=config.stop_when_found,

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from bebop.certify.answers import Answer
+from bebop.certify.answers import Answer, Block
 from bebop.certify.causes import Cause, cause
 from bebop.certify.certificate import Certificate, Place, SettingResult, Visible
+from bebop.certify.declared import TOLERANCES, declare, find_mode
 from bebop.certify.evidence import Evidence
 from bebop.certify.ledger import Ledger
 from bebop.certify.reference import LiveEngine, Reference
@@ -47,7 +48,8 @@ class Plan:
     cohort: int = 16
     alpha: float = 1e-4
     limit_tv: float = 0.01
-    tolerance: float = 2e-3  # nats between a log-prob as reported and as declared
+    logprobs: str = "auto"  # what reported ones are declared to be: raw, temperature, processed, none; auto: found out
+    dtype: str = "float32"  # the engine's precision: how far a right log-prob may lie from the reference's
     seed: int = 0
     first_prompt: int = 0
     stop_when_found: bool = True
@@ -114,6 +116,7 @@ class Run:
         self.structure: list[str] = []
         self.interrupted = False
         self.repeated: float | None = None
+        self.mode: Any = None  # what reported log-probs are
         self.done: list[Examination] = []
 
     def run(self) -> Certificate:
@@ -160,7 +163,7 @@ class Run:
             again = self.engine.sample(self.requests(one.setting, number, one.answers)[:2], lambda _: None)
             self.repeated = repeated(answers[:2], again)
         if self.reference is not None:
-            one.ledger.update(self.reference.block(answers, params))
+            one.ledger.update(self._declared(self.reference.block(answers, params), params.temperature))
         elif self.other is not None and not self.interrupted:
             one.against.update(answers, self._ask(self.other, one, number, lambda _: None))
         one.answers += len(answers)
@@ -170,6 +173,14 @@ class Run:
             one.contexts[answer.request] = answer
             accepted, tested = answer.accepted or (0, 0)
             one.accepted, one.tested = one.accepted + accepted, one.tested + tested
+
+    def _declared(self, block: Block, temperature: float) -> Block:
+        """The block with what reported log-probs should be; which kind they are is found out on the first cohort."""
+        if self.plan.logprobs == "none" or block.reported is None:
+            return block
+        if self.mode is None:
+            self.mode = find_mode(block, temperature) if self.plan.logprobs == "auto" else self.plan.logprobs
+        return declare(block, self.mode, temperature)
 
     @property
     def log_e(self) -> float:
@@ -216,7 +227,7 @@ class Run:
             white_box_weight=plan.white_box_weight,
             cause=why,
             structure=tuple(self.structure),
-            logprobs={"tolerance": plan.tolerance},
+            logprobs={"of": self.mode, "tolerance": TOLERANCES[plan.dtype]},
             seeds={"seed": plan.seed, "first prompt": plan.first_prompt, "repeated by seed": self.repeated},
             not_tested=self._not_tested(settings),
             warnings=(*warnings_of(settings), *(["it was interrupted"] if self.interrupted else [])),
