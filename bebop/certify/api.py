@@ -45,8 +45,8 @@ def certify(
     """Does ``sample`` draw from the distribution that ``score`` gives, at these sampling parameters?
 
     Args:
-        sample: (prompts, seeds, max_new_tokens) -> an answer each, (token ids, log-probs or None); the stop token, where
-            there is one, is its last.
+        sample: (prompts, seeds, max_new_tokens) -> an answer each, (token ids, log-probs or None); a stop token is
+            its last.
         score: (prompt, answer) -> logits [T, V] before temperature and truncation; None: no reference, so no pass.
         prompts: token ids; asked again, with other seeds, when there are no more.
         vocabulary: V.
