@@ -1,6 +1,7 @@
 """A certificate from the first request to the last: cohorts, settings, evidence, verdict."""
 
 import dataclasses
+import hashlib
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ from bebop.trajectory import SamplingParams
 
 WORST = 12  # positions that are shown
 CONTEXT = 60  # characters before each
+SEEDS = 1 << 31
+STRIDE = 0x5DEECE6D  # odd: no two requests of a setting share a seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +153,7 @@ class Run:
         """The cohort that begins with request ``first``: two of each prompt, every one with a seed of its own."""
         asked = []
         for i in range(first, first + self.plan.cohort):
-            seed = (((self.plan.seed * 8 + number) * 2 + stream) << 32) + i
+            seed = seed_of(self.plan.seed, number, stream, i)
             ids = tuple(self.prompt(self.plan.first_prompt + i // 2))
             asked.append(Request(id=i, token_ids=ids, params=dataclasses.replace(setting.params, seed=seed)))
         return asked
@@ -276,6 +279,12 @@ class Run:
             gaps.append("the distribution itself: there is no reference, only answers against answers")
         gaps += [f"{setting.name}: not begun" for setting in self.plan.settings[len(settings) :]]
         return tuple(gaps)
+
+
+def seed_of(seed: int, number: int, stream: int, request: int) -> int:
+    """A seed of 31 bits, which every server takes: apart for all requests of a setting, and as if drawn between them."""
+    start = int.from_bytes(hashlib.sha256(f"{seed} {number} {stream}".encode()).digest()[:4], "big")
+    return (start + request * STRIDE) % SEEDS
 
 
 def _reference(reference: Reference | None, other: LiveEngine | None) -> Mapping[str, Any] | dict[str, Any]:
