@@ -282,7 +282,7 @@ class Run:
 
 
 def seed_of(seed: int, number: int, stream: int, request: int) -> int:
-    """A seed of 31 bits, which every server takes: apart for all requests of a setting, and as if drawn between them."""
+    """A seed of 31 bits, which every server takes: apart for all requests of a setting, as if drawn between settings."""
     start = int.from_bytes(hashlib.sha256(f"{seed} {number} {stream}".encode()).digest()[:4], "big")
     return (start + request * STRIDE) % SEEDS
 
