@@ -10,9 +10,11 @@ from torch import Tensor
 
 from bebop.certify.answers import Answer, Block
 from bebop.certify.certificate import Certificate
+from bebop.certify.columns import columns, seen
 from bebop.certify.function import FunctionEngine, Sample
-from bebop.certify.rows import block_of
+from bebop.certify.model_reference import processed
 from bebop.certify.run import Plan, Run, Setting
+from bebop.config_certify import LogprobMode
 from bebop.trajectory import SamplingParams
 
 # (prompt [P], answer [T]) -> logits [T, V] that each token of the answer was drawn under, teacher-forced.
@@ -32,7 +34,7 @@ def certify(
     top_p: float = 1.0,
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
-    logprobs: str = "auto",
+    logprobs: LogprobMode = "auto",
     tokens: int = 20_000,
     cohort: int = 16,
     alpha: float = 1e-4,
@@ -110,10 +112,31 @@ class ScoreReference:
 
     def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
         """See ``Reference``."""
-        return block_of(answers, [self._rows(answer) for answer in answers], params)
+        answers = [answer for answer in answers if len(answer.token_ids)]
+        parts: dict[str, list[Tensor]] = {"probs": [], "before": [], "raw": []}
+        for answer in answers:
+            logits = self._logits(answer)
+            written = seen([answer], None, logits.shape[1]) if params.repetition_penalty != 1 else None
+            probs = processed(logits, params, written)
+            parts["probs"].append(probs)
+            parts["before"].append(torch.cat([probs[:1], probs[:-1]]))  # of the first token nobody has been asked
+            parts["raw"].append(logits.softmax(-1))
+        if params.temperature == 1 and not params.truncated:
+            del parts["raw"]
+        rows = {name: torch.cat(part) if part else torch.zeros(0, 1).double() for name, part in parts.items()}
+        shared: dict[str, Any] = columns(answers)
+        tokens = shared["tokens"]
+        return Block(
+            **shared,
+            **rows,
+            cells=tokens,
+            logprobs=rows["probs"].gather(1, tokens[:, None])[:, 0].log(),
+            stops=params.stop_token_ids,
+            seen=seen(answers, None, rows["probs"].shape[1]),
+        )
 
-    def _rows(self, answer: Answer) -> Tensor:
-        """Logits [T, V]; ``ValueError`` if there are not as many as tokens."""
+    def _logits(self, answer: Answer) -> Tensor:
+        """[T, V]; ``ValueError`` if there are not as many rows as tokens."""
         ids = answer.token_ids.tolist()
         rows = torch.as_tensor(np.asarray(self.score(answer.prompt, ids))).double()
         if rows.ndim != 2 or len(rows) != len(ids):

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -14,14 +14,15 @@ from tqdm import tqdm
 
 from bebop.certify.answers import Answer, Block
 from bebop.certify.causes import Cause, cause
-from bebop.certify.certificate import Certificate, Place, SettingResult, Visible
-from bebop.certify.declared import TOLERANCES, declare, find_mode
+from bebop.certify.certificate import Certificate, Place, SettingResult
+from bebop.certify.declared import Mode, candidates, declare, find_mode, tolerance
 from bebop.certify.evidence import Evidence
 from bebop.certify.ledger import Ledger
 from bebop.certify.reference import LiveEngine, Reference
 from bebop.certify.structure import check_structure
 from bebop.certify.two_sample import TwoSample, repeated
 from bebop.certify.verdict import decide, merged, warnings_of, words
+from bebop.config_certify import LogprobMode
 from bebop.rollout.engine import Request
 from bebop.trajectory import SamplingParams
 
@@ -51,7 +52,9 @@ class Plan:
     cohort: int = 16
     alpha: float = 1e-4
     limit_tv: float = 0.01
-    logprobs: str = "auto"  # what reported ones are declared to be: raw, temperature, processed, none; auto: found out
+    logprobs: LogprobMode = (
+        "auto"  # what reported ones are declared to be: raw, temperature, processed, none; auto: found out
+    )
     dtype: str = "float32"  # the engine's precision: how far a right log-prob may lie from the reference's
     seed: int = 0
     first_prompt: int = 0
@@ -119,14 +122,20 @@ class Run:
         self.structure: list[str] = []
         self.interrupted = False
         self.repeated: float | None = None
-        self.mode: Any = None  # what reported log-probs are
+        self.mode: Mode | None = None  # what reported log-probs are
         self.done: list[Examination] = []
 
     def run(self) -> Certificate:
         """Examine every setting, or stop at the first that fails."""
         for number, setting in enumerate(self.plan.settings):
             one = Examination(
-                setting=setting, ledger=Ledger(self.plan.vocabulary, alpha=self.plan.alpha, seed=self.plan.seed)
+                setting=setting,
+                ledger=Ledger(
+                    self.plan.vocabulary,
+                    alpha=self.plan.alpha,
+                    seed=self.plan.seed,
+                    tolerance=tolerance(self.plan.dtype).nats,
+                ),
             )
             self.done.append(one)
             self._examine(one, number)
@@ -182,7 +191,8 @@ class Run:
         if self.plan.logprobs == "none" or block.reported is None:
             return block
         if self.mode is None:
-            self.mode = find_mode(block, temperature) if self.plan.logprobs == "auto" else self.plan.logprobs
+            found = find_mode(block.reported, candidates(block, temperature))
+            self.mode = found.mode if self.plan.logprobs == "auto" else self.plan.logprobs
         return declare(block, self.mode, temperature)
 
     @property
@@ -230,7 +240,7 @@ class Run:
             white_box_weight=plan.white_box_weight,
             cause=why,
             structure=tuple(self.structure),
-            logprobs={"of": self.mode, "tolerance": TOLERANCES[plan.dtype]},
+            logprobs={"of": self.mode, "tolerance": tolerance(plan.dtype).nats},
             seeds={"seed": plan.seed, "first prompt": plan.first_prompt, "repeated by seed": self.repeated},
             not_tested=self._not_tested(settings),
             warnings=(*warnings_of(settings), *(["it was interrupted"] if self.interrupted else [])),
@@ -255,7 +265,7 @@ class Run:
             log_e=one.log_e,
             history=tuple(one.history),
             evidence=tuple(one.ledger.evidence()) if self.reference is not None else (),
-            visible=tuple(Visible(**dataclasses.asdict(v)) for v in one.ledger.visible()) if self.reference else (),
+            visible=tuple(one.ledger.visible()) if self.reference is not None else (),
             untested=dict(one.ledger.untested) if self.reference is not None else {},
             places=self._places(one) if self.reference is not None else (),
             acceptance=one.accepted / one.tested if one.tested else None,
@@ -282,12 +292,12 @@ class Run:
 
 
 def seed_of(seed: int, number: int, stream: int, request: int) -> int:
-    """A seed of 31 bits, which every server takes: apart for all requests of a setting, as if drawn between settings."""
+    """A seed of 31 bits, which every server takes: no two of a setting are equal, those of another are as if drawn."""
     start = int.from_bytes(hashlib.sha256(f"{seed} {number} {stream}".encode()).digest()[:4], "big")
     return (start + request * STRIDE) % SEEDS
 
 
-def _reference(reference: Reference | None, other: LiveEngine | None) -> Mapping[str, Any] | dict[str, Any]:
+def _reference(reference: Reference | None, other: LiveEngine | None) -> dict[str, Any]:
     if reference is not None:
         return {"name": reference.name, **reference.describe()}
     return {"name": "none", "held against": None if other is None else other.describe()}
