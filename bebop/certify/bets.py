@@ -11,7 +11,7 @@ from torch import Tensor
 from bebop.certify.directions import FLOOR, Direction
 from bebop.certify.evidence import SHARES, Array, log_mean_exp, share_bound, visible_share
 
-SAMPLE = 1 << 15  # elements of the claim a chunk that are enumerated to learn how fast a fault would show
+SAMPLE = 64  # of so many positions one is enumerated, to learn how fast a fault would show
 WORST = 16  # positions that are kept of each direction
 
 
@@ -47,13 +47,15 @@ class Bets:
         """How fast a fault towards this direction shows, by enumeration of rows: ``p`` [n, M], ``masks`` [names, n]."""
         cells = torch.arange(p.shape[1], device=p.device).expand(len(p), -1)
         excess = direction.at(cells) / p.clamp_min(FLOOR) - 1
-        for e, share in enumerate(SHARES):
-            logs = torch.log1p(share * excess)
-            fault = p * (1 + share * excess)
-            for moment, power in enumerate((logs, logs * logs)):
-                values = (fault * power).sum(-1).cpu().numpy()
-                self._growth[moment, [self._at[n] for n in names], e] += masks @ values
-        self._sampled[[self._at[n] for n in names]] += len(p)
+        shares = torch.tensor(SHARES, dtype=p.dtype, device=p.device)[:, None, None]
+        own = [self._at[name] for name in names]
+        grown = shares * excess  # [shares, n, M]
+        logs = torch.log1p(grown)
+        grown.add_(1).mul_(p).mul_(logs)
+        for moment in (0, 1):
+            self._growth[moment, own] += masks @ grown.sum(-1).T.cpu().numpy()
+            grown.mul_(logs)
+        self._sampled[own] += len(p)
 
     def _keep(self, name: str, ratio: Array, places: NDArray[np.int64]) -> None:
         best = np.argsort(-ratio, kind="stable")[:WORST]

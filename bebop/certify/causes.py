@@ -67,7 +67,7 @@ NAMED: Mapping[str, str] = {
     "reported_hot": "sharpness",
     "reported_cold": "sharpness",
 }
-WHITE_BOX = ("draft_draw", "acceptance", "recovered", "bonus")
+WHITE_BOX = ("draft_draw", "acceptance", "recovered", "bonus")  # groups of what was seen inside verification
 MOST = 0.4  # of tokens with a wrong log-prob: it is not some of them
 OWN_WORD = math.log(20)  # of a sampled direction, weight included: it explains wrong log-probs, and not the reverse
 
@@ -90,8 +90,7 @@ def _named(name: str) -> Cause:
 
 
 def _of_direction(one: Evidence) -> str:
-    base = one.name.partition("@")[0]
-    return next((name for name in WHITE_BOX if one.name.startswith(name)), NAMED.get(base, "unknown"))
+    return one.group if one.group in WHITE_BOX else NAMED.get(one.name.partition("@")[0], "unknown")
 
 
 def _of_reports(evidence: Sequence[Evidence]) -> str:

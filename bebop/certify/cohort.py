@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bebop.certify.answers import Block
 from bebop.certify.bigram import Bigram
-from bebop.certify.directions import PLACES, Rows, middle
+from bebop.certify.directions import PLACES, Rows
 from bebop.certify.evidence import Array
 from bebop.certify.marginals import likelier
 
@@ -47,7 +47,7 @@ class Cohort:
         """Note p(x), F(x) and F(x-) of positions from ``start`` on; F of all of their columns [n, M]."""
         stop = start + len(rows.p)
         cells = self.cells[start:stop]
-        own, upper = rows.p.gather(1, cells), (middle(rows.part, rows.p) + rows.p) / 2
+        own, upper = rows.p.gather(1, cells), (rows.middle() + rows.p) / 2
         self.own[:, start:stop] = own.T.cpu().numpy()
         self.upper[:, start:stop] = upper.gather(1, cells).T.cpu().numpy()
         self.ranked[:, start:stop] = likelier(rows.p, cells, own).cpu().numpy()

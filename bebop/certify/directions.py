@@ -5,7 +5,7 @@ Every one is a distribution over the columns of its row that depends on the past
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -93,6 +93,13 @@ class Rows:
     vocabulary: int
     neighbour: Tensor | None = None  # [n, M] row of the request before at the same position; p where there is none
     bigram: Tensor | None = None  # [n, M] learned from earlier cohorts
+    _made: dict[str, Tensor] = field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """A table that several directions need."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
 
     @property
     def p(self) -> Tensor:
@@ -108,7 +115,16 @@ class Rows:
 
     def stops(self) -> Tensor:
         """Columns [n, k] of the tokens that end an answer."""
-        return self.column(torch.tensor(self.part.stops, device=self.p.device).expand(len(self.p), -1))
+        stops = torch.tensor(self.part.stops, device=self.p.device).expand(len(self.p), -1)
+        return self.once("stops", lambda: self.column(stops))
+
+    def middle(self) -> Tensor:
+        """F(x-) + F(x) of the claim [n, M], in the order of ids."""
+        return self.once("middle", lambda: middle(self.part, self.p))
+
+    def nucleus(self) -> Tensor:
+        """Whether a column is among the likeliest that have .95 of the mass, [n, M]."""
+        return self.once("nucleus", lambda: nucleus(self))
 
     def listed(self) -> Tensor:
         """The claim, 0 in the column for all others."""
@@ -154,8 +170,8 @@ def power(rows: Rows, base: Tensor, exponent: float) -> Tensor:
 
 def nucleus(rows: Rows) -> Tensor:
     """The likeliest columns [n, M] with .95 of the mass, one more than falls short of it."""
-    p, count = rows.listed(), min(1024, rows.p.shape[1])
-    while True:  # no sort of 150,000 columns where the first thousand have it all
+    p, count = rows.listed(), min(64, rows.p.shape[1])
+    while True:  # no sort of 150,000 columns where the first 64 have it all
         ranked = p.topk(count, -1).values
         if count == p.shape[1] or bool((ranked.sum(-1) >= NUCLEUS).all()):
             break
@@ -194,11 +210,11 @@ CONTAMINATION: Mapping[str, Callable[[Rows], Direction | None]] = {
     "much_colder": lambda rows: Table(power(rows, rows.p, COLDER)),
     "argmax": lambda rows: Points(rows.p, rows.listed().argmax(-1, keepdim=True)),
     "second": lambda rows: Points(rows.p, rows.listed().topk(2, -1).indices[:, 1:]),
-    "nucleus": lambda rows: Within(rows.p, nucleus(rows)),
-    "tail": lambda rows: Within(rows.p, ~nucleus(rows)),
+    "nucleus": lambda rows: Within(rows.p, rows.nucleus()),
+    "tail": lambda rows: Within(rows.p, ~rows.nucleus()),
     "uniform": _uniform,
-    "low_ids": lambda rows: Table(unit(rows.p * (2 - middle(rows.part, rows.p)), rows.p)),
-    "high_ids": lambda rows: Table(unit(rows.p * middle(rows.part, rows.p), rows.p)),
+    "low_ids": lambda rows: Table(unit(rows.p * (2 - rows.middle()), rows.p)),
+    "high_ids": lambda rows: Table(unit(rows.p * rows.middle(), rows.p)),
     "stop": lambda rows: Points(rows.p, rows.stops()) if rows.part.stops else None,
     "no_stop": lambda rows: Within(rows.p, rows.without(rows.stops())) if rows.part.stops else None,
     "repeat": lambda rows: Points(rows.p, rows.column(rows.part.last[:, None])),

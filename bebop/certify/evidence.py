@@ -65,7 +65,7 @@ def log_sum_exp(logs: Array, axis: int = -1) -> Array:
     return log_mean_exp(logs, axis) + math.log(logs.shape[axis])
 
 
-def share_bound(logs: Array, alpha: float = BOUND_ALPHA, shares: Sequence[float] = SHARES) -> float:
+def share_bound(logs: Array, alpha: float = BOUND_ALPHA, shares: Sequence[float] | Array = SHARES) -> float:
     """Upper confidence bound of the share, from ln e(share) [len(shares)].
 
     A share s is rejected at level alpha once half (no fault) + half (the mixture over shares) is 1/alpha times as

@@ -6,7 +6,6 @@ alone. Which answers end first decides nothing.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,56 +16,33 @@ from torch import Tensor
 from bebop.certify.answers import Block
 from bebop.certify.bets import SAMPLE, WORST, Bets
 from bebop.certify.bigram import Bigram
+from bebop.certify.checkpoint import arrays, portable
 from bebop.certify.cohort import Cohort, make_cohort
-from bebop.certify.directions import (
-    BY_PLACE,
-    CONTAMINATION,
-    DRAFT,
-    FLOOR,
-    PLACES,
-    Table,
-    directions,
-)
+from bebop.certify.directions import FLOOR, Table, directions
 from bebop.certify.evidence import Array, Evidence, Visible, log_sum_exp
-from bebop.certify.marginals import BINS, EVENTS, Ids, Pit, Reported, overlap
+from bebop.certify.family import BETS, EVENT_NAMES, FAMILY, OTHER_NAMES, PIT_NAMES, split, why_not
+from bebop.certify.marginals import Ids, Pit, Reported, overlap
 from bebop.certify.tilt import Tilt
 
 ELEMENTS = 1 << 21  # of a table that are looked at together; a dozen such tables are alive at a time
 CERTAIN = 1e-6  # a token that is less likely tells too little of its uniform to compare another with it
-COPIES = ("copies", "shared_uniform", "repeated_uniform")
-BETS: Mapping[str, tuple[str, ...]] = {
-    "contamination": tuple(name for name in CONTAMINATION if name != "copies"),
-    "by_cycle": tuple(f"{name}@{place}" for name in BY_PLACE for place in range(PLACES)),
-    "draft": (*DRAFT, *(f"{name}@0" for name in DRAFT)),
-    "copies": COPIES,
-}
-OTHERS = {"ids": ("ids",), "learned_tilt": ("learned_tilt",), "pit": tuple(BINS), "reported": tuple(EVENTS)}
-OTHER_NAMES = tuple(name for names in OTHERS.values() for name in names)
-GROUPS = {"contamination": 0.32, "by_cycle": 0.14, "draft": 0.16, "ids": 0.05, "learned_tilt": 0.10, "pit": 0.06,
-          "copies": 0.09, "reported": 0.08}  # fmt: skip
-FAMILY: Mapping[str, tuple[str, float]] = {
-    name: (group, GROUPS[group] / len(names)) for group, names in {**BETS, **OTHERS}.items() for name in names
-}
-"""Direction -> its group and weight. One that a run cannot test keeps its weight: it counts as e = 1."""
-assert sum(weight for _, weight in FAMILY.values()) <= 1 + 1e-9
-
-WHY = {
-    "neighbour": "columns of rows differ",
-    "unprocessed": "the claim is the raw softmax",
-    "bigram": "nothing had been learned yet",
-    "copies": "no two answers with the same context",
-    "ids": "sampled columns are not tokens",
-}
 
 
 class Ledger:
     """Evidence against the claim, cohort after cohort; R parallel runs for simulation."""
 
     def __init__(
-        self, vocabulary: int, *, alpha: float = 1e-4, runs: int = 1, seed: int = 0, tolerance: float = 2e-3
+        self,
+        vocabulary: int,
+        *,
+        alpha: float = 1e-4,
+        runs: int = 1,
+        seed: int = 0,
+        tolerance: float = 2e-3,
+        allowed: float = 1e-4,
     ) -> None:
-        """``tolerance``: nats that a reported log-prob of an intact engine may be off, by its precision; ``seed``: of
-        the ledger's own uniforms."""
+        """``tolerance``: nats that a reported log-prob of an intact engine may be off, by its precision; ``allowed``:
+        share of tokens that may be off by more; ``seed``: of the ledger's own uniforms."""
         self.vocabulary, self.alpha, self.runs, self.tolerance = vocabulary, alpha, runs, tolerance
         self.tokens = 0
         self.highest = np.zeros(runs)
@@ -74,7 +50,7 @@ class Ledger:
         self._seed, self._cohorts, self._request = seed, 0, -1
         self._bets = Bets([name for names in BETS.values() for name in names], runs)
         self._bigram, self._ids, self._tilt = Bigram(vocabulary), Ids(vocabulary, runs), Tilt(runs)
-        self._pit, self._reported = Pit(runs), Reported()
+        self._pit, self._reported = Pit(runs), Reported(allowed)
         self._worst: dict[str, list[tuple[float, int, int]]] = {}
         self._tested: set[str] = set()
 
@@ -119,12 +95,12 @@ class Ledger:
         rows = cohort.at(slice(start, stop), self.vocabulary, self._bigram)
         cells, masks, places = cohort.cells[start:stop], cohort.masks[:, start:stop], cohort.places[start:stop]
         upper = cohort.fill(rows, start)
-        few = np.arange(0, stop - start, -(-rows.p.numel() // SAMPLE))
+        few = np.arange(0, stop - start, SAMPLE)
         sample = cohort.at(torch.from_numpy(start + few), self.vocabulary, self._bigram)
         enumerated = dict(directions(sample))
         floored = rows.p.gather(1, cells).clamp_min(FLOOR)
         for name, direction in directions(rows):
-            names, own = _split(name, masks)
+            names, own = split(name, masks)
             ratio, tv = (direction.at(cells) / floored).T.cpu().numpy(), direction.tv(rows.p).cpu().numpy()
             if name != "copies" or tv.any():
                 self._bets.add(names, own, ratio, tv, places)
@@ -154,12 +130,12 @@ class Ledger:
         ranked, by_id = cohort.ranked + own * cohort.own, cohort.upper - own * cohort.own
         for name, gain in self._pit.add(ranked, by_id, cohort.serial, cohort.rows).items():
             self._keep(name, gain, cohort.places)
-        self._tested.update(BINS)
+        self._tested.update(PIT_NAMES)
         self._tilt.close()
         self._tested.add("learned_tilt")
         if block.reported is not None and block.declared is not None and not simulated:
             self._keep("reported", self._reported.add(block, self.tolerance), cohort.places)
-            self._tested.update(EVENTS)
+            self._tested.update(EVENT_NAMES)
         if simulated and block.ids is not None:
             return
         tokens = cohort.cells.T.cpu().numpy() if simulated else block.tokens[None].cpu().numpy()
@@ -214,7 +190,7 @@ class Ledger:
             return self._bets.bound(name, self.tokens, run)
         if name == "ids":
             return self._ids.bound(run)
-        return (self._reported.share(name), None) if name in EVENTS else (None, None)
+        return (self._reported.share(name), None) if name in EVENT_NAMES else (None, None)
 
     def visible(self) -> list[Visible]:
         """For every direction the smallest share that so many tokens show with 90 %, by ``evidence.visible_share``."""
@@ -228,7 +204,8 @@ class Ledger:
     @property
     def untested(self) -> dict[str, str]:
         """Directions that no cohort could test, and why."""
-        return {name: _why(name) for name in FAMILY if name not in self._bets.tested | self._tested}
+        tested = self._bets.tested | self._tested
+        return {name: why_not(name, tested) for name in FAMILY if name not in tested}
 
     def positions(self, count: int) -> list[tuple[int, int, float]]:
         """Request, position and what it gave in ln e, where the strongest direction of run 0 gained most."""
@@ -238,7 +215,7 @@ class Ledger:
         name = evidence[0].name
         if name in self._bets.names:
             return self._bets.worst(name)[:count]
-        kept = self._worst.get("reported" if name in EVENTS else name, [])
+        kept = self._worst.get("reported" if name in EVENT_NAMES else name, [])
         if name == "ids":
             share = self._ids.leader()[1]
             kept = [(math.log1p(share * (math.exp(gain) - 1)), request, at) for gain, request, at in kept]
@@ -247,9 +224,9 @@ class Ledger:
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: at most a few MB, whatever the vocabulary."""
+        """What a checkpoint keeps, as tensors, numbers, texts, lists and dicts: a few MB, whatever the vocabulary."""
         parts = {name: part.state_dict() for name, part in self._stateful().items()}
-        own = {
+        own: dict[str, Any] = {
             "tokens": self.tokens,
             "highest": self.highest.copy(),
             "history": list(self.history),
@@ -258,10 +235,11 @@ class Ledger:
             "worst": {name: list(kept) for name, kept in self._worst.items()},
             "tested": sorted(self._tested),
         }
-        return {**own, **parts}
+        return portable({**own, **parts})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint was written; ``ValueError`` if it is of another vocabulary, run count or family."""
+        state = arrays(state)
         for name, part in self._stateful().items():
             part.load_state_dict(state[name])
         self.tokens, self._cohorts, self._request = int(state["tokens"]), int(state["cohorts"]), int(state["request"])
@@ -272,18 +250,3 @@ class Ledger:
     def _stateful(self) -> dict[str, Any]:
         return {"bets": self._bets, "bigram": self._bigram, "ids": self._ids, "tilt": self._tilt, "pit": self._pit,
                 "reported": self._reported}  # fmt: skip
-
-
-def _split(name: str, masks: Array) -> tuple[list[str], Array]:
-    """A direction with those of its places in the cycle: names and masks [names, n]."""
-    places = PLACES if name in BY_PLACE else 1 if name in DRAFT else 0
-    return [name, *(f"{name}@{place}" for place in range(places))], masks[: 1 + places]
-
-
-def _why(name: str) -> str:
-    base, _, place = name.partition("@")
-    if base in DRAFT and not place:
-        return "no stops" if base == "draft_no_stop" else "the draft's distribution is not known"
-    if place:
-        return "places in the decoding cycle are not known" if base not in WHY else WHY[base]
-    return WHY.get(base, "")

@@ -22,7 +22,9 @@ class Ids:
 
     def __init__(self, vocabulary: int, runs: int) -> None:
         self._logs = np.zeros((vocabulary, runs, len(SHARES)))  # without the factor of all positions
-        self._mass = np.zeros(vocabulary)  # of the claim, summed over positions; 0 where columns are not tokens
+        self._mass = np.zeros(
+            vocabulary, np.float32
+        )  # of the claim, summed over positions; 0 where columns are not tokens
         self._positions = 0
         self._odds = np.log(np.asarray(SHARES) / (1 - np.asarray(SHARES)))
 
@@ -33,7 +35,7 @@ class Ids:
             np.add.at(self._logs[:, run], tokens[run], gain[run])
         self._positions += tokens.shape[1]
         if mass is not None:
-            self._mass += mass
+            self._mass += mass.astype(np.float32)
 
     def _all(self, run: int) -> Array:
         found: Array = self._logs[:, run] + self._positions * np.log1p(-np.asarray(SHARES))
@@ -64,16 +66,15 @@ class Ids:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: tokens that occurred alone."""
         there = np.flatnonzero(self._logs.any((1, 2)))
-        mass = self._mass.astype(np.float32)
-        return {"tokens": there, "logs": self._logs[there], "mass": mass, "positions": self._positions}
+        return {"tokens": there, "logs": self._logs[there], "mass": self._mass.copy(), "positions": self._positions}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint was written; ``ValueError`` if it is of another vocabulary."""
         if len(state["mass"]) != len(self._mass):
             raise ValueError("the checkpoint's evidence is of another vocabulary: start the evidence anew")
         self._logs[:] = 0
-        self._logs[state["tokens"]] = state["logs"]
-        self._mass, self._positions = np.array(state["mass"], np.float64), int(state["positions"])
+        self._logs[np.array(state["tokens"])] = np.array(state["logs"])
+        self._mass, self._positions = np.array(state["mass"]), int(state["positions"])
 
 
 # ---- the uniform behind a token
@@ -166,20 +167,23 @@ def overlap(upper: Array | Tensor, own: Array | Tensor, low: Array | Tensor, hig
 
 # ---- reported log-probs
 
-EVENTS = {"reported": 1e-4, "reported_high": 5e-5, "reported_low": 5e-5, "reported_hot": 5e-5, "reported_cold": 5e-5}
-"""Chance of each that an intact engine may have: beyond the tolerance at all; beyond it on one side."""
+EVENTS = {"reported": 1.0, "reported_high": 0.5, "reported_low": 0.5, "reported_hot": 0.5, "reported_cold": 0.5}
+"""Chance of each that an intact engine may have, of the chance to be off by more than the tolerance at all."""
 SHARE_WRONG = (0.002, 0.01, 0.05, 0.2, 0.5, 0.9)
 
 
 class Reported:
-    """Bets that log-probs are reported wrong at more than one position in 10,000.
+    """Bets that more log-probs are off by more than the tolerance than an intact engine's precision explains.
 
-    On either side of the tolerance half as many are allowed. Too high where tokens were drawn from what is reported;
+    On either side of it half as many are allowed. Too high where tokens were drawn from what is reported;
     too low where they were drawn from what is declared. ``hot`` and ``cold``: off in the direction in which a higher or
     a lower temperature would move log p(x), which is the sign of log p(x) + entropy.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allowed: float) -> None:
+        """``allowed``: chance that a log-prob of an intact engine is off by more than the tolerance."""
+        self._null = allowed * np.asarray(list(EVENTS.values()))[:, None]
+        self._shares = np.maximum(np.asarray(SHARE_WRONG), self._null)  # [EVENTS, shares]; what is allowed: no bet
         self._logs = np.zeros((len(EVENTS), len(SHARE_WRONG)))
         self.largest = 0.0  # distance, nats
 
@@ -195,8 +199,7 @@ class Reported:
         events = np.stack([wrong, wrong & (apart > 0), wrong & (apart < 0), wrong & (apart * lean < 0),
                            wrong & (apart * lean > 0)])  # fmt: skip
         self.largest = max(self.largest, float(np.abs(apart[known]).max(initial=0.0)))
-        share, null = np.asarray(SHARE_WRONG), np.asarray(list(EVENTS.values()))[:, None]
-        hit, miss = np.log(share / null), np.log((1 - share) / (1 - null))
+        hit, miss = np.log(self._shares / self._null), np.log((1 - self._shares) / (1 - self._null))
         self._logs += events.sum(-1)[:, None] * hit + (known & ~events).sum(-1)[:, None] * miss
         best = int(self._logs[0].argmax())
         gains: Array = np.where(wrong, hit[0, best], miss[0, best] * known)
@@ -208,8 +211,8 @@ class Reported:
 
     def share(self, name: str) -> float:
         """Upper bound of the share of positions with that event."""
-        null = EVENTS[name]
-        return share_bound(self._logs[list(EVENTS).index(name)], shares=[(s - null) / (1 - null) for s in SHARE_WRONG])
+        at = list(EVENTS).index(name)
+        return share_bound(self._logs[at], shares=self._shares[at])
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.certify.directions import Rows, middle
+from bebop.certify.directions import Rows
 from bebop.certify.evidence import Array, log_mean_exp
 
 FEATURES = ("log p", "row before", "bigram", "draft", "seen", "repeat", "stop", "place among ids")
@@ -107,5 +107,5 @@ def features(rows: Rows) -> list[Tensor | None]:
         None if part.seen is None else part.seen.double(),
         (~rows.without(rows.column(part.last[:, None]))).double(),
         stops,
-        middle(part, p),
+        rows.middle(),
     ]
