@@ -1,7 +1,7 @@
 """The exactness certificate: does a live engine sample from the distribution that it claims?
 
 >>> from bebop.certify import certify  # doctest: +SKIP
->>> certify(sample, score, prompts, stops=(2,), vocabulary=512).require_pass()  # doctest: +SKIP
+>>> certify(sample, score, prompts, vocabulary=512).require_pass()  # doctest: +SKIP
 """
 
 from importlib import import_module

@@ -15,7 +15,6 @@ from bebop.certify.function import FunctionEngine, Sample
 from bebop.certify.model_reference import processed
 from bebop.certify.plan import Plan, Setting
 from bebop.certify.run import Run
-from bebop.config_certify import LogprobMode
 from bebop.trajectory import SamplingParams
 
 # (prompt [P], answer [T]) -> logits [T, V] that each token of the answer was drawn under, teacher-forced.
@@ -28,22 +27,9 @@ def certify(
     prompts: Sequence[Sequence[int]],
     *,
     vocabulary: int,
-    stops: Sequence[int] = (),
-    max_new_tokens: int = 128,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    logprobs: LogprobMode = "auto",
+    params: SamplingParams | None = None,
     tokens: int = 20_000,
-    cohort: int = 16,
-    alpha: float = 1e-4,
-    limit_tv: float = 0.01,
-    dtype: str = "float32",
-    seed: int = 0,
-    stop_when_found: bool = True,
-    progress: bool = False,
+    **options: Any,
 ) -> Certificate:
     """Does ``sample`` draw from the distribution that ``score`` gives, at these sampling parameters?
 
@@ -53,48 +39,19 @@ def certify(
         score: (prompt, answer) -> logits [T, V] before temperature and truncation; None: no reference, so no pass.
         prompts: token ids; asked again, with other seeds, when there are no more.
         vocabulary: V.
-        stops: tokens that end an answer.
-        max_new_tokens: the longest answer.
-        temperature: with top_k, top_p, min_p and repetition_penalty the claim, see ``SamplingParams``.
-        top_k: 0: all.
-        top_p: 1: all.
-        min_p: 0: all.
-        repetition_penalty: 1: none.
-        logprobs: what reported log-probs are of: raw, temperature, processed, none, or auto (found out).
+        params: the claim: temperature, truncation, ``max_new_tokens``, ``stop_token_ids``; None: the defaults.
         tokens: of answers, at which it ends.
-        cohort: requests asked at once, an even number: two of a prompt.
-        alpha: chance of a false alarm.
-        limit_tv: largest total variation a token that passes.
-        dtype: the engine's precision, float32 or bfloat16: how far log-probs may be off.
-        seed: of the answers.
-        stop_when_found: end as soon as a fault is proved.
-        progress: show a progress bar.
+        options: further fields of ``Plan``: ``alpha``, ``limit_tv``, ``logprobs``, ``dtype``, ``cohort``, ``seed``,
+            ``stop_when_found``, ``progress``.
+
+    Raises:
+        ValueError: ``prompts`` is empty, or ``score`` gives other shapes.
+        UserError: ``sample`` gives no answers.
     """
     if not prompts:
         raise ValueError("prompts is empty: give at least one")
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        max_new_tokens=max_new_tokens,
-        stop_token_ids=tuple(stops),
-    )
-    plan = Plan(
-        settings=(Setting(name="as asked", params=params, weight=1.0),),
-        white_box_weight=0.0,
-        vocabulary=vocabulary,
-        tokens=tokens,
-        cohort=cohort,
-        alpha=alpha,
-        limit_tv=limit_tv,
-        logprobs=logprobs,
-        dtype=dtype,
-        seed=seed,
-        stop_when_found=stop_when_found,
-        progress=progress,
-    )
+    setting = Setting(name="as asked", params=params or SamplingParams(), weight=1.0)
+    plan = Plan(settings=(setting,), white_box_weight=0.0, vocabulary=vocabulary, tokens=tokens, **options)
     reference = None if score is None else ScoreReference(score)
     return Run(FunctionEngine(sample), reference, lambda i: prompts[i % len(prompts)], plan).run()
 

@@ -34,7 +34,7 @@ class Plan:
     tokens: int  # at each setting
     cohort: int = 16
     alpha: float = 1e-4
-    limit_tv: float = 0.01
+    limit_tv: float = 0.02
     logprobs: LogprobMode = (
         "auto"  # what reported ones are declared to be: raw, temperature, processed, none; auto: found out
     )

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from bebop.certify import NotCertified, certify
+from bebop.trajectory import SamplingParams
 
 VOCABULARY, STOP = 16, 0
 TABLE = np.random.default_rng(0).normal(scale=1.5, size=(VOCABULARY, VOCABULARY))  # a model: logits by the last token
 PROMPTS = [[i] for i in range(1, VOCABULARY)]
+CLAIM = SamplingParams(temperature=1.0, max_new_tokens=64, stop_token_ids=(STOP,))
 
 
 def logits(prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
@@ -35,11 +37,14 @@ def sample(
 
 def test_the_engine_is_certified() -> None:
     """One line a test: anything but a pass raises."""
-    certify(sample, logits, PROMPTS, vocabulary=VOCABULARY, stops=(STOP,), max_new_tokens=64).require_pass()
+    certify(sample, logits, PROMPTS, vocabulary=VOCABULARY, params=CLAIM).require_pass()
 
 
 def test_an_engine_that_is_five_per_cent_too_hot_is_not() -> None:
     """Drawn at temperature 1.05, claimed to be drawn at 1."""
-    hot = lambda *asked: sample(*asked, heat=1.05)  # noqa: E731
+
+    def hot(prompts: Sequence[Sequence[int]], seeds: Sequence[int], most: int) -> list[tuple[list[int], list[float]]]:
+        return sample(prompts, seeds, most, heat=1.05)
+
     with pytest.raises(NotCertified, match="temperature"):
-        certify(hot, logits, PROMPTS, vocabulary=VOCABULARY, stops=(STOP,), max_new_tokens=64).require_pass()
+        certify(hot, logits, PROMPTS, vocabulary=VOCABULARY, params=CLAIM).require_pass()
