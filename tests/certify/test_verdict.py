@@ -101,7 +101,7 @@ def test_the_sentences_say_what_was_found_and_what_to_do() -> None:
     found, advice = said("inconclusive", bound=0.03)
     assert "3 %" in found and "60,000 tokens" in advice
     assert "reference=model" in said("inconclusive", referenced=False)[1]
-    assert share(0.0123) == "1.2 %"
+    assert [share(value) for value in (0.0123, 0.9999, 0.2, 0.00045)] == ["1.2 %", "100 %", "20 %", "0.045 %"]
 
 
 def test_low_acceptance_is_a_warning_and_no_fault() -> None:
