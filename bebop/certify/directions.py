@@ -1,0 +1,285 @@
+"""The directions of the black box: what each known kind of fault would mix into the claimed distribution.
+
+Every one is a distribution over the columns of its row that depends on the past alone. Where a row has nothing to offer
+(no such token, an empty residual), the direction is p itself there, and nothing is bet.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bebop.certify.answers import Block
+
+FLOOR = 1e-12  # of p(x): a token that the claim excludes counts as one of this probability, and e stays finite
+EMPTY = 1e-9  # less mass than this is none
+PLACES = 4  # of a decoding cycle that are told apart: 0, 1, 2, and all from 3 on
+NUCLEUS = 0.95
+HOT, HOTTER, COLD, COLDER = 0.8, 0.5, 1.25, 2.0  # powers of p
+
+
+class Direction(Protocol):
+    """A distribution r [n, M] that need not be written out."""
+
+    def at(self, cells: Tensor) -> Tensor:
+        """r of columns [n, R]."""
+
+    def tv(self, p: Tensor) -> Tensor:
+        """Total variation from p, [n]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A distribution that is written out."""
+
+    r: Tensor  # [n, M]
+
+    def at(self, cells: Tensor) -> Tensor:
+        """r of columns [n, R]."""
+        return self.r.gather(1, cells)
+
+    def tv(self, p: Tensor) -> Tensor:
+        """Total variation from p, [n]."""
+        return (self.r - p).abs_().sum(-1) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """p, limited to some columns."""
+
+    p: Tensor  # [n, M]
+    kept: Tensor  # [n, M] bool
+
+    def at(self, cells: Tensor) -> Tensor:
+        """r of columns [n, R]."""
+        mass = (self.p * self.kept).sum(-1, keepdim=True)
+        own = self.p.gather(1, cells)
+        return torch.where(mass > EMPTY, own * self.kept.gather(1, cells) / mass.clamp_min(EMPTY), own)
+
+    def tv(self, p: Tensor) -> Tensor:
+        """Total variation from p, [n]."""
+        mass = (self.p * self.kept).sum(-1)
+        return torch.where(mass > EMPTY, 1 - mass, 0.0).clamp_min(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Equal mass on a few columns, each of them once; -1: not in this row."""
+
+    p: Tensor  # [n, M]
+    columns: Tensor  # [n, k]
+
+    def at(self, cells: Tensor) -> Tensor:
+        """r of columns [n, R]."""
+        there = (self.columns >= 0).sum(-1, keepdim=True)
+        hits = (cells[:, :, None] == self.columns[:, None]).sum(-1)
+        return torch.where(there > 0, hits / there.clamp_min(1), self.p.gather(1, cells))
+
+    def tv(self, p: Tensor) -> Tensor:
+        """Total variation from p, [n]."""
+        there = self.columns >= 0
+        count = there.sum(-1, keepdim=True)
+        shared = torch.minimum(p.gather(1, self.columns.clamp_min(0)), 1 / count.clamp_min(1)) * there
+        return torch.where(count[:, 0] > 0, 1 - shared.sum(-1), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Positions of a block with what is known before their tokens."""
+
+    part: Block
+    vocabulary: int
+    neighbour: Tensor | None = None  # [n, M] row of the request before at the same position; p where there is none
+    bigram: Tensor | None = None  # [n, M] learned from earlier cohorts
+    _made: dict[str, Tensor] = field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """A table that several directions need."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    @property
+    def p(self) -> Tensor:
+        """The claim [n, M]."""
+        return self.part.probs
+
+    def column(self, token: Tensor) -> Tensor:
+        """Columns [n, k] of tokens [n, k]; -1: the row does not have it."""
+        if self.part.ids is None:
+            return torch.where((token >= 0) & (token < self.p.shape[1]), token, -1)
+        same = self.part.ids[:, None] == token[:, :, None]
+        return torch.where(same.any(-1) & (token >= 0), same.to(torch.uint8).argmax(-1), -1)
+
+    def stops(self) -> Tensor:
+        """Columns [n, k] of the tokens that end an answer."""
+        stops = torch.tensor(self.part.stops, device=self.p.device).expand(len(self.p), -1)
+        return self.once("stops", lambda: self.column(stops))
+
+    def middle(self) -> Tensor:
+        """F(x-) + F(x) of the claim [n, M], in the order of ids."""
+        return self.once("middle", lambda: middle(self.part, self.p))
+
+    def nucleus(self) -> Tensor:
+        """Whether a column is among the likeliest that have .95 of the mass, [n, M]."""
+        return self.once("nucleus", lambda: nucleus(self))
+
+    def listed(self) -> Tensor:
+        """The claim, 0 in the column for all others."""
+        return self.p if self.part.ids is None else self.p.masked_fill(self.part.ids < 0, 0.0)
+
+    def without(self, columns: Tensor) -> Tensor:
+        """All columns [n, M] but these [n, k]."""
+        kept = torch.ones_like(self.p, dtype=torch.bool)
+        return kept.scatter(1, columns.clamp_min(0), columns < 0) if columns.shape[1] == 1 else _each(kept, columns)
+
+
+def _each(kept: Tensor, columns: Tensor) -> Tensor:
+    for column in columns.unbind(1):  # apart: several that are not there would write to one place
+        kept &= torch.ones_like(kept).scatter(1, column[:, None].clamp_min(0), column[:, None] < 0)
+    return kept
+
+
+def unit(r: Tensor, p: Tensor) -> Tensor:
+    """r made to add up to 1; p where there is nothing of it."""
+    mass = r.sum(-1, keepdim=True)
+    return torch.where(mass > EMPTY, r / mass.clamp_min(EMPTY), p)
+
+
+def middle(part: Block, r: Tensor) -> Tensor:
+    """F(x-) + F(x) of r [n, M] in the order of ids: 0 to 2; the column for all others is the last."""
+    if part.ids is None:
+        return 2 * r.cumsum(-1) - r
+    order = torch.where(part.ids < 0, torch.iinfo(torch.int64).max, part.ids).argsort(-1)
+    ranked = r.gather(1, order)
+    return torch.empty_like(r).scatter_(1, order, 2 * ranked.cumsum(-1) - ranked)
+
+
+def power(rows: Rows, base: Tensor, exponent: float) -> Tensor:
+    """A distribution at another temperature; the mass of all others stays as it is."""
+    if rows.part.ids is None:
+        return unit(base**exponent, base)
+    rest = rows.part.ids < 0
+    inner = (base**exponent).masked_fill(rest, 0.0)
+    mass = base.masked_fill(rest, 0.0).sum(-1, keepdim=True)
+    total = inner.sum(-1, keepdim=True)
+    return torch.where(rest | (total <= EMPTY), base, inner * mass / total.clamp_min(EMPTY))
+
+
+def nucleus(rows: Rows) -> Tensor:
+    """The likeliest columns [n, M] with .95 of the mass, one more than falls short of it."""
+    p, count = rows.listed(), min(64, rows.p.shape[1])
+    while True:  # no sort of 150,000 columns where the first 64 have it all
+        ranked = p.topk(count, -1).values
+        if count == p.shape[1] or bool((ranked.sum(-1) >= NUCLEUS).all()):
+            break
+        count = min(8 * count, p.shape[1])
+    ahead = ranked.cumsum(-1) - ranked
+    last = ((ahead < NUCLEUS) & (ranked > 0)).sum(-1, keepdim=True) - 1
+    return (p >= ranked.gather(1, last.clamp_min(0))) & (p > 0)
+
+
+def _uniform(rows: Rows) -> Direction:
+    """Equal mass on all tokens of the vocabulary."""
+    r = torch.full_like(rows.p, 1 / rows.vocabulary)
+    if rows.part.ids is not None:
+        rest = (rows.part.ids < 0).double()
+        unlisted = (rows.vocabulary - rows.p.shape[1] + rest.sum(-1, keepdim=True)) / rows.vocabulary
+        r = r * (1 - rest) + unlisted * rest / rest.sum(-1, keepdim=True).clamp_min(1)
+    return Table(unit(r, rows.p))
+
+
+def _seen(rows: Rows, negated: bool) -> Direction | None:
+    seen = rows.part.seen
+    return None if seen is None else Within(rows.p, ~seen.bool() if negated else seen.bool())
+
+
+def _given(r: Tensor | None) -> Direction | None:
+    return None if r is None else Table(r)
+
+
+CONTAMINATION: Mapping[str, Callable[[Rows], Direction | None]] = {
+    "row_before": lambda rows: _given(rows.part.before),
+    "neighbour": lambda rows: _given(rows.neighbour),
+    "bigram": lambda rows: _given(rows.bigram),
+    "hotter": lambda rows: Table(power(rows, rows.p, HOT)),
+    "much_hotter": lambda rows: Table(power(rows, rows.p, HOTTER)),
+    "colder": lambda rows: Table(power(rows, rows.p, COLD)),
+    "much_colder": lambda rows: Table(power(rows, rows.p, COLDER)),
+    "argmax": lambda rows: Points(rows.p, rows.listed().argmax(-1, keepdim=True)),
+    "second": lambda rows: Points(rows.p, rows.listed().topk(2, -1).indices[:, 1:]),
+    "nucleus": lambda rows: Within(rows.p, rows.nucleus()),
+    "tail": lambda rows: Within(rows.p, ~rows.nucleus()),
+    "uniform": _uniform,
+    "low_ids": lambda rows: Table(unit(rows.p * (2 - rows.middle()), rows.p)),
+    "high_ids": lambda rows: Table(unit(rows.p * rows.middle(), rows.p)),
+    "stop": lambda rows: Points(rows.p, rows.stops()) if rows.part.stops else None,
+    "no_stop": lambda rows: Within(rows.p, rows.without(rows.stops())) if rows.part.stops else None,
+    "repeat": lambda rows: Points(rows.p, rows.column(rows.part.last[:, None])),
+    "seen": lambda rows: _seen(rows, False),
+    "unseen": lambda rows: _seen(rows, True),
+    "unprocessed": lambda rows: _given(rows.part.raw),
+    "copies": lambda rows: _copies(rows),
+}
+# Faults of speculative cycles differ by the place in the cycle: a row of the wrong place, a cache not rolled back.
+BY_PLACE = ("row_before", "bigram", "hotter", "colder", "seen", "unseen", "argmax", "stop", "no_stop")
+"""Of these, one bet a place (``PLACES``)."""
+
+
+def _copies(rows: Rows) -> Direction | None:
+    twin = rows.part.twin
+    return None if twin is None else Points(rows.p, rows.column(twin[:, None]))
+
+
+def verified(p: Tensor, drawn: Tensor, accepted: Tensor, recovered: Tensor) -> Tensor:
+    """The distribution of a token after one draft from ``drawn``, accepted with probability ``accepted``, else drawn
+    from ``recovered``; all [n, M]."""
+    taken = drawn * accepted
+    return unit(taken + (1 - taken.sum(-1, keepdim=True)).clamp_min(0) * recovered, p)
+
+
+def draft_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
+    """What wrong verification of one draft from ``Block.draft`` would sample; at place 0 that is the very draft."""
+    p, q = rows.p, rows.part.draft
+    assert q is not None
+    both = torch.minimum(p, q)
+    residual = unit((p - q).clamp_min(0), p)
+    accept = torch.where(q > 0, p / q.clamp_min(1e-300), 1.0).clamp_max(1)
+    top = q.argmax(-1, keepdim=True)
+    yield "draft", Table(q)
+    yield "overlap", Table(unit(both, p))
+    yield "residual", Table(residual)
+    yield "draft_top", Points(p, top)
+    yield "no_draft_top", Within(p, rows.without(top))
+    yield "residual_is_target", Table(both + (1 - both.sum(-1, keepdim=True)) * p)
+    high = middle(rows.part, residual)
+    yield "residual_high_ids", Table(verified(p, q, accept, unit(residual * high, p)))
+    yield "residual_low_ids", Table(verified(p, q, accept, unit(residual * (2 - high), p)))
+    yield "draft_hotter", Table(verified(p, power(rows, q, HOT), accept, residual))
+    yield "draft_colder", Table(verified(p, power(rows, q, COLD), accept, residual))
+    yield "draft_greedy", Table(verified(p, torch.zeros_like(q).scatter(1, top, 1.0), accept, residual))
+    if rows.part.stops:
+        kept = rows.without(rows.stops())
+        yield "draft_no_stop", Table(verified(p, unit(q * kept, q), accept, residual))
+    more = torch.where(q > 0, MORE * p / q.clamp_min(1e-300), 1.0).clamp_max(1)
+    yield "accept_more", Table(verified(p, q, more, residual))
+    yield "accept_less", Table(verified(p, q, accept**LESS, residual))
+
+
+MORE, LESS = 1.25, 0.8  # acceptance times, and to the power of
+DRAFT = (
+    *("draft", "overlap", "residual", "draft_top", "no_draft_top", "residual_is_target", "residual_high_ids"),
+    *("residual_low_ids", "draft_hotter", "draft_colder", "draft_greedy", "draft_no_stop", "accept_more"),
+    "accept_less",
+)
+
+
+def directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
+    """Every direction that these rows allow, one at a time: at most a few tables [n, M] are alive."""
+    for name, make in CONTAMINATION.items():
+        if (found := make(rows)) is not None:
+            yield name, found
+    if rows.part.draft is not None:
+        yield from draft_directions(rows)

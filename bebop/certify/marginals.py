@@ -1,0 +1,223 @@
+"""Evidence that is not a mixture towards one table: single tokens, uniforms behind tokens, reported log-probs.
+
+The probability integral transform of a token is uniform under the claim, whatever the rows were: u lies at random
+between F(x-) and F(x), in the order of likelihood or of ids. What two tokens share of it is randomness that they share.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bebop.certify.answers import Block
+from bebop.certify.evidence import SHARES, Array, log_mean_exp, share_bound
+
+# ---- one token too often
+
+
+class Ids:
+    """A bet for each token of the vocabulary that it comes too often; only tokens that occurred need to be touched."""
+
+    def __init__(self, vocabulary: int, runs: int) -> None:
+        self._logs = np.zeros((vocabulary, runs, len(SHARES)))  # without the factor of all positions
+        self._mass = np.zeros(
+            vocabulary, np.float32
+        )  # of the claim, summed over positions; 0 where columns are not tokens
+        self._positions = 0
+        self._odds = np.log(np.asarray(SHARES) / (1 - np.asarray(SHARES)))
+
+    def add(self, tokens: NDArray[np.int64], log_p: Array, mass: Array | None) -> None:
+        """Bet on ``tokens`` [R, n] with log-probs ``log_p`` [R, n]; ``mass`` [V]: the claim, summed over positions."""
+        gain = np.logaddexp(0.0, self._odds - log_p[..., None])
+        for run in range(tokens.shape[0]):
+            np.add.at(self._logs[:, run], tokens[run], gain[run])
+        self._positions += tokens.shape[1]
+        if mass is not None:
+            self._mass += mass.astype(np.float32)
+
+    def _all(self, run: int) -> Array:
+        found: Array = self._logs[:, run] + self._positions * np.log1p(-np.asarray(SHARES))
+        return found
+
+    def log_es(self) -> Array:
+        """ln e, mixed over tokens and shares with equal weights: [R]."""
+        if not self._positions:
+            return np.zeros(self._logs.shape[1])
+        return np.asarray([float(log_mean_exp(self._all(run).ravel())) for run in range(self._logs.shape[1])])
+
+    def leader(self, run: int = 0) -> tuple[int, float]:
+        """The token that speaks loudest, and its likeliest share."""
+        token, share = np.unravel_index(int(self._all(run).argmax()), (len(self._logs), len(SHARES)))
+        return int(token), SHARES[int(share)]
+
+    def bound(self, run: int = 0) -> tuple[float, float]:
+        """Of any one token: upper bound of the share, and of the total variation per token.
+
+        Bounds are largest for tokens with evidence and for frequent ones: the 64 first of either are looked at.
+        """
+        logs = self._all(run)
+        some = {*np.argsort(-logs.max(-1))[:64].tolist(), *np.argsort(-self._mass)[:64].tolist()}
+        shares = {token: share_bound(logs[token]) for token in some}
+        apart = {token: share * (1 - self._mass[token] / max(self._positions, 1)) for token, share in shares.items()}
+        return max(shares.values()), max(apart.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: tokens that occurred alone."""
+        there = np.flatnonzero(self._logs.any((1, 2)))
+        return {"tokens": there, "logs": self._logs[there], "mass": self._mass.copy(), "positions": self._positions}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a checkpoint was written; ``ValueError`` if it is of another vocabulary."""
+        if len(state["mass"]) != len(self._mass):
+            raise ValueError("the checkpoint's evidence is of another vocabulary: start the evidence anew")
+        self._logs[:] = 0
+        self._logs[np.array(state["tokens"])] = np.array(state["logs"])
+        self._mass, self._positions = np.array(state["mass"]), int(state["positions"])
+
+
+# ---- the uniform behind a token
+
+
+def likelier(p: Tensor, cells: Tensor, own: Tensor) -> Tensor:
+    """F(x-) in the order of likelihood, equal ones in the order of columns: [R, n] of ``cells`` [n, R], p(x) ``own``.
+
+    A pass over the table for each run, and no sort.
+    """
+    column = torch.arange(p.shape[1], device=p.device)
+    found = []
+    for run in range(cells.shape[1]):
+        value, cell = own[:, run : run + 1], cells[:, run : run + 1]
+        found.append((p * ((p > value) | ((p == value) & (column < cell)))).sum(-1))
+    return torch.stack(found)
+
+
+BINS = {"pit": (16,), "pit_ids": (16,), "pit_serial": (6, 6), "pit_rows": (6, 6)}
+PRIOR = {1: 20.0, 2: 10.0}  # counts of each bin to begin with: how far a first cohort may carry
+
+
+class Pit:
+    """Bets on bins of the transform, with the frequencies of earlier cohorts (Krichevsky and Trofimov 1981).
+
+    ``pit``: in the order of likelihood; ``pit_ids``: of ids; ``pit_serial``: given the bin of the token before;
+    ``pit_rows``: given that of the neighbouring request at the same position.
+    """
+
+    def __init__(self, runs: int) -> None:
+        self._logs = {name: np.zeros(runs) for name in BINS}
+        self._counts = {name: np.zeros((runs, *bins)) for name, bins in BINS.items()}
+
+    def add(self, ranked: Array, by_id: Array, serial: NDArray[np.int64], rows: NDArray[np.int64]) -> dict[str, Array]:
+        """Bet on a cohort, then learn from it; what each position of run 0 gave.
+
+        ``ranked``, ``by_id`` [R, N]: the transform in either order; ``serial``, ``rows`` [N]: the position that a
+        position is paired with, -1: none.
+        """
+        gains: dict[str, Array] = {}
+        for name, u in (("pit", ranked), ("pit_ids", by_id)):
+            gains[name] = self._one(name, _bins(u, BINS[name][0])[..., None])
+        six = _bins(by_id, 6)
+        for name, partner in (("pit_serial", serial), ("pit_rows", rows)):
+            there = np.flatnonzero(partner >= 0)
+            gains[name] = np.zeros(len(partner))
+            gains[name][there] = self._one(name, np.stack([six[:, partner[there]], six[:, there]], -1))
+        return gains
+
+    def _one(self, name: str, bins: NDArray[np.int64]) -> Array:
+        """Bins [R, n, pair or single]: bet on the last given the others."""
+        counts, size = self._counts[name], BINS[name][-1]
+        prior = PRIOR[len(BINS[name])]
+        chances = (counts + prior) / (counts.sum(-1, keepdims=True) + size * prior)
+        run = np.arange(len(bins))[:, None]
+        at = (run, *np.moveaxis(bins, -1, 0))
+        gains: Array = np.log(size * chances[at])
+        self._logs[name] += gains.sum(-1)
+        np.add.at(counts, at, 1.0)
+        return gains[0]
+
+    def log_es(self) -> dict[str, Array]:
+        """ln e [R] of each."""
+        return self._logs
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {name: (self._logs[name].copy(), self._counts[name].copy()) for name in BINS}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a checkpoint was written."""
+        for name in BINS:
+            self._logs[name], self._counts[name] = np.array(state[name][0]), np.array(state[name][1])
+
+
+def _bins(u: Array, count: int) -> NDArray[np.int64]:
+    return np.clip((u * count).astype(np.int64), 0, count - 1)
+
+
+def overlap(upper: Array | Tensor, own: Array | Tensor, low: Array | Tensor, high: Array | Tensor) -> Any:
+    """Distribution of a token whose uniform lies between ``low`` and ``high``: of an engine that uses one twice.
+
+    What the token's interval, F(x-) to F(x) or ``upper - own`` to ``upper``, shares with that, over the length of that.
+    """
+    if isinstance(upper, Tensor):
+        shared = torch.minimum(upper, high) - torch.maximum(upper - own, low)  # type: ignore[arg-type]
+        return shared.clamp_min(0) / (high - low)
+    return np.clip(np.minimum(upper, high) - np.maximum(upper - own, low), 0, None) / (high - low)
+
+
+# ---- reported log-probs
+
+EVENTS = {"reported": 1.0, "reported_high": 0.5, "reported_low": 0.5, "reported_hot": 0.5, "reported_cold": 0.5}
+"""Chance of each that an intact engine may have, of the chance to be off by more than the tolerance at all."""
+SHARE_WRONG = (0.002, 0.01, 0.05, 0.2, 0.5, 0.9)
+
+
+class Reported:
+    """Bets that more log-probs are off by more than the tolerance than an intact engine's precision explains.
+
+    On either side of it half as many are allowed. Too high where tokens were drawn from what is reported;
+    too low where they were drawn from what is declared. ``hot`` and ``cold``: off in the direction in which a higher or
+    a lower temperature would move log p(x), which is the sign of log p(x) + entropy.
+    """
+
+    def __init__(self, allowed: float) -> None:
+        """``allowed``: chance that a log-prob of an intact engine is off by more than the tolerance."""
+        self._null = allowed * np.asarray(list(EVENTS.values()))[:, None]
+        self._shares = np.maximum(np.asarray(SHARE_WRONG), self._null)  # [EVENTS, shares]; what is allowed: no bet
+        self._logs = np.zeros((len(EVENTS), len(SHARE_WRONG)))
+        self.largest = 0.0  # distance, nats
+
+    def add(self, block: Block, tolerance: float) -> Array:
+        """Bet on a cohort that has ``reported`` and ``declared``; what each position gave, in ln e of ``reported``."""
+        assert block.reported is not None and block.declared is not None
+        apart = (block.reported - block.declared).double().cpu().numpy()
+        known = ~np.isnan(apart)
+        claim = block.probs if block.raw is None else block.raw
+        entropy = -torch.special.xlogy(claim, claim).sum(-1)
+        lean = np.sign((block.declared + entropy).double().cpu().numpy())
+        wrong = known & ~(np.abs(apart) <= tolerance)
+        events = np.stack([wrong, wrong & (apart > 0), wrong & (apart < 0), wrong & (apart * lean < 0),
+                           wrong & (apart * lean > 0)])  # fmt: skip
+        self.largest = max(self.largest, float(np.abs(apart[known]).max(initial=0.0)))
+        hit, miss = np.log(self._shares / self._null), np.log((1 - self._shares) / (1 - self._null))
+        self._logs += events.sum(-1)[:, None] * hit + (known & ~events).sum(-1)[:, None] * miss
+        best = int(self._logs[0].argmax())
+        gains: Array = np.where(wrong, hit[0, best], miss[0, best] * known)
+        return gains + np.where(wrong, np.minimum(np.abs(apart), 100.0) * 1e-3, 0.0)  # the furthest first
+
+    def log_es(self) -> dict[str, float]:
+        """ln e of each event."""
+        return dict(zip(EVENTS, log_mean_exp(self._logs).tolist(), strict=True))
+
+    def share(self, name: str) -> float:
+        """Upper bound of the share of positions with that event."""
+        at = list(EVENTS).index(name)
+        return share_bound(self._logs[at], shares=self._shares[at])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"logs": self._logs.copy(), "largest": self.largest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a checkpoint was written."""
+        self._logs, self.largest = np.array(state["logs"]), float(state["largest"])

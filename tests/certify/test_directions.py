@@ -1,0 +1,103 @@
+"""Every bet is fair: its e-value has expectation 1, by enumeration over all tokens of a small row."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bebop.certify.answers import Block
+from bebop.certify.bigram import Bigram
+from bebop.certify.directions import CONTAMINATION, DRAFT, FLOOR, Rows, Table, directions
+from tests.certify.blocks import block, coarse
+
+V, M, N = 30, 11, 40
+
+
+def past() -> Bigram:
+    learned = Bigram(V)
+    g = np.random.default_rng(0)
+    learned.learn(g.integers(V, size=400), g.integers(V, size=400))
+    return learned
+
+
+def plain(given: Block) -> Rows:
+    return Rows(part=given, vocabulary=M, neighbour=given.probs.roll(3, 0), bigram=_small().table(given))
+
+
+def _small() -> Bigram:
+    learned = Bigram(M)
+    g = np.random.default_rng(0)
+    learned.learn(g.integers(M, size=400), g.integers(M, size=400))
+    return learned
+
+
+def truncated(given: Block) -> Block:
+    """All tokens impossible but the first, or the first two or three."""
+    p = given.probs * (torch.arange(M) < 1 + given.position[:, None] % 3)
+    return replace(given, probs=p / p.sum(-1, keepdim=True))
+
+
+def few() -> Rows:
+    given = coarse(block(N, M), V)
+    return Rows(part=given, vocabulary=V, bigram=past().table(given))
+
+
+CASES: dict[str, Callable[[], Rows]] = {
+    "whole vocabulary": lambda: plain(block(N, M)),
+    "truncated": lambda: plain(truncated(block(N, M))),
+    "coarse columns": few,
+    "one-hot": lambda: plain(replace(block(N, M), probs=torch.eye(M, dtype=torch.float64)[torch.arange(N) % M])),
+    "no past": lambda: Rows(part=replace(block(N, M), before=None, seen=None, draft=None, raw=None), vocabulary=M),
+}
+
+
+def expectations(rows: Rows, direction) -> Tensor:
+    """Sum over x of p(x) r(x) / p(x), by the very formula of the bets: [N]."""
+    cells = torch.arange(rows.p.shape[1]).expand(len(rows.p), -1)
+    return (rows.p * direction.at(cells) / rows.p.clamp_min(FLOOR)).sum(-1)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_expectation_is_one(case: str) -> None:
+    rows = CASES[case]()
+    for name, direction in directions(rows):
+        found = expectations(rows, direction)
+        assert (found <= 1 + 1e-12).all(), name
+        if case in ("whole vocabulary", "coarse columns"):  # no token is impossible
+            assert (found - 1).abs().max() < 1e-12, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_directions_are_distributions_and_their_distance_is_right(case: str) -> None:
+    rows = CASES[case]()
+    cells = torch.arange(rows.p.shape[1]).expand(len(rows.p), -1)
+    for name, direction in directions(rows):
+        r = direction.at(cells)
+        assert (r >= 0).all() and (r.sum(-1) - 1).abs().max() < 1e-12, name
+        assert (direction.tv(rows.p) - (r - rows.p).abs().sum(-1) / 2).abs().max() < 1e-9, name
+
+
+def test_directions_do_not_depend_on_the_token() -> None:
+    given = block(N, M)
+    other = replace(given, tokens=(given.tokens + 1) % M, cells=(given.cells + 1) % M, logprobs=given.logprobs - 1,
+                    reported=given.logprobs)  # fmt: skip
+    cells = torch.arange(M).expand(N, -1)
+    for (name, one), (_, two) in zip(directions(plain(given)), directions(plain(other)), strict=True):
+        assert torch.equal(one.at(cells), two.at(cells)), name
+
+
+def test_a_direction_that_peeks_at_the_token_is_not_fair() -> None:
+    total = torch.zeros(N, dtype=torch.float64)
+    for x in range(M):  # e(x) of a direction that knows x
+        peeking = Table(torch.eye(M, dtype=torch.float64)[torch.full((N,), x)])
+        total += peeking.at(torch.full((N, 1), x))[:, 0]
+    assert (total > 1 + 1e-6).all()
+
+
+def test_all_names_are_there() -> None:
+    assert [name for name, _ in directions(plain(block(N, M)))] == [*CONTAMINATION, *DRAFT]
+    left_out = {*CONTAMINATION, *DRAFT} - {name for name, _ in directions(few())}
+    assert left_out == {"neighbour"}
