@@ -1,9 +1,10 @@
 """A certificate from the first request to the last: cohorts, settings, evidence, verdict."""
 
 import dataclasses
+import hashlib
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -11,20 +12,24 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from bebop.certify.answers import Answer
+from bebop.certify.answers import Answer, Block
 from bebop.certify.causes import Cause, cause
-from bebop.certify.certificate import Certificate, Place, SettingResult, Visible
+from bebop.certify.certificate import Certificate, Place, SettingResult
+from bebop.certify.declared import Mode, candidates, declare, find_mode, tolerance
 from bebop.certify.evidence import Evidence
 from bebop.certify.ledger import Ledger
 from bebop.certify.reference import LiveEngine, Reference
 from bebop.certify.structure import check_structure
 from bebop.certify.two_sample import TwoSample, repeated
 from bebop.certify.verdict import decide, merged, warnings_of, words
+from bebop.config_certify import LogprobMode
 from bebop.rollout.engine import Request
 from bebop.trajectory import SamplingParams
 
 WORST = 12  # positions that are shown
 CONTEXT = 60  # characters before each
+SEEDS = 1 << 31
+STRIDE = 0x5DEECE6D  # odd: no two requests of a setting share a seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +52,10 @@ class Plan:
     cohort: int = 16
     alpha: float = 1e-4
     limit_tv: float = 0.01
-    tolerance: float = 2e-3  # nats between a log-prob as reported and as declared
+    logprobs: LogprobMode = (
+        "auto"  # what reported ones are declared to be: raw, temperature, processed, none; auto: found out
+    )
+    dtype: str = "float32"  # the engine's precision: how far a right log-prob may lie from the reference's
     seed: int = 0
     first_prompt: int = 0
     stop_when_found: bool = True
@@ -114,13 +122,20 @@ class Run:
         self.structure: list[str] = []
         self.interrupted = False
         self.repeated: float | None = None
+        self.mode: Mode | None = None  # what reported log-probs are
         self.done: list[Examination] = []
 
     def run(self) -> Certificate:
         """Examine every setting, or stop at the first that fails."""
         for number, setting in enumerate(self.plan.settings):
             one = Examination(
-                setting=setting, ledger=Ledger(self.plan.vocabulary, alpha=self.plan.alpha, seed=self.plan.seed)
+                setting=setting,
+                ledger=Ledger(
+                    self.plan.vocabulary,
+                    alpha=self.plan.alpha,
+                    seed=self.plan.seed,
+                    tolerance=tolerance(self.plan.dtype).nats,
+                ),
             )
             self.done.append(one)
             self._examine(one, number)
@@ -147,7 +162,7 @@ class Run:
         """The cohort that begins with request ``first``: two of each prompt, every one with a seed of its own."""
         asked = []
         for i in range(first, first + self.plan.cohort):
-            seed = (((self.plan.seed * 8 + number) * 2 + stream) << 32) + i
+            seed = seed_of(self.plan.seed, number, stream, i)
             ids = tuple(self.prompt(self.plan.first_prompt + i // 2))
             asked.append(Request(id=i, token_ids=ids, params=dataclasses.replace(setting.params, seed=seed)))
         return asked
@@ -160,7 +175,7 @@ class Run:
             again = self.engine.sample(self.requests(one.setting, number, one.answers)[:2], lambda _: None)
             self.repeated = repeated(answers[:2], again)
         if self.reference is not None:
-            one.ledger.update(self.reference.block(answers, params))
+            one.ledger.update(self._declared(self.reference.block(answers, params), params.temperature))
         elif self.other is not None and not self.interrupted:
             one.against.update(answers, self._ask(self.other, one, number, lambda _: None))
         one.answers += len(answers)
@@ -170,6 +185,15 @@ class Run:
             one.contexts[answer.request] = answer
             accepted, tested = answer.accepted or (0, 0)
             one.accepted, one.tested = one.accepted + accepted, one.tested + tested
+
+    def _declared(self, block: Block, temperature: float) -> Block:
+        """The block with what reported log-probs should be; which kind they are is found out on the first cohort."""
+        if self.plan.logprobs == "none" or block.reported is None:
+            return block
+        if self.mode is None:
+            found = find_mode(block.reported, candidates(block, temperature))
+            self.mode = found.mode if self.plan.logprobs == "auto" else self.plan.logprobs
+        return declare(block, self.mode, temperature)
 
     @property
     def log_e(self) -> float:
@@ -216,7 +240,7 @@ class Run:
             white_box_weight=plan.white_box_weight,
             cause=why,
             structure=tuple(self.structure),
-            logprobs={"tolerance": plan.tolerance},
+            logprobs={"of": self.mode, "tolerance": tolerance(plan.dtype).nats},
             seeds={"seed": plan.seed, "first prompt": plan.first_prompt, "repeated by seed": self.repeated},
             not_tested=self._not_tested(settings),
             warnings=(*warnings_of(settings), *(["it was interrupted"] if self.interrupted else [])),
@@ -241,7 +265,7 @@ class Run:
             log_e=one.log_e,
             history=tuple(one.history),
             evidence=tuple(one.ledger.evidence()) if self.reference is not None else (),
-            visible=tuple(Visible(**dataclasses.asdict(v)) for v in one.ledger.visible()) if self.reference else (),
+            visible=tuple(one.ledger.visible()) if self.reference is not None else (),
             untested=dict(one.ledger.untested) if self.reference is not None else {},
             places=self._places(one) if self.reference is not None else (),
             acceptance=one.accepted / one.tested if one.tested else None,
@@ -267,7 +291,13 @@ class Run:
         return tuple(gaps)
 
 
-def _reference(reference: Reference | None, other: LiveEngine | None) -> Mapping[str, Any] | dict[str, Any]:
+def seed_of(seed: int, number: int, stream: int, request: int) -> int:
+    """A seed of 31 bits, which every server takes: no two of a setting are equal, those of another are as if drawn."""
+    start = int.from_bytes(hashlib.sha256(f"{seed} {number} {stream}".encode()).digest()[:4], "big")
+    return (start + request * STRIDE) % SEEDS
+
+
+def _reference(reference: Reference | None, other: LiveEngine | None) -> dict[str, Any]:
     if reference is not None:
         return {"name": reference.name, **reference.describe()}
     return {"name": "none", "held against": None if other is None else other.describe()}
