@@ -11,14 +11,14 @@ import pytest
 import torch
 from aiohttp import web
 
-import bebop.certify.http
+import bebop.certify.calls
 from bebop.certify.answers import Answer
 from bebop.certify.declared import candidates, find_mode
-from bebop.certify.http import Server
+from bebop.certify.calls import Server
 from bebop.certify.model_reference import processed
-from bebop.certify.openai import OpenAIEngine
+from bebop.certify.openai_server import OpenAIEngine
 from bebop.certify.served_reference import ServerReference
-from bebop.certify.sglang import SglangEngine
+from bebop.certify.sglang_server import SglangEngine
 from bebop.certify.structure import check_structure
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
@@ -39,7 +39,7 @@ def policy() -> Policy:
 
 @pytest.fixture
 def local(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
-    monkeypatch.setattr(bebop.certify.http, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(bebop.certify.calls, "FIRST_WAIT", 0.01)
     with running(LocalServer(policy)) as server:
         yield server
 
@@ -240,7 +240,7 @@ def test_prefill_takes_nothing_from_a_cache_and_no_more_tokens_than_there_are(
 
 
 def test_nobody_is_there(opened: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bebop.certify.http, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(bebop.certify.calls, "FIRST_WAIT", 0.01)
     opened.append(Server("http://127.0.0.1:9", retries=1))
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9 is not there: .* \(asked 2 times\).*engine\.url"):
         SglangEngine(opened[0])
@@ -369,7 +369,7 @@ def test_log_probs_of_other_tokens(local: LocalServer, opened: list[Server]) -> 
 def test_ctrl_c_ends_our_own_requests_and_gives_what_is_there(
     local: LocalServer, opened: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bebop.certify.http, "GRACE", 0.3)
+    monkeypatch.setattr(bebop.certify.calls, "GRACE", 0.3)
     found = engine(SglangEngine, local, opened)
     first: list[int] = []
 

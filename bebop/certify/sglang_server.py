@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.certify.answers import Answer
-from bebop.certify.http import Server
+from bebop.certify.calls import Server
 from bebop.certify.prefill import Prefilled, likeliest
 from bebop.certify.reference import Progress
 from bebop.certify.served import fields, refuse, unanswered
