@@ -19,7 +19,9 @@ def test_the_document_is_what_the_dataclasses_say() -> None:
     assert (ROOT / "docs" / "settings.md").read_text() == document(), "python -m bebop.settings > docs/settings.md"
 
 
-@pytest.mark.parametrize(("main", "cls"), [(run.main, JobConfig), (adapt.main, AdaptConfig), (certify.main, CertifyConfig)])
+@pytest.mark.parametrize(
+    ("main", "cls"), [(run.main, JobConfig), (adapt.main, AdaptConfig), (certify.main, CertifyConfig)]
+)
 def test_help_on_each_group_lists_its_settings(main, cls, capsys: pytest.CaptureFixture[str]) -> None:
     for group in dict.fromkeys(one.name.split(".")[0] for one in settings(cls)):
         assert main(["--help", group]) == 0

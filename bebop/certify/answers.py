@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -62,5 +61,5 @@ class Block:
     def part(self, start: int, stop: int) -> "Block":
         """Positions ``start`` to ``stop``."""
         own = {name: getattr(self, name) for name in self.__slots__}
-        cut: dict[str, Any] = {name: value[start:stop] for name, value in own.items() if isinstance(value, torch.Tensor)}
+        cut: dict[str, Any] = {name: value[start:stop] for name, value in own.items() if isinstance(value, Tensor)}
         return replace(self, **cut)

@@ -13,7 +13,8 @@ from bebop.certify.certificate import Certificate
 from bebop.certify.columns import columns, seen
 from bebop.certify.function import FunctionEngine, Sample
 from bebop.certify.model_reference import processed
-from bebop.certify.run import Plan, Run, Setting
+from bebop.certify.plan import Plan, Setting
+from bebop.certify.run import Run
 from bebop.config_certify import LogprobMode
 from bebop.trajectory import SamplingParams
 

@@ -9,8 +9,9 @@ from typing import Any, Protocol, cast
 import torch
 from transformers import AutoConfig
 
+from bebop.certify.plan import Plan, plan_settings
 from bebop.certify.reference import LiveEngine, Reference
-from bebop.certify.run import Plan, Run, plan_settings
+from bebop.certify.run import Run
 from bebop.config_certify import CertifyConfig
 from bebop.config_decoding import DecodingConfig
 from bebop.model.checkpoint import load_tokenizer, resolve
@@ -34,7 +35,12 @@ class ReferenceModule(Protocol):
         """Load it; ``UserError`` if that cannot be."""
 
 
-ENGINES = {name: f"bebop.certify.{name}" for name in ("embedded", "sglang", "openai", "function")}
+ENGINES = {
+    "embedded": "bebop.certify.embedded",
+    "sglang": "bebop.certify.sglang_server",
+    "openai": "bebop.certify.openai_server",
+    "function": "bebop.certify.function",
+}
 REFERENCES = {"model": "bebop.certify.model_reference", "server": "bebop.certify.served_reference"}
 
 

@@ -1,11 +1,9 @@
 """A certificate from the first request to the last: cohorts, settings, evidence, verdict."""
 
 import dataclasses
-import hashlib
 import math
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -15,88 +13,19 @@ from tqdm import tqdm
 from bebop.certify.answers import Answer, Block
 from bebop.certify.causes import Cause, cause
 from bebop.certify.certificate import Certificate, Place, SettingResult
-from bebop.certify.declared import Mode, candidates, declare, find_mode, tolerance
+from bebop.certify.declared import ORDER as MODES
+from bebop.certify.declared import candidates, declare, find_mode, tolerance
 from bebop.certify.evidence import Evidence
 from bebop.certify.ledger import Ledger
+from bebop.certify.plan import Examination, Plan, Setting, seed_of
 from bebop.certify.reference import LiveEngine, Reference
 from bebop.certify.structure import check_structure
-from bebop.certify.two_sample import TwoSample, repeated
+from bebop.certify.two_sample import repeated
 from bebop.certify.verdict import decide, merged, warnings_of, words
-from bebop.config_certify import LogprobMode
 from bebop.rollout.engine import Request
-from bebop.trajectory import SamplingParams
 
 WORST = 12  # positions that are shown
 CONTEXT = 60  # characters before each
-SEEDS = 1 << 31
-STRIDE = 0x5DEECE6D  # odd: no two requests of a setting share a seed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """Sampling parameters to be examined; ``weight``: of its evidence in the whole, fixed beforehand."""
-
-    name: str
-    params: SamplingParams
-    weight: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What is asked, how much of it, and when it is enough."""
-
-    settings: tuple[Setting, ...]
-    white_box_weight: float
-    vocabulary: int
-    tokens: int  # at each setting
-    cohort: int = 16
-    alpha: float = 1e-4
-    limit_tv: float = 0.01
-    logprobs: LogprobMode = (
-        "auto"  # what reported ones are declared to be: raw, temperature, processed, none; auto: found out
-    )
-    dtype: str = "float32"  # the engine's precision: how far a right log-prob may lie from the reference's
-    seed: int = 0
-    first_prompt: int = 0
-    stop_when_found: bool = True
-    progress: bool = False
-
-
-def plan_settings(params: SamplingParams, stress: float, white_box: bool) -> tuple[tuple[Setting, ...], float]:
-    """The settings with their weights, and that of the white box: what is there shares all of 1."""
-    hot = stress > 0 and stress != params.temperature
-    shares = {"as asked": 2.0, "stress": 1.0 if hot else 0.0, "white box": 1.0 if white_box else 0.0}
-    total = sum(shares.values())
-    settings = [Setting(name="as asked", params=params, weight=shares["as asked"] / total)]
-    if hot:
-        other = dataclasses.replace(params, temperature=stress)
-        settings.append(Setting(name="stress", params=other, weight=shares["stress"] / total))
-    return tuple(settings), shares["white box"] / total
-
-
-@dataclass(slots=True, kw_only=True)
-class Examination:
-    """One setting as it is being examined."""
-
-    setting: Setting
-    ledger: Ledger
-    against: TwoSample = field(default_factory=TwoSample)
-    answers: int = 0
-    unfinished: int = 0
-    tokens: int = 0
-    accepted: int = 0
-    tested: int = 0
-    contexts: dict[int, Answer] = field(default_factory=dict)
-
-    @property
-    def log_e(self) -> float:
-        """Evidence of this setting: of the ledger, or without a reference of the two samples."""
-        return self.against.log_e if self.against.pairs else self.ledger.log_e
-
-    @property
-    def history(self) -> list[tuple[int, float]]:
-        """Tokens, ln E."""
-        return self.against.history if self.against.pairs else self.ledger.history
 
 
 class Run:
@@ -122,7 +51,7 @@ class Run:
         self.structure: list[str] = []
         self.interrupted = False
         self.repeated: float | None = None
-        self.mode: Mode | None = None  # what reported log-probs are
+        self.modes: set[str] = {*MODES}  # what reported log-probs may be
         self.done: list[Examination] = []
 
     def run(self) -> Certificate:
@@ -175,7 +104,7 @@ class Run:
             again = self.engine.sample(self.requests(one.setting, number, one.answers)[:2], lambda _: None)
             self.repeated = repeated(answers[:2], again)
         if self.reference is not None:
-            one.ledger.update(self._declared(self.reference.block(answers, params), params.temperature))
+            one.ledger.update(self._declared(one, self.reference.block(answers, params)))
         elif self.other is not None and not self.interrupted:
             one.against.update(answers, self._ask(self.other, one, number, lambda _: None))
         one.answers += len(answers)
@@ -186,14 +115,21 @@ class Run:
             accepted, tested = answer.accepted or (0, 0)
             one.accepted, one.tested = one.accepted + accepted, one.tested + tested
 
-    def _declared(self, block: Block, temperature: float) -> Block:
-        """The block with what reported log-probs should be; which kind they are is found out on the first cohort."""
+    def _declared(self, one: Examination, block: Block) -> Block:
+        """The block with what reported log-probs should be.
+
+        Which kind they are is found out on the first cohort of a setting, among those that earlier settings leave:
+        at temperature 1 the raw softmax and the claim may be one and the same.
+        """
         if self.plan.logprobs == "none" or block.reported is None:
             return block
-        if self.mode is None:
-            found = find_mode(block.reported, candidates(block, temperature))
-            self.mode = found.mode if self.plan.logprobs == "auto" else self.plan.logprobs
-        return declare(block, self.mode, temperature)
+        temperature = one.setting.params.temperature
+        if one.mode is None:
+            known = {mode: row for mode, row in candidates(block, temperature).items() if mode in self.modes}
+            found = find_mode(block.reported, known)
+            one.mode = found.mode if self.plan.logprobs == "auto" else self.plan.logprobs
+            self.modes = {one.mode, *found.same} & self.modes
+        return declare(block, one.mode, temperature)
 
     @property
     def log_e(self) -> float:
@@ -240,7 +176,7 @@ class Run:
             white_box_weight=plan.white_box_weight,
             cause=why,
             structure=tuple(self.structure),
-            logprobs={"of": self.mode, "tolerance": tolerance(plan.dtype).nats},
+            logprobs={"of": ", ".join(sorted(self.modes)), "tolerance": tolerance(plan.dtype).nats},
             seeds={"seed": plan.seed, "first prompt": plan.first_prompt, "repeated by seed": self.repeated},
             not_tested=self._not_tested(settings),
             warnings=(*warnings_of(settings), *(["it was interrupted"] if self.interrupted else [])),
@@ -282,19 +218,17 @@ class Run:
         return tuple(found)
 
     def _not_tested(self, settings: Sequence[SettingResult]) -> tuple[str, ...]:
-        gaps = [f"{one.name}: {name} ({why})" for one in settings for name, why in one.untested.items()]
+        gaps = [
+            f"{one.name}: {', '.join(name for name, why in one.untested.items() if why == reason)} ({reason})"
+            for one in settings
+            for reason in dict.fromkeys(one.untested.values())
+        ]
         if self.engine.white_box is None:
             gaps.append("the draws inside verification: the engine lets nobody look inside")
         if self.reference is None:
             gaps.append("the distribution itself: there is no reference, only answers against answers")
         gaps += [f"{setting.name}: not begun" for setting in self.plan.settings[len(settings) :]]
         return tuple(gaps)
-
-
-def seed_of(seed: int, number: int, stream: int, request: int) -> int:
-    """A seed of 31 bits, which every server takes: no two of a setting are equal, those of another are as if drawn."""
-    start = int.from_bytes(hashlib.sha256(f"{seed} {number} {stream}".encode()).digest()[:4], "big")
-    return (start + request * STRIDE) % SEEDS
 
 
 def _reference(reference: Reference | None, other: LiveEngine | None) -> dict[str, Any]:

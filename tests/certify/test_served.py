@@ -13,8 +13,8 @@ from aiohttp import web
 
 import bebop.certify.calls
 from bebop.certify.answers import Answer
-from bebop.certify.declared import candidates, find_mode
 from bebop.certify.calls import Server
+from bebop.certify.declared import candidates, find_mode
 from bebop.certify.model_reference import processed
 from bebop.certify.openai_server import OpenAIEngine
 from bebop.certify.served_reference import ServerReference
