@@ -87,7 +87,9 @@ class Server:
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0)
+            # A connection that is kept may be closed by the server just as it is used again: whether the request came
+            # through, nobody knows, and a sample must not be asked for twice.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
             limits = aiohttp.ClientTimeout(total=self.timeout, sock_connect=min(self.timeout, 10.0))
             self._session = aiohttp.ClientSession(headers=self.headers, timeout=limits, connector=connector)
         return self._session

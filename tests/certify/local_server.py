@@ -32,6 +32,7 @@ class LocalServer:
         self.info: Reply = {"version": "0.5.23", "speculative_algorithm": None, "dtype": "float32"}
         self.models = ["tiny"]
         self.calls: list[tuple[str, Reply]] = []
+        self.kept = False  # whether a client wanted to use its connection again
         self.busy = 0  # calls that are refused with 503 first
         self.silent = 0.0  # seconds before an answer
         self.edit: Callable[[str, Reply], Any] = lambda name, reply: reply  # the last word on a reply
@@ -42,6 +43,7 @@ class LocalServer:
         name = request.path.strip("/")
         payload = await request.json() if request.can_read_body else {}
         self.calls.append((name, payload))
+        self.kept |= request.keep_alive
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         if self.busy:
