@@ -35,7 +35,12 @@ class ReferenceModule(Protocol):
         """Load it; ``UserError`` if that cannot be."""
 
 
-ENGINES = {name: f"bebop.certify.{name}" for name in ("embedded", "sglang", "openai", "function")}
+ENGINES = {
+    "embedded": "bebop.certify.embedded",
+    "sglang": "bebop.certify.sglang_server",
+    "openai": "bebop.certify.openai_server",
+    "function": "bebop.certify.function",
+}
 REFERENCES = {"model": "bebop.certify.model_reference", "server": "bebop.certify.served_reference"}
 
 
