@@ -61,43 +61,61 @@ NAMED: Mapping[str, str] = {
     **dict.fromkeys(("bigram", "seen", "unseen", "repeat", "learned_tilt"), "context"),
     **dict.fromkeys(("draft", "overlap", "residual", "draft_top", "no_draft_top", "residual_is_target"), "draft_leak"),
     **dict.fromkeys(("draft_hotter", "draft_colder", "draft_greedy", "accept_more", "accept_less"), "draft_leak"),
-    **dict.fromkeys(("residual_high_ids", "residual_low_ids"), "draws"),
+    **dict.fromkeys(("residual_high_ids", "residual_low_ids", "residual_unnormalised"), "draws"),
     **dict.fromkeys(("copies", "shared_uniform", "repeated_uniform", "pit_serial", "pit_rows"), "shared_randomness"),
     "ids": "override",
     "reported_hot": "sharpness",
     "reported_cold": "sharpness",
 }
 WHITE_BOX = ("draft_draw", "acceptance", "recovered", "bonus")  # groups of what was seen inside verification
-MOST = 0.4  # of tokens with a wrong log-prob: it is not some of them
 OWN_WORD = math.log(20)  # of a sampled direction, weight included: it explains wrong log-probs, and not the reverse
+VAGUE = ("tail", "uniform", "second", "much_hotter", "pit", "learned_tilt")  # tokens of whatever other distribution
+ONE_SIDED = 0.2  # difference of evidence for log-probs too high and too low, over its sum
 
 
 def cause(evidence: Sequence[Evidence], *, structure: bool = False) -> Cause:
-    """What is likely wrong, given that something is; ``structure``: a rule was broken that no sampler may break."""
+    """What is likely wrong, given that something is; ``structure``: a rule was broken that no sampler may break.
+
+    The strongest direction names it. Where tokens say only that they are off, and not how, reported log-probs may.
+    """
     if structure:
         return _named("structure")
     if not evidence:
         return _named("unknown")
     strongest = sorted(evidence, key=lambda one: -one.merged)
     sampled = [one for one in strongest if one.group != "reported"]
-    if strongest[0].group == "reported" and not (sampled and sampled[0].merged >= OWN_WORD):
-        return _named(_of_reports(strongest))
-    return _named(_of_direction(sampled[0]))
+    reported = [one for one in strongest if one.group == "reported"]
+    clear = sampled and sampled[0].merged >= OWN_WORD
+    if reported and reported[0].merged >= OWN_WORD and (not clear or _base(sampled[0]) in VAGUE):
+        return _named(_of_reports(reported))
+    return _named(_of_direction((sampled or reported)[0]))
 
 
 def _named(name: str) -> Cause:
     return Cause(name, CAUSES[name])
 
 
+def _base(one: Evidence) -> str:
+    """The direction without its place in the cycle."""
+    return one.name.partition("@")[0]
+
+
 def _of_direction(one: Evidence) -> str:
-    return one.group if one.group in WHITE_BOX else NAMED.get(one.name.partition("@")[0], "unknown")
+    return one.group if one.group in WHITE_BOX else NAMED.get(_base(one), "unknown")
 
 
 def _of_reports(evidence: Sequence[Evidence]) -> str:
-    """Wrong log-probs alone: tokens drawn from what is reported have it too high, tokens drawn from p too low."""
-    by_name = {one.name: one for one in evidence if one.group == "reported"}
-    if max(by_name["reported_hot"].log_e, by_name["reported_cold"].log_e) > by_name["reported"].log_e:
+    """Tokens drawn from what is reported have it too high, tokens drawn from p too low; small errors are both.
+
+    A distribution that was truncated in secret is higher at all that is left of it.
+    """
+    log_e = {one.name: max(one.log_e, 0.0) for one in evidence}
+    high, low = log_e["reported_high"], log_e["reported_low"]
+    if max(log_e["reported_hot"], log_e["reported_cold"]) > log_e["reported"]:
         return "sharpness"
-    if (by_name["reported"].share or 0.0) > MOST:
+    if low == 0 and high > log_e["reported"]:
+        return "truncation"
+    lean = (high - low) / max(high + low, 1.0)
+    if abs(lean) < ONE_SIDED:
         return "weights"
-    return "context" if by_name["reported_high"].log_e > by_name["reported_low"].log_e else "reported_logprobs"
+    return "context" if lean > 0 else "reported_logprobs"

@@ -254,6 +254,7 @@ def draft_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
     yield "draft_top", Points(p, top)
     yield "no_draft_top", Within(p, rows.without(top))
     yield "residual_is_target", Table(both + (1 - both.sum(-1, keepdim=True)) * p)
+    yield "residual_unnormalised", Table(verified(p, q, accept, _unnormalised(rows, (p - q).clamp_min(0))))
     high = middle(rows.part, residual)
     yield "residual_high_ids", Table(verified(p, q, accept, unit(residual * high, p)))
     yield "residual_low_ids", Table(verified(p, q, accept, unit(residual * (2 - high), p)))
@@ -268,11 +269,18 @@ def draft_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
     yield "accept_less", Table(verified(p, q, accept**LESS, residual))
 
 
+def _unnormalised(rows: Rows, residual: Tensor) -> Tensor:
+    """What a search of the residual's cumulative sum gives without its total: all that lacks goes to its last token."""
+    ids = torch.arange(residual.shape[1], device=residual.device) if rows.part.ids is None else rows.part.ids
+    last = torch.where(residual > 0, ids, -2).argmax(-1, keepdim=True)
+    return residual.scatter_add(1, last, (1 - residual.sum(-1, keepdim=True)).clamp_min(0))
+
+
 MORE, LESS = 1.25, 0.8  # acceptance times, and to the power of
 DRAFT = (
-    *("draft", "overlap", "residual", "draft_top", "no_draft_top", "residual_is_target", "residual_high_ids"),
-    *("residual_low_ids", "draft_hotter", "draft_colder", "draft_greedy", "draft_no_stop", "accept_more"),
-    "accept_less",
+    *("draft", "overlap", "residual", "draft_top", "no_draft_top", "residual_is_target", "residual_unnormalised"),
+    *("residual_high_ids", "residual_low_ids", "draft_hotter", "draft_colder", "draft_greedy", "draft_no_stop"),
+    *("accept_more", "accept_less"),
 )
 
 
