@@ -18,14 +18,28 @@ from bebop.errors import UserError
 
 Mode = Literal["raw", "temperature", "processed", "none"]
 ORDER: tuple[Mode, ...] = ("processed", "temperature", "raw")  # which name goes to a claim under which they agree
-# Nats between a log-prob of an engine in that precision and one in single precision, at any of 100,000 tokens.
-# Measured with the built-in model: 2e-5 and 0.09. Larger models have larger logits, and a logit between 16 and 32 is
-# known to 0.06 in bf16.
-TOLERANCES = {"float32": 2e-3, "float16": 0.05, "bfloat16": 0.25}
 
 
-def tolerance(dtype: str) -> float:
-    """Nats for an engine of that precision; ``UserError`` for one that is not known."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far a log-prob may be off, and how often it may be further off than that."""
+
+    nats: float
+    share: float = 0.0  # of tokens; with one of more than 0, three tokens are always forgiven
+
+
+# Between an engine in that precision and a reference in single precision. Measured with the built-in model, 9,600
+# tokens at temperatures 1 and 2: single precision 1.5e-5 at most; bf16 0.64 at most, over 0.25 for 2 tokens, over 0.05
+# for 2 %. Half precision has three more bits than bf16.
+TOLERANCES = {
+    "float32": Tolerance(nats=2e-3),
+    "float16": Tolerance(nats=0.1, share=0.002),
+    "bfloat16": Tolerance(nats=0.25, share=0.002),
+}
+
+
+def tolerance(dtype: str) -> Tolerance:
+    """That of an engine in a precision; ``UserError`` for one that is not known."""
     if dtype not in TOLERANCES:
         raise UserError(f"dtype={dtype!r}: no tolerance of log-probs is known; choose one of {', '.join(TOLERANCES)}")
     return TOLERANCES[dtype]
@@ -96,11 +110,18 @@ def declare(block: Block, mode: Mode, temperature: float) -> Block:
     return replace(block, declared=known[mode])
 
 
-def check_reported(block: Block, tolerance: float, most: int = 20) -> list[Finding]:
-    """Tokens whose reported log-prob is further than ``tolerance`` nats from the declared one, the first ``most``."""
+def check_reported(block: Block, dtype: str, most: int = 20) -> list[Finding]:
+    """Tokens of a cohort whose reported log-prob is not the declared one, the first ``most``.
+
+    ``dtype``: the engine's precision. Where some are forgiven, all are findings once there are more.
+    """
     if block.reported is None or block.declared is None:
         return []
-    wrong = _both(block.reported, block.declared) & ((block.reported - block.declared).abs() > tolerance)
+    allowed = tolerance(dtype)
+    both = _both(block.reported, block.declared)
+    wrong = both & ((block.reported - block.declared).abs() > allowed.nats)
+    if wrong.sum() <= (3 + allowed.share * both.sum() if allowed.share else 0):
+        return []
     return [
         Finding(
             request=int(block.request[i]),

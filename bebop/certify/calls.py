@@ -111,12 +111,14 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Result]], tasks: list[asyncio
     tasks += [asyncio.create_task(call) for call in calls]
     if not tasks:
         return []
-    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    if pending:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        raise next(error for task in done if (error := task.exception()) is not None)
+    _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    errors = [task.exception() for task in tasks if not task.cancelled()]  # asked of all: none may go unheard
+    for error in errors:
+        if error is not None:
+            raise error
     return [task.result() for task in tasks]
 
 
