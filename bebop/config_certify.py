@@ -62,7 +62,7 @@ class CertifyConfig:
         1e-4, "chance of a false alarm", Limit(lambda a: 0 < a <= 0.05, "give a number above 0 and at most 0.05")
     )
     limit_tv: float = setting(
-        0.01,
+        0.02,
         "largest total variation a token that passes",
         Limit(lambda share: 0 < share < 1, "give a number between 0 and 1"),
     )

@@ -7,9 +7,10 @@ from typing import Any, get_args
 
 import pytest
 
-from bebop.compose import adapt_config, groups, job_config
+from bebop.compose import adapt_config, certify_config, groups, job_config
 from bebop.config import JobConfig, ObjectiveName, RolloutConfig, SamplingConfig, TrainerConfig
 from bebop.config_adapt import AdaptConfig
+from bebop.config_certify import CertifyConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.parsing import from_dict, settings
@@ -208,6 +209,13 @@ def test_an_adaptation_differs_from_the_dataclasses_in_the_task_and_the_learning
     made = leaves(dataclasses.asdict(adapt_config([])))
     differing = {name: value for name, value in made.items() if value != defaults[name] and name != "task.args"}
     assert differing == {"task.name": "composite", "head.lr": 0.002, "head.lr_warmup_steps": 5}
+
+
+def test_a_certificate_differs_from_the_dataclasses_in_the_task() -> None:
+    defaults = leaves(dataclasses.asdict(CertifyConfig()))
+    made = leaves(dataclasses.asdict(certify_config([])))
+    differing = {name: value for name, value in made.items() if value != defaults[name] and name != "task.args"}
+    assert differing == {"task.name": "composite"}
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,16 @@ from typing import Any, Protocol, cast
 import torch
 from transformers import AutoConfig
 
-from bebop.certify.declared import tolerance
+from bebop.certify.plan import Plan, plan_settings
 from bebop.certify.reference import LiveEngine, Reference
-from bebop.certify.run import Plan, Run, plan_settings
+from bebop.certify.run import Run
 from bebop.config_certify import CertifyConfig
+from bebop.config_decoding import DecodingConfig
 from bebop.model.checkpoint import load_tokenizer, resolve
 from bebop.preflight import check_model, prompts
 from bebop.trajectory import SamplingParams
 
-PLAIN = {"system": "autoregressive", "draft_tokens": 0, "options": {}}  # what speculation is held against
+PLAIN = DecodingConfig(system="autoregressive", draft_tokens=0)  # what speculation is held against
 
 
 class EngineModule(Protocol):
@@ -34,7 +35,12 @@ class ReferenceModule(Protocol):
         """Load it; ``UserError`` if that cannot be."""
 
 
-ENGINES = {name: f"bebop.certify.{name}" for name in ("embedded", "sglang", "openai", "function")}
+ENGINES = {
+    "embedded": "bebop.certify.embedded",
+    "sglang": "bebop.certify.sglang_server",
+    "openai": "bebop.certify.openai_server",
+    "function": "bebop.certify.function",
+}
 REFERENCES = {"model": "bebop.certify.model_reference", "server": "bebop.certify.served_reference"}
 
 
@@ -74,7 +80,8 @@ def plan(config: CertifyConfig, tokenizer: Any, white_box: bool) -> Plan:
         cohort=config.cohort,
         alpha=config.alpha,
         limit_tv=config.limit_tv,
-        tolerance=tolerance(config.model.dtype),
+        logprobs=config.logprobs,
+        dtype=config.model.dtype,
         seed=config.seed,
         first_prompt=config.first_prompt,
         stop_when_found=config.stop_when_found,
@@ -102,7 +109,7 @@ def stops(config: CertifyConfig, tokenizer: Any) -> tuple[int, ...]:
 def _without_drafts(config: CertifyConfig, stack: contextlib.ExitStack) -> LiveEngine | None:
     """The engine that answers are held against where there is no reference; None: only repeats can be looked at."""
     if config.engine.name == "embedded":
-        plain = dataclasses.replace(config, decoding=dataclasses.replace(config.decoding, **PLAIN), white_box=False)
+        plain = dataclasses.replace(config, decoding=PLAIN, white_box=False)
     elif config.engine.other_url is not None:
         plain = dataclasses.replace(config, engine=dataclasses.replace(config.engine, url=config.engine.other_url))
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bebop.certify.causes import Cause
-from bebop.certify.evidence import Evidence
+from bebop.certify.evidence import Evidence, Visible
 from bebop.command import writing
 from bebop.store import write_text
 
@@ -32,15 +32,6 @@ class Place:
     token: str
     context: str  # the end of prompt and answer before it
     gain: float  # what it added to ln E of the winning direction
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visible:
-    """The smallest fault towards a direction that so many tokens would as a rule have shown."""
-
-    name: str
-    share: float
-    tv: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

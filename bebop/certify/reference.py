@@ -15,7 +15,11 @@ class LiveEngine(Protocol):
     """A running engine, asked like any client would ask it."""
 
     name: str
-    white_box: WhiteBox | None  # what was seen inside verification; None: there is no look inside
+
+    @property
+    def white_box(self) -> WhiteBox | None:
+        """What was seen inside verification so far; None: there is no look inside."""
+        ...
 
     def describe(self) -> dict[str, Any]:
         """What it says of itself: versions, weights, drafting, precision."""

@@ -9,11 +9,12 @@ from bebop.certify.evidence import Evidence
 from bebop.certify.verdict import share
 from bebop.command import writing
 from bebop.report.document import Card, document, table
-from bebop.report.figures import INK, Key, Panel, Trace, color, layout, line_trace
+from bebop.report.figures import INK, Key, Panel, Trace, color, layout, line_trace, rounded
 from bebop.report.token_probs import visible
 
 FILE = "report.html"
 SHOWN = 12  # directions in a table
+BARS = 8  # in a plot
 FLOOR = -12.0  # ln E below which a line says no more
 
 
@@ -28,11 +29,12 @@ def write_page(folder: Path, certificate: Certificate) -> Path:
 def render(certificate: Certificate) -> str:
     """The whole page as HTML."""
     cards = [_verdict(certificate), _evidence(certificate)]
-    cards += [_directions(one) for one in certificate.settings if one.evidence]
+    failed = certificate.verdict == "fail"
+    cards += [_directions(one, failed) for one in certificate.settings if one.evidence]
     if certificate.white_box:
         cards.append(_white_box(certificate))
     cards += [_smallest(one) for one in certificate.settings if one.visible]
-    cards += [_places(one) for one in certificate.settings if one.places and certificate.verdict == "fail"]
+    cards += [_places(one) for one in certificate.settings if one.places and failed]
     cards += [_engine(certificate), _gaps(certificate)]
     name = str(certificate.engine.get("model", certificate.engine.get("name", "engine")))
     return document("Bebop · certificate of exactness", f"{name}: {certificate.verdict}", cards)
@@ -65,12 +67,16 @@ def _evidence(certificate: Certificate) -> Card:
     return Card(title="Evidence against the claim", text=text, panels=[panel], keys=keys, wide=True)
 
 
-def _directions(one: SettingResult) -> Card:
-    rows = [_row(found) for found in _strongest(one.evidence)]
+def _directions(one: SettingResult, failed: bool) -> Card:
+    """Where a fault was proved, what proves it; else where the most could still be hidden."""
+    found = _strongest(one.evidence) if failed else sorted(one.evidence, key=lambda e: -(e.tv or 0.0))[:SHOWN]
+    rows = [_row(direction) for direction in found]
+    which = "with the most evidence" if failed else "in which the most could still be hidden"
     text = (
         f"{one.name}: {one.tokens:,} tokens of {one.answers:,} answers. A direction is a way in which tokens might be "
         "drawn instead of as claimed; the bounds are of the share of tokens drawn so, and of the total variation that "
-        f"this share makes per token. @ is the place in the decoding cycle. The {SHOWN} with the most evidence."
+        f"this share makes per token. @ is the place in the decoding cycle. Shown are {len(rows)} of "
+        f"{len(one.evidence)}, those {which}."
     )
     heads = ("Direction", "Kind", "ln E", "Share at most", "Total variation at most")
     return Card(title=f"Directions, {one.name}", text=text, table=table(heads, rows), wide=True)
@@ -95,22 +101,20 @@ def _white_box(certificate: Certificate) -> Card:
 
 
 def _smallest(one: SettingResult) -> Card:
-    """What this run would have seen: bars of total variation, smallest first."""
-    seen = sorted(one.visible, key=lambda found: found.tv)
+    """What this run would have seen: bars of total variation, the directions in which most was needed."""
+    seen = sorted(one.visible, key=lambda found: found.tv)[-BARS:]
     trace: Trace = {
         "type": "bar", "orientation": "h", "y": [found.name.replace("_", " ") for found in seen],
-        "x": [100 * found.tv for found in seen], "marker": {"color": color(0)},
-        "customdata": [100 * found.share for found in seen],
+        "x": [rounded(100 * found.tv) for found in seen], "marker": {"color": color(0)},
+        "customdata": [rounded(100 * found.share) for found in seen],
         "hovertemplate": "%{x:.2g} % of the probability, in a share of %{customdata:.2g} % of tokens<extra></extra>",
     }  # fmt: skip
-    frame = layout("total variation per token, %")
-    frame["hovermode"] = "closest"
-    frame["margin"] = {**frame["margin"], "l": 110}
-    frame["yaxis"] = {**frame["yaxis"], "nticks": len(seen), "dtick": 1, "tickfont": {"size": 12}}
-    frame["height"] = 60 + 20 * len(seen)
+    frame = layout("total variation per token, %", zero=True) | {"hovermode": "closest"}
+    frame["yaxis"] |= {"nticks": len(seen)}
     text = (
-        f"{one.name}: the smallest fault towards each direction that {one.tokens:,} tokens as a rule show, as total "
-        "variation per token. Smaller ones would have passed unseen."
+        f"{one.name}: the smallest fault that {one.tokens:,} tokens show nine times in ten, as total variation per "
+        f"token. Shown are the {len(seen)} of {len(one.visible)} directions in which most was needed; smaller faults "
+        "would as a rule have passed unseen."
     )
     panel = Panel(caption="smaller is better", traces=[trace], layout=frame)
     return Card(title=f"What would have been seen, {one.name}", text=text, panels=[panel], wide=True)

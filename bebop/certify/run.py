@@ -3,92 +3,29 @@
 import dataclasses
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from bebop.certify.answers import Answer
+from bebop.certify.answers import Answer, Block
 from bebop.certify.causes import Cause, cause
-from bebop.certify.certificate import Certificate, Place, SettingResult, Visible
+from bebop.certify.certificate import Certificate, Place, SettingResult
+from bebop.certify.declared import ORDER as MODES
+from bebop.certify.declared import candidates, declare, find_mode, tolerance
 from bebop.certify.evidence import Evidence
 from bebop.certify.ledger import Ledger
+from bebop.certify.plan import Examination, Plan, Setting, seed_of
 from bebop.certify.reference import LiveEngine, Reference
 from bebop.certify.structure import check_structure
-from bebop.certify.two_sample import TwoSample, repeated
+from bebop.certify.two_sample import repeated
 from bebop.certify.verdict import decide, merged, warnings_of, words
 from bebop.rollout.engine import Request
-from bebop.trajectory import SamplingParams
 
 WORST = 12  # positions that are shown
 CONTEXT = 60  # characters before each
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """Sampling parameters to be examined; ``weight``: of its evidence in the whole, fixed beforehand."""
-
-    name: str
-    params: SamplingParams
-    weight: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What is asked, how much of it, and when it is enough."""
-
-    settings: tuple[Setting, ...]
-    white_box_weight: float
-    vocabulary: int
-    tokens: int  # at each setting
-    cohort: int = 16
-    alpha: float = 1e-4
-    limit_tv: float = 0.01
-    tolerance: float = 2e-3  # nats between a log-prob as reported and as declared
-    seed: int = 0
-    first_prompt: int = 0
-    stop_when_found: bool = True
-    progress: bool = False
-
-
-def plan_settings(params: SamplingParams, stress: float, white_box: bool) -> tuple[tuple[Setting, ...], float]:
-    """The settings with their weights, and that of the white box: what is there shares all of 1."""
-    hot = stress > 0 and stress != params.temperature
-    shares = {"as asked": 2.0, "stress": 1.0 if hot else 0.0, "white box": 1.0 if white_box else 0.0}
-    total = sum(shares.values())
-    settings = [Setting(name="as asked", params=params, weight=shares["as asked"] / total)]
-    if hot:
-        other = dataclasses.replace(params, temperature=stress)
-        settings.append(Setting(name="stress", params=other, weight=shares["stress"] / total))
-    return tuple(settings), shares["white box"] / total
-
-
-@dataclass(slots=True, kw_only=True)
-class Examination:
-    """One setting as it is being examined."""
-
-    setting: Setting
-    ledger: Ledger
-    against: TwoSample = field(default_factory=TwoSample)
-    answers: int = 0
-    unfinished: int = 0
-    tokens: int = 0
-    accepted: int = 0
-    tested: int = 0
-    contexts: dict[int, Answer] = field(default_factory=dict)
-
-    @property
-    def log_e(self) -> float:
-        """Evidence of this setting: of the ledger, or without a reference of the two samples."""
-        return self.against.log_e if self.against.pairs else self.ledger.log_e
-
-    @property
-    def history(self) -> list[tuple[int, float]]:
-        """Tokens, ln E."""
-        return self.against.history if self.against.pairs else self.ledger.history
 
 
 class Run:
@@ -114,13 +51,20 @@ class Run:
         self.structure: list[str] = []
         self.interrupted = False
         self.repeated: float | None = None
+        self.modes: set[str] = {*MODES}  # what reported log-probs may be
         self.done: list[Examination] = []
 
     def run(self) -> Certificate:
         """Examine every setting, or stop at the first that fails."""
         for number, setting in enumerate(self.plan.settings):
             one = Examination(
-                setting=setting, ledger=Ledger(self.plan.vocabulary, alpha=self.plan.alpha, seed=self.plan.seed)
+                setting=setting,
+                ledger=Ledger(
+                    self.plan.vocabulary,
+                    alpha=self.plan.alpha,
+                    seed=self.plan.seed,
+                    tolerance=tolerance(self.plan.dtype).nats,
+                ),
             )
             self.done.append(one)
             self._examine(one, number)
@@ -147,7 +91,7 @@ class Run:
         """The cohort that begins with request ``first``: two of each prompt, every one with a seed of its own."""
         asked = []
         for i in range(first, first + self.plan.cohort):
-            seed = (((self.plan.seed * 8 + number) * 2 + stream) << 32) + i
+            seed = seed_of(self.plan.seed, number, stream, i)
             ids = tuple(self.prompt(self.plan.first_prompt + i // 2))
             asked.append(Request(id=i, token_ids=ids, params=dataclasses.replace(setting.params, seed=seed)))
         return asked
@@ -160,7 +104,7 @@ class Run:
             again = self.engine.sample(self.requests(one.setting, number, one.answers)[:2], lambda _: None)
             self.repeated = repeated(answers[:2], again)
         if self.reference is not None:
-            one.ledger.update(self.reference.block(answers, params))
+            one.ledger.update(self._declared(one, self.reference.block(answers, params)))
         elif self.other is not None and not self.interrupted:
             one.against.update(answers, self._ask(self.other, one, number, lambda _: None))
         one.answers += len(answers)
@@ -170,6 +114,22 @@ class Run:
             one.contexts[answer.request] = answer
             accepted, tested = answer.accepted or (0, 0)
             one.accepted, one.tested = one.accepted + accepted, one.tested + tested
+
+    def _declared(self, one: Examination, block: Block) -> Block:
+        """The block with what reported log-probs should be.
+
+        Which kind they are is found out on the first cohort of a setting, among those that earlier settings leave:
+        at temperature 1 the raw softmax and the claim may be one and the same.
+        """
+        if self.plan.logprobs == "none" or block.reported is None:
+            return block
+        temperature = one.setting.params.temperature
+        if one.mode is None:
+            known = {mode: row for mode, row in candidates(block, temperature).items() if mode in self.modes}
+            found = find_mode(block.reported, known)
+            one.mode = found.mode if self.plan.logprobs == "auto" else self.plan.logprobs
+            self.modes = {one.mode, *found.same} & self.modes
+        return declare(block, one.mode, temperature)
 
     @property
     def log_e(self) -> float:
@@ -216,7 +176,7 @@ class Run:
             white_box_weight=plan.white_box_weight,
             cause=why,
             structure=tuple(self.structure),
-            logprobs={"tolerance": plan.tolerance},
+            logprobs={"of": ", ".join(sorted(self.modes)), "tolerance": tolerance(plan.dtype).nats},
             seeds={"seed": plan.seed, "first prompt": plan.first_prompt, "repeated by seed": self.repeated},
             not_tested=self._not_tested(settings),
             warnings=(*warnings_of(settings), *(["it was interrupted"] if self.interrupted else [])),
@@ -241,7 +201,7 @@ class Run:
             log_e=one.log_e,
             history=tuple(one.history),
             evidence=tuple(one.ledger.evidence()) if self.reference is not None else (),
-            visible=tuple(Visible(**dataclasses.asdict(v)) for v in one.ledger.visible()) if self.reference else (),
+            visible=tuple(one.ledger.visible()) if self.reference is not None else (),
             untested=dict(one.ledger.untested) if self.reference is not None else {},
             places=self._places(one) if self.reference is not None else (),
             acceptance=one.accepted / one.tested if one.tested else None,
@@ -258,7 +218,11 @@ class Run:
         return tuple(found)
 
     def _not_tested(self, settings: Sequence[SettingResult]) -> tuple[str, ...]:
-        gaps = [f"{one.name}: {name} ({why})" for one in settings for name, why in one.untested.items()]
+        gaps = [
+            f"{one.name}: {', '.join(name for name, why in one.untested.items() if why == reason)} ({reason})"
+            for one in settings
+            for reason in dict.fromkeys(one.untested.values())
+        ]
         if self.engine.white_box is None:
             gaps.append("the draws inside verification: the engine lets nobody look inside")
         if self.reference is None:
@@ -267,7 +231,7 @@ class Run:
         return tuple(gaps)
 
 
-def _reference(reference: Reference | None, other: LiveEngine | None) -> Mapping[str, Any] | dict[str, Any]:
+def _reference(reference: Reference | None, other: LiveEngine | None) -> dict[str, Any]:
     if reference is not None:
         return {"name": reference.name, **reference.describe()}
     return {"name": "none", "held against": None if other is None else other.describe()}

@@ -82,7 +82,7 @@ def _failed(engine: str, tokens: int, log_e: float, cause: Cause | None, structu
 
 def share(value: float) -> str:
     """A probability in per cent, with two digits that mean something."""
-    return f"{100 * value:.2g} %"
+    return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.2g} %"
 
 
 def warnings_of(settings: Sequence[SettingResult]) -> tuple[str, ...]:

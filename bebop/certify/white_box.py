@@ -19,11 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.certify.evidence import Evidence
+from bebop.certify.evidence import BOUND_ALPHA, Evidence, log_mean_exp, log_sum_exp
 
-GROUPS = ("draft_draw", "acceptance", "recovered", "bonus")
+# Weights of the draws. Faults of acceptance are the faintest: one coin tells less than one token.
+GROUPS = {"draft_draw": 0.2, "acceptance": 0.4, "recovered": 0.2, "bonus": 0.2}
 SHARES = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9])  # of draws that come from the alternative
-SIZES = np.array([0.003, 0.01, 0.03, 0.1, 0.3])  # of what acceptance is off by
+SIZES = np.array([0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4])  # of what acceptance is off by
 FLOOR = 1e-12  # probabilities count as no less: an e-value only becomes smaller by it
 MASS = 1e-5  # of a residual that is more than rounding
 PIECE = 1 << 22  # elements of p that are looked at at a time; some ten times as many are made of them
@@ -121,11 +122,12 @@ class WhiteBox:
 
     @property
     def log_e(self) -> float:
-        """ln of the merged e-value: a mean over the four groups, within each over directions, within each over shares.
+        """ln of the merged e-value: over the groups by their weights, in each a mean over directions and shares.
 
         A group that has not been tested counts as 1.
         """
-        return _log_mean([self._group(group) for group in GROUPS])
+        parts = np.array([self._group(group) + math.log(weight) for group, weight in GROUPS.items()])
+        return float(log_sum_exp(parts))
 
     def evidence(self) -> list[Evidence]:
         """Of each direction, the strongest first."""
@@ -133,22 +135,24 @@ class WhiteBox:
         for (group, name), bets in self.bets.items():
             size = sum(other == group for other, _ in self.bets)
             share, tv = self._bound(bets, SIZES if group == "acceptance" else SHARES)
-            weight = 1 / len(GROUPS) / size
+            weight = GROUPS[group] / size
             found.append(
-                Evidence(name=name, group=group, log_e=_log_mean(bets.log_e), weight=weight, share=share, tv=tv)
+                Evidence(
+                    name=name, group=group, log_e=float(log_mean_exp(bets.log_e)), weight=weight, share=share, tv=tv
+                )
             )
-        return sorted(found, key=lambda one: -(one.log_e + math.log(one.weight)))
+        return sorted(found, key=lambda one: -one.merged)
 
     def _group(self, group: str) -> float:
-        parts = [_log_mean(bets.log_e) for (other, _), bets in self.bets.items() if other == group]
-        return _log_mean(parts) if parts else 0.0
+        parts = [log_mean_exp(bets.log_e) for (other, _), bets in self.bets.items() if other == group]
+        return float(log_mean_exp(np.array(parts))) if parts else 0.0
 
     def _bound(self, bets: _Bets, shares: NDArray[np.float64]) -> tuple[float | None, float | None]:
-        """Share that the data excludes with all larger ones, and its total variation a token; None: there is none.
+        """Share that, with all larger ones, the data excludes (a 95 % bound), and its total variation a token, or None.
 
         If a share were true, the mixture over shares over its own e-value would be an e-value against it.
         """
-        excluded = _log_mean(bets.log_e) - bets.log_e >= math.log(1 / self.alpha)
+        excluded = log_mean_exp(bets.log_e) - bets.log_e >= math.log(1 / BOUND_ALPHA)
         alive = np.flatnonzero(~excluded)
         first = alive[-1] + 1 if len(alive) else 0
         if first == len(shares):
@@ -294,10 +298,3 @@ def _unit(weights: Tensor, otherwise: Tensor) -> Tensor:
     """Normalised rows [n, V]; ``otherwise`` where there is no mass."""
     total = weights.sum(-1, keepdim=True)
     return torch.where(total > 1e-9, weights / total.clamp_min(1e-300), otherwise)
-
-
-def _log_mean(logs: Sequence[float] | NDArray[np.float64]) -> float:
-    """ln of the mean of what ``logs`` are the logarithms of."""
-    values = np.asarray(logs)
-    top = float(values.max())
-    return top + math.log(float(np.exp(values - top).mean()))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.certify.answers import Answer
-from bebop.certify.http import Server
+from bebop.certify.calls import Server
 from bebop.certify.prefill import Prefilled, likeliest
 from bebop.certify.reference import Progress
 from bebop.certify.served import fields, refuse, unanswered
@@ -52,7 +52,11 @@ def make(config: CertifyConfig) -> "SglangEngine":
     assert own.url is not None
     key = os.environ.get(own.api_key_env)
     server = Server(own.url, key=key, key_name=own.api_key_env, timeout=own.timeout)
-    return SglangEngine(server, look_inside=config.white_box)
+    try:
+        return SglangEngine(server, look_inside=config.white_box)
+    except BaseException:
+        server.close()
+        raise
 
 
 class SglangEngine:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.certify.answers import Answer
-from bebop.certify.http import Server
+from bebop.certify.calls import Server
 from bebop.certify.prefill import Prefilled, likeliest
 from bebop.certify.reference import Progress
 from bebop.certify.served import fields, refuse, unanswered
@@ -31,7 +31,11 @@ def make(config: CertifyConfig) -> "OpenAIEngine":
     assert own.url is not None
     url = own.url.rstrip("/").removesuffix("/v1")
     server = Server(url, key=os.environ.get(own.api_key_env), key_name=own.api_key_env, timeout=own.timeout)
-    return OpenAIEngine(server, own.model, logprobs=config.logprobs != "none")
+    try:
+        return OpenAIEngine(server, own.model, logprobs=config.logprobs != "none")
+    except BaseException:
+        server.close()
+        raise
 
 
 class OpenAIEngine:

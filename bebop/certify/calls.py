@@ -87,7 +87,9 @@ class Server:
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0)
+            # A connection that is kept may be closed by the server just as it is used again: whether the request came
+            # through, nobody knows, and a sample must not be asked for twice.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
             limits = aiohttp.ClientTimeout(total=self.timeout, sock_connect=min(self.timeout, 10.0))
             self._session = aiohttp.ClientSession(headers=self.headers, timeout=limits, connector=connector)
         return self._session
@@ -111,12 +113,14 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Result]], tasks: list[asyncio
     tasks += [asyncio.create_task(call) for call in calls]
     if not tasks:
         return []
-    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    if pending:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
-        raise next(error for task in done if (error := task.exception()) is not None)
+    _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    errors = [task.exception() for task in tasks if not task.cancelled()]  # asked of all: none may go unheard
+    for error in errors:
+        if error is not None:
+            raise error
     return [task.result() for task in tasks]
 
 
