@@ -8,12 +8,13 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-# Of every run; with co-training; of the monitor; of one decoding system; of bebop.adapt.
-Part = Literal["run", "head", "drift", "system", "adapt"]
+# Of every run; with co-training; of the monitor; of the certificate; of one decoding system; of bebop.adapt.
+Part = Literal["run", "head", "drift", "certificate", "system", "adapt"]
 TITLES: dict[Part, str] = {
     "run": "Every run (`metrics.jsonl`)",
     "head": "The head, in adaptations and where it is trained beside the policy",
     "drift": "The monitor (`monitor.drift=true`), from the sixth step on",
+    "certificate": "The certificate (`monitor.certify_every`), at the steps that read it; exact systems alone",
     "system": "What one decoding system counts of its own; by position, over the cycles that reached it",
     "adapt": "Adaptations, on held-out text at `train.eval_every` steps",
 }
@@ -179,6 +180,21 @@ METRICS: tuple[MetricRow, ...] = (
     MetricRow("drift/boundary", "overlap minus p(argmax q): sampled drafts are better above 0", "share", "drift", True),
     MetricRow("drift/length_by_request", "accept length with the same weight for every answer", "tokens", "drift"),
     MetricRow("drift/cotraining", "whether the next update trains the head", "0/1", "drift"),
+    MetricRow(
+        "certify/log_e",
+        "evidence that answers do not follow the trainer's distributions, ln E: as long as they do, it ever reaches "
+        "ln 10⁴ = 9.2 in one run of 10,000",
+        "nats",
+        "certificate",
+    ),
+    MetricRow("certify/failed", "whether it ever did since it was last begun", "0/1", "certificate"),
+    MetricRow("certify/tokens", "tokens that it rests on", "tokens", "certificate"),
+    MetricRow(
+        "certify/tv_bound",
+        "the largest of the bounds on what kinds of faults may still hide, as total variation a token",
+        "share",
+        "certificate",
+    ),
     MetricRow(
         "rollout/overridden/K", "`pad`: share of drafts that were accepted although they failed", "share", "system"
     ),

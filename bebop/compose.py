@@ -21,6 +21,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from bebop.config import JobConfig
 from bebop.config_adapt import AdaptConfig
+from bebop.config_certify import CertifyConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.override_merge import merged as merged_overrides
@@ -42,6 +43,11 @@ def job_config(overrides: Sequence[str]) -> JobConfig:
 def adapt_config(overrides: Sequence[str]) -> AdaptConfig:
     """The same for an adaptation."""
     return from_dict(AdaptConfig, composed(overrides, "adapt"))
+
+
+def certify_config(overrides: Sequence[str]) -> CertifyConfig:
+    """The same for a certificate."""
+    return from_dict(CertifyConfig, composed(overrides, "certify"))
 
 
 def resumed_overrides(
@@ -160,7 +166,7 @@ def _register() -> None:
         store(name, {"system": name, "draft_tokens": system.draft_tokens, "options": options}, group="decoding")
     for group, choice in ALONE.items():
         store(choice, {}, group=group)
-    for root, cls in (("config", JobConfig), ("adapt", AdaptConfig)):
+    for root, cls in (("config", JobConfig), ("adapt", AdaptConfig), ("certify", CertifyConfig)):
         store(f"{root}_settings", _tree(s for s in settings(cls) if not s.only and s.name != GIVEN))
     for group, choice in {(s.name.split(".")[0], s.only) for s in settings(JobConfig) if s.only}:
         part = _tree(s for s in settings(JobConfig) if s.only == choice)

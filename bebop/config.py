@@ -220,6 +220,9 @@ class MonitorConfig:
     probe_answers: int = setting(24, "answers that make up the probe set", at_least(2), formerly="bank_answers")
     actions: bool = setting(False, "carry out the proposals on system and draft length; takes monitor.drift")
     check_answers: int = setting(8, "answers a step scored again by the weights that wrote them", at_least(0, "none"))
+    certify_every: int = setting(
+        10, "steps between readings of the certificate: do answers follow the distributions?", at_least(0, "never")
+    )
     tensorboard: bool = setting(True, "write TensorBoard events")
     wandb: bool = setting(False, "write to Weights & Biases")
     ray_metrics: bool = setting(True, "give every number to Ray, which exports it for Prometheus")

@@ -91,7 +91,8 @@ class Loop:
         """One update, published and observed."""
         timed, version = self.clock.timed, self.buffer.version
         with timed("monitor"):
-            reading = await self.monitor.read(version + 1, batch.groups, self.trainer)
+            undisturbed = batch.groups[0].prompt.index >= self.pool.disturbed
+            reading = await self.monitor.read(version + 1, batch.groups, self.trainer, undisturbed)
         with timed("update"):
             learned, _ = await self.trainer.update(batch, self.monitor.cotraining)
         self.buffer.advance()

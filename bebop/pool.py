@@ -31,6 +31,9 @@ class WorkerPool:
         """``prompt(i)`` gives prompt number i of the stream."""
         self.config, self.prompt, self.workers, self.buffer, self.clock = config, prompt, workers, buffer, clock
         self.restarts = 0
+        # Prompts below had been handed out when a worker died, or when the job was resumed: answers that had ended by
+        # then were kept and others drawn again, so which tokens became of them depends on the tokens.
+        self.disturbed = 0
         self._most_restarts = config.runtime.max_restarts
         self._published: tuple[Any, int] | None = None  # weights and their version
         self._decoding = config.decoding  # what the workers were told last, or started with
@@ -102,6 +105,7 @@ class WorkerPool:
     async def _replace(self, i: int, death: WorkerDied) -> None:
         """A new worker with the current weights and all prompts that the dead one had not handed over."""
         self.restarts += 1
+        self.disturbed = self.buffer.admitted
         if self.restarts > self._most_restarts:
             raise UserError(f"rollout workers died {self.restarts} times, the last time: {death}") from death
         log.warning("rollout worker %d died (%s); %d prompts start again", i, death, len(self._in_flight[i]))
@@ -138,4 +142,5 @@ class WorkerPool:
     def restore(self, restarts: int) -> None:
         """Go on after so many deaths; each run has its own allowance."""
         self.restarts = restarts
+        self.disturbed = self.buffer.taken + self.config.rollout.staleness * self.config.trainer.groups_per_step
         self._most_restarts = restarts + self.config.runtime.max_restarts

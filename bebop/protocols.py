@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from bebop.config import DecodingConfig
 from bebop.metrics import Metrics
+from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trajectory import Batch, Group, Prompt
 
@@ -69,6 +70,13 @@ class Trainer(Protocol):
         self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
     ) -> tuple[ProbeReading, Sweep | None]:
         """The monitor's texts under the current weights; ``sweep``: at several temperatures."""
+        ...
+
+    async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
+        """Hold answers of the next batch against the distributions of the weights that wrote them.
+
+        Evidence that was begun before ``since`` (a step) is dropped. None: there is nothing to be said.
+        """
         ...
 
     async def weights(self, head: bool) -> Any:

@@ -13,13 +13,14 @@ from ray.exceptions import RayActorError, RayTaskError
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.metrics import Metrics
+from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.protocols import TrainerDied, WorkerDied, WorkerReport
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.worker import make_worker
 from bebop.trainer import checkpoint
 from bebop.trainer.rank import TrainerRank
-from bebop.trajectory import Batch, Prompt
+from bebop.trajectory import Batch, Group, Prompt
 
 T = TypeVar("T")
 Options = Mapping[str, Any]  # of an actor, from ``placement.reserve``
@@ -147,6 +148,11 @@ class RayTrainer:
     ) -> tuple[ProbeReading, Sweep | None]:
         """See ``protocols.Trainer``."""
         return (await self._all("read_probe_set", texts, sweep, decoding))[0]
+
+    async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
+        """See ``protocols.Trainer``."""
+        certified: Certified | None = (await self._all("certify", groups, since))[0]
+        return certified
 
     async def head_fingerprint(self) -> str:
         """See ``protocols.Trainer``."""

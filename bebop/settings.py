@@ -12,11 +12,13 @@ from bebop.command import run_main
 from bebop.compose import composed, groups
 from bebop.config import JobConfig
 from bebop.config_adapt import AdaptConfig
+from bebop.config_certify import CertifyConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.parsing import WANTED, Setting, settings
 
-ROOTS: dict[type, str] = {JobConfig: "config", AdaptConfig: "adapt"}  # of the files in conf/
+ROOTS: dict[type, str] = {JobConfig: "config", AdaptConfig: "adapt", CertifyConfig: "certify"}  # of the files in conf/
+COMMANDS: dict[type, str] = {JobConfig: "bebop.run", AdaptConfig: "bebop.adapt", CertifyConfig: "bebop.certify"}
 TITLE = """# Settings
 
 Written by `python -m bebop.settings > docs/settings.md` from the dataclasses in `bebop/config*.py`.
@@ -58,9 +60,9 @@ def about(cls: type, group: str) -> str:
 def document() -> str:
     """``docs/settings.md``."""
     parts = [TITLE]
-    for cls, command in ((JobConfig, "bebop.run"), (AdaptConfig, "bebop.adapt")):
+    for cls, command in COMMANDS.items():
         parts.append(f"\n## `python -m {command}`\n")
-        described = _sections(JobConfig) if cls is AdaptConfig else {}
+        described = {} if cls is JobConfig else _sections(JobConfig)
         rows = [one for one in _settings(cls) if one.name.split(".")[0] not in described]
         for group in dict.fromkeys(one.name.split(".")[0] if "." in one.name else "" for one in rows):
             section = _sections(cls).get(group)

@@ -1,4 +1,5 @@
-"""Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``loop``, ``kernels`` and ``monitor``."""
+"""Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``loop``, ``kernels``,
+``monitor`` and ``certify``."""
 
 import argparse
 import time
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bebop.bench import first_token, kernels, loop, monitor, record, rollout, served
+from bebop.bench import certify, first_token, kernels, loop, monitor, record, rollout, served
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.compose import job_config
 from bebop.config import ModelConfig, TaskConfig
@@ -55,6 +56,9 @@ def parser() -> Parser:
     watching = kinds.add_parser("monitor", help="what watching acceptance costs")
     watching.add_argument("--rounds", type=whole(2), default=8, help="turns with and without statistics (default: 8)")
     watching.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
+    holding = kinds.add_parser("certify", help="what holding a job's answers against the trainer's distributions costs")
+    holding.add_argument("--rounds", type=whole(2), default=6, help="turns with and without readings (default: 6)")
+    holding.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
     serving = kinds.add_parser("sglang", help="tokens/s of SGLang, with and without the plugin that measures drafts")
     serving.add_argument(
         "--model", default="tiny", help="tiny or a Hugging Face folder with MTP weights (default: tiny)"
@@ -127,6 +131,12 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
         checked(config)
         torch.set_num_threads(config.rollout.threads)
         rows = monitor.run(config, options.rounds)
+        return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "part", "added %")]
+    if kind == "certify":
+        config = job_config(options.overrides)
+        checked(config)
+        torch.set_num_threads(config.trainer.threads)
+        rows = certify.run(config, options.rounds)
         return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "part", "added %")]
     torch.set_num_threads(options.threads)
     if kind == "kernels":

@@ -46,9 +46,9 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
     progress = tqdm(total=2 * rounds, desc="monitor")
     for turn in range(rounds + 1):
         for measure in (True, False) if turn % 2 else (False, True):
-            asked = _requests(config, policy, source)
+            asked = step_requests(config, policy, source)
             with timed(emit, "_compare") as taken:
-                seconds, completions = _decode(config, policy, asked, measure)
+                seconds, completions = decode(config, policy, asked, measure)
             if turn:  # the first turn warms up
                 spent[measure].append(seconds)
                 inside += [sum(taken)] if measure else []
@@ -56,7 +56,7 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
             answers = completions if measure else answers
     progress.close()
     plain = float(np.median(spent[False]))
-    groups = _groups(config, source, answers)
+    groups = grouped(config, source, answers)
     watching, added = _watching(config, groups), percent(spent)
 
     def row(part: str, seconds: float) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def timed(module: Any, name: str) -> Iterator[list[float]]:
         setattr(module, name, original)
 
 
-def _requests(config: JobConfig, policy: Policy, source: PromptSource) -> list[Request]:
-    """The answers of one step."""
+def step_requests(config: JobConfig, policy: Policy, source: PromptSource) -> list[Request]:
+    """The requests of one step."""
     size, sampling = config.trainer.group_size, config.rollout.sampling
     return [
         Request(
@@ -108,7 +108,7 @@ def _requests(config: JobConfig, policy: Policy, source: PromptSource) -> list[R
     ]
 
 
-def _decode(
+def decode(
     config: JobConfig, policy: Policy, asked: Sequence[Request], measure: bool
 ) -> tuple[float, list[Completion]]:
     """Processor seconds of one step's answers; the same tokens with and without statistics."""
@@ -120,7 +120,8 @@ def _decode(
     return time.process_time() - started, answers
 
 
-def _groups(config: JobConfig, source: PromptSource, answers: Sequence[Completion]) -> list[Group]:
+def grouped(config: JobConfig, source: PromptSource, answers: Sequence[Completion]) -> list[Group]:
+    """The answers of one step as the trainer gets them, all with the same reward."""
     size = config.trainer.group_size
     return [
         Group(

@@ -12,6 +12,7 @@ import numpy as np
 from bebop.config import JobConfig
 from bebop.loop import Loop
 from bebop.metrics import Mean, Metrics
+from bebop.monitor.certified import Certified
 from bebop.parsing import from_dict
 from bebop.protocols import WorkerDied, WorkerReport
 from bebop.trajectory import Batch, Completion, DecodeStats, Group, Prompt, Trajectory
@@ -107,6 +108,9 @@ class FakeTrainer:
         self.version += 1
         learned: Metrics = {"policy/entropy": Mean(1.0, 1), "train/kl": Mean(2.0, 4)}
         return learned, self.version
+
+    async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
+        return None
 
     async def weights(self, head: bool) -> str:
         version = self.version

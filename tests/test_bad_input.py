@@ -18,6 +18,7 @@ import pytest
 
 from bebop import adapt, run
 from bebop.bench import __main__ as bench
+from bebop.certify import __main__ as certify
 from bebop.dashboards import __main__ as dashboards
 from bebop.model.checkpoint import resolve
 from bebop.report import __main__ as report
@@ -27,7 +28,7 @@ from tests.commands import error_of, on_disk
 
 COMMANDS = {
     "run": run.main, "adapt": adapt.main, "bench": bench.main, "report": report.main,
-    "dashboards": dashboards.main, "reproduce": reproduce.main, "tiny": tiny.main,
+    "dashboards": dashboards.main, "reproduce": reproduce.main, "tiny": tiny.main, "certify": certify.main,
 }  # fmt: skip
 
 RUN = [
@@ -165,6 +166,23 @@ RECIPES = [
     ("tiny", "--steps 1e3", "'1e3'"),
 ]  # fmt: skip
 
+CERTIFY = [
+    ("--fast", "--fast"), ("nonsense=1", "nonsense"), ("tokens=0", "tokens=0"), ("tokens=many", "tokens='many'"),
+    ("engine.name=vllm", "engine.name='vllm'"), ("engine.name=sglang", "engine.url=None"),
+    ("engine.name=openai engine.url=localhost:30000", "engine.url='localhost:30000'"),
+    ("engine.name=function", "engine.function=None"), ("engine.name=function engine.function=len", "'len'"),
+    ("engine.name=function engine.function=no.such:thing", "no.such"),
+    ("engine.name=sglang engine.url=http://127.0.0.1:9", "http://127.0.0.1:9"),
+    ("engine.name=openai engine.url=http://127.0.0.1:9", "http://127.0.0.1:9"),
+    ("reference=server", "reference='server'"), ("reference=other", "reference='other'"),
+    ("logprobs=nat", "logprobs='nat'"), ("alpha=0", "alpha=0"), ("alpha=.5", "alpha=0.5"), ("alpha=nan", "alpha=nan"),
+    ("limit_tv=0", "limit_tv=0"), ("stress=-1", "stress=-1"), ("stress=nan", "stress=nan"), ("cohort=3", "cohort=3"),
+    ("cohort=0", "cohort=0"), ("sampling.temperature=0", "sampling.temperature=0"), ("seed=-1", "seed=-1"),
+    ("max_length=100", "max_length=100"), ("first_prompt=-1", "first_prompt=-1"), ("decoding=pad", "'pad'"),
+    ("decoding=bebop decoding.draft_tokens=0", "draft_tokens=0"), ("model.path=missing", "model.path='missing'"),
+    ("task=file task.path=missing.jsonl", "missing.jsonl"), ("dir={here}/rows.txt/inside", "rows.txt/inside"),
+]  # fmt: skip
+
 ALL = [
     *(("run", given, names) for given, names in RUN),
     *(("adapt", given, names) for given, names in ADAPT),
@@ -172,6 +190,7 @@ ALL = [
     *(("report", given, names) for given, names in REPORT),
     *(("dashboards", given, names) for given, names in DASHBOARDS),
     *RECIPES,
+    *(("certify", given, names) for given, names in CERTIFY),
 ]
 QUICK = 10  # one in so many belongs to the quick tests
 TABLE = [
@@ -258,6 +277,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     [
         ("bebop.run", "rollout.max_length=1000000"),
         ("bebop.adapt", "head.objective=xyz"),
+        ("bebop.certify", "engine.name=sglang"),
         ("bebop.bench", "rollout --batches 0"),
         ("bebop.report", "missing"),
         ("bebop.dashboards", "--staleness -1"),

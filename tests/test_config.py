@@ -7,9 +7,10 @@ from typing import Any, get_args
 
 import pytest
 
-from bebop.compose import adapt_config, groups, job_config
+from bebop.compose import adapt_config, certify_config, groups, job_config
 from bebop.config import JobConfig, ObjectiveName, RolloutConfig, SamplingConfig, TrainerConfig
 from bebop.config_adapt import AdaptConfig
+from bebop.config_certify import CertifyConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.parsing import from_dict, settings
@@ -44,7 +45,7 @@ BAD: list[tuple[str, Any]] = [
     ("runtime.max_restarts", -1), ("runtime.port", 65536), ("runtime.dashboard_port", -1),
     ("runtime.metrics_port", 70000), ("runtime.seed", -1), ("runtime.seed", 1 << 23), ("runtime.resume", True),
     ("task.name", ""), ("task.prompt_key", " "), ("task.answer_key", ""), ("monitor.probe_every", -1),
-    ("monitor.probe_answers", 1), ("monitor.check_answers", -1), ("runtime.dir", ""), ("runtime.address", " "),
+    ("monitor.probe_answers", 1), ("monitor.check_answers", -1), ("monitor.certify_every", -1), ("runtime.dir", ""), ("runtime.address", " "),
     ("runtime.temp_dir", ""), ("cotrain.mode", "sometimes"), ("cotrain.head.lr", NAN), ("cotrain.head.max_tokens", 0),
     ("cotrain.head.lr_warmup_steps", -1), ("cotrain.head.betas", [1.0, 0.9]), ("cotrain.head.weight_decay", -1.0),
     ("cotrain.head.max_grad_norm", 0.0),
@@ -207,6 +208,13 @@ def test_an_adaptation_differs_from_the_dataclasses_in_the_task_and_the_learning
     made = leaves(dataclasses.asdict(adapt_config([])))
     differing = {name: value for name, value in made.items() if value != defaults[name] and name != "task.args"}
     assert differing == {"task.name": "composite", "head.lr": 0.002, "head.lr_warmup_steps": 5}
+
+
+def test_a_certificate_differs_from_the_dataclasses_in_the_task() -> None:
+    defaults = leaves(dataclasses.asdict(CertifyConfig()))
+    made = leaves(dataclasses.asdict(certify_config([])))
+    differing = {name: value for name, value in made.items() if value != defaults[name] and name != "task.args"}
+    assert differing == {"task.name": "composite"}
 
 
 @pytest.mark.parametrize(

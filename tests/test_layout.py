@@ -25,9 +25,9 @@ TABLE = {
     1: "model identity tasks rollout.engine rollout.slots rollout.decoding trainer.advantages trainer.chains "
     "trainer.logprobs trainer.losses trainer.optim trainer.packing trainer.schedule trainer.scorer "
     "trainer.block_loss trainer.block_choice trainer.firp_loss trainer.firp_ranks trainer.pipo_rows trainer.pipo_loss "
-    "certify.answers certify.evidence certify.directions certify.bets "
-    "certify.bigram certify.cohort certify.marginals certify.tilt certify.family certify.ledger "
-    "certify.checkpoint certify.causes",
+    "certify.answers certify.two_sample certify.evidence certify.directions certify.bets certify.bigram "
+    "certify.cohort certify.marginals certify.tilt certify.ledger certify.causes certify.columns certify.structure "
+    "certify.declared certify.family certify.checkpoint certify.white_box",
     # engines, workers, trainers, the buffer and the monitor
     2: "buffer protocols monitor dashboards rollout rollout.decoding.draft_verify rollout.decoding.registry trainer",
     # what joins them, without Ray and with it

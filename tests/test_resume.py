@@ -20,6 +20,7 @@ from bebop.loop import Loop
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_tokenizer
 from bebop.model.parts import has_part
+from bebop.monitor.certified import Certified
 from bebop.parsing import from_dict
 from bebop.protocols import WorkerReport
 from bebop.rollout.decoding.lengths.entropy import EntropyLength
@@ -27,8 +28,9 @@ from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import make_worker
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer import checkpoint
+from bebop.trainer.certify import Certifier
 from bebop.trainer.rank import TrainerRank
-from bebop.trajectory import Batch, Prompt
+from bebop.trajectory import Batch, Group, Prompt
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +60,9 @@ class InProcess:
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         return self.trainer.update(batch, cotrain)
+
+    async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
+        return self.trainer.certify(groups, since)
 
     async def weights(self, head: bool) -> dict[str, torch.Tensor]:
         return self.trainer.weights(head)
@@ -96,7 +101,7 @@ def job(system: str, steps: int, parts: Mapping[str, str]) -> JobConfig:
         "rollout": {"staleness": 0, "slots": 4, "sampling": {"max_new_tokens": 40}},
         "decoding": {"system": system, "draft_tokens": SYSTEMS[system].draft_tokens},
         "trainer": {"steps": steps, "groups_per_step": 2, "group_size": 3, "save_every": 1, "lr": 1e-3},
-        "monitor": {"drift": False},
+        "monitor": {"drift": False, "certify_every": 1},
     }
     return from_dict(JobConfig, sections)
 
@@ -127,6 +132,15 @@ def test_a_resumed_job_repeats_an_uninterrupted_one_to_the_bit(
     system: str, parts: dict[str, str], tmp_path: Path
 ) -> None:
     assert not differs(system, tmp_path, parts)
+
+
+def test_the_evidence_of_a_certificate_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is among the rows that are compared, and one that began again would be another."""
+    whole = run(job("bebop", 3, {}), tmp_path / "first")
+    tokens = [row["certify/tokens"] for _, row in whole.rows]
+    assert tokens == sorted(tokens) and tokens[1] > tokens[2] - tokens[1] > 0
+    monkeypatch.setattr(Certifier, "load_state_dict", lambda self, state: None)
+    assert differs("bebop", tmp_path, {})
 
 
 def test_what_an_engine_learns_from_all_requests_is_missed_by_a_resume(

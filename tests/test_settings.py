@@ -5,8 +5,10 @@ import dataclasses
 import pytest
 
 from bebop import adapt, run
+from bebop.certify import __main__ as certify
 from bebop.config import JobConfig
 from bebop.config_adapt import AdaptConfig
+from bebop.config_certify import CertifyConfig
 from bebop.parsing import settings
 from bebop.settings import document, overview
 from tests.commands import error_of
@@ -17,7 +19,9 @@ def test_the_document_is_what_the_dataclasses_say() -> None:
     assert (ROOT / "docs" / "settings.md").read_text() == document(), "python -m bebop.settings > docs/settings.md"
 
 
-@pytest.mark.parametrize(("main", "cls"), [(run.main, JobConfig), (adapt.main, AdaptConfig)])
+@pytest.mark.parametrize(
+    ("main", "cls"), [(run.main, JobConfig), (adapt.main, AdaptConfig), (certify.main, CertifyConfig)]
+)
 def test_help_on_each_group_lists_its_settings(main, cls, capsys: pytest.CaptureFixture[str]) -> None:
     for group in dict.fromkeys(one.name.split(".")[0] for one in settings(cls)):
         assert main(["--help", group]) == 0

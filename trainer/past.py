@@ -12,7 +12,7 @@ copy of them a step, and passes over a few answers (``monitor.check_answers``). 
 resume, answers that were finished before it are not compared.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 import torch
@@ -45,25 +45,36 @@ class PastWeights:
         """The weights are others from now on: nothing of before belongs to them."""
         self._kept = {}
 
+    @property
+    def versions(self) -> list[int]:
+        """Those that are kept, in order."""
+        return sorted(self._kept)
+
     @torch.no_grad()
     def compare(self, packed: Sequence[PackedRows], versions: Collection[int]) -> Metrics:
         """Log-probs of this rank's rows under each of ``versions`` that is kept, against the engine's.
 
-        The policy has its own weights back afterwards. Metrics as in ``same_weights_metrics``.
+        Metrics as in ``same_weights_metrics``.
         """
-        wanted = [version for version in sorted(self._kept) if version in versions]
-        if not wanted:
-            return {}
+
+        def under(version: int) -> Metrics:
+            return merge(*[same_weights_metrics(rows, self.scorer(rows)[0], version) for rows in packed])
+
+        return merge(*self.visit([v for v in self.versions if v in versions], under))
+
+    def visit(self, versions: Sequence[int], read: Callable[[int], T]) -> list[T]:
+        """``read(version)`` while the policy has the weights of each of some kept versions; then its own again."""
+        if not versions:
+            return []
         own = self._copies()
         try:
-            parts = [self._under(version, packed) for version in wanted]
+            return [self._read(version, read) for version in versions]
         finally:
             self._load(own)
-        return merge(*parts)
 
-    def _under(self, version: int, packed: Sequence[PackedRows]) -> Metrics:
+    def _read(self, version: int, read: Callable[[int], T]) -> T:
         self._load(self._kept[version])
-        return merge(*[same_weights_metrics(rows, self.scorer(rows)[0], version) for rows in packed])
+        return read(version)
 
     @torch.no_grad()
     def _copies(self, dtype: torch.dtype | None = None) -> list[Tensor]:

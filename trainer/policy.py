@@ -71,7 +71,8 @@ class PolicyTrainer:
         self.optimizer = GuardedAdamW(
             policy.weights(), config.trainer, setting="trainer.lr", loss="the loss", causes=causes
         )
-        past = config.rollout.staleness if config.monitor.check_answers and not config.algorithm.rescore else 0
+        looked = config.monitor.check_answers or config.monitor.certify_every
+        past = config.rollout.staleness if looked and not config.algorithm.rescore else 0
         self.past = PastWeights(self.scorer, past, torch.bfloat16 if self.mixed else None)
 
     def update(self, batch: Batch, cotrain: bool = False) -> Metrics:

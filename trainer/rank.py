@@ -15,10 +15,12 @@ from bebop.command import writing
 from bebop.config import DecodingConfig, JobConfig
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_policy
+from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trainer import checkpoint
+from bebop.trainer.certify import Certifier
 from bebop.trainer.policy import PolicyTrainer
-from bebop.trajectory import Batch
+from bebop.trajectory import Batch, Group
 
 
 class TrainerRank:
@@ -37,6 +39,7 @@ class TrainerRank:
             dist.init_process_group("nccl" if cuda else "gloo", init_method, rank=rank, world_size=world)
         self.rank = rank
         self.trainer = PolicyTrainer(policy, config, rank, world)
+        self.certifier = Certifier(self.trainer.scorer, self.trainer.past, config, rank, world)
 
     def update(self, batch: Batch, cotrain: bool = False) -> tuple[Metrics, int]:
         """Learn from a batch; metrics of all ranks together, and the new version. ``cotrain``: so does the head."""
@@ -47,6 +50,10 @@ class TrainerRank:
     ) -> tuple[ProbeReading, Sweep | None]:
         """The monitor's fixed texts under the weights of now, the same answer on every rank."""
         return self.trainer.read_probe_set(texts, sweep, decoding)
+
+    def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
+        """Hold answers against the distributions of the weights that wrote them; the answer is rank 0's."""
+        return self.certifier.read(groups, since, self.trainer.version)
 
     def version(self) -> int:
         """Updates finished so far."""
@@ -65,7 +72,7 @@ class TrainerRank:
 
     def save(self, folder: Path, loop_state: dict[str, Any]) -> None:
         """Fill and seal ``folder``, which does not exist yet (rank 0 writes); to be published by who has the lock."""
-        state = self.trainer.state_dict()
+        state = self.trainer.state_dict() | {"certificate": self.certifier.state_dict()}
         if self.rank == 0:
             dtype = torch.bfloat16 if self.trainer.mixed else None
             with writing(folder):
@@ -75,6 +82,8 @@ class TrainerRank:
         """Go on from a checkpoint; the loop's state as it was handed in. ``UserError`` names a corrupt file."""
         saved = checkpoint.load(folder)
         self.trainer.load_state_dict(saved.trainer)
+        if "certificate" in saved.trainer:  # else a checkpoint of an earlier version of bebop
+            self.certifier.load_state_dict(saved.trainer["certificate"])
         return saved.loop
 
     def close(self) -> None:

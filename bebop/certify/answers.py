@@ -5,9 +5,9 @@ A ``Block`` holds both for a cohort, position by position. Everything in it but 
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -61,5 +61,5 @@ class Block:
     def part(self, start: int, stop: int) -> "Block":
         """Positions ``start`` to ``stop``."""
         own = {name: getattr(self, name) for name in self.__slots__}
-        cut = {name: value[start:stop] for name, value in own.items() if isinstance(value, torch.Tensor)}
+        cut: dict[str, Any] = {name: value[start:stop] for name, value in own.items() if isinstance(value, Tensor)}
         return replace(self, **cut)

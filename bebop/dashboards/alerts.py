@@ -70,7 +70,8 @@ def _drafting() -> tuple[Alert, ...]:
             "0s",
             "critical",
             "The monitor calls the draft broken",
-            "Drafts are as good as chance, or the engine does not run the weights that it should.",
+            "Drafts are as good as chance, the engine does not run the weights that it should, or its answers do not "
+            "follow the policy's distribution.",
         ),
         _state(
             "mismatch-driven",
@@ -91,6 +92,15 @@ def _state(state: State, hold: str, severity: Literal["warning", "critical"], su
 
 def _running(staleness: int) -> tuple[Alert, ...]:
     return (
+        Alert(
+            name="BebopNotCertified",
+            expr=f"{series('certify/failed')} == 1",
+            hold="0s",
+            severity="critical",
+            summary="Answers do not follow the policy's distribution",
+            description="What speaks for it, and for which cause, is in the run's controller.jsonl and in its log. "
+            "python -m bebop.certify holds the engine against the model without a job around it.",
+        ),
         Alert(
             name="BebopStale",
             expr=f"{series('staleness/max')} > {staleness}",

@@ -70,6 +70,7 @@ class Signals:
     boundary: Estimate | None = None  # overlap minus p(argmax q)
     drafts: tuple[int, Estimate] | None = None  # the best number of drafts and its relative gain
     health: Health | None = None
+    uncertified: str = ""  # why answers do not follow their distribution, at a step that finds so
     chance: float | None = None  # rate of unrelated distributions as measured; None: the configured one
 
 
@@ -114,17 +115,22 @@ class Controller:
         self._seen: list[State] = []  # candidates of the last steps
         self._healthy: Estimate | None = None  # accept length before it broke
         self._broken_for = 0  # steps in a row
+        self._uncertified = ""  # what stands against the engine's answers; cleared when weights are sent again
+        self._sent_again = False  # for that reason
         self._acted = -self.config.pause  # step of the last action on system or length
 
     @property
     def unsettled(self) -> bool:
         """Whether a closer look would tell more: the last step said another state, or weights are being repaired."""
+        if self._uncertified:  # no reading of drafts says more about that
+            return False
         return self.state == "broken" or (bool(self._seen) and self._seen[-1] != self.state)
 
     def judge(self, signals: Signals) -> Verdict:
         """Take in one step."""
         if self.state != "broken":
             self._healthy = signals.before
+        self._uncertified = signals.uncertified or self._uncertified
         broken, why = self._broken(signals)
         candidate: State = "broken" if broken else self._candidate(signals.cause, signals.others)
         before = self.state
@@ -139,8 +145,8 @@ class Controller:
         )
 
     def _broken(self, signals: Signals) -> tuple[bool, str]:
-        """Whether drafts are as good as chance, or the engine does not run what it should."""
-        complaint = signals.health.complaint() if signals.health else ""
+        """Whether drafts are as good as chance, or the engine does not run or draw what it should."""
+        complaint = (signals.health.complaint() if signals.health else "") or self._uncertified
         if complaint:
             return True, complaint
         healthy = self._healthy
@@ -192,7 +198,10 @@ class Controller:
     def _act(self, signals: Signals, evidence: str) -> Action:
         """At most one action a step."""
         if self.state == "broken":
-            return self._repair(signals.health, evidence)
+            repair = self._repair(signals.health, evidence)
+            if repair.kind == "resync":  # evidence is gathered afresh
+                self._uncertified = ""
+            return repair
         cause = signals.cause
         lost = cause is not None and self._moved(cause.mismatch, cause.small) and cause.mismatch.point < 0
         if self.state == "mismatch-driven" and lost and not self.cotraining:
@@ -210,8 +219,17 @@ class Controller:
         return action
 
     def _repair(self, health: Health | None, evidence: str) -> Action:
-        """Send the weights again; if the engine has the right ones by now and drafts are no better, train the head."""
+        """Send the weights again; if the engine has the right ones by now and drafts are no better, train the head.
+
+        Wrong weights are the one cause of wrong answers that a job can put right, and they can look like any other, so
+        they are sent again once for that reason; what is found after that is for a person.
+        """
         wrong = health is not None and bool(health.complaint())
+        if self._uncertified and not wrong:
+            if self._sent_again:
+                return Action(why=f"it is not the weights, which were sent again: {evidence}")
+            self._sent_again = True
+            return Action(kind="resync", why=f"weights may look like any cause: {evidence}")
         if wrong or self._broken_for == 1:
             return Action(kind="resync", why=f"check the weight sync: {evidence}")
         if self._broken_for > self.config.patience + 1 and not self.cotraining:

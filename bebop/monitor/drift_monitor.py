@@ -7,7 +7,7 @@ trainer (``adapters``); the same records and settings give the same numbers, so 
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bebop.monitor.advice import Costs, boundary, length_gain
 from bebop.monitor.controller import Action, Controller, ControllerConfig, Health, Signals, State, Verdict
@@ -102,11 +102,13 @@ class DriftMonitor:
         reading: ProbeReading | None = None,
         sweep: Sweep | None = None,
         health: Health | None = None,
+        uncertified: str = "",
     ) -> Explanation | None:
         """Take in one step; None if nothing was drafted in it. Steps come in order, each once.
 
         ``reading``: the fixed contexts under the distributions of now; the first reading is what later ones are held
-        against. ``sweep``: the first weights at several temperatures, once, as early as it is there.
+        against. ``sweep``: the first weights at several temperatures, once, as early as it is there. ``uncertified``:
+        why answers do not follow their distribution, where they were found not to.
         """
         if not len(records):
             return None
@@ -126,7 +128,7 @@ class DriftMonitor:
             self._first_reading = first or reading
         else:
             self._drift = None  # what an earlier reading said is no evidence about this step
-        return self._explain(records.step, health)
+        return self._explain(records.step, health, uncertified)
 
     def breakdown(self, key: Key) -> dict[str, Decomposition]:
         """The accept length's change by task, position in the answer, weight version or lag.
@@ -191,7 +193,7 @@ class DriftMonitor:
         slopes = [slope for source in order if (slope := self._slopes.get((source, measure))) is not None]
         return next((slope for slope in slopes if not slope.unidentified), slopes[0])
 
-    def _explain(self, step: int, health: Health | None) -> Explanation:
+    def _explain(self, step: int, health: Health | None, uncertified: str) -> Explanation:
         now = self._pool(self._now())
         parts: dict[str, Decomposition] = {}
         by_slope: dict[Source, Decomposition] = {}
@@ -209,9 +211,10 @@ class DriftMonitor:
         # Greedy drafts have a one-hot distribution: its overlap is p(argmax q), and nothing can be told from their
         # difference.
         compared = edge if edge.known and edge.point != 0 else None
+        signals = self._signals(step, now, parts, tuple(by_slope.values()), compared)
         return Explanation(
             step=step,
-            verdict=self.controller.judge(self._signals(step, now, parts, tuple(by_slope.values()), compared, health)),
+            verdict=self.controller.judge(replace(signals, health=health, uncertified=uncertified)),
             length=now.value(self._length),
             length_by_request=now.by_request()[0],
             entropy=now.entropy(self._length),
@@ -228,7 +231,6 @@ class DriftMonitor:
         parts: dict[str, Decomposition],
         others: tuple[Decomposition, ...],
         edge: Estimate | None,
-        health: Health | None,
     ) -> Signals:
         """What the controller needs; the probe set counts more than a slope."""
         s, controller = self.settings, self.controller
@@ -245,7 +247,6 @@ class DriftMonitor:
             others=others,
             boundary=edge,
             drafts=drafts,
-            health=health,
             chance=None if self._first_reading is None else self._first_reading.chance,
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from bebop.errors import UserError
 from bebop.monitor.adapters import ACCEPTED, VLLM, VllmCounters, sglang_stats, sglang_stretches
+from bebop.monitor.certified import Certified
 from bebop.monitor.collect import from_averages, from_stats, with_entropy
 from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation
@@ -46,6 +47,7 @@ class LoggedStep:
     records: StepRecords
     reading: ProbeReading | None = None
     sweep: Sweep | None = None
+    certified: Certified | None = None
     health: Health | None = None
     restart: bool = False  # from here on against a new reference
 
@@ -53,18 +55,20 @@ class LoggedStep:
         """Show it to a monitor."""
         if self.restart:
             monitor.restart()
-        return monitor.observe(self.records, self.reading, self.sweep, self.health)
+        uncertified = "" if self.certified is None else self.certified.complaint()
+        return monitor.observe(self.records, self.reading, self.sweep, self.health, uncertified)
 
 
 def log_row(
     records: StepRecords,
     reading: ProbeReading | None = None,
     sweep: Sweep | None = None,
+    certified: Certified | None = None,
     health: Health | None = None,
     restart: bool = False,
 ) -> dict[str, Any]:
     """One line of ``drift.jsonl``: enough to recompute every estimate."""
-    extra = {"bank": reading, "sweep": sweep, "health": health}
+    extra = {"bank": reading, "sweep": sweep, "certified": certified, "health": health}
     row = records.to_row() | {name: part.to_row() for name, part in extra.items() if part is not None}
     return row | ({"restart": True} if restart else {})
 
@@ -102,7 +106,7 @@ def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedS
 
 def read_row(row: Mapping[str, Any]) -> LoggedStep:
     """A line of ``drift.jsonl``: the inverse of ``log_row``, up to its rounding."""
-    kinds: dict[str, Any] = {"bank": ProbeReading, "sweep": Sweep, "health": Health}
+    kinds: dict[str, Any] = {"bank": ProbeReading, "sweep": Sweep, "certified": Certified, "health": Health}
     try:
         parts = {name: kind.from_row(row[name]) for name, kind in kinds.items() if row.get(name) is not None}
     except (KeyError, TypeError, AttributeError) as error:

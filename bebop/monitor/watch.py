@@ -14,6 +14,7 @@ from typing import Any
 from bebop.config import DecodingConfig, JobConfig, MonitorConfig
 from bebop.decoding import SYSTEMS
 from bebop.monitor.advice import Costs
+from bebop.monitor.certified import Certificate, Certified
 from bebop.monitor.collect import from_groups
 from bebop.monitor.controller import Action, ControllerConfig, Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
@@ -42,14 +43,26 @@ class NoMonitor:
 
     def __init__(self, config: JobConfig) -> None:
         self.decoding, self.cotraining = config.decoding, config.cotrain.mode == "always"
+        self.certificate = Certificate(config)
 
-    async def read(self, step: int, groups: Sequence[Group], trainer: Trainer) -> tuple[None, None]:
-        """Nothing."""
-        return None, None
+    async def read(
+        self, step: int, groups: Sequence[Group], trainer: Trainer, undisturbed: bool = True
+    ) -> tuple[None, None, Certified | None]:
+        """The certificate alone, if it is due."""
+        return None, None, await self.certificate.read(step, groups, trainer, undisturbed)
 
-    def observe(self, step: int, groups: Sequence[Group], version: int, *read: Any) -> Seen:
-        """Nothing."""
-        return Seen(metrics={}, action=Action())
+    def observe(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        version: int,
+        reading: ProbeReading | None = None,
+        sweep: Sweep | None = None,
+        certified: Certified | None = None,
+        health: Health | None = None,
+    ) -> Seen:
+        """What the certificate says, and nothing to do about it."""
+        return Seen(metrics={} if certified is None else certified.metrics(), action=Action())
 
     def state(self) -> dict[str, Any]:
         """Nothing."""
@@ -73,6 +86,7 @@ class Watch:
         self.monitor = DriftMonitor(settings(config.decoding, config.monitor, config.trainer.steps))
         self.texts: tuple[ProbeText, ...] = ()  # the probe set
         self.decoding = config.decoding  # as the actions so far have left it
+        self.certificate = Certificate(config)
         self._restart_at: int | None = None  # first step that is decoded wholly as ``decoding`` says
         self._observed = StepLog(folder / "drift.jsonl", resume_from)
         self._concluded = StepLog(folder / "controller.jsonl", resume_from)
@@ -105,11 +119,12 @@ class Watch:
         return (self.texts, first) if due else None
 
     async def read(
-        self, step: int, groups: Sequence[Group], trainer: Trainer
-    ) -> tuple[ProbeReading | None, Sweep | None]:
-        """The fixed texts under the weights before update ``step``, if they are to be read."""
+        self, step: int, groups: Sequence[Group], trainer: Trainer, undisturbed: bool = True
+    ) -> tuple[ProbeReading | None, Sweep | None, Certified | None]:
+        """Before update ``step``: the fixed texts under the weights of now and the certificate, where they are due."""
         due = self.probe_due(step, groups)
-        return (None, None) if due is None else await trainer.read_probe_set(*due, self.decoding)
+        reading, sweep = (None, None) if due is None else await trainer.read_probe_set(*due, self.decoding)
+        return reading, sweep, await self.certificate.read(step, groups, trainer, undisturbed)
 
     def observe(
         self,
@@ -118,6 +133,7 @@ class Watch:
         version: int,
         reading: ProbeReading | None = None,
         sweep: Sweep | None = None,
+        certified: Certified | None = None,
         health: Health | None = None,
     ) -> Seen:
         """Take in the groups of update ``step``, trained on at ``version``."""
@@ -126,15 +142,17 @@ class Watch:
         s = self.monitor.settings
         records = from_groups(groups, step, version).sample(s.units, s.seed)
         ill = health if health is not None and health.complaint() else None
-        row = log_row(records, reading, sweep, ill, restart)
+        row = log_row(records, reading, sweep, certified, ill, restart)
         explanation = read_row(row).tell(self.monitor)
         self._observed.write(row)
+        metrics = {} if certified is None else certified.metrics()
         if explanation is None:
-            return Seen(metrics={}, action=Action())
+            return Seen(metrics=metrics, action=Action())
         self._follow(explanation)
         self._record(explanation)
         taken = explanation.action if self._carried_out(explanation.action) else Action()
-        return Seen(metrics=explanation.metrics() | {"drift/cotraining": float(self.cotraining)}, action=taken)
+        metrics |= explanation.metrics() | {"drift/cotraining": float(self.cotraining)}
+        return Seen(metrics=metrics, action=taken)
 
     def state(self) -> dict[str, Any]:
         """What the job's checkpoint has to keep; the rest is in the log."""
@@ -157,7 +175,11 @@ class Watch:
 
     def _follow(self, explanation: Explanation | None) -> None:
         """Note how drafts are made from now on; what was in flight at the change belongs to neither reference."""
-        if explanation is None or explanation.action.kind not in DECODING or not self._carried_out(explanation.action):
+        if explanation is None or not self._carried_out(explanation.action):
+            return
+        if explanation.action.kind in ("resync", *DECODING):
+            self.certificate.restart(explanation.step)
+        if explanation.action.kind not in DECODING:
             return
         field = "system" if explanation.action.kind == "set_system" else "draft_tokens"
         self.decoding = dataclasses.replace(self.decoding, **{field: explanation.action.value})  # type: ignore[arg-type]

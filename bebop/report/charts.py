@@ -39,6 +39,7 @@ class Chart:
 def charts(runs: Sequence[Run]) -> list[Chart]:
     """All charts, in the order of the page; the number of draft positions comes from the runs."""
     own = _counted(runs) + [EXTRA] * any(EXTRA.series[0].metric in run.columns for run in runs)
+    own += [CERTIFICATE] * any(run.has(CERTIFICATE.series[0].metric) for run in runs)
     return [REWARD, RESPONSE, ENTROPY, ACCEPT_LENGTH, _acceptance(runs), *own, STALENESS, TIME, THROUGHPUT, TRAIN]
 
 
@@ -95,6 +96,15 @@ EXTRA = Chart(
     "through some of the layers and makes a pass dearer; the drafts that come of them cost no pass of their own.",
     unit="positions per pass",
     series=(Series(label="extra positions", metric="rollout/extra_positions"),),
+)
+CERTIFICATE = Chart(
+    title="Certificate of the answers",
+    text="Evidence that answers do not follow the distributions that the trainer computes under the weights that wrote "
+    "them. As long as they do, it stays around or below 0, and in one run of 10,000 it ever reaches 9.2; from there on "
+    "the engine is at fault, and the controller's log says what for. It begins again after weights were sent again and "
+    "after a change of the decoding system.",
+    unit="nats",
+    series=(Series(label="ln E", metric="certify/log_e"),),
 )
 STALENESS = Chart(
     title="Staleness",

@@ -256,6 +256,7 @@ class AcceptanceRule(Protocol):
     """Decides which drafts stand. A pure function of its arguments."""
 
     exact: bool  # whether the output distribution is the target's
+    stepwise: bool  # whether each draft is judged by itself: accepted with min(1, p/q), or what stands for it in a tree
     layers: tuple[int, ...]  # of the target whose states it reads
     counts: tuple[str, ...]  # statistics of its own, summed over the positions that were reached
 

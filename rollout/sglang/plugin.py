@@ -1,7 +1,9 @@
-"""Plugin of SGLang (entry point group ``sglang.srt.plugins``): makes overlap and entropies of drafts visible.
+"""Plugin of SGLang (entry point group ``sglang.srt.plugins``): makes visible what happens in verification.
 
-Does nothing unless ``BEBOP_VERIFY_EVERY`` is set, to the number of verification steps of which one is measured. SGLang
-logs and swallows what goes wrong in a plugin, so the engine's self-test looks for ``bebop_verify`` in an answer.
+``BEBOP_VERIFY_EVERY``: the number of verification steps of which one is measured, overlap and entropies of drafts.
+``BEBOP_CERTIFY=1``: certificates may look at the draws of their own requests, see ``certify.py``. Does nothing unless
+one is set. SGLang logs and swallows what goes wrong in a plugin, so the engine's self-test looks for ``bebop_verify``
+in an answer, and a certificate for ``bebop_certify``.
 """
 
 import os
@@ -15,6 +17,7 @@ from bebop.kernels.stats import PairStats, pair_stats
 from bebop.trajectory import MEASURED
 
 EVERY = "BEBOP_VERIFY_EVERY"
+CERTIFY = "BEBOP_CERTIFY"
 CPU = "BEBOP_SGLANG_CPU"
 TARGET = "sglang.srt.speculative.eagle_utils.eagle_sample"
 Sample = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -30,6 +33,12 @@ def register() -> None:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
         HookRegistry.register(TARGET, Measure(every), HookType.AROUND)
+    if os.environ.get(CERTIFY) == "1":
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        from bebop.rollout.sglang.certify import Inside
+
+        HookRegistry.register(TARGET, Inside(_distribution, _reports, _settings), HookType.AROUND)
 
 
 class Measure:
@@ -90,6 +99,12 @@ def _distribution(logits: Tensor, sampling: Any, width: int) -> Tensor:
     if sampling.need_top_p_sampling:
         probs = top_p_renorm_prob(probs, sampling.top_ps.repeat_interleave(width, 0))
     return probs
+
+
+def _settings() -> Any:
+    from sglang.srt.runtime_context import get_spec
+
+    return get_spec()
 
 
 def _reports() -> bool:

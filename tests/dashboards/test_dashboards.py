@@ -16,7 +16,7 @@ from bebop.dashboards import provision
 from bebop.dashboards.__main__ import main
 from bebop.dashboards.alerts import LONG, rule_file
 from bebop.dashboards.grafana import FIRST_ID, dashboard, on_top
-from bebop.dashboards.panels import COTRAIN, DRIFT, ROWS, series
+from bebop.dashboards.panels import CERTIFICATE, COTRAIN, DRIFT, ROWS, series
 from bebop.monitor.controller import ControllerConfig
 from bebop.monitor.drift_monitor import STATES
 from tests.commands import error_of
@@ -50,11 +50,11 @@ def tables() -> list[str]:
 
 
 def test_names_are_those_of_a_run() -> None:
-    assert unknown(tables(), catalogue.names("run", "head", "drift")) == set()
+    assert unknown(tables(), catalogue.names("run", "head", "drift", "certificate")) == set()
     assert unknown(["rate(ray_bebop_reward_max[1m])"], catalogue.names("run")) == {"ray_bebop_reward_max"}
     assert unknown(['{__name__=~"ray_bebop_rollout_accept_share_[0-9]+"}'], catalogue.names("run"))
     for panel in PANELS:
-        wanted = catalogue.names({DRIFT: "drift", COTRAIN: "head", "": "run"}[panel.needs])
+        wanted = catalogue.names({DRIFT: "drift", COTRAIN: "head", CERTIFICATE: "certificate", "": "run"}[panel.needs])
         assert unknown([query.expr for query in panel.queries], wanted) == set(), panel.title
 
 
@@ -179,7 +179,7 @@ def test_dashboard_and_rules_are_written_without_a_session(tmp_path: Path) -> No
 HEALTHY: dict[str, str | None] = {
     "step": "1+1x240", "time/step": "15x240", "rollout/accept_length": "2.8x240", "rollout/accept_rate/1": "0.7x240",
     "drift/state": "0x240", "staleness/max": "1x240", "train/skipped": "0x240", "head/skipped": "0x240",
-    "rollout/restarts": "0x240",
+    "rollout/restarts": "0x240", "certify/failed": "0x240",
 }  # fmt: skip
 SICK: list[
     tuple[dict[str, str | None], set[str]]
@@ -193,6 +193,7 @@ SICK: list[
     ({"drift/state": "0x40 2x200"}, {"BebopMismatchDriven"}),
     ({"drift/state": "0x100 2x140"}, set()),  # for ten minutes only
     ({"drift/state": "1x240"}, set()),
+    ({"certify/failed": "0x118 1x122"}, {"BebopNotCertified"}),
     ({"staleness/max": "2x240"}, {"BebopStale"}),
     ({"step": "1+1x90 90x150"}, {"BebopNoProgress"}),
     ({"step": "1+1x90 90x150", "time/step": "900x240"}, set()),  # a step takes fifteen minutes

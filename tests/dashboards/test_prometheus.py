@@ -35,7 +35,7 @@ pytestmark = [
 RUN = [
     "trainer.steps=100000", "trainer.save_every=0", "trainer.groups_per_step=2", "trainer.group_size=4",
     "rollout.slots=8", "rollout.sampling.max_new_tokens=48", "monitor.probe_every=4", "cotrain=always",
-    "monitor.tensorboard=false", "monitor.plots=false", "runtime.progress=false",
+    "monitor.certify_every=4", "monitor.tensorboard=false", "monitor.plots=false", "runtime.progress=false",
 ]  # fmt: skip
 PANELS = [panel for panels in ROWS.values() for panel in panels]
 STEPS = 10  # before the first question: the monitor's reference is complete, its fixed contexts were read twice

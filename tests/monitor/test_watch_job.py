@@ -19,6 +19,7 @@ from bebop.config import DecodingConfig, JobConfig
 from bebop.loop import Loop
 from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_policy
+from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.watch import Watch
 from bebop.protocols import WorkerReport
@@ -27,7 +28,7 @@ from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.rewards import checked, make_reward
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer.rank import TrainerRank
-from bebop.trajectory import Batch, Prompt
+from bebop.trajectory import Batch, Group, Prompt
 from tests.fakes import FakeSink, go
 
 pytestmark = pytest.mark.slow
@@ -86,6 +87,9 @@ class Learner:
         self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
     ) -> tuple[ProbeReading, Sweep | None]:
         return self.worker.read_probe_set(texts, sweep, decoding)
+
+    async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
+        return self.worker.certify(groups, since)
 
     async def weights(self, head: bool) -> Any:
         return self.worker.weights(head)

@@ -49,6 +49,9 @@ class Run:
         for _ in range(cycles):
             self.done |= {f.id: f.completion for f in self.engine.step()}
 
+    def look(self, batch: Batch) -> None:
+        """At a batch, before the update on it."""
+
     def step(self) -> dict[str, float]:
         """One update on the oldest batch, whose weights reach the engine in the midst of the next one."""
         first = self.trainer.version * len(PROMPTS) * SIZE
@@ -57,16 +60,18 @@ class Run:
         answers = [self.done[first + i] for i in range(len(PROMPTS) * SIZE)]
         self.ask()
         self.decode(3)
-        learned = values(self.trainer.update(_batch(answers)))
+        batch = _batch(answers, self.trainer.version * len(PROMPTS))
+        self.look(batch)
+        learned = values(self.trainer.update(batch))
         self.load(self.engine, self.trainer.weights(), self.trainer.version)
         return learned
 
 
-def _batch(answers: list[Completion]) -> Batch:
+def _batch(answers: list[Completion], first: int) -> Batch:
     groups = []
     for i, prompt in enumerate(PROMPTS):
         own = answers[i * SIZE : (i + 1) * SIZE]
-        asked = Prompt(index=i, task="test", text="", token_ids=prompt, item={})
+        asked = Prompt(index=first + i, task="test", text="", token_ids=prompt, item={})
         rewarded = tuple(Trajectory(completion=c, reward=float(c.token_ids.sum() % 2)) for c in own)
         groups.append(Group(prompt=asked, trajectories=rewarded))
     return Batch(groups=tuple(groups))

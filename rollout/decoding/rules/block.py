@@ -10,6 +10,7 @@ class BlockRule:
     """As many drafts as a rule that knows the chain alone can accept; the output distribution is the target's."""
 
     exact = True
+    stepwise = False
     layers: tuple[int, ...] = ()
     counts: tuple[str, ...] = ()
 

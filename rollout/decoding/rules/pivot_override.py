@@ -22,6 +22,7 @@ class PivotOverride:
     own state knows the drafted token alone, and P stays unknown.
     """
 
+    stepwise = True
     counts = ("overridden", "bias")
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:

@@ -10,6 +10,7 @@ class Rejection:
     """With a one-hot draft this *is* target-only verification, which accepts with p(argmax q); with none, sampling."""
 
     exact = True
+    stepwise = True
     layers: tuple[int, ...] = ()
     counts: tuple[str, ...] = ()
 

@@ -14,6 +14,7 @@ class TreeWalk:
     """
 
     exact = True
+    stepwise = True
     layers: tuple[int, ...] = ()
     counts: tuple[str, ...] = ("siblings",)
 

@@ -1,11 +1,5 @@
 """A server that is there already: HTTP with a key, weights by shared memory, by process group and by folder."""
 
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,22 +7,11 @@ import numpy as np
 import pytest
 
 from bebop.config import DecodingConfig
-from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
-from bebop.rollout.sglang.arguments import server_arguments
-from bebop.rollout.sglang.backend import INTERPRETER, WHOLE_ANSWERS
 from tests.integration.sglang.builders import PROMPT, answers, ask, checkpoint, engine, job, logprobs, policy
+from tests.integration.sglang.serving import serving
 
 KEY = "for-this-test"
-
-
-def flags(arguments: dict) -> list[str]:
-    """Arguments of ``sglang.Engine`` as the command line has them."""
-    found = []
-    for name, value in arguments.items():
-        flag = "--" + name.replace("_", "-")
-        found += [flag] if value is True else [] if value in (False, None) else [flag, str(value)]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -38,31 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    own = SglangConfig(cache_tokens=8192, extra={"port": port, "api_key": KEY, "weight_version": "default"})
-    command = [sys.executable, "-m", "sglang.launch_server", *flags(server_arguments(job(folder), own, folder, "cpu"))]
-    environment = {**os.environ, **INTERPRETER, **WHOLE_ANSWERS, "BEBOP_VERIFY_EVERY": "1"}
-    log = tmp_path_factory.mktemp("log") / "server.txt"
-    with log.open("w") as output:
-        server = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
-    try:
-        for _ in range(1200):
-            assert server.poll() is None, log.read_text()[-3000:]
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
-                break
-            except OSError:
-                time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+    config, place = job(folder), tmp_path_factory.mktemp("log")
+    with serving(config, folder, place, {"BEBOP_VERIFY_EVERY": "1"}, api_key=KEY, weight_version="default") as found:
+        yield found
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """All faults, by area."""
 
 from tests.mutants.tables import (
+    certify_live,
     distributions,
     draft_losses,
     engine,
@@ -38,5 +39,6 @@ FAULTS = (
     *resume.FAULTS,
     *monitor.FAULTS,
     *watching.FAULTS,
+    *certify_live.FAULTS,
 )
 assert len({f.name for f in FAULTS}) == len(FAULTS), "two faults of one name"

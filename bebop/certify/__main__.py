@@ -1,0 +1,74 @@
+"""``python -m bebop.certify [overrides]``: does a live engine sample from the distribution that it claims?"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bebop.command import check_writable, run_main, writing
+from bebop.compose import as_yaml, certify_config, write_down
+from bebop.config_certify import CertifyConfig
+from bebop.errors import UserError
+from bebop.settings import about, asked, overview
+
+HELP = """usage: python -m bebop.certify [--help [GROUP]] [--cfg] [override ...]
+
+Says whether the tokens of a running engine, speculation on, are drawn from exactly the distribution that it claims.
+Without arguments: the embedded engine with the built-in model, some minutes on two cores.
+
+  --help        this text
+  --help GROUP  the settings of a group: default, meaning, what is allowed (also docs/settings.md)
+  --cfg         print the configuration and stop
+
+Choose from a group with GROUP=CHOICE, set a value with GROUP.NAME=VALUE:
+{groups}  reference, logprobs, tokens, stress, limit_tv, alpha, dir, seed, ...: --help NAME
+
+Examples:
+  python -m bebop.certify decoding=bebop_tree tokens=50000
+  python -m bebop.certify engine.name=sglang engine.url=http://127.0.0.1:30000 model.path=DIR
+  python -m bebop.certify engine.name=openai engine.url=http://127.0.0.1:8000 model.path=DIR sampling.top_p=0.9
+  python -m bebop.certify engine.name=function engine.function=my.module:sample model.path=DIR
+
+Writes certificate.json and report.html to dir. Exit code: 0 pass, 1 fail, 3 inconclusive, 2 a mistake.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Parse, examine, say what was found; the exit code."""
+    if (group := asked(arguments)) is not None:
+        text = HELP.format(groups=overview(CertifyConfig))
+        sys.stdout.write(about(CertifyConfig, group) if group else text)
+        return 0
+    overrides = [a for a in arguments if a != "--cfg"]
+    unknown = [a for a in overrides if a.startswith("--")]
+    if unknown:
+        raise UserError(f"{unknown[0]} is no option: there are --help and --cfg; settings are given as NAME=VALUE")
+    config = certify_config(overrides)
+    if "--cfg" in arguments:
+        sys.stdout.write(as_yaml(config))
+        return 0
+    return _certified(config, overrides)
+
+
+def _certified(config: CertifyConfig, overrides: Sequence[str]) -> int:
+    """Make the certificate and keep it."""
+    from bebop.certify.builder import made  # torch and transformers take seconds; errors should not wait
+    from bebop.certify.report import write_page
+
+    folder = Path(config.dir or f"runs/certify-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
+    check_writable("dir", folder)
+    with contextlib.ExitStack() as stack:
+        run = made(config, stack)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_down(config, overrides, folder)
+        certificate = run.run()
+    paths = certificate.write(folder), write_page(folder, certificate)
+    lines = [certificate.sentence, certificate.advice, *(f"warning: {line}" for line in certificate.warnings)]
+    sys.stdout.write("\n".join([*lines, *map(str, paths)]) + "\n")
+    return certificate.exit_code
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,102 @@
+"""A certificate in a call: for the tests of other projects, whatever their engine is."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bebop.certify.answers import Answer, Block
+from bebop.certify.certificate import Certificate
+from bebop.certify.columns import columns, seen
+from bebop.certify.function import FunctionEngine, Sample
+from bebop.certify.model_reference import processed
+from bebop.certify.plan import Plan, Setting
+from bebop.certify.run import Run
+from bebop.trajectory import SamplingParams
+
+# (prompt [P], answer [T]) -> logits [T, V] that each token of the answer was drawn under, teacher-forced.
+Score = Callable[[Sequence[int], Sequence[int]], Tensor | NDArray[Any]]
+
+
+def certify(
+    sample: Sample,
+    score: Score | None,
+    prompts: Sequence[Sequence[int]],
+    *,
+    vocabulary: int,
+    params: SamplingParams | None = None,
+    tokens: int = 20_000,
+    **options: Any,
+) -> Certificate:
+    """Does ``sample`` draw from the distribution that ``score`` gives, at these sampling parameters?
+
+    Args:
+        sample: (prompts, seeds, max_new_tokens) -> an answer each, (token ids, log-probs or None); a stop token is
+            its last.
+        score: (prompt, answer) -> logits [T, V] before temperature and truncation; None: no reference, so no pass.
+        prompts: token ids; asked again, with other seeds, when there are no more.
+        vocabulary: V.
+        params: the claim: temperature, truncation, ``max_new_tokens``, ``stop_token_ids``; None: the defaults.
+        tokens: of answers, at which it ends.
+        options: further fields of ``Plan``: ``alpha``, ``limit_tv``, ``logprobs``, ``dtype``, ``cohort``, ``seed``,
+            ``stop_when_found``, ``progress``.
+
+    Raises:
+        ValueError: ``prompts`` is empty, or ``score`` gives other shapes.
+        UserError: ``sample`` gives no answers.
+    """
+    if not prompts:
+        raise ValueError("prompts is empty: give at least one")
+    setting = Setting(name="as asked", params=params or SamplingParams(), weight=1.0)
+    plan = Plan(settings=(setting,), white_box_weight=0.0, vocabulary=vocabulary, tokens=tokens, **options)
+    reference = None if score is None else ScoreReference(score)
+    return Run(FunctionEngine(sample), reference, lambda i: prompts[i % len(prompts)], plan).run()
+
+
+class ScoreReference:
+    """A ``Reference`` made of a function that gives logits."""
+
+    name = "function"
+
+    def __init__(self, score: Score) -> None:
+        self.score = score
+
+    def describe(self) -> dict[str, Any]:
+        """See ``Reference``."""
+        return {"function": getattr(self.score, "__qualname__", repr(self.score))}
+
+    def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
+        """See ``Reference``."""
+        answers = [answer for answer in answers if len(answer.token_ids)]
+        parts: dict[str, list[Tensor]] = {"probs": [], "before": [], "raw": []}
+        for answer in answers:
+            logits = self._logits(answer)
+            written = seen([answer], None, logits.shape[1]) if params.repetition_penalty != 1 else None
+            probs = processed(logits, params, written)
+            parts["probs"].append(probs)
+            parts["before"].append(torch.cat([probs[:1], probs[:-1]]))  # of the first token nobody has been asked
+            parts["raw"].append(logits.softmax(-1))
+        if params.temperature == 1 and not params.truncated:
+            del parts["raw"]
+        rows = {name: torch.cat(part) if part else torch.zeros(0, 1).double() for name, part in parts.items()}
+        shared: dict[str, Any] = columns(answers)
+        tokens = shared["tokens"]
+        return Block(
+            **shared,
+            **rows,
+            cells=tokens,
+            logprobs=rows["probs"].gather(1, tokens[:, None])[:, 0].log(),
+            stops=params.stop_token_ids,
+            seen=seen(answers, None, rows["probs"].shape[1]),
+        )
+
+    def _logits(self, answer: Answer) -> Tensor:
+        """[T, V]; ``ValueError`` if there are not as many rows as tokens."""
+        ids = answer.token_ids.tolist()
+        rows = torch.as_tensor(np.asarray(self.score(answer.prompt, ids))).double()
+        if rows.ndim != 2 or len(rows) != len(ids):
+            raise ValueError(f"score gave {tuple(rows.shape)} for an answer of {len(ids)} tokens: [T, V] is wanted")
+        return rows

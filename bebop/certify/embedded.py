@@ -1,0 +1,161 @@
+"""The embedded engine as one that a certificate is made of: asked for cohorts of answers, with a look inside."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from bebop import __version__
+from bebop.certify.answers import Answer
+from bebop.certify.reference import Progress
+from bebop.certify.white_box import WhiteBox
+from bebop.config_certify import CertifyConfig
+from bebop.decoding import SYSTEMS
+from bebop.model.checkpoint import load_policy
+from bebop.model.fingerprint import fingerprint
+from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.engine import Finished, Request
+from bebop.rollout.torch_engine import TorchEngine
+
+
+def make(config: CertifyConfig) -> "EmbeddedEngine":
+    """The engine of a configuration, with weights of its own."""
+    system = SYSTEMS[config.decoding.system]
+    policy = load_policy(config.model, need_head=system.head, needs=system.needs)
+    engine = TorchEngine(
+        policy, config.decoding, slots=config.engine.slots, max_length=config.max_length, measure=False
+    )  # fmt: skip
+    return EmbeddedEngine(engine, white_box=WhiteBox(config.alpha) if config.white_box else None)
+
+
+class EmbeddedEngine:
+    """A ``LiveEngine`` over a ``TorchEngine`` that nobody else uses."""
+
+    name = "embedded"
+
+    def __init__(self, engine: TorchEngine, *, white_box: WhiteBox | None = None) -> None:
+        """``white_box``: sees every cycle's verification; left out where a system has a cycle of its own."""
+        self.engine = engine
+        self.white_box: WhiteBox | None = None
+        decoder = engine.decoder
+        if white_box is not None and isinstance(decoder, DraftVerify):
+            self.white_box = white_box
+            decoder.rule = WatchedRule(decoder.rule, white_box)
+
+    @property
+    def places_known(self) -> bool:
+        """Whether a token's place in its cycle may be bet on.
+
+        Given the text and that the cycle came so far, a token has the target's distribution under every exact rule,
+        block verification included: the chance that i drafts or more stand is a function of those i drafts alone.
+        """
+        decoder = self.engine.decoder
+        return isinstance(decoder, DraftVerify) and decoder.rule.exact
+
+    def describe(self) -> dict[str, Any]:
+        """See ``LiveEngine``."""
+        policy, slots = self.engine.policy, self.engine.slots.sizes
+        return {
+            "bebop": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "architecture": type(policy.backbone).__name__,
+            "dtype": str(policy.backbone.dtype).removeprefix("torch."),
+            "device": policy.device.type,
+            "vocabulary": policy.vocab_size,
+            "target": fingerprint(dict(policy.backbone.named_parameters())),
+            "head": policy.head_fingerprint() or None,
+            "weight version": self.engine.version,
+            "decoding": asdict(self.engine.decoding),
+            "slots": slots.slots,
+            "max_length": slots.length,
+            "looked inside": self.white_box is not None,
+        }
+
+    def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
+        """See ``LiveEngine``."""
+        done: dict[int, Finished] = {}
+        cycles: dict[int, list[int]] = {request.id: [] for request in requests}
+        try:
+            for request in requests:
+                self.engine.add(request)
+            while self.engine.unfinished:
+                finished = self.engine.step()
+                done |= {one.id: one for one in finished}
+                progress(self._note(cycles, finished))
+        except KeyboardInterrupt:
+            stopped = self.engine.abort()
+            done |= {one.id: one for one in stopped}
+            self._note(cycles, stopped)
+        return [self._answer(request, done.get(request.id), cycles[request.id]) for request in requests]
+
+    def close(self) -> None:
+        """See ``LiveEngine``: nothing was started."""
+
+    def _note(self, cycles: dict[int, list[int]], finished: Sequence[Finished]) -> int:
+        """Add what each request has beyond the cycles that are known of it; tokens of all."""
+        counts = self.engine.slots.count[: len(self.engine.active)].tolist()
+        lengths = {one.id: len(one.completion.token_ids) for one in finished}
+        lengths |= {request.id: count for request, count in zip(self.engine.active, counts, strict=True)}
+        given = {id: length - sum(cycles[id]) for id, length in lengths.items()}
+        for id, tokens in given.items():
+            if tokens:
+                cycles[id].append(tokens)
+        return sum(given.values())
+
+    def _answer(self, request: Request, finished: Finished | None, cycles: Sequence[int]) -> Answer:
+        """``finished``: None where an interruption came before anything was there."""
+        asked = request.params
+        known: dict[str, Any] = {"token_ids": np.zeros(0, dtype=np.int64), "finish_reason": "abort"}
+        if finished is not None:
+            given = finished.completion
+            kept, tested = (int(counts.sum()) for counts in (given.stats.accepted, given.stats.reached))
+            known = {
+                "token_ids": given.token_ids.astype(np.int64),
+                "logprobs": given.logprobs.astype(np.float64),
+                "finish_reason": given.finish_reason,
+                "cycles": tuple(cycles) if self.places_known else None,
+                "versions": given.versions.astype(np.int64),
+                "accepted": (kept, tested) if tested else None,
+            }
+        return Answer(
+            request=request.id,
+            prompt=request.token_ids,
+            seed=asked.seed,
+            stops=asked.stop_token_ids,
+            limit=asked.max_new_tokens,
+            **known,
+        )
+
+
+class WatchedRule:
+    """An acceptance rule that shows a white box what it was given and what it decided."""
+
+    def __init__(self, inner: AcceptanceRule, box: WhiteBox) -> None:
+        self.inner, self.box = inner, box
+        self.exact, self.stepwise, self.layers, self.counts = inner.exact, inner.stepwise, inner.layers, inner.counts
+
+    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
+        """See ``AcceptanceRule``."""
+        accepted = self.inner.accept(rows, draft, out, uniforms)
+        if not self.exact:
+            self.box.skip(rows.batch, "draws of an inexact rule", "it claims no distribution to hold them to")
+        elif draft.parents is not None:
+            self.box.skip(rows.batch, "draws of a tree", "siblings are judged against what earlier ones left over")
+        else:
+            self.box.update(
+                draft.tokens,
+                draft.probs,
+                out.probs,
+                accepted.lengths,
+                accepted.tokens.gather(1, accepted.lengths[:, None])[:, 0],
+                draft.lengths,
+                sorted({id for id in rows.slots.stops[: rows.batch].flatten().tolist() if id >= 0}),
+                self.stepwise,
+            )
+        return accepted

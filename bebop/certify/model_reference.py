@@ -1,0 +1,207 @@
+"""What answers should follow: the Hugging Face model in fp32 over prompt and answer, and the claim made of its logits.
+
+Nothing of an engine is used: transformers' own forward and attention, and the processing of logits written again here,
+in fp64. The MTP head, where the checkpoint has one, only says what drafts are probably drawn from; a wrong one costs
+power and nothing else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from bebop.certify.answers import Answer, Block
+from bebop.certify.columns import columns, seen
+from bebop.certify.reference import LiveEngine
+from bebop.config_certify import CertifyConfig
+from bebop.model.attention import CausalContext
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy
+from bebop.model.fingerprint import fingerprint
+from bebop.model.parity import stock_attention
+from bebop.trajectory import SamplingParams
+
+COLUMNS = 4096  # of a block; a larger vocabulary has its likeliest tokens and one column for all others
+TOKENS = 4096  # in a pass of the model, padding included
+ELEMENTS = 1 << 24  # logits that are processed at a time
+BORDER = 1e-6  # how close to the border of a truncation a token is still kept: fp32 may see it on either side
+
+
+def make(config: CertifyConfig, engine: LiveEngine) -> "ModelReference":
+    """The checkpoint of ``model.path``, loaded for this alone and held against Hugging Face's forward."""
+    return ModelReference(load_policy(replace(config.model, dtype="float32", check=True)))
+
+
+class ModelReference:
+    """A ``Reference``; ``policy`` in fp32 is nobody else's."""
+
+    name = "model"
+
+    def __init__(self, policy: Policy, *, columns: int = COLUMNS) -> None:
+        """``columns``: of a block at most."""
+        self.policy, self.columns = policy, columns
+
+    def describe(self) -> dict[str, Any]:
+        """See ``Reference``."""
+        policy = self.policy
+        return {
+            "transformers": transformers.__version__,
+            "architecture": type(policy.backbone).__name__,
+            "dtype": str(policy.backbone.dtype).removeprefix("torch."),
+            "target": fingerprint(dict(policy.backbone.named_parameters())),
+            "head": policy.head_fingerprint() or None,
+            "columns": min(self.columns, policy.vocab_size),
+        }
+
+    @torch.no_grad()
+    def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
+        """See ``Reference``: positions of the answers that have any.
+
+        Raises:
+            ValueError: ``params`` is greedy: its answers are no draws.
+        """
+        if params.temperature <= 0:
+            raise ValueError("greedy answers are no draws from a distribution: a reference needs a temperature above 0")
+        answers = [answer for answer in answers if len(answer.token_ids)]
+        vocabulary = self.policy.vocab_size
+        penalised = params.repetition_penalty != 1.0
+        parts: list[dict[str, Tensor | None]] = []
+        for group in _passes(answers):
+            hidden, drafting = self._forward(group)
+            for row, answer in enumerate(group):
+                own = hidden[row], None if drafting is None else drafting[row]
+                parts += self._rows(answer, *own, params, seen([answer], None, vocabulary) if penalised else None)
+        rows = {name: _joined([part[name] for part in parts]) for name in parts[0]} if parts else _empty(vocabulary)
+        shared: dict[str, Any] = columns(answers)
+        stops = answers[0].stops if answers else ()
+        written = seen(answers, rows["ids"], vocabulary)
+        return Block(**shared, **rows, stops=stops, seen=written)  # type: ignore[arg-type]
+
+    def _forward(self, answers: Sequence[Answer]) -> tuple[Tensor, Tensor | None]:
+        """States [B, L, d] after prompts and answers side by side, and the head's own, one token on; else None."""
+        policy = self.policy
+        texts = [torch.tensor([*answer.prompt, *answer.token_ids.tolist()]) for answer in answers]
+        ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(policy.device)  # causality hides the padding
+        places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        with stock_attention(policy.backbone, "sdpa"):
+            decoder = policy.backbone.get_decoder()
+            hidden = decoder(input_ids=ids, position_ids=places, use_cache=False).last_hidden_state
+        if policy.mtp is None:
+            return hidden, None
+        drafting = policy.mtp(policy.embed(ids[:, 1:]), hidden[:, :-1], places[:, :-1], CausalContext())
+        return hidden, drafting
+
+    def _rows(
+        self,
+        answer: Answer,
+        hidden: Tensor,
+        drafting: Tensor | None,
+        params: SamplingParams,
+        written: Tensor | None,
+    ) -> list[dict[str, Tensor | None]]:
+        """Fields of a block that depend on the model, some positions of an answer at a time.
+
+        ``hidden``, ``drafting`` [L, d]: after token i is what predicts token i + 1, and with the token after it i + 2.
+        ``written`` [T, V]: tokens that the penalty sees at each position.
+        """
+        start, count = len(answer.prompt), len(answer.token_ids)
+        step = max(1, ELEMENTS // self.policy.vocab_size)
+        found = []
+        for first in range(0, count, step):
+            at = torch.arange(start + first, start + min(first + step, count), device=hidden.device)
+            own = None if written is None else written[first : first + step].to(hidden.device)
+            logits = self._logits(hidden[at - 1])
+            # What comes before the first token of a text has no row: the position's own stands in.
+            earlier = (at > 1)[:, None]
+            rows: dict[str, Tensor] = {"probs": processed(logits, params, own)}
+            before = processed(self._logits(hidden[(at - 2).clamp_min(0)]), params, own)
+            rows["before"] = torch.where(earlier, before, rows["probs"])
+            if params.temperature != 1 or params.truncated:
+                rows["raw"] = logits.softmax(-1)
+            if drafting is not None and len(drafting):
+                guess = processed(self._logits(drafting[(at - 2).clamp_min(0)]), params, own)
+                rows["draft"] = torch.where(earlier, guess, rows["probs"])
+            found.append(self._narrowed(rows, torch.as_tensor(answer.token_ids)[first : first + step].to(at.device)))
+        return found
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        head = self.policy.backbone.get_output_embeddings()
+        return head(hidden).double()
+
+    def _narrowed(self, rows: dict[str, Tensor], tokens: Tensor) -> dict[str, Tensor | None]:
+        """Rows [n, V] over their likeliest tokens and one column for all others, if that is less; and ``tokens``."""
+        probs, width = rows["probs"], self.columns
+        fields: dict[str, Tensor | None] = {"logprobs": probs.gather(1, tokens[:, None])[:, 0].log(), "ids": None}
+        fields |= dict.fromkeys(("raw", "draft")) | {"cells": tokens}
+        if probs.shape[1] > width:
+            # Which tokens have columns may depend on nothing but the text before: it is part of the bets.
+            likely = sum(rows.values(), torch.zeros_like(probs)).topk(width - 1, -1).indices.sort(-1).values
+            fields["ids"] = torch.cat([likely, torch.full_like(likely[:, :1], -1)], 1).cpu()
+            hit = likely == tokens[:, None]
+            fields["cells"] = torch.where(hit.any(1), hit.int().argmax(1), width - 1)
+            rows = {name: _gathered(row, likely) for name, row in rows.items()}
+        fields |= rows
+        return {name: None if value is None else value.cpu() for name, value in fields.items()}
+
+
+def processed(logits: Tensor, params: SamplingParams, written: Tensor | None = None) -> Tensor:
+    """The claimed distribution [n, V] of logits [n, V] in fp64: penalty, temperature, top-k, top-p, min-p.
+
+    ``written`` [n, V]: tokens of prompt and answer so far, which the penalty is about. A token within ``BORDER`` of
+    where a truncation ends is kept.
+    """
+    if params.repetition_penalty != 1.0 and written is not None:
+        weaker = torch.where(logits < 0, logits * params.repetition_penalty, logits / params.repetition_penalty)
+        logits = torch.where(written, weaker, logits)
+    probs = torch.softmax(logits / params.temperature, -1)
+    if 0 < params.top_k < probs.shape[-1]:
+        least = probs.topk(params.top_k, -1).values[:, -1:]
+        probs = _kept(probs, probs >= least)
+    if params.top_p < 1.0:
+        descending, order = probs.sort(-1, descending=True)
+        larger = descending.cumsum(-1) - descending
+        probs = _kept(
+            probs, torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, larger < params.top_p + BORDER)
+        )
+    if params.min_p > 0.0:
+        probs = _kept(probs, probs >= params.min_p * (1 - BORDER) * probs.max(-1, keepdim=True).values)
+    return probs
+
+
+def _kept(probs: Tensor, which: Tensor) -> Tensor:
+    left = torch.where(which, probs, 0.0)
+    return left / left.sum(-1, keepdim=True)
+
+
+def _gathered(probs: Tensor, ids: Tensor) -> Tensor:
+    """Probabilities of ``ids`` [n, m] and of all others together [n, m + 1]."""
+    named = probs.gather(1, ids)
+    return torch.cat([named, (1 - named.sum(1, keepdim=True)).clamp_min(0)], 1)
+
+
+def _passes(answers: Sequence[Answer]) -> list[list[Answer]]:
+    """Neighbours that go through the model side by side: few enough, at least one."""
+    groups: list[list[Answer]] = []
+    longest = 0
+    for answer in answers:
+        length = len(answer.prompt) + len(answer.token_ids)
+        longest = max(longest, length)
+        if groups and (len(groups[-1]) + 1) * longest <= TOKENS:
+            groups[-1].append(answer)
+        else:
+            groups.append([answer])
+            longest = length
+    return groups
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    there = [part for part in parts if part is not None]
+    return torch.cat(there) if there else None
+
+
+def _empty(vocabulary: int) -> dict[str, Tensor | None]:
+    none = torch.zeros(0, dtype=torch.float64)
+    return {"probs": none.new_zeros(0, vocabulary), "cells": none.long(), "logprobs": none, "ids": None}

@@ -1,0 +1,51 @@
+"""The seams of a certificate: an engine that answers, and a reference that knows what the answers should follow."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from bebop.certify.answers import Answer, Block
+from bebop.certify.white_box import WhiteBox
+from bebop.rollout.engine import Request
+from bebop.trajectory import SamplingParams
+
+Progress = Callable[[int], None]  # is told how many more tokens have come
+
+
+class LiveEngine(Protocol):
+    """A running engine, asked like any client would ask it."""
+
+    name: str
+
+    @property
+    def white_box(self) -> WhiteBox | None:
+        """What was seen inside verification so far; None: there is no look inside."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """What it says of itself: versions, weights, drafting, precision."""
+        ...
+
+    def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
+        """A cohort, side by side: an answer for every request, in their order.
+
+        Interrupted, it ends them and gives what is there; unfinished ones have the reason ``abort``.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what was started."""
+        ...
+
+
+class Reference(Protocol):
+    """Says which distribution each token should have been drawn from."""
+
+    name: str
+
+    def describe(self) -> dict[str, Any]:
+        """What it is, and what it cannot see."""
+        ...
+
+    def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
+        """The distributions at every position of a cohort."""
+        ...

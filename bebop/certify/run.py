@@ -1,0 +1,237 @@
+"""A certificate from the first request to the last: cohorts, settings, evidence, verdict."""
+
+import dataclasses
+import math
+import platform
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from bebop.certify.answers import Answer, Block
+from bebop.certify.causes import Cause, cause
+from bebop.certify.certificate import Certificate, Place, SettingResult
+from bebop.certify.declared import ORDER as MODES
+from bebop.certify.declared import candidates, declare, find_mode, tolerance
+from bebop.certify.evidence import Evidence
+from bebop.certify.ledger import Ledger
+from bebop.certify.plan import Examination, Plan, Setting, seed_of
+from bebop.certify.reference import LiveEngine, Reference
+from bebop.certify.structure import check_structure
+from bebop.certify.two_sample import repeated
+from bebop.certify.verdict import decide, merged, warnings_of, words
+from bebop.rollout.engine import Request
+
+WORST = 12  # positions that are shown
+CONTEXT = 60  # characters before each
+
+
+class Run:
+    """Asks an engine, cohort by cohort in the order of submission, and weighs what comes back.
+
+    A cohort is weighed once all of its answers are there, so that which are looked at does not depend on how long they
+    are; when the run ends, answers that did not end count as far as they went.
+    """
+
+    def __init__(
+        self,
+        engine: LiveEngine,
+        reference: Reference | None,
+        prompt: Callable[[int], Sequence[int]],
+        plan: Plan,
+        other: LiveEngine | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        """``prompt(i)``: token ids of prompt i; ``other``: an engine without drafts, for a run without reference;
+        ``decode``: ids to text, for readers."""
+        self.engine, self.reference, self.prompt, self.plan, self.other = engine, reference, prompt, plan, other
+        self.decode = decode or (lambda ids: " ".join(map(str, ids)))
+        self.structure: list[str] = []
+        self.interrupted = False
+        self.repeated: float | None = None
+        self.modes: set[str] = {*MODES}  # what reported log-probs may be
+        self.done: list[Examination] = []
+
+    def run(self) -> Certificate:
+        """Examine every setting, or stop at the first that fails."""
+        for number, setting in enumerate(self.plan.settings):
+            one = Examination(
+                setting=setting,
+                ledger=Ledger(
+                    self.plan.vocabulary,
+                    alpha=self.plan.alpha,
+                    seed=self.plan.seed,
+                    tolerance=tolerance(self.plan.dtype).nats,
+                ),
+            )
+            self.done.append(one)
+            self._examine(one, number)
+            if self._found() or self.interrupted:
+                break
+        return self._certificate()
+
+    def _examine(self, one: Examination, number: int) -> None:
+        with tqdm(
+            total=self.plan.tokens, desc=one.setting.name, unit="token", disable=None if self.plan.progress else True
+        ) as bar:
+            while one.tokens < self.plan.tokens and not self.interrupted:
+                answers = self._ask(self.engine, one, number, bar.update)
+                self._weigh(one, number, answers, bar)
+                bar.set_postfix_str(f"ln E {one.log_e:.1f}")
+                if self._found():
+                    break
+
+    def _ask(self, engine: LiveEngine, one: Examination, number: int, progress: Callable[[int], None]) -> list[Answer]:
+        asked = self.requests(one.setting, number, one.answers, 0 if engine is self.engine else 1)
+        return engine.sample(asked, progress)
+
+    def requests(self, setting: Setting, number: int, first: int, stream: int = 0) -> list[Request]:
+        """The cohort that begins with request ``first``: two of each prompt, every one with a seed of its own."""
+        asked = []
+        for i in range(first, first + self.plan.cohort):
+            seed = seed_of(self.plan.seed, number, stream, i)
+            ids = tuple(self.prompt(self.plan.first_prompt + i // 2))
+            asked.append(Request(id=i, token_ids=ids, params=dataclasses.replace(setting.params, seed=seed)))
+        return asked
+
+    def _weigh(self, one: Examination, number: int, answers: Sequence[Answer], bar: Any) -> None:
+        params = one.setting.params
+        self.structure += [str(found) for found in check_structure(answers, vocabulary=self.plan.vocabulary)]
+        self.interrupted |= any(answer.finish_reason == "abort" for answer in answers)
+        if self.repeated is None and not self.interrupted:
+            again = self.engine.sample(self.requests(one.setting, number, one.answers)[:2], lambda _: None)
+            self.repeated = repeated(answers[:2], again)
+        if self.reference is not None:
+            one.ledger.update(self._declared(one, self.reference.block(answers, params)))
+        elif self.other is not None and not self.interrupted:
+            one.against.update(answers, self._ask(self.other, one, number, lambda _: None))
+        one.answers += len(answers)
+        one.unfinished += sum(answer.finish_reason == "abort" for answer in answers)
+        one.tokens += sum(len(answer.token_ids) for answer in answers)
+        for answer in answers:
+            one.contexts[answer.request] = answer
+            accepted, tested = answer.accepted or (0, 0)
+            one.accepted, one.tested = one.accepted + accepted, one.tested + tested
+
+    def _declared(self, one: Examination, block: Block) -> Block:
+        """The block with what reported log-probs should be.
+
+        Which kind they are is found out on the first cohort of a setting, among those that earlier settings leave:
+        at temperature 1 the raw softmax and the claim may be one and the same.
+        """
+        if self.plan.logprobs == "none" or block.reported is None:
+            return block
+        temperature = one.setting.params.temperature
+        if one.mode is None:
+            known = {mode: row for mode, row in candidates(block, temperature).items() if mode in self.modes}
+            found = find_mode(block.reported, known)
+            one.mode = found.mode if self.plan.logprobs == "auto" else self.plan.logprobs
+            self.modes = {one.mode, *found.same} & self.modes
+        return declare(block, one.mode, temperature)
+
+    @property
+    def log_e(self) -> float:
+        """All evidence, merged by the weights that were fixed beforehand; what was not looked at counts as e = 1."""
+        parts = [(one.setting.weight, one.log_e) for one in self.done]
+        parts += [(setting.weight, 0.0) for setting in self.plan.settings[len(self.done) :]]
+        parts.append((self.plan.white_box_weight, self.engine.white_box.log_e if self.engine.white_box else 0.0))
+        return merged(parts)
+
+    def _found(self) -> bool:
+        proved = bool(self.structure) or self.log_e >= math.log(1 / self.plan.alpha)
+        return proved and self.plan.stop_when_found
+
+    def _certificate(self) -> Certificate:
+        plan, log_e, box = self.plan, self.log_e, self.engine.white_box
+        settings = tuple(self._result(one) for one in self.done)
+        bounds = [one.bound for one in settings] if len(settings) == len(plan.settings) else [None]
+        verdict = decide(log_e, plan.alpha, plan.limit_tv, self.structure, bounds)
+        seen: tuple[Evidence, ...] = tuple(box.evidence()) if box is not None else ()
+        why = self._cause(settings, seen) if verdict == "fail" else None
+        known = [bound for bound in bounds if bound is not None]
+        sentence, advice = words(
+            verdict,
+            engine=self.engine.name,
+            tokens=sum(one.tokens for one in settings),
+            log_e=log_e,
+            bound=max(known) if len(known) == len(bounds) else None,
+            limit_tv=plan.limit_tv,
+            cause=why,
+            structure=self.structure,
+            referenced=self.reference is not None,
+        )
+        return Certificate(
+            verdict=verdict,
+            sentence=sentence,
+            advice=advice,
+            log_e=log_e,
+            alpha=plan.alpha,
+            limit_tv=plan.limit_tv,
+            engine={"name": self.engine.name, **self.engine.describe()},
+            reference=_reference(self.reference, self.other),
+            settings=settings,
+            white_box=seen,
+            white_box_weight=plan.white_box_weight,
+            cause=why,
+            structure=tuple(self.structure),
+            logprobs={"of": ", ".join(sorted(self.modes)), "tolerance": tolerance(plan.dtype).nats},
+            seeds={"seed": plan.seed, "first prompt": plan.first_prompt, "repeated by seed": self.repeated},
+            not_tested=self._not_tested(settings),
+            warnings=(*warnings_of(settings), *(["it was interrupted"] if self.interrupted else [])),
+            made={"bebop": version("bebop-rl"), "torch": torch.__version__, "python": platform.python_version()},
+        )
+
+    def _cause(self, settings: Sequence[SettingResult], seen: Sequence[Evidence]) -> Cause:
+        """Of whichever has the strongest word: a rule that was broken, a setting, or the look inside."""
+        strongest = max(settings, key=lambda one: one.log_e + math.log(one.weight))
+        box = self.engine.white_box
+        inside = box is not None and self.plan.white_box_weight > 0 and box.log_e > strongest.log_e
+        return cause(seen if inside else strongest.evidence, structure=bool(self.structure))
+
+    def _result(self, one: Examination) -> SettingResult:
+        return SettingResult(
+            name=one.setting.name,
+            sampling=dataclasses.asdict(one.setting.params),
+            weight=one.setting.weight,
+            answers=one.answers,
+            unfinished=one.unfinished,
+            tokens=one.tokens,
+            log_e=one.log_e,
+            history=tuple(one.history),
+            evidence=tuple(one.ledger.evidence()) if self.reference is not None else (),
+            visible=tuple(one.ledger.visible()) if self.reference is not None else (),
+            untested=dict(one.ledger.untested) if self.reference is not None else {},
+            places=self._places(one) if self.reference is not None else (),
+            acceptance=one.accepted / one.tested if one.tested else None,
+        )
+
+    def _places(self, one: Examination) -> tuple[Place, ...]:
+        found = []
+        for request, position, gain in one.ledger.positions(WORST):
+            answer = one.contexts[request]
+            ids = answer.token_ids.tolist()
+            before = self.decode([*answer.prompt, *ids[:position]])
+            token = self.decode(ids[position : position + 1])
+            found.append(Place(request=request, position=position, token=token, context=before[-CONTEXT:], gain=gain))
+        return tuple(found)
+
+    def _not_tested(self, settings: Sequence[SettingResult]) -> tuple[str, ...]:
+        gaps = [
+            f"{one.name}: {', '.join(name for name, why in one.untested.items() if why == reason)} ({reason})"
+            for one in settings
+            for reason in dict.fromkeys(one.untested.values())
+        ]
+        if self.engine.white_box is None:
+            gaps.append("the draws inside verification: the engine lets nobody look inside")
+        if self.reference is None:
+            gaps.append("the distribution itself: there is no reference, only answers against answers")
+        gaps += [f"{setting.name}: not begun" for setting in self.plan.settings[len(settings) :]]
+        return tuple(gaps)
+
+
+def _reference(reference: Reference | None, other: LiveEngine | None) -> dict[str, Any]:
+    if reference is not None:
+        return {"name": reference.name, **reference.describe()}
+    return {"name": "none", "held against": None if other is None else other.describe()}

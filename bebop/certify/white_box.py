@@ -1,0 +1,300 @@
+"""Evidence from within verification: its three draws, each tested by itself.
+
+Rejection sampling is exact if (1) every draft y is drawn from the q that is recorded for it, (2) it is accepted with
+probability min(1, p(y) / q(y)), and (3) the token that follows is drawn from norm(max(0, p - q)) after a rejection, and
+from the row behind the last draft where all were accepted. Whoever sees drafts, q, p and the outcome of a cycle can bet
+against each of these; a fault that hardly moves the answers may stand out in one of them.
+
+All bets are made before what they are on is drawn, with e = r/p of an alternative r against what should hold, so the
+merged evidence is an e-process: it reaches 1/alpha with probability alpha at most, whenever one looks (Ville).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bebop.certify.evidence import BOUND_ALPHA, Evidence, log_mean_exp, log_sum_exp
+
+# Weights of the draws. Faults of acceptance are the faintest: one coin tells less than one token.
+GROUPS = {"draft_draw": 0.2, "acceptance": 0.4, "recovered": 0.2, "bonus": 0.2}
+SHARES = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9])  # of draws that come from the alternative
+SIZES = np.array([0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4])  # of what acceptance is off by
+FLOOR = 1e-12  # probabilities count as no less: an e-value only becomes smaller by it
+MASS = 1e-5  # of a residual that is more than rounding
+PIECE = 1 << 22  # elements of p that are looked at at a time; some ten times as many are made of them
+
+COUNTS = ("cycles", "tokens", "drafts", "skipped", "highest", "found")
+
+
+@dataclass(slots=True)
+class _Bets:
+    """On one direction, a bet for each share [S]: ln of its e-value, and the total variation that it stands for."""
+
+    log_e: NDArray[np.float64]
+    distance: NDArray[np.float64]
+
+
+class WhiteBox:
+    """Sees cycle after cycle; ``evidence`` says which draw is wrong, and towards what."""
+
+    def __init__(self, alpha: float = 1e-4) -> None:
+        self.alpha = alpha
+        self.bets: dict[tuple[str, str], _Bets] = {}  # by group and direction
+        self.cycles = self.tokens = 0  # that were tested; accepted drafts and the tokens after them
+        self.drafts = 0  # that were tested as draws
+        self.untested: dict[str, str] = {}  # what could not be, and why
+        self.skipped = 0  # cycles of which nothing was tested
+        self.highest = 0.0  # the largest ln E so far
+        self.found: int | None = None  # tokens that had been tested when it reached ln 1/alpha
+
+    @torch.no_grad()
+    def update(
+        self,
+        tokens: Tensor,
+        q: Tensor | None,
+        p: Tensor,
+        accepted: Tensor,
+        following: Tensor,
+        lengths: Tensor | None = None,
+        stops: Sequence[int] = (),
+        stepwise: bool = True,
+    ) -> None:
+        """One cycle of B rows with chains of drafts.
+
+        Args:
+            tokens: [B, K] drafts; K may be 0.
+            q: [B, K, V] what each is said to be drawn from. None: they were not sampled (one-hot).
+            p: [B, K + 1, V] the target's processed distribution after the first j drafts.
+            accepted: [B] drafts that stand.
+            following: [B] the recovered or bonus token.
+            lengths: [B] drafts that count; None: all K.
+            stops: tokens that end an answer.
+            stepwise: whether drafts are judged one by one. Where they are not (block verification), only their draws
+                and the bonus token can be tested.
+        """
+        if not stepwise:
+            self.untested["acceptance, recovered"] = "the rule judges the drafts of a cycle as a whole"
+        if q is None and tokens.shape[1]:
+            self.untested["draft_draw"] = "drafts are not sampled"
+        step = max(1, PIECE // p[0].numel())
+        for start in range(0, len(p), step):
+            part = slice(start, start + step)
+            self._update(
+                tokens[part],
+                None if q is None else q[part],
+                p[part].double(),
+                accepted[part],
+                following[part],
+                torch.full_like(accepted[part], tokens.shape[1]) if lengths is None else lengths[part],
+                stops,
+                stepwise,
+            )
+        self.cycles += len(p)
+        self.tokens += int(accepted.sum()) + len(p)
+        self.highest = max(self.highest, value := self.log_e)
+        if self.found is None and value >= math.log(1 / self.alpha):
+            self.found = self.tokens
+
+    def skip(self, rows: int, what: str, why: str) -> None:
+        """Take down that so many rows of a cycle cannot be tested."""
+        self.skipped += rows
+        self.untested[what] = why
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that it knows, as JSON can hold it: for a checkpoint, or on its way to another process."""
+        bets = {f"{group}/{name}": [b.log_e.tolist(), b.distance.tolist()] for (group, name), b in self.bets.items()}
+        return {"bets": bets, "untested": dict(self.untested), **{name: getattr(self, name) for name in COUNTS}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what another one knew, of the same alpha."""
+        for key, (log_e, distance) in state["bets"].items():
+            group, _, name = key.partition("/")
+            self.bets[group, name] = _Bets(np.array(log_e), np.array(distance))
+        self.untested = dict(state["untested"])
+        for name in COUNTS:
+            setattr(self, name, state[name])
+
+    @property
+    def log_e(self) -> float:
+        """ln of the merged e-value: over the groups by their weights, in each a mean over directions and shares.
+
+        A group that has not been tested counts as 1.
+        """
+        parts = np.array([self._group(group) + math.log(weight) for group, weight in GROUPS.items()])
+        return float(log_sum_exp(parts))
+
+    def evidence(self) -> list[Evidence]:
+        """Of each direction, the strongest first."""
+        found = []
+        for (group, name), bets in self.bets.items():
+            size = sum(other == group for other, _ in self.bets)
+            share, tv = self._bound(bets, SIZES if group == "acceptance" else SHARES)
+            weight = GROUPS[group] / size
+            found.append(
+                Evidence(
+                    name=name, group=group, log_e=float(log_mean_exp(bets.log_e)), weight=weight, share=share, tv=tv
+                )
+            )
+        return sorted(found, key=lambda one: -one.merged)
+
+    def _group(self, group: str) -> float:
+        parts = [log_mean_exp(bets.log_e) for (other, _), bets in self.bets.items() if other == group]
+        return float(log_mean_exp(np.array(parts))) if parts else 0.0
+
+    def _bound(self, bets: _Bets, shares: NDArray[np.float64]) -> tuple[float | None, float | None]:
+        """Share that, with all larger ones, the data excludes (a 95 % bound), and its total variation a token, or None.
+
+        If a share were true, the mixture over shares over its own e-value would be an e-value against it.
+        """
+        excluded = log_mean_exp(bets.log_e) - bets.log_e >= math.log(1 / BOUND_ALPHA)
+        alive = np.flatnonzero(~excluded)
+        first = alive[-1] + 1 if len(alive) else 0
+        if first == len(shares):
+            return None, None
+        return float(shares[first]), float(bets.distance[first]) / max(1, self.tokens)
+
+    # ---- the draws of some rows
+
+    def _update(
+        self,
+        tokens: Tensor,
+        sampled: Tensor | None,
+        p: Tensor,
+        accepted: Tensor,
+        following: Tensor,
+        lengths: Tensor,
+        stops: Sequence[int],
+        stepwise: bool,
+    ) -> None:
+        rows, drafts = torch.arange(len(p), device=p.device), tokens.shape[1]
+        if drafts == 0:
+            self._bonus(p[:, 0], p[:, 0], p[:, 0], following)
+            return
+        steps = torch.arange(drafts, device=p.device)
+        q = torch.zeros_like(p[:, 1:]).scatter_(-1, tokens[..., None], 1.0) if sampled is None else sampled.double()
+        if sampled is not None:  # whether a draft is made does not depend on its token: all that count are draws from q
+            made = steps < lengths[:, None]
+            self.drafts += int(made.sum())
+            self._drafts(q[made], p[:, :drafts][made], tokens[made], stops)
+        rejected = accepted < lengths
+        if stepwise:
+            tested = (steps <= accepted[:, None]) & (steps < lengths[:, None])
+            stands = (steps < accepted[:, None])[tested]
+            self._coins(_at(p[:, :drafts], tokens)[tested], _at(q, tokens)[tested], stands)
+            at = accepted.clamp(max=drafts - 1)
+            before = torch.where((at > 0)[:, None], q[rows, (at - 1).clamp(min=0)], q[rows, at])
+            own = [p[rows, at], q[rows, at], before, tokens[rows, at], following]
+            self._recovered(*(part[rejected] for part in own))
+        full = rows[~rejected]
+        end = lengths[full]
+        some = (end > 0)[:, None]
+        last = (end - 1).clamp(min=0)
+        bonus = p[full, end]
+        self._bonus(
+            bonus,
+            torch.where(some, p[full, last], bonus),
+            torch.where(some, q[full, last], bonus),
+            following[full],
+        )
+
+    def _drafts(self, q: Tensor, p: Tensor, y: Tensor, stops: Sequence[int]) -> None:
+        """Drafts y [n] against q [n, V]; p [n, V] of the target at their places."""
+        rank = 2 * q.cumsum(-1) - q
+        going_on = q.clone()
+        going_on[:, list(stops)] = 0
+        others = {
+            "hotter": _unit(q**0.9, q),
+            "colder": _unit(q**1.1, q),
+            "argmax": _one_hot(q.argmax(-1), q),
+            "no_stop": _unit(going_on, q),
+            "uniform": torch.full_like(q, 1 / q.shape[-1]),
+            "high_ids": q * rank,
+            "low_ids": q * (2 - rank),
+            "target": p,
+        }
+        self._draws("draft_draw", q, others, y)
+
+    def _coins(self, p: Tensor, q: Tensor, stands: Tensor) -> None:
+        """Outcomes [n] of tests with min(1, p/q), where p and q [n] are those of the drafted token."""
+        a = (p / q.clamp_min(FLOOR)).clamp(max=1)[:, None]
+        size = torch.as_tensor(SIZES, device=p.device)
+        others = {
+            "lenient": a * (1 + size),
+            "strict": a * (1 - size),
+            "power_lenient": a ** (1 - size),
+            "power_strict": a ** (1 + size),
+            "always": size + (1 - size) * a,
+            "likely_taken": torch.where(p[:, None] > 0.5, size + (1 - size) * a, a),
+            "unlikely_dropped": torch.where(q[:, None] < 0.1, (1 - size) * a, a),
+        }
+        for name, other in others.items():
+            b = torch.minimum(other, 1 - 1e-6 * (1 - a))  # no single coin may end a bet
+            e = torch.where(stands[:, None], b / a.clamp_min(FLOOR), (1 - b) / (1 - a).clamp_min(1e-9))
+            self._add("acceptance", name, e.clamp_min(1e-300).log().sum(0), (b - a).abs().sum(0))
+
+    def _recovered(self, p: Tensor, q: Tensor, before: Tensor, y: Tensor, x: Tensor) -> None:
+        """Tokens x [n] after a rejection of y [n]; ``before`` [n, V]: q of the draft before."""
+        mass = (p - q).clamp_min(0).sum(-1)
+        real = mass > MASS  # else p = q up to rounding, and there are no rejections
+        p, q, before, y, x = p[real], q[real], before[real], y[real], x[real]
+        left = _unit((p - q).clamp_min(0), p)
+        cdf = left.cumsum(-1)
+        rank = 2 * cdf - left
+        chance = (_at(p, y) / _at(q, y).clamp_min(FLOOR)).clamp(max=1)[:, None]  # the test's u lay above it
+        others = {
+            "target": p,
+            "draft": q,
+            "row_off": _unit((p - before).clamp_min(0), left),
+            "reused_uniform": _unit((cdf - torch.maximum(cdf - left, chance)).clamp_min(0), left),
+            "uniform": torch.full_like(p, 1 / p.shape[-1]),
+            "high_ids": left * rank,
+            "low_ids": left * (2 - rank),
+            "hotter": _unit(left**0.8, left),
+        }
+        self._draws("recovered", left, others, x)
+
+    def _bonus(self, p: Tensor, before: Tensor, q: Tensor, x: Tensor) -> None:
+        """Tokens x [n] after all drafts of a row; ``before`` and ``q`` [n, V]: p and q of the last draft."""
+        others = {
+            "row_before": before,
+            "draft": q,
+            "uniform": torch.full_like(p, 1 / p.shape[-1]),
+            "hotter": _unit(p**0.8, p),
+            "colder": _unit(p**1.25, p),
+        }
+        self._draws("bonus", p, others, x)
+
+    def _draws(self, group: str, base: Tensor, others: dict[str, Tensor], x: Tensor) -> None:
+        """Bet that x [n] come from a mixture of ``base`` [n, V] and one of ``others``."""
+        at, shares = _at(base, x).clamp_min(FLOOR), torch.as_tensor(SHARES, device=base.device)
+        for name, other in others.items():
+            gain = _at(other, x) / at - 1
+            distance = (other - base).abs().sum() / 2
+            self._add(group, name, torch.log1p(gain[:, None] * shares).sum(0), distance * shares)
+
+    def _add(self, group: str, name: str, log_e: Tensor, distance: Tensor) -> None:
+        gained, moved = log_e.cpu().numpy(), distance.cpu().numpy()
+        bets = self.bets.setdefault((group, name), _Bets(np.zeros_like(gained), np.zeros_like(moved)))
+        bets.log_e += gained
+        bets.distance += moved
+
+
+def _at(probs: Tensor, tokens: Tensor) -> Tensor:
+    """Probabilities [...] of tokens [...] under distributions [..., V]."""
+    return probs.gather(-1, tokens[..., None])[..., 0]
+
+
+def _one_hot(tokens: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(like).scatter_(-1, tokens[..., None], 1.0)
+
+
+def _unit(weights: Tensor, otherwise: Tensor) -> Tensor:
+    """Normalised rows [n, V]; ``otherwise`` where there is no mass."""
+    total = weights.sum(-1, keepdim=True)
+    return torch.where(total > 1e-9, weights / total.clamp_min(1e-300), otherwise)

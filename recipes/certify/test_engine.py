@@ -1,0 +1,50 @@
+"""A sampler of one's own, certified; a faulty one is not. Replace ``sample`` and ``logits`` by those of your engine."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from bebop.certify import NotCertified, certify
+from bebop.trajectory import SamplingParams
+
+VOCABULARY, STOP = 16, 0
+TABLE = np.random.default_rng(0).normal(scale=1.5, size=(VOCABULARY, VOCABULARY))  # a model: logits by the last token
+PROMPTS = [[i] for i in range(1, VOCABULARY)]
+CLAIM = SamplingParams(temperature=1.0, max_new_tokens=64, stop_token_ids=(STOP,))
+
+
+def logits(prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
+    """[T, V]: what each token of the answer was drawn under."""
+    return TABLE[[prompt[-1], *answer[:-1]]]
+
+
+def sample(
+    prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_new_tokens: int, heat: float = 1.0
+) -> list[tuple[list[int], list[float]]]:
+    """An answer each, with the log-probs of its tokens; ``heat`` is a fault: another temperature than is claimed."""
+    answers = []
+    for prompt, seed in zip(prompts, seeds, strict=True):
+        rng, ids, logprobs = np.random.default_rng(seed), [prompt[-1]], []
+        while len(ids) <= max_new_tokens and (ids[-1] != STOP or len(ids) == 1):
+            claimed, drawn = (np.exp(TABLE[ids[-1]] / t) for t in (1.0, heat))
+            token = int(rng.choice(VOCABULARY, p=drawn / drawn.sum()))
+            ids.append(token)
+            logprobs.append(float(np.log(claimed[token] / claimed.sum())))
+        answers.append((ids[1:], logprobs))
+    return answers
+
+
+def test_the_engine_is_certified() -> None:
+    """One line a test: anything but a pass raises."""
+    certify(sample, logits, PROMPTS, vocabulary=VOCABULARY, params=CLAIM).require_pass()
+
+
+def test_an_engine_that_is_five_per_cent_too_hot_is_not() -> None:
+    """Drawn at temperature 1.05, claimed to be drawn at 1."""
+
+    def hot(prompts: Sequence[Sequence[int]], seeds: Sequence[int], most: int) -> list[tuple[list[int], list[float]]]:
+        return sample(prompts, seeds, most, heat=1.05)
+
+    with pytest.raises(NotCertified, match="temperature"):
+        certify(hot, logits, PROMPTS, vocabulary=VOCABULARY, params=CLAIM).require_pass()

@@ -1,0 +1,105 @@
+"""What is run: every job is kept on disk by itself, so that a study that was stopped goes on."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from recipes.reproduce.certificate.clean import Simulated, simulated
+from recipes.reproduce.certificate.faults import Planted
+from recipes.reproduce.certificate.findings import CASES, HARMLESS, RUNS, Case
+from recipes.reproduce.certificate.runs import Look, black_box, watched, white_box
+from recipes.reproduce.study import QUICK, everywhere, once
+
+STUDY = "certificate"
+HEATS = (1.0, 2.0)
+REPEATS = 1 if QUICK else RUNS
+SIMULATED = 4 if QUICK else 250  # at each temperature
+COHORTS = 1 if QUICK else 10  # of a simulated run
+LIVE = 1 if QUICK else 6  # at each temperature
+LONG = 500 if QUICK else 10_000  # tokens of a live run without a fault
+FIRST = 0 if QUICK else 10_000  # seeds and with them prompts: a smoke run shows nothing of those of the study
+SIZES = {"zeroed head": 1.0, "stale head": 1.0}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One process's work: a case, or what should raise no alarm, with a seed."""
+
+    kind: str  # fault, simulated, live
+    place: int  # of the case, of the temperature, or of what is harmless: 0 is nothing planted
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Everything:
+    """All that was measured."""
+
+    faults: dict[str, list[Look]]  # by the name of the case
+    simulated: list[Simulated]
+    live: dict[str, list[tuple[Look, Look]]]  # by what is planted: black and white box
+
+
+def plan() -> list[Job]:
+    """The longest first, so that two processes end together."""
+    slow = sorted(range(len(CASES)), key=lambda i: -CASES[i].budget)
+    faults = [Job(kind="fault", place=i, seed=FIRST + 100 * (i + 1) + run) for i in slow for run in range(REPEATS)]
+    simulations = [Job(kind="simulated", place=i, seed=FIRST + 5000 + i) for i in range(len(HEATS))]
+    clean = [Job(kind="live", place=0, seed=FIRST + 6000 + run) for run in range(LIVE * len(HEATS))]
+    harmless = [
+        Job(kind="live", place=1 + i, seed=FIRST + 7000 + 100 * i + run)
+        for i in range(len(HARMLESS))
+        for run in range(REPEATS)
+    ]
+    return [*simulations, *clean, *faults, *harmless]
+
+
+def done(job: Job) -> Look | Simulated | tuple[Look, Look]:
+    """What a job came to, run now unless it is kept."""
+    torch.set_num_threads(1)
+    if job.kind == "fault":
+        one = CASES[job.place]
+        return _kept(job, (one, job.seed), lambda: _fault(one, job.seed))
+    if job.kind == "simulated":
+        asked = (HEATS[job.place], SIMULATED, COHORTS, job.seed)
+        return _kept(job, asked, lambda: simulated(*asked))
+    heat = HEATS[job.seed % len(HEATS)]
+    kind = "none" if job.place == 0 else HARMLESS[job.place - 1]
+    planted = Planted(kind=kind, size=SIZES.get(kind, 1.0), heat=heat)
+    return _kept(job, (planted, LONG, job.seed), lambda: watched(planted, LONG, job.seed))
+
+
+def everything() -> Everything:
+    """All jobs, in as many processes as ``BEBOP_CERTIFICATE_WORKERS`` says (1)."""
+    jobs = plan()
+    found = dict(
+        zip(
+            jobs,
+            everywhere(done, jobs, "runs", workers=int(os.environ.get("BEBOP_CERTIFICATE_WORKERS", "1"))),
+            strict=True,
+        )
+    )
+    kinds = ("none", *HARMLESS)
+    return Everything(
+        faults={
+            one.name: [r for j, r in found.items() if j.kind == "fault" and j.place == i and isinstance(r, Look)]
+            for i, one in enumerate(CASES)
+        },
+        simulated=[r for r in found.values() if isinstance(r, Simulated)],
+        live={
+            kind: [r for j, r in found.items() if j.kind == "live" and j.place == i and isinstance(r, tuple)]
+            for i, kind in enumerate(kinds)
+        },
+    )
+
+
+def _fault(one: Case, seed: int) -> Look:
+    planted = Planted(kind=one.kind, size=one.size, heat=one.heat)
+    return (black_box if one.box == "black" else white_box)(planted, 500 if QUICK else one.budget, seed)
+
+
+def _kept(job: Job, settings: object, make: Callable[[], T]) -> T:
+    return once(STUDY, f"{job.kind}-{job.place}-{job.seed}", settings, make)

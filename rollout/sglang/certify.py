@@ -1,0 +1,110 @@
+"""A look inside SGLang's verification for certificates: each draw of a cycle goes to a ``WhiteBox`` in its process.
+
+Registered by the plugin where ``BEBOP_CERTIFY=1``. Requests whose names begin with ``certify-RUN-`` are looked at, each
+run by a box of its own; nobody else's are. Every cycle of such a request leaves how many drafts it accepted in
+``meta_info["bebop_certify"]``; what the box has seen by then comes with the cycles of a request named
+``certify-RUN-state-N``, which is not looked at.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bebop.certify.white_box import WhiteBox
+
+PREFIX = "certify-"
+STATE = "state-"
+ENTRY = "bebop_certify"
+RUNS = 8  # boxes that are kept
+Sample = Callable[..., tuple[Tensor, Tensor, Tensor]]
+Distribution = Callable[[Tensor, Any, int], Tensor]
+
+
+def name(run: str, rest: str) -> str:
+    """What a request of a run is called; SGLang takes names for prefixes in places, so that each has its end."""
+    return f"{PREFIX}{run}-{rest}."
+
+
+class Inside:
+    """Wraps SGLang's verification, see the module."""
+
+    def __init__(self, distribution: Distribution, reports: Callable[[], bool], settings: Callable[[], Any]) -> None:
+        """``distribution``: target distributions [B*(K+1), V] as verification uses them; ``reports``: whether this
+        rank's results reach the answers; ``settings``: how SGLang verifies, asked in every cycle."""
+        self.distribution, self.reports, self.settings = distribution, reports, settings
+        self.boxes: OrderedDict[str, WhiteBox] = OrderedDict()
+
+    def __call__(self, original: Sample, verify: Any, batch: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
+        """``eagle_sample``, with its own result."""
+        runs = [] if batch.forward_mode.is_idle() else [run_of(request.rid) for request in batch.reqs]
+        if not any(runs) or batch.sampling_info.is_all_greedy or not self.reports():
+            return original(verify, batch, logits, *args, **kwargs)
+        drawn = None if verify.draft_probs is None else verify.draft_probs.clone()  # as it was before verification
+        result = original(verify, batch, logits, *args, **kwargs)
+        self._see(runs, drawn, verify, batch, logits, result)
+        counts = (result[1] - 1).tolist()
+        entries = [self._entry(request.rid, count) for request, count in zip(batch.reqs, counts, strict=True)]
+        logits.customized_info = {**(logits.customized_info or {}), ENTRY: entries}
+        return result
+
+    def _see(
+        self, runs: Sequence[str | None], drawn: Tensor | None, verify: Any, batch: Any, logits: Any, result: Any
+    ) -> None:
+        """Give each run's rows to its box. SGLang has put penalties and masks into the logits [B*(K+1), V] by now."""
+        predicted, lengths, index = result
+        width, rows = verify.draft_token_num, len(runs)
+        target = self.distribution(logits.next_token_logits, batch.sampling_info, width).view(rows, width, -1)
+        drafts = verify.draft_token.view(rows, width)[:, 1:].long()
+        accepted = (lengths - 1).long()
+        following = predicted.long()[index.long().gather(1, accepted[:, None])[:, 0]]
+        block = bool(getattr(self.settings(), "speculative_use_block_verification", False))
+        for run in {run for run in runs if run is not None}:
+            own = [i for i, other in enumerate(runs) if other == run and not is_state(batch.reqs[i].rid)]
+            if not own:
+                continue
+            at = torch.tensor(own, device=target.device)
+            self._box(run).update(
+                drafts[at],
+                None if drawn is None else drawn[at],
+                target[at],
+                accepted[at],
+                following[at],
+                stops=ends(batch.reqs[own[0]]),
+                stepwise=not block,
+            )
+
+    def _box(self, run: str) -> WhiteBox:
+        box = self.boxes.setdefault(run, WhiteBox())
+        self.boxes.move_to_end(run)
+        while len(self.boxes) > RUNS:
+            self.boxes.popitem(last=False)
+        return box
+
+    def _entry(self, rid: str, accepted: int) -> dict[str, Any]:
+        """Of one request's cycle."""
+        run = run_of(rid)
+        if run is None:
+            return {}
+        return {"accepted": accepted, "state": json.dumps(self._box(run).state_dict()) if is_state(rid) else ""}
+
+
+def run_of(rid: Any) -> str | None:
+    """The run that a request belongs to; None: it is somebody else's."""
+    parts = str(rid).split("-", 2)
+    return parts[1] if str(rid).startswith(PREFIX) and len(parts) == 3 else None
+
+
+def is_state(rid: Any) -> bool:
+    """Whether a request asks for what has been seen."""
+    return str(rid).split("-", 2)[-1].startswith(STATE)
+
+
+def ends(request: Any) -> tuple[int, ...]:
+    """Tokens that end a request's answer."""
+    params = request.sampling_params
+    own = set(params.stop_token_ids or ())
+    return tuple(sorted(own if params.ignore_eos else own | set(request.eos_token_ids or ())))

@@ -1,0 +1,27 @@
+"""A small HTTP server for the tests of served engines."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import bebop.certify.calls
+from bebop.certify.calls import Server
+from tests.builders import tiny_policy
+from tests.certify.local_server import LocalServer, running
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
+    """With a tiny policy, and clients that do not wait long between tries."""
+    monkeypatch.setattr(bebop.certify.calls, "FIRST_WAIT", 0.01)
+    with running(LocalServer(tiny_policy(12))) as server:
+        yield server
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Server]]:
+    """Clients to be closed."""
+    servers: list[Server] = []
+    yield servers
+    for server in servers:
+        server.close()

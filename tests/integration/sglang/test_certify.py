@@ -1,0 +1,214 @@
+"""Certificates of a real SGLang server: an intact one passes, one with a fault planted in its verification does not."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bebop.certify.answers import Answer
+from bebop.certify.calls import Server
+from bebop.certify.causes import cause
+from bebop.certify.certificate import Certificate
+from bebop.certify.declared import candidates, check_reported, declare, find_mode
+from bebop.certify.ledger import Ledger
+from bebop.certify.model_reference import ModelReference
+from bebop.certify.openai_server import OpenAIEngine
+from bebop.certify.plan import Plan, plan_settings
+from bebop.certify.reference import LiveEngine, Reference
+from bebop.certify.run import Run
+from bebop.certify.served_reference import ServerReference
+from bebop.certify.sglang_server import SglangEngine
+from bebop.certify.structure import check_structure
+from bebop.errors import UserError
+from bebop.model.checkpoint import save_policy
+from bebop.rollout.engine import Request
+from bebop.trajectory import SamplingParams
+from tests.integration.sglang.builders import VOCAB, checkpoint, job, policy, reload
+from tests.integration.sglang.faults import plant
+from tests.integration.sglang.serving import serving
+
+ALPHA = 1e-4
+STOP = VOCAB - 1
+COHORT = 32
+CLAIM = SamplingParams(max_new_tokens=32, stop_token_ids=(STOP,))
+INSIDE = {"BEBOP_CERTIFY": "1"}
+
+
+@contextmanager
+def engine(
+    folder: Path, place: Path, fault: str = "", share: float = 1.0, system: str = "bebop"
+) -> Iterator[SglangEngine]:
+    """On a server of its own, which completions need a tokenizer of; with a fault, if one is named."""
+    place.mkdir(exist_ok=True)
+    environment = INSIDE | (plant(place, fault, share) if fault else {})
+    with serving(job(folder, system), folder, place, environment, skip_tokenizer_init=False) as url:
+        found = SglangEngine(Server(url))
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> ModelReference:
+    return ModelReference(reload(folder))
+
+
+@pytest.fixture(scope="module")
+def sglang(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SglangEngine]:
+    with engine(folder, tmp_path_factory.mktemp("intact")) as found:
+        yield found
+
+
+def prompt(index: int) -> Sequence[int]:
+    return 3, 1, 4, 1 + index % 9
+
+
+def certified(engine: LiveEngine, reference: Reference, tokens: int, params: SamplingParams = CLAIM) -> Certificate:
+    settings, weight = plan_settings(params, 0.0, engine.white_box is not None)
+    plan = Plan(
+        settings=settings,
+        white_box_weight=weight,
+        vocabulary=VOCAB,
+        tokens=tokens,
+        cohort=COHORT,
+        alpha=ALPHA,
+        limit_tv=0.5,
+    )
+    return Run(engine, reference, prompt, plan).run()
+
+
+def acceptance(certificate: Certificate) -> float:
+    (setting,) = certificate.settings
+    assert setting.acceptance is not None
+    return setting.acceptance
+
+
+@pytest.mark.smoke("engine", "drafts")
+def test_an_intact_server_passes(sglang: SglangEngine, reference: ModelReference) -> None:
+    assert sglang.drafts == 2 and sglang.vocabulary == VOCAB and sglang.white_box is not None
+    found = certified(sglang, reference, 600)
+    print(found.sentence, found.log_e, sglang.white_box.log_e, sglang.white_box.tokens, acceptance(found))
+    assert found.structure == () and found.log_e < math.log(1 / ALPHA)
+    found.require_pass()
+    box = sglang.white_box
+    assert box.tokens > 400 and box.drafts > 400 and not box.untested and box.log_e < math.log(1 / ALPHA)
+    assert {one.group for one in found.white_box} == {"draft_draw", "acceptance", "recovered", "bonus"}
+    assert 0.2 < acceptance(found) < 0.6
+    said = found.engine
+    assert said["version"] and said["speculative_algorithm"] and set(said["weights"]) == {"target", "draft"}
+
+
+def test_its_answers_say_what_happened(sglang: SglangEngine, reference: ModelReference, folder: Path) -> None:
+    """Cycles, ends, log-probs at a temperature; and its prefill says what the Hugging Face model says."""
+    hot = dataclasses.replace(CLAIM, temperature=2.0)
+    asked = [Request(id=i, token_ids=tuple(prompt(i // 2)), params=hot) for i in range(16)]
+    told: list[int] = []
+    answers = sglang.sample(asked, told.append)
+    assert check_structure(answers, vocabulary=VOCAB) == []
+    assert sum(told) == sum(len(answer.token_ids) for answer in answers)
+    assert {answer.finish_reason for answer in answers} == {"stop", "length"}
+    for answer in answers:
+        assert answer.cycles is None or (answer.cycles[0] == 1 and max(answer.cycles) <= 3)
+    assert any(answer.cycles is not None and 3 in answer.cycles for answer in answers)
+    model, server = (found.block(answers, hot) for found in (reference, ServerReference(sglang, VOCAB)))
+    for name in ("probs", "before", "raw", "logprobs"):
+        torch.testing.assert_close(getattr(server, name), getattr(model, name), rtol=1e-4, atol=1e-5)
+    known = candidates(model, 2.0)
+    found = find_mode(model.reported, known)
+    assert set(found.same) == {"processed", "temperature"} and found.distances["raw"] > 0.01
+    assert check_reported(declare(model, found.mode, 2.0), "float32") == []
+    assert check_reported(declare(model, "raw", 2.0), "float32")  # the check would notice
+
+
+def test_the_likeliest_tokens_of_its_prefill(sglang: SglangEngine, reference: ModelReference) -> None:
+    asked = [Request(id=i, token_ids=tuple(prompt(i // 2)), params=CLAIM) for i in range(4)]
+    answers = sglang.sample(asked, lambda tokens: None)
+    few, whole = ServerReference(sglang, VOCAB), reference.block(answers, CLAIM)
+    few.top = 5
+    block = few.block(answers, CLAIM)
+    assert block.ids is not None and block.probs.shape[1] == 6
+    torch.testing.assert_close(block.logprobs, whole.logprobs, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(block.probs[:, :-1], whole.probs.gather(1, block.ids[:, :-1]), rtol=1e-4, atol=1e-5)
+
+
+def test_its_completions_pass_too(sglang: SglangEngine, reference: ModelReference) -> None:
+    """The OpenAI-compatible endpoint of the same server."""
+    openai = OpenAIEngine(Server(sglang.server.url))
+    try:
+        found = certified(openai, reference, 400)
+        assert found.verdict == "pass" and found.engine["model"] and found.settings[0].tokens >= 400
+        answers = openai.sample([Request(id=0, token_ids=(3, 1), params=CLAIM)], lambda tokens: None)
+        with pytest.raises(UserError, match="prompt_logprobs"):
+            ServerReference(openai, VOCAB).block(answers, CLAIM)
+    finally:
+        openai.close()
+
+
+def found_by(engine: SglangEngine, reference: Reference, most: int) -> tuple[int, Ledger, list[Answer]]:
+    """Cohort after cohort until black and white box have both seen a fault, or so many tokens have come."""
+    ledger, answers, limit = Ledger(VOCAB, alpha=ALPHA), [], math.log(1 / ALPHA)
+    while ledger.tokens < most:
+        first = len(answers)
+        asked = [
+            Request(id=i, token_ids=tuple(prompt(i // 2)), params=CLAIM) for i in range(first, first + COHORT)
+        ]  # fmt: skip
+        answers += engine.sample(asked, lambda tokens: None)
+        block = reference.block(answers[first:], CLAIM)
+        ledger.update(declare(block, "processed", 1.0))
+        assert engine.white_box is not None
+        print(ledger.tokens, "black", round(ledger.log_e, 1), "white", round(engine.white_box.log_e, 1))
+        if min(ledger.log_e, engine.white_box.log_e) > limit:
+            break
+    return ledger.tokens, ledger, answers
+
+
+@pytest.mark.parametrize(
+    ("fault", "inside", "outside"), [("bonus", "bonus", "wrong_row"), ("recovered", "recovered", "draft_leak")]
+)
+def test_a_planted_fault_is_found(
+    fault: str, inside: str, outside: str, folder: Path, reference: ModelReference, tmp_path: Path
+) -> None:
+    with engine(folder, tmp_path / "place", fault) as broken:
+        tokens, ledger, answers = found_by(broken, reference, 4000)
+        box = broken.white_box
+    assert box is not None and check_structure(answers, vocabulary=VOCAB) == []
+    print(fault, tokens, "tokens; black", ledger.log_e, cause(ledger.evidence()), "white", box.log_e, box.evidence()[0])
+    assert ledger.log_e > math.log(1 / ALPHA) and box.log_e > math.log(1 / ALPHA)
+    assert box.evidence()[0].group == inside and cause(ledger.evidence()).name == outside
+
+
+def test_a_zeroed_head_passes_with_low_acceptance(
+    reference: ModelReference, sglang: SglangEngine, tmp_path: Path
+) -> None:
+    """The distribution is right whatever drafts are drawn from."""
+    blank = policy()
+    assert blank.mtp is not None
+    with torch.no_grad():
+        for parameter in blank.mtp.parameters():
+            parameter.zero_()
+    save_policy(blank, tmp_path / "model")
+    with engine(tmp_path / "model", tmp_path / "place") as drafting:
+        found = certified(drafting, reference, 600)
+    assert found.verdict == "pass" and found.log_e < math.log(1 / ALPHA)
+    assert np.isfinite(acceptance(found))
+    print("acceptance", acceptance(found))
+
+
+def test_greedy_drafts_pass(folder: Path, reference: ModelReference, tmp_path: Path) -> None:
+    """Target-only: the white box sees one-hot drafts."""
+    with engine(folder, tmp_path / "place", system="target_only") as greedy:
+        found = certified(greedy, reference, 400)
+        box = greedy.white_box
+    assert found.verdict == "pass" and box is not None
+    assert box.untested == {"draft_draw": "drafts are not sampled"} and box.tokens > 250 and box.drafts == 0

@@ -1,0 +1,219 @@
+"""The certificate's black box on answers that training has anyway: the trainer's own distributions are the reference.
+
+Which tokens may be bet on
+--------------------------
+A bet is fair if whether it is made, and on what, is settled before the token is drawn.
+
+- *Answers* are fixed by their numbers (``bebop.monitor.certified.chosen``), and weighed in the order of the prompts,
+  whenever they ended and whatever ended them.
+- *Places* in them are fixed by numbers as well (``window``): at most ``SPAN`` tokens of an answer, so that a reading
+  does not become dearer with long answers.
+- *Weights*: a token counts if the weights that produced it, and all keys and values that it saw, are of one version
+  that is at hand. Weights change between two cycles, at a moment that the trainer's clock sets, so a token's version is
+  settled when its cycle begins. Whether it belongs to the cycle before the change or to the one after says nothing
+  about it either: an exact system draws it from p in both cases, only that p is another one. The bound on staleness
+  keeps every version that occurs at hand, but for answers that were there before a resume, which the monitor leaves
+  out.
+
+The distribution is softmax(logits / temperature) of the trainer's forward pass, in the dtype of its products, for older
+versions under the weights as engines are sent them. Of a large vocabulary the likeliest ``COLUMNS`` tokens have columns
+of their own and the rest have one in common. Ranks score their share; rank 0 puts it in order and holds the one ledger:
+evidence of several ledgers could be multiplied, but each would have to find a fault with a part of the tokens.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from bebop.certify.answers import Answer
+from bebop.certify.causes import cause
+from bebop.certify.declared import tolerance
+from bebop.certify.ledger import Ledger
+from bebop.config import JobConfig
+from bebop.monitor.certified import PAIRS, Certified
+from bebop.trainer.certify_rows import Scored, block_of, score
+from bebop.trainer.packing import PackedRows, Row, pack
+from bebop.trainer.past import PastWeights
+from bebop.trainer.scorer import Scorer, whole_tables
+from bebop.trajectory import Completion, Group
+
+log = logging.getLogger(__name__)
+
+SPAN = 256  # places of an answer that are looked at, at most
+ALPHA = 1e-4  # the chance of an alarm in a whole run without a fault
+LIMIT = -math.log(ALPHA)
+MOST = 1e6  # of a metric
+
+Places = dict[int, NDArray[np.int64]]  # version -> places of an answer
+
+
+def window(number: int, limit: int) -> range:
+    """Places of pair ``number`` that may be looked at, where answers have up to ``limit`` tokens.
+
+    0-255, 256-511, 512-767, 1024-1279, 2048-2303, ... in turns: all parts of long answers are seen, and most often
+    those that answers have.
+    """
+    starts = [0]
+    while (following := max(SPAN, 2 * starts[-1])) < limit:
+        starts.append(following)
+    start = starts[number % len(starts)]
+    return range(start, start + SPAN)
+
+
+def fair(completion: Completion, span: range, versions: Sequence[int]) -> Places:
+    """Places of an answer that may be bet on, by version: it is at hand, and all that they saw is of it."""
+    own = completion.versions
+    inside = np.arange(len(own))
+    known = (own == completion.oldest) & np.isin(own, versions) & (inside >= span.start) & (inside < span.stop)
+    return {int(v): inside[known & (own == v)] for v in np.unique(own[known])}
+
+
+class Certifier:
+    """Holds the ledger of a run. All ranks make the same calls."""
+
+    def __init__(self, scorer: Scorer, past: PastWeights, config: JobConfig, rank: int = 0, world: int = 1) -> None:
+        """``past``: the versions that are not those of now."""
+        self.scorer, self.past, self.config, self.rank, self.world = scorer, past, config, rank, world
+        self.vocabulary = int(scorer.backbone.get_output_embeddings().weight.shape[0])
+        self.stops = scorer.policy.eos_token_ids
+        self.begin(0)
+
+    def begin(self, since: int) -> None:
+        """Gather evidence afresh, of what was drawn from step ``since`` on."""
+        self.since = since
+        nats = tolerance(self.config.model.dtype).nats
+        self.ledger = Ledger(self.vocabulary, alpha=ALPHA, seed=self.config.runtime.seed, tolerance=nats)
+
+    @torch.no_grad()
+    def read(self, groups: Sequence[Group], since: int, version: int) -> Certified | None:
+        """Weigh two answers of each group, under ``version`` as the policy's weights of now; what the ledger says.
+
+        ``since``: see ``bebop.protocols.Trainer.certify``. None on ranks above 0, and where an answer is of an inexact
+        system.
+        """
+        if not all(t.completion.exact for group in groups for t in group.trajectories):
+            return None
+        if since > self.since:
+            self.begin(since)
+        first = version // max(1, self.config.monitor.certify_every) * PAIRS  # number of the first pair
+        answers, places = self._places(groups, first, [*self.past.versions, version])
+        wanted = {v for own in places for v in own}
+        older = [v for v in self.past.versions if v in wanted and v != version]
+        parts = self.past.visit(older, lambda v: self._score(answers, places, v))
+        parts += [self._score(answers, places, version)] if version in wanted else []
+        scored = self._gathered([one for part in parts for one in part])
+        if self.rank:
+            return None
+        if scored:
+            self.ledger.update(block_of(answers, scored, self.stops))
+        return self._certified()
+
+    def _places(
+        self, groups: Sequence[Group], first: int, versions: Sequence[int]
+    ) -> tuple[list[Answer], list[Places]]:
+        """The answers up to the last place that may be looked at, in the order of submission, and the fair places."""
+        limit = self.config.rollout.sampling.max_new_tokens
+        answers, places = [], []
+        for number, group in enumerate(groups, first):
+            span = window(number, limit)
+            for member, trajectory in enumerate(group.trajectories):
+                completion = trajectory.completion
+                answers.append(
+                    Answer(
+                        request=2 * group.prompt.index + member,
+                        prompt=group.prompt.token_ids,
+                        token_ids=completion.token_ids[: span.stop],
+                        logprobs=completion.logprobs[: span.stop].astype(np.float64),
+                        finish_reason=completion.finish_reason,
+                        versions=completion.versions[: span.stop],
+                    )
+                )
+                places.append(fair(completion, span, versions))
+        return answers, places
+
+    def _score(self, answers: Sequence[Answer], places: Sequence[Places], version: int) -> list[Scored]:
+        """This rank's share of the places of one version, whose weights the policy has at the moment."""
+        chosen = [number for number, own in enumerate(places) if version in own]
+        rows = [_row(answers[number]) for number in chosen]
+        policy = self.scorer.policy
+        weight = whole_tables(policy)[1] if self.world > 1 else policy.backbone.get_output_embeddings().weight.detach()
+        scored = []
+        for part in pack(rows, self.config.trainer.max_tokens, self.world)[self.rank :: self.world]:
+            packed = part.to(policy.device, policy.backbone.dtype)
+            for row, states in self._hidden(packed):
+                number = chosen[row]
+                own = torch.from_numpy(places[number][version])
+                logits = self._logits(states, len(answers[number].prompt) - 1 + own, weight)
+                scored.append(score(number, answers[number], own, logits, self.scorer.temperature, self.stops))
+        return scored
+
+    def _hidden(self, packed: PackedRows) -> list[tuple[int, Tensor]]:
+        """Row number and hidden states [length, d] of each row."""
+        self.scorer.kept = []
+        self.scorer(packed)
+        [(_, hidden)], self.scorer.kept = self.scorer.kept, None
+        rows = zip(packed.rows.tolist(), hidden.split(packed.lengths.tolist()), strict=True)
+        return [(row, states) for row, states in rows if row >= 0]
+
+    def _logits(self, states: Tensor, at: Tensor, weight: Tensor) -> Tensor:
+        """Logits [2, n, V] behind some places of a row, and behind the place before each (the first: its own)."""
+        index = torch.stack([at, (at - 1).clamp_min(0)]).to(states.device)
+        dtype = torch.bfloat16 if self.scorer.mixed else states.dtype
+        head: Any = self.scorer.backbone.get_output_embeddings()
+        bias = None if getattr(head, "bias", None) is None else head.bias.to(dtype)
+        return functional.linear(states[index].to(dtype), weight.to(dtype), bias)
+
+    def _gathered(self, scored: list[Scored]) -> list[Scored]:
+        """All ranks' parts on rank 0, in the order of answers and places."""
+        parts: list[Any] = [scored]
+        if self.world > 1:
+            parts = [None] * self.world
+            dist.gather_object(scored, parts if self.rank == 0 else None)
+        return sorted((one for part in parts for one in part or ()), key=lambda one: (one.answer, int(one.places[0])))
+
+    def _certified(self) -> Certified:
+        """What the ledger says by now."""
+        ledger = self.ledger
+        evidence = ledger.evidence()
+        bounds = [one.tv for one in evidence if one.tv is not None]
+        highest = float(ledger.highest[0])
+        found = cause(evidence) if highest >= LIMIT else None
+        return Certified(
+            tokens=ledger.tokens,
+            log_e=min(ledger.log_e, MOST),
+            highest=min(highest, MOST),
+            limit=LIMIT,
+            tv=max(bounds, default=None),
+            cause="" if found is None else found.name,
+            sentence="" if found is None else found.sentence,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on with the same evidence; rank 0's is the one that counts."""
+        return {"since": self.since, "ledger": self.ledger.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state_dict``; afresh where it is of a version of bebop that bet otherwise."""
+        self.begin(state["since"])
+        try:
+            self.ledger.load_state_dict(state["ledger"])
+        except (KeyError, ValueError) as error:
+            log.warning("the certificate's evidence begins again: %s", error)
+            self.begin(state["since"])
+
+
+def _row(answer: Answer) -> Row:
+    """An answer for the trainer's forward pass."""
+    assert answer.logprobs is not None and answer.versions is not None
+    completion = Completion(
+        token_ids=answer.token_ids, logprobs=answer.logprobs.astype(np.float32), versions=answer.versions
+    )
+    return Row(prompt=answer.prompt, completion=completion, advantage=0.0, weight=0.0)
