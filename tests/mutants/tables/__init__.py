@@ -2,6 +2,7 @@
 
 from tests.mutants.tables import (
     certify_live,
+    certify_statistics,
     distributions,
     draft_losses,
     engine,
@@ -40,5 +41,6 @@ FAULTS = (
     *monitor.FAULTS,
     *watching.FAULTS,
     *certify_live.FAULTS,
+    *certify_statistics.FAULTS,
 )
 assert len({f.name for f in FAULTS}) == len(FAULTS), "two faults of one name"
