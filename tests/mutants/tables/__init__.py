@@ -2,6 +2,7 @@
 
 from tests.mutants.tables import (
     certify_live,
+    certify_served,
     distributions,
     draft_losses,
     engine,
@@ -39,6 +40,7 @@ FAULTS = (
     *resume.FAULTS,
     *monitor.FAULTS,
     *watching.FAULTS,
+    *certify_served.FAULTS,
     *certify_live.FAULTS,
 )
 assert len({f.name for f in FAULTS}) == len(FAULTS), "two faults of one name"
