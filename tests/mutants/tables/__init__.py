@@ -3,6 +3,7 @@
 from tests.mutants.tables import (
     certify_live,
     certify_statistics,
+    certify_served,
     distributions,
     draft_losses,
     engine,
@@ -40,6 +41,7 @@ FAULTS = (
     *resume.FAULTS,
     *monitor.FAULTS,
     *watching.FAULTS,
+    *certify_served.FAULTS,
     *certify_live.FAULTS,
     *certify_statistics.FAULTS,
 )
