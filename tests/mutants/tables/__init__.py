@@ -4,6 +4,7 @@ from tests.mutants.tables import (
     certify_live,
     certify_statistics,
     certify_served,
+    certify_training,
     distributions,
     draft_losses,
     engine,
@@ -42,6 +43,7 @@ FAULTS = (
     *monitor.FAULTS,
     *watching.FAULTS,
     *certify_served.FAULTS,
+    *certify_training.FAULTS,
     *certify_live.FAULTS,
     *certify_statistics.FAULTS,
 )
