@@ -2,8 +2,8 @@
 
 from tests.mutants.tables import (
     certify_live,
-    certify_statistics,
     certify_served,
+    certify_statistics,
     certify_training,
     distributions,
     draft_losses,
