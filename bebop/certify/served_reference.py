@@ -1,8 +1,9 @@
 """A server's own prefill as the reference: prompt and answer go back to it, teacher-forced, for log-probs.
 
 It sees what drafting and verifying do to answers, and nothing else: a server whose weights, caches or attention are
-wrong in prefill, too, agrees with itself. Prefill and decoding are different kernels; on a server in bf16 their
-rounding alone is a fault of some 1e-3 a token (with SGLang, --enable-deterministic-inference takes it away).
+wrong in prefill, too, agrees with itself. Prefill and decoding are different kernels: in bf16 their rounding alone
+moves log-probs, with the built-in model by 1e-3 in the median against single precision. SGLang promises that it does
+not with --enable-deterministic-inference.
 
 Vocabularies up to ``WHOLE`` come whole. Of larger ones the likeliest tokens come, of the raw softmax: what they do not
 decide is refused before the first request, see ``prefill.processed``.

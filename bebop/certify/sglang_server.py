@@ -19,6 +19,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
+from bebop import __version__
 from bebop.certify.answers import Answer
 from bebop.certify.calls import Server
 from bebop.certify.prefill import Prefilled, likeliest
@@ -162,8 +163,14 @@ class SglangEngine:
         meta = self.server.run(self._state())["meta_info"]
         states = [entry["state"] for entry in meta.get(ENTRY) or [] if entry.get("state")]
         if states:
+            state = json.loads(states[-1])
+            if state["bebop"] != __version__:
+                raise UserError(
+                    f"{self.server.url} has the plugin of bebop {state['bebop']}, this is {__version__}: install the "
+                    "same beside SGLang, or set white_box=false"
+                )
             self.white_box = WhiteBox()
-            self.white_box.load_state_dict(json.loads(states[-1]))
+            self.white_box.load_state_dict(state["box"])
 
     async def _state(self) -> Any:
         params = sampling_arguments(SamplingParams(max_new_tokens=2 + self.drafts), 2 + self.drafts, self.seeded)

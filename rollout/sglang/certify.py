@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bebop import __version__
 from bebop.certify.white_box import WhiteBox
 
 PREFIX = "certify-"
@@ -89,7 +90,8 @@ class Inside:
         run = run_of(rid)
         if run is None:
             return {}
-        return {"accepted": accepted, "state": json.dumps(self._box(run).state_dict()) if is_state(rid) else ""}
+        state = {"bebop": __version__, "box": self._box(run).state_dict()} if is_state(rid) else None
+        return {"accepted": accepted, "state": json.dumps(state) if state else ""}
 
 
 def run_of(rid: Any) -> str | None:

@@ -1,5 +1,6 @@
 """Engines over HTTP: what goes to a server, what is made of its answers, and what goes wrong on the way."""
 
+import json
 import os
 import signal
 import threading
@@ -10,12 +11,14 @@ import pytest
 from aiohttp import web
 
 import bebop.certify.calls
+from bebop import __version__
 from bebop.certify.answers import Answer
 from bebop.certify.calls import Server
 from bebop.certify.openai_server import OpenAIEngine
 from bebop.certify.served_reference import ServerReference
 from bebop.certify.sglang_server import SglangEngine
 from bebop.certify.structure import check_structure
+from bebop.certify.white_box import WhiteBox
 from bebop.errors import UserError
 from bebop.trajectory import SamplingParams
 from tests.builders import requests
@@ -249,3 +252,39 @@ def test_ctrl_c_ends_our_own_requests_and_gives_what_is_there(
     assert all(len(answer.token_ids) == 0 for answer in answers if answer.finish_reason == "abort")
     assert not any("abort_all" in call for _, call in local.calls)
     np.testing.assert_array_equal([answer.request for answer in answers], range(4))
+
+
+def with_states(local: LocalServer, **state: Any) -> None:
+    """As if there were a plugin of bebop's in the server."""
+    local.info |= {"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": 3}
+
+    def edit(name: str, reply: Any) -> Any:
+        if "output_ids" in reply:
+            entry = {"accepted": 0, "state": json.dumps(state)}
+            reply["meta_info"] |= {"bebop_certify": [{**entry, "state": ""}, entry], "spec_verify_ct": 0}
+        return reply
+
+    local.edit = edit
+
+
+def test_the_look_inside_is_fetched_after_every_cohort(local: LocalServer, opened: list[Server]) -> None:
+    box = WhiteBox()
+    with_states(local, bebop=__version__, box=box.state_dict())
+    found = engine(SglangEngine, local, opened)
+    assert found.white_box is not None and found.white_box.cycles == 0
+    box.cycles = 7
+    with_states(local, bebop=__version__, box=box.state_dict())
+    found.sample(asked(2), silent)
+    assert found.white_box.cycles == 7
+    rids = [call["rid"] for name, call in local.calls if "rid" in call]
+    assert [rid.startswith(f"certify-{found.run}-state-") for rid in rids] == [True, False, False, True]
+    opened.append(Server(local.url))
+    assert SglangEngine(opened[-1], look_inside=False).white_box is None
+    with_states(local, bebop="0.0", box=box.state_dict())
+    with pytest.raises(UserError, match=r"has the plugin of bebop 0\.0, this is .*: install the same"):
+        found.sample(asked(2), silent)
+
+
+def test_a_server_without_the_plugin_lets_nobody_look(local: LocalServer, opened: list[Server]) -> None:
+    local.info |= {"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": 3}
+    assert engine(SglangEngine, local, opened).white_box is None

@@ -45,6 +45,10 @@ def test_what_engines_may_give(fine: Answer) -> None:
     [
         (answer(3, STOP, 5, 6, finish_reason="length"), "request 0, token 1: 2 tokens follow the stop token 11"),
         (answer(3, 4, STOP, 6, finish_reason="length"), "request 0, token 2: 1 token follows the stop token 11"),
+        (
+            answer(3, STOP, 5, STOP),
+            "request 0, token 1: 2 tokens follow the stop token 11",
+        ),  # although it ends with one
         (answer(3, 4), "request 0: it says that it stopped, but none of its 2 tokens is a stop token"),
         (answer(), "request 0: it says that it stopped, but none of its 0 tokens is a stop token"),
         (answer(3, 4, finish_reason="length"), "request 0: it says that it was cut for length, at 2 tokens of 4"),

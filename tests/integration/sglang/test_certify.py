@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -98,7 +97,6 @@ def acceptance(certificate: Certificate) -> float:
 def test_an_intact_server_passes(sglang: SglangEngine, reference: ModelReference) -> None:
     assert sglang.drafts == 2 and sglang.vocabulary == VOCAB and sglang.white_box is not None
     found = certified(sglang, reference, 600)
-    print(found.sentence, found.log_e, sglang.white_box.log_e, sglang.white_box.tokens, acceptance(found))
     assert found.structure == () and found.log_e < math.log(1 / ALPHA)
     found.require_pass()
     box = sglang.white_box
@@ -111,7 +109,7 @@ def test_an_intact_server_passes(sglang: SglangEngine, reference: ModelReference
 
 def test_its_answers_say_what_happened(sglang: SglangEngine, reference: ModelReference, folder: Path) -> None:
     """Cycles, ends, log-probs at a temperature; and its prefill says what the Hugging Face model says."""
-    hot = dataclasses.replace(CLAIM, temperature=2.0)
+    hot = dataclasses.replace(CLAIM, temperature=2.0, max_new_tokens=8)
     asked = [Request(id=i, token_ids=tuple(prompt(i // 2)), params=hot) for i in range(16)]
     told: list[int] = []
     answers = sglang.sample(asked, told.append)
@@ -155,7 +153,7 @@ def test_its_completions_pass_too(sglang: SglangEngine, reference: ModelReferenc
         openai.close()
 
 
-def found_by(engine: SglangEngine, reference: Reference, most: int) -> tuple[int, Ledger, list[Answer]]:
+def found_by(engine: SglangEngine, reference: Reference, most: int) -> tuple[Ledger, list[Answer]]:
     """Cohort after cohort until black and white box have both seen a fault, or so many tokens have come."""
     ledger, answers, limit = Ledger(VOCAB, alpha=ALPHA), [], math.log(1 / ALPHA)
     while ledger.tokens < most:
@@ -170,7 +168,7 @@ def found_by(engine: SglangEngine, reference: Reference, most: int) -> tuple[int
         print(ledger.tokens, "black", round(ledger.log_e, 1), "white", round(engine.white_box.log_e, 1))
         if min(ledger.log_e, engine.white_box.log_e) > limit:
             break
-    return ledger.tokens, ledger, answers
+    return ledger, answers
 
 
 @pytest.mark.parametrize(
@@ -180,29 +178,26 @@ def test_a_planted_fault_is_found(
     fault: str, inside: str, outside: str, folder: Path, reference: ModelReference, tmp_path: Path
 ) -> None:
     with engine(folder, tmp_path / "place", fault) as broken:
-        tokens, ledger, answers = found_by(broken, reference, 4000)
+        ledger, answers = found_by(broken, reference, 4000)
         box = broken.white_box
     assert box is not None and check_structure(answers, vocabulary=VOCAB) == []
-    print(fault, tokens, "tokens; black", ledger.log_e, cause(ledger.evidence()), "white", box.log_e, box.evidence()[0])
     assert ledger.log_e > math.log(1 / ALPHA) and box.log_e > math.log(1 / ALPHA)
     assert box.evidence()[0].group == inside and cause(ledger.evidence()).name == outside
 
 
-def test_a_zeroed_head_passes_with_low_acceptance(
-    reference: ModelReference, sglang: SglangEngine, tmp_path: Path
-) -> None:
-    """The distribution is right whatever drafts are drawn from."""
-    blank = policy()
-    assert blank.mtp is not None
+def test_a_head_that_knows_nothing_passes_with_a_warning(reference: ModelReference, tmp_path: Path) -> None:
+    """The distribution is right whatever drafts are drawn from: here a stranger's, sure of itself."""
+    drafting, stranger = policy(), policy(7).mtp
+    assert stranger is not None
     with torch.no_grad():
-        for parameter in blank.mtp.parameters():
-            parameter.zero_()
-    save_policy(blank, tmp_path / "model")
-    with engine(tmp_path / "model", tmp_path / "place") as drafting:
-        found = certified(drafting, reference, 600)
-    assert found.verdict == "pass" and found.log_e < math.log(1 / ALPHA)
-    assert np.isfinite(acceptance(found))
-    print("acceptance", acceptance(found))
+        for parameter in stranger.parameters():
+            parameter.mul_(10.0 if parameter.dim() == 1 else 1.0)
+    drafting.mtp = stranger
+    save_policy(drafting, tmp_path / "model")
+    with engine(tmp_path / "model", tmp_path / "place") as served:
+        found = certified(served, reference, 400)
+    assert found.verdict == "pass" and acceptance(found) < 0.2
+    assert any("of the drafts are accepted" in warning for warning in found.warnings)
 
 
 def test_greedy_drafts_pass(folder: Path, reference: ModelReference, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from bebop import __version__
 from bebop.certify.white_box import WhiteBox
 from bebop.kernels.verify import chain_verify, sample
 from bebop.rollout.sglang import plugin
@@ -124,7 +125,9 @@ def test_what_was_seen_is_fetched_by_a_request_that_is_not_looked_at() -> None:
     entries = steps.run()
     assert entries is not None and entries[0]["state"] == ""
     fetched = WhiteBox()
-    fetched.load_state_dict(json.loads(entries[1]["state"]))
+    state = json.loads(entries[1]["state"])
+    assert state["bebop"] == __version__
+    fetched.load_state_dict(state["box"])
     box = steps.inside.boxes[MINE]
     assert fetched.cycles == box.cycles == 81 and fetched.log_e == box.log_e
     assert fetched.evidence() == box.evidence()
