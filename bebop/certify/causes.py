@@ -70,7 +70,9 @@ NAMED: Mapping[str, str] = {
 WHITE_BOX = ("draft_draw", "acceptance", "recovered", "bonus")  # groups of what was seen inside verification
 OWN_WORD = math.log(20)  # of a sampled direction, weight included: it explains wrong log-probs, and not the reverse
 VAGUE = ("tail", "uniform", "second", "much_hotter", "pit", "learned_tilt")  # tokens of whatever other distribution
-ONE_SIDED = 0.2  # difference of evidence for log-probs too high and too low, over its sum
+FEW = 0.04  # of tokens: a wrong log-prob is an exception
+FAR = 0.1  # of the evidence of log-probs that are off at all, for some that are far off
+LEAN, LEAN_OF_FEW = 0.05, 0.5  # difference of evidence for log-probs too high and too low, over its sum
 
 
 def cause(evidence: Sequence[Evidence], *, structure: bool = False) -> Cause:
@@ -88,7 +90,7 @@ def cause(evidence: Sequence[Evidence], *, structure: bool = False) -> Cause:
     clear = sampled and sampled[0].merged >= OWN_WORD
     if reported and reported[0].merged >= OWN_WORD and (not clear or _base(sampled[0]) in VAGUE):
         return _named(_of_reports(reported))
-    return _named(_of_direction((sampled or reported)[0]))
+    return _named(_of_direction((sampled or reported)[0], strongest))
 
 
 def _named(name: str) -> Cause:
@@ -100,12 +102,16 @@ def _base(one: Evidence) -> str:
     return one.name.partition("@")[0]
 
 
-def _of_direction(one: Evidence) -> str:
-    return one.group if one.group in WHITE_BOX else NAMED.get(_base(one), "unknown")
+def _of_direction(one: Evidence, all_of_them: Sequence[Evidence]) -> str:
+    if one.group in WHITE_BOX:
+        return one.group
+    name = NAMED.get(_base(one), "unknown")
+    heat = max((other.log_e for other in all_of_them if NAMED.get(other.name) == "sharpness"), default=0.0)
+    return "sharpness" if one.name == "unprocessed" and heat > one.log_e / 2 else name  # a temperature not applied
 
 
 def _of_reports(evidence: Sequence[Evidence]) -> str:
-    """Tokens drawn from what is reported have it too high, tokens drawn from p too low; small errors are both.
+    """Tokens drawn from what is reported have it too high, tokens drawn from p too low; small errors are of weights.
 
     A distribution that was truncated in secret is higher at all that is left of it.
     """
@@ -115,7 +121,7 @@ def _of_reports(evidence: Sequence[Evidence]) -> str:
         return "sharpness"
     if low == 0 and high > log_e["reported"]:
         return "truncation"
-    lean = (high - low) / max(high + low, 1.0)
-    if abs(lean) < ONE_SIDED:
+    if log_e["reported_far"] < FAR * log_e["reported"]:
         return "weights"
-    return "context" if lean > 0 else "reported_logprobs"
+    lean, share = (high - low) / max(high + low, 1.0), {one.name: one.share or 1.0 for one in evidence}["reported"]
+    return "context" if lean > (LEAN_OF_FEW if share < FEW else LEAN) else "reported_logprobs"

@@ -167,17 +167,19 @@ def overlap(upper: Array | Tensor, own: Array | Tensor, low: Array | Tensor, hig
 
 # ---- reported log-probs
 
-EVENTS = {"reported": 1.0, "reported_high": 0.5, "reported_low": 0.5, "reported_hot": 0.5, "reported_cold": 0.5}
+EVENTS = {"reported": 1.0, "reported_far": 1.0, "reported_high": 0.5, "reported_low": 0.5, "reported_hot": 0.5,
+          "reported_cold": 0.5}  # fmt: skip
 """Chance of each that an intact engine may have, of the chance to be off by more than the tolerance at all."""
+FAR = 20  # tolerances
 SHARE_WRONG = (0.002, 0.01, 0.05, 0.2, 0.5, 0.9)
 
 
 class Reported:
     """Bets that more log-probs are off by more than the tolerance than an intact engine's precision explains.
 
-    On either side of it half as many are allowed. Too high where tokens were drawn from what is reported;
-    too low where they were drawn from what is declared. ``hot`` and ``cold``: off in the direction in which a higher or
-    a lower temperature would move log p(x), which is the sign of log p(x) + entropy.
+    ``far``: 20 times the tolerance. On either side of it half as many are allowed: too ``high`` where tokens were drawn
+    from what is reported, too ``low`` where from what is declared; ``hot`` and ``cold``, off as a higher or a lower
+    temperature would move log p(x), whose direction is the sign of log p(x) + entropy.
     """
 
     def __init__(self, allowed: float) -> None:
@@ -196,7 +198,8 @@ class Reported:
         entropy = -torch.special.xlogy(claim, claim).sum(-1)
         lean = np.sign((block.declared + entropy).double().cpu().numpy())
         wrong = known & ~(np.abs(apart) <= tolerance)
-        events = np.stack([wrong, wrong & (apart > 0), wrong & (apart < 0), wrong & (apart * lean < 0),
+        far = known & ~(np.abs(apart) <= FAR * tolerance)
+        events = np.stack([wrong, far, wrong & (apart > 0), wrong & (apart < 0), wrong & (apart * lean < 0),
                            wrong & (apart * lean > 0)])  # fmt: skip
         self.largest = max(self.largest, float(np.abs(apart[known]).max(initial=0.0)))
         hit, miss = np.log(self._shares / self._null), np.log((1 - self._shares) / (1 - self._null))

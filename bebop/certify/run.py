@@ -25,6 +25,7 @@ from bebop.certify.verdict import decide, merged, warnings_of, words
 from bebop.rollout.engine import Request
 
 WORST = 12  # positions that are shown
+ALLOWED = 1e-4  # of reported log-probs may be off in any precision
 CONTEXT = 60  # characters before each
 
 
@@ -64,6 +65,7 @@ class Run:
                     alpha=self.plan.alpha,
                     seed=self.plan.seed,
                     tolerance=tolerance(self.plan.dtype).nats,
+                    allowed=max(ALLOWED, tolerance(self.plan.dtype).share),
                 ),
             )
             self.done.append(one)
@@ -161,6 +163,7 @@ class Run:
             cause=why,
             structure=self.structure,
             referenced=self.reference is not None,
+            complete=len(self.done) == len(plan.settings) and not self.interrupted,
         )
         return Certificate(
             verdict=verdict,

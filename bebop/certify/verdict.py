@@ -40,6 +40,7 @@ def words(
     cause: Cause | None,
     structure: Sequence[str],
     referenced: bool,
+    complete: bool = True,
 ) -> tuple[str, str]:
     """What was found, and what to do about it."""
     if verdict == "fail":
@@ -53,6 +54,8 @@ def words(
             "Nothing is to be done; certify again after a change of engine, version, kernels or sampling settings.",
         )
     nothing = f"Inconclusive: {tokens:,} tokens show nothing against the {engine} engine"
+    if not complete:
+        return f"{nothing}, but it ended before every setting was examined.", "Let it run to its end."
     if not referenced or bound is None:
         return (
             f"{nothing}, but without a reference nothing bounds a fault that was not seen.",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bebop.bench import certify
-from bebop.bench.certify import straddling
+from bebop.bench.certify import written
 from bebop.errors import UserError
 from tests.benchmarks.test_monitor import config
 from tests.monitor.test_certified import groups
@@ -18,10 +18,11 @@ def test_a_reading_and_the_turns_have_a_row() -> None:
     assert turns["low %"] <= turns["added %"] <= turns["high %"]
 
 
-def test_answers_are_of_two_versions() -> None:
-    [first, *_] = straddling(groups(2, length=4), 3)
-    assert np.array_equal(first.trajectories[0].completion.versions, [2, 2, 3, 3])
-    assert {int(v) for t in straddling(groups(2), 0)[0].trajectories for v in t.completion.versions} == {0}
+def test_answers_are_those_of_the_version_that_is_named() -> None:
+    [first, second] = written(groups(2, length=4), 3)
+    assert np.array_equal(first.trajectories[0].completion.versions, [3, 3, 3, 3])
+    assert np.array_equal(second.trajectories[0].completion.oldest, [3, 3, 3, 3, 3])
+    assert [t.reward for t in first.trajectories] == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("more", [{"monitor": {"certify_every": 0}}, {"decoding": {"system": "pad"}}])

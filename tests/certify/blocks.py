@@ -35,7 +35,7 @@ def block(
         last=torch.randint(columns, (count,), generator=g),
         stops=(1, 3),
         before=torch.where((position > 0)[:, None], p.roll(1, 0), p),
-        raw=(p**0.7) / (p**0.7).sum(-1, keepdim=True),
+        raw=(p.log() + 0.5 * torch.randn(count, columns, generator=g, dtype=torch.float64)).softmax(-1),
         draft=(p.log() + 0.7 * noise).softmax(-1),
         seen=torch.rand(count, columns, generator=g) < 0.3,
         cycle=torch.arange(count) % 6 - 1,
@@ -57,7 +57,10 @@ def sampled(given: Block, truth: Tensor, generator: torch.Generator) -> Block:
 def coarse(given: Block, vocabulary: int, seed: int = 0) -> Block:
     """The block's columns as those of a few tokens of each row, the last as all others."""
     g = torch.Generator().manual_seed(seed)
-    ids = torch.stack([torch.randperm(vocabulary, generator=g) for _ in range(len(given))])[:, : given.probs.shape[1]]
+    columns = given.probs.shape[1]
+    first = torch.randint(vocabulary, (len(given), 1), generator=g)
+    step = torch.randint(1, vocabulary // columns, (len(given), 1), generator=g)
+    ids = (first + step * torch.arange(columns)) % vocabulary  # each once
     ids[:, -1] = -1
     own = {name: getattr(given, name) for name in given.__slots__} | {"ids": ids}
     return sampled(Block(**own), given.probs, g)

@@ -101,3 +101,49 @@ def test_all_names_are_there() -> None:
     assert [name for name, _ in directions(plain(block(N, M)))] == [*CONTAMINATION, *DRAFT]
     left_out = {*CONTAMINATION, *DRAFT} - {name for name, _ in directions(few())}
     assert left_out == {"neighbour"}
+
+
+def test_equal_mass_is_equal_over_tokens_and_not_over_columns() -> None:
+    given = coarse(block(N, M), V)
+    p = torch.full_like(given.probs, 0.9 / (M - 1))
+    p[:, -1] = 0.1
+    r = dict(directions(Rows(part=replace(given, probs=p), vocabulary=V)))["uniform"]
+    cells = torch.arange(M).expand(N, -1)
+    assert torch.allclose(r.at(cells), torch.tensor([1 / V] * (M - 1) + [(V - M + 1) / V], dtype=torch.float64))
+
+
+def test_directions_are_what_they_are_called() -> None:
+    p = torch.tensor([[0.4, 0.3, 0.2, 0.1]], dtype=torch.float64)
+    q = torch.tensor([[0.1, 0.6, 0.2, 0.1]], dtype=torch.float64)
+    given = replace(block(1, 4), probs=p, before=q, draft=q, raw=q, last=torch.tensor([2]), stops=(3,),
+                    seen=torch.tensor([[True, False, False, True]]), twin=torch.tensor([1]))  # fmt: skip
+    found = {name: one.at(torch.arange(4)[None])[0] for name, one in directions(Rows(part=given, vocabulary=4))}
+    by_hand = {
+        "row_before": q[0],
+        "hotter": p[0] ** 0.8 / (p**0.8).sum(),
+        "much_colder": p[0] ** 2 / (p**2).sum(),
+        "argmax": [1, 0, 0, 0],
+        "second": [0, 1, 0, 0],
+        "nucleus": [0.4, 0.3, 0.2, 0.1],  # .9 falls short of .95
+        "uniform": [0.25] * 4,
+        "low_ids": [0.4 * 1.6, 0.3 * 0.9, 0.2 * 0.4, 0.1 * 0.1],
+        "high_ids": [0.4 * 0.4, 0.3 * 1.1, 0.2 * 1.6, 0.1 * 1.9],
+        "stop": [0, 0, 0, 1],
+        "no_stop": [4 / 9, 3 / 9, 2 / 9, 0],
+        "repeat": [0, 0, 1, 0],
+        "seen": [0.8, 0, 0, 0.2],
+        "unseen": [0, 0.6, 0.4, 0],
+        "copies": [0, 1, 0, 0],
+        "overlap": [1 / 7, 3 / 7, 2 / 7, 1 / 7],
+        "residual": [1, 0, 0, 0],
+        "draft_top": [0, 1, 0, 0],
+        "no_draft_top": [4 / 7, 0, 2 / 7, 1 / 7],
+        "residual_is_target": [0.1 + 0.12, 0.3 + 0.09, 0.2 + 0.06, 0.1 + 0.03],  # .7 are accepted
+        "residual_unnormalised": [0.1 + 0.3, 0.3, 0.2, 0.1],  # the residual has one token alone
+        "draft_greedy": [0.5, 0.5, 0, 0],  # accepted with .3 / .6
+        "draft_no_stop": [0.1 / 0.9 + 0.3 / 0.9, 0.3 / 0.9, 0.2 / 0.9, 0],
+        "accept_more": [0.1 + 0.225, 0.375, 0.2, 0.1],
+        "draft": q[0],
+    }
+    for name, r in by_hand.items():
+        assert found[name].tolist() == pytest.approx(torch.as_tensor(r).tolist(), abs=1e-7), name

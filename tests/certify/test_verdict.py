@@ -100,6 +100,7 @@ def test_the_sentences_say_what_was_found_and_what_to_do() -> None:
     assert "request 3: a token follows the stop token (1 more like it)" in found
     found, advice = said("inconclusive", bound=0.03)
     assert "3 %" in found and "60,000 tokens" in advice
+    assert "before every setting" in said("inconclusive", bound=None, complete=False)[0]
     assert "reference=model" in said("inconclusive", referenced=False)[1]
     assert [share(value) for value in (0.0123, 0.9999, 0.2, 0.00045)] == ["1.2 %", "100 %", "20 %", "0.045 %"]
 

@@ -4,6 +4,7 @@ Two updates, a checkpoint, a resume from it, one more update; then one update of
 with the head trained beside the policy, and the monitor's texts read.
 """
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import torch
 
 from bebop.metrics import values
+from bebop.monitor.certified import chosen
 from bebop.monitor.probe_set import ProbeText
+from bebop.trainer.certify import Certifier
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.rank import TrainerRank
 from tests.trainer.builders import batch, job, policy
@@ -49,8 +52,23 @@ def beside(rank: int, world: int, folder: Path) -> dict[str, Any]:
     reading, sweep = one.read_probe_set(texts, sweep=True)
     assert sweep is not None
     bank = [torch.tensor(column) for column in (reading.overlap, reading.entropy, reading.unit, sweep.length)]
+    said = certified(one, rank, world)
     found = {"head": one.weights(mtp=True), "head_metrics": rows, "bank": bank, "mark": one.head_fingerprint()}
-    return found | {"moments": one.state_dict()["head"]["optimizer"]}
+    return found | {"certified": said, "moments": one.state_dict()["head"]["optimizer"]}
+
+
+def certified(one: PolicyTrainer, rank: int, world: int) -> list[dict[str, Any] | None]:
+    """Readings of answers of this version and, in turns, the one before, of which the trainer has kept its part."""
+    certifier = Certifier(one.scorer, one.past, one.config, rank, world)
+    said = []
+    for reading in range(3):
+        groups = []
+        for group in batch(policy(), seed=reading, groups=6, version=one.version - reading % 2).groups:
+            asked = dataclasses.replace(group.prompt, index=10 * reading + group.prompt.index)
+            groups.append(dataclasses.replace(group, prompt=asked))
+        found = certifier.read(chosen(groups), 0, one.version)
+        said.append(None if found is None else found.to_row())
+    return said
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def test_every_column_is_what_it_says(columns: int, monkeypatch: pytest.MonkeyPa
         if found.ids is not None:
             assert not found.seen[n, -1] and {text[at], *STOPS} <= set(columns_of)
             assert found.cells[n] == (columns_of.index(token) if token in columns_of else columns - 1)
-            likely = torch.stack([p[n], before[n], raw[n]]).amax(0)
+            likely = torch.stack([own, earlier, rows[at].softmax(0)]).amax(0)
             assert set(likely.topk(4).indices.tolist()) <= set(columns_of)
         else:
             assert found.cells[n] == token

@@ -97,6 +97,14 @@ def test_every_rank_reads_the_bank_as_one_does(two: list[dict[str, Any]], one: d
             assert ours.shape == wanted.shape and float((ours - wanted).abs().max()) < 1e-5
 
 
+def test_the_certificate_of_two_ranks_is_that_of_one(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    """Rank 0 has put the ranks' shares in order; answers are random here, so that all that is said is "no"."""
+    assert two[1]["certified"] == [None] * 3
+    for ours, wanted in zip(two[0]["certified"], one["certified"], strict=True):
+        assert ours["tokens"] == wanted["tokens"] > 0 and ours["cause"] == wanted["cause"] != ""
+        assert ours["log_e"] == pytest.approx(wanted["log_e"], rel=1e-3) and wanted["log_e"] > 20
+
+
 def test_a_checkpoint_of_two_ranks_is_one_for_one_rank(folder: Path, two: list[dict[str, Any]]) -> None:
     state = load(folder / "of-2" / "step_000002").trainer
     assert distance(state["weights"], two[0]["second"]) == 0

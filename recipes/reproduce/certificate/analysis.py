@@ -8,7 +8,7 @@ import numpy as np
 
 from bebop.intervals import Interval
 from recipes.reproduce.certificate.clean import share_beyond
-from recipes.reproduce.certificate.findings import CASES, HARMLESS, Case
+from recipes.reproduce.certificate.findings import BESIDE, CASES, HARMLESS, Case
 from recipes.reproduce.certificate.jobs import Everything
 from recipes.reproduce.certificate.runs import Look
 from recipes.reproduce.measured import Number, of
@@ -76,6 +76,7 @@ def tables(results: Everything) -> dict[str, list[dict[str, Any]]]:
     return {
         "Planted faults: black box": [line(one, results.faults[one.name]) for one in CASES if one.box == "black"],
         "Planted faults: white box": [line(one, results.faults[one.name]) for one in CASES if one.box == "white"],
+        "Filtered stops without a bar": [line(one, results.beside[one.name]) for one in BESIDE],
         "Simulated runs without a fault": [
             {
                 "T": one.heat,

@@ -57,6 +57,11 @@ CASES = (
     case("white", 10_000, 1, "argmax as sampled", 0.1, "draft_draw"),
     case("white", 60_000, 2, "power of acceptance", 0.05, "acceptance"),
 )
+# Without a bar: how long it takes after all, and from within.
+BESIDE = (
+    case("black", 60_000, 1, "stops filtered", 1, "stop_token"),
+    case("white", 10_000, 1, "stops filtered", 1, "draft_draw"),
+)
 HARMLESS = ("zeroed head", "stale head")  # the distribution stays right, drafts are rejected more often
 
 

@@ -9,17 +9,19 @@ import torch
 
 from recipes.reproduce.certificate.clean import Simulated, simulated
 from recipes.reproduce.certificate.faults import Planted
-from recipes.reproduce.certificate.findings import CASES, HARMLESS, RUNS, Case
+from recipes.reproduce.certificate.findings import BESIDE, CASES, HARMLESS, RUNS, Case
 from recipes.reproduce.certificate.runs import Look, black_box, watched, white_box
 from recipes.reproduce.study import QUICK, everywhere, once
 
 STUDY = "certificate"
 HEATS = (1.0, 2.0)
 REPEATS = 1 if QUICK else RUNS
-SIMULATED = 4 if QUICK else 250  # at each temperature
-COHORTS = 1 if QUICK else 10  # of a simulated run
+FEW = 1 if QUICK else 2  # runs of what has no bar
+HARM = 1 if QUICK else 4  # runs of each head
+SIMULATED = 4 if QUICK else 125  # at each temperature
+COHORTS = 1 if QUICK else 8  # of a simulated run
 LIVE = 1 if QUICK else 6  # at each temperature
-LONG = 500 if QUICK else 10_000  # tokens of a live run without a fault
+LONG = 500 if QUICK else 6_000  # tokens of a live run without a fault
 FIRST = 0 if QUICK else 10_000  # seeds and with them prompts: a smoke run shows nothing of those of the study
 SIZES = {"zeroed head": 1.0, "stale head": 1.0}
 T = TypeVar("T")
@@ -29,7 +31,7 @@ T = TypeVar("T")
 class Job:
     """One process's work: a case, or what should raise no alarm, with a seed."""
 
-    kind: str  # fault, simulated, live
+    kind: str  # fault, beside, simulated, live
     place: int  # of the case, of the temperature, or of what is harmless: 0 is nothing planted
     seed: int
 
@@ -39,12 +41,13 @@ class Everything:
     """All that was measured."""
 
     faults: dict[str, list[Look]]  # by the name of the case
+    beside: dict[str, list[Look]]  # the same of what has no bar
     simulated: list[Simulated]
     live: dict[str, list[tuple[Look, Look]]]  # by what is planted: black and white box
 
 
 def plan() -> list[Job]:
-    """The longest first, so that two processes end together."""
+    """Long ones first, so that two processes end together."""
     slow = sorted(range(len(CASES)), key=lambda i: -CASES[i].budget)
     faults = [Job(kind="fault", place=i, seed=FIRST + 100 * (i + 1) + run) for i in slow for run in range(REPEATS)]
     simulations = [Job(kind="simulated", place=i, seed=FIRST + 5000 + i) for i in range(len(HEATS))]
@@ -52,16 +55,19 @@ def plan() -> list[Job]:
     harmless = [
         Job(kind="live", place=1 + i, seed=FIRST + 7000 + 100 * i + run)
         for i in range(len(HARMLESS))
-        for run in range(REPEATS)
+        for run in range(HARM)
     ]
-    return [*simulations, *clean, *faults, *harmless]
+    beside = [
+        Job(kind="beside", place=i, seed=FIRST + 8000 + 100 * i + run) for i in range(len(BESIDE)) for run in range(FEW)
+    ]
+    return [*simulations, *clean, *faults, *harmless, *beside]
 
 
 def done(job: Job) -> Look | Simulated | tuple[Look, Look]:
     """What a job came to, run now unless it is kept."""
     torch.set_num_threads(1)
-    if job.kind == "fault":
-        one = CASES[job.place]
+    if job.kind in ("fault", "beside"):
+        one = (CASES if job.kind == "fault" else BESIDE)[job.place]
         return _kept(job, (one, job.seed), lambda: _fault(one, job.seed))
     if job.kind == "simulated":
         asked = (HEATS[job.place], SIMULATED, COHORTS, job.seed)
@@ -87,6 +93,10 @@ def everything() -> Everything:
         faults={
             one.name: [r for j, r in found.items() if j.kind == "fault" and j.place == i and isinstance(r, Look)]
             for i, one in enumerate(CASES)
+        },
+        beside={
+            one.name: [r for j, r in found.items() if j.kind == "beside" and j.place == i and isinstance(r, Look)]
+            for i, one in enumerate(BESIDE)
         },
         simulated=[r for r in found.values() if isinstance(r, Simulated)],
         live={

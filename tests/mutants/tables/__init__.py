@@ -3,6 +3,8 @@
 from tests.mutants.tables import (
     certify_live,
     certify_served,
+    certify_statistics,
+    certify_training,
     distributions,
     draft_losses,
     engine,
@@ -41,6 +43,8 @@ FAULTS = (
     *monitor.FAULTS,
     *watching.FAULTS,
     *certify_served.FAULTS,
+    *certify_training.FAULTS,
     *certify_live.FAULTS,
+    *certify_statistics.FAULTS,
 )
 assert len({f.name for f in FAULTS}) == len(FAULTS), "two faults of one name"

@@ -16,7 +16,7 @@ from bebop.trajectory import SamplingParams
 from recipes.reproduce.certificate import analysis, clean, faults, runs
 from recipes.reproduce.certificate.clean import Simulated, share_beyond
 from recipes.reproduce.certificate.faults import DRAFTS, Planted, live
-from recipes.reproduce.certificate.findings import CASES, HARMLESS
+from recipes.reproduce.certificate.findings import BESIDE, CASES, HARMLESS
 from recipes.reproduce.certificate.jobs import Everything, plan
 from recipes.reproduce.certificate.runs import Look
 from recipes.reproduce.certificate.verification import ODD, RULES, Chain, verified
@@ -187,7 +187,10 @@ def results() -> Everything:
     by_case = {one.name: [look(cause=one.causes[0])] * 4 + [look(None)] for one in CASES}
     quiet = [(look(None, highest=2.0), look(None, highest=1.0))]
     ended = [Simulated(heat=heat, tokens=100, highest=np.full(100, 1.0)) for heat in (1.0, 2.0)]
-    return Everything(faults=by_case, simulated=ended, live={kind: 2 * quiet for kind in ("none", *HARMLESS)})
+    beside = {one.name: [look()] for one in BESIDE}
+    return Everything(
+        faults=by_case, beside=beside, simulated=ended, live={kind: 2 * quiet for kind in ("none", *HARMLESS)}
+    )
 
 
 def test_the_study_computes_what_its_rules_ask_for() -> None:
