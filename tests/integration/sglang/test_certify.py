@@ -2,6 +2,9 @@
 
 import dataclasses
 import math
+import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,6 +141,19 @@ def test_the_likeliest_tokens_of_its_prefill(sglang: SglangEngine, reference: Mo
     assert block.ids is not None and block.probs.shape[1] == 6
     torch.testing.assert_close(block.logprobs, whole.logprobs, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(block.probs[:, :-1], whole.probs.gather(1, block.ids[:, :-1]), rtol=1e-4, atol=1e-5)
+
+
+def test_ctrl_c_gives_what_is_there(sglang: SglangEngine) -> None:
+    """Our own requests end, as far as they came, and the server goes on."""
+    long = SamplingParams(max_new_tokens=90)
+    asked = [Request(id=i, token_ids=tuple(prompt(i)), params=long) for i in range(8)]
+    threading.Timer(6.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    answers = sglang.sample(asked, lambda tokens: None)
+    assert [answer.request for answer in answers] == list(range(8))
+    assert check_structure(answers, vocabulary=VOCAB) == []
+    ended = [answer for answer in answers if answer.finish_reason == "abort"]
+    assert ended and any(0 < len(answer.token_ids) < 90 for answer in ended)
+    assert sglang.sample(asked[:1], lambda tokens: None)[0].finish_reason == "length"
 
 
 def test_its_completions_pass_too(sglang: SglangEngine, reference: ModelReference) -> None:
