@@ -14,7 +14,7 @@ from bebop.certify.answers import Answer, Block
 from bebop.certify.causes import Cause, cause
 from bebop.certify.certificate import Certificate, Place, SettingResult
 from bebop.certify.declared import ORDER as MODES
-from bebop.certify.declared import candidates, declare, find_mode, tolerance
+from bebop.certify.declared import candidates, check_reported, declare, find_mode, tolerance
 from bebop.certify.evidence import Evidence
 from bebop.certify.ledger import Ledger
 from bebop.certify.plan import Examination, Plan, Setting, seed_of
@@ -52,6 +52,7 @@ class Run:
         self.structure: list[str] = []
         self.interrupted = False
         self.repeated: float | None = None
+        self.off: list[str] = []  # the first reported log-probs that are not what they are declared to be
         self.modes: set[str] = {*MODES}  # what reported log-probs may be
         self.done: list[Examination] = []
 
@@ -131,7 +132,9 @@ class Run:
             found = find_mode(block.reported, known)
             one.mode = found.mode if self.plan.logprobs == "auto" else self.plan.logprobs
             self.modes = {one.mode, *found.same} & self.modes
-        return declare(block, one.mode, temperature)
+        declared = declare(block, one.mode, temperature)
+        self.off += map(str, check_reported(declared, self.plan.dtype, WORST - len(self.off)))
+        return declared
 
     @property
     def log_e(self) -> float:
@@ -179,7 +182,11 @@ class Run:
             white_box_weight=plan.white_box_weight,
             cause=why,
             structure=tuple(self.structure),
-            logprobs={"of": ", ".join(sorted(self.modes)), "tolerance": tolerance(plan.dtype).nats},
+            logprobs={
+                "of": ", ".join(sorted(self.modes)),
+                "tolerance": tolerance(plan.dtype).nats,
+                "first that are off": self.off,
+            },
             seeds={"seed": plan.seed, "first prompt": plan.first_prompt, "repeated by seed": self.repeated},
             not_tested=self._not_tested(settings),
             warnings=(*warnings_of(settings), *(["it was interrupted"] if self.interrupted else [])),
