@@ -141,6 +141,20 @@ PAPERS = (
         others={"beyond PIPO": "Beyond the paper on PIPO"},
         recipes=("pipo",),
     ),
+    Paper(
+        title="The certificate of exactness",
+        claims=(
+            Claim(
+                name="certificate 1",
+                text="The black box, which sees tokens and log-probs, finds planted faults within the project's bars.",
+            ),
+            Claim(name="certificate 2", text="The white box finds those that hardly reach the tokens."),
+            Claim(name="certificate 3", text="Engines without a fault raise no alarm, nor do bad draft heads."),
+            Claim(name="certificate 4", text="What was found is named rightly."),
+        ),
+        others={"beyond the certificate": "Beyond the certificate"},
+        recipes=("certificate",),
+    ),
 )
 
 
