@@ -2,6 +2,7 @@
 
 from tests.mutants.tables import (
     certify_live,
+    certify_run,
     certify_served,
     certify_statistics,
     certify_training,
@@ -45,6 +46,7 @@ FAULTS = (
     *certify_served.FAULTS,
     *certify_training.FAULTS,
     *certify_live.FAULTS,
+    *certify_run.FAULTS,
     *certify_statistics.FAULTS,
 )
 assert len({f.name for f in FAULTS}) == len(FAULTS), "two faults of one name"
