@@ -8,8 +8,8 @@ import numpy as np
 
 from bebop.intervals import Interval
 from recipes.reproduce.certificate.clean import share_beyond
-from recipes.reproduce.certificate.findings import BESIDE, CASES, HARMLESS, Case
-from recipes.reproduce.certificate.jobs import Everything
+from recipes.reproduce.certificate.findings import CASES, HARMLESS, Case
+from recipes.reproduce.certificate.jobs import BESIDE, Everything
 from recipes.reproduce.certificate.runs import Look
 from recipes.reproduce.measured import Number, of
 

@@ -5,7 +5,6 @@ from typing import Literal
 
 from recipes.reproduce.verdicts import Part, Rule
 
-RUNS = 5  # of each fault, with seeds of their own
 NEEDED = 3.5  # of them have to be found: four
 NAMED = 0.799  # of what was found has to be named rightly: 80 %
 RARE = 0.05  # of runs without a fault may ever reach E = 20 (Ville's inequality)
@@ -56,11 +55,6 @@ CASES = (
     case("white", 10_000, 1, "over-acceptance", 0.1, "acceptance"),
     case("white", 10_000, 1, "argmax as sampled", 0.1, "draft_draw"),
     case("white", 60_000, 2, "power of acceptance", 0.05, "acceptance"),
-)
-# Without a bar: how long it takes after all, and from within.
-BESIDE = (
-    case("black", 60_000, 1, "stops filtered", 1, "stop_token"),
-    case("white", 10_000, 1, "stops filtered", 1, "draft_draw"),
 )
 HARMLESS = ("zeroed head", "stale head")  # the distribution stays right, drafts are rejected more often
 

@@ -9,13 +9,18 @@ import torch
 
 from recipes.reproduce.certificate.clean import Simulated, simulated
 from recipes.reproduce.certificate.faults import Planted
-from recipes.reproduce.certificate.findings import BESIDE, CASES, HARMLESS, RUNS, Case
+from recipes.reproduce.certificate.findings import CASES, HARMLESS, Case, case
 from recipes.reproduce.certificate.runs import Look, black_box, watched, white_box
 from recipes.reproduce.study import QUICK, everywhere, once
 
 STUDY = "certificate"
 HEATS = (1.0, 2.0)
-REPEATS = 1 if QUICK else RUNS
+# Without a bar: how long it takes after all, and from within.
+BESIDE = (
+    case("black", 60_000, 1, "stops filtered", 1, "stop_token"),
+    case("white", 10_000, 1, "stops filtered", 1, "draft_draw"),
+)
+REPEATS = 1 if QUICK else 5  # runs of each fault, with seeds of their own
 FEW = 1 if QUICK else 2  # runs of what has no bar
 HARM = 1 if QUICK else 4  # runs of each head
 SIMULATED = 4 if QUICK else 125  # at each temperature

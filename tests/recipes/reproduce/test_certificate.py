@@ -16,8 +16,8 @@ from bebop.trajectory import SamplingParams
 from recipes.reproduce.certificate import analysis, clean, faults, runs
 from recipes.reproduce.certificate.clean import Simulated, share_beyond
 from recipes.reproduce.certificate.faults import DRAFTS, Planted, live
-from recipes.reproduce.certificate.findings import BESIDE, CASES, HARMLESS
-from recipes.reproduce.certificate.jobs import Everything, plan
+from recipes.reproduce.certificate.findings import CASES, HARMLESS
+from recipes.reproduce.certificate.jobs import BESIDE, Everything, plan
 from recipes.reproduce.certificate.runs import Look
 from recipes.reproduce.certificate.verification import ODD, RULES, Chain, verified
 from tests.builders import tiny_policy
