@@ -51,7 +51,6 @@ class Run:
         self.decode = decode or (lambda ids: " ".join(map(str, ids)))
         self.structure: list[str] = []
         self.interrupted = False
-        self.repeated: float | None = None
         self.off: list[str] = []  # the first reported log-probs that are not what they are declared to be
         self.modes: set[str] = {*MODES}  # what reported log-probs may be
         self.done: list[Examination] = []
@@ -81,7 +80,7 @@ class Run:
         ) as bar:
             while one.tokens < self.plan.tokens and not self.interrupted:
                 answers = self._ask(self.engine, one, number, bar.update)
-                self._weigh(one, number, answers, bar)
+                self._weigh(one, number, answers)
                 bar.set_postfix_str(f"ln E {one.log_e:.1f}")
                 if self._found():
                     break
@@ -99,13 +98,10 @@ class Run:
             asked.append(Request(id=i, token_ids=ids, params=dataclasses.replace(setting.params, seed=seed)))
         return asked
 
-    def _weigh(self, one: Examination, number: int, answers: Sequence[Answer], bar: Any) -> None:
+    def _weigh(self, one: Examination, number: int, answers: Sequence[Answer]) -> None:
         params = one.setting.params
         self.structure += [str(found) for found in check_structure(answers, vocabulary=self.plan.vocabulary)]
         self.interrupted |= any(answer.finish_reason == "abort" for answer in answers)
-        if self.repeated is None and not self.interrupted:
-            again = self.engine.sample(self.requests(one.setting, number, one.answers)[:2], lambda _: None)
-            self.repeated = repeated(answers[:2], again)
         if self.reference is not None:
             one.ledger.update(self._declared(one, self.reference.block(answers, params)))
         elif self.other is not None and not self.interrupted:
@@ -187,11 +183,22 @@ class Run:
                 "tolerance": tolerance(plan.dtype).nats,
                 "first that are off": self.off,
             },
-            seeds={"seed": plan.seed, "first prompt": plan.first_prompt, "repeated by seed": self.repeated},
+            seeds={"seed": plan.seed, "first prompt": plan.first_prompt, "repeated by seed": self._repeated()},
             not_tested=self._not_tested(settings),
             warnings=(*warnings_of(settings), *(["it was interrupted"] if self.interrupted else [])),
             made={"bebop": version("bebop-rl"), "torch": torch.__version__, "python": platform.python_version()},
         )
+
+    def _repeated(self) -> float | None:
+        """Share of the first two answers that come again with their seeds; None: not asked.
+
+        The last thing that is done: draws that are known already would be no evidence for a look inside.
+        """
+        one = self.done[0]
+        if self.interrupted or len(one.contexts) < 2:
+            return None
+        again = self.engine.sample(self.requests(one.setting, 0, 0)[:2], lambda _: None)
+        return repeated([one.contexts[0], one.contexts[1]], again)
 
     def _cause(self, settings: Sequence[SettingResult], seen: Sequence[Evidence]) -> Cause:
         """Of whichever has the strongest word: a rule that was broken, a setting, or the look inside."""

@@ -22,6 +22,13 @@ FAULTS = (
         f"{TESTS}::test_without_a_reference_answers_are_held_against_those_of_an_engine_without_drafts",
     ),
     fault(
+        "certify-run/repeats-are-taken-for-new-draws",
+        RUN,
+        "        self._weigh(one, number, answers)\n",
+        "        self._weigh(one, number, answers)\n                self._repeated()\n",
+        f"{TESTS}::test_the_first_pair_is_asked_again_once_all_evidence_is_in",
+    ),
+    fault(
         "certify-run/kind-of-log-probs-found-once",
         RUN,
         "if one.mode is None:",
