@@ -106,8 +106,10 @@ def _of_direction(one: Evidence, all_of_them: Sequence[Evidence]) -> str:
     if one.group in WHITE_BOX:
         return one.group
     name = NAMED.get(_base(one), "unknown")
-    heat = max((other.log_e for other in all_of_them if NAMED.get(other.name) == "sharpness"), default=0.0)
-    return "sharpness" if one.name == "unprocessed" and heat > one.log_e / 2 else name  # a temperature not applied
+    temperature = max((other.log_e for other in all_of_them if NAMED.get(other.name) == "sharpness"), default=0.0)
+    return (
+        "sharpness" if one.name == "unprocessed" and temperature > one.log_e / 2 else name
+    )  # a temperature not applied
 
 
 def _of_reports(evidence: Sequence[Evidence]) -> str:

@@ -19,14 +19,14 @@ def logits(prompt: Sequence[int], answer: Sequence[int]) -> np.ndarray:
 
 
 def sample(
-    prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_new_tokens: int, heat: float = 1.0
+    prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_new_tokens: int, temperature: float = 1.0
 ) -> list[tuple[list[int], list[float]]]:
-    """An answer each, with the log-probs of its tokens; ``heat`` is a fault: another temperature than is claimed."""
+    """An answer each, with the log-probs of its tokens; a ``temperature`` other than 1 is a fault."""
     answers = []
     for prompt, seed in zip(prompts, seeds, strict=True):
         rng, ids, logprobs = np.random.default_rng(seed), [prompt[-1]], []
         while len(ids) <= max_new_tokens and (ids[-1] != STOP or len(ids) == 1):
-            claimed, drawn = (np.exp(TABLE[ids[-1]] / t) for t in (1.0, heat))
+            claimed, drawn = (np.exp(TABLE[ids[-1]] / t) for t in (1.0, temperature))
             token = int(rng.choice(VOCABULARY, p=drawn / drawn.sum()))
             ids.append(token)
             logprobs.append(float(np.log(claimed[token] / claimed.sum())))
@@ -43,7 +43,7 @@ def test_an_engine_that_is_five_per_cent_too_hot_is_not() -> None:
     """Drawn at temperature 1.05, claimed to be drawn at 1."""
 
     def hot(prompts: Sequence[Sequence[int]], seeds: Sequence[int], most: int) -> list[tuple[list[int], list[float]]]:
-        return sample(prompts, seeds, most, heat=1.05)
+        return sample(prompts, seeds, most, temperature=1.05)
 
     certificate = certify(hot, logits, PROMPTS, vocabulary=VOCABULARY, params=CLAIM)
     assert certificate.verdict == "fail" and "temperature" in certificate.advice, certificate.sentence
