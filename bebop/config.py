@@ -31,6 +31,7 @@ from bebop.parsing import (
     setting,
     within,
 )
+from bebop.token_trace import TraceMode
 
 # The names of the registries, which live on higher floors; tests hold both against each other.
 ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
@@ -222,6 +223,9 @@ class MonitorConfig:
     check_answers: int = setting(8, "answers a step scored again by the weights that wrote them", at_least(0, "none"))
     certify_every: int = setting(
         10, "steps between readings of the certificate: do answers follow the distributions?", at_least(0, "never")
+    )
+    trace: TraceMode = setting(
+        "sample", "trajectories.sqlite: all answers, and how each token came about: of a prompt a step, of all; or off"
     )
     tensorboard: bool = setting(True, "write TensorBoard events")
     wandb: bool = setting(False, "write to Weights & Biases")

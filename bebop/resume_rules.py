@@ -90,7 +90,7 @@ JOB: Mapping[str, str | None] = {
             f"monitor.{name}"
             for name in (
                 "decode_stats", "drift", "probe_every", "probe_answers", "check_answers", "certify_every", "actions",
-                "tensorboard", "wandb", "ray_metrics", "plots",
+                "trace", "tensorboard", "wandb", "ray_metrics", "plots",
             )
         ),
         MAY,

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from bebop.token_trace import Trace
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -143,6 +145,7 @@ class Completion:
     sampled_logprobs: NDArray[np.float32] | None = None
     # What the decoding system keeps of an aborted answer, to go on with; by name. Of a finished one if asked for.
     state: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    trace: Trace | None = None  # how each token came about, where it was asked for
 
     @property
     def oldest(self) -> NDArray[np.int64]:

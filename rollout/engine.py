@@ -22,6 +22,7 @@ class Request:
     token_ids: tuple[int, ...]  # [P] prompt
     params: SamplingParams
     partial: Completion | None = None  # an aborted answer to go on with
+    trace: bool = False  # whether its completion has a trace, as far as the engine can tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

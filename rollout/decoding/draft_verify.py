@@ -1,6 +1,6 @@
 """The cycle of speculative decoding, whatever the parts: draft, verify, accept, emit, commit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +10,24 @@ from bebop.config import DecodingConfig
 from bebop.decoding import SYSTEMS
 from bebop.kernels.trees import ancestry
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.base import AcceptanceRule, Draft, Drafter, DraftLength, Rows, TargetOutput, TargetPass
+from bebop.rollout.decoding.base import (
+    AcceptanceRule,
+    Accepted,
+    Draft,
+    Drafter,
+    DraftLength,
+    Rows,
+    TargetOutput,
+    TargetPass,
+)
 from bebop.rollout.decoding.emit import end, measure, remember, seen_at, write
 from bebop.rollout.decoding.registry import make_part
 from bebop.rollout.slots import Slots
 from bebop.rollout.target import Target
+
+# Called once a cycle, before anything is written: rows, draft, target's output, what was accepted, and how many tokens
+# of it count [B]. A tree has become the chain of its accepted path. May keep what it is shown and change nothing.
+Observer = Callable[[Rows, Draft, TargetOutput, Accepted, Tensor], None]
 
 
 class DraftVerify:
@@ -29,6 +42,7 @@ class DraftVerify:
         self.target = Target(policy, slots)
         self.drafters: dict[str, Drafter] = {}  # all that were ever in charge: they read on, and may return at any time
         self.measure = True
+        self.observers: list[Observer] = []  # are shown every cycle
         self.configure(config)
 
     def configure(self, config: DecodingConfig) -> bool:
@@ -80,6 +94,8 @@ class DraftVerify:
             self.target.keep(rows, accepted.rows)
             draft, out = draft.along(accepted), out.at(accepted.rows)
         emitted, done = end(rows, accepted)
+        for observe in self.observers:
+            observe(rows, draft, out, accepted, emitted)
         write(rows, accepted, out.probs, version, self.exact)
         slots.exact[:batch] &= self.exact
         if self.drafter is not None:
