@@ -27,8 +27,8 @@ class Card:
     wide: bool = False  # over both columns; several panels always are
 
 
-def document(kicker: str, title: str, cards: Sequence[Card]) -> str:
-    """The whole page as HTML."""
+def document(kicker: str, title: str, cards: Sequence[Card], opening: str = "") -> str:
+    """The whole page as HTML; ``opening``: HTML below the title, see ``opened``."""
     panels = [panel for card in cards for panel in card.panels]
     # "<" must not end the script element early, whatever a run is called.
     specs = json.dumps([{"data": p.traces, "layout": p.layout} for p in panels], allow_nan=False).replace(
@@ -49,7 +49,7 @@ def document(kicker: str, title: str, cards: Sequence[Card]) -> str:
 <style>{CSS}</style>
 </head>
 <body>
-<header><p class="kicker">{escape(kicker)}</p><h1>{escape(title)}</h1></header>
+<header><p class="kicker">{escape(kicker)}</p><h1>{escape(title)}</h1>{opening}</header>
 <main>
 <noscript><p class="note">The figures are drawn by JavaScript, which is switched off here.</p></noscript>
 {newline.join(body)}
@@ -60,6 +60,19 @@ def document(kicker: str, title: str, cards: Sequence[Card]) -> str:
 </body>
 </html>
 """
+
+
+def opened(verdicts: Sequence[tuple[str, str, str]], note: str = "") -> str:
+    """What a page opens with: of each run its name (empty: there is one alone), a verdict and an advice.
+
+    ``note``: a line of HTML below them.
+    """
+    said = "".join(
+        f"<p class='verdict'>{f'<b>{escape(name)}:</b> ' if name else ''}{escape(verdict)}</p>"
+        f"<p class='advice'>{escape(advice)}</p>"
+        for name, verdict, advice in verdicts
+    )
+    return f"<div class='opening'>{said}{f'<p class=note>{note}</p>' if note else ''}</div>"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], keys: Sequence[Key] = ()) -> str:

@@ -1,22 +1,28 @@
 """The page on some run folders: a table and figures, each with the words that explain it."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 
 from bebop.command import writing
 from bebop.errors import UserError
 from bebop.report.charts import charts, metrics
-from bebop.report.document import Card, document, table
+from bebop.report.document import Card, document, opened, table
 from bebop.report.drift import Replay, cards, replay_log, replay_runs
 from bebop.report.figures import Figure, draw, run_keys
 from bebop.report.runs import Run, load_runs
 from bebop.report.summary import HEADS, NOTE, summary
+from bebop.report.verdict import Said, said
+from bebop.trajectories import NAME
+
+ADDRESS = "http://127.0.0.1:8710/"
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write the report on some run folders, by default as ``report.html`` in the first; returns where it is."""
     runs = load_runs(folders)
-    return _write(out or folders[0] / "report.html", lambda: render(runs, replay_runs(folders, runs)))
+    return _write(out or folders[0] / "report.html", lambda: render(runs, replay_runs(folders, runs), folders))
 
 
 def write_log_report(logs: Sequence[Path], names: Mapping[str, str], out: Path | None = None) -> Path:
@@ -25,7 +31,9 @@ def write_log_report(logs: Sequence[Path], names: Mapping[str, str], out: Path |
     def page() -> str:
         replays = [replay_log(path, path.stem, names=names) for path in logs]
         title = replays[0].name if len(replays) == 1 else f"{len(replays)} logs"
-        return document("Bebop · drift of acceptance", title, cards(replays))
+        many = len(replays) > 1
+        verdicts = [(replay.name if many else "", said(None, replay.explanations)) for replay in replays]
+        return document("Bebop · drift of acceptance", title, cards(replays), _opening(verdicts))
 
     return _write(out or logs[0].with_suffix(".html"), page)
 
@@ -40,13 +48,25 @@ def _write(out: Path, page: Callable[[], str]) -> Path:
     return out
 
 
-def render(runs: Sequence[Run], replays: Sequence[Replay] = ()) -> str:
-    """The whole page as HTML; ``replays``: the logs of those that were watched."""
+def render(runs: Sequence[Run], replays: Sequence[Replay] = (), folders: Sequence[Path] = ()) -> str:
+    """The whole page as HTML; ``replays``: the logs of those that were watched; ``folders``: where the runs are."""
     figures = [draw(chart, runs) for chart in charts(runs)]
     drawn = [_card(figure, len(runs)) for figure in figures if figure.panels]
     drawn += cards(replays)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
-    return document("Bebop · run report", title, [_summary(runs), *drawn, *_left_out(figures)])
+    watched = {replay.name: replay.explanations for replay in replays}
+    verdicts = [(run.name if len(runs) > 1 else "", said(run, watched.get(run.name, []))) for run in runs]
+    opening = _opening(verdicts, [folder for folder in folders if (folder / NAME).is_file()])
+    return document("Bebop · run report", title, [_summary(runs), *drawn, *_left_out(figures)], opening)
+
+
+def _opening(verdicts: Sequence[tuple[str, Said]], folders: Sequence[Path] = ()) -> str:
+    """The first lines of the page, with the way from here to the answers themselves, where those were kept."""
+    note = ""
+    if folders:
+        command = escape(" ".join(["python -m bebop.view", *(shlex.quote(str(folder)) for folder in folders)]))
+        note = f"Answers token by token: <code>{command}</code>, then <a href='{ADDRESS}'>{ADDRESS}</a>."
+    return opened([(name, one.verdict, one.advice) for name, one in verdicts], note)
 
 
 def _summary(runs: Sequence[Run]) -> Card:

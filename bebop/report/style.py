@@ -9,6 +9,14 @@ header, main { max-width: 1240px; margin: 0 auto; padding: 0 20px; }
 header { padding-top: 32px; }
 .kicker { margin: 0; color: var(--muted); font-size: 13px; letter-spacing: .02em; }
 h1 { margin: 2px 0 20px; font-size: 28px; line-height: 1.2; font-weight: 650; overflow-wrap: anywhere; }
+.opening { margin: 0 0 20px; padding: 14px 18px; background: var(--card); border: 1px solid var(--line);
+  border-left: 4px solid #2563a8; border-radius: 10px; overflow-wrap: anywhere; }
+.opening p { margin: 0; max-width: 100ch; }
+.verdict { font-size: 18px; line-height: 1.45; font-weight: 600; }
+.opening .advice { margin: 4px 0 12px; font-size: 16px; }
+.opening .advice:last-child { margin-bottom: 0; }
+.opening .note { color: var(--muted); font-size: 13px; }
+.opening code { font-size: 13px; }
 h2 { margin: 0 0 6px; font-size: 17px; font-weight: 620; }
 main { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 18px; padding-bottom: 48px;
   grid-auto-flow: row dense; }

@@ -1,0 +1,160 @@
+"""What a run came to in one sentence, and what to do about it in another: the first that a reader of the page sees."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bebop.decoding import SYSTEMS, System
+from bebop.monitor.controller import CAUSES, State
+from bebop.monitor.drift import Decomposition
+from bebop.monitor.drift_monitor import Explanation
+from bebop.monitor.estimate import Estimate
+from bebop.report.runs import DASH, Run
+from bebop.report.summary import FIRST, LAST
+
+IDLE = 0.3  # share of its time that a trainer may wait before something should be done about it
+NOTHING = "Nothing needs to be done."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A verdict and what follows from it, a sentence each."""
+
+    verdict: str
+    advice: str
+
+
+def said(run: Run | None, explanations: Sequence[Explanation]) -> Said:
+    """Of a run, or of a log alone (None); ``explanations``: a step each, none where acceptance was not watched."""
+    moved, advice = _acceptance(run, explanations)
+    reward = _reward(run) if run is not None else ""
+    verdict = "; ".join(part for part in (reward, moved) if part)
+    if advice == NOTHING and run is not None:
+        advice = _waiting(run) or advice
+    return Said(verdict=f"{verdict[:1].upper()}{verdict[1:]}.", advice=advice)
+
+
+def _reward(run: Run) -> str:
+    """How the reward moved from the first steps to the last, as far as their spread lets one say so."""
+    column = [value for value in run.columns.get("reward/mean", []) if value is not None]
+    if len(column) < FIRST + 2:
+        return f"after {_steps(len(run.steps))} it is too early to say how the reward moves" if column else ""
+    first, last = column[:FIRST], column[FIRST:][-LAST:]
+    a, b = (sum(part) / len(part) for part in (first, last))
+    error = math.sqrt(sum(_variance(part) / len(part) for part in (first, last)))
+    word = "did not move clearly" if abs(b - a) <= 2 * error else "rose" if b > a else "fell"
+    return f"the reward {word} in {_steps(len(run.steps))} ({a:.2f} → {b:.2f})"
+
+
+def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[str, str]:
+    """What became of acceptance, and what that asks for."""
+    config = run.config if run is not None else {}
+    system = _system(config)
+    if system is not None and not system.drafts:
+        return "nothing was drafted", f"Decode speculatively to be faster, for instance decoding={_default_system()}."
+    if not explanations:
+        return "why acceptance moved was not watched", "Watch it with monitor.drift=true."
+    last = explanations[-1]
+    if last.state == "broken":
+        since = _since(explanations)
+        return f"the engine has not drafted or drawn as it should since step {since}", _repair(last)
+    cause = last.parts.get("bank", last.parts.get("length"))
+    if cause is None:
+        return (
+            f"the accept length is {last.length.text()}, and it takes more steps to say whether it moves",
+            "Let it run on: changes are held against the first five steps.",
+        )
+    if last.state in CAUSES:
+        return _moved(cause, last.state, system, config)
+    held = f"acceptance held, at {last.length.text()} tokens a cycle"
+    return held, _proposed(explanations) or NOTHING
+
+
+def _moved(cause: Decomposition, state: State, system: System | None, config: Mapping[str, Any]) -> tuple[str, str]:
+    """What moved acceptance, by how much, and what that asks for."""
+    part = cause.entropy if state == "entropy-driven" else cause.mismatch
+    unit = "tokens a cycle" if cause.unit == "tokens" else "of the acceptance rate"
+    if part.point > 0:
+        because = "the policy is more certain" if state == "entropy-driven" else "drafts fit the policy better"
+        return f"acceptance gained {_size(part)} {unit} because {because} than at the start", NOTHING
+    if state == "entropy-driven":
+        because = "the policy has become less certain; the head still fits"
+        advice = "Leave the head as it is; where speed matters, draft less while the policy explores"
+        return f"acceptance lost {_size(part)} {unit} because {because}", f"{advice} (decoding=bebop_adaptive)."
+    because = "the draft head no longer fits the policy"
+    return f"acceptance lost {_size(part)} {unit} because {because}", _fit(system, config)
+
+
+def _fit(system: System | None, config: Mapping[str, Any]) -> str:
+    """How drafts are made to fit again."""
+    if system is not None and not system.head:
+        part = system.needs[0] if system.needs else ""
+        return f"Train its part on answers of this policy: python -m bebop.adapt part={part}." if part else NOTHING
+    if str((config.get("cotrain") or {}).get("mode", "off")) == "off":
+        return "Train the head beside the policy: go on with cotrain.mode=auto."
+    return (
+        "Co-training is on and has not caught up: raise cotrain.head.lr, or adapt the head anew to the newest "
+        "checkpoint (python -m bebop.adapt)."
+    )
+
+
+def _repair(last: Explanation) -> str:
+    """What a broken engine asks for: its own evidence says which weights, answers or drafts are wrong."""
+    return f"Do not trust what was learned since then before this is mended: {last.verdict.evidence}."
+
+
+def _proposed(explanations: Sequence[Explanation]) -> str:
+    """The newest proposal of the controller on system or draft length."""
+    for e in reversed(explanations):
+        if e.action.kind == "set_length":
+            return f"Set decoding.draft_tokens={e.action.value}: {e.action.why}."
+        if e.action.kind == "set_system":
+            return f"Set decoding={e.action.value}: {e.action.why}."
+    return ""
+
+
+def _waiting(run: Run) -> str:
+    """Where the time went to waste."""
+    idle, whole = (
+        sum(value for value in run.columns.get(f"time/{name}", []) if value is not None) for name in ("idle", "step")
+    )
+    if not whole or idle / whole < IDLE:
+        return ""
+    asked = "rollout.staleness=1" if run.setting("rollout.staleness") == "0" else "another worker (rollout.workers)"
+    return f"The trainer waits for answers {100 * idle / whole:.0f} % of the time: try {asked}."
+
+
+def _size(part: Estimate) -> str:
+    """A size with its interval; its direction is in the words around it."""
+    sign = math.copysign(1, part.point)
+    low, high = sorted(sign * end for end in part.interval())
+    return f"{abs(part.point):.2g} [{low:.2g}, {high:.2g}]"
+
+
+def _since(explanations: Sequence[Explanation]) -> int:
+    """The first step of the state that the last one is in."""
+    first = explanations[-1]
+    for e in reversed(explanations):
+        if e.state != first.state:
+            break
+        first = e
+    return first.step
+
+
+def _system(config: Mapping[str, Any]) -> System | None:
+    return SYSTEMS.get(str((config.get("decoding") or {}).get("system", DASH)))
+
+
+def _default_system() -> str:
+    """A system that drafts with what every checkpoint with a head has."""
+    return next(name for name, row in SYSTEMS.items() if row.head and row.sampled)
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def _variance(values: Sequence[float]) -> float:
+    middle = sum(values) / len(values)
+    return sum((value - middle) ** 2 for value in values) / max(1, len(values) - 1)

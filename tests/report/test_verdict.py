@@ -1,0 +1,123 @@
+"""The first two sentences of a report: right about runs whose course is known, and on the page before anything else."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bebop.monitor.collect import from_groups
+from bebop.monitor.controller import Health
+from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
+from bebop.report.__main__ import main
+from bebop.report.runs import Run
+from bebop.report.verdict import NOTHING, said
+from bebop.trajectories import NAME
+from tests.monitor.synthetic import Truth, constant, step_groups
+from tests.report.test_drift import watched_run
+from tests.report.test_report import write_run
+
+STEPS = 14
+SURE, FITTING = constant(0.5), constant(0.0)
+
+
+def explained(
+    entropy: Callable[[int], float] = SURE,
+    mismatch: Callable[[int], float] = FITTING,
+    steps: int = STEPS,
+    health: Health | None = None,
+) -> list[Explanation]:
+    monitor = DriftMonitor(MonitorSettings(rate="overlap"))
+    truth = Truth(entropy=entropy, mismatch=mismatch)
+    told = []
+    for step in range(1, steps + 1):
+        records = from_groups(step_groups(truth, step), step, step - 1)
+        told.append(monitor.observe(records, health=health if step == steps else None))
+    return [e for e in told if e is not None]
+
+
+def run(reward: list[float | None] | None = None, columns: Any = None, **config: Any) -> Run:
+    rewards = np.linspace(0.2, 0.8, STEPS).tolist() if reward is None else reward
+    config = {"decoding": {"system": "bebop"}} | config
+    steps = list(range(1, len(rewards) + 1))
+    return Run(name="r", config=config, steps=steps, columns={"reward/mean": rewards, **(columns or {})})
+
+
+def late(by: float) -> Callable[[int], float]:
+    return lambda step: 0.5 + by if step > 8 else 0.5
+
+
+def test_a_head_that_stops_fitting_is_to_be_trained() -> None:
+    told = said(run(), explained(mismatch=lambda step: -0.5 if step > 8 else 0.0))
+    assert re.match(r"The reward rose in 14 steps \(0\.\d\d → 0\.\d\d\); acceptance lost 0\.\d+ \[0", told.verdict)
+    assert "tokens a cycle because the draft head no longer fits the policy." in told.verdict
+    assert told.advice == "Train the head beside the policy: go on with cotrain.mode=auto."
+    fallen = explained(mismatch=lambda step: -0.5 if step > 8 else 0.0)
+    assert "has not caught up" in said(run(cotrain={"mode": "always"}), fallen).advice
+    assert "part=block" in said(run(decoding={"system": "block"}), fallen).advice
+
+
+def test_a_policy_that_is_less_certain_is_no_reason_to_train_the_head() -> None:
+    told = said(run(), explained(entropy=late(0.6)))
+    assert "because the policy has become less certain; the head still fits." in told.verdict
+    assert told.advice.startswith("Leave the head as it is")
+
+
+def test_gains_and_steadiness_ask_for_nothing() -> None:
+    for mismatch, entropy, words in (
+        (lambda step: 0.4 if step > 8 else 0.0, SURE, "because drafts fit the policy better"),
+        (FITTING, late(-0.4), "because the policy is more certain"),
+        (FITTING, SURE, "acceptance held, at 2.8 ["),
+    ):
+        told = said(run(), explained(entropy=entropy, mismatch=mismatch))
+        assert words in told.verdict and told.advice == NOTHING
+
+
+def test_what_is_broken_comes_first() -> None:
+    told = said(run(), explained(health=Health(worker=1, version=3, expected_version=5)))
+    assert "has not drafted or drawn as it should since step 14." in told.verdict
+    assert "rollout worker 1's weight version is 3, not 5" in told.advice
+
+
+@pytest.mark.parametrize(
+    ("one", "told", "verdict", "advice"),
+    [
+        (run(), 3, "takes more steps to say whether it moves", "first five steps"),
+        (run(), 0, "why acceptance moved was not watched", "monitor.drift=true"),
+        (run(decoding={"system": "autoregressive"}), 0, "nothing was drafted", "decoding=bebop."),
+        (run(reward=[0.5, 0.4]), 3, "after 2 steps it is too early", "first five steps"),
+        (run(reward=[0.5, 0.1] * 7), 0, "the reward did not move clearly", "monitor.drift=true"),
+        (run(reward=[0.9] * 5 + [0.1, 0.15] * 4), 0, "the reward fell in 13 steps (0.90 → 0.12)", "monitor.drift"),
+        (None, 3, "takes more steps", "first five steps"),
+    ],
+)
+def test_what_is_not_known_is_said(one: Run | None, told: int, verdict: str, advice: str) -> None:
+    words = said(one, explained(steps=told) if told else [])
+    assert verdict in words.verdict[:1].lower() + words.verdict[1:] and advice in words.advice
+
+
+def test_a_trainer_that_waits_is_given_something_to_do() -> None:
+    idle = {"time/step": [10.0] * STEPS, "time/idle": [4.0] * STEPS}
+    told = said(run(columns=idle, rollout={"staleness": 0}), explained())
+    assert told.advice == "The trainer waits for answers 40 % of the time: try rollout.staleness=1."
+    assert "rollout.workers" in said(run(columns=idle), explained()).advice
+
+
+def test_the_page_opens_with_it_and_shows_the_way_to_the_answers(tmp_path: Path) -> None:
+    one = watched_run(tmp_path / "<spoiled>")
+    main([str(one)])
+    page = (one / "report.html").read_text()
+    first = page.split("<main>")[0]
+    assert "because the draft head no longer fits the policy." in first and "go on with cotrain.mode=auto." in first
+    assert "bebop.view" not in page  # no answers were kept
+    (one / NAME).touch()
+    other = write_run(tmp_path / "other")
+    out = tmp_path / "both.html"
+    main([str(one), str(other), "--out", str(out)])
+    first = out.read_text().split("<main>")[0]
+    assert first.count("class='verdict'") == 2 and "<b>&lt;spoiled&gt;:</b>" in first and "<b>other:</b>" in first
+    assert "python -m bebop.view" in first and "href='http://127.0.0.1:" in first
+    main(["--from", str(one / "drift.jsonl"), "--out", str(out)])
+    assert "no longer fits the policy." in out.read_text().split("<main>")[0]
