@@ -201,7 +201,8 @@ def facts(results: Everything) -> dict[str, Any]:
         missed = [misses(seen[arm.name]) for arm in arms]
         told[f"{name} arms"] = len(arms)
         told[f"{name} arms that miss, which"] = which(arms, p_values(missed))
-        told[f"{name} misses"] = ", ".join(f"{arm.name} {one}" for arm, one in zip(arms, missed, strict=True))
+        each = (f"{arm.name} {percent(one)} %" for arm, one in zip(arms, missed, strict=True))
+        told[f"{name} misses"] = ", ".join(each)
     told["pad over planted, by tau"] = ", ".join(
         f"{name} {ratio(values, np.ones_like(values))}" for name, values in at_equal_variation(results).items()
     )
@@ -250,8 +251,8 @@ def row(results: Everything, arm: Arm) -> dict[str, Any]:
     line: dict[str, Any] = {
         "arm": arm.name,
         "exact": "yes" if arm.exact else "no",
-        "TV, sampled": variation(one),
-        "TV, computed": "" if np.isnan(formula.value) else round(formula.value, 4),
+        "TV, sampled, %": percent(variation(one)),
+        "TV, computed, %": "" if np.isnan(formula.value) else round(100 * formula.value, 2),
         "right answers": round(utility(one).value, 3),
         "less plain's": against_plain(results, one),
         "tokens/pass": ratio(one.tokens, one.passes),
@@ -265,6 +266,11 @@ def row(results: Everything, arm: Arm) -> dict[str, Any]:
         line[f"tokens/s, batch {batch}"] = round(rate(results, arm, batch, "processor"))
         line[f"by the wall, batch {batch}"] = round(rate(results, arm, batch, "wall"))
     return line
+
+
+def percent(one: Interval) -> Interval:
+    """A hundred times as much."""
+    return Interval(100 * one.value, 100 * one.low, 100 * one.high)
 
 
 def held(one: Watched) -> float:

@@ -8,7 +8,7 @@ import pytest
 from bebop.decoding import SYSTEMS
 from recipes.reproduce.frontier import analysis, arms
 from recipes.reproduce.frontier.arms import ARMS, Arm
-from recipes.reproduce.frontier.charts import spread
+from recipes.reproduce.frontier.charts import GAP, spread
 from recipes.reproduce.frontier.findings import BATCHES
 from recipes.reproduce.frontier.jobs import Everything, Timed, Watched
 from recipes.reproduce.frontier.witness import COLUMNS
@@ -114,5 +114,5 @@ def test_speed_is_compared_within_chunks_and_with_the_best() -> None:
 
 def test_labels_lie_apart_and_inside() -> None:
     places = spread([1.0, 1.01, 1.02, 2.9, 2.95], 0.5, 3.0)
-    assert places == sorted(places) and min(np.diff(places)) >= 2.5 * 0.054
+    assert places == sorted(places) and min(np.diff(places)) >= 2.5 * GAP - 1e-9
     assert places[0] > 0.5 and places[-1] < 3.0
