@@ -1,6 +1,6 @@
 """The figure: speed against total variation and against right answers, at both batch sizes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ from recipes.reproduce.frontier.findings import BATCHES
 from recipes.reproduce.frontier.jobs import Everything, Watched
 
 INKS = {"exact": "tv", "pad": "hard_ce", "pipo": "nla", "planted": "start"}
-# Of names at their points, in turns; in points of print.
-OFFSETS = {"pad": ((4, -9),), "pipo": ((6, -2), (-24, 4), (6, -9)), "planted": ((4, 4),)}
+# Of names at their points, in turns; in points of print. Right answers set the settings of a system apart.
+Offsets = Mapping[str, Sequence[tuple[int, int]]]
+BY_VARIATION: Offsets = {"pad": ((4, -9),), "pipo": ((6, -2), (-24, 4), (6, -9))}
+BY_ANSWERS: Offsets = {"pad": ((4, -9),)}
 GAP = 0.052  # of the height between two names
 LINEAR, LEFT, RIGHT = 0.01, -0.0125, 0.36  # the axis of total variation: logarithmic beyond the first
 TICKS = (0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
@@ -30,9 +32,9 @@ def draw(results: Everything, folder: Path) -> dict[str, str]:
             left.set_xticks([], minor=True)
             left.set_xlabel("total variation to the target, a token (sampled)")
             right.set_xlabel("share of right answers")
-            for panel, measure in ((left, variation), (right, utility)):
+            for panel, measure, beside in ((left, variation, BY_VARIATION), (right, utility, BY_ANSWERS)):
                 points(panel, results, batch, measure)
-                settings(panel, results, batch, measure)
+                settings(panel, results, batch, measure, beside)
                 panel.set_ylabel(f"speed, x plain, batch {batch}")
             names(left, results, batch)
         axes[0][1].legend(loc="upper left", fontsize=9)
@@ -58,13 +60,13 @@ def points(axes: Any, results: Everything, batch: int, measure: Measure) -> None
         )  # fmt: skip
 
 
-def settings(axes: Any, results: Everything, batch: int, measure: Measure) -> None:
+def settings(axes: Any, results: Everything, batch: int, measure: Measure, beside: Offsets) -> None:
     """What an inexact arm is set to, at its point."""
     for arm in ARMS:
         if arm.exact:
             continue
         point = measure(results.watched[arm.name]).value, times_plain(results, arm, batch).value
-        offsets = OFFSETS.get(arm.family, ((4, 4),))
+        offsets = beside.get(arm.family, ((4, 4),))
         offset = offsets[family(arm.family).index(arm) % len(offsets)]
         text = arm.name.removeprefix(arm.family).strip() or "default"
         ink = color(INKS.get(arm.family, arm.family))
