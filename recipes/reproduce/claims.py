@@ -155,6 +155,28 @@ PAPERS = (
         others={"beyond the certificate": "Beyond the certificate"},
         recipes=("certificate",),
     ),
+    Paper(
+        title="The frontier of all systems",
+        claims=(
+            Claim(
+                name="frontier 1",
+                text="Tokens of every system are as far from the target's distribution as is promised: exact ones not "
+                "at all, the planted rule and PAD by what is computed.",
+            ),
+            Claim(
+                name="frontier 2",
+                text="Where a draft is tested, a point of acceptance costs a point of total variation.",
+            ),
+            Claim(
+                name="frontier 3",
+                text="It matters where the error is spent: PAD keeps better drafts than chance at equal total "
+                "variation.",
+            ),
+            Claim(name="frontier 4", text="Error buys speed: the fastest arm is an inexact one."),
+        ),
+        others={"beyond the frontier": "Beyond the frontier"},
+        recipes=("frontier",),
+    ),
 )
 
 
