@@ -128,4 +128,5 @@ def test_findings_are_corrected_with_those_of_their_heading() -> None:
 
 def test_all_recipes_are_known() -> None:
     ours = {"objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond"}
-    assert set(RECIPES) == ours | {"pad", "pad_training", "blockpilot", "firp", "trees", "pipo", "certificate"}
+    others = {"pad", "pad_training", "blockpilot", "firp", "trees", "pipo", "certificate", "frontier"}
+    assert set(RECIPES) == ours | others
