@@ -1,15 +1,22 @@
 """The loop hands every batch that was trained on to the file of answers, once, with what the trainer said of it."""
 
+import asyncio
+import dataclasses
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from bebop.compose import job_config
 from bebop.config import JobConfig
+from bebop.loop import Loop
+from bebop.monitor.watch import NoMonitor, Seen
+from bebop.remote import RayTrainer
 from bebop.runtime import _trajectories
 from bebop.trajectories import NAME, Trajectories
 from bebop.trajectory_log import TrajectoryLog
-from tests.fakes import GROUPS, SIZE, FakeWorker, go, job, make
+from tests.fakes import GROUPS, SIZE, FakeSink, FakeTrainer, FakeWorker, go, job, make, prompt
 from tests.stored_answers import group, steps
 
 
@@ -34,6 +41,32 @@ def test_every_answer_that_was_trained_on_is_kept_with_its_step(tmp_path: Path) 
         said = None if answer.id % (GROUPS * SIZE) else [-answer.step] * 3
         assert (None if answer.trainer_logprobs is None else answer.trainer_logprobs.tolist()) == said
     assert all(row["time/monitor"] > 0 for _, row in sink.rows)
+
+
+def test_answers_are_of_the_system_that_decoded_them(tmp_path: Path) -> None:
+    class Switch(NoMonitor):
+        def observe(self, step: int, *seen: Any) -> Seen:
+            self.decoding = dataclasses.replace(self.decoding, system="ngram" if step == 2 else self.decoding.system)
+            return super().observe(step, *seen)
+
+    config, log, sink = job(steps=4, staleness=0), kept(tmp_path), FakeSink()
+    worker = FakeWorker()
+    worker.configure = lambda decoding: asyncio.sleep(0)  # type: ignore[method-assign,assignment]
+    assert go(Loop(config, prompt, [worker], FakeTrainer(), [sink], Switch(config), log))
+    log.close()
+    before = config.decoding.system
+    with Trajectories(tmp_path / NAME) as stored:
+        found = dict(map(tuple, stored.query("SELECT DISTINCT step, system FROM answers")))
+    assert found == {1: before, 2: before, 3: "ngram", 4: "ngram"}
+
+
+def test_every_rank_is_asked_for_its_answers() -> None:
+    class Ranks(RayTrainer):
+        async def _all(self, method: str, *arguments: Any) -> list[Any]:
+            assert method == "logprobs"
+            return [{0: np.zeros(1)}, {}, {5: np.ones(2), 2: np.ones(1)}]
+
+    assert sorted(asyncio.run(Ranks(job(), Path(), ()).logprobs())) == [0, 2, 5]
 
 
 def test_a_run_that_goes_back_keeps_each_step_once(tmp_path: Path) -> None:

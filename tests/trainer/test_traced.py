@@ -41,13 +41,16 @@ def distance(ours: dict[int, NDArray[np.float32]], truth: dict[int, NDArray[np.f
 )
 def test_they_are_those_before_the_update(algorithm: dict[str, Any], tokens: int) -> None:
     source, made = policy(), traced(batch(policy()))
+    with torch.no_grad():
+        source.backbone.lm_head.weight *= 1.2  # the engine had other weights
     truth = wanted(made, source)
     trainer = PolicyTrainer(source, job(algorithm=algorithm, trainer={"max_tokens": tokens, "lr_warmup_steps": 0}))
     trainer.update(made)
     found = trainer.traced.found
     assert sorted(found) == [place for place, t in enumerate(made.trajectories) if t.completion.trace is not None]
     assert distance(found, truth) < 1e-5
-    # What could be taken for them is told apart: the weights after the update, and an answer's neighbour.
+    # What could be taken for them is told apart: the engine's, those after the update, and those of another answer.
+    assert min(np.abs(made.trajectories[place].completion.logprobs - found[place]).max() for place in found) > 1e-2
     assert distance(found, wanted(made, source)) > 1e-2
     same_length = [(a, b) for a in found for b in truth if a != b and len(found[a]) == len(truth[b])]
     assert same_length and min(np.abs(found[a] - truth[b]).max() for a, b in same_length) > 0.1
