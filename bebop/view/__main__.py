@@ -12,10 +12,11 @@ from aiohttp import web
 
 from bebop.command import Parser, run_main, whole
 from bebop.errors import UserError
+from bebop.view.address import HOST, PORT
 from bebop.view.folders import folders
 from bebop.view.server import application
 
-HOST, PORT, TRIED = "127.0.0.1", 8710, 50  # ports from PORT on that are tried where none is asked for
+TRIED = 50  # ports from PORT on that are tried where none is asked for
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

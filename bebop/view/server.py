@@ -15,13 +15,14 @@ from typing import Any
 from aiohttp import web
 
 from bebop.errors import UserError
+from bebop.view.address import HOST
 from bebop.view.folders import Folder, dumps
 from bebop.view.queries import facets, listing, siblings
 from bebop.view.tokens import answer
 
 PAGE = Path(__file__).parent / "page"
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-HOSTS = ("127.0.0.1", "localhost")
+HOSTS = (HOST, "localhost")
 HEADERS = {
     # Nothing is loaded from elsewhere, no script stands in the page itself. plotly.js writes style elements.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "

@@ -21,7 +21,7 @@ SCALARS: dict[str, tuple[str, int | None]] = {
 TOPS: dict[str, tuple[str, int | None]] = {
     "target_ids": ("<i4", None), "target_top": ("<f2", 5), "draft_ids": ("<i4", None), "draft_top": ("<f2", 5),
 }  # fmt: skip
-OPTIONAL = ("drafters", "drafts")  # whole numbers where NONE means that there is none
+OPTIONAL = ("cycles", "drafters", "drafts")  # whole numbers where NONE means that there is none
 BATCH = 500  # pieces asked for at once
 
 

@@ -24,9 +24,9 @@ export function tokenPanel(tokens, i, about) {
   return [
     head,
     el("p", { class: "muted" }, `${VERDICTS[one.verdict]}.`, fate(one)),
+    ...bars(one, tokens),
     el("dl", { class: "facts" }, facts.map(([name, value, title]) =>
       el("div", { title: title ?? null }, el("dt", {}, name), el("dd", {}, value)))),
-    ...bars(one, tokens),
     el("p", { class: "buttons" }, button("Copy as JSON", () => copy({ ...about, ...one }, "token"), { title: "c" })),
   ];
 }
@@ -36,14 +36,16 @@ const digits = (value) => (value === null ? "–" : value.toFixed(4));
 /** What became of the draft, in a sentence. */
 function fate(one) {
   if (!one.draft || one.verdict !== "recovered") return null;
-  const ratio = one.draft.q > 0 ? ` It stood with probability min(1, p/q) = ${small(Math.min(1, one.draft.p / one.draft.q))}.` : "";
-  return [" The draft ", el("del", { class: "rejected" }, visible(one.draft.piece)), " was rejected.", ratio];
+  const chance = one.draft.q > 0 ? small(Math.min(1, one.draft.p / one.draft.q)) : null;
+  return [" The draft ", el("del", { class: "rejected" }, visible(one.draft.piece)), " was rejected",
+    chance === null ? "." : `: min(1, p/q) was ${chance}.`];
 }
 
 /** Bars of p and q over the likeliest tokens of both, the one emitted and the one drafted marked. */
 function bars(one, tokens) {
   if (!one.p.length && !one.q.length) {
-    return [el("p", { class: "muted note" }, "The distributions of this answer were not kept (monitor.trace=sample keeps those of the first prompt of each step).")];
+    const why = "p and q of this answer were not kept: monitor.trace=sample keeps those of each step's first prompt.";
+    return [el("p", { class: "muted note" }, why)];
   }
   const rows = union(one, tokens);
   const tested = one.q.length > 0;
@@ -57,7 +59,8 @@ function bars(one, tokens) {
       el("th", { scope: "col" }, "q, draft"))),
     el("tbody", {}, rows.map((row) => el("tr", { class: row.emitted ? "emitted" : "" },
       el("th", { scope: "row", title: `id ${row.id}` }, label(row)), bar(row.p, "p"), bar(row.q, "q")))));
-  const note = tested ? "● emitted, ◇ drafted; – is below the likeliest that were kept" : "● emitted; no draft was tested here, so there is no q";
+  const note = tested ? "● emitted, ◇ drafted; – is less than the likeliest, which were kept"
+    : "● emitted; no draft was tested here, so there is no q";
   return [el("div", { class: "distributions" }, table), el("p", { class: "muted note" }, note)];
 }
 

@@ -2,7 +2,7 @@
 // for and drawn, so that any number of answers opens at once.
 
 import { get } from "./api.js";
-import { el } from "./dom.js";
+import { el, toast } from "./dom.js";
 import { COLUMNS, filterBar, heads } from "./filters.js";
 import { link, remember } from "./route.js";
 
@@ -15,6 +15,7 @@ export async function tableView(runs, run, query) {
   const asked = Object.fromEntries(query);
   const searching = asked.find !== undefined;
   delete asked.find;
+  if (searching) remember({ find: null });
   const list = new List(run, asked);
   const facets = await get(`runs/${run}/facets`);
   const bar = filterBar(facets, asked, () => list.restart());
@@ -42,7 +43,8 @@ export async function tableView(runs, run, query) {
 
 function countText(total, run) {
   if (run.state === "waiting") return "waiting for the first step of the job";
-  return total === run.answers ? `${total.toLocaleString("en")} answers` : `${total.toLocaleString("en")} of ${run.answers.toLocaleString("en")} answers`;
+  const [found, all] = [total, run.answers].map((count) => count.toLocaleString("en"));
+  return found === all ? `${all} answers` : `${found} of ${all} answers`;
 }
 
 class List {
@@ -52,10 +54,12 @@ class List {
     this.pages = new Map(); // page -> rows
     this.total = 0;
     this.selected = null; // {id, place}
+    this.known = Object.keys(asked); // what the address holds
     this.round = 0; // a change of what is asked for makes older answers void
     this.rows = el("div", { class: "rows", role: "rowgroup" });
     this.heads = heads(asked, () => this.restart());
-    this.element = el("div", { class: "list", role: "grid", "aria-label": "Answers", tabindex: "-1" }, this.heads, this.rows);
+    const named = { class: "list", role: "grid", "aria-label": "Answers", tabindex: "0" };
+    this.element = el("div", named, this.heads, this.rows);
     this.element.addEventListener("scroll", () => this.draw(), { passive: true });
     this.rows.addEventListener("click", (event) => {
       const row = event.target.closest("[data-place]");
@@ -72,7 +76,8 @@ class List {
 
   leave() {
     this.resize.disconnect();
-    places.set(this.run, { scroll: this.element.scrollTop, selected: this.selected, asked: JSON.stringify(this.asked) });
+    const asked = JSON.stringify(this.asked);
+    places.set(this.run, { scroll: this.element.scrollTop, selected: this.selected, asked });
   }
 
   /** Scroll to where the reader was before opening an answer of the same list. */
@@ -104,13 +109,13 @@ class List {
   /** Another order or another filter: from the top. */
   async restart() {
     const round = (this.round += 1);
-    remember(Object.fromEntries([...new Set([...Object.keys(this.asked), ...this.known ?? []])].map((key) => [key, this.asked[key] ?? null])));
+    remember({ ...Object.fromEntries(this.known.map((key) => [key, null])), ...this.asked });
     this.known = Object.keys(this.asked);
     let found;
     try {
       found = await this.ask(0);
     } catch (error) {
-      this.onProblem?.(error);
+      toast(error.message);
       return;
     }
     if (round !== this.round) return;
@@ -180,10 +185,15 @@ class List {
     made.dataset.id = row.id;
     made.append(...COLUMNS.map((column, i) => {
       const text = column.show(row);
-      const inner = i === 0 ? el("a", { href: link(["run", this.run, "answer", row.id]), "aria-label": `answer ${row.id}, step ${row.step}` }, text) : text;
+      const inner = i === 0 ? this.anchor(row, text) : text;
       return el("div", { role: "gridcell", class: column.kind ?? "", title: column.title?.(row) }, inner);
     }));
     return made;
+  }
+
+  anchor(row, text) {
+    const href = link(["run", this.run, "answer", row.id]);
+    return el("a", { href, tabindex: "-1", "aria-label": `answer ${row.id}, step ${row.step}` }, text);
   }
 
   select(place) {
