@@ -6,6 +6,7 @@ import socket
 import sys
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from aiohttp import web
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         if not options.no_browser:
             webbrowser.open(address)
-        asyncio.run(_serve(app, listening))
+        with suppress(KeyboardInterrupt):  # that is how it ends
+            asyncio.run(_serve(app, listening))
     return 0
 
 

@@ -2,7 +2,7 @@
 
 import { factList } from "./answer.js";
 import { get } from "./api.js";
-import { button, el, small, visible } from "./dom.js";
+import { button, el, number, small, visible } from "./dom.js";
 import { done } from "./overview.js";
 import { link } from "./route.js";
 
@@ -43,7 +43,8 @@ function focus(by) {
 function interval(triple) {
   if (!Array.isArray(triple) || triple[0] === null) return "–";
   const [point, low, high] = triple;
-  return low === null || high === null ? small(point) : `${small(point)} [${small(low)}, ${small(high)}]`;
+  const [a, b, c] = [point, low, high].map((value) => number(value, 4));
+  return low === null || high === null ? a : `${a} [${b}, ${c}]`;
 }
 
 function head(found, step, some) {

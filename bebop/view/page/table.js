@@ -130,17 +130,27 @@ class List {
   async refresh() {
     const round = this.round;
     const top = Math.floor(this.element.scrollTop / this.height);
-    const held = this.row(top);
-    const extra = held && this.element.scrollTop > 0 ? { anchor: held.id } : {};
-    const page = Math.floor(top / PAGE);
-    const found = await this.ask(page, extra);
+    const scrolled = this.element.scrollTop > 0;
+    const held = scrolled ? { id: this.row(top)?.id, place: top } : this.selected;
+    const found = await this.ask(Math.floor(top / PAGE), held?.id === undefined ? {} : { anchor: held.id });
+    const moved = typeof found.place === "number" ? found.place - held.place : 0;
+    const first = scrolled ? top + moved : 0;
+    const pages = [found];
+    // What is in sight is there before the old rows go, so that nothing flickers.
+    for (let page = Math.floor(first / PAGE); page * PAGE < Math.min(found.total, first + this.sight); page += 1) {
+      if (page * PAGE !== found.offset) pages.push(await this.ask(page));
+    }
     if (round !== this.round) return;
-    const moved = found.place === undefined || found.place === null ? 0 : found.place - top;
-    if (this.selected && moved) this.selected.place += moved;
+    if (this.selected) this.selected.place += moved;
     this.pages.clear();
-    this.take(found);
-    this.element.scrollTop += moved * this.height;
+    pages.forEach((page) => this.take(page));
+    if (scrolled) this.element.scrollTop += moved * this.height;
     this.draw();
+  }
+
+  /** Rows that have room at once. */
+  get sight() {
+    return Math.ceil(this.element.clientHeight / this.height);
   }
 
   row(place) {
@@ -148,9 +158,8 @@ class List {
   }
 
   draw() {
-    const sight = Math.ceil(this.element.clientHeight / this.height);
     const first = Math.max(0, Math.floor(this.element.scrollTop / this.height) - SPARE);
-    const end = Math.min(this.total, first + sight + 2 * SPARE);
+    const end = Math.min(this.total, first + this.sight + 2 * SPARE);
     const drawn = [];
     for (let place = first; place < end; place += 1) drawn.push(this.drawRow(place));
     this.rows.replaceChildren(...drawn);
