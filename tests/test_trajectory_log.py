@@ -171,9 +171,12 @@ def test_a_full_disk_is_one_line_and_leaves_whole_steps(tmp_path: Path) -> None:
     assert str(caught.value).startswith(f"'{tmp_path / NAME}' cannot be written: ")
     found = steps(tmp_path)
     assert found == list(range(1, len(found) + 1))
-    write(log, found[-1] + 1)  # there is space again
+    again = write(log, found[-1] + 1)  # there is space again
     log.close()
     assert steps(tmp_path) == [*found, found[-1] + 1]
+    with Trajectories(tmp_path / NAME) as stored:
+        ids = {int(i) for group in again for t in group.trajectories for i in t.completion.token_ids}
+        assert set(stored.pieces(ids)) == ids
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def explain(run: Path, step: int) -> dict[str, Any]:
 
     ``change`` of the mean overlap at tested places is ``explained`` (by entropies and the mix of places) less ``loss``;
     ``tokens`` share that loss out by the token that the target expects, ``previous`` by the token before, ``positions``
-    by the draft's place in its cycle. A ``note`` says where too little was traced. ``UserError``: the step has no alarm.
+    by the draft's place in its cycle. A ``note`` says where too little was traced. ``UserError``: there is no alarm.
     """
     row = next((row for row in alarms(run) if row["step"] == step), None)
     if row is None:

@@ -11,7 +11,7 @@ from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.parsing import from_dict
 from bebop.rollout.decoding import tracing
-from bebop.rollout.decoding.tracing import CHUNK, likeliest
+from bebop.rollout.decoding.places import CHUNK, likeliest
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.rollout.worker import RolloutWorker
 from bebop.token_trace import NONE, TOP, VERDICTS, Trace
