@@ -23,7 +23,7 @@ CURVES = (
     ("reward/mean", "reward", "per answer"),
     ("rollout/accept_length", "accept length", "tokens a cycle"),
     ("policy/entropy", "entropy of the policy", "nats"),
-    ("rollout/target_entropy", "entropy of the target where drafts were tested", "nats"),
+    ("rollout/target_entropy", "entropy of the target at drafts", "nats"),
 )
 LOCKS = Path("/proc/locks")
 

@@ -11,7 +11,7 @@ from bebop.view.queries import SHOWN
 
 # Digits that are sent of a column; others are whole numbers.
 DIGITS = {
-    "logprobs": 7, "trainer_logprobs": 7, "draft_target_probs": 5, "draft_probs": 5, "overlap": 5, "target_entropy": 4,
+    "logprobs": 7, "trainer_logprobs": 7, "draft_target_probs": 9, "draft_probs": 9, "overlap": 5, "target_entropy": 4,
     "draft_entropy": 4, "target_top": 5, "draft_top": 5,
 }  # fmt: skip
 PLAIN = ("ids", "logprobs", "versions", "trainer_logprobs")  # kept of every answer

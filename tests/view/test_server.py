@@ -113,8 +113,8 @@ def test_an_answer_has_every_number_that_is_stored(run: Path) -> None:
         np.testing.assert_allclose(shown, np.frombuffer(stored[name], "<f4"), atol=1e-4)
     tops = np.frombuffer(stored["target_top"], "<f2").reshape(len(tokens["ids"]), -1)
     np.testing.assert_allclose(np.array(tokens["target_top"]), tops, atol=1e-5)
-    drafts = np.frombuffer(stored["drafts"], "<i4")
-    assert [(-1 if d is None else d) for d in tokens["drafts"]] == drafts.tolist() and NONE in drafts
+    drafts = np.frombuffer(stored["drafts"], "<i4").tolist()
+    assert tokens["drafts"] == [None if draft == NONE else draft for draft in drafts] and None in tokens["drafts"]
     assert "".join(found["pieces"][str(i)] for i in tokens["ids"]) == found["turns"][1]["text"]
     assert found["turns"][0] == {"role": "prompt", "text": _prompt(run, 5 // GROUP)}
     assert found["verdicts"] == list(VERDICTS) and found["drafters"] == ["mtp"]

@@ -22,6 +22,7 @@ from tests.mutants.tables import (
     threads,
     trajectories,
     trees,
+    view,
     watching,
     weights,
 )
@@ -45,6 +46,7 @@ FAULTS = (
     *trajectories.FAULTS,
     *monitor.FAULTS,
     *watching.FAULTS,
+    *view.FAULTS,
     *certify_served.FAULTS,
     *certify_training.FAULTS,
     *certify_live.FAULTS,
