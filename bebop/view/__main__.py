@@ -6,16 +6,18 @@ import socket
 import sys
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from aiohttp import web
 
 from bebop.command import Parser, run_main, whole
 from bebop.errors import UserError
+from bebop.view.address import HOST, PORT
 from bebop.view.folders import folders
 from bebop.view.server import application
 
-HOST, PORT, TRIED = "127.0.0.1", 8710, 50  # ports from PORT on that are tried where none is asked for
+TRIED = 50  # ports from PORT on that are tried where none is asked for
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         if not options.no_browser:
             webbrowser.open(address)
-        asyncio.run(_serve(app, listening))
+        with suppress(KeyboardInterrupt):  # that is how it ends
+            asyncio.run(_serve(app, listening))
     return 0
 
 

@@ -4,9 +4,7 @@ import contextlib
 import json
 import math
 import os
-import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +14,7 @@ import yaml
 from bebop.errors import UserError
 from bebop.run_folder import CONFIG, LOCK
 from bebop.sinks import read_jsonl
-from bebop.trajectories import FORMAT, NAME
+from bebop.trajectories import NAME, Trajectories
 
 State = Literal["running", "waiting", "ended"]
 METRICS, ALARMS = "metrics.jsonl", "controller.jsonl"
@@ -25,7 +23,7 @@ CURVES = (
     ("reward/mean", "reward", "per answer"),
     ("rollout/accept_length", "accept length", "tokens a cycle"),
     ("policy/entropy", "entropy of the policy", "nats"),
-    ("rollout/target_entropy", "entropy of the target where drafts were tested", "nats"),
+    ("rollout/target_entropy", "entropy of the target at drafts", "nats"),
 )
 LOCKS = Path("/proc/locks")
 
@@ -53,18 +51,13 @@ class Folder:
         return "running" if self.store.is_file() else "waiting"
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[sqlite3.Connection | None]:
-        """Its answers, read only, for one request: a job may put another file there meanwhile. None: none are there."""
+    def open(self) -> Iterator[Trajectories | None]:
+        """Its answers, for one request: a job may put another file there meanwhile. None: there are none yet."""
         if not self.store.is_file():
             yield None
             return
-        try:
-            place = f"{self.store.resolve().as_uri()}?mode=ro"
-            with closing(sqlite3.connect(place, uri=True, timeout=10)) as connection:
-                connection.row_factory = sqlite3.Row
-                yield connection if _has_tables(connection) else None
-        except sqlite3.Error as error:
-            raise UserError(f"{self.store} cannot be read: {error}") from error
+        with Trajectories(self.store) as answers:
+            yield answers
 
     def check(self) -> None:
         """``UserError`` if there is nothing to show, and will not be."""
@@ -74,14 +67,8 @@ class Folder:
             raise UserError(f"{self.path} is no run: give a folder that python -m bebop.run has made")
         if not self.store.is_file():
             self._explain_absence()
-        with self.open() as answers:
-            found = (
-                None if answers is None else answers.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-            )
-        if found is not None and found[0] != str(FORMAT):
-            raise UserError(
-                f"{self.store} has format {found[0]}, this viewer reads {FORMAT}: use the Bebop that wrote it"
-            )
+        with self.open():
+            pass  # which refuses what is no file of ours, or has another format
 
     def _explain_absence(self) -> None:
         if self.setting("monitor", "trace") in ("off", False):  # YAML reads a bare off as False
@@ -111,9 +98,9 @@ class Folder:
     def counts(self) -> dict[str, Any]:
         """What tells cheaply whether something is new: state, answers, the newest step, sizes of the logs."""
         with self.open() as answers:
-            row = None if answers is None else answers.execute("SELECT count(*), max(step) FROM answers").fetchone()
+            rows = [] if answers is None else answers.query("SELECT count(*), max(step) FROM answers")
         sizes = [_size(self.path / name) for name in (METRICS, ALARMS)]
-        count, newest = (0, None) if row is None else row
+        count, newest = rows[0] if rows else (0, None)
         return {"state": self.state, "answers": count, "step": newest, "metrics": sizes[0], "alarms": sizes[1]}
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
@@ -130,13 +117,6 @@ def folders(paths: Sequence[Path]) -> list[Folder]:
     for folder in found:
         folder.check()
     return found
-
-
-def _has_tables(connection: sqlite3.Connection) -> bool:
-    """False for the moment between the making of the file and its first transaction."""
-    tables = "SELECT count(*) FROM sqlite_master WHERE name IN ('meta', 'prompts', 'answers', 'tokens', 'pieces')"
-    found: int = connection.execute(tables).fetchone()[0]
-    return found == 5
 
 
 def _locked(lock: Path) -> bool:

@@ -1,11 +1,11 @@
 """Lists of answers out of ``trajectories.sqlite``: sorted, filtered, searched and cut into pages by SQLite."""
 
 import math
-import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
 from bebop.errors import UserError
+from bebop.trajectories import Trajectories
 
 # What a row of the list has. Numbers can be filtered by ``min_NAME`` and ``max_NAME``, the others by their value.
 NUMBERS = (
@@ -20,7 +20,7 @@ EXCERPT = 160  # characters of an answer beside its row
 _FROM = "FROM answers JOIN prompts USING (prompt)"
 
 
-def listing(store: sqlite3.Connection, asked: Mapping[str, str]) -> dict[str, Any]:
+def listing(store: Trajectories, asked: Mapping[str, str]) -> dict[str, Any]:
     """Rows of the list from ``offset`` on, how many there are in all, and where answer ``anchor`` stands.
 
     Args:
@@ -31,38 +31,37 @@ def listing(store: sqlite3.Connection, asked: Mapping[str, str]) -> dict[str, An
     order = _order(asked)
     columns = ", ".join(SHOWN)
     limit, offset = _whole(asked, "limit", 100, PAGE), _whole(asked, "offset", 0)
-    total = store.execute(f"SELECT count(*) {_FROM} {where}", values).fetchone()[0]
+    [(total,)] = store.query(f"SELECT count(*) {_FROM} {where}", values)
     query = f"SELECT {columns}, substr(answers.text, 1, {EXCERPT}) AS excerpt {_FROM} {where} {order} LIMIT ? OFFSET ?"
-    rows = [dict(row) for row in store.execute(query, [*values, limit, offset])]
+    rows = [dict(row) for row in store.query(query, [*values, limit, offset])]
     found = {"total": total, "offset": offset, "rows": rows}
     if "anchor" in asked:
         places = f"SELECT id, row_number() OVER ({order}) - 1 AS place {_FROM} {where}"
-        one = store.execute(
-            f"SELECT place FROM ({places}) WHERE id = ?", [*values, _whole(asked, "anchor", 0)]
-        ).fetchone()
-        found["place"] = None if one is None else one[0]
+        wanted = [*values, _whole(asked, "anchor", 0)]
+        standing = store.query(f"SELECT place FROM ({places}) WHERE id = ?", wanted)
+        found["place"] = standing[0]["place"] if standing else None
     return found
 
 
-def facets(store: sqlite3.Connection) -> dict[str, Any]:
+def facets(store: Trajectories) -> dict[str, Any]:
     """What can be chosen from: values of WORDS with their counts, least and most of NUMBERS."""
     words = {
-        name: {row[0]: row[1] for row in store.execute(f"SELECT {name}, count(*) {_FROM} GROUP BY {name} ORDER BY 1")}
+        name: {row[0]: row[1] for row in store.query(f"SELECT {name}, count(*) {_FROM} GROUP BY {name} ORDER BY 1")}
         for name in WORDS
     }
     ends = ", ".join(f"min({name}), max({name})" for name in NUMBERS)
-    row = store.execute(f"SELECT {ends} FROM answers").fetchone()
+    [row] = store.query(f"SELECT {ends} FROM answers")
     return {"words": words, "ranges": {name: [row[2 * i], row[2 * i + 1]] for i, name in enumerate(NUMBERS)}}
 
 
-def siblings(store: sqlite3.Connection, prompt: int, text: str) -> list[dict[str, Any]]:
+def siblings(store: Trajectories, prompt: int, text: str) -> list[dict[str, Any]]:
     """All answers to prompt number ``prompt``, and to others of the same text; ``same_text`` tells whether it is it."""
     columns = ", ".join(SHOWN)
     query = (
         f"SELECT {columns}, prompts.text = ? AS same_text, substr(answers.text, 1, {EXCERPT}) AS excerpt {_FROM} "
         "WHERE prompt IN (SELECT prompt FROM prompts WHERE prompt = ? OR text = ?) ORDER BY step, id LIMIT ?"
     )
-    return [dict(row) for row in store.execute(query, (text, prompt, text, PAGE))]
+    return [dict(row) for row in store.query(query, (text, prompt, text, PAGE))]
 
 
 def _where(asked: Mapping[str, str]) -> tuple[str, list[Any]]:

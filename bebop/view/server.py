@@ -5,8 +5,6 @@ name resolved to 127.0.0.1 (DNS rebinding) is turned away by the Host header.
 """
 
 import asyncio
-import importlib
-import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,13 +13,15 @@ from typing import Any
 from aiohttp import web
 
 from bebop.errors import UserError
+from bebop.trajectories import Trajectories
+from bebop.view.address import HOST
 from bebop.view.folders import Folder, dumps
 from bebop.view.queries import facets, listing, siblings
 from bebop.view.tokens import answer
 
 PAGE = Path(__file__).parent / "page"
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-HOSTS = ("127.0.0.1", "localhost")
+HOSTS = (HOST, "localhost")
 HEADERS = {
     # Nothing is loaded from elsewhere, no script stands in the page itself. plotly.js writes style elements.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -130,14 +130,9 @@ async def _alarm(request: web.Request) -> web.StreamResponse:
 
 
 def _explained(folder: Folder, step: int) -> dict[str, Any]:
-    try:
-        explain = importlib.import_module("bebop.view.drift_tokens").explain
-    except ModuleNotFoundError:
-        row = next((row for row in folder.alarms() if row["step"] == step), {"state": "", "evidence": ""})
-        note = "This build does not look for the tokens behind an alarm."
-        return {**row, "step": step, "tokens": [], "positions": [], "note": note}
-    explained: dict[str, Any] = explain(folder.path, step)
-    return explained
+    from bebop.view.drift_tokens import explain  # only once it is asked for: the monitor takes a while to import
+
+    return explain(folder.path, step)
 
 
 async def _facets(request: web.Request) -> web.StreamResponse:
@@ -162,11 +157,11 @@ async def _siblings(request: web.Request) -> web.StreamResponse:
     """Answers to the same prompt, in every run."""
     number = int(request.match_info["answer"])
     query = "SELECT prompt, prompts.text AS text FROM answers JOIN prompts USING (prompt) WHERE id = ?"
-    prompt = await _asked(request, lambda store: store.execute(query, (number,)).fetchone(), None)
-    if prompt is None:
+    prompts = await _asked(request, lambda store: store.query(query, (number,)), [])
+    if not prompts:
         raise web.HTTPNotFound
     found: list[dict[str, Any]] = []
-    number, text = prompt["prompt"], prompt["text"]
+    number, text = prompts[0]
     folders = request.app[FOLDERS]
     for run, folder in enumerate(folders):
         rows = await asyncio.to_thread(_read, folder, lambda store: siblings(store, number, text), [])
@@ -181,11 +176,11 @@ def _folder(request: web.Request) -> Folder:
     return folders[number]
 
 
-async def _asked(request: web.Request, ask: Callable[[sqlite3.Connection], Any], nothing: Any) -> Any:
+async def _asked(request: web.Request, ask: Callable[[Trajectories], Any], nothing: Any) -> Any:
     """What ``ask`` finds in the request's run; ``nothing`` while that has no answers."""
     return await asyncio.to_thread(_read, _folder(request), ask, nothing)
 
 
-def _read(folder: Folder, ask: Callable[[sqlite3.Connection], Any], nothing: Any) -> Any:
+def _read(folder: Folder, ask: Callable[[Trajectories], Any], nothing: Any) -> Any:
     with folder.open() as store:
         return nothing if store is None else ask(store)

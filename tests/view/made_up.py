@@ -21,7 +21,7 @@ PIECES = (
     "", "\n", "\n\n", " ", "\t", "The", " answer", " is", " 4", " 12", " so", " we", " add", " them", ",", ".", " gcd",
     " of", " and", "=", " +", " x", "ä", "漢", "🙂", "\ufffd", "</b>", "&amp;", "'", '"', HOSTILE, "<|im_end|>",
 )  # fmt: skip
-DRAFTS, PLACES, GROUP = 3, 64, 4
+DRAFTS, PLACES, GROUP, STEP = 3, 64, 4, 16
 SYSTEMS = ("bebop", "target_only")
 Array = NDArray[Any]
 
@@ -29,10 +29,15 @@ Array = NDArray[Any]
 class Places:
     """``PLACES`` pairs of p and q over the pieces: [N, V]."""
 
-    def __init__(self, random: np.random.Generator) -> None:
+    def __init__(self, seed: int, forgets: int | None = None) -> None:
+        """``forgets``: a token that q hardly ever has where p has it first."""
+        random = np.random.default_rng(seed)
         logits = random.normal(0, 2, (PLACES, len(PIECES)))
         self.p = _softmax(logits)
-        self.q = _softmax(logits + random.normal(0, 1, logits.shape))
+        drafted = logits + random.normal(0, 0.5, logits.shape)
+        if forgets is not None:
+            drafted[self.p.argmax(1) == forgets, forgets] -= 8
+        self.q = _softmax(drafted)
         least = np.minimum(self.p, self.q)
         self.overlap = least.sum(1)
         # What a token is drawn from, by its verdict; a rejected draft from what q has too much of.
@@ -47,21 +52,27 @@ class Places:
 
 def write_run(
     folder: Path, answers: int = 40, length: int = 30, *, seed: int = 0, first_step: int = 1, trace: str = "all",
-    alarms: bool = True, name_prompts: str = "What is the gcd?",
+    forgets: tuple[int, int] | None = None, prompts: str = "What is the gcd?",
 ) -> Path:  # fmt: skip
-    """A run folder with ``answers`` answers of about ``length`` tokens, 16 a step."""
+    """A run folder with ``answers`` answers of about ``length`` tokens, 16 a step, and an alarm at its last step.
+
+    ``forgets``: a token, and the step from which on the head forgets it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(f"monitor:\n  trace: {trace}\ndecoding:\n  system: bebop\n")
-    steps = -(-answers // 16)
+    steps = -(-answers // STEP)
     write_metrics(folder, steps)
-    rows = [CONCLUSION | {"step": 2}] if alarms else []
-    (folder / "controller.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "controller.jsonl").write_text(json.dumps({"step": steps, **CONCLUSION}) + "\n")
     with closing(sqlite3.connect(folder / NAME)) as store, store:
         store.executescript(SCHEMA)
         meta = {"format": str(FORMAT), "mode": trace, "top": str(TOP)}
         store.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
         store.executemany("INSERT INTO pieces VALUES (?, ?)", enumerate(PIECES))
-        add_answers(store, 0, answers, length, seed=seed, prompts=name_prompts, first_step=first_step)
+        token, spoiled = forgets or (None, steps + 1)
+        before = min(answers, (spoiled - 1) * STEP)
+        given = {"seed": seed, "prompts": prompts, "first_step": first_step}
+        add_answers(store, 0, before, length, **given)
+        add_answers(store, before, answers - before, length, **given, forgets=token)
     return folder
 
 
@@ -82,15 +93,16 @@ def write_metrics(folder: Path, steps: int) -> None:
 
 
 def add_answers(
-    store: sqlite3.Connection, first: int, count: int, length: int, *, seed: int, prompts: str, first_step: int = 1
-) -> None:
-    """Answers ``first`` ... ``first + count - 1``, the last of each group not traced."""
+    store: sqlite3.Connection, first: int, count: int, length: int, *, seed: int, prompts: str, first_step: int = 1,
+    forgets: int | None = None,
+) -> None:  # fmt: skip
+    """Answers ``first`` ... ``first + count - 1``, the last of each group not traced; ``forgets`` as in ``Places``."""
     random = np.random.default_rng([seed, first])
-    places = Places(random)
+    places = Places(seed, forgets)
     tops = {name: _top(probs) for name, probs in (("target", places.p), ("draft", places.q))}
     for number in range(first, first + count):
         prompt, member = divmod(number, GROUP)
-        step = first_step + number // 16
+        step = first_step + number // STEP
         text = f"<|user|>{prompts} ({prompt})<|assistant|>"
         if member == 0 or number == first:
             row = (prompt, "gcd", text, np.arange(5, dtype=np.int32).tobytes())

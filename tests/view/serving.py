@@ -10,6 +10,8 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from bebop.run_folder import RunFolder
+from bebop.store import Store
 from bebop.view.folders import folders
 from bebop.view.server import application
 
@@ -57,3 +59,14 @@ def served(paths: Sequence[Path]) -> Iterator[str]:
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(30)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """A folder as a job holds it that has just started there."""
+    folder = RunFolder(path, "runtime.dir", False, Store(path / "checkpoints", "step"))
+    folder.open()
+    try:
+        yield
+    finally:
+        folder.close()

@@ -1,21 +1,35 @@
-// From a drift alarm to the tokens behind it: a row a token, its examples below, each a link to the place.
+// From a drift alarm to the tokens behind it: a row a token, its places below, each a link into its answer.
 
+import { factList } from "./answer.js";
 import { get } from "./api.js";
 import { button, el, number, small, visible } from "./dom.js";
+import { done } from "./overview.js";
 import { link } from "./route.js";
 
-/** The view of the alarm of a step; what it shows is made by bebop/view/drift_tokens.py. */
+// The tables of bebop/view/drift_tokens.py: its name there, a heading, what a row is.
+const TABLES = [
+  ["tokens", "Tokens that explain it", "by the token that the target finds likeliest at the place"],
+  ["previous", "What stood before", "by the token before the place"],
+  ["positions", "Where in a cycle", "by the place of the draft in its cycle"],
+];
+const HEADS = [
+  ["share", "of the whole loss"], ["loss", "of mean overlap that entropy and the mix of places do not explain: 95 %"],
+  ["before", "tested places in the steps before"], ["after", "tested places in the steps after"],
+  ["overlap before", "mean Σ min(p, q)"], ["expected", "after, from the entropies"],
+  ["overlap after", "mean Σ min(p, q)"],
+];
+
+/** The view of the alarm of a step. */
 export async function alarmView(runs, run, step) {
   const found = await get(`runs/${run}/alarms/${step}`);
-  const rows = (found.tokens ?? []).map((token) => tokenRow(token, run));
-  const positions = (found.positions ?? []).filter((one) => one && typeof one === "object");
+  const tables = TABLES.filter(([name]) => found[name]?.length);
   return {
-    element: [head(found, step), rows.length ? tokenTable(rows) : null, positions.length ? positionTable(positions) : null].filter(Boolean),
+    element: [head(found, step, tables.length > 0), ...tables.map((one) => table(found[one[0]], one, run))],
     keys: {
       j: () => focus(1), ArrowDown: () => focus(1), k: () => focus(-1), ArrowUp: () => focus(-1),
-      Escape: () => (location.hash = "#/"),
+      Escape: () => (location.hash = "#/"), "/": () => (location.hash = link(["run", run], { find: 1 })),
     },
-    help: [["j k ArrowDown ArrowUp", "next and previous token or example"], ["Enter", "open it"]],
+    help: [["j k ArrowDown ArrowUp", "next and previous token or place"], ["Enter", "open it"]],
   };
 }
 
@@ -25,62 +39,57 @@ function focus(by) {
   all[Math.max(0, Math.min(all.length - 1, next))]?.focus();
 }
 
-const steps = (ends) => (Array.isArray(ends) ? `${ends[0]} to ${ends[1]}` : "–");
-
-function head(found, step) {
-  const facts = [];
-  if (found.before) facts.push(["steps before", steps(found.before)]);
-  if (found.after) facts.push(["steps after", steps(found.after)]);
-  if (typeof found.change === "number") facts.push(["change", number(found.change, 3)]);
-  return el("section", { class: "card" },
-    el("h2", {}, `Step ${step} `, el("span", { class: `badge ${found.state}` }, found.state ?? "")),
-    el("p", {}, found.evidence ?? ""),
-    facts.length ? el("dl", { class: "facts wide" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))) : null,
-    found.note ? el("p", { class: "muted" }, found.note) : null);
+/** A point and its interval. */
+function interval(triple) {
+  if (!Array.isArray(triple) || triple[0] === null) return "–";
+  const [point, low, high] = triple;
+  const [a, b, c] = [point, low, high].map((value) => number(value, 4));
+  return low === null || high === null ? a : `${a} [${b}, ${c}]`;
 }
 
-/** Two rows of the table: the token, and below it its examples, shown when it is chosen. */
-function tokenRow(token, run) {
-  const examples = el("tr", { class: "examples", hidden: true }, el("td", { colspan: 7 },
-    el("ul", {}, (token.examples ?? []).map((one) => example(one, run)))));
-  const open = button(visible(token.piece), () => {
-    examples.hidden = !examples.hidden;
-    open.setAttribute("aria-expanded", String(!examples.hidden));
-  }, { class: "go piece", "aria-expanded": "false", title: `id ${token.id}` });
-  const share = typeof token.share === "number" ? `${(100 * token.share).toFixed(1)} %` : "–";
-  const cells = [share, small(token.loss ?? null), token.count_before, token.count_after, small(token.overlap_before ?? null),
-    small(token.expected ?? null), small(token.overlap_after ?? null)];
-  const row = el("tr", {}, el("th", { scope: "row" }, open), cells.map((value) => el("td", {}, value ?? "–")));
-  row.addEventListener("click", (event) => event.target.closest("button") || open.click());
-  examples.firstChild.setAttribute("colspan", cells.length + 1);
-  return [row, examples];
+function head(found, step, some) {
+  const steps = (ends) => (ends ? `${ends[0]} to ${ends[1]}` : "–");
+  const facts = [["steps before", steps(found.before)], ["steps after", steps(found.after)]];
+  if (found.answers) facts.push(["traced answers", found.answers.join(" and ")]);
+  if (typeof found.change === "number") facts.push(["change of overlap", small(found.change)]);
+  if (typeof found.explained === "number") facts.push(["explained by entropy and mix", small(found.explained)]);
+  if (found.loss) facts.push(["lost beyond that", interval(found.loss)]);
+  return el("section", { class: "card" },
+    el("h2", {}, `Step ${step} `, el("span", { class: `badge ${found.state}` }, found.state ?? "")),
+    el("p", {}, found.evidence ?? ""), found.action ? el("p", { class: "muted" }, done(found.action)) : null,
+    factList(facts), found.note ? el("p", {}, found.note) : null,
+    some ? el("p", { class: "muted" }, "Choose a row to see its worst places; each opens in its answer.") : null);
+}
+
+function table(rows, [name, title, what], run) {
+  const heads = [[what.startsWith("by the token") ? "token" : "place", what], ...HEADS];
+  return el("section", { class: "card", "aria-label": title },
+    el("h2", {}, title), el("p", { class: "muted" }, `${what}.`),
+    el("div", { class: "scroll" }, el("table", { class: "explained", "data-table": name },
+      el("thead", {}, el("tr", {}, heads.map(([text, hint]) => el("th", { scope: "col", title: hint }, text)))),
+      el("tbody", {}, rows.map((row) => rowOf(row, run))))));
+}
+
+/** Two rows: a token's numbers, and below them its worst places, shown once it is chosen. */
+function rowOf(row, run) {
+  const share = typeof row.share === "number" ? `${(100 * row.share).toFixed(1)} %` : "–";
+  const cells = [share, interval(row.loss), row.count_before, row.count_after, small(row.overlap_before),
+    small(row.expected), small(row.overlap_after)];
+  const places = el("tr", { class: "examples", hidden: true }, el("td", { colspan: cells.length + 1 },
+    el("ul", {}, (row.examples ?? []).map((one) => example(one, run)))));
+  const open = button(visible(row.piece), () => {
+    places.hidden = !places.hidden;
+    open.setAttribute("aria-expanded", String(!places.hidden));
+  }, { class: "go piece", "aria-expanded": "false", title: `id ${row.id}` });
+  const made = el("tr", {}, el("th", { scope: "row" }, open), cells.map((value) => el("td", {}, value ?? "–")));
+  made.addEventListener("click", (event) => event.target.closest("button") || open.click());
+  return [made, places];
 }
 
 function example(one, run) {
-  const where = link(["run", run, "answer", one.answer], { token: one.place });
-  return el("li", {}, el("a", { class: "go example", href: where },
-    el("span", { class: "context" }, visible(one.context ?? "")),
-    el("span", { class: "muted" }, `overlap ${small(one.overlap ?? null)}, expected ${small(one.expected ?? null)} · answer ${one.answer}, token ${one.place}`)));
-}
-
-function tokenTable(rows) {
-  const heads = [
-    ["token", ""], ["share", "of the loss of overlap"], ["loss", "of overlap that its entropy does not explain"],
-    ["before", "tested places before"], ["after", "tested places after"], ["overlap before", ""],
-    ["expected", "after, from its entropy"], ["overlap after", ""],
-  ];
-  return el("section", { class: "card", "aria-label": "Tokens" }, el("h2", {}, "Tokens that explain it"),
-    el("p", { class: "muted" }, "Choose a token to see where it stands, and a place to see it in its answer."),
-    el("div", { class: "scroll" }, el("table", { class: "explained" },
-      el("thead", {}, el("tr", {}, heads.map(([name, title]) => el("th", { scope: "col", title }, name)))),
-      el("tbody", {}, rows))));
-}
-
-function positionTable(positions) {
-  const heads = Object.keys(positions[0]);
-  const shown = (value) => (typeof value === "number" && !Number.isInteger(value) ? small(value) : String(value ?? "–"));
-  return el("section", { class: "card", "aria-label": "Positions" }, el("h2", {}, "By place"),
-    el("div", { class: "scroll" }, el("table", {},
-      el("thead", {}, el("tr", {}, heads.map((name) => el("th", { scope: "col" }, name.replaceAll("_", " "))))),
-      el("tbody", {}, positions.map((row) => el("tr", {}, heads.map((name) => el("td", {}, shown(row[name])))))))));
+  const where = `overlap ${small(one.overlap)} · step ${one.step}, answer ${one.answer}, token ${one.place}`;
+  const href = link(["run", run, "answer", one.answer], { token: one.place });
+  return el("li", {}, el("a", { class: "go example", href },
+    el("span", { class: "context" }, visible(one.context ?? ""), el("mark", {}, visible(one.token ?? ""))),
+    el("span", { class: "muted" }, where)));
 }

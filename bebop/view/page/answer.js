@@ -12,8 +12,9 @@ export async function answerView(runs, run, id, query) {
   const tokens = new Tokens(found);
   const about = { run: runs[run].name, answer: id };
   const state = { at: null, sought: "recovered" };
+  const hint = tokens.length ? "Choose a token: click on it, or use the arrow keys." : "No tokens are stored.";
   const side = el("aside", { class: "card side", "aria-label": "The chosen token", "aria-live": "polite" },
-    el("p", { class: "muted" }, tokens.length ? "Choose a token, with a click or with the arrow keys." : "No tokens are stored of this answer."));
+    el("p", { class: "muted" }, hint));
   const text = new TokenText(tokens, (i) => choose(i));
 
   function choose(i) {
@@ -56,7 +57,8 @@ const compareLink = (run, id) => link(["compare", `${run}:${id}`]);
 
 /** What is known of the answer as a whole, and what can be done with it. */
 function summary(row, run, id, copyAnswer) {
-  const versions = row.version_first === row.version_last ? row.version_last : `${row.version_first} to ${row.version_last}`;
+  const one = row.version_first === row.version_last;
+  const versions = one ? row.version_last : `${row.version_first} to ${row.version_last}`;
   const facts = [
     ["step", row.step], ["prompt", `${row.prompt}.${row.member}`], ["task", row.task], ["system", row.system],
     ["reward", number(row.reward)], ["tokens", row.length], ["finish", row.finish], ["versions", versions],
@@ -65,10 +67,14 @@ function summary(row, run, id, copyAnswer) {
   ];
   if (row.timed_out) facts.push(["reward function", "ran out of time"]);
   return el("section", { class: "card summary", "aria-label": "The answer" },
-    el("dl", { class: "facts wide" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)))),
+    factList(facts),
     el("p", { class: "buttons" }, el("a", { class: "button", href: compareLink(run, id) }, "Compare"),
       button("Copy answer as JSON", copyAnswer, { title: "C" })));
 }
+
+/** Names and values in a row. */
+export const factList = (facts) => el("dl", { class: "facts wide" },
+  facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 
 /** Prompt, answer and whatever turns there are. */
 export function turns(found, text) {
@@ -112,7 +118,8 @@ function verdictKeys(text, tokens) {
 
 function key(label, name, text, title = null) {
   const hidden = `hide-${name}`;
-  const swatch = el("i", { class: `sample token is-${name}`, "aria-hidden": "true" }, name === "rejected" ? el("del", {}, "ab") : "ab");
+  const letters = name === "rejected" ? el("del", {}, "ab") : "ab";
+  const swatch = el("i", { class: `sample token is-${name}`, "aria-hidden": "true" }, letters);
   const made = button([swatch, ` ${label}`], () => {
     const off = text.element.classList.toggle(hidden);
     made.setAttribute("aria-pressed", String(!off));
@@ -128,7 +135,8 @@ function scale(name, tokens) {
   }
   if (name === "version") return el("span", { class: "muted" }, "a colour a version");
   const most = tokens.most(mode.column);
-  const ends = mode.ends ?? (name === "difference" ? [`−${most.toPrecision(2)}`, `+${most.toPrecision(2)} nats`] : ["0", `${most.toPrecision(2)} nats`]);
+  const end = `${most.toPrecision(2)} nats`;
+  const ends = mode.ends ?? (name === "difference" ? [`−${most.toPrecision(2)}`, `+${end}`] : ["0", end]);
   const kind = name === "difference" ? "ramp two" : "ramp";
   return el("span", { class: "scale" }, ends[0], el("i", { class: kind, "aria-hidden": "true" }), ends[1]);
 }

@@ -29,19 +29,21 @@ export async function compareView(runs, picked) {
       const there = state.at < all[side].length;
       text.choose(there ? state.at : -1);
       const about = { run: runs[chosen[side].run].name, answer: chosen[side].id };
-      panels[side].replaceChildren(...(there ? tokenPanel(all[side], state.at, about) : ["It ended before this place."]));
+      const told = there ? tokenPanel(all[side], state.at, about) : ["It ended before this place."];
+      panels[side].replaceChildren(...told);
     });
   };
   const texts = all.map((tokens) => new TokenText(tokens, choose));
   if (first !== null) texts.forEach((text) => markDifference(text, first));
-  const columns = sides.map((found, side) => column(runs, chosen[side], found, texts[side], panels[side]));
+  const columns = sides.map((found, side) => column(runs, chosen[side], found, texts[side]));
   const move = (by) => () => choose(state.at === null ? first ?? 0 : state.at + by);
   const jump = () => first !== null && choose(first);
   return {
     element: [
       picker(runs, chosen, siblings),
-      sides.length === 2 ? verdict(all, first, jump) : el("p", { class: "card" }, "Choose the answer to compare it with from the list."),
+      el("p", { class: "card" }, sides.length === 2 ? verdict(all, first, jump) : "Choose the other one in the list."),
       el("div", { class: "pair" }, columns),
+      el("div", { class: "pair" }, panels),
     ],
     shown: jump,
     keys: {
@@ -60,8 +62,9 @@ export function firstDifference(a, b) {
 }
 
 function verdict(all, first, jump) {
-  if (first === null) return el("p", { class: "card" }, `The two answers are equal, token by token (${all[0].length}).`);
-  return el("p", { class: "card" }, `The first ${first} tokens are equal. `, button(`First difference: token ${first}`, jump, { title: "n" }));
+  if (first === null) return [`The two are equal in all of their ${all[0].length} tokens.`];
+  const same = first === 0 ? "They differ from the first token on. " : `The first ${first} tokens are equal. `;
+  return [same, button(`First difference: token ${first}`, jump, { title: "n" })];
 }
 
 function markDifference(text, first) {
@@ -70,13 +73,16 @@ function markDifference(text, first) {
   text.spans[first]?.before(el("span", { class: "version fork", title: "the first token that differs" }, "≠"));
 }
 
-function column(runs, { run, id }, found, text, panel) {
+function column(runs, { run, id }, found, text) {
   const { answer } = found;
-  const line = `step ${answer.step} · version ${answer.version_last} · reward ${number(answer.reward)} · ${answer.system} · ${answer.length} tokens · accept length ${number(answer.accept_length)}`;
+  const line = [
+    `step ${answer.step}`, `version ${answer.version_last}`, `reward ${number(answer.reward)}`, answer.system,
+    `${answer.length} tokens`, `accept length ${number(answer.accept_length)}`,
+  ].join(" · ");
   const body = { ...found, turns: found.turns.filter((turn) => turn.role !== "prompt") };
   return el("section", { class: "column", "aria-label": `answer ${id} of ${runs[run].name}` },
     el("h2", {}, el("a", { href: link(["run", run, "answer", id]) }, `${runs[run].name} · answer ${id}`)),
-    el("p", { class: "muted" }, line), turns(body, text), panel);
+    el("p", { class: "muted" }, line), turns(body, text));
 }
 
 /** The prompt, and every answer to it; two of them are chosen. */
@@ -89,11 +95,11 @@ function picker(runs, chosen, siblings) {
   };
   const rows = siblings.answers.map((row) => el("tr", {},
     el("td", {}, ["left", "right"].map((name, side) => el("a", {
-      class: `button pick${at(row, side) ? " on" : ""}`, href: pick(row, side), "aria-current": at(row, side) ? "true" : null,
-      "aria-label": `${name}: answer ${row.id} of ${runs[row.run].name}`,
+      class: `button pick${at(row, side) ? " on" : ""}`, href: pick(row, side),
+      "aria-current": at(row, side) ? "true" : null, "aria-label": `${name}: answer ${row.id} of ${runs[row.run].name}`,
     }, name))),
-    ...[runs[row.run].name, row.id, row.step, row.version_last, number(row.reward), row.system, row.length, number(row.accept_length)]
-      .map((value) => el("td", {}, value)),
+    ...[runs[row.run].name, row.id, row.step, row.version_last, number(row.reward), row.system, row.length,
+      number(row.accept_length)].map((value) => el("td", {}, value)),
     el("td", { class: "text" }, row.same_text ? row.excerpt : "another text under this number")));
   const heads = ["show", "run", "answer", "step", "version", "reward", "system", "tokens", "acc. len", "text"];
   return el("details", { class: "card picker", open: chosen.length < 2 },

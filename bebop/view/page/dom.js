@@ -11,7 +11,7 @@ export function el(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else made.setAttribute(name, value === true ? "" : String(value));
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined).map(asNode));
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined).map(asNode));
   return made;
 }
 

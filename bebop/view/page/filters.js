@@ -5,17 +5,32 @@ import { button, choice, el, number } from "./dom.js";
 /** A column: `name` as the server calls it (null: not sortable), and what is shown of a row. */
 export const COLUMNS = [
   { name: "step", head: "step", show: (row) => row.step },
-  { name: "prompt", head: "prompt", show: (row) => `${row.prompt}.${row.member}`, title: () => "number of the prompt, and which of its answers" },
+  {
+    name: "prompt", head: "prompt", show: (row) => `${row.prompt}.${row.member}`,
+    title: () => "number of the prompt, and which of its answers",
+  },
   { name: "task", head: "task", kind: "word", show: (row) => row.task, title: (row) => row.task },
-  { name: "reward", head: "reward", show: (row) => number(row.reward), title: (row) => (row.timed_out ? "the reward function ran out of time" : null) },
+  {
+    name: "reward", head: "reward", show: (row) => number(row.reward),
+    title: (row) => (row.timed_out ? "the reward function ran out of time" : null),
+  },
   { name: "length", head: "length", show: (row) => row.length },
-  { name: "staleness", head: "stale", show: (row) => row.staleness, title: () => "updates between the oldest token's weights and those it trains" },
+  {
+    name: "staleness", head: "stale", show: (row) => row.staleness,
+    title: () => "updates between the oldest token's weights and those it trains",
+  },
   { name: "accept_length", head: "acc. len", show: (row) => number(row.accept_length), title: () => "tokens a cycle" },
-  { name: "accept_rate", head: "acc. rate", show: (row) => number(row.accept_rate), title: () => "accepted drafts over tested ones" },
-  { name: "overlap", head: "overlap", show: (row) => number(row.overlap), title: () => "mean of the sum of min(p, q)" },
+  {
+    name: "accept_rate", head: "acc. rate", show: (row) => number(row.accept_rate),
+    title: () => "accepted drafts over tested ones",
+  },
+  { name: "overlap", head: "overlap", show: (row) => number(row.overlap), title: () => "mean of Σ min(p, q)" },
   { name: "system", head: "system", kind: "word", show: (row) => row.system, title: (row) => row.system },
   { name: "finish", head: "finish", kind: "word", show: (row) => row.finish },
-  { name: "traced", head: "traced", show: (row) => (row.traced ? "yes" : "no"), title: () => "whether it is known how each token came about" },
+  {
+    name: "traced", head: "traced", show: (row) => (row.traced ? "yes" : "no"),
+    title: () => "whether it is known how each token came about",
+  },
   { name: null, head: "answer", kind: "text", show: (row) => row.excerpt.replace(/\s+/g, " ") },
 ];
 const RANGES = [
@@ -58,7 +73,8 @@ export function filterBar(facets, asked, changed) {
     mark();
   };
   const search = el("input", {
-    type: "search", placeholder: "Search prompts and answers", "aria-label": "Search prompts and answers", value: asked.q ?? "",
+    type: "search", placeholder: "Search prompts and answers", "aria-label": "Search prompts and answers",
+    value: asked.q ?? "",
   });
   search.addEventListener("input", () => set("q", search.value));
   const words = Object.entries(facets.words).map(([name, values]) => {
@@ -101,5 +117,6 @@ function range(name, label, [least, most] = [null, null], asked, set) {
     input.addEventListener("input", () => set(key, input.value));
     return input;
   };
-  return el("div", { class: "field range", role: "group", "aria-label": label }, el("span", {}, label), field("min", least), "to", field("max", most));
+  return el("div", { class: "field range", role: "group", "aria-label": label },
+    el("span", {}, label), field("min", least), "to", field("max", most));
 }

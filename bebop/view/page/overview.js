@@ -130,6 +130,7 @@ function layout() {
   return {
     margin: { l: 44, r: 10, t: 6, b: 34 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: color("muted"), size: 12 }, showlegend: false, hovermode: "closest", dragmode: false,
-    xaxis: { ...axis, title: { text: "step", font: { size: 12 }, standoff: 4 } }, yaxis: axis,
+    xaxis: { ...axis, title: { text: "step", font: { size: 12 }, standoff: 4 } },
+    yaxis: { ...axis, rangemode: "tozero" },
   };
 }

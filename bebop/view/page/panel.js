@@ -3,6 +3,8 @@
 import { button, copy, el, small, visible } from "./dom.js";
 import { VERDICTS } from "./tokens.js";
 
+const TINY = 0.001; // tokens whose p and q are both below it get no bar
+
 /** The panel of place `i`; `about`: what the copied JSON says beside it. */
 export function tokenPanel(tokens, i, about) {
   const one = tokens.describe(i);
@@ -24,28 +26,33 @@ export function tokenPanel(tokens, i, about) {
   return [
     head,
     el("p", { class: "muted" }, `${VERDICTS[one.verdict]}.`, fate(one)),
+    ...bars(one, tokens),
     el("dl", { class: "facts" }, facts.map(([name, value, title]) =>
       el("div", { title: title ?? null }, el("dt", {}, name), el("dd", {}, value)))),
-    ...bars(one, tokens),
     el("p", { class: "buttons" }, button("Copy as JSON", () => copy({ ...about, ...one }, "token"), { title: "c" })),
   ];
 }
 
 const digits = (value) => (value === null ? "–" : value.toFixed(4));
 
-/** What became of the draft, in a sentence. */
+/** How the draft was decided, in a sentence. */
 function fate(one) {
-  if (!one.draft || one.verdict !== "recovered") return null;
-  const ratio = one.draft.q > 0 ? ` It stood with probability min(1, p/q) = ${small(Math.min(1, one.draft.p / one.draft.q))}.` : "";
-  return [" The draft ", el("del", { class: "rejected" }, visible(one.draft.piece)), " was rejected.", ratio];
+  if (!one.draft) return null;
+  const chance = one.draft.q > 0 && one.draft.p !== null ? small(Math.min(1, one.draft.p / one.draft.q)) : null;
+  const odds = chance === null ? "." : `: min(1, p/q) was ${chance}.`;
+  if (one.verdict === "accepted") return ` The draft was accepted${odds}`;
+  return [" The draft ", el("del", { class: "rejected" }, visible(one.draft.piece)), ` was rejected${odds}`];
 }
 
 /** Bars of p and q over the likeliest tokens of both, the one emitted and the one drafted marked. */
 function bars(one, tokens) {
   if (!one.p.length && !one.q.length) {
-    return [el("p", { class: "muted note" }, "The distributions of this answer were not kept (monitor.trace=sample keeps those of the first prompt of each step).")];
+    const why = "p and q of this answer were not kept: monitor.trace=sample keeps those of each step's first prompt.";
+    return [el("p", { class: "muted note" }, why)];
   }
-  const rows = union(one, tokens);
+  const all = union(one, tokens);
+  const rows = all.filter((row) => row.emitted || row.drafted || row.p >= TINY || row.q >= TINY);
+  const folded = all.length - rows.length;
   const tested = one.q.length > 0;
   const label = (row) => [
     row.emitted ? el("span", { class: "mark", title: "emitted" }, "●") : null,
@@ -57,8 +64,10 @@ function bars(one, tokens) {
       el("th", { scope: "col" }, "q, draft"))),
     el("tbody", {}, rows.map((row) => el("tr", { class: row.emitted ? "emitted" : "" },
       el("th", { scope: "row", title: `id ${row.id}` }, label(row)), bar(row.p, "p"), bar(row.q, "q")))));
-  const note = tested ? "● emitted, ◇ drafted; – is below the likeliest that were kept" : "● emitted; no draft was tested here, so there is no q";
-  return [el("div", { class: "distributions" }, table), el("p", { class: "muted note" }, note)];
+  const less = folded ? `${folded} more below ${TINY}. ` : "";
+  const note = tested ? "● emitted, ◇ drafted; – is less than the likeliest, which were kept"
+    : "● emitted; no draft was tested here, so there is no q";
+  return [el("div", { class: "distributions" }, table), el("p", { class: "muted note" }, less + note)];
 }
 
 function bar(value, kind) {

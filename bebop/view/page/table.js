@@ -2,7 +2,7 @@
 // for and drawn, so that any number of answers opens at once.
 
 import { get } from "./api.js";
-import { el } from "./dom.js";
+import { el, toast } from "./dom.js";
 import { COLUMNS, filterBar, heads } from "./filters.js";
 import { link, remember } from "./route.js";
 
@@ -15,6 +15,7 @@ export async function tableView(runs, run, query) {
   const asked = Object.fromEntries(query);
   const searching = asked.find !== undefined;
   delete asked.find;
+  if (searching) remember({ find: null });
   const list = new List(run, asked);
   const facets = await get(`runs/${run}/facets`);
   const bar = filterBar(facets, asked, () => list.restart());
@@ -42,7 +43,8 @@ export async function tableView(runs, run, query) {
 
 function countText(total, run) {
   if (run.state === "waiting") return "waiting for the first step of the job";
-  return total === run.answers ? `${total.toLocaleString("en")} answers` : `${total.toLocaleString("en")} of ${run.answers.toLocaleString("en")} answers`;
+  const [found, all] = [total, run.answers].map((count) => count.toLocaleString("en"));
+  return found === all ? `${all} answers` : `${found} of ${all} answers`;
 }
 
 class List {
@@ -52,10 +54,12 @@ class List {
     this.pages = new Map(); // page -> rows
     this.total = 0;
     this.selected = null; // {id, place}
+    this.known = Object.keys(asked); // what the address holds
     this.round = 0; // a change of what is asked for makes older answers void
     this.rows = el("div", { class: "rows", role: "rowgroup" });
     this.heads = heads(asked, () => this.restart());
-    this.element = el("div", { class: "list", role: "grid", "aria-label": "Answers", tabindex: "-1" }, this.heads, this.rows);
+    const named = { class: "list", role: "grid", "aria-label": "Answers", tabindex: "0" };
+    this.element = el("div", named, this.heads, this.rows);
     this.element.addEventListener("scroll", () => this.draw(), { passive: true });
     this.rows.addEventListener("click", (event) => {
       const row = event.target.closest("[data-place]");
@@ -72,7 +76,8 @@ class List {
 
   leave() {
     this.resize.disconnect();
-    places.set(this.run, { scroll: this.element.scrollTop, selected: this.selected, asked: JSON.stringify(this.asked) });
+    const asked = JSON.stringify(this.asked);
+    places.set(this.run, { scroll: this.element.scrollTop, selected: this.selected, asked });
   }
 
   /** Scroll to where the reader was before opening an answer of the same list. */
@@ -104,13 +109,13 @@ class List {
   /** Another order or another filter: from the top. */
   async restart() {
     const round = (this.round += 1);
-    remember(Object.fromEntries([...new Set([...Object.keys(this.asked), ...this.known ?? []])].map((key) => [key, this.asked[key] ?? null])));
+    remember({ ...Object.fromEntries(this.known.map((key) => [key, null])), ...this.asked });
     this.known = Object.keys(this.asked);
     let found;
     try {
       found = await this.ask(0);
     } catch (error) {
-      this.onProblem?.(error);
+      toast(error.message);
       return;
     }
     if (round !== this.round) return;
@@ -125,17 +130,27 @@ class List {
   async refresh() {
     const round = this.round;
     const top = Math.floor(this.element.scrollTop / this.height);
-    const held = this.row(top);
-    const extra = held && this.element.scrollTop > 0 ? { anchor: held.id } : {};
-    const page = Math.floor(top / PAGE);
-    const found = await this.ask(page, extra);
+    const scrolled = this.element.scrollTop > 0;
+    const held = scrolled ? { id: this.row(top)?.id, place: top } : this.selected;
+    const found = await this.ask(Math.floor(top / PAGE), held?.id === undefined ? {} : { anchor: held.id });
+    const moved = typeof found.place === "number" ? found.place - held.place : 0;
+    const first = scrolled ? top + moved : 0;
+    const pages = [found];
+    // What is in sight is there before the old rows go, so that nothing flickers.
+    for (let page = Math.floor(first / PAGE); page * PAGE < Math.min(found.total, first + this.sight); page += 1) {
+      if (page * PAGE !== found.offset) pages.push(await this.ask(page));
+    }
     if (round !== this.round) return;
-    const moved = found.place === undefined || found.place === null ? 0 : found.place - top;
-    if (this.selected && moved) this.selected.place += moved;
+    if (this.selected) this.selected.place += moved;
     this.pages.clear();
-    this.take(found);
-    this.element.scrollTop += moved * this.height;
+    pages.forEach((page) => this.take(page));
+    if (scrolled) this.element.scrollTop += moved * this.height;
     this.draw();
+  }
+
+  /** Rows that have room at once. */
+  get sight() {
+    return Math.ceil(this.element.clientHeight / this.height);
   }
 
   row(place) {
@@ -143,9 +158,8 @@ class List {
   }
 
   draw() {
-    const sight = Math.ceil(this.element.clientHeight / this.height);
     const first = Math.max(0, Math.floor(this.element.scrollTop / this.height) - SPARE);
-    const end = Math.min(this.total, first + sight + 2 * SPARE);
+    const end = Math.min(this.total, first + this.sight + 2 * SPARE);
     const drawn = [];
     for (let place = first; place < end; place += 1) drawn.push(this.drawRow(place));
     this.rows.replaceChildren(...drawn);
@@ -180,10 +194,15 @@ class List {
     made.dataset.id = row.id;
     made.append(...COLUMNS.map((column, i) => {
       const text = column.show(row);
-      const inner = i === 0 ? el("a", { href: link(["run", this.run, "answer", row.id]), "aria-label": `answer ${row.id}, step ${row.step}` }, text) : text;
+      const inner = i === 0 ? this.anchor(row, text) : text;
       return el("div", { role: "gridcell", class: column.kind ?? "", title: column.title?.(row) }, inner);
     }));
     return made;
+  }
+
+  anchor(row, text) {
+    const href = link(["run", this.run, "answer", row.id]);
+    return el("a", { href, tabindex: "-1", "aria-label": `answer ${row.id}, step ${row.step}` }, text);
   }
 
   select(place) {

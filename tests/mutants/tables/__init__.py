@@ -24,6 +24,7 @@ from tests.mutants.tables import (
     traces,
     trajectories,
     trees,
+    view,
     watching,
     weights,
 )
@@ -49,6 +50,7 @@ FAULTS = (
     *traces.FAULTS,
     *watching.FAULTS,
     *drift_tokens.FAULTS,
+    *view.FAULTS,
     *certify_served.FAULTS,
     *certify_training.FAULTS,
     *certify_live.FAULTS,
