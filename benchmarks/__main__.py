@@ -44,8 +44,7 @@ def parser() -> Parser:
         embedded.add_argument("--parts", type=_part, nargs="+", default=[], metavar="NAME=PATH", help="trained parts")
     looking.add_argument("--batches", type=whole(1), nargs="+", default=[8, 32])
     looking.add_argument("--rounds", type=whole(2), default=8, help="turns of each arm (default: 8)")
-    size = "of a second, random model; 0: none (default: 151936)"
-    looking.add_argument("--vocabulary", type=whole(0, LARGEST), default=151_936, help=size)
+    looking.add_argument("--vocabulary", type=whole(0), default=151_936, help="of a random model; 0: none")
     reading.add_argument("--lengths", type=whole(1), nargs="+", default=[64, 256, 1024], help="tokens of a prompt")
     reading.add_argument("--rounds", type=whole(2), default=20, help="turns of each arm (default: 20)")
     decoding.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
