@@ -299,6 +299,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
         ("bebop.report", "missing"),
         ("bebop.dashboards", "--staleness -1"),
         ("bebop.view", "missing"),
+        ("bebop.view", "missing"),
         ("recipes.reproduce", "--fast"),
         ("recipes.reproduce.boundary", "--fast"),
         ("recipes.tiny", "--steps 0"),
