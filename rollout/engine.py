@@ -22,8 +22,8 @@ class Request:
     token_ids: tuple[int, ...]  # [P] prompt
     params: SamplingParams
     partial: Completion | None = None  # an aborted answer to go on with
-    # Whether its completion has a trace, as far as the engine can tell: the embedded one, in all cycles of draft and
-    # verification. A cycle of another kind (pipo) has none.
+    # Whether its completion has a trace, as far as the engine can tell: the embedded one in all cycles of draft and
+    # verification, SGLang where its plugin sees them. A cycle of another kind (pipo) has none.
     trace: bool = False
 
 

@@ -136,7 +136,7 @@ def _explained(stored: Trajectories, before: _Tested, after: _Tested) -> dict[st
     )
     whole = drifts["tokens"]
     tables = {
-        table: [_row(part, _name(part, table, texts), whole.loss, after, texts) for part in parts]
+        table: [_row(part, _name(part, table, texts), drifts[table].loss, after, texts) for part in parts]
         for table, parts in shown.items()
     }
     return {

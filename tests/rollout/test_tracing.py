@@ -52,12 +52,19 @@ def test_every_field_is_what_the_model_and_the_drafter_say(policy: Policy, name:
 
 def test_what_is_traced_depends_on_nobody_beside_it_and_changes_no_answer(policy: Policy) -> None:
     every, some, none = (generate(engine(policy, "bebop"), wanted(chosen)) for chosen in (range(6), (0, 2, 3), ()))
+    one, late = engine(policy, "bebop", slots=6), {}
+    for request in wanted():  # one comes in every cycle, beside those that run
+        one.add(request)
+        late |= {f.id: f.completion for f in one.step()}
+    while one.unfinished:
+        late |= {f.id: f.completion for f in one.step()}
     for i, (full, part, plain) in enumerate(zip(every, some, none, strict=True)):
         for other in (part, plain):
             assert full.token_ids.tolist() == other.token_ids.tolist()
             assert np.array_equal(full.logprobs, other.logprobs)
         assert plain.trace is None and (part.trace is None) == (i not in (0, 2, 3))
         assert part.trace is None or same(of(full), of(part))
+        assert same(of(full), of(late[i]))
 
 
 def test_without_a_request_that_asks_nothing_is_looked_at(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
