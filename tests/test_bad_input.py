@@ -22,7 +22,6 @@ from bebop.certify import __main__ as certify
 from bebop.dashboards import __main__ as dashboards
 from bebop.model.checkpoint import resolve
 from bebop.report import __main__ as report
-from bebop.view import __main__ as view
 from recipes.reproduce import __main__ as reproduce
 from recipes.tiny import __main__ as tiny
 from tests.commands import error_of, on_disk
@@ -30,7 +29,6 @@ from tests.commands import error_of, on_disk
 COMMANDS = {
     "run": run.main, "adapt": adapt.main, "bench": bench.main, "report": report.main,
     "dashboards": dashboards.main, "reproduce": reproduce.main, "tiny": tiny.main, "certify": certify.main,
-    "view": view.main,
 }  # fmt: skip
 
 RUN = [
@@ -185,14 +183,6 @@ CERTIFY = [
     ("task=file task.path=missing.jsonl", "missing.jsonl"), ("dir={here}/rows.txt/inside", "rows.txt/inside"),
 ]  # fmt: skip
 
-VIEW = [
-    ("", "RUN"), ("missing", "missing"), ("{here}/empty", "is no run"), ("rows.txt", "rows.txt"),
-    ("rows.txt --foo", "--foo"),
-    ("{here}/used", "trajectories.sqlite"), ("{here}/untraced", "monitor.trace=off"), ("{here}/damaged", "damaged"),
-    ("{here}/used --port x", "'x'"), ("{here}/used --port 0", "--port: 0"), ("{here}/used --port 70000", "70000"),
-    ("{here}/empty {here}/missing", "empty"),
-]  # fmt: skip
-
 ALL = [
     *(("run", given, names) for given, names in RUN),
     *(("adapt", given, names) for given, names in ADAPT),
@@ -201,7 +191,6 @@ ALL = [
     *(("dashboards", given, names) for given, names in DASHBOARDS),
     *RECIPES,
     *(("certify", given, names) for given, names in CERTIFY),
-    *(("view", given, names) for given, names in VIEW),
 ]
 QUICK = 10  # one in so many belongs to the quick tests
 TABLE = [
@@ -229,12 +218,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "used" / "metrics.jsonl").write_text('{"step": 1}\n')
     (here / "garbled").mkdir()
     (here / "garbled" / "metrics.jsonl").write_text("nonsense\n{}\n")
-    for name, file, text in (
-        ("untraced", "config.yaml", "monitor:\n  trace: 'off'\n"),
-        ("damaged", "trajectories.sqlite", "nonsense\n" * 500),
-    ):
-        (here / name).mkdir()
-        (here / name / file).write_text(text)
     (here / "empty").mkdir()
     for name in ("torn", "headless", "strange", "unread", "wordless", "large"):
         shutil.copytree(resolve("tiny"), here / name)
@@ -298,7 +281,6 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
         ("bebop.bench", "rollout --batches 0"),
         ("bebop.report", "missing"),
         ("bebop.dashboards", "--staleness -1"),
-        ("bebop.view", "missing"),
         ("bebop.view", "missing"),
         ("recipes.reproduce", "--fast"),
         ("recipes.reproduce.boundary", "--fast"),
