@@ -281,7 +281,6 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
         ("bebop.bench", "rollout --batches 0"),
         ("bebop.report", "missing"),
         ("bebop.dashboards", "--staleness -1"),
-        ("bebop.view", "missing"),
         ("recipes.reproduce", "--fast"),
         ("recipes.reproduce.boundary", "--fast"),
         ("recipes.tiny", "--steps 0"),
