@@ -63,6 +63,32 @@ def test_another_lock_is_not_the_runs(tmp_path: Path) -> None:
         assert seen.state == "ended"
 
 
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("", "RUN"), ("missing", "missing"), ("empty", "is no run"), ("rows.txt", "rows.txt"), ("run --foo", "--foo"),
+        ("old", NAME), ("untraced", "monitor.trace=off"), ("damaged", "damaged"), ("run --port x", "'x'"),
+        ("run --port 0", "--port: 0"), ("run --port 70000", "70000"), ("run missing", "missing"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_nothing_is_written(
+    given: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", answers=4)
+    (tmp_path / "rows.txt").write_text("text\n")
+    for name, file, text in (
+        ("empty", "notes", ""), ("old", "metrics.jsonl", '{"step": 1}\n'), ("damaged", NAME, "nonsense\n" * 500),
+        ("untraced", "config.yaml", "monitor:\n  trace: 'off'\n"),
+    ):  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    before = on_disk(tmp_path)
+    line = error_of(view.main, given.split(), capsys)
+    assert names in line and "Traceback" not in line
+    assert on_disk(tmp_path) == before
+
+
 def refused(path: Path) -> str:
     with pytest.raises(UserError) as error:
         folders([path])
