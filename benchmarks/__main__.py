@@ -42,10 +42,7 @@ def parser() -> Parser:
         chosen = "default: all whose trained parts are there"
         embedded.add_argument("--systems", nargs="+", choices=list(SYSTEMS), help=chosen)
         embedded.add_argument("--parts", type=_part, nargs="+", default=[], metavar="NAME=PATH", help="trained parts")
-    looking.add_argument("--batches", type=whole(1), nargs="+", default=[8, 32])
-    looking.add_argument("--rounds", type=whole(2), default=8, help="turns of each arm (default: 8)")
-    size = "of a second, random model; 0: none (default: 151936)"
-    looking.add_argument("--vocabulary", type=whole(0, LARGEST), default=151_936, help=size)
+    _add_tracing(looking)
     reading.add_argument("--lengths", type=whole(1), nargs="+", default=[64, 256, 1024], help="tokens of a prompt")
     reading.add_argument("--rounds", type=whole(2), default=20, help="turns of each arm (default: 20)")
     decoding.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
@@ -85,6 +82,12 @@ def parser() -> Parser:
     serving.add_argument("--memory-fraction", type=float, help="of the GPU (default: SGLang decides)")
     serving.add_argument("--cache-tokens", type=whole(1, LARGEST), help="room for keys and values (default: what fits)")
     return top
+
+
+def _add_tracing(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument("--batches", type=whole(1), nargs="+", default=[8, 32])
+    kind.add_argument("--rounds", type=whole(2), default=8, help="turns of each arm (default: 8)")
+    kind.add_argument("--vocabulary", type=whole(0), default=151_936, help="of a random model; 0: none")
 
 
 def _model(options: argparse.Namespace) -> ModelConfig:

@@ -23,7 +23,7 @@ class Request:
     params: SamplingParams
     partial: Completion | None = None  # an aborted answer to go on with
     # Whether its completion has a trace, as far as the engine can tell: the embedded one in all cycles of draft and
-    # verification, SGLang where its plugin sees them. A cycle of another kind (pipo) has none.
+    # verification, SGLang where its plugin sees them. A system with a cycle of its own has none.
     trace: bool = False
 
 

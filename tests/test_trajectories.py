@@ -44,6 +44,7 @@ def test_traced_answers_of_some_steps_and_the_text_of_their_tokens(tmp_path: Pat
     with Trajectories(tmp_path / NAME) as stored:
         found = stored.traced_tokens(range(2, 4))
         assert [(one.step, one.id) for one in found] == [(2, 4), (2, 6), (3, 8), (3, 10)]
+        assert {one.step for one in stored.traced_tokens(range(1, 2))} == {1}
         assert stored.traced_tokens(range(4, 9)) == []
         first = found[0].trace
         assert first is not None

@@ -64,7 +64,11 @@ def test_what_is_traced_depends_on_nobody_beside_it_and_changes_no_answer(policy
             assert np.array_equal(full.logprobs, other.logprobs)
         assert plain.trace is None and (part.trace is None) == (i not in (0, 2, 3))
         assert part.trace is None or same(of(full), of(part))
-        assert same(of(full), of(late[i]))
+        numbers = [
+            (getattr(of(full), n), getattr(of(late[i]), n)) for n in ("overlap", "draft_probs", "target_entropy")
+        ]
+        assert all(np.allclose(a, b, atol=1e-5, equal_nan=True) for a, b in numbers)  # as batches differ
+        assert np.array_equal(of(full).verdicts, of(late[i]).verdicts)
 
 
 def test_without_a_request_that_asks_nothing_is_looked_at(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

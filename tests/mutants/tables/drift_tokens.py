@@ -19,8 +19,7 @@ UNSURE = "report/test_verdict.py::test_what_is_not_known_is_said"
 FAULTS = (
     fault("drift-tokens/entropy-not-taken-out", DRIFT, "curve(after.entropy)", "0 * curve(after.entropy)", ENTROPY),
     fault("drift-tokens/own-level-forgotten", DRIFT, "then[1] / (then[0] + SHRINK)", "0 * then[1]", NAMED),
-    fault("drift-tokens/answers-not-resampled", DRIFT, "np.full(answers, 1 / answers), DRAWS)",
-          "np.full(answers, 1 / answers), DRAWS) * 0 + 1", HELD),
+    fault("drift-tokens/answers-not-resampled", DRIFT, "DRAWS).astype(float)", "DRAWS).astype(float) * 0 + 1", HELD),
     fault("drift-tokens/best-for-worst", DRIFT, "np.argsort(-missing[among]", "np.argsort(missing[among]", WORST),
     fault("drift-tokens/gains-last", DRIFT, "1.0 if whole.point >= 0 else -1.0", "1.0", GAIN),
     fault("drift-tokens/drawn-for-expected", TOLD, '"expects": trace.target_ids[at, 0]', '"expects": answer.ids[at]',
