@@ -59,10 +59,10 @@ def test_a_job_that_has_just_started_is_waited_for(page: Page, tmp_path: Path) -
 
 
 def test_ten_thousand_answers_open_within_two_seconds(page: Page, tmp_path: Path) -> None:
-    """From the start of the command to the table in the browser; the best of three, as other programs run here."""
+    """From the start of the command to the table in the browser; five tries, as other programs run beside it."""
     run = write_run(tmp_path / "run", answers=MANY, length=100)
-    taken = []
-    for _ in range(3):
+    taken = [float("inf")]
+    while min(taken) >= SECONDS and len(taken) <= 5:
         page.goto("about:blank")
         began = time.perf_counter()
         with started(run) as address:

@@ -20,8 +20,8 @@ export async function answerView(runs, run, id, query) {
   function choose(i) {
     if (!tokens.length) return;
     state.at = Math.max(0, Math.min(tokens.length - 1, i));
-    text.choose(state.at);
     side.replaceChildren(...tokenPanel(tokens, state.at, about));
+    text.choose(state.at); // after the panel, which takes room on a narrow screen
     remember({ token: state.at });
   }
   const move = (by) => () => choose(state.at === null ? 0 : state.at + by);

@@ -99,7 +99,7 @@ async function drawCurves(place, runs, curves) {
     const box = boxes[i];
     const drawn = curves.flatMap((found, run) => (found.columns[name] ? [line(found, name, run, runs)] : []));
     const target = box.querySelector(".plot");
-    await Plotly.react(target, drawn, layout(), { responsive: true, displayModeBar: false });
+    await Plotly.react(target, drawn, layout(curves), { responsive: true, displayModeBar: false });
     target.removeAllListeners?.("plotly_click");
     target.on("plotly_click", ({ points: [point] }) => {
       location.hash = link(["run", point.data.run], { min_step: point.x, max_step: point.x });
@@ -125,12 +125,13 @@ function line(found, name, run, runs) {
 /** plotly.js reads a few tags in its labels; a name is no place for them. */
 const escapeHtml = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll("%", "&#37;");
 
-function layout() {
+function layout(curves) {
+  const few = Math.max(...curves.map((found) => found.steps.length)) <= 10;
   const axis = { gridcolor: color("line"), zeroline: false, automargin: true, tickfont: { size: 12 } };
   return {
     margin: { l: 44, r: 10, t: 6, b: 34 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: color("muted"), size: 12 }, showlegend: false, hovermode: "closest", dragmode: false,
-    xaxis: { ...axis, title: { text: "step", font: { size: 12 }, standoff: 4 } },
+    xaxis: { ...axis, title: { text: "step", font: { size: 12 }, standoff: 4 }, dtick: few ? 1 : null },
     yaxis: { ...axis, rangemode: "tozero" },
   };
 }
