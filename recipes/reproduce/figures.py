@@ -26,10 +26,12 @@ STYLE: dict[str, Any] = {
 
 
 @contextmanager
-def figure(path: Path, columns: int = 1, width: float = 4.6, height: float = 3.2, **options: Any) -> Iterator[Any]:
+def figure(
+    path: Path, columns: int = 1, width: float = 4.6, height: float = 3.2, rows: int = 1, **options: Any
+) -> Iterator[Any]:
     """Axes side by side (an array if there are several), written to ``path`` at the end of the block."""
     with plt.rc_context(STYLE):
-        made, axes = plt.subplots(1, columns, figsize=(width * columns, height), **options)
+        made, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), **options)
         yield axes
         path.parent.mkdir(parents=True, exist_ok=True)
         made.savefig(path, metadata={"Date": None})

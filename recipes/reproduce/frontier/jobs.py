@@ -1,0 +1,205 @@
+"""What is run: prompts in chunks, every arm on a chunk in turns, each job kept on disk so that a study goes on."""
+
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+
+from bebop.adaptation.corpus import params
+from bebop.decoding import SYSTEMS
+from bebop.intervals import Array
+from bebop.model.backbone import Policy
+from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.engine import Request
+from bebop.rollout.torch_engine import generate
+from bebop.tasks.rewards import checked, make_reward
+from bebop.trajectory import Completion, Prompt
+from recipes.reproduce.frontier.arms import ARMS, Arm, Planted, engine, policy
+from recipes.reproduce.frontier.witness import COLUMNS, Witness, of_pairs, watching
+from recipes.reproduce.pipo.arms import config, held_out
+from recipes.reproduce.study import QUICK, everywhere, once
+
+STUDY = "frontier"
+SEED = 7 if QUICK else 11  # of prompts and requests: no other study has it, nor what was tried before the rules
+PROMPTS = 8 if QUICK else 512
+# Batch size -> prompts of a chunk, chunks. At batch 1 the first prompts alone are timed: it takes ten times as long.
+CHUNKS = {1: (1, 2), 32: (4, 2)} if QUICK else {1: (8, 16), 32: (64, 8)}
+BATCHES = tuple(CHUNKS)
+WATCHED = 32  # the batch size at which all else is measured, apart from what is timed
+LONGEST = 24 if QUICK else 160  # tokens of an answer
+Kind = Literal["timed", "watched"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A chunk of prompts at a batch size."""
+
+    kind: Kind
+    batch: int
+    chunk: int
+
+    @property
+    def first(self) -> int:
+        """Number of its first prompt."""
+        return self.chunk * CHUNKS[self.batch][0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """An arm on a chunk of n prompts."""
+
+    processor: float  # seconds, prompts read as well
+    wall: float
+    tokens: int
+    answers: tuple[int, ...]  # n checksums: the same answers come out however they are batched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """N answers of an arm, and what was seen of their cycles."""
+
+    success: Array  # [N] 1 or 0
+    tokens: Array  # [N] of the answer
+    asked: Array  # [N] of the prompt
+    passes: Array  # [N] of the backbone
+    truncated: Array  # [N] 1 or 0
+    sums: dict[str, Array]  # name -> [N], see ``Witness``; "computed" is NaN where no formula gives it
+    answers: tuple[int, ...]  # N checksums
+    operations: Array  # [chunks] floating-point operations of all cycles
+    emitted: Array  # [chunks] tokens of a chunk
+
+    @classmethod
+    def joined(cls, parts: Sequence["Watched"]) -> "Watched":
+        """Chunks one after another."""
+        names = ("success", "tokens", "asked", "passes", "truncated", "operations", "emitted")
+        return cls(
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names},
+            sums={name: np.concatenate([part.sums[name] for part in parts]) for name in COLUMNS},
+            answers=tuple(checksum for part in parts for checksum in part.answers),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Everything:
+    """All that was measured, by the name of the arm."""
+
+    timed: dict[int, dict[str, list[Timed]]]  # batch -> arm -> a chunk each
+    watched: dict[str, Watched]
+
+
+def plan() -> list[Job]:
+    """In an order in which every kind gets on."""
+    jobs = [
+        Job(kind="timed", batch=batch, chunk=chunk) for batch, (_, count) in CHUNKS.items() for chunk in range(count)
+    ]
+    jobs += [Job(kind="watched", batch=WATCHED, chunk=chunk) for chunk in range(CHUNKS[WATCHED][1])]
+    return sorted(jobs, key=lambda job: job.chunk / CHUNKS[job.batch][1])
+
+
+def everything() -> Everything:
+    """All jobs, in one process after another: nothing else of the study may run beside what is timed."""
+    jobs = plan()
+    found = dict(zip(jobs, everywhere(done, jobs, "chunks", workers=1), strict=True))
+
+    def of(kind: Kind, batch: int) -> list[dict[str, Timed | Watched]]:
+        return [found[job] for job in sorted(jobs, key=lambda job: job.chunk) if (job.kind, job.batch) == (kind, batch)]
+
+    timed: dict[int, dict[str, list[Timed]]] = {}
+    for batch in BATCHES:
+        timed[batch] = {
+            arm.name: [one for part in of("timed", batch) if isinstance(one := part[arm.name], Timed)] for arm in ARMS
+        }
+    watched = {
+        arm.name: Watched.joined([one for part in of("watched", WATCHED) if isinstance(one := part[arm.name], Watched)])
+        for arm in ARMS
+    }
+    return Everything(timed=timed, watched=watched)
+
+
+def done(job: Job) -> dict[str, Timed | Watched]:
+    """What each arm came to on a chunk, run now unless it is kept."""
+    settings = (ARMS, PROMPTS, CHUNKS, SEED, LONGEST)
+    return once(STUDY, f"{job.kind}-{job.batch}-{job.chunk}", settings, lambda: _done(job))
+
+
+def _done(job: Job) -> dict[str, Timed | Watched]:
+    model = ready()
+    chunk = questions()[job.first : job.first + CHUNKS[job.batch][0]]
+    requests = [request(model, job.first + i, prompt) for i, prompt in enumerate(chunk)]
+    if job.kind == "watched":
+        return {arm.name: watch(model, arm, job.batch, chunk, requests) for arm in ARMS}
+    begins = job.chunk * len(ARMS) // CHUNKS[job.batch][1]  # each chunk begins with another arm
+    return {arm.name: timing(model, arm, job.batch, requests) for arm in (*ARMS[begins:], *ARMS[:begins])}
+
+
+@cache
+def questions() -> list[Prompt]:
+    """Questions of chain_sum that nothing was trained on."""
+    return held_out(SEED, PROMPTS)
+
+
+@cache
+def ready() -> Policy:
+    """The policy, after a few tokens of every arm: what a process does once is not timed."""
+    model = policy()
+    requests = [request(model, PROMPTS + i, prompt, 8) for i, prompt in enumerate(questions()[:4])]
+    for arm in ARMS:
+        for batch in BATCHES:
+            generate(engine(model, arm, batch), requests)
+    return model
+
+
+def request(model: Policy, number: int, prompt: Prompt, longest: int = LONGEST) -> Request:
+    """What every arm is asked, with the same seed."""
+    sampling = config(SEED, f"data.sampling.max_new_tokens={longest}").data.sampling
+    return Request(id=number, token_ids=prompt.token_ids, params=params(model, sampling, (SEED << 40) + number))
+
+
+def timing(model: Policy, arm: Arm, batch: int, requests: Sequence[Request]) -> Timed:
+    """Answer the requests, with nothing observed."""
+    made = engine(model, arm, batch)
+    wall, processor = time.perf_counter(), time.process_time()
+    answers = generate(made, requests)
+    processor, wall = time.process_time() - processor, time.perf_counter() - wall
+    tokens = sum(len(answer.token_ids) for answer in answers)
+    return Timed(processor=processor, wall=wall, tokens=tokens, answers=checksums(answers))
+
+
+def watch(model: Policy, arm: Arm, batch: int, chunk: Sequence[Prompt], requests: Sequence[Request]) -> Watched:
+    """Answer the requests, with every cycle observed."""
+    variation = None if arm.epsilon is None else Planted(arm.epsilon).variation
+    witness = Witness([one.params.seed for one in requests], variation)
+    made = engine(model, arm, batch, watched=True)
+    with watching(made, witness) as spent:
+        answers = generate(made, requests)
+    stats = [answer.stats for answer in answers]
+    sums = {name: values.numpy() for name, values in witness.sums.items()}
+    sums["positions"] = sums["positions"] + np.array([one.extra_positions for one in stats], float)
+    passes = np.array([one.target_forwards for one in stats], float)
+    if SYSTEMS[arm.system].own_cycle:
+        assert not isinstance(made.decoder, DraftVerify)
+        sums["witness"] = of_pairs(model, chunk, answers)
+        sums["computed"] = np.full(len(answers), np.nan)
+        sums["positions"] = passes  # a pair each
+    reward = make_reward(config(SEED).task)
+    tokens = np.array([len(answer.token_ids) for answer in answers], float)
+    return Watched(
+        success=np.array([checked(reward, a.text, q) >= 1 for a, q in zip(answers, chunk, strict=True)], float),
+        tokens=tokens,
+        asked=np.array([len(prompt.token_ids) for prompt in chunk], float),
+        passes=passes,
+        truncated=np.array([answer.finish_reason == "length" for answer in answers], float),
+        sums=sums,
+        answers=checksums(answers),
+        operations=np.array([spent[0]]),
+        emitted=np.array([tokens.sum()]),
+    )
+
+
+def checksums(answers: Sequence[Completion]) -> tuple[int, ...]:
+    """One an answer, of its tokens."""
+    return tuple(zlib.crc32(np.asarray(answer.token_ids, np.int64).tobytes()) for answer in answers)

@@ -1,0 +1,179 @@
+"""Total variation to the target, sampled: from tokens alone, given the distributions that were known before them.
+
+Of a token, let p be the target's distribution, q that of a draft for its place, and A = {x: q(x) > p(x)}, which is
+known before the token is drawn from P. Then 1[token in A] - p(A) has the mean P(A) - p(A) <= TV(P, p), whatever P is.
+For rules that move mass to tokens that drafts favour, and away from others alone, it is the total variation itself: 0
+for exact ones, epsilon TV(p, q) for the planted one, R_N for PAD (SPEC 4.4). All of it is of single tokens, given the
+decoder's state before each, and averaged over all tokens emitted; those without a draft count 0.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bebop.adaptation.pipo import pair_rows
+from bebop.bench.rollout import products
+from bebop.kernels.verify import one_hot
+from bebop.model.attention import CausalContext
+from bebop.model.backbone import Policy
+from bebop.model.pipo import PairModel
+from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.trainer.pipo_rows import batch_rows
+from bebop.trajectory import Completion, Prompt
+
+COLUMNS = ("witness", "computed", "reached", "accepted", "overlap", "positions", "entries")
+BIAS = "bias"  # what rules that know their own total variation count it as
+# TV(P, p) [...] by a rule of target and draft [..., V].
+Variation = Callable[[Tensor, Tensor], Tensor]
+
+
+class Witness:
+    """Sums over the answers of an engine, by request (``COLUMNS``); an observer of cycles of draft and verification.
+
+    ``computed``: TV(P, p) from distributions, of what the rule counts or of ``variation``; ``entries``: layers times
+    entries that caches hold at the end; ``positions``: that the backbone was fed, rejected drafts among them.
+    """
+
+    def __init__(self, seeds: Sequence[int], variation: Variation | None = None) -> None:
+        """``seeds``: of the requests, in their order: by these they are known again in any slot."""
+        self.places = {seed: place for place, seed in enumerate(seeds)}
+        self.variation = variation
+        self.sums = {name: torch.zeros(len(seeds), dtype=torch.float64) for name in COLUMNS}
+
+    def of(self, rows: Rows) -> Tensor:
+        """Which request [B] is in each row."""
+        return torch.tensor([self.places[seed] for seed in rows.slots.seed[: rows.batch].tolist()])
+
+    def add(self, name: str, places: Tensor, values: Tensor) -> None:
+        """Add values [B] to a column."""
+        self.sums[name].index_add_(0, places, values.double())
+
+    def __call__(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted, emitted: Tensor) -> None:
+        """See ``draft_verify.Observer``."""
+        drafts = draft.tokens.shape[1]
+        steps = torch.arange(drafts)
+        tested = steps < emitted[:, None]
+        if draft.lengths is not None:
+            tested &= steps < draft.lengths[:, None]
+        row, step = tested.nonzero(as_tuple=True)
+        p = out.probs[row, step].double()
+        chosen = draft.tokens[row, step]
+        q = one_hot(chosen, p.shape[-1], p.dtype) if draft.probs is None else draft.probs[row, step].double()
+        places = self.of(rows)[row]
+        kept = step < torch.minimum(accepted.lengths, emitted)[row]
+        self.add("witness", places, evidence(accepted.tokens[row, step], p, q))
+        self.add("reached", places, torch.ones_like(kept))
+        self.add("accepted", places, kept)
+        self.add("overlap", places, torch.minimum(p, q).sum(-1))
+        if self.variation is not None:
+            self.add("computed", places, self.variation(p, q))
+        elif BIAS in accepted.counts:
+            self.add("computed", places, accepted.counts[BIAS][row, step])
+
+
+def evidence(tokens: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """1[token in A] - p(A) [n] of tokens [n], with A = {q > p} of distributions [n, V]."""
+    favoured = q > p
+    return favoured.gather(-1, tokens[:, None])[:, 0].double() - (p * favoured).sum(-1)
+
+
+class CountsFed:
+    """A rule as it is, that counts the positions which each row fed: its newest token and its drafts."""
+
+    def __init__(self, rule: AcceptanceRule, witness: Witness) -> None:
+        self.rule, self.witness = rule, witness
+        self.exact, self.stepwise, self.layers, self.counts = rule.exact, rule.stepwise, rule.layers, rule.counts
+
+    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
+        """See ``AcceptanceRule``."""
+        all_of_them = torch.full_like(rows.last, draft.tokens.shape[1])
+        fed = 1 + (all_of_them if draft.lengths is None else draft.lengths)
+        self.witness.add("positions", self.witness.of(rows), fed)
+        return self.rule.accept(rows, draft, out, uniforms)
+
+
+@contextmanager
+def watching(engine: TorchEngine, witness: Witness) -> Iterator[list[float]]:
+    """Within this block all that ``witness`` wants is taken down; gives the floating-point operations of the cycles."""
+    decoder, slots = engine.decoder, engine.slots
+    if isinstance(decoder, DraftVerify):
+        decoder.observers.append(witness)
+        decoder.rule = CountsFed(decoder.rule, witness)
+    layers = sum(len(cache.keys) for cache in slots.caches.values())
+    with products(engine.policy, engine) as spent:
+        inner = decoder.cycle  # that counts products
+
+        def cycle(batch: int, *args: Any) -> Tensor:
+            done = inner(batch, *args)
+            for slot in done.nonzero()[:, 0].tolist():
+                witness.sums["entries"][witness.places[int(slots.seed[slot])]] = layers * float(slots.fed[slot])
+            return done
+
+        setattr(decoder, "cycle", cycle)  # noqa: B010
+        try:
+            yield spent
+        finally:
+            setattr(decoder, "cycle", inner)  # noqa: B010
+
+
+# ---- answers in pairs
+
+
+@torch.no_grad()
+def of_pairs(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Completion]) -> NDArray[np.float64]:
+    """The witness summed over each answer [N] that was drawn in pairs, at temperature 1.
+
+    p is the policy's own, which reads the text; drafts and what they were drawn from come out of the network of pairs.
+    """
+    network = policy.parts["pipo"]
+    assert isinstance(network, PairModel)
+    rows = pair_rows(prompts, answers, network.pad)
+    h, u = network.read(policy, batch_rows(rows, network.pad).pairs)
+    sums = []
+    for row, prompt, answer, first, second in zip(rows, prompts, answers, h, u, strict=True):
+        text = torch.tensor([*prompt.token_ids, *answer.token_ids.tolist()])[None]
+        states = policy.hidden(text, torch.arange(text.shape[1])[None], CausalContext())
+        p = policy.logits(states[0, len(prompt.token_ids) - 1 : -1]).double().softmax(-1)
+        # Entry i of h and u belongs to pair i + 1.
+        own = slice(row.prompt - 1, len(row.pairs) - 1)
+        laws = [network.logits(policy, part[own]).double().softmax(-1) for part in (first, second)]
+        sums.append(float(pair_terms(row.pairs[row.prompt :], row.drafts, network.pad, p, laws[0], laws[1]).sum()))
+    return np.array(sums)
+
+
+def pair_terms(
+    pairs: Sequence[tuple[int, int]], drafts: Sequence[int], pad: int, p: Tensor, first: Tensor, second: Tensor
+) -> Tensor:
+    """The witness of each of the T tokens of an answer in n pairs.
+
+    What a place is tested with has to be fixed before its token. A first token has the distribution that it is drawn
+    from. A second place has the draft's, whether or not the draft is kept: if it is dropped, the token that comes to
+    stand there is the next pair's first, and is tested with the draft's all the same.
+
+    Args:
+        pairs: second tokens ``pad`` where there is none.
+        drafts: [n] second tokens that were drawn, ``pad`` if none was.
+        pad: stands for no token.
+        p: [T, V] of the target.
+        first: [n, V] that the first token of a pair was drawn from.
+        second: [n, V] that its draft was drawn from.
+    """
+    tokens, laws = [], []
+    dropped: Tensor | None = None  # what a draft for the next place was drawn from
+    for place, (one, other) in enumerate(pairs):
+        tokens.append(one)
+        laws.append(first[place] if dropped is None else dropped)
+        dropped = None
+        if other != pad:
+            tokens.append(other)
+            laws.append(second[place])
+        elif drafts[place] != pad:
+            dropped = second[place]
+    return evidence(torch.tensor(tokens), p, torch.stack(laws))
