@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.command import writing
+from bebop.config import TraceMode
 from bebop.errors import UserError
-from bebop.token_trace import TOP, TraceMode
+from bebop.token_trace import TOP
 from bebop.trajectories import COLUMNS, FORMAT, SCHEMA, TRACED, WAIT, check_format
 from bebop.trajectory import Completion, Group, Trajectory
 

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from bebop.config import DecodingConfig, ModelConfig, TaskConfig
+from bebop.config import DecodingConfig, ModelConfig, TaskConfig, TraceMode
 from bebop.errors import UserError
 from bebop.intervals import resampled
 from bebop.model.attention import ATTENTION
@@ -27,7 +27,7 @@ from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
-from bebop.token_trace import Trace, TraceMode, traced
+from bebop.token_trace import Trace, traced
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
 
 ARMS: tuple[TraceMode, ...] = ("off", "sample", "all")
