@@ -31,10 +31,10 @@ from bebop.parsing import (
     setting,
     within,
 )
-from bebop.token_trace import TraceMode
 
 # The names of the registries, which live on higher floors; tests hold both against each other.
 ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
+TraceMode = Literal["sample", "all", "off"]  # of how many answers, see bebop/token_trace.py
 POSITIVE = at_least(1)
 NOT_NEGATIVE = at_least(0)
 SEED = Limit(lambda seed: 0 <= seed < MAX_SEED, f"give a number from 0 to {MAX_SEED - 1}")

@@ -17,6 +17,7 @@ from bebop.pool import WorkerPool
 from bebop.protocols import Trainer, Worker
 from bebop.sinks import Sink
 from bebop.trajectory import Batch, Prompt
+from bebop.trajectory_log import TrajectoryLog
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +33,14 @@ class Loop:
         trainer: Trainer,
         sinks: Sequence[Sink],
         monitor: Monitor | None = None,
+        trajectories: TrajectoryLog | None = None,
     ) -> None:
-        """``prompt(i)`` gives prompt number i of the stream; ``monitor`` None: nobody asks why acceptance moves."""
+        """``prompt(i)`` gives prompt number i of the stream; ``monitor`` None: nobody asks why acceptance moves.
+
+        ``trajectories`` None: no answers are kept.
+        """
         self.config, self.trainer, self.sinks = config, trainer, sinks
-        self.monitor = monitor or NoMonitor(config)
+        self.monitor, self.trajectories = monitor or NoMonitor(config), trajectories
         self.buffer = GroupBuffer(config.trainer.groups_per_step, config.rollout.staleness)
         self.clock = Clock(len(workers))
         self.pool = WorkerPool(config, prompt, workers, self.buffer, self.clock)
@@ -89,7 +94,7 @@ class Loop:
 
     async def _step(self, batch: Batch) -> None:
         """One update, published and observed."""
-        timed, version = self.clock.timed, self.buffer.version
+        timed, version, system = self.clock.timed, self.buffer.version, self.monitor.decoding.system
         with timed("monitor"):
             undisturbed = batch.groups[0].prompt.index >= self.pool.disturbed
             reading = await self.monitor.read(version + 1, batch.groups, self.trainer, undisturbed)
@@ -100,6 +105,9 @@ class Loop:
             await self._publish()
         with timed("monitor"):
             seen = self.monitor.observe(version + 1, batch.groups, version, *reading, self.pool.health())
+            if self.trajectories is not None:
+                found = await self.trainer.logprobs()
+                self.trajectories.write(version + 1, batch.groups, version, system, found)
         with timed("sync"):
             await self._carry_out(seen.action)
         row = self.clock.row(batch, version, learned, seen.metrics, self.pool.restarts)

@@ -1,8 +1,11 @@
 """What the loop needs of its parts: rollout workers and a trainer, wherever they run, and how they die."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bebop.config import DecodingConfig
 from bebop.metrics import Metrics
@@ -64,6 +67,10 @@ class Trainer(Protocol):
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         """Learn from a batch; metrics and the new version. ``cotrain``: the MTP head learns as well."""
+        ...
+
+    async def logprobs(self) -> Mapping[int, NDArray[np.float32]]:
+        """log p [T] of each traced answer of the latest update before its first step, by place in the batch."""
         ...
 
     async def read_probe_set(

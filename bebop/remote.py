@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray.exceptions import RayActorError, RayTaskError
 
 from bebop.config import DecodingConfig, JobConfig
@@ -142,6 +144,10 @@ class RayTrainer:
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         """See ``protocols.Trainer``."""
         return (await self._all("update", ray.put(batch), cotrain))[0]
+
+    async def logprobs(self) -> dict[int, NDArray[np.float32]]:
+        """See ``protocols.Trainer``; ranks share the answers."""
+        return {place: found for part in await self._all("logprobs") for place, found in part.items()}
 
     async def read_probe_set(
         self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig

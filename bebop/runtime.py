@@ -24,6 +24,7 @@ from bebop.dashboards.provision import provision
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.loop import Loop
+from bebop.model.checkpoint import load_tokenizer
 from bebop.monitor.watch import Monitor, NoMonitor, Watch
 from bebop.placement import pools, reserve
 from bebop.preflight import LONGEST_FOLDER
@@ -31,7 +32,9 @@ from bebop.protocols import TrainerDied, WorkerDied
 from bebop.remote import RayTrainer, RayWorker, free_port
 from bebop.sinks import JsonlSink, ProgressLine, Sink, TensorBoardSink, WandbSink
 from bebop.trainer import checkpoint
+from bebop.trajectories import NAME
 from bebop.trajectory import Prompt
+from bebop.trajectory_log import TrajectoryLog, piece_of
 
 log = logging.getLogger(__name__)
 
@@ -174,6 +177,7 @@ async def _run(
     """Run the loop; when the trainer dies, go back to the newest checkpoint with fresh actors."""
     checkpoints = checkpoint.store(run_dir)
     sinks: list[Sink] = []
+    trajectories: TrajectoryLog | None = None
     loop: Loop | None = None
     monitor: Monitor = NoMonitor(config)
     stop = asyncio.Event()
@@ -188,8 +192,9 @@ async def _run(
                 begin()
                 checkpoints.set_aside(newest)
                 sinks = _sinks(config, run_dir, start)
+                trajectories = _trajectories(config, run_dir, start)
             monitor = _monitor(config, run_dir, start)
-            loop = Loop(config, prompt, workers, trainer, sinks, monitor)
+            loop = Loop(config, prompt, workers, trainer, sinks, monitor, trajectories)
             if stop.is_set():
                 loop.stopping.set()
             if newest is not None:
@@ -208,7 +213,8 @@ async def _run(
         raise AssertionError("unreachable")
     finally:
         with contextlib.ExitStack() as closing:  # all are closed, whatever one of them raises
-            for close in [*(w.close for w in workers), trainer.close, *(s.close for s in sinks), monitor.close]:
+            kept = [] if trajectories is None else [trajectories.close]
+            for close in [*(w.close for w in workers), trainer.close, *(s.close for s in sinks), monitor.close, *kept]:
                 closing.callback(close)
 
 
@@ -234,6 +240,22 @@ def _monitor(config: JobConfig, run_dir: Path, start: int) -> Monitor:
     """The monitor, going on after step ``start``; it does nothing if it is off or nothing is drafted."""
     drafts = SYSTEMS[config.decoding.system].drafts
     return Watch(config, run_dir, start) if config.monitor.drift and drafts else NoMonitor(config)
+
+
+def _trajectories(config: JobConfig, run_dir: Path, start: int) -> TrajectoryLog | None:
+    """Where answers are kept, going on after step ``start``; None: they are not.
+
+    What a run has kept so far stays when it goes on without, up to that step.
+    """
+    path, mode = run_dir / NAME, config.monitor.trace
+    if mode == "off" and not (start and path.exists()):
+        return None
+    piece = piece_of(load_tokenizer(config.model))
+    kept = TrajectoryLog(path, mode, piece, config.trainer.group_size, start or None)
+    if mode != "off":
+        return kept
+    kept.close()
+    return None
 
 
 def _sinks(config: JobConfig, run_dir: Path, start: int) -> list[Sink]:

@@ -7,12 +7,11 @@ truncation applied), of the TOP likeliest tokens alone, so that what is kept of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-TraceMode = Literal["sample", "all", "off"]
+from bebop.config import TraceMode
 
 # What a token is, by its number: drawn where nothing was drafted; a draft that stands; drawn after a rejection; drawn
 # after all drafts of its cycle stand; or the engine does not say.

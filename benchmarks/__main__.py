@@ -1,5 +1,5 @@
 """Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``loop``, ``kernels``,
-``monitor`` and ``certify``."""
+``monitor``, ``trace`` and ``certify``."""
 
 import argparse
 import time
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bebop.bench import certify, first_token, kernels, loop, monitor, record, rollout, served
+from bebop.bench import certify, first_token, kernels, loop, monitor, record, rollout, served, tracing
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.compose import job_config
 from bebop.config import ModelConfig, TaskConfig
@@ -31,15 +31,18 @@ def parser() -> Parser:
     kinds = top.add_subparsers(dest="kind", required=True)
     decoding = kinds.add_parser("rollout", help="tokens/s of the decoding systems and of Hugging Face generate")
     reading = kinds.add_parser("first_token", help="time to the first token, by length of the prompt")
-    for embedded in (decoding, reading):
+    looking = kinds.add_parser("trace", help="what keeping how each token came about costs the embedded engine")
+    for embedded in (decoding, reading, looking):
         embedded.add_argument("--model", default="tiny", help="tiny, smollm2 or a Hugging Face folder (default: tiny)")
         embedded.add_argument("--device", default="auto")
         embedded.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+        threads = "CPU threads (default: 1, as a worker has)"
+        embedded.add_argument("--threads", type=whole(1, MOST), default=1, help=threads)
+    for embedded in (decoding, reading):
         chosen = "default: all whose trained parts are there"
         embedded.add_argument("--systems", nargs="+", choices=list(SYSTEMS), help=chosen)
         embedded.add_argument("--parts", type=_part, nargs="+", default=[], metavar="NAME=PATH", help="trained parts")
-        threads = "CPU threads (default: 1, as a worker has)"
-        embedded.add_argument("--threads", type=whole(1, MOST), default=1, help=threads)
+    _add_tracing(looking)
     reading.add_argument("--lengths", type=whole(1), nargs="+", default=[64, 256, 1024], help="tokens of a prompt")
     reading.add_argument("--rounds", type=whole(2), default=20, help="turns of each arm (default: 20)")
     decoding.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
@@ -79,6 +82,12 @@ def parser() -> Parser:
     serving.add_argument("--memory-fraction", type=float, help="of the GPU (default: SGLang decides)")
     serving.add_argument("--cache-tokens", type=whole(1, LARGEST), help="room for keys and values (default: what fits)")
     return top
+
+
+def _add_tracing(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument("--batches", type=whole(1), nargs="+", default=[8, 32])
+    kind.add_argument("--rounds", type=whole(2), default=8, help="turns of each arm (default: 8)")
+    kind.add_argument("--vocabulary", type=whole(0), default=151_936, help="of a random model; 0: none")
 
 
 def _model(options: argparse.Namespace) -> ModelConfig:
@@ -152,8 +161,23 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
         )
         rows = first_token.run(asked)
         return rows, [(kind, rows, "prompt tokens", "arm", "ms")]
+    if kind == "trace":
+        return _trace(options)
     rows = rollout.run(_rollout(options))
     return rows, [(kind, rows, "batch", "arm", "tokens/s")]
+
+
+def _trace(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
+    bench = tracing.TraceBench(
+        model=_model(options),
+        task=TaskConfig(name="chain_sum", args=CHAIN_SUM),
+        batches=tuple(options.batches),
+        rounds=options.rounds,
+        vocabulary=options.vocabulary,
+    )
+    rows = tracing.run(bench)
+    charted = [{**row, "case": f"{row['model']}, batch {row['batch']}"} for row in rows]
+    return rows, [(options.kind, charted, "case", "trace", "added %")]
 
 
 def main(arguments: list[str]) -> int:

@@ -22,7 +22,9 @@ class Request:
     token_ids: tuple[int, ...]  # [P] prompt
     params: SamplingParams
     partial: Completion | None = None  # an aborted answer to go on with
-    trace: bool = False  # whether its completion has a trace, as far as the engine can tell
+    # Whether its completion has a trace, as far as the engine can tell: the embedded one in all cycles of draft and
+    # verification, SGLang where its plugin sees them. A system with a cycle of its own has none.
+    trace: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

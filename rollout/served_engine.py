@@ -24,8 +24,10 @@ from bebop.config import DecodingConfig
 from bebop.errors import UserError
 from bebop.model.backbone import head_weights
 from bebop.model.fingerprint import fingerprint
+from bebop.rollout.decoding.places import unknown
 from bebop.rollout.engine import EngineDied, Finished, Request, nothing
 from bebop.rollout.text import TextOf
+from bebop.token_trace import Trace, joined
 from bebop.trajectory import Completion, DecodeStats, FinishReason, SamplingParams
 
 T = TypeVar("T")
@@ -44,6 +46,7 @@ class Part:
     reason: FinishReason  # abort: it was cut
     stats: DecodeStats
     why: object  # of a cut: what the server says
+    trace: Trace | None = None  # [N] where it was asked for, and the server tells
 
 
 class Server(Protocol):
@@ -241,4 +244,12 @@ def appended(before: Completion, part: Part, params: SamplingParams, text: TextO
         finish_reason=part.reason,
         stats=before.stats + part.stats,
         exact=before.exact,
+        trace=_joined(before, part),
     )
+
+
+def _joined(before: Completion, part: Part) -> Trace | None:
+    """Of both; None if neither has one. Of tokens that came without one nothing is known."""
+    traces = [(before.trace, len(before.token_ids)), (part.trace, len(part.token_ids))]
+    tops = [trace.target_ids.shape[1] for trace, _ in traces if trace is not None]
+    return joined([trace or unknown(count, tops[0]) for trace, count in traces]) if tops else None

@@ -48,3 +48,18 @@ class AnswerText:
         while before and ids[before - 1] in self.special:
             before -= 1
         return count if self.special.intersection(ids[:before]) else before
+
+
+def completed_at(tokenizer: Any, ids: Sequence[int], stops: Sequence[str]) -> int:
+    """How many tokens of an answer [T] there are up to the one that completes a stop string; 0: it holds none."""
+
+    def holds(count: int) -> bool:
+        text = tokenizer.decode(ids[:count])
+        return any(stop in text for stop in stops)
+
+    count = len(ids)
+    if not holds(count):
+        return 0
+    while count > 1 and holds(count - 1):
+        count -= 1
+    return count

@@ -14,11 +14,13 @@ from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Decoder
+from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.registry import make_part
+from bebop.rollout.decoding.tracing import Tracer
 from bebop.rollout.engine import Finished, Request, nothing
 from bebop.rollout.room import check_memory, check_positions
 from bebop.rollout.slots import Slots, SlotSizes
-from bebop.rollout.text import AnswerText
+from bebop.rollout.text import AnswerText, completed_at
 from bebop.trajectory import Completion, DecodeStats, FinishReason, add_stretches
 
 
@@ -57,6 +59,9 @@ class TorchEngine:
         self.starts = self.slots.starts.tolist()  # of stretches
         self.decoder: Decoder = make_part(SYSTEMS[decoding.system].decoder, policy, self.slots, decoding)
         self.decoder.measure = measure
+        self.tracer = Tracer(SYSTEMS[decoding.system].drafter)
+        if isinstance(self.decoder, DraftVerify):
+            self.decoder.observers.append(self.tracer)
         self.version = 0
         self.head = self.policy.head_fingerprint()
         self.waiting: deque[Request] = deque()
@@ -131,7 +136,7 @@ class TorchEngine:
             raise UserError(f"decoding.system={decoding.system!r} is not possible now: its cycle is another one")
         if self.decoder.configure(decoding) and self.active:
             self._recompute()
-        self.decoding = decoding
+        self.decoding, self.tracer.drafter = decoding, then.drafter
 
     def _recompute(self) -> None:
         """Read the contexts of running requests anew, with the weights of now."""
@@ -151,6 +156,8 @@ class TorchEngine:
         for slot, request in enumerate(new, start=first):
             if request.partial is not None:
                 self._restore(slot, request)
+            if request.trace and isinstance(self.decoder, DraftVerify):
+                self.tracer.follow(slot)
         self.active += new
         self.fed += self._prefill(first, contexts)
 
@@ -206,12 +213,9 @@ class TorchEngine:
                 continue
             count = int(self.slots.count[slot])
             ids = self.slots.tokens[slot, :count].tolist()
-            if not _holds(self.policy.tokenizer.decode(ids), request.params.stop):
-                continue
-            while count > 1 and _holds(self.policy.tokenizer.decode(ids[: count - 1]), request.params.stop):
-                count -= 1
-            self.slots.cut(slot, count)
-            hit.append(slot)
+            if found := completed_at(self.policy.tokenizer, ids, request.params.stop):
+                self.slots.cut(slot, found)
+                hit.append(slot)
         return hit
 
     def _finish(self, ended: Mapping[int, FinishReason]) -> list[Finished]:
@@ -224,6 +228,7 @@ class TorchEngine:
         targets = sorted(slot for slot in ended if slot < left)
         if sources:
             self.slots.move(sources, targets, [self.fed[slot] for slot in sources])
+            self.tracer.move(sources, targets)
         for source, target in zip(sources, targets, strict=True):
             self.active[target], self.fed[target] = self.active[source], self.fed[source]
         del self.active[left:], self.fed[left:]
@@ -259,6 +264,7 @@ class TorchEngine:
                 exact=exact[i],
                 sampled_logprobs=None if exact[i] or sampled is None else _known(sampled[i, :count]),
                 state=self._state(slot) if reason == "abort" or self.keep_state else {},
+                trace=self.tracer.end(slot, count, request.partial, slots.sizes.vocab),
             )
             finished.append(Finished(id=request.id, completion=completion))
         return finished
@@ -281,10 +287,6 @@ class TorchEngine:
 def _known(logprobs: NDArray[np.float32]) -> NDArray[np.float32] | None:
     """A copy, if none of them is unknown."""
     return None if np.isnan(logprobs).any() else logprobs.copy()
-
-
-def _holds(text: str, stops: tuple[str, ...]) -> bool:
-    return any(stop in text for stop in stops)
 
 
 def generate(engine: TorchEngine, requests: Sequence[Request]) -> list[Completion]:

@@ -19,6 +19,7 @@ from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.engines import engine_module
 from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.rewards import checked, make_reward
+from bebop.token_trace import traced
 from bebop.trajectory import Completion, Group, Prompt, SamplingParams, Trajectory
 
 log = logging.getLogger(__name__)
@@ -64,10 +65,7 @@ class RolloutWorker:
         size = self.config.trainer.group_size
         groups = [_Open(prompt=prompt) for prompt in prompts]
         places = [(group, member) for group in groups for member in range(size)]
-        requests = [
-            Request(id=0, token_ids=group.prompt.token_ids, params=self._params(group.prompt.index * size + member))
-            for group, member in places
-        ]
+        requests = [self._request(group.prompt, member) for group, member in places]
         for place, future in zip(places, self.thread.submit(requests), strict=True):
             future.add_done_callback(partial(self._answered, *place))
 
@@ -97,6 +95,15 @@ class RolloutWorker:
         """End the threads after the cycle, and the reward, in progress."""
         self.thread.stop()
         self._rewards.shutdown(wait=False, cancel_futures=True)
+
+    def _request(self, prompt: Prompt, member: int) -> Request:
+        """For one answer of a group; its number in the job goes by that of the prompt."""
+        return Request(
+            id=0,
+            token_ids=prompt.token_ids,
+            params=self._params(prompt.index * self.config.trainer.group_size + member),
+            trace=traced(self.config.monitor.trace, prompt.index, self.config.trainer.groups_per_step),
+        )
 
     def _params(self, answer: int) -> SamplingParams:
         """The distribution of one answer; its seed depends on the job's seed and the answer's number alone."""

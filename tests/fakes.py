@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bebop.config import JobConfig
 from bebop.loop import Loop
@@ -16,6 +17,7 @@ from bebop.monitor.certified import Certified
 from bebop.parsing import from_dict
 from bebop.protocols import WorkerDied, WorkerReport
 from bebop.trajectory import Batch, Completion, DecodeStats, Group, Prompt, Trajectory
+from bebop.trajectory_log import TrajectoryLog
 from tests.builders import oldest_version
 
 GROUPS, SIZE = 3, 2
@@ -109,6 +111,9 @@ class FakeTrainer:
         learned: Metrics = {"policy/entropy": Mean(1.0, 1), "train/kl": Mean(2.0, 4)}
         return learned, self.version
 
+    async def logprobs(self) -> Mapping[int, NDArray[np.float32]]:
+        return {0: np.full(3, -self.version, dtype=np.float32)}  # after the update
+
     async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
         return None
 
@@ -147,9 +152,11 @@ def job(steps: int = 5, staleness: int = 1, save_every: int = 0, max_restarts: i
     return from_dict(JobConfig, sections)
 
 
-def make(config: JobConfig, *workers: FakeWorker, **trainer: Any) -> tuple[Loop, FakeTrainer, FakeSink]:
+def make(
+    config: JobConfig, *workers: FakeWorker, kept: TrajectoryLog | None = None, **trainer: Any
+) -> tuple[Loop, FakeTrainer, FakeSink]:
     taught, sink = FakeTrainer(**trainer), FakeSink()
-    return Loop(config, prompt, workers, taught, [sink]), taught, sink
+    return Loop(config, prompt, workers, taught, [sink], trajectories=kept), taught, sink
 
 
 def go(loop: Loop, seconds: float = 10) -> bool:

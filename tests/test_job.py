@@ -16,6 +16,7 @@ import torch
 
 from bebop.store import verify
 from bebop.trainer import checkpoint
+from bebop.trajectories import NAME, Trajectories
 from tests.commands import HANGING
 
 pytestmark = pytest.mark.slow
@@ -83,6 +84,19 @@ def same(a: Path, b: Path) -> bool:
     return equal and measured[0] == measured[1]
 
 
+def answers(folder: Path) -> list[tuple[Any, ...]]:
+    """All that is kept of each answer, in the order in which they were trained on."""
+    with Trajectories(folder / NAME) as stored:
+        return [tuple(row) for row in stored.query("SELECT * FROM answers JOIN tokens ON answer = id ORDER BY id")]
+
+
+def counted(folder: Path) -> dict[int, tuple[int, int]]:
+    """Answers of each step, and how many of them the trainer gave its log-probs of."""
+    with Trajectories(folder / NAME) as stored:
+        sql = "SELECT step, count(*), count(trainer_logprobs) FROM answers JOIN tokens ON answer = id GROUP BY step"
+        return {step: (every, scored) for step, every, scored in stored.query(sql)}
+
+
 def test_synchronous_run_equals_half_and_resume_bit_for_bit(tmp_path: Path) -> None:
     sync = ("rollout.staleness=0", "trainer.save_every=5")
     assert finish(start(tmp_path / "whole", *sync, "trainer.steps=10"))[0] == 0
@@ -91,9 +105,15 @@ def test_synchronous_run_equals_half_and_resume_bit_for_bit(tmp_path: Path) -> N
     assert code == 0, errors
     assert [row["step"] for row in rows(tmp_path / "halves")] == list(range(1, 11))
     assert same(tmp_path / "whole", tmp_path / "halves")
+    assert answers(tmp_path / "whole") == answers(tmp_path / "halves")
+    assert counted(tmp_path / "halves") == dict.fromkeys(range(1, 11), (16, 4)), "of four prompts one is traced"
+    with Trajectories(tmp_path / "whole" / NAME) as stored:
+        for one in stored.traced_tokens(range(1, 11)):  # engine and trainer had the same weights
+            assert one.trainer_logprobs is not None and abs(one.logprobs - one.trainer_logprobs).max() < 1e-3
     # The comparison can fail: another seed gives other weights.
     assert finish(start(tmp_path / "other", *sync, "trainer.steps=5", "runtime.seed=1"))[0] == 0
     assert not same(tmp_path / "whole", tmp_path / "other")
+    assert answers(tmp_path / "whole")[:80] != answers(tmp_path / "other")
 
 
 def test_a_killed_rollout_worker_is_replaced(tmp_path: Path) -> None:
@@ -119,6 +139,7 @@ def test_a_killed_trainer_goes_back_to_the_last_checkpoint(tmp_path: Path) -> No
     assert "going back to step_00000" in errors
     found = rows(tmp_path)
     assert [row["step"] for row in found] == list(range(1, 7))
+    assert counted(tmp_path) == dict.fromkeys(range(1, 7), (16, 4))
     assert found[-1]["samples/prompts"] == 6 * 4
 
 
@@ -133,6 +154,7 @@ def test_an_interrupt_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None
     newest = checkpoint.store(tmp_path).newest_sound()
     assert newest is not None and newest.name == f"step_{len(rows(tmp_path)):06d}"
     verify(newest)
+    assert counted(tmp_path) == dict.fromkeys(range(1, len(rows(tmp_path)) + 1), (16, 4))
     deadline = time.time() + 10
     while any(map(alive, others)) and time.time() < deadline:
         time.sleep(0.1)

@@ -29,12 +29,12 @@ TABLE = {
     "certify.cohort certify.marginals certify.tilt certify.ledger certify.causes certify.columns certify.structure "
     "certify.declared certify.family certify.checkpoint certify.white_box",
     # engines, workers, trainers, the buffer and the monitor
-    2: "buffer trajectories protocols monitor dashboards rollout rollout.decoding.draft_verify "
+    2: "buffer trajectories trajectory_log protocols monitor dashboards rollout rollout.decoding.draft_verify "
     "rollout.decoding.registry trainer",
     # what joins them, without Ray and with it
     3: "clock pool loop",
-    4: "runtime adaptation report remote placement preflight certify trainer.block trainer.block_length trainer.firp "
-    "trainer.pipo",
+    4: "runtime adaptation report view remote placement preflight certify trainer.block trainer.block_length "
+    "trainer.firp trainer.pipo",
     # entry points
     5: "compose settings run bench adapt export verl_job megatron_job recipes",
 }
@@ -51,7 +51,7 @@ DOORS = {
     "sglang": ("bebop.rollout.sglang",),
     "verl": ("bebop.verl_job",),
     "megatron": ("bebop.megatron_job", "bebop.verl_job.megatron_"),
-    "plotly": ("bebop.report", "bebop.bench.record"),
+    "plotly": ("bebop.report", "bebop.view", "bebop.bench.record"),
     "wandb": ("bebop.sinks",),
 }
 # Drafters, rules and lengths: what they are, and all of ours that they may know.

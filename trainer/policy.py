@@ -8,7 +8,7 @@ weights are fp32; a bfloat16 model is trained under autocast and published in bf
 import copy
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from bebop.trainer.state import (
     set_random_state,
     whole_copies,
 )
+from bebop.trainer.traced import TracedLogprobs
 from bebop.trajectory import Batch, Group
 
 
@@ -50,6 +51,7 @@ class PolicyTrainer:
         """Takes ``policy`` over: its weights change in place (and are split over the ranks)."""
         self.policy, self.config, self.rank, self.world = policy, config, rank, world
         self.version = 0  # finished updates
+        self.traced = TracedLogprobs()  # of the latest update
         self.mixed = config.model.dtype == "bfloat16"
         policy.backbone.eval().requires_grad_(True)
         if policy.mtp is not None:
@@ -86,13 +88,15 @@ class PolicyTrainer:
         self._check(batch)
         compared = self._compare_past(batch)
         self.past.keep(self.version)
-        count = self.config.algorithm.minibatches
-        minibatches = [self._packed(groups) for groups in _split(batch.groups, count)]
+        parted = _split(batch.groups, self.config.algorithm.minibatches)
+        minibatches = [self._packed(groups) for groups in parted]
+        firsts = accumulate((sum(len(g.trajectories) for g in groups) for groups in parted), initial=0)
+        self.traced = TracedLogprobs(batch.trajectories)
         weighted = any(not t.completion.exact for t in batch.trajectories)
         # Before any step. The first minibatch needs no pass of its own: its weights are still the proximal ones.
         proximal = [None, *(self._logprobs(rows) for rows in minibatches[1:])]
         self.scorer.kept = [] if cotrain and self.cotrainer is not None else None
-        parts = [self._step(rows, prox, weighted) for rows, prox in zip(minibatches, proximal, strict=True)]
+        parts = [self._step(*minibatch, weighted) for minibatch in zip(firsts, minibatches, proximal, strict=False)]
         if self.scorer.kept is not None and self.cotrainer is not None:
             kept, self.scorer.kept = self.scorer.kept, None
             learned = self.cotrainer.update(kept)
@@ -224,9 +228,12 @@ class PolicyTrainer:
         """Log-probs [A] of each micro-batch under the current weights."""
         return [self.scorer(rows)[0] for rows in packed]
 
-    def _step(self, packed: Sequence[PackedRows], proximal: Sequence[Tensor] | None, weighted: bool) -> Metrics:
-        """One optimizer step on a minibatch. ``proximal`` None: the current weights are the proximal ones.
+    def _step(
+        self, first: int, packed: Sequence[PackedRows], proximal: Sequence[Tensor] | None, weighted: bool
+    ) -> Metrics:
+        """One optimizer step on a minibatch, which begins with answer number ``first`` of the batch.
 
+        ``proximal`` None: the current weights are the proximal ones.
         ``weighted``: some answers are of an inexact system, so that importance weights deserve a look.
         """
         self.optimizer.zero_grad()
@@ -234,6 +241,7 @@ class PolicyTrainer:
         for i, rows in enumerate(packed):
             logp, entropy = self.scorer(rows)
             prox = logp.detach() if proximal is None else proximal[i]
+            self.traced.add(first, rows, prox)
             rollout_logprobs = prox if self.config.algorithm.rescore else rows.rollout_logprobs
             loss, metrics = policy_loss(
                 self.config.algorithm,

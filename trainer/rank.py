@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.command import writing
@@ -44,6 +46,10 @@ class TrainerRank:
     def update(self, batch: Batch, cotrain: bool = False) -> tuple[Metrics, int]:
         """Learn from a batch; metrics of all ranks together, and the new version. ``cotrain``: so does the head."""
         return self.trainer.update(batch, cotrain), self.trainer.version
+
+    def logprobs(self) -> dict[int, NDArray[np.float32]]:
+        """log p [T] of traced answers of the latest update, by place in the batch; each rank has those of its rows."""
+        return self.trainer.traced.found
 
     def read_probe_set(
         self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig

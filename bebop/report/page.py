@@ -15,8 +15,9 @@ from bebop.report.runs import Run, load_runs
 from bebop.report.summary import HEADS, NOTE, summary
 from bebop.report.verdict import Said, said
 from bebop.trajectories import NAME
+from bebop.view.address import HOST, PORT
 
-ADDRESS = "http://127.0.0.1:8710/"
+ADDRESS = f"http://{HOST}:{PORT}/"
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:

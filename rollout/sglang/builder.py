@@ -49,6 +49,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         head,
         own,
         drafts=config.decoding.draft_tokens if SYSTEMS[config.decoding.system].drafts else 0,
+        drafter=SYSTEMS[config.decoding.system].drafter,
         layout=layout or "mimo",
         layers=layers,
         dtype=dtype,

@@ -1,6 +1,7 @@
 """SGLang as a ``Server`` of the ``ServedEngine``: its requests, its weight updates, its memory."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -15,6 +16,7 @@ from bebop.rollout.served_engine import Part
 from bebop.rollout.sglang.arguments import refuse_sampling, sampling_arguments
 from bebop.rollout.sglang.backend import Backend
 from bebop.rollout.sglang.outputs import part, refused
+from bebop.rollout.sglang.tracing import PREFIX, told
 from bebop.rollout.sglang.transfer import WeightTransfer
 from bebop.rollout.sglang.weights import WeightWatch, update
 from bebop.trajectory import SamplingParams
@@ -36,6 +38,7 @@ class SglangServer:
         own: SglangConfig,
         *,
         drafts: int,
+        drafter: str,
         layout: str,
         layers: int,
         dtype: torch.dtype,
@@ -44,12 +47,13 @@ class SglangServer:
     ) -> None:
         """``head``: the checkpoint's MTP head, under the names of ``MTPHead``; empty if it has none.
 
-        ``own``: settings, of which ``pause`` is given. ``drafts`` per cycle, 0 for plain decoding; ``layout`` of the
-        head's weights in checkpoints; ``layers`` of the backbone; ``dtype`` of the engine's weights; ``rescored``:
-        whether the trainer computes rollout log-probs itself; ``mask``: a row of the target's embedding, and the vector
-        [d] that a drafter keeps in it.
+        ``own``: settings, of which ``pause`` is given. ``drafts`` per cycle, 0 for plain decoding, of ``drafter``;
+        ``layout`` of the head's weights in checkpoints; ``layers`` of the backbone; ``dtype`` of the engine's weights;
+        ``rescored``: whether the trainer computes rollout log-probs itself; ``mask``: a row of the target's embedding,
+        and the vector [d] that a drafter keeps in it.
         """
         self.backend, self.transfer, self.own, self.drafts, self.rescored = backend, transfer, own, drafts, rescored
+        self.drafter = drafter
         self.start, self.dead, self.close = backend.start, backend.dead, backend.close
         self._update = partial(update, layout=layout, layers=layers, mask=mask)
         self._stored = {f"mtp.{name}": tensor for name, tensor in head.items()}
@@ -94,12 +98,15 @@ class SglangServer:
             self._rids.pop(request.id, None)
         if (problem := refused(output)) is not None:
             raise UserError(f"SGLang refuses a request: {problem}")
-        return part(output, request.params, self.drafts)
+        found = part(output, request.params, self.drafts)
+        trace = told(output["meta_info"], found.token_ids, self.drafter) if request.trace else None
+        return replace(found, trace=trace)
 
     def payload(self, request: Request, written: Sequence[int]) -> dict[str, Any]:
         """A request to SGLang, under a name of its own."""
         self._count += 1
-        self._rids[request.id] = rid = f"bebop-{id(self):x}-{self._count:x}."  # SGLang aborts by prefix: end it
+        kind = PREFIX if request.trace else "bebop-"
+        self._rids[request.id] = rid = f"{kind}{id(self):x}-{self._count:x}."  # SGLang aborts by prefix: end it
         fresh = request.params.max_new_tokens - len(written)
         return {
             "rid": rid,

@@ -1,6 +1,7 @@
 """Plugin of SGLang (entry point group ``sglang.srt.plugins``): makes visible what happens in verification.
 
-``BEBOP_VERIFY_EVERY``: the number of verification steps of which one is measured, overlap and entropies of drafts.
+``BEBOP_VERIFY_EVERY``: the number of verification steps of which one is measured, overlap and entropies of drafts; with
+it, requests that are traced have an entry in all of theirs, see ``tracing.py``.
 ``BEBOP_CERTIFY=1``: certificates may look at the draws of their own requests, see ``certify.py``. Does nothing unless
 one is set. SGLang logs and swallows what goes wrong in a plugin, so the engine's self-test looks for ``bebop_verify``
 in an answer, and a certificate for ``bebop_certify``.
@@ -32,7 +33,10 @@ def register() -> None:
     if every := int(os.environ.get(EVERY) or 0):
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+        from bebop.rollout.sglang.tracing import Following
+
         HookRegistry.register(TARGET, Measure(every), HookType.AROUND)
+        HookRegistry.register(TARGET, Following(_distribution, _reports), HookType.AROUND)
     if os.environ.get(CERTIFY) == "1":
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

@@ -9,6 +9,7 @@ import yaml
 from bebop.config import TaskConfig
 from tests.documents.commands import Wrong, check, commands, whole_history
 from tests.documents.pages import COMMANDS, Block, blocks, pages
+from tests.stored_answers import opened, write
 from tests.tree import ROOT
 
 TEXT = "text"  # pseudo-code and output: nothing to run, so no command may stand in it
@@ -25,6 +26,9 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / name).symlink_to(checkpoint)
     for name in ("train.jsonl", "questions.jsonl", "text.jsonl"):
         (tmp_path / name).write_text('{"question": "1 + 1 =", "answer": "2", "prompt": "1 + 1 ="}\n')
+    log = opened(tmp_path / "RUN")
+    write(log, 1)
+    log.close()
     return tmp_path
 
 

@@ -6,13 +6,14 @@ What went wrong has to be named within three steps, and co-training on the monit
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from bebop.compose import job_config
 from bebop.config import DecodingConfig, JobConfig
@@ -28,7 +29,9 @@ from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.rewards import checked, make_reward
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer.rank import TrainerRank
+from bebop.trajectories import NAME
 from bebop.trajectory import Batch, Group, Prompt
+from bebop.trajectory_log import TrajectoryLog, piece_of
 from tests.fakes import FakeSink, go
 
 pytestmark = pytest.mark.slow
@@ -83,6 +86,9 @@ class Learner:
         self.after.get(learned[1], lambda: None)()
         return learned
 
+    async def logprobs(self) -> Mapping[int, NDArray[np.float32]]:
+        return self.worker.logprobs()
+
     async def read_probe_set(
         self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
     ) -> tuple[ProbeReading, Sweep | None]:
@@ -110,8 +116,10 @@ class Job:
         self.rollouts, self.learner, self.sink = Rollouts(self.config), Learner(self.config), FakeSink()
         source = PromptSource(self.config.task, chat_encoder(self.rollouts.engine.policy.tokenizer), 300)
         self.folder = folder
-        watch = Watch(self.config, folder)
-        self.loop = Loop(self.config, source.prompt, [self.rollouts], self.learner, [self.sink], watch)
+        watch, trace = Watch(self.config, folder), self.config.monitor.trace
+        piece = piece_of(self.rollouts.engine.policy.tokenizer)
+        kept = TrajectoryLog(folder / NAME, trace, piece, self.config.trainer.group_size)
+        self.loop = Loop(self.config, source.prompt, [self.rollouts], self.learner, [self.sink], watch, kept)
 
     def run(self) -> list[dict[str, float]]:
         assert go(self.loop, 1000)

@@ -1,5 +1,6 @@
 """Batches, configurations and plain forward passes for the trainer's tests."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from bebop.model.backbone import Policy
 from bebop.parsing import from_dict
 from bebop.trajectory import Batch, Completion, Group, Prompt, Trajectory
 from tests.builders import letters, tiny_policy
+from tests.stored_answers import trace
 
 VOCAB = 64
 TEMPERATURE = 0.8
@@ -80,6 +82,20 @@ def batch(source: Policy, *, seed: int = 0, groups: int = 4, size: int = 3, vers
         asked = Prompt(index=index, task="test", text="", token_ids=prompt, item={})
         made.append(Group(prompt=asked, trajectories=tuple(trajectories)))
     return Batch(groups=tuple(made))
+
+
+def traced(made: Batch, every: int = 2) -> Batch:
+    """The batch, with a trace of every so many-th answer."""
+
+    def one(place: int, t: Trajectory) -> Trajectory:
+        kept = trace(len(t.completion.token_ids)) if place % every == 0 else None
+        return dataclasses.replace(t, completion=dataclasses.replace(t.completion, trace=kept))
+
+    places, groups = iter(range(len(made.trajectories))), []
+    for group in made.groups:
+        trajectories = tuple(one(next(places), t) for t in group.trajectories)
+        groups.append(dataclasses.replace(group, trajectories=trajectories))
+    return Batch(groups=tuple(groups))
 
 
 def weights_of(source: Policy) -> dict[str, Tensor]:

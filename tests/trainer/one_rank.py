@@ -17,7 +17,7 @@ from bebop.monitor.probe_set import ProbeText
 from bebop.trainer.certify import Certifier
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.rank import TrainerRank
-from tests.trainer.builders import batch, job, policy
+from tests.trainer.builders import batch, job, policy, traced
 
 ALGORITHM = {"minibatches": 2, "kl_coefficient": 0.1, "entropy_coefficient": 0.01}
 
@@ -26,7 +26,8 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     """What the process has to show for it; weights on rank 0 alone."""
     config = job(str(folder / "model"), algorithm=ALGORITHM)
     worker = TrainerRank(config, rank, world, f"file://{folder}/meeting")
-    metrics = [values(worker.update(batch(policy(), seed=seed))[0]) for seed in (1, 2)]
+    metrics = [values(worker.update(traced(batch(policy(), seed=seed)))[0]) for seed in (1, 2)]
+    logprobs = {place: torch.from_numpy(found) for place, found in worker.logprobs().items()}
     checkpoint = folder / f"of-{world}" / "step_000002"
     worker.save(checkpoint, {"cursor": 8})
     second = worker.weights()
@@ -38,7 +39,13 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     tied = PolicyTrainer(policy(tied=True), config, rank, world)
     tied.update(batch(policy(), seed=1))
     shown = beside(rank, world, folder)
-    shown |= {"metrics": metrics, "second": second, "third": worker.weights(mtp=True), "tied": tied.weights()}
+    shown |= {
+        "logprobs": logprobs,
+        "metrics": metrics,
+        "second": second,
+        "third": worker.weights(mtp=True),
+        "tied": tied.weights(),
+    }
     worker.close()
     return shown
 

@@ -79,6 +79,13 @@ def test_metrics_are_those_of_one_rank_on_every_rank(two: list[dict[str, Any]], 
             assert ours == pytest.approx(wanted, abs=2e-5)
 
 
+def test_ranks_share_the_logprobs_of_traced_answers(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    wanted, ours = one["logprobs"], [rank["logprobs"] for rank in two]
+    assert sorted(wanted) == list(range(0, 12, 2)) == sorted([*ours[0], *ours[1]]) and ours[0] and ours[1]
+    for place, logp in (ours[0] | ours[1]).items():
+        assert logp.shape == wanted[place].shape and float((logp - wanted[place]).abs().max()) < 1e-5
+
+
 def test_a_head_trained_beside_the_policy_is_that_of_one_rank(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
     names = [name for name in one["head"] if name.startswith("mtp.")]
     assert distance(two[0]["head"], one["head"]) < 1e-5

@@ -131,6 +131,12 @@ def logprobs(folder: Path, prompt: Sequence[int], answer: Sequence[int], tempera
 
 
 @torch.no_grad()
+def distribution(folder: Path, context: Sequence[int], temperature: float = 1.0) -> Array:
+    """Of the token after a context [V], by transformers."""
+    return (stock(folder)(torch.tensor([[*context]])).logits[0, -1] / temperature).softmax(-1).double().numpy()
+
+
+@torch.no_grad()
 def joint_distribution(folder: Path, prompt: Sequence[int], temperature: float = 1.0, vocab: int = VOCAB) -> Array:
     """Exact distribution [V, V, V] of the first three tokens."""
     model = copy.deepcopy(stock(folder)).double()

@@ -1,6 +1,7 @@
 """Sampled drafts and rejection sampling: the distribution, log-probs, statistics, aborts, weights. One engine for
 all."""
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from bebop.adaptation.probe import probe
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.served_engine import ServedEngine
+from bebop.token_trace import VERDICTS
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
 from bebop.trajectory import DecodeStats
@@ -23,6 +25,7 @@ from tests.integration.sglang.builders import (
     ask_many,
     checkpoint,
     collect,
+    distribution,
     embedded,
     engine,
     job,
@@ -94,6 +97,29 @@ def test_statistics_are_those_of_the_logits(sglang: ServedEngine, folder: Path) 
                         compared += 1
             place += entry["accepted"] + 1
     assert compared > 100
+
+
+@pytest.mark.smoke("drafts")
+def test_a_trace_is_that_of_the_model(sglang: ServedEngine, folder: Path) -> None:
+    """Beside requests that have none; p by transformers, verdicts against SGLang's own counts."""
+    asked = [dataclasses.replace(request, trace=request.id % 2 == 0) for request in ask(4, 24, 0.7)]
+    found = answers(sglang, asked)
+    assert [answer.trace is None for answer in found] == [False, True, False, True]
+    for answer in found[::2]:
+        trace, ids = answer.trace, answer.token_ids.tolist()
+        assert trace is not None and len(trace) == 24 and trace.cycles.max() + 1 == answer.stats.cycles
+        counts = {name: int((trace.verdicts == i).sum()) for i, name in enumerate(VERDICTS)}
+        assert counts["unknown"] == 0 and counts["plain"] == 1 and counts["recovered"] > 0
+        beyond = answer.stats.accepted.sum() - counts["accepted"]  # SGLang counts on where the answer has ended
+        assert 0 <= beyond <= DRAFTS
+        assert 0 <= answer.stats.overlap.sum() - np.nansum(trace.overlap) <= DRAFTS
+        for t in range(1, 24):
+            every = distribution(folder, (*PROMPT, *ids[:t]), 0.7)
+            np.testing.assert_allclose(trace.target_top[t], every[trace.target_ids[t]], atol=2e-3)
+            if trace.drafts[t] >= 0:
+                np.testing.assert_allclose(trace.draft_target_probs[t], every[trace.drafts[t]], atol=1e-4)
+            if VERDICTS[trace.verdicts[t]] == "accepted":
+                assert trace.drafts[t] == ids[t]
 
 
 def test_acceptance_agrees_with_the_embedded_engine(sglang: ServedEngine, folder: Path) -> None:

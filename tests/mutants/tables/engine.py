@@ -214,9 +214,9 @@ FAULTS = (
     ),
     fault(
         "engine/stop-string-not-cut",
-        "rollout/torch_engine.py",
-        "count -= 1\n",
-        "break\n",
+        "rollout/text.py",
+        "count -= 1\n    return count",
+        "break\n    return count",
         "rollout/test_torch_engine.py::test_what_lies_beyond_the_end_counts_nowhere",
     ),
     fault("engine/stop-reason", "rollout/torch_engine.py", '"stop" if stopped else', '"length" if stopped else', ENDS),

@@ -101,8 +101,8 @@ class Hand:
 def make(backend: Any, transfer: Any = None, timeout: float = 30.0, **own: Any) -> ServedEngine:
     settings = SglangConfig(**{"pause": "in_place", "monitor_every": 2} | own)
     server = SglangServer(
-        backend, transfer or Hand(), HEAD, settings, drafts=2, layout="mimo", layers=2, dtype=torch.float32,
-        rescored=False,
+        backend, transfer or Hand(), HEAD, settings, drafts=2, drafter="mtp", layout="mimo", layers=2,
+        dtype=torch.float32, rescored=False,
     )  # fmt: skip
     return ServedEngine(
         server, lambda ids, params, reason: str(ids), HEAD,

@@ -1,0 +1,161 @@
+"""Which tokens a change of acceptance comes from: overlap lost in some steps against others, shared out over tokens.
+
+At every tested place i of an answer the overlap o_i and the target's entropy H_i are known (``bebop.token_trace``).
+From the steps before, f(H) is what overlap goes with an entropy, and r_g by how much places of kind g lay off it. In
+the steps after, f(H_i) + r_g is what would be expected had only entropies and the mix of places changed; the loss
+
+    L = mean_i (f(H_i) + r_g(i) - o_i),    change = (mean expected - mean before) - L
+
+is a sum over kinds, so each has its share. Kinds are, for instance, the token that the target expects most.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bebop.monitor.estimate import Array, Estimate
+
+Ints = NDArray[np.int64]
+BINS = 12  # of entropy, at most; equally full
+FULL = 20  # places in one, at least
+SHRINK = 10.0  # places at f(H) that a kind is taken to have beside its own: of few, r_g is mostly chance
+DRAWS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """N tested places of traced answers."""
+
+    answer: Ints  # [N] which answer; answers are what is resampled
+    place: Ints  # [N] index of the token in it
+    overlap: Array  # [N] sum of min(p, q)
+    entropy: Array  # [N] of the target, nats
+
+    def __len__(self) -> int:
+        return len(self.answer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """What a kind of place lost; the losses of all kinds add up to that of all places."""
+
+    kind: int
+    before: int  # places
+    after: int
+    overlap_before: float  # NaN: there were none
+    overlap_after: float
+    expected: float  # in the steps after
+    loss: Estimate  # overlap a place *of all kinds*; its interval is over answers
+    worst: Ints  # indices into the places after, the largest loss first, an answer once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenDrift:
+    """All kinds, those that lost most first (gained most, if overlap rose beyond what was expected)."""
+
+    change: float  # of the mean overlap
+    explained: float  # part of it: entropies and the mix of places
+    loss: Estimate  # the rest, with the opposite sign
+    parts: tuple[Part, ...]
+
+
+def share_out(
+    before: Places, after: Places, kinds_before: Ints, kinds_after: Ints, worst: int = 5, seed: int = 0
+) -> TokenDrift:
+    """Share the loss out over kinds [N]; ``ValueError`` without places in both windows."""
+    if not len(before) or not len(after):
+        raise ValueError("there are no tested places on one side")
+    curve = _curve(before)
+    own, now = before.overlap - curve(before.entropy), curve(after.entropy)
+    kinds, places = np.unique(np.concatenate([kinds_before, kinds_after]), return_inverse=True)
+    first, second = places[: len(before)], places[len(before) :]
+    count = len(kinds)
+    then = _by_answer(before.answer, first, count, np.stack([np.ones_like(own), own, before.overlap]))
+    later = _by_answer(after.answer, second, count, np.stack([np.ones_like(now), now, after.overlap]))
+    losses, _ = _losses(then.sum(1), later.sum(1))
+    draws = _draws(then, later, seed)
+    off = _off(then.sum(1))
+    expected = now + off[second]
+    whole = Estimate(point=float(losses.sum()), draws=draws.sum(1))
+    ahead = 1.0 if whole.point >= 0 else -1.0
+    order = [g for g in np.argsort(-ahead * losses, kind="stable") if later[0, :, g].sum() > 0]
+    missing = ahead * (expected - after.overlap)
+    parts = tuple(
+        Part(
+            kind=int(kinds[g]),
+            before=int(then[0, :, g].sum()),
+            after=int(later[0, :, g].sum()),
+            overlap_before=float(_ratio(then[2, :, g].sum(), then[0, :, g].sum())),
+            overlap_after=float(_ratio(later[2, :, g].sum(), later[0, :, g].sum())),
+            expected=float(expected[second == g].mean()),
+            loss=Estimate(point=float(losses[g]), draws=draws[:, g]),
+            worst=_worst(after.answer, missing, np.flatnonzero(second == g), worst),
+        )
+        for g in order
+    )
+    change = float(after.overlap.mean() - before.overlap.mean())
+    return TokenDrift(change=change, explained=change + whole.point, loss=whole, parts=parts)
+
+
+class _Curve:
+    """Mean overlap at an entropy: straight lines between the means of bins, level beyond them."""
+
+    def __init__(self, entropy: Array, overlap: Array) -> None:
+        self.entropy, self.overlap = entropy, overlap
+
+    def __call__(self, entropy: Array) -> Array:
+        found: Array = np.interp(entropy, self.entropy, self.overlap)
+        return found
+
+
+def _curve(places: Places) -> _Curve:
+    order = np.argsort(places.entropy, kind="stable")
+    bins = np.array_split(order, max(1, min(BINS, len(order) // FULL)))
+    means = np.array([[places.entropy[b].mean(), places.overlap[b].mean()] for b in bins])
+    return _Curve(means[:, 0], means[:, 1])
+
+
+def _by_answer(answer: Ints, kind: NDArray[np.intp], kinds: int, values: Array) -> Array:
+    """Sums [n, A, G] of values [n, N] by answer and kind."""
+    answers, row = np.unique(answer, return_inverse=True)
+    sums = np.zeros((len(values), len(answers), kinds))
+    for own, value in zip(sums, values, strict=True):
+        np.add.at(own, (row, kind), value)
+    return sums
+
+
+def _off(then: Array) -> Array:
+    """r_g [..., G] from counts and sums [3, ..., G] of the steps before."""
+    found: Array = then[1] / (then[0] + SHRINK)
+    return found
+
+
+def _losses(then: Array, later: Array) -> tuple[Array, Array]:
+    """The loss of each kind [..., G], and places [...] of all, from sums [3, ..., G]."""
+    whole = later[0].sum(-1, keepdims=True)
+    return (later[1] + later[0] * _off(then) - later[2]) / whole, whole
+
+
+def _draws(then: Array, later: Array, seed: int) -> Array:
+    """Losses [B, G] with the answers of both windows resampled; f stays as it is."""
+    rng = np.random.default_rng([seed, then.shape[1], later.shape[1]])
+
+    def resampled(sums: Array) -> Array:
+        answers = sums.shape[1]
+        weights = rng.multinomial(answers, np.full(answers, 1 / answers), DRAWS).astype(float)
+        found: Array = np.einsum("ba,nag->nbg", weights, sums)
+        return found
+
+    return _losses(resampled(then), resampled(later))[0]
+
+
+def _worst(answer: Ints, missing: Array, among: NDArray[np.intp], count: int) -> Ints:
+    """Indices of the largest ``missing`` [N] among some places, each answer once."""
+    ordered = among[np.argsort(-missing[among], kind="stable")]
+    _, first = np.unique(answer[ordered], return_index=True)
+    return ordered[np.sort(first)][:count].astype(np.int64)
+
+
+def _ratio(total: float, count: float) -> float:
+    return total / count if count else float("nan")

@@ -1,0 +1,79 @@
+"""``python -m bebop.view RUN [RUN ...]``: look at runs in the browser, token by token, also while they go on."""
+
+import asyncio
+import errno
+import socket
+import sys
+import webbrowser
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from aiohttp import web
+
+from bebop.command import Parser, run_main, whole
+from bebop.errors import UserError
+from bebop.view.address import HOST, PORT
+from bebop.view.folders import folders
+from bebop.view.server import application
+
+TRIED = 50  # ports from PORT on that are tried where none is asked for
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve the page until interrupted; ``UserError`` for what is no run, or a port that is taken."""
+    parser = Parser(
+        prog="python -m bebop.view",
+        description="Look at runs in the browser: curves, drift alarms, every answer kept (monitor.trace) and how each "
+        "of its tokens came about. The page follows a job that still runs. It is served on this machine alone.",
+        epilog="On a machine without a browser: ssh -L 8710:127.0.0.1:8710 MACHINE, and open the address at home.",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run, for instance runs/default")
+    parser.add_argument(
+        "--port", type=whole(1), metavar="N", help=f"port to listen on (default: the first free one from {PORT})"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
+    options = parser.parse_args(arguments)
+    app = application(folders(options.runs))
+    with _listening(options.port) as listening:
+        address = f"http://{HOST}:{listening.getsockname()[1]}/"
+        sys.stdout.write(f"{address} (Ctrl-C ends it)\n")
+        sys.stdout.flush()
+        if not options.no_browser:
+            webbrowser.open(address)
+        with suppress(KeyboardInterrupt):  # that is how it ends
+            asyncio.run(_serve(app, listening))
+    return 0
+
+
+async def _serve(app: web.Application, listening: socket.socket) -> None:
+    """Until this process is interrupted."""
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listening).start()
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+def _listening(port: int | None) -> socket.socket:
+    """A socket on ``port``; without one asked for, the first free one from PORT on. ``UserError`` if there is none."""
+    for tried in range(PORT, PORT + TRIED) if port is None else (port,):
+        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # A port that a viewer has just left is free, one that another listens on is not.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((HOST, tried))
+            listening.listen(128)
+        except OSError as error:
+            listening.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES) or tried == port:
+                raise UserError(f"--port {tried} is not possible: {error.strerror}; give another") from None
+        else:
+            return listening
+    raise UserError(f"ports {PORT} to {PORT + TRIED - 1} are all taken: give a free one with --port")
+
+
+if __name__ == "__main__":
+    run_main(main)

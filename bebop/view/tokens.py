@@ -1,0 +1,79 @@
+"""One answer with all that is stored of its tokens, as JSON can hold it: NaN and missing tokens become null."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bebop.token_trace import NONE, VERDICTS
+from bebop.trajectories import StoredAnswer, Trajectories
+from bebop.view.queries import SHOWN
+
+# Digits that are sent of a column; others are whole numbers.
+DIGITS = {
+    "logprobs": 7, "trainer_logprobs": 7, "draft_target_probs": 9, "draft_probs": 9, "overlap": 5, "target_entropy": 4,
+    "draft_entropy": 4, "target_top": 5, "draft_top": 5,
+}  # fmt: skip
+PLAIN = ("ids", "logprobs", "versions", "trainer_logprobs")  # kept of every answer
+TRACED = (
+    "verdicts", "cycles", "drafters", "drafts", "draft_target_probs", "draft_probs", "overlap", "target_entropy",
+    "draft_entropy", "target_ids", "target_top", "draft_ids", "draft_top",
+)  # fmt: skip
+OPTIONAL = ("cycles", "drafters", "drafts")  # whole numbers where NONE means that there is none
+IDS = ("ids", "drafts", "target_ids", "draft_ids")
+
+
+def answer(store: Trajectories, number: int) -> dict[str, Any] | None:
+    """Everything about answer ``number``; None if there is none.
+
+    Returns:
+        ``answer`` (columns of the list), ``turns`` (role, text; an answer's with ``tokens``: [first, end)), ``tokens``
+        (column -> [T] or [T, M]; None for a column that is not stored), ``pieces`` (id -> text of every id in it),
+        ``verdicts`` (their names) and ``drafters`` (theirs).
+    """
+    if not store.query("SELECT id FROM answers WHERE id = ?", (number,)):
+        return None
+    found = store.answer(number)
+    arrays = _arrays(found)
+    turns = [
+        {"role": "prompt", "text": found.prompt_text},
+        {"role": "answer", "text": found.text, "tokens": [0, len(found.ids)]},
+    ]
+    return {
+        "answer": {name: _plain(found, name) for name in SHOWN},
+        "turns": turns,
+        "tokens": {name: None if values is None else _listed(values, name) for name, values in arrays.items()},
+        "pieces": _pieces(store, arrays),
+        "verdicts": VERDICTS,
+        "drafters": () if found.trace is None else found.trace.names,
+    }
+
+
+def _plain(found: StoredAnswer, name: str) -> Any:
+    value = found.trace is not None if name == "traced" else getattr(found, name)
+    return int(value) if isinstance(value, bool) else value
+
+
+def _arrays(found: StoredAnswer) -> dict[str, NDArray[Any] | None]:
+    plain = {name: getattr(found, name) for name in PLAIN}
+    return plain | {name: None if found.trace is None else getattr(found.trace, name) for name in TRACED}
+
+
+def _listed(values: NDArray[Any], name: str) -> list[Any]:
+    if name in DIGITS:
+        wide = values.astype(np.float64).round(DIGITS[name])
+        plain = wide.astype(object)
+        plain[~np.isfinite(wide)] = None
+    else:
+        plain = values.astype(object)
+        if name in OPTIONAL:
+            plain[values == NONE] = None
+    listed: list[Any] = plain.tolist()
+    return listed
+
+
+def _pieces(store: Trajectories, arrays: dict[str, NDArray[Any] | None]) -> dict[str, str]:
+    """The text of every id that occurs in the columns."""
+    ids = [values.ravel() for name in IDS if (values := arrays[name]) is not None]
+    wanted = np.unique(np.concatenate(ids))
+    return {str(number): text for number, text in store.pieces(wanted[wanted != NONE].tolist()).items()}

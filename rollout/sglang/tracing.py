@@ -1,0 +1,85 @@
+"""What SGLang's verification shows of requests that are traced, and the trace that is made of it.
+
+Registered by the plugin, with what it measures. Requests whose names begin with ``bebop-trace-`` get an entry a cycle
+in ``meta_info["bebop_trace"]``: the tokens that came out and the places of the cycle (``rollout.decoding.places``), as
+text. Nobody else's are looked at. Of the prefill's token nothing is known but that no draft was tested for it; greedy
+answers and plain decoding have no entries, and no trace.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bebop.rollout.decoding.places import PLAIN, condensed, unknown, unpacked
+from bebop.token_trace import NONE, Trace, joined
+
+PREFIX = "bebop-trace-"
+ENTRY = "bebop_trace"
+Sample = Callable[..., tuple[Tensor, Tensor, Tensor]]
+Distribution = Callable[[Tensor, Any, int], Tensor]
+
+
+class Following:
+    """Wraps SGLang's verification, see the module."""
+
+    def __init__(self, distribution: Distribution, reports: Callable[[], bool]) -> None:
+        """``distribution``: target distributions [B*(K+1), V] as verification uses them; ``reports``: whether this
+        rank's results reach the answers."""
+        self.distribution, self.reports = distribution, reports
+
+    def __call__(self, original: Sample, verify: Any, batch: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
+        """``eagle_sample``, with its own result."""
+        if batch.forward_mode.is_idle() or batch.sampling_info.is_all_greedy:
+            return original(verify, batch, logits, *args, **kwargs)
+        chosen = [i for i, request in enumerate(batch.reqs) if str(request.rid).startswith(PREFIX)]
+        if not chosen or not self.reports():
+            return original(verify, batch, logits, *args, **kwargs)
+        q = None if verify.draft_probs is None else verify.draft_probs[chosen].clone()  # as it was before verification
+        result = original(verify, batch, logits, *args, **kwargs)
+        entries: list[dict[str, Any]] = [{} for _ in batch.reqs]
+        for i, table in zip(chosen, self._tables(chosen, q, verify, batch, logits, result), strict=True):
+            entries[i] = {"width": len(table), "bits": b64encode(table.tobytes()).decode()}
+        logits.customized_info = {**(logits.customized_info or {}), ENTRY: entries}
+        return result
+
+    def _tables(
+        self, chosen: Sequence[int], q: Tensor | None, verify: Any, batch: Any, logits: Any, result: Any
+    ) -> NDArray[np.int32]:
+        """Of each request [R, K + 1, 8 + 4M]: the token, and its place. SGLang has put penalties and masks into the
+        logits [B*(K+1), V] by now."""
+        predicted, lengths, index = result
+        width, rows = verify.draft_token_num, len(batch.reqs)
+        at = torch.tensor(chosen, device=lengths.device)
+        p = self.distribution(logits.next_token_logits, batch.sampling_info, width).view(rows, width, -1)[at]
+        drafts, accepted = verify.draft_token.view(rows, width)[at, 1:].long(), (lengths[at] - 1).long()
+        last = predicted.long()[index[at].long().gather(1, accepted[:, None])]
+        tokens = torch.nn.functional.pad(drafts, (0, 1)).scatter(1, accepted[:, None], last)
+        places = condensed(drafts, q, None, None, p, tokens, accepted, accepted + 1)
+        table: NDArray[np.int32] = torch.cat([tokens[..., None].int(), places], -1).cpu().numpy()
+        return table
+
+
+def told(meta: Mapping[str, Any], ids: NDArray[np.int64], drafter: str) -> Trace | None:
+    """The trace of an answer [T], the prefill's token and those of the cycles; None where entries do not make it up.
+
+    A retracted answer has a second token of a prefill, and those of a cycle may reach beyond its end. So what the
+    cycles say they emitted is held against what is there.
+    """
+    entries = [entry for entry in meta.get(ENTRY) or [] if entry]
+    if not entries or not len(ids):
+        return None
+    tables = [np.frombuffer(b64decode(e["bits"]), dtype="<i4").reshape(e["width"], -1) for e in entries]
+    written = np.concatenate([table[table[:, 1] != NONE, 0] for table in tables])[: len(ids) - 1]
+    if not np.array_equal(written, ids[1:]):
+        return None
+    top = (tables[0].shape[1] - 8) // 4
+    first = unknown(1, top)
+    places = [torch.from_numpy(table[:, 1:].astype(np.int32)) for table in tables]
+    rest = unpacked(places, [drafter] * len(places), len(ids) - 1, top)
+    return joined([replace(first, verdicts=np.full_like(first.verdicts, PLAIN)), rest])
