@@ -1,6 +1,6 @@
 """The arms: every decoding system, those with options at several of them, and a planted rule whose error is known."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -17,12 +17,20 @@ from bebop.model.checkpoint import load_policy
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.torch_engine import TorchEngine
+from recipes.reproduce.frontier import pipo
 
 # Options of systems that are measured at several; a system without a row is measured as it is by default.
 SWEPT: Mapping[str, tuple[dict[str, Any], ...]] = {
     "pad": tuple({"tau": tau} for tau in (0.1, 0.3, 0.5, 0.7)),
-    "pipo": ({"tau": 0.5}, {"tau": 0.95}, {}, {"tau": 1.0}),  # its own threshold lies between .95 and 1
+    "pipo": pipo.SETTINGS,
 }
+# Of systems with a cycle of their own: what stands for the witness (``witness.py``), summed over each answer.
+OWN_WITNESS = {"pipo": pipo.of_pairs}
+# What no trained part of a system was trained on: questions (seed, count), and the job that they are of.
+questions, config = pipo.held_out, pipo.config
+# In the figure: colours of families, and where the names of their settings stand, in points of print.
+INKS = {"exact": "tv", "pad": "hard_ce", "pipo": pipo.INK, "planted": "start"}
+BY_VARIATION: Mapping[str, Sequence[tuple[int, int]]] = {"pad": ((4, -9),), "pipo": pipo.OFFSETS}
 EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.5)
 DRAFTS_OF = "bebop"  # the system whose drafts the planted rule judges
 LENGTH = 512  # tokens of prompt and answer

@@ -7,14 +7,12 @@ from typing import Any
 from bebop.intervals import Interval
 from recipes.reproduce.figures import color, errors, figure
 from recipes.reproduce.frontier.analysis import EXACT_ARMS, family, times_plain, utility, variation
-from recipes.reproduce.frontier.arms import ARMS, Arm
+from recipes.reproduce.frontier.arms import ARMS, BY_VARIATION, INKS, Arm
 from recipes.reproduce.frontier.findings import BATCHES
 from recipes.reproduce.frontier.jobs import Everything, Watched
 
-INKS = {"exact": "tv", "pad": "hard_ce", "pipo": "nla", "planted": "start"}
 # Of names at their points, in turns; in points of print. Right answers set the settings of a system apart.
 Offsets = Mapping[str, Sequence[tuple[int, int]]]
-BY_VARIATION: Offsets = {"pad": ((4, -9),), "pipo": ((6, -2), (-24, 4), (6, -9))}
 BY_ANSWERS: Offsets = {"pad": ((4, -9),)}
 GAP = 0.052  # of the height between two names
 LINEAR, LEFT, RIGHT = 0.01, -0.0125, 0.36  # the axis of total variation: logarithmic beyond the first
@@ -41,8 +39,8 @@ def draw(results: Everything, folder: Path) -> dict[str, str]:
     return {
         "frontier.svg": "Speed (processor time, over plain decoding) against total variation to the target (left; "
         "linear up to .01, logarithmic beyond) and against the share of right answers (right), batch 1 (top) and 32 "
-        "(bottom). Lines join the settings of a system, numbers at them are tau of PAD and PIPO and epsilon of the "
-        "planted rule. Bars: 95 %, bootstrap over prompts and over chunks of them."
+        "(bottom). Lines join the settings of a system, numbers at them are their tau and epsilon of the planted "
+        "rule. Bars: 95 %, bootstrap over prompts and over chunks of them."
     }
 
 

@@ -18,9 +18,9 @@ from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import generate
 from bebop.tasks.rewards import checked, make_reward
 from bebop.trajectory import Completion, Prompt
-from recipes.reproduce.frontier.arms import ARMS, Arm, Planted, engine, policy
-from recipes.reproduce.frontier.witness import COLUMNS, Witness, of_pairs, watching
-from recipes.reproduce.pipo.arms import config, held_out
+from recipes.reproduce.frontier import arms
+from recipes.reproduce.frontier.arms import ARMS, OWN_WITNESS, Arm, Planted, config, engine, policy
+from recipes.reproduce.frontier.witness import COLUMNS, Witness, watching
 from recipes.reproduce.study import QUICK, everywhere, once
 
 STUDY = "frontier"
@@ -139,7 +139,7 @@ def _done(job: Job) -> dict[str, Timed | Watched]:
 @cache
 def questions() -> list[Prompt]:
     """Questions of chain_sum that nothing was trained on."""
-    return held_out(SEED, PROMPTS)
+    return arms.questions(SEED, PROMPTS)
 
 
 @cache
@@ -182,7 +182,7 @@ def watch(model: Policy, arm: Arm, batch: int, chunk: Sequence[Prompt], requests
     passes = np.array([one.target_forwards for one in stats], float)
     if SYSTEMS[arm.system].own_cycle:
         assert not isinstance(made.decoder, DraftVerify)
-        sums["witness"] = of_pairs(model, chunk, answers)
+        sums["witness"] = OWN_WITNESS[arm.system](model, chunk, answers)
         sums["computed"] = np.full(len(answers), np.nan)
         sums["positions"] = passes  # a pair each
     reward = make_reward(config(SEED).task)

@@ -11,22 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.adaptation.pipo import pair_rows
 from bebop.bench.rollout import products
 from bebop.kernels.verify import one_hot
-from bebop.model.attention import CausalContext
-from bebop.model.backbone import Policy
-from bebop.model.pipo import PairModel
 from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.torch_engine import TorchEngine
-from bebop.trainer.pipo_rows import batch_rows
-from bebop.trajectory import Completion, Prompt
 
 COLUMNS = ("witness", "computed", "reached", "accepted", "overlap", "positions", "entries")
 BIAS = "bias"  # what rules that know their own total variation count it as
@@ -121,59 +113,3 @@ def watching(engine: TorchEngine, witness: Witness) -> Iterator[list[float]]:
             yield spent
         finally:
             setattr(decoder, "cycle", inner)  # noqa: B010
-
-
-# ---- answers in pairs
-
-
-@torch.no_grad()
-def of_pairs(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Completion]) -> NDArray[np.float64]:
-    """The witness summed over each answer [N] that was drawn in pairs, at temperature 1.
-
-    p is the policy's own, which reads the text; drafts and what they were drawn from come out of the network of pairs.
-    """
-    network = policy.parts["pipo"]
-    assert isinstance(network, PairModel)
-    rows = pair_rows(prompts, answers, network.pad)
-    h, u = network.read(policy, batch_rows(rows, network.pad).pairs)
-    sums = []
-    for row, prompt, answer, first, second in zip(rows, prompts, answers, h, u, strict=True):
-        text = torch.tensor([*prompt.token_ids, *answer.token_ids.tolist()])[None]
-        states = policy.hidden(text, torch.arange(text.shape[1])[None], CausalContext())
-        p = policy.logits(states[0, len(prompt.token_ids) - 1 : -1]).double().softmax(-1)
-        # Entry i of h and u belongs to pair i + 1.
-        own = slice(row.prompt - 1, len(row.pairs) - 1)
-        laws = [network.logits(policy, part[own]).double().softmax(-1) for part in (first, second)]
-        sums.append(float(pair_terms(row.pairs[row.prompt :], row.drafts, network.pad, p, laws[0], laws[1]).sum()))
-    return np.array(sums)
-
-
-def pair_terms(
-    pairs: Sequence[tuple[int, int]], drafts: Sequence[int], pad: int, p: Tensor, first: Tensor, second: Tensor
-) -> Tensor:
-    """The witness of each of the T tokens of an answer in n pairs.
-
-    What a place is tested with has to be fixed before its token. A first token has the distribution that it is drawn
-    from. A second place has the draft's, whether or not the draft is kept: if it is dropped, the token that comes to
-    stand there is the next pair's first, and is tested with the draft's all the same.
-
-    Args:
-        pairs: second tokens ``pad`` where there is none.
-        drafts: [n] second tokens that were drawn, ``pad`` if none was.
-        pad: stands for no token.
-        p: [T, V] of the target.
-        first: [n, V] that the first token of a pair was drawn from.
-        second: [n, V] that its draft was drawn from.
-    """
-    tokens, laws = [], []
-    dropped: Tensor | None = None  # what a draft for the next place was drawn from
-    for place, (one, other) in enumerate(pairs):
-        tokens.append(one)
-        laws.append(first[place] if dropped is None else dropped)
-        dropped = None
-        if other != pad:
-            tokens.append(other)
-            laws.append(second[place])
-        elif drafts[place] != pad:
-            dropped = second[place]
-    return evidence(torch.tensor(tokens), p, torch.stack(laws))

@@ -4,6 +4,7 @@ from tests.mutants.fault import fault
 
 FOLDER = "recipes/reproduce/frontier"
 WITNESS, ARMS, ANALYSIS = f"{FOLDER}/witness.py", f"{FOLDER}/arms.py", f"{FOLDER}/analysis.py"
+PAIRS = f"{FOLDER}/pipo.py"
 TESTS = "recipes/reproduce/test_frontier.py"
 NUMBERS = "recipes/reproduce/test_frontier_numbers.py"
 
@@ -17,7 +18,7 @@ FAULTS = (
     ),
     fault(
         "frontier/dropped-draft-forgotten",
-        WITNESS,
+        PAIRS,
         "dropped = second[place]",
         "dropped = None",
         f"{TESTS}::test_a_dropped_draft_fixes_what_its_place_is_tested_with",
@@ -31,7 +32,7 @@ FAULTS = (
     ),
     fault(
         "frontier/pairs-of-the-prompt",
-        WITNESS,
+        PAIRS,
         "own = slice(row.prompt - 1, len(row.pairs) - 1)",
         "own = slice(row.prompt - 2, len(row.pairs) - 2)",
         f"{TESTS}::test_pairs_without_drafts_come_to_the_total_variation_of_their_first_tokens",

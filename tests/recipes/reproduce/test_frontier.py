@@ -15,7 +15,8 @@ from bebop.rollout.decoding.base import Draft, TargetOutput
 from bebop.rollout.torch_engine import generate
 from recipes.reproduce.frontier import arms
 from recipes.reproduce.frontier.arms import ARMS, Arm, Planted, engine
-from recipes.reproduce.frontier.witness import Witness, evidence, of_pairs, pair_terms, watching
+from recipes.reproduce.frontier.pipo import of_pairs, pair_terms
+from recipes.reproduce.frontier.witness import Witness, evidence, watching
 from tests.builders import requests, tiny_policy
 from tests.goodness_of_fit import p_value
 
@@ -148,15 +149,15 @@ def enumerated(gate: Tensor, first: Tensor, second: Tensor, then: Tensor, p: Ten
         for draft in range(VOCAB):
             chance = float(second[a, draft])
             probs = torch.stack([p[0], p[1 + a]])
-            laws = torch.stack([first, first]), torch.stack([second[a], second[a]])
-            whole = pair_terms([(a, draft)], [draft], pad, probs, laws[0][:1], laws[1][:1])
+            distributions = torch.stack([first, first]), torch.stack([second[a], second[a]])
+            whole = pair_terms([(a, draft)], [draft], pad, probs, distributions[0][:1], distributions[1][:1])
             sums[a, 0] += chance * float(gate[draft]) * float(whole[0])
             sums[a, 1] += chance * float(gate[draft]) * float(whole[1])
             for b in range(VOCAB):
                 dropped = chance * (1 - float(gate[draft])) * float(then[a, b])
                 heads = torch.stack([first, then[a]])
                 drafts = [pad, pad] if swap else [draft, pad]
-                parted = pair_terms([(a, pad), (b, pad)], drafts, pad, probs, heads, laws[1])
+                parted = pair_terms([(a, pad), (b, pad)], drafts, pad, probs, heads, distributions[1])
                 sums[a, 0] += dropped * float(parted[0])
                 sums[a, 1] += dropped * float(parted[1])
     return np.array([[sums[a, k] for k in (0, 1)] for a in range(VOCAB)])
