@@ -1,4 +1,4 @@
-"""A head that forgets one token in the middle of a real job: the alarm leads to that token."""
+"""A head that forgets one token in the middle of a real job: the alarm leads to that token, also in a real Chromium."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from playwright.sync_api import Page, expect
 
 from bebop.model.backbone import Policy
 from bebop.trajectories import NAME, Trajectories
 from bebop.view.drift_tokens import alarms, explain
 from tests.monitor.test_watch_job import SPOILED, Job
+from tests.view.serving import served
 
 pytestmark = pytest.mark.slow
 
@@ -74,3 +76,19 @@ def test_its_examples_are_places_where_the_head_was_wrong_about_it(planted: tupl
             assert trace is not None and trace.target_ids[example["place"], 0] == token
             assert trace.overlap[example["place"]] == pytest.approx(example["overlap"]) and example["overlap"] < 0.3
             assert step - 2 <= example["step"] <= step
+
+
+def test_three_clicks_lead_to_the_token_that_was_forgotten(planted: tuple[Path, int], page: Page) -> None:
+    folder, token = planted
+    with Trajectories(folder / NAME) as stored:
+        piece = stored.pieces([token])[token]
+    with served([folder]) as address:
+        page.goto(address)
+        page.locator("a.alarm").last.click()
+        row = page.locator("[data-table=tokens] button.go").first
+        expect(row).to_have_text(piece)
+        row.click()
+        page.locator("a.example").first.click()
+        expect(page.locator(".token.chosen")).to_have_count(1)
+        likeliest = page.locator("aside .bars tbody tr").first.locator("th")
+        expect(likeliest).to_have_attribute("title", f"id {token}")
