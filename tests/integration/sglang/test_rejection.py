@@ -112,7 +112,8 @@ def test_a_trace_is_that_of_the_model(sglang: ServedEngine, folder: Path) -> Non
         assert counts["unknown"] == 0 and counts["plain"] == 1 and counts["recovered"] > 0
         beyond = answer.stats.accepted.sum() - counts["accepted"]  # SGLang counts on where the answer has ended
         assert 0 <= beyond <= DRAFTS
-        assert 0 <= answer.stats.overlap.sum() - np.nansum(trace.overlap) <= DRAFTS
+        beyond = answer.stats.overlap.sum() - np.nansum(trace.overlap, dtype=np.float64)
+        assert -1e-5 <= beyond <= DRAFTS  # a trace has float32
         for t in range(1, 24):
             every = distribution(folder, (*PROMPT, *ids[:t]), 0.7)
             np.testing.assert_allclose(trace.target_top[t], every[trace.target_ids[t]], atol=2e-3)
