@@ -65,9 +65,15 @@ def _opening(verdicts: Sequence[tuple[str, Said]], folders: Sequence[Path] = ())
     """The first lines of the page, with the way from here to the answers themselves, where those were kept."""
     note = ""
     if folders:
-        command = escape(" ".join(["python -m bebop.view", *(shlex.quote(str(folder)) for folder in folders)]))
+        command = escape(" ".join(["python -m bebop.view", *(shlex.quote(str(_named(folder))) for folder in folders)]))
         note = f"Answers token by token: <code>{command}</code>, then <a href='{ADDRESS}'>{ADDRESS}</a>."
     return opened([(name, one.verdict, one.advice) for name, one in verdicts], note)
+
+
+def _named(folder: Path) -> Path:
+    """A folder as one would type it here: a page that is sent around should not tell of more than it has to."""
+    here, there = Path.cwd(), folder.resolve()
+    return there.relative_to(here) if there.is_relative_to(here) else folder
 
 
 def _summary(runs: Sequence[Run]) -> Card:

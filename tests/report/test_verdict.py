@@ -105,7 +105,9 @@ def test_a_trainer_that_waits_is_given_something_to_do() -> None:
     assert "rollout.workers" in said(run(columns=idle), explained()).advice
 
 
-def test_the_page_opens_with_it_and_shows_the_way_to_the_answers(tmp_path: Path) -> None:
+def test_the_page_opens_with_it_and_shows_the_way_to_the_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = watched_run(tmp_path / "<spoiled>")
     main([str(one)])
     page = (one / "report.html").read_text()
@@ -119,5 +121,8 @@ def test_the_page_opens_with_it_and_shows_the_way_to_the_answers(tmp_path: Path)
     first = out.read_text().split("<main>")[0]
     assert first.count("class='verdict'") == 2 and "<b>&lt;spoiled&gt;:</b>" in first and "<b>other:</b>" in first
     assert "python -m bebop.view" in first and "href='http://127.0.0.1:" in first
+    monkeypatch.chdir(tmp_path)
+    main([str(one), "--out", str(out)])
+    assert "<code>python -m bebop.view &#x27;&lt;spoiled&gt;&#x27;</code>" in out.read_text()  # no path of the machine
     main(["--from", str(one / "drift.jsonl"), "--out", str(out)])
     assert "no longer fits the policy." in out.read_text().split("<main>")[0]
