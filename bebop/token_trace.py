@@ -56,6 +56,9 @@ def joined(parts: Sequence[Trace]) -> Trace:
     arrays["drafters"] = np.concatenate([own[p.drafters] for own, p in zip(places, parts, strict=True)])
     starts = np.cumsum([0, *(int(part.cycles[-1]) + 1 if len(part) else 0 for part in parts)])
     arrays["cycles"] = np.concatenate(
-        [part.cycles + np.int32(start) for part, start in zip(parts, starts[:-1], strict=True)]
+        [
+            np.where(p.cycles == NONE, p.cycles, p.cycles + np.int32(at))
+            for p, at in zip(parts, starts[:-1], strict=True)
+        ]
     )
     return Trace(names=names, **arrays)
