@@ -13,8 +13,8 @@ from bebop.errors import UserError
 from bebop.monitor.drift_monitor import MonitorSettings
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.token_drift import Ints, Part, Places, TokenDrift, share_out
-from bebop.sinks import read_jsonl
 from bebop.trajectories import NAME, StoredAnswer, Trajectories
+from bebop.view.folders import alarms
 
 SHOWN = 12  # kinds in a table
 CONTEXT = 12  # tokens before an example
@@ -32,12 +32,6 @@ class _Tested:
     position: Ints  # the draft's in its cycle, from 1
 
 
-def alarms(run: Path) -> list[dict[str, Any]]:
-    """Lines of ``controller.jsonl``: step, state, evidence and action of every change of state and every proposal."""
-    path = run / "controller.jsonl"
-    return read_jsonl(path) if path.is_file() else []
-
-
 def explain(run: Path, step: int) -> dict[str, Any]:
     """What the alarm of a step comes from.
 
@@ -45,9 +39,10 @@ def explain(run: Path, step: int) -> dict[str, Any]:
     ``tokens`` share that loss out by the token that the target expects, ``previous`` by the token before, ``positions``
     by the draft's place in its cycle. A ``note`` says where too little was traced. ``UserError``: there is no alarm.
     """
-    row = next((row for row in alarms(run) if row["step"] == step), None)
-    if row is None:
-        raise UserError(f"step {step} of {run} has no alarm: there are {_listed([r['step'] for r in alarms(run)])}")
+    rows = {row["step"]: row for row in alarms(run)}
+    if step not in rows:
+        raise UserError(f"step {step} of {run} has no alarm: there are {_listed([*rows])}")
+    row = rows[step]
     first, now = _windows(run, step)
     found = {
         "step": step,

@@ -85,7 +85,7 @@ class Folder:
 
     def curves(self) -> dict[str, Any]:
         """Steps and the metrics of CURVES that the run has; null where a step has none."""
-        rows = self._rows(METRICS)
+        rows = _rows(self.path / METRICS)
         columns = {name: [_number(row.get(name)) for row in rows] for name, _, _ in CURVES}
         kept = {name: column for name, column in columns.items() if any(value is not None for value in column)}
         labels = {name: {"label": label, "unit": unit} for name, label, unit in CURVES if name in kept}
@@ -93,7 +93,7 @@ class Folder:
 
     def alarms(self) -> list[dict[str, Any]]:
         """Where the drift monitor's state changed or something was to be done: step, state, evidence, action."""
-        return self._rows(ALARMS)
+        return alarms(self.path)
 
     def counts(self) -> dict[str, Any]:
         """What tells cheaply whether something is new: state, answers, the newest step, sizes of the logs."""
@@ -103,10 +103,10 @@ class Folder:
         count, newest = rows[0] if rows else (0, None)
         return {"state": self.state, "answers": count, "step": newest, "metrics": sizes[0], "alarms": sizes[1]}
 
-    def _rows(self, name: str) -> list[dict[str, Any]]:
-        """Lines of a log with finite numbers; none while it is not there."""
-        path = self.path / name
-        return read_jsonl(path) if path.is_file() else []
+
+def alarms(run: Path) -> list[dict[str, Any]]:
+    """Lines of ``controller.jsonl``: step, state, evidence and action of every change of state and every proposal."""
+    return _rows(run / ALARMS)
 
 
 def folders(paths: Sequence[Path]) -> list[Folder]:
@@ -148,3 +148,8 @@ def _number(value: object) -> float | None:
 def dumps(value: object) -> str:
     """JSON that every browser reads: ``ValueError`` for NaN, which has no place in it."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Lines of a log; none while it is not there."""
+    return read_jsonl(path) if path.is_file() else []

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.token_trace import NONE, VERDICTS
-from bebop.trajectories import StoredAnswer, Trajectories
+from bebop.trajectories import TRACED, StoredAnswer, Trajectories
 from bebop.view.queries import SHOWN
 
 # Digits that are sent of a column; others are whole numbers.
@@ -15,10 +15,6 @@ DIGITS = {
     "draft_entropy": 4, "target_top": 5, "draft_top": 5,
 }  # fmt: skip
 PLAIN = ("ids", "logprobs", "versions", "trainer_logprobs")  # kept of every answer
-TRACED = (
-    "verdicts", "cycles", "drafters", "drafts", "draft_target_probs", "draft_probs", "overlap", "target_entropy",
-    "draft_entropy", "target_ids", "target_top", "draft_ids", "draft_top",
-)  # fmt: skip
 OPTIONAL = ("cycles", "drafters", "drafts")  # whole numbers where NONE means that there is none
 IDS = ("ids", "drafts", "target_ids", "draft_ids")
 

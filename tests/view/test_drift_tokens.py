@@ -11,7 +11,8 @@ from bebop.errors import UserError
 from bebop.trajectories import NAME
 from bebop.trajectory import Group
 from bebop.trajectory_log import TrajectoryLog
-from bebop.view.drift_tokens import alarms, explain
+from bebop.view.drift_tokens import explain
+from bebop.view.folders import alarms
 from tests.stored_answers import SIZE, group
 
 COUNT = 40  # tokens of an answer

@@ -10,7 +10,8 @@ from playwright.sync_api import Page, expect
 
 from bebop.model.backbone import Policy
 from bebop.trajectories import NAME, Trajectories
-from bebop.view.drift_tokens import alarms, explain
+from bebop.view.drift_tokens import explain
+from bebop.view.folders import alarms
 from tests.monitor.test_watch_job import SPOILED, Job
 from tests.view.serving import served
 
