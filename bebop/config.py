@@ -12,13 +12,16 @@ from typing import Any, Literal
 
 from bebop.config_decoding import DecodingConfig as DecodingConfig
 from bebop.config_engines import SglangConfig
+from bebop.config_runtime import SEED as SEED
+from bebop.config_runtime import MonitorConfig as MonitorConfig
+from bebop.config_runtime import RuntimeConfig as RuntimeConfig
+from bebop.config_runtime import TraceMode as TraceMode
 from bebop.decoding import PARTS, SYSTEMS
 from bebop.parsing import (
     ABOVE_0_TO_1,
     BETAS,
     FROM_0_BELOW_1,
     LARGEST,
-    MAX_SEED,
     MOST,
     NOT_EMPTY,
     Limit,
@@ -34,11 +37,8 @@ from bebop.parsing import (
 
 # The names of the registries, which live on higher floors; tests hold both against each other.
 ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
-TraceMode = Literal["sample", "all", "off"]  # of how many answers, see bebop/token_trace.py
 POSITIVE = at_least(1)
 NOT_NEGATIVE = at_least(0)
-SEED = Limit(lambda seed: 0 <= seed < MAX_SEED, f"give a number from 0 to {MAX_SEED - 1}")
-PORT = within(0, 65535, "give a port from 0 to 65535")
 DEVICE = Limit(
     lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None, "give auto, cpu, cuda or cuda:NUMBER"
 )
@@ -207,55 +207,6 @@ class CotrainConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "cotrain.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorConfig:
-    """What is measured during a run and where it is sent."""
-
-    decode_stats: bool = setting(True, "overlap and entropies of every verified position")
-    drift: bool = setting(True, "why acceptance moved: drift/* metrics, drift.jsonl, controller.jsonl")
-    probe_every: int = setting(
-        10, "steps between readings of the probe set, fewer when in doubt", at_least(0, "never"), formerly="bank_every"
-    )
-    probe_answers: int = setting(24, "answers that make up the probe set", at_least(2), formerly="bank_answers")
-    actions: bool = setting(False, "carry out the proposals on system and draft length; takes monitor.drift")
-    check_answers: int = setting(8, "answers a step scored again by the weights that wrote them", at_least(0, "none"))
-    certify_every: int = setting(
-        10, "steps between readings of the certificate: do answers follow the distributions?", at_least(0, "never")
-    )
-    trace: TraceMode = setting(
-        "sample", "trajectories.sqlite: all answers, and how each token came about: of a prompt a step, of all; or off"
-    )
-    tensorboard: bool = setting(True, "write TensorBoard events")
-    wandb: bool = setting(False, "write to Weights & Biases")
-    ray_metrics: bool = setting(True, "give every number to Ray, which exports it for Prometheus")
-    plots: bool = setting(True, "report.html at the end")
-
-    def __post_init__(self) -> None:
-        check_settings(self, "monitor.")
-        check(self.drift or not self.actions, "monitor.actions", self.actions, "it takes monitor.drift=true")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeConfig:
-    """Ray and the run folder."""
-
-    dir: str | None = setting(None, "the run folder; null: runs/<date and time>", NOT_EMPTY)
-    resume: bool = setting(False, "go on from the newest checkpoint in runtime.dir")
-    seed: int = setting(0, "of the sampled answers", SEED)
-    address: str | None = setting(None, "a Ray cluster to join; null starts one for this run", NOT_EMPTY)
-    temp_dir: str | None = setting(None, "Ray's own folder; null: a fresh temporary one", NOT_EMPTY)
-    port: int = setting(0, "Ray's port; 0 picks a free one", PORT)
-    dashboard: bool = setting(False, "start Ray's dashboard")
-    dashboard_port: int = setting(8265, "where it is served", PORT)
-    metrics_port: int = setting(0, "where Ray exports Prometheus metrics; 0 picks a free one", PORT)
-    max_restarts: int = setting(3, "rollout workers replaced before the run gives up", NOT_NEGATIVE)
-    progress: bool = setting(True, "show a progress bar")
-
-    def __post_init__(self) -> None:
-        check_settings(self, "runtime.")
-        check(not self.resume or bool(self.dir), "runtime.resume", self.resume, "give the run's folder as runtime.dir")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
