@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ from bebop.config import DecodingConfig
 from bebop.metrics import Metrics
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
-from bebop.trajectory import Batch, Group, Prompt
+from bebop.trajectory import Batch, Group, Prompt, Trajectory
 
 
 class WorkerDied(Exception):
@@ -23,30 +24,66 @@ class TrainerDied(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerReport:
-    """What a worker has done since it was last asked."""
+class Assignment:
+    """What a worker is asked for: some of the answers to one prompt.
 
-    groups: tuple[Group, ...]  # finished
+    An answer's seed depends on the prompt and its number in the group alone: whoever decodes it, it is the same.
+    """
+
+    prompt: Prompt
+    members: tuple[int, ...]  # of the group's G answers, counted from 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialGroup:
+    """An assignment, finished."""
+
+    prompt: Prompt
+    members: tuple[int, ...]
+    trajectories: tuple[Trajectory, ...]  # in the order of ``members``
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Of one thread of a worker."""
+
+    name: str  # "decoding", "reward"
+    silent: float  # seconds since it last got on while it had something to do; 0: it has nothing to do
+    slowest: float  # seconds of its slowest turn so far; 0: none yet
+    limit: float = inf  # what it may take by a setting of its own (task.reward_timeout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """What a worker has done since its report before."""
+
+    number: int  # 1, 2, ... of one process; told again under its number until it was acknowledged
+    parts: tuple[PartialGroup, ...]  # finished
     busy: float  # seconds spent decoding
     swap: float  # seconds spent taking in weights
     version: int  # of the weights in use
     head: str  # fingerprint of the MTP head in use
+    paces: tuple[Pace, ...] = ()
 
     @property
     def tokens(self) -> int:
-        """Answer tokens in the groups."""
-        return sum(len(t.completion.token_ids) for group in self.groups for t in group.trajectories)
+        """Answer tokens in the parts."""
+        return sum(len(t.completion.token_ids) for part in self.parts for t in part.trajectories)
 
 
 class Worker(Protocol):
     """A rollout worker as the loop sees it; every call raises ``WorkerDied`` if it is gone."""
 
-    async def submit(self, prompts: Sequence[Prompt]) -> None:
-        """Queue prompts."""
+    async def submit(self, assignments: Sequence[Assignment]) -> None:
+        """Queue assignments."""
         ...
 
-    async def collect(self) -> WorkerReport:
-        """What was finished since the last call; waits a while if there is nothing."""
+    async def collect(self, seen: int) -> WorkerReport:
+        """What was finished since the report before; waits a while if there is nothing.
+
+        ``seen`` acknowledges: the number of the newest report that arrived, 0 after a start. What was told after that
+        is told again: a report that is lost on its way loses no answer.
+        """
         ...
 
     async def set_weights(self, weights: Any, version: int) -> None:

@@ -17,12 +17,12 @@ from bebop.errors import UserError
 from bebop.metrics import Metrics
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
-from bebop.protocols import TrainerDied, WorkerDied, WorkerReport
+from bebop.protocols import Assignment, TrainerDied, WorkerDied, WorkerReport
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.worker import make_worker
 from bebop.trainer import checkpoint
 from bebop.trainer.rank import TrainerRank
-from bebop.trajectory import Batch, Group, Prompt
+from bebop.trajectory import Batch, Group
 
 T = TypeVar("T")
 Options = Mapping[str, Any]  # of an actor, from ``placement.reserve``
@@ -91,13 +91,13 @@ class RayWorker:
             raise
         self.actor = actor  # not before it can serve: until then it counts as dead
 
-    async def submit(self, prompts: Sequence[Prompt]) -> None:
+    async def submit(self, assignments: Sequence[Assignment]) -> None:
         """See ``protocols.Worker``."""
-        await self._ask("submit", prompts)
+        await self._ask("submit", assignments)
 
-    async def collect(self) -> WorkerReport:
+    async def collect(self, seen: int) -> WorkerReport:
         """See ``protocols.Worker``."""
-        report: WorkerReport = await self._ask("collect", COLLECT_SECONDS)
+        report: WorkerReport = await self._ask("collect", COLLECT_SECONDS, seen)
         return report
 
     async def set_weights(self, weights: Any, version: int) -> None:
