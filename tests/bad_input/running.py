@@ -1,0 +1,107 @@
+"""A bad input given to the real command in this process, and what is wrong with how the command took it."""
+
+import io
+import logging
+import os
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+from bebop import adapt, run
+from bebop.bench import __main__ as bench
+from bebop.certify import __main__ as certify
+from bebop.command import run_main
+from bebop.dashboards import __main__ as dashboards
+from bebop.report import __main__ as report
+from recipes.reproduce import __main__ as reproduce
+from recipes.tiny import __main__ as tiny
+from tests.bad_input.case import Case
+from tests.commands import on_disk
+
+Main = Callable[..., int | None]
+COMMANDS: dict[str, Main] = {
+    "run": run.main, "adapt": adapt.main, "bench": bench.main, "report": report.main,
+    "dashboards": dashboards.main, "reproduce": reproduce.main, "tiny": tiny.main, "certify": certify.main,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a command ended."""
+
+    code: object  # exit status; the exception, where one came out
+    out: str
+    err: str
+    written: tuple[str, ...]  # what is on the disk, or no longer, or changed
+
+
+def outcome(main: Main, arguments: Sequence[str], folders: Sequence[Path]) -> Outcome:
+    """Run a command to its end and look at everything in ``folders`` before and after."""
+    before = _seen(folders)
+    out, err = io.StringIO(), io.StringIO()
+    with _as_command(arguments), redirect_stdout(out), redirect_stderr(err):
+        try:
+            run_main(main)
+        except SystemExit as left:
+            code: object = left.code
+        except BaseException as error:  # what would be a traceback
+            code = error
+    after = _seen(folders)
+    changed = sorted(path for path in before | after if before.get(path) != after.get(path))
+    return Outcome(code=code, out=out.getvalue(), err=err.getvalue(), written=tuple(changed))
+
+
+def faults(seen: Outcome, names: str) -> list[str]:
+    """What is wrong with how a command ended that had to refuse its input in one line with ``names`` in it."""
+    lines = seen.err.splitlines()
+    wrong = []
+    if isinstance(seen.code, BaseException) or "Traceback" in seen.err:
+        wrong.append(f"traceback: {seen.code!r}")
+    elif seen.code != 2:
+        wrong.append(f"exit code {seen.code}")
+    if seen.out:
+        wrong.append(f"on stdout: {seen.out[:200]!r}")
+    if len(lines) != 1 or not lines[0].startswith("error: "):
+        wrong.append(f"{len(lines)} lines: {seen.err[:400]!r}")
+    elif names not in lines[0]:
+        wrong.append(f"{names!r} is not named: {lines[0]}")
+    if seen.written:
+        wrong.append(f"written: {', '.join(seen.written)}")
+    return wrong
+
+
+def run_case(case: Case, world: Path, temp: Path) -> Outcome:
+    """A filled-in case in its working folder, with a folder of its own for temporary files."""
+    was = os.getcwd()
+    with patch.dict(os.environ, {"TMPDIR": str(temp), **case.environment}), patch.object(tempfile, "tempdir", None):
+        os.chdir(world)
+        try:
+            return outcome(COMMANDS[case.command], case.arguments, (world, temp))
+        finally:
+            os.chdir(was)
+
+
+def _seen(folders: Sequence[Path]) -> dict[str, tuple[int, int]]:
+    return {path: stat for folder in folders for path, stat in on_disk(folder).items()}
+
+
+@contextmanager
+def _as_command(arguments: Sequence[str]) -> Iterator[None]:
+    """The process is as it was afterwards."""
+    handlers, filters = list(logging.root.handlers), list(warnings.filters)
+    argv, term = sys.argv, signal.getsignal(signal.SIGTERM)
+    interrupt = signal.getsignal(signal.SIGINT)
+    sys.argv, logging.root.handlers[:] = ["command", *arguments], []
+    try:
+        yield
+    finally:
+        sys.argv, logging.root.handlers[:] = argv, handlers
+        warnings.filters[:] = filters  # type: ignore[index]
+        signal.signal(signal.SIGTERM, term)
+        signal.signal(signal.SIGINT, interrupt)
