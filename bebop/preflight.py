@@ -11,15 +11,25 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from bebop.command import check_writable
 from bebop.config import JobConfig, ModelConfig, RuntimeConfig, TaskConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.model.checkpoint import find_device, load_tokenizer, require_known, require_mtp, resolve
+from bebop.model.checkpoint import (
+    find_device,
+    load_tokenizer,
+    mtp_layout,
+    read_config,
+    readable,
+    require_known,
+    require_mtp,
+    resolve,
+)
 from bebop.model.parts import find_part, read_card
+from bebop.model.skeleton import check_head, check_weights
 from bebop.rollout.engines import engine_module
 from bebop.rollout.room import check_memory, check_positions
 from bebop.tasks.rewards import make_reward
@@ -60,10 +70,7 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
     if here:
         find_device(config)
     folder, name = resolve(config.path), f"model.path={config.path!r}"
-    try:
-        settings = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{name} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
+    settings = read_config(config)
     if type(settings) not in AutoModelForCausalLM._model_mapping:
         raise UserError(f"{name} cannot be loaded: {settings.model_type} is no causal language model")
     files = sorted(folder.glob("*.safetensors"))
@@ -80,6 +87,10 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
         sizes = f"{tokens} tokens, the model {rows}"
         raise UserError(f"{name}: the tokenizer has {sizes}; they do not belong together")
     require_known(config)
+    with readable(config):
+        skeleton = check_weights(settings, folder, name)
+        if (layout := mtp_layout(folder, settings.num_hidden_layers)) is not None:
+            check_head(skeleton, folder, layout)
     return settings
 
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,6 +31,7 @@ from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.model.parity import check_parity
 from bebop.model.parts import find_part, load_part
+from bebop.model.skeleton import check_settings
 
 log = logging.getLogger(__name__)
 SPLIT = ("qwen3_next",)  # model types whose checkpoints hold experts one by one
@@ -85,7 +87,7 @@ def load_backbone(config: ModelConfig) -> PreTrainedModel:
     So is what bebop's attention does not have, before any weights are read.
     """
     require_known(config)
-    with _readable(config):
+    with readable(config):
         backbone, info = AutoModelForCausalLM.from_pretrained(
             resolve(config.path),
             dtype=getattr(torch, config.dtype),
@@ -101,6 +103,14 @@ def load_backbone(config: ModelConfig) -> PreTrainedModel:
     return backbone
 
 
+def read_config(config: ModelConfig) -> Any:
+    """The Hugging Face configuration of a checkpoint; ``UserError`` for sizes that no model has."""
+    with readable(config):
+        settings = AutoConfig.from_pretrained(resolve(config.path), local_files_only=True)
+        check_settings(settings, f"model.path={config.path!r}")
+    return settings
+
+
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint, without its weights.
 
@@ -108,9 +118,12 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     the model's family in its place (for ``qwen2`` one with another pre-tokenizer and an added token).
     """
     folder = resolve(config.path)
-    with _readable(config):
+    with readable(config):
         file = folder / "tokenizer_config.json"
-        name = json.loads(file.read_text()).get("tokenizer_class") if file.is_file() else None
+        settings = json.loads(file.read_text()) if file.is_file() else {}
+        if not isinstance(settings, dict):
+            raise UserError(f"{file} cannot be read: it holds {str(settings)[:40]!r}, not an object in braces")
+        name = settings.get("tokenizer_class")
         generic = name in ("TokenizersBackend", "PreTrainedTokenizerFast") and (folder / "tokenizer.json").is_file()
         kind = PreTrainedTokenizerFast if generic else AutoTokenizer
         tokenizer = kind.from_pretrained(folder, local_files_only=True)
@@ -121,14 +134,19 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 @contextmanager
-def _readable(config: ModelConfig) -> Iterator[None]:
-    """Whatever transformers finds wrong with a folder becomes one line; its reports on MTP keys are kept quiet."""
+def readable(config: ModelConfig) -> Iterator[None]:
+    """Whatever transformers finds wrong with a folder becomes one line; its reports on MTP keys are kept quiet.
+
+    It checks little of what it reads, so that a value of another type may end in any exception.
+    """
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
         yield
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"model.path={config.path!r} cannot be loaded: {reason}") from error
     finally:
@@ -154,16 +172,15 @@ def mtp_layout(folder: Path, layers: int) -> str | None:
 
 def require_known(config: ModelConfig) -> None:
     """Raise ``UserError`` if the checkpoint's settings name what bebop's attention does not have; reads no weights."""
-    with _readable(config):
-        own = AutoConfig.from_pretrained(resolve(config.path), local_files_only=True)
-    refuse_config(own, config.path)
+    own = read_config(config)
+    with readable(config):
+        refuse_config(own, config.path)
 
 
 def require_mtp(config: ModelConfig) -> None:
     """Raise ``UserError`` if the checkpoint has no MTP weights and no fresh head is asked for; reads no weights."""
     folder = resolve(config.path)
-    with _readable(config):
-        layers = AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers
+    layers = read_config(config).num_hidden_layers
     if not config.init_mtp and mtp_layout(folder, layers) is None:
         raise UserError(
             f"model.path={config.path!r} has no MTP weights ({', '.join(LAYOUTS)} layouts are known); "

@@ -1,6 +1,5 @@
 """Questions from a JSONL or parquet file: every row once per epoch, in an order shuffled anew for each epoch."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pyarrow
 import pyarrow.parquet
 
 from bebop.errors import UserError
+from bebop.reading import parse_json
 
 
 class FileItems:
@@ -61,12 +61,16 @@ def lookup(row: dict[str, Any], key: str, setting: str, where: str) -> Any:
 
 
 def _check_question(question: Any, where: str) -> None:
-    if isinstance(question, str) and question.strip():
-        return
-    messages = isinstance(question, list) and question
-    if messages and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in question):
-        return
-    raise UserError(f"{where} holds {str(question)[:60]!r}; give a text or a list of messages with role and content")
+    messages = question if isinstance(question, list) else [{"role": "user", "content": question}]
+    texts = [m.get(key) if isinstance(m, dict) else None for m in messages for key in ("role", "content")]
+    if isinstance(question, str) and not question.strip() or not texts or not all(isinstance(t, str) for t in texts):
+        raise UserError(
+            f"{where} holds {str(question)[:60]!r}; give a text or a list of messages with role and content, both texts"
+        )
+    try:
+        "".join(map(str, texts)).encode()
+    except UnicodeEncodeError as error:  # JSON may hold one half of a pair of surrogates, which no tokenizer takes
+        raise UserError(f"{where} holds {str(question)[:60]!r}, which is no text: {error.reason}") from None
 
 
 def read_rows(path: Path, setting: str) -> list[tuple[str, dict[str, Any]]]:
@@ -95,7 +99,7 @@ def _read_jsonl(path: Path) -> list[tuple[str, dict[str, Any]]]:
             continue
         where = f"line {number} of {path}"
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:  # not JSON, or not UTF-8
             raise UserError(f"{where} cannot be read: {error}") from error
         if not isinstance(row, dict):
