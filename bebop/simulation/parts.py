@@ -137,7 +137,8 @@ class SimulatedWorker:
         """An answer with nothing in it but its sizes; arrays without contents take no memory."""
         length, config = self._lengths.pop(ended.key), self.answers.config.answers
         spent = sum(count for count, _ in ended.spans)
-        reached = spent * np.cumprod([1.0, *config.accept_rates])[: config.draft_tokens]
+        chances = np.cumprod(np.array([1.0, *config.accept_rates], dtype=np.float64))
+        reached: NDArray[np.float64] = spent * chances[: config.draft_tokens]
         accepted = reached * np.array(config.accept_rates[: config.draft_tokens])
         stats = DecodeStats(
             cycles=spent, tokens=length, target_forwards=spent, draft_forwards=spent * config.draft_tokens,
