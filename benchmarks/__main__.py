@@ -62,10 +62,7 @@ def parser() -> Parser:
     holding = kinds.add_parser("certify", help="what holding a job's answers against the trainer's distributions costs")
     holding.add_argument("--rounds", type=whole(2), default=20, help="turns with and without readings (default: 20)")
     holding.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
-    kinds.add_parser("simulate", help="predictions of bebop.simulate against six real jobs")
-    own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
-    most = "the most trajectories of a job (default: 1000000)"
-    own.add_argument("--most", type=whole(10_000, LARGEST), default=1_000_000, help=most)
+    _add_simulations(kinds)
     serving = kinds.add_parser("sglang", help="tokens/s of SGLang, with and without the plugin that measures drafts")
     serving.add_argument(
         "--model", default="tiny", help="tiny or a Hugging Face folder with MTP weights (default: tiny)"
@@ -86,6 +83,13 @@ def parser() -> Parser:
     serving.add_argument("--memory-fraction", type=float, help="of the GPU (default: SGLang decides)")
     serving.add_argument("--cache-tokens", type=whole(1, LARGEST), help="room for keys and values (default: what fits)")
     return top
+
+
+def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
+    kinds.add_parser("simulate", help="predictions of bebop.simulate against six real jobs")
+    own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
+    most = "the most trajectories of a job (default: 1000000)"
+    own.add_argument("--most", type=whole(10_000, LARGEST), default=1_000_000, help=most)
 
 
 def _add_tracing(kind: argparse.ArgumentParser) -> None:
