@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +24,16 @@ class TrainerDied(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Of one thread of a worker."""
+
+    name: str  # "decoding", "reward"
+    silent: float  # seconds since it last got on while it had something to do; 0: it has nothing to do
+    slowest: float  # seconds of its slowest turn so far; 0: none yet
+    limit: float = inf  # what it may take by a setting of its own (task.reward_timeout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
     """What a worker has done since it was last asked."""
 
@@ -31,6 +42,7 @@ class WorkerReport:
     swap: float  # seconds spent taking in weights
     version: int  # of the weights in use
     head: str  # fingerprint of the MTP head in use
+    paces: tuple[Pace, ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -84,7 +84,7 @@ class RolloutWorker:
             if self._error is not None:
                 raise self._error
             groups, self._done = tuple(self._done), []
-        return WorkerReport(groups=groups, **self.thread.progress()._asdict())
+        return WorkerReport(groups=groups, paces=(self.thread.pace(),), **self.thread.progress()._asdict())
 
     def turn(self) -> None:
         """Take in what was queued, run one engine cycle, and wait for the rewards of what ended; without ``start``."""
