@@ -5,12 +5,15 @@ What was measured decides: ``FACTOR`` times the slowest of its kind so far, and 
 whose machine slept, knows nothing of the others' silence meanwhile.
 """
 
+import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from bebop.protocols import Pace
 
+T = TypeVar("T")
 FACTOR = 10.0
 FIRST = 600.0  # seconds, where nothing of a kind was measured: models are loaded, kernels compiled
 START = 1800.0  # seconds for a process to load its model, the first time
@@ -90,3 +93,17 @@ class Paces:
             if silent > max(self.floor, measured, own):
                 return pace.name, silent
         return None
+
+
+async def within(work: Coroutine[Any, Any, T], limit: float, clock: AwakeClock) -> T:
+    """Await ``work``; ``TimeoutError`` after ``limit`` seconds of a fresh ``clock``."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=min(TICK, limit / 4))
+            clock.tick()
+            if not task.done() and clock.read() > limit:
+                raise TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
