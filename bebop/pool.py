@@ -11,8 +11,8 @@ from bebop.clock import Clock
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.monitor.controller import Health
-from bebop.protocols import Trainer, Worker, WorkerDied, WorkerReport
-from bebop.trajectory import Prompt
+from bebop.protocols import Assignment, PartialGroup, Trainer, Worker, WorkerDied, WorkerReport
+from bebop.trajectory import Group, Prompt, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +34,16 @@ class WorkerPool:
         # Prompts below had been handed out when a worker died, or when the job was resumed: answers that had ended by
         # then were kept and others drawn again, so which tokens became of them depends on the tokens.
         self.disturbed = 0
+        self._members = range(config.trainer.group_size)
         self._most_restarts = config.runtime.max_restarts
         self._published: tuple[Any, int] | None = None  # weights and their version
         self._decoding = config.decoding  # what the workers were told last, or started with
         self._heads: dict[int, str] = {}  # version -> fingerprint of the head that belongs to it
         self._sends = [0] * len(workers)  # odd while weights are on their way to worker i
         self._health: dict[int, Health] = {}  # worker -> what it said in this step
-        self._in_flight: list[set[int]] = [set() for _ in workers]
+        self._in_flight: list[set[tuple[int, int]]] = [set() for _ in workers]  # (prompt, member) of the group
+        self._answers: dict[int, dict[int, Trajectory]] = {}  # of groups that are not complete: by prompt and member
+        self._seen = [0] * len(workers)  # number of the newest report of each worker's process
         self._locks = [asyncio.Lock() for _ in workers]
 
     @contextlib.asynccontextmanager
@@ -57,8 +60,8 @@ class WorkerPool:
             share = [index for index in indices if index % count == i]
             if share:
                 async with self._turn(i) as worker:
-                    self._in_flight[i].update(share)
-                    await worker.submit([self.prompt(index) for index in sorted(share)])
+                    self._in_flight[i].update((index, member) for index in share for member in self._members)
+                    await worker.submit([self._assignment(index, self._members) for index in sorted(share)])
 
     async def publish(self, trainer: Trainer, version: int, *, head: bool = False, fingerprint: bool = False) -> None:
         """Send the trainer's weights to every worker, which swap them in between two decoding cycles.
@@ -91,13 +94,15 @@ class WorkerPool:
         while True:
             sends = self._sends[i]
             try:
-                report = await self.workers[i].collect()
+                report = await self.workers[i].collect(self._seen[i])
             except WorkerDied as death:
                 await self._replace(i, death)
                 continue
-            for group in report.groups:
-                self._in_flight[i].discard(group.prompt.index)
-                await self.buffer.put(group)
+            if report.number <= self._seen[i]:  # told twice
+                continue
+            self._seen[i] = report.number
+            for part in report.parts:
+                await self._take(i, part)
             self.clock.add(report)
             if self._sends[i] == sends and sends % 2 == 0:  # else it may speak of what was in use before
                 self._examine(i, report)
@@ -108,14 +113,33 @@ class WorkerPool:
         self.disturbed = self.buffer.admitted
         if self.restarts > self._most_restarts:
             raise UserError(f"rollout workers died {self.restarts} times, the last time: {death}") from death
-        log.warning("rollout worker %d died (%s); %d prompts start again", i, death, len(self._in_flight[i]))
+        lost: dict[int, list[int]] = {}
+        for index, member in sorted(self._in_flight[i]):
+            lost.setdefault(index, []).append(member)
+        log.warning("rollout worker %d died (%s); %d prompts start again", i, death, len(lost))
         async with self._turn(i) as worker:
             await worker.restart()
+            self._seen[i] = 0
             if self._published is not None:  # before that it has nothing to do, and the first publish comes to it
                 await worker.set_weights(*self._published)
             if self._decoding != self.config.decoding:
                 await worker.configure(self._decoding)
-            await worker.submit([self.prompt(index) for index in sorted(self._in_flight[i])])
+            await worker.submit([self._assignment(index, members) for index, members in lost.items()])
+
+    def _assignment(self, index: int, members: Sequence[int]) -> Assignment:
+        return Assignment(prompt=self.prompt(index), members=tuple(members))
+
+    async def _take(self, i: int, part: PartialGroup) -> None:
+        """Put what worker i finished to the rest of its group, and hand the group over once it is complete."""
+        index = part.prompt.index
+        answers = self._answers.setdefault(index, {})
+        for member, trajectory in zip(part.members, part.trajectories, strict=True):
+            self._in_flight[i].remove((index, member))
+            answers[member] = trajectory
+        if len(answers) == len(self._members):
+            del self._answers[index]
+            trajectories = tuple(answers[member] for member in self._members)
+            await self.buffer.put(Group(prompt=part.prompt, trajectories=trajectories))
 
     def _examine(self, i: int, report: WorkerReport) -> None:
         """Hold what worker i says it runs against what it should; a complaint stands until the step is over.
@@ -123,7 +147,7 @@ class WorkerPool:
         The version must be at least that of the newest prompt it answered: those weights were sent before.
         """
         size, staleness = self.config.trainer.groups_per_step, self.config.rollout.staleness
-        due = max((group.prompt.index // size - staleness for group in report.groups), default=report.version)
+        due = max((part.prompt.index // size - staleness for part in report.parts), default=report.version)
         health = Health(
             worker=i,
             version=report.version,

@@ -12,7 +12,7 @@ from bebop.config import DecodingConfig
 from bebop.metrics import Metrics
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
-from bebop.trajectory import Batch, Group, Prompt
+from bebop.trajectory import Batch, Group, Prompt, Trajectory
 
 
 class WorkerDied(Exception):
@@ -21,6 +21,26 @@ class WorkerDied(Exception):
 
 class TrainerDied(Exception):
     """The trainer is gone; the job goes back to its last checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a worker is asked for: some of the answers to one prompt.
+
+    An answer's seed depends on the prompt and its number in the group alone: whoever decodes it, it is the same.
+    """
+
+    prompt: Prompt
+    members: tuple[int, ...]  # of the group's G answers, counted from 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialGroup:
+    """An assignment, finished."""
+
+    prompt: Prompt
+    members: tuple[int, ...]
+    trajectories: tuple[Trajectory, ...]  # in the order of ``members``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +55,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What a worker has done since it was last asked."""
+    """What a worker has done since its report before."""
 
-    groups: tuple[Group, ...]  # finished
+    number: int  # 1, 2, ... of one process; told again under its number until it was acknowledged
+    parts: tuple[PartialGroup, ...]  # finished
     busy: float  # seconds spent decoding
     swap: float  # seconds spent taking in weights
     version: int  # of the weights in use
@@ -46,19 +67,23 @@ class WorkerReport:
 
     @property
     def tokens(self) -> int:
-        """Answer tokens in the groups."""
-        return sum(len(t.completion.token_ids) for group in self.groups for t in group.trajectories)
+        """Answer tokens in the parts."""
+        return sum(len(t.completion.token_ids) for part in self.parts for t in part.trajectories)
 
 
 class Worker(Protocol):
     """A rollout worker as the loop sees it; every call raises ``WorkerDied`` if it is gone."""
 
-    async def submit(self, prompts: Sequence[Prompt]) -> None:
-        """Queue prompts."""
+    async def submit(self, assignments: Sequence[Assignment]) -> None:
+        """Queue assignments."""
         ...
 
-    async def collect(self) -> WorkerReport:
-        """What was finished since the last call; waits a while if there is nothing."""
+    async def collect(self, seen: int) -> WorkerReport:
+        """What was finished since the report before; waits a while if there is nothing.
+
+        ``seen`` acknowledges: the number of the newest report that arrived, 0 after a start. What was told after that
+        is told again: a report that is lost on its way loses no answer.
+        """
         ...
 
     async def set_weights(self, weights: Any, version: int) -> None:

@@ -1,4 +1,4 @@
-"""A rollout worker: prompts in, groups with rewards out; decoding and rewards each in a thread of their own."""
+"""A rollout worker: assignments in, answers with rewards out; decoding and rewards each in a thread of their own."""
 
 import logging
 import threading
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
-from bebop.protocols import WorkerReport
+from bebop.protocols import Assignment, PartialGroup, WorkerReport
 from bebop.rollout.engine import Engine, Request
 from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.engines import engine_module
 from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.rewards import checked, make_reward
 from bebop.token_trace import traced
-from bebop.trajectory import Completion, Group, Prompt, SamplingParams, Trajectory
+from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory
 
 log = logging.getLogger(__name__)
 Reward = Callable[[str, Prompt], float]
@@ -37,14 +37,14 @@ def make_worker(config: JobConfig) -> "RolloutWorker":
 
 @dataclass(slots=True, kw_only=True)
 class _Open:
-    """A group whose answers are not all there yet."""
+    """An assignment whose answers are not all there yet."""
 
-    prompt: Prompt
+    assignment: Assignment
     answers: dict[int, Trajectory] = field(default_factory=dict)
 
 
 class RolloutWorker:
-    """Answers, rewards, groups; every public method but ``turn`` may be called from any thread."""
+    """Answers, rewards, reports; every public method but ``turn`` may be called from any thread."""
 
     def __init__(self, engine: Engine, reward: Reward, config: JobConfig, eos: tuple[int, ...]) -> None:
         """``eos``: the tokens that end an answer."""
@@ -53,19 +53,20 @@ class RolloutWorker:
         self._rewards = ThreadPoolExecutor(1, thread_name_prefix="reward")  # one: answers are rewarded as they end
         self._timeouts = 0  # rewards that hung, one after another
         self._news = threading.Condition()
-        self._done: list[Group] = []
+        self._done: list[PartialGroup] = []
+        self._told: WorkerReport | None = None  # the report that is not acknowledged yet
+        self._reports = 0
         self._error: BaseException | None = None
 
     def start(self) -> None:
         """Run in threads."""
         self.thread.start()
 
-    def submit(self, prompts: Sequence[Prompt]) -> None:
-        """Queue prompts; each becomes one group."""
-        size = self.config.trainer.group_size
-        groups = [_Open(prompt=prompt) for prompt in prompts]
-        places = [(group, member) for group in groups for member in range(size)]
-        requests = [self._request(group.prompt, member) for group, member in places]
+    def submit(self, assignments: Sequence[Assignment]) -> None:
+        """Queue assignments; their answers enter the engine together."""
+        parts = [_Open(assignment=assignment) for assignment in assignments]
+        places = [(part, member) for part in parts for member in part.assignment.members]
+        requests = [self._request(part.assignment.prompt, member) for part, member in places]
         for place, future in zip(places, self.thread.submit(requests), strict=True):
             future.add_done_callback(partial(self._answered, *place))
 
@@ -77,14 +78,25 @@ class RolloutWorker:
         """Queue another way of decoding, between two cycles; answers in progress go on with it."""
         self.thread.configure(decoding).add_done_callback(self._heard)
 
-    def collect(self, timeout: float) -> WorkerReport:
-        """Finished groups, as soon as there are some or after ``timeout`` seconds; raises what stopped the worker."""
+    def collect(self, timeout: float, seen: int) -> WorkerReport:
+        """What was finished, at once or within ``timeout`` seconds; raises what stopped the worker.
+
+        ``seen``: the number of the newest report that arrived; a later one that was told already is told again.
+        """
         with self._news:
+            if self._told is not None and self._told.number > seen:
+                return self._told
+            self._told = None
             self._news.wait_for(lambda: self._done or self._error is not None, timeout)
             if self._error is not None:
                 raise self._error
-            groups, self._done = tuple(self._done), []
-        return WorkerReport(groups=groups, paces=(self.thread.pace(),), **self.thread.progress()._asdict())
+            parts, self._done = tuple(self._done), []
+            self._reports += 1
+            paces = (self.thread.pace(),)
+            self._told = WorkerReport(
+                number=self._reports, parts=parts, paces=paces, **self.thread.progress()._asdict()
+            )
+            return self._told
 
     def turn(self) -> None:
         """Take in what was queued, run one engine cycle, and wait for the rewards of what ended; without ``start``."""
@@ -123,23 +135,24 @@ class RolloutWorker:
             self._news.notify_all()
         self.thread.stop()
 
-    def _answered(self, group: _Open, member: int, future: Future[Completion]) -> None:
+    def _answered(self, part: _Open, member: int, future: Future[Completion]) -> None:
         """Have the reward of an answer computed, beside decoding."""
         if self._heard(future):
-            self._rewards.submit(self._close, group, member, future.result())
+            self._rewards.submit(self._close, part, member, future.result())
 
-    def _close(self, group: _Open, member: int, completion: Completion) -> None:
-        """Put an answer with its reward into its group, and hand the group over once it is complete."""
+    def _close(self, part: _Open, member: int, completion: Completion) -> None:
+        """Put an answer with its reward to the others of its assignment, and hand all over once they are there."""
+        prompt, members = part.assignment.prompt, part.assignment.members
         try:
-            group.answers[member] = self._score(completion, group.prompt)
+            part.answers[member] = self._score(completion, prompt)
         except BaseException as error:  # not swallowed: whoever collects next gets it
             self._fail(error)
             return
-        if len(group.answers) < self.config.trainer.group_size:
+        if len(part.answers) < len(members):
             return
-        trajectories = tuple(group.answers[m] for m in sorted(group.answers))
+        trajectories = tuple(part.answers[m] for m in members)
         with self._news:
-            self._done.append(Group(prompt=group.prompt, trajectories=trajectories))
+            self._done.append(PartialGroup(prompt=prompt, members=members, trajectories=trajectories))
             self._news.notify_all()
 
     def _score(self, completion: Completion, prompt: Prompt) -> Trajectory:

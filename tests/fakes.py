@@ -15,7 +15,7 @@ from bebop.loop import Loop
 from bebop.metrics import Mean, Metrics
 from bebop.monitor.certified import Certified
 from bebop.parsing import from_dict
-from bebop.protocols import WorkerDied, WorkerReport
+from bebop.protocols import Assignment, PartialGroup, WorkerDied, WorkerReport
 from bebop.trajectory import Batch, Completion, DecodeStats, Group, Prompt, Trajectory
 from bebop.trajectory_log import TrajectoryLog
 from tests.builders import oldest_version
@@ -31,10 +31,11 @@ class FakeWorker:
     raises: dict[int, Exception] = field(default_factory=dict)  # which collect raises what
     stuck: bool = False  # never finishes anything
     version: int = -1
-    queue: list[Prompt] = field(default_factory=list)
+    queue: list[Assignment] = field(default_factory=list)
     submitted: list[tuple[int, int]] = field(default_factory=list)  # (weight version, prompt) as queued
     weights: list[tuple[str, int]] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
+    reports: int = 0
     alive: bool = True
     starting: bool = False
 
@@ -46,22 +47,26 @@ class FakeWorker:
         if not self.alive:
             raise WorkerDied(f"in {method}")
 
-    async def submit(self, prompts: Sequence[Prompt]) -> None:
+    async def submit(self, assignments: Sequence[Assignment]) -> None:
         await asyncio.sleep(0)
         self._call("submit")
-        self.queue += prompts
-        self.submitted += [(self.version, p.index) for p in prompts]
+        self.queue += assignments
+        self.submitted += [(self.version, a.prompt.index) for a in assignments]
 
-    async def collect(self) -> WorkerReport:
+    async def collect(self, seen: int) -> WorkerReport:
         for _ in range(5):
             await asyncio.sleep(0)
         self._call("collect")
         if self.calls["collect"] in self.raises:
             raise self.raises[self.calls["collect"]]
+        assert seen == self.reports, "no report gets lost here"
+        self.reports += 1
         if not self.queue or self.stuck:
-            return WorkerReport(groups=(), busy=0.0, swap=0.0, version=self.version, head="")
-        groups = (answer(self.queue.pop(), self.version),)
-        return WorkerReport(groups=groups, busy=0.01, swap=0.001, version=self.version, head="")
+            return self._report((), 0.0)
+        return self._report((part(self.queue.pop(), self.version),), 0.01)
+
+    def _report(self, parts: tuple[PartialGroup, ...], busy: float) -> WorkerReport:
+        return WorkerReport(number=self.reports, parts=parts, busy=busy, swap=busy / 10, version=self.version, head="")
 
     async def set_weights(self, weights: Any, version: int) -> None:
         await asyncio.sleep(0)
@@ -74,6 +79,14 @@ class FakeWorker:
         for _ in range(20):
             await asyncio.sleep(0)
         self.starting, self.alive, self.queue, self.version = False, True, [], -1
+        self.reports = 0
+
+
+def part(assignment: Assignment, version: int) -> PartialGroup:
+    """What becomes of an assignment."""
+    group = answer(assignment.prompt, version)
+    trajectories = tuple(group.trajectories[member] for member in assignment.members)
+    return PartialGroup(prompt=assignment.prompt, members=assignment.members, trajectories=trajectories)
 
 
 def answer(prompt: Prompt, version: int) -> Group:

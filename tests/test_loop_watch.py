@@ -31,8 +31,8 @@ class Drafting(FakeWorker):
     sticky: bool = False  # heads that are sent are lost on the way
     decodings: list[DecodingConfig] = field(default_factory=list)
 
-    async def collect(self) -> WorkerReport:
-        return dataclasses.replace(await super().collect(), head=self.head)
+    async def collect(self, seen: int) -> WorkerReport:
+        return dataclasses.replace(await super().collect(seen), head=self.head)
 
     async def set_weights(self, weights: Any, version: int) -> None:
         await super().set_weights(weights, version)

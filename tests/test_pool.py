@@ -1,10 +1,12 @@
 """Workers that die: replaced, given their weights and their prompts again, and not for ever."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 
 from bebop.errors import UserError
+from bebop.protocols import WorkerReport
 from tests.fakes import FakeWorker, go, in_order, job, make
 
 DEATHS = [{("collect", 2)}, {("collect", 1)}, {("submit", 1)}, {("submit", 3)}, {("set_weights", 1)}]
@@ -62,3 +64,22 @@ def test_too_many_deaths_end_the_job_with_a_checkpoint() -> None:
     again, taught, _ = make(job(steps=20, max_restarts=2), FakeWorker(deaths={("collect", 3)}), version=2)
     again.restore(trainer.saved[2])
     assert go(again) and trainer.batches + taught.batches == in_order(20)
+
+
+def test_a_report_that_is_told_twice_counts_once() -> None:
+    @dataclass(kw_only=True)
+    class Doubling(FakeWorker):
+        """Tells every other report again."""
+
+        last: WorkerReport | None = None
+
+        async def collect(self, seen: int) -> WorkerReport:
+            if self.last is not None and seen % 2:
+                again, self.last = self.last, None
+                return again
+            self.last = await super().collect(seen)
+            return self.last
+
+    worker = Doubling()
+    loop, trainer, _ = make(job(steps=5), worker)
+    assert go(loop) and trainer.batches == in_order(5)

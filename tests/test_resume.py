@@ -22,7 +22,7 @@ from bebop.model.checkpoint import load_tokenizer
 from bebop.model.parts import has_part
 from bebop.monitor.certified import Certified
 from bebop.parsing import from_dict
-from bebop.protocols import WorkerReport
+from bebop.protocols import Assignment, WorkerReport
 from bebop.rollout.decoding.lengths.entropy import EntropyLength
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import make_worker
@@ -30,7 +30,7 @@ from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer import checkpoint
 from bebop.trainer.certify import Certifier
 from bebop.trainer.rank import TrainerRank
-from bebop.trajectory import Batch, Group, Prompt
+from bebop.trajectory import Batch, Group
 
 pytestmark = pytest.mark.slow
 
@@ -44,8 +44,8 @@ class InProcess:
         self.worker, self.trainer, self.folder = make_worker(config), TrainerRank(config), folder
         self.rows: list[tuple[int, dict[str, float]]] = []
 
-    async def submit(self, prompts: Sequence[Prompt]) -> None:
-        self.worker.submit(prompts)
+    async def submit(self, assignments: Sequence[Assignment]) -> None:
+        self.worker.submit(assignments)
 
     async def set_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         self.worker.set_weights(weights, version)
@@ -53,10 +53,10 @@ class InProcess:
     async def configure(self, decoding: DecodingConfig) -> None:
         self.worker.configure(decoding)
 
-    async def collect(self) -> WorkerReport:
+    async def collect(self, seen: int) -> WorkerReport:
         await asyncio.sleep(0)
         self.worker.turn()
-        return self.worker.collect(0)
+        return self.worker.collect(0, seen)
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         return self.trainer.update(batch, cotrain)

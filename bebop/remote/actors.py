@@ -13,12 +13,12 @@ from bebop.events import EventLog
 from bebop.metrics import Metrics
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
-from bebop.protocols import TrainerDied, WorkerDied, WorkerReport
+from bebop.protocols import Assignment, TrainerDied, WorkerDied, WorkerReport
 from bebop.remote.part import Options, Part
 from bebop.rollout.worker import make_worker
 from bebop.trainer import checkpoint
 from bebop.trainer.rank import TrainerRank
-from bebop.trajectory import Batch, Group, Prompt
+from bebop.trajectory import Batch, Group
 
 COLLECT_SECONDS = 5.0  # a collect call that finds nothing returns after this long
 
@@ -54,13 +54,13 @@ class RayWorker:
         await self.part.start(make)
         self._ready = True
 
-    async def submit(self, prompts: Sequence[Prompt]) -> None:
+    async def submit(self, assignments: Sequence[Assignment]) -> None:
         """See ``protocols.Worker``."""
-        await self._ask("submit", prompts)
+        await self._ask("submit", assignments)
 
-    async def collect(self) -> WorkerReport:
+    async def collect(self, seen: int) -> WorkerReport:
         """See ``protocols.Worker``."""
-        report: WorkerReport = await self._ask("collect", COLLECT_SECONDS, allowed=COLLECT_SECONDS)
+        report: WorkerReport = await self._ask("collect", COLLECT_SECONDS, seen, allowed=COLLECT_SECONDS)
         self.part.dog.paces.hear(report.paces, self.part.dog.clock.read())
         return report
 

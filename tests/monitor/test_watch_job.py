@@ -23,14 +23,14 @@ from bebop.model.checkpoint import load_policy
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.monitor.watch import Watch
-from bebop.protocols import WorkerReport
+from bebop.protocols import Assignment, WorkerReport
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.rewards import checked, make_reward
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer.rank import TrainerRank
 from bebop.trajectories import NAME
-from bebop.trajectory import Batch, Group, Prompt
+from bebop.trajectory import Batch, Group
 from bebop.trajectory_log import TrajectoryLog, piece_of
 from tests.fakes import FakeSink, go
 
@@ -54,13 +54,13 @@ class Rollouts:
         )
         self.skip: set[int] = set()  # versions whose weights get lost
 
-    async def submit(self, prompts: Sequence[Prompt]) -> None:
-        self.worker.submit(prompts)
+    async def submit(self, assignments: Sequence[Assignment]) -> None:
+        self.worker.submit(assignments)
 
-    async def collect(self) -> WorkerReport:
+    async def collect(self, seen: int) -> WorkerReport:
         await asyncio.sleep(0)
         self.worker.turn()
-        return self.worker.collect(0)
+        return self.worker.collect(0, seen)
 
     async def set_weights(self, weights: Any, version: int) -> None:
         if version not in self.skip:

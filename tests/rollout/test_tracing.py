@@ -10,6 +10,7 @@ from bebop.config import DecodingConfig, JobConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.parsing import from_dict
+from bebop.protocols import Assignment, PartialGroup
 from bebop.rollout.decoding import tracing
 from bebop.rollout.decoding.places import CHUNK, likeliest
 from bebop.rollout.torch_engine import TorchEngine, generate
@@ -170,11 +171,12 @@ def test_a_worker_asks_for_what_the_job_wants(policy: Policy, mode: str, expecte
         "monitor": {"trace": mode},
     }
     one = RolloutWorker(engine(policy, "bebop"), lambda *_: 0.0, from_dict(JobConfig, sections), eos=(11,))
-    one.submit([Prompt(index=i, task="test", text="", token_ids=(1, 2 + i), item={}) for i in range(5)])
-    groups = []
+    prompts = [Prompt(index=i, task="test", text="", token_ids=(1, 2 + i), item={}) for i in range(5)]
+    one.submit([Assignment(prompt=asked, members=(0, 1)) for asked in prompts])
+    groups: list[PartialGroup] = []
     while len(groups) < 5:
         one.turn()
-        groups += one.collect(0).groups
+        groups += one.collect(0, seen=10**6).parts
     assert {g.prompt.index for g in groups for t in g.trajectories if t.completion.trace is not None} == expected
     assert all(len({t.completion.trace is None for t in g.trajectories}) == 1 for g in groups)
 

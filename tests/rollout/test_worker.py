@@ -2,27 +2,24 @@
 
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from bebop.config import DecodingConfig, JobConfig, TaskConfig
+from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
-from bebop.metrics import values
 from bebop.model.backbone import Policy
-from bebop.monitor.estimators import rollout_metrics
 from bebop.parsing import from_dict
+from bebop.protocols import Assignment, WorkerReport
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import Reward, RolloutWorker
-from bebop.tasks.functions import RewardTimeout
-from bebop.tasks.rewards import checked, make_reward
 from bebop.trajectory import Group, Prompt
 from tests.builders import oldest_version, tiny_policy
 
 SIZE, LONGEST = 3, 12
+LAST = 10**6  # all reports so far have arrived
 
 
 def prompt(index: int) -> Prompt:
@@ -61,6 +58,21 @@ def started() -> Iterator[list[RolloutWorker]]:
         one.stop()
 
 
+def submit(one: RolloutWorker, prompts: Sequence[Prompt]) -> None:
+    """Ask for whole groups."""
+    one.submit([Assignment(prompt=asked, members=tuple(range(SIZE))) for asked in prompts])
+
+
+def wholes(report: WorkerReport) -> dict[int, Group]:
+    assert all(part.members == tuple(range(SIZE)) for part in report.parts)
+    return {part.prompt.index: Group(prompt=part.prompt, trajectories=part.trajectories) for part in report.parts}
+
+
+def collect(one: RolloutWorker, timeout: float) -> dict[int, Group]:
+    """The groups of the next report, all before it having arrived."""
+    return wholes(one.collect(timeout, LAST))
+
+
 def finish(one: RolloutWorker, count: int) -> dict[int, Group]:
     """Turn the worker by hand until ``count`` groups are done."""
     done: dict[int, Group] = {}
@@ -68,7 +80,7 @@ def finish(one: RolloutWorker, count: int) -> dict[int, Group]:
         if len(done) == count:
             break
         one.turn()
-        done |= {g.prompt.index: g for g in one.collect(0).groups}
+        done |= collect(one, 0)
     assert len(done) == count and not one.engine.unfinished
     return done
 
@@ -80,8 +92,8 @@ def tokens(group: Group) -> list[list[int]]:
 def test_groups_are_complete_and_rewarded() -> None:
     one = worker()
     asked = [prompt(i) for i in (4, 0, 7)]
-    one.submit(asked[:2])  # two prompts, as a tuple of two, are not taken for weights
-    one.submit(asked[2:])
+    submit(one, asked[:2])  # two prompts, as a tuple of two, are not taken for weights
+    submit(one, asked[2:])
     done = finish(one, 3)
     assert {i: g.prompt for i, g in done.items()} == {p.index: p for p in asked}
     for index, group in done.items():
@@ -97,15 +109,15 @@ def test_groups_are_complete_and_rewarded() -> None:
 def test_answers_depend_on_job_seed_and_number_only() -> None:
     """The same answers whichever prompts are beside them, in whatever order and however many slots."""
     together = worker(slots=7)
-    together.submit([prompt(i) for i in range(5)])
+    submit(together, [prompt(i) for i in range(5)])
     all_of_them = finish(together, 5)
     for order in ([3], [4, 3, 1]):
         few = worker(slots=2)
-        few.submit([prompt(i) for i in order])
+        submit(few, [prompt(i) for i in order])
         some = finish(few, len(order))
         assert {i: tokens(g) for i, g in some.items()} == {i: tokens(all_of_them[i]) for i in order}
     other = worker(seed=1)
-    other.submit([prompt(3)])
+    submit(other, [prompt(3)])
     assert tokens(finish(other, 1)[3]) != tokens(all_of_them[3])
 
 
@@ -116,10 +128,10 @@ def test_seeds_differ_for_all_answers_and_jobs() -> None:
 
 def test_weights_come_before_prompts_submitted_later_and_in_flight_for_earlier_ones() -> None:
     one, other = worker(), exact(seed=5)
-    one.submit([prompt(0)])
+    submit(one, [prompt(0)])
     one.turn()
     one.set_weights({n: w.detach().clone() for n, w in other.weights().items()}, 3)
-    one.submit([prompt(1)])
+    submit(one, [prompt(1)])
     done = finish(one, 2)
     straddling = [t.completion.versions.tolist() for t in done[0].trajectories]
     assert all(v[0] == 0 and v == sorted(v) and set(v) <= {0, 3} for v in straddling)
@@ -129,24 +141,50 @@ def test_weights_come_before_prompts_submitted_later_and_in_flight_for_earlier_o
     # And they are the new weights: a worker that starts with them gives the same answers to the later prompt.
     fresh = worker()
     fresh.set_weights({n: w.detach().clone() for n, w in other.weights().items()}, 3)
-    fresh.submit([prompt(1)])
+    submit(fresh, [prompt(1)])
     assert tokens(finish(fresh, 1)[1]) == tokens(done[1])
 
 
 def test_reports_count_tokens_and_seconds_once() -> None:
     one = worker()
     one.set_weights({}, 1)
-    one.submit([prompt(0), prompt(1)])
+    submit(one, [prompt(0), prompt(1)])
     began, total, busy, swap, groups = time.perf_counter(), 0, 0.0, 0.0, []
     while one.engine.unfinished or not groups:
         one.turn()
-        report = one.collect(0)
+        report = one.collect(0, LAST)
         total, busy, swap = total + report.tokens, busy + report.busy, swap + report.swap
-        groups += report.groups
+        groups += wholes(report).values()
     assert total == sum(len(t) for g in groups for t in tokens(g))
     assert 0 < swap < busy < time.perf_counter() - began
-    again = one.collect(0)
-    assert (again.groups, again.tokens, again.busy, again.swap) == ((), 0, 0.0, 0.0)
+    again = one.collect(0, LAST)
+    assert (again.parts, again.tokens, again.busy, again.swap) == ((), 0, 0.0, 0.0)
+
+
+def test_a_report_is_told_again_until_it_was_acknowledged() -> None:
+    """Else an answer whose report is lost on its way is lost with it."""
+    one = worker()
+    submit(one, [prompt(0), prompt(1)])
+    first = one.collect(0, 0)
+    assert (first.number, first.parts) == (1, ())
+    for _ in range(60):
+        one.turn()
+    assert one.collect(0, 0) is first, "it may not have arrived"
+    second = one.collect(0, 1)
+    assert second.number == 2 and {part.prompt.index for part in second.parts} == {0, 1}
+    assert one.collect(0, 1) is second and one.collect(0, 2).parts == ()
+
+
+def test_members_of_a_group_are_the_same_wherever_they_are_decoded() -> None:
+    whole, half = worker(), worker()
+    submit(whole, [prompt(3)])
+    half.submit([Assignment(prompt=prompt(3), members=(2, 0))])
+    for _ in range(60):
+        half.turn()
+    (part,) = half.collect(0, 0).parts
+    every = tokens(finish(whole, 1)[3])
+    assert part.members == (2, 0)
+    assert [t.completion.token_ids.tolist() for t in part.trajectories] == [every[2], every[0]]
 
 
 def test_a_thread_works_until_it_is_stopped(started: list[RolloutWorker]) -> None:
@@ -155,13 +193,13 @@ def test_a_thread_works_until_it_is_stopped(started: list[RolloutWorker]) -> Non
     started.append(one)
     one.start()
     (thread,) = set(threading.enumerate()) - before
-    one.submit([prompt(0)])
-    one.submit([prompt(1)])
+    submit(one, [prompt(0)])
+    submit(one, [prompt(1)])
     done: dict[int, Group] = {}
     while len(done) < 2:
-        done |= {g.prompt.index: g for g in one.collect(5).groups}
+        done |= collect(one, 5)
     by_hand = worker()
-    by_hand.submit([prompt(0), prompt(1)])
+    submit(by_hand, [prompt(0), prompt(1)])
     assert {i: tokens(g) for i, g in done.items()} == {i: tokens(g) for i, g in finish(by_hand, 2).items()}
     one.stop()
     thread.join(5)
@@ -173,90 +211,29 @@ def test_collect_waits_as_long_as_it_is_told(started: list[RolloutWorker]) -> No
     started.append(one)
     one.start()
     began = time.perf_counter()
-    assert one.collect(0.1).groups == ()
+    assert collect(one, 0.1) == {}
     assert 0.09 < time.perf_counter() - began < 2
-    one.submit([prompt(0)])
+    submit(one, [prompt(0)])
     began = time.perf_counter()
-    assert [g.prompt.index for g in one.collect(60).groups] == [0]  # comes back when there is something
+    assert list(collect(one, 60)) == [0]  # comes back when there is something
     assert time.perf_counter() - began < 20
-
-
-def test_what_a_reward_raises_is_raised_by_collect(started: list[RolloutWorker]) -> None:
-    def fails(text: str, asked: Prompt) -> float:
-        raise UserError(f"reward on prompt {asked.index}")
-
-    one = worker(fails)
-    started.append(one)
-    one.start()
-    one.submit([prompt(2)])
-    for _ in range(2):  # every time: the worker does nothing any more
-        with pytest.raises(UserError, match="reward on prompt 2"):
-            one.collect(10)
-
-
-def test_a_reward_that_hangs_holds_up_nobody_and_is_counted(started: list[RolloutWorker]) -> None:
-    """Decoding goes on while a reward is computed; one that hung gives 0, marked, and the metric counts it."""
-    release, waiting = threading.Event(), threading.Event()
-
-    def slow(text: str, asked: Prompt) -> float:
-        if asked.index == 0:
-            waiting.set()
-            release.wait(20)
-            raise RewardTimeout("reward mine on prompt 0 took more than task.reward_timeout=1 s")
-        return 1.0
-
-    one = worker(slow)
-    started.append(one)
-    one.start()
-    one.submit([prompt(0)])
-    assert waiting.wait(20)
-    one.submit([prompt(1)])
-    one.thread.configure(DecodingConfig(draft_tokens=2)).result(20)  # after the second prompt
-    for _ in range(200):
-        if not one.engine.unfinished:
-            break
-        time.sleep(0.05)
-    assert not one.engine.unfinished and one.collect(0).groups == ()  # all is decoded, and nothing rewarded yet
-    release.set()
-    done: dict[int, Group] = {}
-    while len(done) < 2:
-        done |= {g.prompt.index: g for g in one.collect(10).groups}
-    assert [(t.reward, t.timed_out) for t in done[0].trajectories] == [(0.0, True)] * SIZE
-    assert [(t.reward, t.timed_out) for t in done[1].trajectories] == [(1.0, False)] * SIZE
-    assert values(rollout_metrics(list(done.values())))["reward/timeouts"] == SIZE
-
-
-def test_rewards_that_all_hang_end_the_job_in_one_line(started: list[RolloutWorker], tmp_path: Path) -> None:
-    """With the function in its real process."""
-    (tmp_path / "mine.py").write_text("import time\ndef hang(text, item): time.sleep(1000)")
-    hangs = make_reward(TaskConfig(reward=f"{tmp_path}/mine.py:hang", reward_timeout=0.1))
-    one = worker(lambda text, asked: checked(hangs, text, asked))
-    started.append(one)
-    one.start()
-    one.submit([prompt(0), prompt(1), prompt(2)])
-    with pytest.raises(
-        UserError, match=r"0.1 s, like the 5 answers before it: mend the function, or raise task"
-    ) as end:
-        while True:
-            one.collect(10)
-    assert "\n" not in str(end.value)
 
 
 def test_a_prompt_that_cannot_fit_is_raised_by_collect(started: list[RolloutWorker]) -> None:
     one = worker()
     started.append(one)
     one.start()
-    one.submit([Prompt(index=0, task="test", text="", token_ids=tuple([1] * 30), item={})])
+    submit(one, [Prompt(index=0, task="test", text="", token_ids=tuple([1] * 30), item={})])
     with pytest.raises(UserError, match="exceeds max_length=32"):
-        one.collect(10)
+        one.collect(10, LAST)
 
 
 def test_decoding_changes_in_order_with_prompts_and_weights() -> None:
     one = worker()
-    one.submit([prompt(0)])
+    submit(one, [prompt(0)])
     one.turn()
     one.configure(DecodingConfig(system="target_only", draft_tokens=1))
-    one.submit([prompt(1)])
+    submit(one, [prompt(1)])
     done = finish(one, 2)
     assert one.engine.decoding.system == "target_only"  # type: ignore[attr-defined]
     work = [
@@ -268,10 +245,10 @@ def test_decoding_changes_in_order_with_prompts_and_weights() -> None:
 
 def test_reports_name_weights_and_head_together() -> None:
     one, other = worker(), exact(seed=5)
-    start = one.collect(0)
+    start = one.collect(0, LAST)
     assert (start.version, start.head) == (0, one.engine.head)
     one.set_weights({n: w.detach().clone() for n, w in other.weights(mtp=True).items()}, 4)
-    assert one.collect(0).version == 0, "queued is not taken in"
+    assert one.collect(0, LAST).version == 0, "queued is not taken in"
     one.turn()
-    report = one.collect(0)
+    report = one.collect(0, LAST)
     assert report.version == 4 and report.head == one.engine.head != start.head

@@ -120,15 +120,15 @@ FAULTS = (
     fault(
         "staleness/handed-over-kept-in-flight",
         "bebop/pool.py",
-        "self._in_flight[i].discard(group.prompt.index)",
+        "self._in_flight[i].remove((index, member))",
         "pass",
         "test_pool.py::test_a_dead_worker_is_replaced_and_no_prompt_is_lost",
     ),
     fault(
         "staleness/dead-worker-forgotten",
         "bebop/pool.py",
-        "self.prompt(index) for index in sorted(self._in_flight[i])]",
-        "self.prompt(index) for index in []]",
+        "for index, members in lost.items()]",
+        "for index, members in ()]",
         "test_pool.py::test_a_dead_worker_is_replaced_and_no_prompt_is_lost",
     ),
     fault(
@@ -164,15 +164,15 @@ FAULTS = (
     fault(
         "staleness/skipped-sync-due",
         "bebop/pool.py",
-        "group.prompt.index // size - staleness",
-        "group.prompt.index // size - staleness - 1",
+        "part.prompt.index // size - staleness",
+        "part.prompt.index // size - staleness - 1",
         ORDER,
     ),
     fault(
         "staleness/skipped-sync-too-strict",
         "bebop/pool.py",
-        "group.prompt.index // size - staleness",
-        "group.prompt.index // size",
+        "part.prompt.index // size - staleness",
+        "part.prompt.index // size",
         "test_loop_watch.py::test_a_skipped_sync_is_noticed",
     ),
     fault(
