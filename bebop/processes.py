@@ -26,6 +26,7 @@ class Status(NamedTuple):
     name: str
     state: str  # R runs, S sleeps, D waits for a device, T is stopped, Z has ended
     parent: int
+    used: int  # ticks of CPU time, its own and the system's for it
     started: int  # ticks since the machine started: tells it from a later process of the same number
 
 
@@ -36,13 +37,19 @@ def status(pid: int) -> Status | None:
     except OSError:
         return None
     fields = rest.split()
-    return Status(head.partition("(")[2], fields[0], int(fields[1]), int(fields[19]))
+    return Status(head.partition("(")[2], fields[0], int(fields[1]), int(fields[11]) + int(fields[12]), int(fields[19]))
 
 
 def stopped(pid: int) -> bool:
     """Whether a signal or a debugger has stopped it."""
     found = status(pid)
     return found is not None and found.state in "Tt"
+
+
+def cpu_ticks(pid: int) -> int:
+    """CPU time that it has used; 0 where nothing is known."""
+    found = status(pid)
+    return 0 if found is None else found.used
 
 
 def descendants(pid: int) -> list[int]:

@@ -7,9 +7,8 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.util.metrics import Gauge
@@ -80,7 +79,7 @@ def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], b
                     events.write("replaced", "ray", "a new session", recover_s=time.monotonic() - ended)
 
             try:
-                return asyncio.run(_beside(session, job.run(newest, started)))
+                return asyncio.run(_beside(session, job, newest, started))
             except SessionDied as death:
                 ended, stopping = time.monotonic(), job.stop.is_set()
                 events.write("session", "ray", str(death), silent_s=death.silent, notice_s=death.silent)
@@ -91,20 +90,23 @@ def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], b
     raise AssertionError("unreachable")
 
 
-async def _beside(session: Session, work: Coroutine[Any, Any, bool]) -> bool:
-    """A job, as long as Ray's servers live: ``SessionDied``. What fails in it then fails for want of them."""
-    job, watch = asyncio.create_task(work), asyncio.create_task(session.watch())
+async def _beside(session: Session, job: "Job", newest: Path | None, begin: Callable[[], None]) -> bool:
+    """Run a job for as long as Ray's servers live: ``SessionDied``. What fails in it then fails for want of them."""
+    running, watch = asyncio.create_task(job.run(newest, begin)), asyncio.create_task(session.watch())
     try:
-        await asyncio.wait([job, watch], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([running, watch], return_when=asyncio.FIRST_COMPLETED)
         if watch.done():
+            job.trainer.part.ray_lives = False
+            for worker in job.workers:
+                worker.part.ray_lives = False
             raise watch.result()
-        if job.exception() is not None and (death := session.death()) is not None:
-            raise death from job.exception()
-        return job.result()
+        if running.exception() is not None and (death := session.death()) is not None:
+            raise death from running.exception()
+        return running.result()
     finally:
-        for task in (job, watch):
+        for task in (running, watch):
             task.cancel()
-        await asyncio.gather(job, watch, return_exceptions=True)
+        await asyncio.gather(running, watch, return_exceptions=True)
 
 
 class Job:

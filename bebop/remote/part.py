@@ -103,6 +103,7 @@ class Part:
         self.name, self.death, self.options, self.floor, self.events = name, death, options, floor, events
         self.actors: list[Any] = []
         self.dog = Watchdog([], floor)
+        self.ray_lives = True  # else it is not to be asked: it would not answer for a long while
         self._mark = ""
         self._starts = Deadline(floor, first=START)
         self._watch: asyncio.Task[str] | None = None
@@ -198,7 +199,8 @@ class Part:
 
     def _end(self, life: Life) -> None:
         """By Ray, which counts it as meant to end, and by the system: one that is stopped does not hear Ray."""
-        ray.kill(self._actor(life))
+        if self.ray_lives:
+            ray.kill(self._actor(life))
         if life.here:
             end([*descendants(life.pid), life.pid])
 
