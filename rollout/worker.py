@@ -145,12 +145,12 @@ class RolloutWorker:
         prompt, members = part.assignment.prompt, part.assignment.members
         try:
             part.answers[member] = self._score(completion, prompt)
+            if len(part.answers) < len(members):
+                return
+            trajectories = tuple(part.answers[m] for m in members)
         except BaseException as error:  # not swallowed: whoever collects next gets it
             self._fail(error)
             return
-        if len(part.answers) < len(members):
-            return
-        trajectories = tuple(part.answers[m] for m in members)
         with self._news:
             self._done.append(PartialGroup(prompt=prompt, members=members, trajectories=trajectories))
             self._news.notify_all()
