@@ -92,7 +92,10 @@ class RolloutWorker:
                 raise self._error
             parts, self._done = tuple(self._done), []
             self._reports += 1
-            self._told = WorkerReport(number=self._reports, parts=parts, **self.thread.progress()._asdict())
+            paces = (self.thread.pace(),)
+            self._told = WorkerReport(
+                number=self._reports, parts=parts, paces=paces, **self.thread.progress()._asdict()
+            )
             return self._told
 
     def turn(self) -> None:

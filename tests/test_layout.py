@@ -20,7 +20,7 @@ from tests.tree import LINKS, ROOT, files, imports, parsed, sources, under
 TABLE = {
     # what flows, and what needs nothing but numbers
     0: "kernels token_trace trajectory config config_ decoding metrics sinks errors command store resume_rules "
-    "run_folder override_merge intervals parsing options catalogue tree_shape conf",
+    "processes events run_folder override_merge intervals parsing options catalogue tree_shape conf",
     # parts that know no engine, no worker and no trainer
     1: "model identity tasks rollout.engine rollout.slots rollout.decoding trainer.advantages trainer.chains "
     "trainer.logprobs trainer.losses trainer.optim trainer.packing trainer.schedule trainer.scorer "
@@ -29,8 +29,8 @@ TABLE = {
     "certify.cohort certify.marginals certify.tilt certify.ledger certify.causes certify.columns certify.structure "
     "certify.declared certify.family certify.checkpoint certify.white_box",
     # engines, workers, trainers, the buffer and the monitor
-    2: "buffer trajectories trajectory_log protocols monitor dashboards rollout rollout.decoding.draft_verify "
-    "rollout.decoding.registry trainer",
+    2: "buffer trajectories trajectory_log protocols hangs watchdog monitor dashboards rollout "
+    "rollout.decoding.draft_verify rollout.decoding.registry trainer",
     # what joins them, without Ray and with it
     3: "clock pool loop",
     4: "runtime adaptation report view remote placement preflight certify simulation "
