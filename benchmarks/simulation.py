@@ -176,10 +176,10 @@ def compared(jobs: Mapping[str, Mapping[str, Any]], answers: AnswersConfig, cost
 
 def run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Six jobs, the constants, the comparison; ``folder`` keeps what was measured, which is not measured again."""
-    folder.mkdir(parents=True, exist_ok=True)
     jobs: dict[str, Any] = {}
     for name, fleet in tqdm({**FITTED, **HELD_OUT}.items(), desc="real jobs"):
-        place = folder / f"{name.replace(',', '').replace(' ', '-')}.json"
+        place = folder / "simulate_jobs" / f"{name.replace(',', '').replace(' = ', '').replace(' ', '-').lower()}.json"
+        place.parent.mkdir(parents=True, exist_ok=True)
         if not place.exists():
             place.write_text(json.dumps(measured(name, fleet)))
         jobs[name] = json.loads(place.read_text())
