@@ -51,7 +51,7 @@ class Loop:
 
     async def run(self) -> bool:
         """Run to the last step; False if told to stop before. A checkpoint stays, also when a worker fails."""
-        collectors = [asyncio.create_task(self.pool.collect(i)) for i in range(len(self.pool.workers))]
+        collectors = [asyncio.create_task(self.pool.serve(i)) for i in range(len(self.pool.workers))]
         main = asyncio.create_task(self._steps())
         try:
             await asyncio.wait([main, *collectors], return_when=asyncio.FIRST_COMPLETED)

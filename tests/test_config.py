@@ -23,6 +23,7 @@ BAD: list[tuple[str, Any]] = [
     ("task.source", "web"), ("task.seed", -1), ("decoding.system", "warp"),
     ("cotrain.head.objective", "xyz"),
     ("rollout.engine", "vllm"), ("rollout.workers", 0), ("rollout.slots", 0), ("rollout.threads", -1),
+    ("rollout.dispatch", "push"), ("rollout.in_flight", 0),
     ("rollout.staleness", -1), ("rollout.max_length", 160), ("rollout.on_update", "drop"), ("rollout.on_update", False),
     ("rollout.sampling.temperature", -0.1), ("rollout.sampling.temperature", 0.0),
     ("rollout.sampling.temperature", NAN), ("rollout.sampling.temperature", INF),

@@ -32,7 +32,7 @@ TABLE = {
     2: "buffer trajectories trajectory_log protocols hangs watchdog monitor dashboards rollout "
     "rollout.decoding.draft_verify rollout.decoding.registry trainer",
     # what joins them, without Ray and with it
-    3: "clock pool loop",
+    3: "clock dispatch lane pool loop",
     4: "runtime adaptation report view remote placement preflight certify simulation "
     "trainer.block trainer.block_length trainer.firp trainer.pipo",
     # entry points

@@ -68,7 +68,7 @@ def test_cycles_have_the_mean_that_acceptance_rates_give() -> None:
 
 
 def test_grain_changes_the_memory_and_hardly_the_answer() -> None:
-    fine = config(answers={"median": 2000.0, "longest": 4000, "sigma": 0.5}, workers=2, steps=5)
+    fine = config(answers={"median": 2000.0, "longest": 4000, "sigma": 0.5}, workers=2, steps=25)
     coarse = replace(fine, grain=20)
     a, b = simulate(fine), simulate(coarse)
     assert b.step_seconds == pytest.approx(a.step_seconds, rel=0.05)
