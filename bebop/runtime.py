@@ -7,8 +7,9 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.util.metrics import Gauge
@@ -140,7 +141,7 @@ class Job:
         try:
             for deaths in range(most + 1):
                 try:
-                    await asyncio.gather(self.trainer.restart(), *[worker.restart() for worker in self.workers])
+                    await _together([self.trainer.restart(), *[worker.restart() for worker in self.workers]])
                     if self.loop is None:
                         begin()
                         checkpoints.set_aside(newest)
@@ -190,6 +191,17 @@ class Job:
             parts = [*self.workers, self.trainer, *self.sinks, self.monitor]
             for close in [*(part.close for part in parts), *([self.trajectories.close] if self.trajectories else [])]:
                 closing.callback(close)
+
+
+async def _together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Await all; if one fails, the others are ended before that is known."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _name(newest: Path | None) -> str:

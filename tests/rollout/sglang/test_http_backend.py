@@ -168,7 +168,7 @@ def test_a_server_that_accepts_and_never_answers_is_dead_though_an_answer_may_ta
         assert backend.dead() is not None
 
     server = Server()
-    talk(server, work, hang_after=0.4)
+    talk(server, work, hang_after=0.4, timeout=5.0, retries=0)
 
 
 def test_an_answer_may_take_long_while_the_server_answers_otherwise() -> None:
