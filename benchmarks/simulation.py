@@ -185,3 +185,23 @@ def run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         jobs[name] = json.loads(place.read_text())
     answers, costs = fitted({name: jobs[name] for name in FITTED})
     return compared(jobs, answers, costs), {"answers": answers, "costs": costs}
+
+
+def own_cost(most: int) -> list[dict[str, Any]]:
+    """Processor microseconds a trajectory of everything but waiting: fleets of all sizes, then one long job.
+
+    Prompts a step grow with the workers, as they do in real jobs; answers are short, since their length costs nothing
+    but the simulation itself.
+    """
+    answers = AnswersConfig(median=30.0, longest=160)
+    plans = [(workers, max(16, 8 * workers), 10_000) for workers in (1, 10, 100, 1000, 10_000)]
+    plans += [(100, 800, count) for count in (100_000, most)]
+    rows = []
+    for workers, groups, count in tqdm(plans, desc="loop"):
+        steps = max(3, count // (groups * 8))
+        fleet = FleetConfig(workers=workers, slots=64, groups_per_step=groups, group_size=8, steps=steps, skip=1)
+        found = simulate(SimulateConfig(fleet=fleet, answers=answers, split=False, sweep=False))
+        cost = 1e6 * found.own_seconds / found.trajectories
+        rows.append({"what": f"{found.trajectories} trajectories", "workers": workers, "steps": steps,
+                     "trajectories": found.trajectories, "us a trajectory": cost})  # fmt: skip
+    return rows

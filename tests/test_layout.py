@@ -33,10 +33,10 @@ TABLE = {
     "rollout.decoding.registry trainer",
     # what joins them, without Ray and with it
     3: "clock pool loop",
-    4: "runtime adaptation report view remote placement preflight certify trainer.block trainer.block_length "
-    "trainer.firp trainer.pipo",
+    4: "runtime adaptation report view remote placement preflight certify simulation "
+    "trainer.block trainer.block_length trainer.firp trainer.pipo",
     # entry points
-    5: "compose settings run bench adapt export verl_job megatron_job recipes",
+    5: "compose settings run bench adapt export simulate verl_job megatron_job recipes",
 }
 BESIDE = ("recipes",)  # folders of modules beside bebop
 FLOORS = {

@@ -48,6 +48,7 @@ class SimulatedBatch:
         self.version = 0
         self.busy = self.swap = 0.0  # seconds so far: in cycles and prefills, in loads
         self._cycles = 0
+        self._began = False  # whether the turn at ``at`` has taken its calls in: what comes later waits for the next
         self._calls: deque[_Call] = deque()  # that came since the last boundary
         self._waiting: deque[_Call] = deque()
         self._rows: list[tuple[int, int, _Row]] = []  # heap: (cycle after which it ends, order, row)
@@ -79,6 +80,7 @@ class SimulatedBatch:
             self.at += count * seconds
             self.busy += count * seconds
             self._cycles += count
+            self._began = False
             while self._rows and self._rows[0][0] == self._cycles:
                 ended.append(self._end(heapq.heappop(self._rows)[2]))
 
@@ -97,8 +99,11 @@ class SimulatedBatch:
         return count
 
     def _take_in(self) -> None:
-        """Calls that have come by the boundary, then as many rows as there are slots."""
-        while self._calls and self._calls[0].at <= self.at + SLACK:
+        """Calls that have come by the boundary, then as many rows as there are slots: once a turn."""
+        if self._began:
+            return
+        boundary = self.at + SLACK
+        while self._calls and self._calls[0].at <= boundary:
             call = self._calls.popleft()
             if call.seconds is None:
                 self._waiting.append(call)
@@ -114,6 +119,7 @@ class SimulatedBatch:
             self._order += 1
             row = _Row(call.key, self._cycles, len(self._loads) - 1)
             heapq.heappush(self._rows, (self._cycles + call.cycles, self._order, row))
+        self._began = bool(self._rows)
 
     def _end(self, row: _Row) -> Ended:
         """With the weights that ran each of its cycles."""

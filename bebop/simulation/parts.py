@@ -137,13 +137,14 @@ class SimulatedWorker:
         """An answer with nothing in it but its sizes; arrays without contents take no memory."""
         length, config = self._lengths.pop(ended.key), self.answers.config.answers
         spent = sum(count for count, _ in ended.spans)
-        chances = np.cumprod(np.array([1.0, *config.accept_rates], dtype=np.float64))
-        reached: NDArray[np.float64] = spent * chances[: config.draft_tokens]
+        chances = np.cumprod(np.array([1.0, *config.accept_rates]))[: config.draft_tokens]
+        reached = np.asarray(spent * chances, dtype=np.float64)
         accepted = reached * np.array(config.accept_rates[: config.draft_tokens])
+        nothing = np.zeros(config.draft_tokens)
         stats = DecodeStats(
             cycles=spent, tokens=length, target_forwards=spent, draft_forwards=spent * config.draft_tokens,
             reached=reached, accepted=accepted, overlap=accepted, target_only=accepted,
-            draft_entropy=0 * reached, target_entropy=0 * reached,
+            draft_entropy=nothing, target_entropy=nothing,
         )  # fmt: skip
         completion = Completion(
             token_ids=np.broadcast_to(np.int64(0), (length,)),
