@@ -50,6 +50,13 @@ FAULTS = (
         "+ gathered",
         TESTS,
     ),
+    fault(
+        "cluster/drafts-for-nothing",
+        "recipes/cluster/prediction.py",
+        "emitted(answers)[0] * without / with_drafts",
+        "emitted(answers)[0]",
+        TESTS,
+    ),
     fault("cluster/memory-unchecked", RECIPE, "        if wanted > room:", "        if wanted < 0:", TESTS),
     fault(
         "cluster/ranks-over-machines",
