@@ -15,7 +15,7 @@ from bebop.errors import UserError
 from bebop.simulation.batch import SimulatedBatch
 from bebop.verl_job.run import choices
 from recipes.cluster import __main__ as command
-from recipes.cluster.prediction import STORED, predicted
+from recipes.cluster.prediction import STORED, predicted, speedup
 from recipes.cluster.recipe import FOLDER, Recipe, load, names
 from recipes.cluster.roofline import GPUS, MODELS, Lengths, Plan, Roofline
 from recipes.cluster.start import arguments, verl_overrides
@@ -155,6 +155,15 @@ def test_the_context_is_that_of_rows_as_they_run() -> None:
     weighted = (100**2 + 300**2) / (100 + 300)
     assert sum(seen) / len(seen) == pytest.approx(weighted / 2, rel=0.05)
     assert abs(sum(lengths) / 2 / 2 / (weighted / 2) - 1) > 0.1  # half the mean length would be another number
+
+
+def test_the_gain_of_drafts_by_hand() -> None:
+    recipe = load(SMALL)
+    roofline = recipe.roofline
+    assert recipe.simulation.answers.accept_rates == (0.8, 0.7, 0.6)
+    tokens = 1 + 0.8 + 0.8 * 0.7 + 0.8 * 0.7 * 0.6
+    seconds = roofline.target(64, 4) + 3 * roofline.draft(64)
+    assert speedup(recipe) == pytest.approx(tokens * roofline.target(64, 1) / seconds, rel=1e-9)
 
 
 # ---- what does not fit is refused

@@ -6,6 +6,7 @@ from tests.mutants.tables import (
     certify_served,
     certify_statistics,
     certify_training,
+    cluster,
     distributions,
     draft_losses,
     drift_tokens,
@@ -62,5 +63,6 @@ FAULTS = (
     *certify_live.FAULTS,
     *certify_run.FAULTS,
     *certify_statistics.FAULTS,
+    *cluster.FAULTS,
 )
 assert len({f.name for f in FAULTS}) == len(FAULTS), "two faults of one name"
