@@ -159,8 +159,7 @@ METRICS: tuple[MetricRow, ...] = (
     MetricRow("time/update", "the update", "s"),
     MetricRow(
         "time/sync",
-        "publishing weights (staleness 0: until all workers have them; else they travel beside), plus a worker's mean "
-        "time to take them in",
+        "publishing weights (to the last worker in a synchronous job), plus a worker's mean time to take them in",
         "s",
     ),
     MetricRow("time/monitor", "reading the probe set and asking the monitor", "s"),

@@ -101,7 +101,7 @@ class PullDispatch(Dispatch):
         self.slots, self.bound = slots, bound
         self._queue: list[tuple[int, tuple[int, ...]]] = []  # a heap, by prompt
         self._answers = 0  # queued and in flight
-        self._there = workers
+        self._away: set[int] = set()
         # Workers by the answers they owe: _owing[n] holds those that owe n, who has done so for longest first; none
         # owes fewer than _least.
         self._owing: defaultdict[int, dict[int, None]] = defaultdict(dict)
@@ -124,7 +124,7 @@ class PullDispatch(Dispatch):
             room, owed = self.bound - self._least, self._least
             if owed >= self.slots and room < len(members):
                 break  # nobody has a free slot, nor room for the group
-            share = -(-self._answers // self._there) - owed
+            share = -(-self._answers // (self.workers - len(self._away))) - owed
             given = max(1, min(len(members), room, share))
             heappop(self._queue)
             if given < len(members):
@@ -136,17 +136,17 @@ class PullDispatch(Dispatch):
     def leave(self, worker: int) -> list[int]:
         """See ``Dispatch``."""
         owed = len(self._in_flight[worker])
-        if self._owing[owed].pop(worker, self) is None:
-            self._there -= 1
+        self._owing[owed].pop(worker, None)
+        self._away.add(worker)
         self._answers -= owed  # to be added again
         return super().leave(worker)
 
     def enter(self, worker: int) -> None:
         """See ``Dispatch``."""
-        if worker not in self._owing[0]:
+        if worker in self._away:
+            self._away.remove(worker)
             self._owing[0][worker] = None
             self._least = 0
-            self._there += 1
 
     def _add(self, worker: int, prompt: int, members: tuple[int, ...]) -> None:
         heappush(self._queue, (prompt, members))
@@ -154,7 +154,7 @@ class PullDispatch(Dispatch):
 
     def _hungriest(self) -> int | None:
         """Who owes fewest, and could owe more."""
-        if not self._there:
+        if len(self._away) == self.workers:
             return None
         while not self._owing[self._least]:
             self._least += 1  # as often as answers were handed out since it was lowered: a constant for each of them
