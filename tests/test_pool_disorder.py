@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bebop.config import JobConfig
@@ -182,6 +182,7 @@ def run(seed: int, trouble: float, staleness: int, dispatch: str, workers: int, 
     workers=st.integers(1, 4),
     bound=st.sampled_from([None, 1, 3, 7]),
 )
+@settings(deadline=None, derandomize=True)  # a machine may be slow, and a find belongs to the change that made it
 def test_each_answer_counts_once_and_in_order(
     seed: int, trouble: float, staleness: int, dispatch: str, workers: int, bound: int | None
 ) -> None:
