@@ -30,7 +30,7 @@ Examples:
   python -m bebop.simulate fleet.workers=64 fleet.groups_per_step=256 fleet.staleness=2 dir=runs/fleet
   python -m bebop.simulate answers.median=4000 answers.sigma=1 answers.longest=65536 grain=64
 
-With dir: simulation.json and simulation.html there. Costs: docs/reliability.md says how they are measured.
+With dir: simulation.json and simulation.html there. Costs, and how good predictions are: docs/simulation.md.
 """
 
 
