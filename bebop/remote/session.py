@@ -115,7 +115,9 @@ def ray_session(config: JobConfig) -> Iterator[Session]:
         try:
             ray.init(address=runtime.address, log_to_driver=False)
         except (ConnectionError, ValueError) as error:
-            raise UserError(f"runtime.address={runtime.address!r} cannot be joined: {error}") from error
+            # Ray reads its token too late for an address, unless it is told that there is one.
+            advice = "" if "RAY_AUTH_MODE" in os.environ else " (a cluster that wants a token: set RAY_AUTH_MODE=token)"
+            raise UserError(f"runtime.address={runtime.address!r} cannot be joined{advice}: {error}") from error
         try:
             yield Session(None, config.runtime.hang_after)
         finally:
