@@ -7,6 +7,8 @@ import contextlib
 import os
 import re
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -92,6 +94,15 @@ def stacks(pid: int, descriptor: int) -> str:
         return file.read_bytes()[before:].decode(errors="replace")
     except OSError:
         return ""
+
+
+def main_stack() -> str:
+    """Of this process's main thread, as ``faulthandler`` writes it."""
+    frame, lines = sys._current_frames().get(threading.main_thread().ident or 0), ["Current thread 0x0 (main)"]
+    while frame is not None:
+        lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
+        frame = frame.f_back
+    return "\n".join(lines)
 
 
 def place(dump: str, hint: str) -> str:

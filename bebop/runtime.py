@@ -66,7 +66,7 @@ def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], b
     stopping = False
     ended: float | None = None  # when Ray's servers were found dead
     for deaths in range(config.runtime.max_restarts + 1):
-        with ray_session(config) as session:
+        with ray_session(config, events) as session:
             ranks, places = (reserve(pool) for pool in pools(config, ray.cluster_resources().get("GPU", 0.0)))
             trainer = RayTrainer(config, run_dir, ranks, events)
             workers = [RayWorker(config, place, i, events) for i, place in enumerate(places)]

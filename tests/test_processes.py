@@ -1,5 +1,6 @@
 """What /proc says of real processes, and what is written about them."""
 
+import asyncio
 import faulthandler
 import json
 import os
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -15,6 +17,7 @@ import pytest
 
 from bebop.events import EventLog
 from bebop.processes import descendants, end, marked, place, stacks, status, stopped
+from bebop.remote.session import Session
 
 # A process with a child, which says when both are there; then it waits in a function of its own.
 PARENT = """
@@ -83,6 +86,32 @@ def test_the_innermost_line_of_ours_is_named() -> None:
     )
     assert place(dump, "engine_thread.py") == "engine.py:12 in step"
     assert place(dump, "select.py") == "select.py:3 in poll"
+
+
+def test_what_holds_up_the_driver_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    session = Session(None, 30.0, EventLog(tmp_path))
+    session.look(100.0)
+    assert not caplog.records, "its event loop has not begun"
+
+    def look(seconds: float) -> None:
+        """From another thread, as the guard does, while this one waits in ``hold_up``."""
+        guard = threading.Thread(target=session.look, args=(seconds,))
+        guard.start()
+        guard.join()
+
+    async def hold_up() -> None:
+        watch = asyncio.create_task(session.watch())
+        for _ in range(3):  # a turn of the loop, and no more
+            await asyncio.sleep(0)
+        for _ in range(100):
+            look(1.0)
+        watch.cancel()
+
+    asyncio.run(hold_up())
+    assert len(caplog.records) == 1 and "is silent for 31 s, at threading.py" in caplog.text
+    (event,) = (json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines())
+    assert (event["kind"], event["who"], event["silent_s"]) == ("hang", "driver", 31.0)
+    assert "in hold_up" in next((tmp_path / "hangs").iterdir()).read_text()
 
 
 def test_events_are_lines_of_json_in_a_folder_that_exists(tmp_path: Path) -> None:

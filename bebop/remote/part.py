@@ -25,6 +25,7 @@ from bebop.watchdog import Hang, Life, Watchdog
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+GRACE_SECONDS = 5.0  # for a death to be told, once something failed that may follow from it
 Options = Mapping[str, Any]  # of an actor, from ``placement.reserve``
 
 
@@ -107,6 +108,7 @@ class Part:
         self._mark = ""
         self._starts = Deadline(floor, first=START)
         self._watch: asyncio.Task[str] | None = None
+        self._hang = ""  # what is known of the one that was found
         self._ended: float | None = None  # when the end of a process was noticed
 
     @property
@@ -151,10 +153,16 @@ class Part:
                 if answer.done():
                     return answer.result()
                 raise self.death(self._watch.result())
-        except self.death as death:
+        except UserError:
+            raise
+        except Exception as error:
+            if self._hang:  # whatever became of the call, that is why
+                raise self.death(self._hang) from error
+            if not isinstance(error, self.death):
+                raise
             if self._ended is None:
                 self._ended = time.monotonic()
-                self.events.write("death", self.name, str(death), notice_s=self.dog.clock.read() - life.heard)
+                self.events.write("death", self.name, str(error), notice_s=self.dog.clock.read() - life.heard)
             raise
         finally:
             answer.cancel()
@@ -164,7 +172,20 @@ class Part:
         return await self._gather(kind, [actor.call.remote(method, *arguments) for actor in self.actors])
 
     async def _gather(self, kind: str, results: Sequence[Awaitable[Any]]) -> list[Any]:
-        return list(await asyncio.gather(*[self.ask(i, kind, result) for i, result in enumerate(results)]))
+        """All answers. Of several failures a death counts: the others are its consequence, and may be told before."""
+        tasks = [asyncio.create_task(self.ask(i, kind, result)) for i, result in enumerate(results)]
+        try:
+            done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            if others and not any(isinstance(task.exception(), self.death) for task in done):
+                await asyncio.wait(others, timeout=GRACE_SECONDS)
+            failed = [error for task in tasks if task.done() and (error := task.exception()) is not None]
+            if failed:
+                raise next((error for error in failed if isinstance(error, self.death)), failed[0])
+            return [task.result() for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _look(self, dog: Watchdog) -> str:
         """Wait for a hang, and end what hangs; one line about it."""
@@ -173,7 +194,7 @@ class Part:
         line = "; ".join(about for about, _ in told)
         if file := self.events.keep_stacks(self.name, "\n\n".join(f"{about}\n{dump}" for about, dump in told)):
             line += f"; stacks: {file}"
-        self._ended = time.monotonic()
+        self._ended, self._hang = time.monotonic(), line
         self.events.write("hang", self.name, line, silent_s=hang.silent, notice_s=hang.silent)
         for life in hang.lives:
             self._end(life)
@@ -213,7 +234,7 @@ class Part:
             self._end(life)
         if self._mark and any(life.here for life in self.dog.lives):
             end(marked(self._mark))
-        self.actors, self._mark = [], ""
+        self.actors, self._mark, self._hang = [], "", ""
 
 
 def _ping(actor: Any) -> "asyncio.Future[Any]":

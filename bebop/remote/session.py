@@ -25,11 +25,13 @@ import ray
 from bebop.config import JobConfig
 from bebop.dashboards.provision import provision
 from bebop.errors import UserError
+from bebop.events import EventLog
 from bebop.hangs import TICK, AwakeClock
 from bebop.preflight import LONGEST_FOLDER
-from bebop.processes import descendants, end, marked, status, stopped
+from bebop.processes import descendants, end, main_stack, marked, place, status, stopped
 from bebop.remote.part import free_port
 
+log = logging.getLogger(__name__)
 SERVERS = ("gcs_server", "raylet")  # without which no job goes on
 
 
@@ -44,18 +46,22 @@ class SessionDied(Exception):
 class Session:
     """Ray, as a job sees it."""
 
-    def __init__(self, folder: Path | None, floor: float, servers: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path | None, floor: float, events: EventLog, servers: Mapping[int, str] | None = None
+    ) -> None:
         """``folder``: of a private one; ``servers``: name of each process; ``floor``: seconds that one may be stopped.
 
         What was joined is looked after by others.
         """
-        self.folder, self.floor, self.servers = folder, floor, dict(servers or {})
+        self.folder, self.floor, self.events, self.servers = folder, floor, events, dict(servers or {})
+        self._turns = self._seen = 0  # of the driver's event loop; as of the last look
+        self._idle = 0.0  # seconds without one
         self._silent = dict.fromkeys(self.servers, 0.0)
         self._hung: SessionDied | None = None
         self._closed = threading.Event()
 
     def guard(self) -> None:
-        """End a server that was stopped for too long, until ``close``.
+        """End a server that was stopped for too long, and name what holds up the driver, until ``close``.
 
         In a thread: calls of Ray that wait for a server hold up whoever makes them, such as an event loop.
         """
@@ -64,12 +70,26 @@ class Session:
             self.look(clock.tick())
 
     def look(self, passed: float) -> None:
-        """``passed`` seconds later: is one stopped?"""
+        """``passed`` seconds later: is a server stopped, or the driver held up?"""
+        self._look_at_driver(passed)
         for pid, name in self.servers.items():
             self._silent[pid] = silent = self._silent[pid] + passed if stopped(pid) else 0.0
             if silent > self.floor:
                 self._hung = SessionDied(f"Ray's {name} (process {pid}) is stopped for {silent:.0f} s", silent)
                 end([pid])
+
+    def _look_at_driver(self, passed: float) -> None:
+        """A sink or a disk that does not come back holds up everything; nobody is there to replace the driver."""
+        before, self._idle = self._idle, self._idle + passed
+        if self._turns != self._seen or not self._turns:
+            self._seen, self._idle = self._turns, 0.0
+        elif before <= self.floor < self._idle:
+            dump = main_stack()
+            where = place(dump, "File")
+            why = f"the driver (process {os.getpid()}) is silent for {self._idle:.0f} s, at {where}"
+            log.warning("%s; if that lasts, end it and go on with runtime.resume=true", why)
+            self.events.keep_stacks("driver", dump)
+            self.events.write("hang", "driver", why, silent_s=self._idle, notice_s=self._idle)
 
     def close(self) -> None:
         """Look no more."""
@@ -88,8 +108,18 @@ class Session:
     async def watch(self) -> SessionDied:
         """Wait until a server has ended."""
         while (death := self.death()) is None:
+            self._turns += 1
             await asyncio.sleep(TICK)
         return death
+
+
+@contextlib.contextmanager
+def _guarded(session: Session) -> Iterator[Session]:
+    threading.Thread(target=session.guard, name="guard", daemon=True).start()
+    try:
+        yield session
+    finally:
+        session.close()
 
 
 def _servers() -> dict[int, str]:
@@ -108,22 +138,25 @@ def _runs(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def ray_session(config: JobConfig) -> Iterator[Session]:
+def ray_session(config: JobConfig, events: EventLog) -> Iterator[Session]:
     """Ray for the length of a job: a private one with its own folder and ports, or one that is joined by address."""
     runtime = config.runtime
     if runtime.address is not None:
         try:
             ray.init(address=runtime.address, log_to_driver=False)
         except (ConnectionError, ValueError) as error:
-            raise UserError(f"runtime.address={runtime.address!r} cannot be joined: {error}") from error
+            # Ray reads its token too late for an address, unless it is told that there is one.
+            advice = "" if "RAY_AUTH_MODE" in os.environ else " (a cluster that wants a token: set RAY_AUTH_MODE=token)"
+            raise UserError(f"runtime.address={runtime.address!r} cannot be joined{advice}: {error}") from error
         try:
-            yield Session(None, config.runtime.hang_after)
+            with _guarded(Session(None, config.runtime.hang_after, events)) as guarded:
+                yield guarded
         finally:
             ray.shutdown()
         return
     os.environ["RAY_GCS_SERVER_PORT"] = str(runtime.port or free_port())
     wanted = config.trainer.ranks * config.trainer.threads + config.rollout.workers * config.rollout.threads
-    with private_folder() as private, contextlib.ExitStack() as closing:
+    with private_folder() as private:
         temp = Path(runtime.temp_dir).absolute() if runtime.temp_dir else private / "ray"
         temp.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = temp.stat().st_mode
@@ -147,10 +180,8 @@ def ray_session(config: JobConfig) -> Iterator[Session]:
             if config.monitor.ray_metrics:  # Ray has written its own files by now; ours go beside them
                 provision(session, staleness=config.rollout.staleness)
             servers = _servers()
-            guarded = Session(session, config.runtime.hang_after, servers)
-            closing.callback(guarded.close)
-            threading.Thread(target=guarded.guard, name="ray", daemon=True).start()
-            yield guarded
+            with _guarded(Session(session, config.runtime.hang_after, events, servers)) as guarded:
+                yield guarded
         finally:
             os.environ.pop("BEBOP_SESSION", None)
             with unhurried():
@@ -186,9 +217,9 @@ def _short(folder: str) -> str:
 
 def shut(folder: Path) -> None:
     """Take from others what Ray gives to everybody: it makes its folders writable for the whole machine."""
-    for place, _, _ in os.walk(folder):
+    for inner, _, _ in os.walk(folder):
         with contextlib.suppress(FileNotFoundError):
-            os.chmod(place, os.stat(place).st_mode & ~0o077)
+            os.chmod(inner, os.stat(inner).st_mode & ~0o077)
 
 
 @contextlib.contextmanager
