@@ -37,10 +37,14 @@ def length_reward(text: str, asked: Prompt) -> float:
 
 
 def worker(
-    reward: Reward = length_reward, seed: int = 0, slots: int = 4, policy: Policy | None = None
+    reward: Reward = length_reward,
+    seed: int = 0,
+    slots: int = 4,
+    policy: Policy | None = None,
+    dispatch: str = "static",
 ) -> RolloutWorker:
     sections: dict[str, dict[str, Any]] = {
-        "rollout": {"sampling": {"max_new_tokens": LONGEST}},
+        "rollout": {"sampling": {"max_new_tokens": LONGEST}, "dispatch": dispatch},
         "trainer": {"group_size": SIZE},
         "runtime": {"seed": seed},
     }
