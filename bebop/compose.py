@@ -25,6 +25,7 @@ from bebop.config_certify import CertifyConfig
 from bebop.config_simulate import SimulateConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
+from bebop.origin import sign
 from bebop.override_merge import merged as merged_overrides
 from bebop.parsing import Setting, from_dict, settings
 from bebop.run_folder import CONFIG, OVERRIDES
@@ -100,6 +101,11 @@ def _resumed_folder(parsed: Sequence[Override], root: str, section: str) -> Path
     return None  # what is wrong with them is said when everything is composed
 
 
+def trusted(given: Sequence[str], section: str = "") -> bool:
+    """Whether this call says that it trusts the folder that it resumes; what the folder says of it does not count."""
+    return any(p.key_or_group == f"{section}trust" and p.value() is True for p in map(_read, given))
+
+
 def _saved(file: Path) -> list[Override]:
     """What a run was started with; ``UserError`` if the file is damaged."""
     try:
@@ -120,9 +126,11 @@ def _choices(root: str) -> dict[str, str]:
 
 def write_down(config: Any, overrides: Sequence[str], folder: Path, section: str = "") -> None:
     """Keep what was asked: for readers, and for the next resume. Called once nothing in it was found wrong."""
-    kept = [o for o in overrides if _read(o).key_or_group not in (f"{section}dir", f"{section}resume")]
+    now = [f"{section}{name}" for name in ("dir", "resume", "trust")]  # of this call
+    text = json.dumps([o for o in overrides if _read(o).key_or_group not in now]) + "\n"
     write_text(folder / CONFIG, as_yaml(config))
-    write_text(folder / OVERRIDES, json.dumps(kept) + "\n")
+    sign(folder, text)
+    write_text(folder / OVERRIDES, text)
 
 
 def as_yaml(config: Any) -> str:

@@ -45,6 +45,7 @@ class RuntimeConfig:
 
     dir: str | None = setting(None, "the run folder; null: runs/<date and time>", NOT_EMPTY)
     resume: bool = setting(False, "go on from the newest checkpoint in runtime.dir")
+    trust: bool = setting(False, "with resume: use code and servers that a run folder of somebody else names; --trust")
     seed: int = setting(0, "of the sampled answers", SEED)
     address: str | None = setting(None, "a Ray cluster to join; null starts one for this run", NOT_EMPTY)
     temp_dir: str | None = setting(None, "Ray's own folder; null: a fresh temporary one", NOT_EMPTY)

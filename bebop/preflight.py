@@ -61,7 +61,8 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
         find_device(config)
     folder, name = resolve(config.path), f"model.path={config.path!r}"
     try:
-        settings = AutoConfig.from_pretrained(folder, local_files_only=True)
+        # False, and not left out: transformers would ask at a terminal whether to run the folder's own code.
+        settings = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{name} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
     if type(settings) not in AutoModelForCausalLM._model_mapping:

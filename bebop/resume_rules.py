@@ -106,7 +106,7 @@ JOB: Mapping[str, str | None] = {
         (
             f"runtime.{name}"
             for name in (
-                "dir", "resume", "address", "temp_dir", "port", "dashboard", "dashboard_port", "metrics_port",
+                "dir", "resume", "trust", "address", "temp_dir", "port", "dashboard", "dashboard_port", "metrics_port",
                 "max_restarts", "hang_after", "progress",
             )
         ),
@@ -137,7 +137,7 @@ ADAPT: Mapping[str, str | None] = {
     "part": "checkpoints of the run hold the other one",
     "options": _ALGORITHM,
     "seed": _TEXT,
-    **dict.fromkeys(("dir", "out", "resume", "tensorboard", "progress"), MAY),
+    **dict.fromkeys(("dir", "out", "resume", "trust", "tensorboard", "progress"), MAY),
 }
 
 
