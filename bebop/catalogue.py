@@ -162,6 +162,7 @@ METRICS: tuple[MetricRow, ...] = (
         "publishing weights (to the last worker in a synchronous job), plus a worker's mean time to take them in",
         "s",
     ),
+    MetricRow("time/monitor", "reading the probe set and asking the monitor", "s"),
     MetricRow("time/rollout", "decoding, mean over workers", "s"),
     MetricRow("time/rollout_idle", "neither decoding nor taking in weights, mean over workers", "s"),
     MetricRow("head/loss", "loss of the head", part="head"),

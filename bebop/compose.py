@@ -22,6 +22,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from bebop.config import JobConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.config_certify import CertifyConfig
+from bebop.config_simulate import SimulateConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.override_merge import merged as merged_overrides
@@ -48,6 +49,11 @@ def adapt_config(overrides: Sequence[str]) -> AdaptConfig:
 def certify_config(overrides: Sequence[str]) -> CertifyConfig:
     """The same for a certificate."""
     return from_dict(CertifyConfig, composed(overrides, "certify"))
+
+
+def simulate_config(overrides: Sequence[str]) -> SimulateConfig:
+    """The same for a simulation."""
+    return from_dict(SimulateConfig, composed(overrides, "simulate"))
 
 
 def resumed_overrides(
@@ -166,7 +172,8 @@ def _register() -> None:
         store(name, {"system": name, "draft_tokens": system.draft_tokens, "options": options}, group="decoding")
     for group, choice in ALONE.items():
         store(choice, {}, group=group)
-    for root, cls in (("config", JobConfig), ("adapt", AdaptConfig), ("certify", CertifyConfig)):
+    roots = {"config": JobConfig, "adapt": AdaptConfig, "certify": CertifyConfig, "simulate": SimulateConfig}
+    for root, cls in roots.items():
         store(f"{root}_settings", _tree(s for s in settings(cls) if not s.only and s.name != GIVEN))
     for group, choice in {(s.name.split(".")[0], s.only) for s in settings(JobConfig) if s.only}:
         part = _tree(s for s in settings(JobConfig) if s.only == choice)

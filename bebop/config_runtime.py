@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from bebop.parsing import MAX_SEED, NOT_EMPTY, Limit, at_least, check, check_settings, setting, within
+from bebop.parsing import MAX_SEED, NOT_EMPTY, Limit, above, at_least, check, check_settings, setting, within
 
 TraceMode = Literal["sample", "all", "off"]  # of how many answers, see bebop/token_trace.py
 NOT_NEGATIVE = at_least(0)
@@ -53,6 +53,11 @@ class RuntimeConfig:
     dashboard_port: int = setting(8265, "where it is served", PORT)
     metrics_port: int = setting(0, "where Ray exports Prometheus metrics; 0 picks a free one", PORT)
     max_restarts: int = setting(3, "rollout workers replaced before the run gives up", NOT_NEGATIVE)
+    hang_after: float = setting(
+        30.0,
+        "a part that is silent for this long hangs, if that is also 10 times its slowest",
+        above(0, unit="seconds"),
+    )
     progress: bool = setting(True, "show a progress bar")
 
     def __post_init__(self) -> None:

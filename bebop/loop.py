@@ -5,6 +5,7 @@ A staleness of 0 makes it synchronous: prompts are then admitted only after the 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,15 +35,16 @@ class Loop:
         sinks: Sequence[Sink],
         monitor: Monitor | None = None,
         trajectories: TrajectoryLog | None = None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         """``prompt(i)`` gives prompt number i of the stream; ``monitor`` None: nobody asks why acceptance moves.
 
-        ``trajectories`` None: no answers are kept.
+        ``trajectories`` None: no answers are kept. ``now``: seconds by which the step is timed.
         """
         self.config, self.trainer, self.sinks = config, trainer, sinks
         self.monitor, self.trajectories = monitor or NoMonitor(config), trajectories
         self.buffer = GroupBuffer(config.trainer.groups_per_step, config.rollout.staleness)
-        self.clock = Clock(len(workers))
+        self.clock = Clock(len(workers), now)
         self.pool = WorkerPool(config, prompt, workers, self.buffer, self.clock)
         self.stopping = asyncio.Event()
         self._saved: int | None = None  # version of the newest checkpoint

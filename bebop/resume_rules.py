@@ -107,7 +107,7 @@ JOB: Mapping[str, str | None] = {
             f"runtime.{name}"
             for name in (
                 "dir", "resume", "address", "temp_dir", "port", "dashboard", "dashboard_port", "metrics_port",
-                "max_restarts", "progress",
+                "max_restarts", "hang_after", "progress",
             )
         ),
         MAY,

@@ -108,7 +108,10 @@ class RolloutWorker:
             if self._error is not None:
                 raise self._error
             self._reports += 1
-            self._told = WorkerReport(number=self._reports, parts=self._parts(), **self.thread.progress()._asdict())
+            paces = (self.thread.pace(),)
+            self._told = WorkerReport(
+                number=self._reports, parts=self._parts(), paces=paces, **self.thread.progress()._asdict()
+            )
             return self._told
 
     def _due(self) -> bool:

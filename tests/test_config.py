@@ -43,7 +43,7 @@ BAD: list[tuple[str, Any]] = [
     ("trainer.lr_warmup_steps", -1), ("trainer.lr_schedule", "step"), ("trainer.betas", [0.9, 1.0]),
     ("trainer.betas", [-0.1, 0.9]), ("trainer.weight_decay", -0.1), ("trainer.max_grad_norm", 0.0),
     ("trainer.max_tokens", 0), ("trainer.save_every", -1), ("trainer.keep", 0),
-    ("runtime.max_restarts", -1), ("runtime.port", 65536), ("runtime.dashboard_port", -1),
+    ("runtime.max_restarts", -1), ("runtime.hang_after", 0.0), ("runtime.port", 65536), ("runtime.dashboard_port", -1),
     ("runtime.metrics_port", 70000), ("runtime.seed", -1), ("runtime.seed", 1 << 23), ("runtime.resume", True),
     ("task.name", ""), ("task.prompt_key", " "), ("task.answer_key", ""), ("monitor.probe_every", -1),
     ("monitor.probe_answers", 1), ("monitor.check_answers", -1), ("monitor.certify_every", -1),
