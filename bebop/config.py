@@ -126,7 +126,7 @@ class RolloutConfig:
     dispatch: Literal["auto", "static", "pull"] = setting(
         "auto", "prompt i to worker i % workers at once, or to who has room; auto: static if staleness is 0"
     )
-    in_flight: int | None = setting(None, "answers one worker may owe (pull); null: slots + 2 groups", POSITIVE)
+    in_flight: int | None = setting(None, "answers one worker may owe (pull); null: slots + 1 group", POSITIVE)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     sglang: SglangConfig = field(default_factory=SglangConfig, metadata={"only": "sglang"})
 

@@ -181,6 +181,7 @@ DISPATCH: dict[str, Callable[[JobConfig, int], Dispatch]] = {
 def in_flight(config: JobConfig) -> int:
     """Answers that one worker may owe.
 
-    By default two groups more than it decodes side by side: one is on its way in while another is on its way out.
+    By default a group more than it decodes side by side, which is about what ends between two of its reports. More
+    would only be committed earlier to workers that may turn out to be slow.
     """
-    return config.rollout.in_flight or config.rollout.slots + 2 * config.trainer.group_size
+    return config.rollout.in_flight or config.rollout.slots + config.trainer.group_size

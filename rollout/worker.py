@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
-from bebop.protocols import Assignment, PartialGroup, WorkerReport
+from bebop.protocols import Assignment, Pace, PartialGroup, WorkerReport
 from bebop.rollout.engine import Engine, Request
 from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.engines import engine_module
@@ -55,6 +56,8 @@ class RolloutWorker:
         self.thread = EngineThread(engine)
         self._pulls = config.rollout.dealing == "pull"
         self._rewards = ThreadPoolExecutor(1, thread_name_prefix="reward")  # one: answers are rewarded as they end
+        self._rewarding: float | None = None  # since when the reward in progress takes
+        self._slowest_reward = 0.0  # seconds
         self._timeouts = 0  # rewards that hung, one after another
         self._news = threading.Condition()
         self._done: dict[int, _Open] = {}  # by id: those of which answers are to be reported
@@ -108,11 +111,17 @@ class RolloutWorker:
             if self._error is not None:
                 raise self._error
             self._reports += 1
-            paces = (self.thread.pace(),)
+            paces = (self.thread.pace(), self._reward_pace())
             self._told = WorkerReport(
                 number=self._reports, parts=self._parts(), paces=paces, **self.thread.progress()._asdict()
             )
             return self._told
+
+    def _reward_pace(self) -> Pace:
+        """Of the thread of rewards; what is queued waits for the reward in progress, and counts with it."""
+        silent = 0.0 if self._rewarding is None else time.monotonic() - self._rewarding
+        limit = self.config.task.reward_timeout
+        return Pace(name="reward", silent=silent, slowest=self._slowest_reward, limit=limit)
 
     def _due(self) -> bool:
         """Whether there is something that must not wait."""
@@ -184,11 +193,13 @@ class RolloutWorker:
 
     def _close(self, part: _Open, member: int, completion: Completion) -> None:
         """Put an answer with its reward to the others of its assignment."""
+        self._rewarding = began = time.monotonic()
         try:
             trajectory = self._score(completion, part.assignment.prompt)
         except BaseException as error:  # not swallowed: whoever collects next gets it
             self._fail(error)
             return
+        self._slowest_reward, self._rewarding = max(self._slowest_reward, time.monotonic() - began), None
         with self._news:
             part.answers[member] = trajectory
             part.missing -= 1

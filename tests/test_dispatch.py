@@ -180,4 +180,4 @@ def test_what_settings_choose() -> None:
     }
     pulled = {place for place, kind in chosen.items() if kind is PullDispatch}
     assert pulled == {("auto", 1), ("pull", 0), ("pull", 1)}
-    assert in_flight(config(slots=10)) == 10 + 2 * SIZE and in_flight(config(in_flight=3)) == 3
+    assert in_flight(config(slots=10)) == 10 + SIZE and in_flight(config(in_flight=3)) == 3
