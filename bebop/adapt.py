@@ -20,6 +20,7 @@ from bebop.resume_rules import ADAPT
 from bebop.run_folder import RunFolder
 from bebop.settings import about, asked, overview
 from bebop.store import HEADS, Store
+from bebop.trust import refuse_foreign
 
 HELP = """usage: python -m bebop.adapt [--help [GROUP]] [--cfg] [override ...]
 
@@ -29,6 +30,7 @@ the checkpoint back in the layout it came in. Without arguments: the built-in mo
   --help        this text
   --help GROUP  the settings of a group: default, meaning, what is allowed (also docs/settings.md)
   --cfg         print the configuration and stop
+  --trust       resume a run of somebody else although its settings name code or servers (docs/security.md)
 
 Choose from a group with GROUP=CHOICE, set a value with GROUP.NAME=VALUE:
 {groups}  dir, out, resume, seed: where to, and how to go on
@@ -56,15 +58,19 @@ def main(arguments: list[str]) -> int:
         text = HELP.format(groups=overview(AdaptConfig), objectives=objectives, parts=parts)
         sys.stdout.write(about(AdaptConfig, group) if group else text)
         return 0
-    overrides = [a for a in arguments if a != "--cfg"]
-    unknown = [a for a in overrides if a.startswith("--")]
+    given = ["trust=true" if a == "--trust" else a for a in arguments if a != "--cfg"]
+    unknown = [a for a in given if a.startswith("--")]
     if unknown:
-        raise UserError(f"{unknown[0]} is no option: there are --help and --cfg; settings are given as NAME=VALUE")
-    overrides = resumed_overrides(overrides, "adapt")
+        raise UserError(
+            f"{unknown[0]} is no option: there are --help, --cfg and --trust; settings are given as NAME=VALUE"
+        )
+    overrides = resumed_overrides(given, "adapt")
     config = adapt_config(overrides)
     if "--cfg" in arguments:
         sys.stdout.write(as_yaml(config))
         return 0
+    if config.resume:
+        refuse_foreign(config.dir, config, given, "adapt")
     with joined(config.model.device) as ranks:
         from bebop.preflight import check_adaptation  # torch and transformers take seconds; errors should not wait
 

@@ -23,6 +23,7 @@ class GroupBuffer:
         self.version = version
         self.admitted = version * groups_per_batch  # prompts 0 .. admitted - 1 have been handed out
         self.ready: dict[int, Group] = {}
+        self._here = 0  # groups of the next batch that are ready
         self._arrival = asyncio.Condition()
 
     @property
@@ -44,13 +45,14 @@ class GroupBuffer:
         assert index not in self.ready, f"prompt {index} came back twice"
         async with self._arrival:
             self.ready[index] = group
+            self._here += index < self.taken + self.groups_per_batch
             self._arrival.notify_all()
 
     async def take(self) -> Batch:
         """The next batch, once all its groups are there. It counts as trained on from ``advance`` on."""
         wanted = range(self.taken, self.taken + self.groups_per_batch)
         async with self._arrival:
-            await self._arrival.wait_for(lambda: all(i in self.ready for i in wanted))
+            await self._arrival.wait_for(lambda: self._here == len(wanted))
         return Batch(groups=tuple(self.ready[i] for i in wanted))
 
     def advance(self) -> None:
@@ -58,6 +60,11 @@ class GroupBuffer:
         for i in range(self.taken, self.taken + self.groups_per_batch):
             del self.ready[i]
         self.version += 1
+        self._count()
+
+    def _count(self) -> None:
+        """How much of the next batch is there: once a batch, since counting at every arrival would be quadratic."""
+        self._here = sum(i in self.ready for i in range(self.taken, self.taken + self.groups_per_batch))
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs: prompts in flight are not kept, they start again."""
@@ -73,3 +80,4 @@ class GroupBuffer:
         self.version = state["version"]
         self.admitted = self.taken
         self.ready = {group.prompt.index: group for group in state["ready"] if group.prompt.index >= self.taken}
+        self._count()

@@ -157,7 +157,11 @@ METRICS: tuple[MetricRow, ...] = (
     MetricRow("time/step", "duration of the step", "s"),
     MetricRow("time/idle", "part of it in which the trainer waited for answers", "s"),
     MetricRow("time/update", "the update", "s"),
-    MetricRow("time/sync", "publishing weights, plus a worker's mean time to take them in", "s"),
+    MetricRow(
+        "time/sync",
+        "publishing weights (to the last worker in a synchronous job), plus a worker's mean time to take them in",
+        "s",
+    ),
     MetricRow("time/monitor", "reading the probe set and asking the monitor", "s"),
     MetricRow("time/rollout", "decoding, mean over workers", "s"),
     MetricRow("time/rollout_idle", "neither decoding nor taking in weights, mean over workers", "s"),

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from bebop.metrics import Metrics, Sum, merge, values
@@ -14,28 +14,28 @@ from bebop.trajectory import Batch
 class Clock:
     """Seconds of the current step: those of the trainer's side as they pass, those of the workers as they report."""
 
-    def __init__(self, workers: int) -> None:
-        """``workers``: how many decode at the same time."""
-        self.workers = workers
+    def __init__(self, workers: int, now: Callable[[], float] = time.perf_counter) -> None:
+        """``workers``: how many decode at the same time; ``now``: seconds, of which differences count."""
+        self.workers, self.now = workers, now
         self.restart()
 
     def restart(self) -> None:
         """Begin a step."""
-        self._started = time.perf_counter()
+        self._started = self.now()
         self._spent = {"idle": 0.0, "update": 0.0, "sync": 0.0, "monitor": 0.0}
         self._rollout = self._swap = 0.0  # decoding and taking in weights, summed over workers
         self._tokens = 0
 
     def waited(self) -> None:
         """All of the step so far the trainer waited for answers."""
-        self._spent["idle"] = time.perf_counter() - self._started
+        self._spent["idle"] = self.now() - self._started
 
     @contextlib.contextmanager
     def timed(self, part: Literal["update", "sync", "monitor"]) -> Iterator[None]:
         """Add the seconds within to a part of the step."""
-        started = time.perf_counter()
+        started = self.now()
         yield
-        self._spent[part] += time.perf_counter() - started
+        self._spent[part] += self.now() - started
 
     def add(self, report: WorkerReport) -> None:
         """What a worker did meanwhile."""
@@ -47,7 +47,7 @@ class Clock:
         self, batch: Batch, version: int, learned: Metrics, drift: Mapping[str, float], restarts: int
     ) -> dict[str, float]:
         """The metrics of the step that ends now, an update of ``version``; all batches have the size of ``batch``."""
-        step, spent = time.perf_counter() - self._started, self._spent
+        step, spent = self.now() - self._started, self._spent
         count: Metrics = {"response/tokens": Sum(float(sum(len(t.completion.token_ids) for t in batch.trajectories)))}
         return {
             **values(merge(rollout_metrics(batch.groups, version), learned, count)),

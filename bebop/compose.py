@@ -22,8 +22,10 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from bebop.config import JobConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.config_certify import CertifyConfig
+from bebop.config_simulate import SimulateConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
+from bebop.origin import sign
 from bebop.override_merge import merged as merged_overrides
 from bebop.parsing import Setting, from_dict, settings
 from bebop.run_folder import CONFIG, OVERRIDES
@@ -48,6 +50,11 @@ def adapt_config(overrides: Sequence[str]) -> AdaptConfig:
 def certify_config(overrides: Sequence[str]) -> CertifyConfig:
     """The same for a certificate."""
     return from_dict(CertifyConfig, composed(overrides, "certify"))
+
+
+def simulate_config(overrides: Sequence[str]) -> SimulateConfig:
+    """The same for a simulation."""
+    return from_dict(SimulateConfig, composed(overrides, "simulate"))
 
 
 def resumed_overrides(
@@ -94,6 +101,11 @@ def _resumed_folder(parsed: Sequence[Override], root: str, section: str) -> Path
     return None  # what is wrong with them is said when everything is composed
 
 
+def trusted(given: Sequence[str], section: str = "") -> bool:
+    """Whether this call says that it trusts the folder that it resumes; what the folder says of it does not count."""
+    return any(p.key_or_group == f"{section}trust" and p.value() is True for p in map(_read, given))
+
+
 def _saved(file: Path) -> list[Override]:
     """What a run was started with; ``UserError`` if the file is damaged."""
     try:
@@ -114,9 +126,11 @@ def _choices(root: str) -> dict[str, str]:
 
 def write_down(config: Any, overrides: Sequence[str], folder: Path, section: str = "") -> None:
     """Keep what was asked: for readers, and for the next resume. Called once nothing in it was found wrong."""
-    kept = [o for o in overrides if _read(o).key_or_group not in (f"{section}dir", f"{section}resume")]
+    now = [f"{section}{name}" for name in ("dir", "resume", "trust")]  # of this call
+    text = json.dumps([o for o in overrides if _read(o).key_or_group not in now]) + "\n"
     write_text(folder / CONFIG, as_yaml(config))
-    write_text(folder / OVERRIDES, json.dumps(kept) + "\n")
+    sign(folder, text)
+    write_text(folder / OVERRIDES, text)
 
 
 def as_yaml(config: Any) -> str:
@@ -166,7 +180,8 @@ def _register() -> None:
         store(name, {"system": name, "draft_tokens": system.draft_tokens, "options": options}, group="decoding")
     for group, choice in ALONE.items():
         store(choice, {}, group=group)
-    for root, cls in (("config", JobConfig), ("adapt", AdaptConfig), ("certify", CertifyConfig)):
+    roots = {"config": JobConfig, "adapt": AdaptConfig, "certify": CertifyConfig, "simulate": SimulateConfig}
+    for root, cls in roots.items():
         store(f"{root}_settings", _tree(s for s in settings(cls) if not s.only and s.name != GIVEN))
     for group, choice in {(s.name.split(".")[0], s.only) for s in settings(JobConfig) if s.only}:
         part = _tree(s for s in settings(JobConfig) if s.only == choice)

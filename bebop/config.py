@@ -123,6 +123,10 @@ class RolloutConfig:
     threads: int = setting(1, "CPU threads of one worker", within(1, MOST))
     on_update: Literal["keep", "recompute"] = setting("keep", "older KV entries when weights change in flight")
     staleness: int = setting(1, "updates that a prompt's weights may lag behind", at_least(0, "synchronous"))
+    dispatch: Literal["auto", "static", "pull"] = setting(
+        "auto", "prompt i to worker i % workers at once, or to who has room; auto: static if staleness is 0"
+    )
+    in_flight: int | None = setting(None, "answers one worker may owe (pull); null: slots + 1 group", POSITIVE)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     sglang: SglangConfig = field(default_factory=SglangConfig, metadata={"only": "sglang"})
 
@@ -130,6 +134,13 @@ class RolloutConfig:
         check_settings(self, "rollout.")
         fits = self.sampling.max_new_tokens < self.max_length
         check(fits, "rollout.max_length", self.max_length, "it must exceed rollout.sampling.max_new_tokens")
+
+    @property
+    def dealing(self) -> Literal["static", "pull"]:
+        """How prompts are handed to workers."""
+        if self.dispatch != "auto":
+            return self.dispatch
+        return "static" if self.staleness == 0 else "pull"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,6 +121,7 @@ class AdaptConfig:
     dir: str | None = setting(None, "the run folder; null: runs/adapt-<date and time>", NOT_EMPTY)
     out: str | None = setting(None, "the adapted checkpoint, or the part; null: in dir", NOT_EMPTY)
     resume: bool = setting(False, "go on from the newest checkpoint in dir")
+    trust: bool = setting(False, "with resume: use code that a run folder of somebody else names; --trust")
     seed: int = setting(0, "of the sampled answers", SEED)
     tensorboard: bool = setting(True, "write TensorBoard events")
     progress: bool = setting(True, "show a progress bar")

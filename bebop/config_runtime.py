@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from bebop.parsing import MAX_SEED, NOT_EMPTY, Limit, at_least, check, check_settings, setting, within
+from bebop.parsing import MAX_SEED, NOT_EMPTY, Limit, above, at_least, check, check_settings, setting, within
 
 TraceMode = Literal["sample", "all", "off"]  # of how many answers, see bebop/token_trace.py
 NOT_NEGATIVE = at_least(0)
@@ -45,6 +45,7 @@ class RuntimeConfig:
 
     dir: str | None = setting(None, "the run folder; null: runs/<date and time>", NOT_EMPTY)
     resume: bool = setting(False, "go on from the newest checkpoint in runtime.dir")
+    trust: bool = setting(False, "with resume: use code and servers that a run folder of somebody else names; --trust")
     seed: int = setting(0, "of the sampled answers", SEED)
     address: str | None = setting(None, "a Ray cluster to join; null starts one for this run", NOT_EMPTY)
     temp_dir: str | None = setting(None, "Ray's own folder; null: a fresh temporary one", NOT_EMPTY)
@@ -53,6 +54,11 @@ class RuntimeConfig:
     dashboard_port: int = setting(8265, "where it is served", PORT)
     metrics_port: int = setting(0, "where Ray exports Prometheus metrics; 0 picks a free one", PORT)
     max_restarts: int = setting(3, "rollout workers replaced before the run gives up", NOT_NEGATIVE)
+    hang_after: float = setting(
+        30.0,
+        "a part that is silent for this long hangs, if that is also 10 times its slowest",
+        above(0, unit="seconds"),
+    )
     progress: bool = setting(True, "show a progress bar")
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ A staleness of 0 makes it synchronous: prompts are then admitted only after the 
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,22 +35,23 @@ class Loop:
         sinks: Sequence[Sink],
         monitor: Monitor | None = None,
         trajectories: TrajectoryLog | None = None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         """``prompt(i)`` gives prompt number i of the stream; ``monitor`` None: nobody asks why acceptance moves.
 
-        ``trajectories`` None: no answers are kept.
+        ``trajectories`` None: no answers are kept. ``now``: seconds by which the step is timed.
         """
         self.config, self.trainer, self.sinks = config, trainer, sinks
         self.monitor, self.trajectories = monitor or NoMonitor(config), trajectories
         self.buffer = GroupBuffer(config.trainer.groups_per_step, config.rollout.staleness)
-        self.clock = Clock(len(workers))
+        self.clock = Clock(len(workers), now)
         self.pool = WorkerPool(config, prompt, workers, self.buffer, self.clock)
         self.stopping = asyncio.Event()
         self._saved: int | None = None  # version of the newest checkpoint
 
     async def run(self) -> bool:
         """Run to the last step; False if told to stop before. A checkpoint stays, also when a worker fails."""
-        collectors = [asyncio.create_task(self.pool.collect(i)) for i in range(len(self.pool.workers))]
+        collectors = [asyncio.create_task(self.pool.serve(i)) for i in range(len(self.pool.workers))]
         main = asyncio.create_task(self._steps())
         try:
             await asyncio.wait([main, *collectors], return_when=asyncio.FIRST_COMPLETED)

@@ -1,15 +1,16 @@
-"""The rollout workers of a job: each gets its share of the prompts, all get all weights, the dead are replaced."""
+"""The rollout workers of a job: each gets prompts to answer, all get all weights, the dead are replaced."""
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from bebop.buffer import GroupBuffer
 from bebop.clock import Clock
 from bebop.config import DecodingConfig, JobConfig
+from bebop.dispatch import DISPATCH
 from bebop.errors import UserError
+from bebop.lane import Lane, Orders
 from bebop.monitor.controller import Health
 from bebop.protocols import Assignment, PartialGroup, Trainer, Worker, WorkerDied, WorkerReport
 from bebop.trajectory import Group, Prompt, Trajectory
@@ -36,108 +37,123 @@ class WorkerPool:
         self.disturbed = 0
         self._members = range(config.trainer.group_size)
         self._most_restarts = config.runtime.max_restarts
-        self._published: tuple[Any, int] | None = None  # weights and their version
-        self._decoding = config.decoding  # what the workers were told last, or started with
+        self._orders = Orders(decoding=config.decoding)
+        self._lanes = [Lane(number=i, worker=one, decoding=config.decoding) for i, one in enumerate(workers)]
+        self._dispatch = DISPATCH[config.rollout.dealing](config, len(workers))
         self._heads: dict[int, str] = {}  # version -> fingerprint of the head that belongs to it
-        self._sends = [0] * len(workers)  # odd while weights are on their way to worker i
+        self._headed = 0  # the latest publication that was to have the head with it
         self._health: dict[int, Health] = {}  # worker -> what it said in this step
-        self._in_flight: list[set[tuple[int, int]]] = [set() for _ in workers]  # (prompt, member) of the group
         self._answers: dict[int, dict[int, Trajectory]] = {}  # of groups that are not complete: by prompt and member
-        self._seen = [0] * len(workers)  # number of the newest report of each worker's process
-        self._locks = [asyncio.Lock() for _ in workers]
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, i: int) -> AsyncIterator[Worker]:
-        """Worker i to oneself. If it dies, its next collect fails too: the replacement is told what this one was."""
-        async with self._locks[i]:
-            with contextlib.suppress(WorkerDied):
-                yield self.workers[i]
 
     async def submit(self, indices: Sequence[int]) -> None:
-        """Hand out prompts, each worker its share."""
-        count = len(self.workers)
-        for i in range(count):
-            share = [index for index in indices if index % count == i]
-            if share:
-                async with self._turn(i) as worker:
-                    self._in_flight[i].update((index, member) for index in share for member in self._members)
-                    await worker.submit([self._assignment(index, self._members) for index in sorted(share)])
+        """Hand out prompts, now or when somebody has room; none starts before the weights published last are there."""
+        self._dispatch.add(indices)
+        self._hand_out()
 
     async def publish(self, trainer: Trainer, version: int, *, head: bool = False, fingerprint: bool = False) -> None:
         """Send the trainer's weights to every worker, which swap them in between two decoding cycles.
 
-        ``head``: the MTP head with them, even if it never changed. ``fingerprint``: note which head belongs to them.
+        Workers are sent to side by side, and nobody waits until all have them, except in a synchronous job: there they
+        have nothing else to do. ``head``: the MTP head with the weights, even if it never changed. ``fingerprint``:
+        note which head belongs to them.
         """
         if fingerprint:
             oldest = version - self.config.rollout.staleness
             self._heads = {v: mark for v, mark in self._heads.items() if v >= oldest}
             self._heads[version] = await trainer.head_fingerprint()
-        # One assignment: a replacement that starts meanwhile gets the old weights under their own version.
-        self._published = (await trainer.weights(head), version)
-        self._sends = [sends + 1 for sends in self._sends]
-        for i in range(len(self.workers)):
-            async with self._turn(i) as worker:
-                await worker.set_weights(*self._published)
-            self._sends[i] += 1
+        # Who has not got the head by now gets it with these weights, which overtake those that it was to come with.
+        head = head or any(lane.sent < self._headed for lane in self._lanes if self._headed)
+        weights = await trainer.weights(head)
+        # In one go: a replacement that starts meanwhile gets the old weights under their own version.
+        self._orders.weights, self._orders.version = weights, version
+        self._orders.published += 1
+        self._headed = self._orders.published if head else self._headed
+        for lane in self._lanes:
+            if not lane.away:
+                lane.arrived.clear()
+            lane.news.set()
+        if self.config.rollout.staleness == 0:
+            for lane in self._lanes:
+                await lane.arrived.wait()
 
     async def configure(self, decoding: DecodingConfig) -> None:
         """Have every worker draft as ``decoding`` says."""
-        if decoding == self._decoding:
-            return
-        self._decoding = decoding
-        for i in range(len(self.workers)):
-            async with self._turn(i) as worker:
-                await worker.configure(decoding)
+        if decoding != self._orders.decoding:
+            self._orders.decoding = decoding
+            for lane in self._lanes:
+                lane.news.set()
 
-    async def collect(self, i: int) -> None:
-        """Take in what worker i finishes, and replace it when it dies; ``UserError`` after too many deaths."""
+    async def serve(self, i: int) -> None:
+        """Send worker i what there is for it, take in what it finishes, and replace it when it dies.
+
+        ``UserError`` after too many deaths.
+        """
+        lane = self._lanes[i]
         while True:
-            sends = self._sends[i]
             try:
-                report = await self.workers[i].collect(self._seen[i])
+                await self._attend(lane)
             except WorkerDied as death:
-                await self._replace(i, death)
-                continue
-            if report.number <= self._seen[i]:  # told twice
-                continue
-            self._seen[i] = report.number
-            for part in report.parts:
-                await self._take(i, part)
-            self.clock.add(report)
-            if self._sends[i] == sends and sends % 2 == 0:  # else it may speak of what was in use before
-                self._examine(i, report)
+                self._lose(lane, death)
+                with contextlib.suppress(WorkerDied):  # the next call says so, too
+                    await lane.worker.restart()
+                lane.renew(self.config.decoding)
+                self._dispatch.enter(i)
+                self._hand_out()
 
-    async def _replace(self, i: int, death: WorkerDied) -> None:
-        """A new worker with the current weights and all prompts that the dead one had not handed over."""
+    async def _attend(self, lane: Lane) -> None:
+        """Send to a worker and hear from it, until one of both fails: after that nothing of it counts any more."""
+        both = [asyncio.create_task(lane.send(self._orders)), asyncio.create_task(self._hear(lane))]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+        errors = [error for task in both if not task.cancelled() and (error := task.exception()) is not None]
+        # A death often shows on both ways; anything else is worse, and must not be taken for one.
+        raise max(errors, key=lambda error: not isinstance(error, WorkerDied))
+
+    async def _hear(self, lane: Lane) -> None:
+        """Take in what a worker finishes."""
+        while True:
+            published, settled = self._orders.published, lane.sent == self._orders.published
+            report = await lane.worker.collect(lane.seen)
+            if report.number <= lane.seen:  # told twice
+                continue
+            lane.seen = report.number
+            for part in report.parts:
+                await self._take(lane.number, part)
+            self.clock.add(report)
+            self._hand_out()
+            if settled and published == self._orders.published:  # else it may speak of what was in use before
+                self._examine(lane.number, report)
+
+    def _lose(self, lane: Lane, death: WorkerDied) -> None:
+        """A worker is gone: all that it had not handed over starts again."""
         self.restarts += 1
         self.disturbed = self.buffer.admitted
         if self.restarts > self._most_restarts:
             raise UserError(f"rollout workers died {self.restarts} times, the last time: {death}") from death
-        lost: dict[int, list[int]] = {}
-        for index, member in sorted(self._in_flight[i]):
-            lost.setdefault(index, []).append(member)
-        log.warning("rollout worker %d died (%s); %d prompts start again", i, death, len(lost))
-        async with self._turn(i) as worker:
-            await worker.restart()
-            self._seen[i] = 0
-            if self._published is not None:  # before that it has nothing to do, and the first publish comes to it
-                await worker.set_weights(*self._published)
-            if self._decoding != self.config.decoding:
-                await worker.configure(self._decoding)
-            await worker.submit([self._assignment(index, members) for index, members in lost.items()])
+        lost = self._dispatch.leave(lane.number)
+        log.warning("rollout worker %d died (%s); %d prompts start again", lane.number, death, len(lost))
+        lane.leave()
+        self._hand_out()
 
-    def _assignment(self, index: int, members: Sequence[int]) -> Assignment:
-        return Assignment(prompt=self.prompt(index), members=tuple(members))
+    def _hand_out(self) -> None:
+        """Put what is to be asked for now on its way."""
+        for i, index, members in self._dispatch.hand_out():
+            assignment = Assignment(prompt=self.prompt(index), members=members)
+            self._lanes[i].outbox.append((self._orders.published, assignment))
+            self._lanes[i].news.set()
 
     async def _take(self, i: int, part: PartialGroup) -> None:
         """Put what worker i finished to the rest of its group, and hand the group over once it is complete."""
         index = part.prompt.index
-        answers = self._answers.setdefault(index, {})
         for member, trajectory in zip(part.members, part.trajectories, strict=True):
-            self._in_flight[i].remove((index, member))
-            answers[member] = trajectory
-        if len(answers) == len(self._members):
-            del self._answers[index]
+            if self._dispatch.take(i, index, member):  # else it was taken before, or is somebody else's by now
+                self._answers.setdefault(index, {})[member] = trajectory
+        if len(self._answers.get(index, ())) == len(self._members):
+            answers = self._answers.pop(index)
             trajectories = tuple(answers[member] for member in self._members)
             await self.buffer.put(Group(prompt=part.prompt, trajectories=trajectories))
 

@@ -19,6 +19,10 @@ class WorkerDied(Exception):
     """A rollout worker is gone; it is replaced and its prompts start again."""
 
 
+class DamagedWeights(Exception):
+    """Weights arrived other than they were sent; the worker goes on with those that it has."""
+
+
 class TrainerDied(Exception):
     """The trainer is gone; the job goes back to its last checkpoint."""
 
@@ -36,10 +40,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialGroup:
-    """An assignment, finished."""
+    """An assignment, finished, or those of its answers that are."""
 
     prompt: Prompt
-    members: tuple[int, ...]
+    members: tuple[int, ...]  # of which each is reported once
     trajectories: tuple[Trajectory, ...]  # in the order of ``members``
 
 
@@ -87,7 +91,7 @@ class Worker(Protocol):
         ...
 
     async def set_weights(self, weights: Any, version: int) -> None:
-        """Swap weights in flight, before any prompt that is submitted later."""
+        """Swap weights in flight, before any prompt that is submitted later; ``DamagedWeights`` refuses them."""
         ...
 
     async def configure(self, decoding: DecodingConfig) -> None:

@@ -32,7 +32,13 @@ _ALGORITHM = "it would be another algorithm from here on, under the name of one 
 JOB: Mapping[str, str | None] = {
     **_BOTH,
     "rollout.engine": "log-probs of the two engines differ, and finished answers carry the other's",
-    **dict.fromkeys(("rollout.workers", "rollout.slots", "rollout.threads", "rollout.on_update"), MAY),
+    **dict.fromkeys(
+        (
+            f"rollout.{name}"
+            for name in ("workers", "slots", "threads", "on_update", "dispatch", "in_flight")
+        ),
+        MAY,
+    ),
     "rollout.max_length": "other questions would fit, and questions are known by their numbers",
     "rollout.staleness": "finished answers in the checkpoint were started under the other bound",
     **dict.fromkeys((f"rollout.sampling.{name}" for name in _SAMPLING), _SAMPLED),
@@ -100,8 +106,8 @@ JOB: Mapping[str, str | None] = {
         (
             f"runtime.{name}"
             for name in (
-                "dir", "resume", "address", "temp_dir", "port", "dashboard", "dashboard_port", "metrics_port",
-                "max_restarts", "progress",
+                "dir", "resume", "trust", "address", "temp_dir", "port", "dashboard", "dashboard_port", "metrics_port",
+                "max_restarts", "hang_after", "progress",
             )
         ),
         MAY,
@@ -131,7 +137,7 @@ ADAPT: Mapping[str, str | None] = {
     "part": "checkpoints of the run hold the other one",
     "options": _ALGORITHM,
     "seed": _TEXT,
-    **dict.fromkeys(("dir", "out", "resume", "tensorboard", "progress"), MAY),
+    **dict.fromkeys(("dir", "out", "resume", "trust", "tensorboard", "progress"), MAY),
 }
 
 

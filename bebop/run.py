@@ -14,6 +14,7 @@ from bebop.resume_rules import JOB
 from bebop.run_folder import RunFolder
 from bebop.settings import about, asked, overview
 from bebop.store import STEPS, Store
+from bebop.trust import refuse_foreign
 
 SECTION = "runtime."  # where dir and resume are
 HELP = """usage: python -m bebop.run [--help [GROUP]] [--cfg] [override ...]
@@ -23,6 +24,7 @@ Runs GRPO with rollouts on speculative decoding, on Ray. Without arguments: the 
   --help        this text
   --help GROUP  the settings of a group: default, meaning, what is allowed (also docs/settings.md)
   --cfg         print the configuration and stop
+  --trust       resume a run of somebody else although its settings name code or servers (docs/security.md)
 
 Choose from a group with GROUP=CHOICE, set a value with GROUP.NAME=VALUE:
 {groups}
@@ -48,15 +50,19 @@ def main(arguments: list[str]) -> int:
         from bebop.verl_job.run import run  # verl has a configuration of its own: nothing of ours is composed
 
         return run([a for a in arguments if a != "runtime=verl"])
-    overrides = [a for a in arguments if a != "--cfg"]
-    unknown = [a for a in overrides if a.startswith("--")]
+    given = [f"{SECTION}trust=true" if a == "--trust" else a for a in arguments if a != "--cfg"]
+    unknown = [a for a in given if a.startswith("--")]
     if unknown:
-        raise UserError(f"{unknown[0]} is no option: there are --help and --cfg; settings are given as NAME=VALUE")
-    overrides = resumed_overrides(overrides, "config", SECTION)
+        raise UserError(
+            f"{unknown[0]} is no option: there are --help, --cfg and --trust; settings are given as NAME=VALUE"
+        )
+    overrides = resumed_overrides(given, "config", SECTION)
     config = job_config(overrides)
     if "--cfg" in arguments:
         sys.stdout.write(as_yaml(config))
         return 0
+    if config.runtime.resume:
+        refuse_foreign(config.runtime.dir, config, given, "config", SECTION)
     folder, config = placed(config)
     with contextlib.closing(folder):
         check_writable("runtime.dir", folder.path)

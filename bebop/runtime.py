@@ -5,31 +5,27 @@ import contextlib
 import dataclasses
 import logging
 import os
-import shutil
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+from typing import Any
 
 import ray
 from ray.util.metrics import Gauge
 
 from bebop.command import writing
 from bebop.config import JobConfig
-from bebop.dashboards.provision import provision
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
+from bebop.events import EventLog
 from bebop.loop import Loop
 from bebop.model.checkpoint import load_tokenizer
 from bebop.monitor.watch import Monitor, NoMonitor, Watch
 from bebop.placement import pools, reserve
-from bebop.preflight import LONGEST_FOLDER
 from bebop.protocols import TrainerDied, WorkerDied
-from bebop.remote import RayTrainer, RayWorker, free_port
+from bebop.remote.actors import RayTrainer, RayWorker
+from bebop.remote.session import Session, SessionDied, ray_session
 from bebop.sinks import JsonlSink, ProgressLine, Sink, TensorBoardSink, WandbSink
 from bebop.trainer import checkpoint
 from bebop.trajectories import NAME
@@ -57,183 +53,159 @@ class RaySink:
         """Nothing to close: Ray owns the gauges."""
 
 
-@contextlib.contextmanager
-def ray_session(config: JobConfig) -> Iterator[Callable[[], None]]:
-    """Ray for the length of a job: a private one with its own folder and ports, or one that is joined by address.
-
-    What is handed out closes Ray's folder to others, once more after its processes have come up: they make parts of it.
-    """
-    runtime = config.runtime
-    if runtime.address is not None:
-        try:
-            ray.init(address=runtime.address, log_to_driver=False)
-        except (ConnectionError, ValueError) as error:
-            raise UserError(f"runtime.address={runtime.address!r} cannot be joined: {error}") from error
-        try:
-            yield lambda: None
-        finally:
-            ray.shutdown()
-        return
-    os.environ["RAY_GCS_SERVER_PORT"] = str(runtime.port or free_port())
-    wanted = config.trainer.ranks * config.trainer.threads + config.rollout.workers * config.rollout.threads
-    with private_folder() as private:
-        temp = Path(runtime.temp_dir).absolute() if runtime.temp_dir else private / "ray"
-        temp.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mode = temp.stat().st_mode
-        try:
-            ray.init(
-                address="local",
-                num_cpus=max(wanted, os.cpu_count() or 1),
-                include_dashboard=runtime.dashboard,
-                dashboard_port=runtime.dashboard_port,
-                _temp_dir=str(temp),
-                _metrics_export_port=runtime.metrics_port or free_port(),
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-            )
-            session = (temp / "session_latest").resolve()
-            temp.chmod(mode)
-            shut(session)
-            if config.monitor.ray_metrics:  # Ray has written its own files by now; ours go beside them
-                provision(session, staleness=config.rollout.staleness)
-            yield lambda: shut(session)
-        finally:
-            with unhurried():
-                ray.shutdown()
-
-
-@contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
-    """A folder that nobody else may enter, for the temporary files of every process of a job; gone afterwards."""
-    before = os.environ.get("TMPDIR")
-    folder = Path(tempfile.mkdtemp(prefix="bebop-", dir=_short(tempfile.gettempdir())))
-    (folder / "files").mkdir(mode=0o700)
-    os.environ["TMPDIR"] = str(folder / "files")  # Ray's processes inherit it
-    try:
-        yield folder
-    finally:
-        os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
-        with unhurried():
-            for _ in range(50):  # processes that are ending may still write
-                shutil.rmtree(folder, ignore_errors=True)
-                if not folder.exists():
-                    break
-                time.sleep(0.1)
-
-
-def _short(folder: str) -> str:
-    """``folder``, or, as Ray does, the system's own where sockets below it would have too long a name."""
-    return folder if len(folder) + len("/bebop-12345678/ray") <= LONGEST_FOLDER else "/tmp"
-
-
-def shut(folder: Path) -> None:
-    """Take from others what Ray gives to everybody: it makes its folders writable for the whole machine."""
-    for place, _, _ in os.walk(folder):
-        with contextlib.suppress(FileNotFoundError):
-            os.chmod(place, os.stat(place).st_mode & ~0o077)
-
-
-@contextlib.contextmanager
-def unhurried() -> Iterator[None]:
-    """Ctrl-C and a polite kill are not heard while the block puts things away."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def run_job(config: JobConfig, run_dir: Path, prompt: Callable[[int], Prompt], begin: Callable[[], None]) -> bool:
     """Run a job that ``preflight`` has checked to its end in ``run_dir``; False if it was interrupted.
 
     An interrupted job leaves a checkpoint. ``prompt(i)`` gives prompt number i.
     ``begin`` is called once all parts run: nothing is written to ``run_dir`` before.
     """
-    checkpoints = checkpoint.store(run_dir)
+    checkpoints, events = checkpoint.store(run_dir), EventLog(run_dir)
     newest = checkpoints.newest_sound() if config.runtime.resume else None
     if config.runtime.resume and newest is None:
         raise UserError(f"runtime.resume=true: {run_dir} holds no finished checkpoint")
-    with ray_session(config) as close_to_others:
+    stopping = False
+    ended: float | None = None  # when Ray's servers were found dead
+    for deaths in range(config.runtime.max_restarts + 1):
+        with ray_session(config, events) as session:
+            ranks, places = (reserve(pool) for pool in pools(config, ray.cluster_resources().get("GPU", 0.0)))
+            trainer = RayTrainer(config, run_dir, ranks, events)
+            workers = [RayWorker(config, place, i, events) for i, place in enumerate(places)]
+            job = Job(config, run_dir, prompt, trainer, workers, stopping)
 
-        def started() -> None:
-            close_to_others()
-            begin()
+            def started(session: Session = session, deaths: int = deaths, ended: float | None = ended) -> None:
+                session.close_to_others()
+                if not deaths:
+                    begin()
+                if ended is not None:
+                    events.write("replaced", "ray", "a new session", recover_s=time.monotonic() - ended)
 
-        ranks, places = (reserve(pool) for pool in pools(config, ray.cluster_resources().get("GPU", 0.0)))
-        trainer, workers = RayTrainer(config, run_dir, ranks), [RayWorker(config, place) for place in places]
-        return asyncio.run(_run(config, run_dir, prompt, newest, trainer, workers, started))
-
-
-async def _run(
-    config: JobConfig,
-    run_dir: Path,
-    prompt: Callable[[int], Prompt],
-    newest: Path | None,
-    trainer: RayTrainer,
-    workers: Sequence[RayWorker],
-    begin: Callable[[], None],
-) -> bool:
-    """Run the loop; when the trainer dies, go back to the newest checkpoint with fresh actors."""
-    checkpoints = checkpoint.store(run_dir)
-    sinks: list[Sink] = []
-    trajectories: TrajectoryLog | None = None
-    loop: Loop | None = None
-    monitor: Monitor = NoMonitor(config)
-    stop = asyncio.Event()
-    # Ctrl-C (and a polite kill) end the step in progress and leave a checkpoint; a second one ends at once.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: _interrupt(loop, stop))
-    try:
-        for deaths in range(config.runtime.max_restarts + 1):
-            await _start(trainer, workers)
-            start = checkpoints.step(newest) if newest else 0
-            if not deaths:
-                begin()
-                checkpoints.set_aside(newest)
-                sinks = _sinks(config, run_dir, start)
-                trajectories = _trajectories(config, run_dir, start)
-            monitor = _monitor(config, run_dir, start)
-            loop = Loop(config, prompt, workers, trainer, sinks, monitor, trajectories)
-            if stop.is_set():
-                loop.stopping.set()
-            if newest is not None:
-                loop.restore(await trainer.load(newest))
-            _write_pids(run_dir, trainer, workers)
             try:
-                return await loop.run()
-            except TrainerDied as death:
-                monitor.close()
+                return asyncio.run(_beside(session, job, newest, started))
+            except SessionDied as death:
+                ended, stopping = time.monotonic(), job.stop.is_set()
+                events.write("session", "ray", str(death), silent_s=death.silent, notice_s=death.silent)
                 newest = checkpoints.newest_sound()
-                checkpoints.set_aside(newest)
-                where = newest.name if newest else "the start"
-                log.warning("the trainer died (%s); going back to %s", death, where)
+                log.warning("%s; starting Ray again and going back to %s", death, _name(newest))
                 if deaths == config.runtime.max_restarts:
-                    raise UserError(f"the trainer died {deaths + 1} times, the last time: {death}") from death
-        raise AssertionError("unreachable")
+                    raise UserError(f"Ray died {deaths + 1} times, the last time: {death}") from death
+    raise AssertionError("unreachable")
+
+
+async def _beside(session: Session, job: "Job", newest: Path | None, begin: Callable[[], None]) -> bool:
+    """Run a job for as long as Ray's servers live: ``SessionDied``. What fails in it then fails for want of them."""
+    running, watch = asyncio.create_task(job.run(newest, begin)), asyncio.create_task(session.watch())
+    try:
+        await asyncio.wait([running, watch], return_when=asyncio.FIRST_COMPLETED)
+        if watch.done():
+            job.trainer.part.ray_lives = False
+            for worker in job.workers:
+                worker.part.ray_lives = False
+            raise watch.result()
+        if running.exception() is not None and (death := session.death()) is not None:
+            raise death from running.exception()
+        return running.result()
     finally:
-        with contextlib.ExitStack() as closing:  # all are closed, whatever one of them raises
-            kept = [] if trajectories is None else [trajectories.close]
-            for close in [*(w.close for w in workers), trainer.close, *(s.close for s in sinks), monitor.close, *kept]:
+        for task in (running, watch):
+            task.cancel()
+        await asyncio.gather(running, watch, return_exceptions=True)
+
+
+class Job:
+    """The loop with all its parts, begun again whenever the trainer dies."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        run_dir: Path,
+        prompt: Callable[[int], Prompt],
+        trainer: RayTrainer,
+        workers: Sequence[RayWorker],
+        stopping: bool = False,
+    ) -> None:
+        """``stopping``: it was told to stop already."""
+        self.config, self.run_dir, self.prompt, self.trainer, self.workers = config, run_dir, prompt, trainer, workers
+        self.sinks: list[Sink] = []
+        self.trajectories: TrajectoryLog | None = None
+        self.loop: Loop | None = None
+        self.monitor: Monitor = NoMonitor(config)
+        self.stop = asyncio.Event()
+        if stopping:
+            self.stop.set()
+
+    async def run(self, newest: Path | None, begin: Callable[[], None]) -> bool:
+        """Run the loop from checkpoint ``newest``; when the trainer dies, from the newest then, with fresh actors."""
+        checkpoints, most = checkpoint.store(self.run_dir), self.config.runtime.max_restarts
+        # Ctrl-C (and a polite kill) end the step in progress and leave a checkpoint; a second one ends at once.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
+        try:
+            for deaths in range(most + 1):
+                try:
+                    await _together([self.trainer.restart(), *[worker.restart() for worker in self.workers]])
+                    if self.loop is None:
+                        begin()
+                        checkpoints.set_aside(newest)
+                    return await (await self._loop(newest)).run()
+                except (TrainerDied, WorkerDied) as death:
+                    if self.loop is None:  # what cannot even start is no death to recover from
+                        raise UserError(f"a part of the job did not start: {death}") from death
+                    self.monitor.close()
+                    newest = checkpoints.newest_sound()
+                    checkpoints.set_aside(newest)
+                    log.warning("the trainer died (%s); going back to %s", death, _name(newest))
+                    if deaths == most:
+                        raise UserError(f"the trainer died {deaths + 1} times, the last time: {death}") from death
+            raise AssertionError("unreachable")
+        finally:
+            self._close()
+
+    async def _loop(self, newest: Path | None) -> Loop:
+        """The loop, as it was at checkpoint ``newest``."""
+        start = checkpoint.store(self.run_dir).step(newest) if newest else 0
+        if self.loop is None:
+            self.sinks = _sinks(self.config, self.run_dir, start)
+            self.trajectories = _trajectories(self.config, self.run_dir, start)
+        self.monitor = _monitor(self.config, self.run_dir, start)
+        self.loop = Loop(
+            self.config, self.prompt, self.workers, self.trainer, self.sinks, self.monitor, self.trajectories
+        )
+        if self.stop.is_set():
+            self.loop.stopping.set()
+        if newest is not None:
+            self.loop.restore(await self.trainer.load(newest))
+        _write_pids(self.run_dir, self.trainer, self.workers)
+        return self.loop
+
+    def _interrupt(self) -> None:
+        """Ask the loop to stop; the second time, give up waiting."""
+        if self.stop.is_set():
+            raise KeyboardInterrupt
+        log.warning("stopping after this step; a checkpoint will be written (once more to stop at once)")
+        self.stop.set()
+        if self.loop is not None:
+            self.loop.stopping.set()
+
+    def _close(self) -> None:
+        """All are closed, whatever one of them raises."""
+        with contextlib.ExitStack() as closing:
+            parts = [*self.workers, self.trainer, *self.sinks, self.monitor]
+            for close in [*(part.close for part in parts), *([self.trajectories.close] if self.trajectories else [])]:
                 closing.callback(close)
 
 
-async def _start(trainer: RayTrainer, workers: Sequence[RayWorker]) -> None:
-    """Start all parts; what cannot even start is no death to recover from."""
+async def _together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Await all; if one fails, the others are ended before that is known."""
+    tasks = [asyncio.create_task(work) for work in works]
     try:
-        await asyncio.gather(trainer.restart(), *[worker.restart() for worker in workers])
-    except (TrainerDied, WorkerDied) as death:
-        raise UserError(f"a part of the job did not start: {death}") from death
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _interrupt(loop: Loop | None, stop: asyncio.Event) -> None:
-    """Ask the loop to stop; the second time, give up waiting."""
-    if stop.is_set():
-        raise KeyboardInterrupt
-    log.warning("stopping after this step; a checkpoint will be written (once more to stop at once)")
-    stop.set()
-    if loop is not None:
-        loop.stopping.set()
+def _name(newest: Path | None) -> str:
+    return newest.name if newest else "the start"
 
 
 def _monitor(config: JobConfig, run_dir: Path, start: int) -> Monitor:

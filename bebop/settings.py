@@ -13,12 +13,16 @@ from bebop.compose import composed, groups
 from bebop.config import JobConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.config_certify import CertifyConfig
+from bebop.config_simulate import SimulateConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.parsing import WANTED, Setting, settings
 
-ROOTS: dict[type, str] = {JobConfig: "config", AdaptConfig: "adapt", CertifyConfig: "certify"}  # of the files in conf/
-COMMANDS: dict[type, str] = {JobConfig: "bebop.run", AdaptConfig: "bebop.adapt", CertifyConfig: "bebop.certify"}
+# Of each command: its file in conf/, its module.
+ROOTS: dict[type, str] = {
+    JobConfig: "config", AdaptConfig: "adapt", CertifyConfig: "certify", SimulateConfig: "simulate",
+}  # fmt: skip
+COMMANDS: dict[type, str] = {cls: "bebop.run" if cls is JobConfig else f"bebop.{root}" for cls, root in ROOTS.items()}
 TITLE = """# Settings
 
 Written by `python -m bebop.settings > docs/settings.md` from the dataclasses in `bebop/config*.py`.

@@ -1,5 +1,5 @@
 """Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``loop``, ``kernels``,
-``monitor``, ``trace`` and ``certify``."""
+``monitor``, ``trace``, ``certify``, ``simulate`` and ``simulate_cost``."""
 
 import argparse
 import time
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bebop.bench import certify, first_token, kernels, loop, monitor, record, rollout, served, tracing
+from bebop.bench import certify, first_token, kernels, loop, monitor, record, rollout, served, simulation, tracing
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.compose import job_config
 from bebop.config import ModelConfig, TaskConfig
@@ -62,6 +62,7 @@ def parser() -> Parser:
     holding = kinds.add_parser("certify", help="what holding a job's answers against the trainer's distributions costs")
     holding.add_argument("--rounds", type=whole(2), default=20, help="turns with and without readings (default: 20)")
     holding.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
+    _add_simulations(kinds)
     serving = kinds.add_parser("sglang", help="tokens/s of SGLang, with and without the plugin that measures drafts")
     serving.add_argument(
         "--model", default="tiny", help="tiny or a Hugging Face folder with MTP weights (default: tiny)"
@@ -82,6 +83,13 @@ def parser() -> Parser:
     serving.add_argument("--memory-fraction", type=float, help="of the GPU (default: SGLang decides)")
     serving.add_argument("--cache-tokens", type=whole(1, LARGEST), help="room for keys and values (default: what fits)")
     return top
+
+
+def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
+    kinds.add_parser("simulate", help="predictions of bebop.simulate against six real jobs")
+    own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
+    most = "the most trajectories of a job (default: 1000000)"
+    own.add_argument("--most", type=whole(10_000, LARGEST), default=1_000_000, help=most)
 
 
 def _add_tracing(kind: argparse.ArgumentParser) -> None:
@@ -129,6 +137,12 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
             checked(job_config([*arm, *options.overrides]))
         rows = loop.run(options.steps, options.rounds, options.overrides)
         return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "arm", "samples/s")]
+    if kind == "simulate":
+        rows, _ = simulation.run(options.out)
+        return rows, []
+    if kind == "simulate_cost":
+        rows = simulation.own_cost(options.most)
+        return rows, [(kind, rows, "workers", "what", "us a trajectory")]
     if kind == "sglang":
         bench = _rollout(options)
         assert isinstance(bench, served.ServedBench)
@@ -184,7 +198,7 @@ def main(arguments: list[str]) -> int:
     """Measure, print a table, keep the numbers."""
     options = parser().parse_args(arguments)
     origin = record.begin()
-    out = options.out or Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = options.out = options.out or Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
     check_writable("--out", out)
     if "model" in options:
         check_model(_model(options))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from bebop.config import DecodingConfig
+from bebop.protocols import Pace
 from bebop.rollout.engine import Engine, Finished, Request
 from bebop.trajectory import Completion
 
@@ -49,6 +50,8 @@ class EngineThread:
         self._open: dict[int, Future[Completion]] = {}
         self._next = 0
         self._busy = self._swap = 0.0
+        self._slowest = 0.0  # seconds of a turn
+        self._since: float | None = None  # when it last got on, while there is something to do
         self._loaded = (engine.version, engine.head)
         self._stopping = False
         self._error: BaseException | None = None  # what ended the thread
@@ -81,6 +84,12 @@ class EngineThread:
             self._busy = self._swap = 0.0
         return progress
 
+    def pace(self) -> Pace:
+        """How long the thread did not get on, and its slowest turn."""
+        with self._news:
+            silent = 0.0 if self._since is None else time.monotonic() - self._since
+            return Pace(name="decoding", silent=silent, slowest=self._slowest)
+
     def stop(self) -> None:
         """End after the step in progress, whose answers are still given."""
         with self._news:
@@ -94,6 +103,7 @@ class EngineThread:
     def turn(self) -> None:
         """Do what was asked for, then one step of the engine; answer what ended."""
         with self._news:
+            begun = self._since = time.monotonic()
             calls, self._calls = self._calls, []
         for call, future in calls:
             try:
@@ -105,6 +115,10 @@ class EngineThread:
         with self._news:
             self._busy += time.perf_counter() - started
         self._answer(ended)
+        with self._news:
+            now = time.monotonic()
+            self._slowest = max(self._slowest, now - begun)
+            self._since = now if self._calls or self.engine.unfinished else None
 
     def _run(self) -> None:
         error: BaseException = Stopped("the decoding thread was stopped")
@@ -123,7 +137,7 @@ class EngineThread:
 
     def _end(self, error: BaseException) -> None:
         with self._news:
-            self._error = error
+            self._error, self._since = error, None
             waiting = [*self._open.values(), *(future for _, future in self._calls)]
             self._open, self._calls = {}, []
         for future in waiting:
@@ -137,6 +151,7 @@ class EngineThread:
         with self._news:
             if self._error is None:
                 self._calls += zip(calls, futures, strict=True)
+                self._since = self._since or time.monotonic()
                 self._news.notify_all()
                 return futures
         for future in futures:

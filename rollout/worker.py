@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
-from bebop.protocols import Assignment, PartialGroup, WorkerReport
+from bebop.protocols import Assignment, Pace, PartialGroup, WorkerReport
 from bebop.rollout.engine import Engine, Request
 from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.engines import engine_module
@@ -21,9 +22,11 @@ from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.rewards import checked, make_reward
 from bebop.token_trace import traced
 from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory
+from bebop.weight_manifest import Shipment, opened
 
 log = logging.getLogger(__name__)
 Reward = Callable[[str, Prompt], float]
+LINGER_SECONDS = 0.05  # for more answers to report, when only some are there: a report costs the driver a call
 
 
 def make_worker(config: JobConfig) -> "RolloutWorker":
@@ -40,7 +43,8 @@ class _Open:
     """An assignment whose answers are not all there yet."""
 
     assignment: Assignment
-    answers: dict[int, Trajectory] = field(default_factory=dict)
+    answers: dict[int, Trajectory] = field(default_factory=dict)  # by member; those that are not reported yet
+    missing: int
 
 
 class RolloutWorker:
@@ -50,10 +54,16 @@ class RolloutWorker:
         """``eos``: the tokens that end an answer."""
         self.engine, self.reward, self.config, self.eos = engine, reward, config, eos
         self.thread = EngineThread(engine)
+        self._pulls = config.rollout.dealing == "pull"
         self._rewards = ThreadPoolExecutor(1, thread_name_prefix="reward")  # one: answers are rewarded as they end
+        self._rewarding: float | None = None  # since when the reward in progress takes
+        self._slowest_reward = 0.0  # seconds
         self._timeouts = 0  # rewards that hung, one after another
         self._news = threading.Condition()
-        self._done: list[PartialGroup] = []
+        self._done: dict[int, _Open] = {}  # by id: those of which answers are to be reported
+        self._whole = False  # an assignment among them is finished
+        self._ended = 0  # answers to be reported
+        self._decoding = 0  # answers that are queued or being decoded
         self._told: WorkerReport | None = None  # the report that is not acknowledged yet
         self._reports = 0
         self._error: BaseException | None = None
@@ -64,14 +74,20 @@ class RolloutWorker:
 
     def submit(self, assignments: Sequence[Assignment]) -> None:
         """Queue assignments; their answers enter the engine together."""
-        parts = [_Open(assignment=assignment) for assignment in assignments]
+        parts = [_Open(assignment=assignment, missing=len(assignment.members)) for assignment in assignments]
         places = [(part, member) for part in parts for member in part.assignment.members]
         requests = [self._request(part.assignment.prompt, member) for part, member in places]
+        with self._news:
+            self._decoding += len(requests)
         for place, future in zip(places, self.thread.submit(requests), strict=True):
             future.add_done_callback(partial(self._answered, *place))
 
-    def set_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Queue new weights; they take effect in flight, before any prompt that is submitted later."""
+    def set_weights(self, weights: Mapping[str, Tensor] | Shipment, version: int) -> None:
+        """Queue new weights; they take effect in flight, before any prompt that is submitted later.
+
+        ``DamagedWeights`` if a shipment is not what was sent: the engine goes on with what it has.
+        """
+        weights = opened(weights) if isinstance(weights, Shipment) else weights
         self.thread.load(weights, version).add_done_callback(self._heard)
 
     def configure(self, decoding: DecodingConfig) -> None:
@@ -81,19 +97,55 @@ class RolloutWorker:
     def collect(self, timeout: float, seen: int) -> WorkerReport:
         """What was finished, at once or within ``timeout`` seconds; raises what stopped the worker.
 
+        An assignment is reported as soon as it is finished. Where prompts are pulled, answers go before the rest of
+        theirs once they are as many as a group, or, within ``LINGER_SECONDS``, when a slot is free: room for others.
         ``seen``: the number of the newest report that arrived; a later one that was told already is told again.
         """
         with self._news:
             if self._told is not None and self._told.number > seen:
                 return self._told
             self._told = None
-            self._news.wait_for(lambda: self._done or self._error is not None, timeout)
+            self._news.wait_for(lambda: self._due() or self._idle(), timeout)
+            if self._idle():
+                self._news.wait_for(self._due, min(timeout, LINGER_SECONDS))
             if self._error is not None:
                 raise self._error
-            parts, self._done = tuple(self._done), []
             self._reports += 1
-            self._told = WorkerReport(number=self._reports, parts=parts, **self.thread.progress()._asdict())
+            paces = (self.thread.pace(), self._reward_pace())
+            self._told = WorkerReport(
+                number=self._reports, parts=self._parts(), paces=paces, **self.thread.progress()._asdict()
+            )
             return self._told
+
+    def _reward_pace(self) -> Pace:
+        """Of the thread of rewards; what is queued waits for the reward in progress, and counts with it."""
+        silent = 0.0 if self._rewarding is None else time.monotonic() - self._rewarding
+        limit = self.config.task.reward_timeout
+        return Pace(name="reward", silent=silent, slowest=self._slowest_reward, limit=limit)
+
+    def _due(self) -> bool:
+        """Whether there is something that must not wait."""
+        many = self._pulls and self._ended >= self.config.trainer.group_size
+        return self._whole or many or self._error is not None
+
+    def _idle(self) -> bool:
+        """Whether there are answers to report, and a slot that others could have."""
+        return self._pulls and self._ended > 0 and self._decoding < self.config.rollout.slots
+
+    def _parts(self) -> tuple[PartialGroup, ...]:
+        """All answers that were not reported yet; without pulling, of finished assignments alone."""
+        parts = []
+        for key, part in list(self._done.items()):
+            if part.missing and not self._pulls:
+                continue
+            del self._done[key]
+            answers, part.answers = part.answers, {}
+            members = tuple(m for m in part.assignment.members if m in answers)
+            trajectories = tuple(answers[m] for m in members)
+            parts.append(PartialGroup(prompt=part.assignment.prompt, members=members, trajectories=trajectories))
+            self._ended -= len(members)
+        self._whole = False
+        return tuple(parts)
 
     def turn(self) -> None:
         """Take in what was queued, run one engine cycle, and wait for the rewards of what ended; without ``start``."""
@@ -135,21 +187,25 @@ class RolloutWorker:
     def _answered(self, part: _Open, member: int, future: Future[Completion]) -> None:
         """Have the reward of an answer computed, beside decoding."""
         if self._heard(future):
+            with self._news:
+                self._decoding -= 1
             self._rewards.submit(self._close, part, member, future.result())
 
     def _close(self, part: _Open, member: int, completion: Completion) -> None:
-        """Put an answer with its reward to the others of its assignment, and hand all over once they are there."""
-        prompt, members = part.assignment.prompt, part.assignment.members
+        """Put an answer with its reward to the others of its assignment."""
+        self._rewarding = began = time.monotonic()
         try:
-            part.answers[member] = self._score(completion, prompt)
-            if len(part.answers) < len(members):
-                return
-            trajectories = tuple(part.answers[m] for m in members)
+            trajectory = self._score(completion, part.assignment.prompt)
         except BaseException as error:  # not swallowed: whoever collects next gets it
             self._fail(error)
             return
+        self._slowest_reward, self._rewarding = max(self._slowest_reward, time.monotonic() - began), None
         with self._news:
-            self._done.append(PartialGroup(prompt=prompt, members=members, trajectories=trajectories))
+            part.answers[member] = trajectory
+            part.missing -= 1
+            self._done[id(part)] = part
+            self._ended += 1
+            self._whole = self._whole or not part.missing
             self._news.notify_all()
 
     def _score(self, completion: Completion, prompt: Prompt) -> Trajectory:

@@ -33,6 +33,7 @@ class FakeWorker:
     version: int = -1
     queue: list[Assignment] = field(default_factory=list)
     submitted: list[tuple[int, int]] = field(default_factory=list)  # (weight version, prompt) as queued
+    asked: list[tuple[int, int]] = field(default_factory=list)  # (prompt, member)
     weights: list[tuple[str, int]] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
     reports: int = 0
@@ -52,6 +53,7 @@ class FakeWorker:
         self._call("submit")
         self.queue += assignments
         self.submitted += [(self.version, a.prompt.index) for a in assignments]
+        self.asked += [(a.prompt.index, member) for a in assignments for member in a.members]
 
     async def collect(self, seen: int) -> WorkerReport:
         for _ in range(5):

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bebop import adapt, command
+from bebop import adapt, codec, command
 from bebop.config import ModelConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, load_tokenizer, mtp_layout, save_policy
@@ -226,17 +226,17 @@ def test_a_corrupt_checkpoint_is_named_and_an_older_one_goes_on(
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
     kept = folder / "checkpoints"
-    damage(kept / "head_000004" / "head.pt")
+    damage(kept / "head_000004" / "head.safetensors")
     assert adapt.main([f"dir={folder}", "resume=true"]) == 0
-    assert "head_000004/head.pt is corrupt" in caplog.text and "going on from head_000002" in caplog.text
+    assert "head_000004/head.safetensors is corrupt" in caplog.text and "going on from head_000002" in caplog.text
     assert same(load_file(folder / "model" / "model.safetensors"), load_file(run / "model" / "model.safetensors"))
     assert (folder / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
     names = sorted(path.name for path in kept.iterdir())
     assert [name.split("-")[0] for name in names] == ["aside", "head_000002", "head_000004"], names
-    damage(kept / "head_000002" / "head.pt"), damage(kept / "head_000004" / "head.pt")
+    damage(kept / "head_000002" / "head.safetensors"), damage(kept / "head_000004" / "head.safetensors")
     before = (folder / "overrides.json").read_text()
     message = call([f"dir={folder}", "resume=true", "head.lr=0.5"], monkeypatch, capsys)
-    assert "holds no checkpoint that is whole" in message and "head_000002/head.pt" in message
+    assert "holds no checkpoint that is whole" in message and "head_000002/head.safetensors" in message
     assert (folder / "overrides.json").read_text() == before
 
 
@@ -254,7 +254,7 @@ def test_a_loss_that_is_not_finite_is_one_line_and_the_last_good_checkpoint_stay
     message = call(arguments, monkeypatch, capsys)
     assert "head.lr=1e+30: the loss of the MTP head is not finite in 3 steps running" in message
     kept = sorted((tmp_path / "checkpoints").glob("head_*"))
-    assert kept and all(t.isfinite().all() for t in torch.load(kept[-1] / "head.pt")["weights"].values())
+    assert kept and all(t.isfinite().all() for t in codec.load(kept[-1] / "head")["weights"].values())
     assert not (tmp_path / "model").exists()
 
 

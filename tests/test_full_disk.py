@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from bebop import codec
 from bebop.command import check_writable, run_main, writing
 from bebop.errors import UserError
 from bebop.report.page import write_report
@@ -58,11 +59,16 @@ def weights(folder: Path) -> None:
 
 
 def optimizer(folder: Path) -> None:
-    with writing(folder / "trainer.pt"):
+    with writing(folder / "trainer.pt"):  # torch's own format: verl's checkpoints
         torch.save({"weight": torch.zeros(10_000)}, folder / "trainer.pt")
 
 
-@pytest.mark.parametrize("write", [metrics, other_steps, tensorboard, page, weights, optimizer])
+def state(folder: Path) -> None:
+    with writing(folder / "trainer"):
+        codec.save({"weight": torch.zeros(10_000)}, folder / "trainer")
+
+
+@pytest.mark.parametrize("write", [metrics, other_steps, tensorboard, page, weights, optimizer, state])
 def test_every_writer_says_where_and_what_to_do(
     write: Callable[[Path], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -184,10 +184,10 @@ def test_a_corrupt_checkpoint_is_named_and_kept(tmp_path: Path) -> None:
     assert finish(start(tmp_path, "trainer.steps=1"))[0] == 0
     newest = checkpoint.store(tmp_path).newest_sound()
     assert newest is not None
-    file = newest / "trainer.pt"
+    file = newest / "trainer.safetensors"
     file.write_bytes(file.read_bytes()[:-7])
     code, errors = finish(start(tmp_path, "trainer.steps=2", "runtime.resume=true"))
-    assert code == 2 and "trainer.pt" in errors and file.exists()
+    assert code == 2 and "trainer.safetensors" in errors and file.exists()
     assert len(rows(tmp_path)) == 1
 
 

@@ -19,8 +19,9 @@ from tests.tree import LINKS, ROOT, files, imports, parsed, sources, under
 # bebop. is left out, but for what stands beside it; a command is on the highest floor, wherever it stands.
 TABLE = {
     # what flows, and what needs nothing but numbers
-    0: "kernels token_trace trajectory config config_ decoding metrics sinks errors command store resume_rules "
-    "run_folder override_merge intervals parsing reading options catalogue tree_shape conf",
+    0: "kernels codec token_trace trajectory config config_ decoding metrics sinks errors command store origin "
+    "processes events resume_rules run_folder override_merge intervals parsing reading options catalogue "
+    "tree_shape conf",
     # parts that know no engine, no worker and no trainer
     1: "model identity tasks rollout.engine rollout.slots rollout.decoding trainer.advantages trainer.chains "
     "trainer.logprobs trainer.losses trainer.optim trainer.packing trainer.schedule trainer.scorer "
@@ -29,14 +30,14 @@ TABLE = {
     "certify.cohort certify.marginals certify.tilt certify.ledger certify.causes certify.columns certify.structure "
     "certify.declared certify.family certify.checkpoint certify.white_box",
     # engines, workers, trainers, the buffer and the monitor
-    2: "buffer trajectories trajectory_log protocols monitor dashboards rollout rollout.decoding.draft_verify "
-    "rollout.decoding.registry trainer",
+    2: "buffer trajectories trajectory_log protocols weight_manifest hangs watchdog monitor dashboards rollout "
+    "rollout.decoding.draft_verify rollout.decoding.registry trainer",
     # what joins them, without Ray and with it
-    3: "clock pool loop",
-    4: "runtime adaptation report view remote placement preflight certify trainer.block trainer.block_length "
-    "trainer.firp trainer.pipo",
+    3: "clock dispatch lane pool loop",
+    4: "runtime adaptation report view remote placement preflight certify simulation "
+    "trainer.block trainer.block_length trainer.firp trainer.pipo",
     # entry points
-    5: "compose settings run bench adapt export verl_job megatron_job recipes",
+    5: "compose trust settings run bench adapt export convert simulate verl_job megatron_job recipes",
 }
 BESIDE = ("recipes",)  # folders of modules beside bebop
 FLOORS = {

@@ -12,7 +12,7 @@ from bebop.compose import job_config
 from bebop.config import JobConfig
 from bebop.loop import Loop
 from bebop.monitor.watch import NoMonitor, Seen
-from bebop.remote import RayTrainer
+from bebop.remote.actors import RayTrainer
 from bebop.runtime import _trajectories
 from bebop.trajectories import NAME, Trajectories
 from bebop.trajectory_log import TrajectoryLog

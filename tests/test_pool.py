@@ -7,7 +7,7 @@ import pytest
 
 from bebop.errors import UserError
 from bebop.protocols import WorkerReport
-from tests.fakes import FakeWorker, go, in_order, job, make
+from tests.fakes import GROUPS, SIZE, FakeWorker, go, in_order, job, make
 
 DEATHS = [{("collect", 2)}, {("collect", 1)}, {("submit", 1)}, {("submit", 3)}, {("set_weights", 1)}]
 DEATHS += [{("set_weights", 3)}, {("collect", 3), ("submit", 4)}]
@@ -22,15 +22,16 @@ def test_a_dead_worker_is_replaced_and_no_prompt_is_lost(deaths: set[tuple[str, 
     assert trainer.batches == in_order(6)
     assert max(trainer.lags) <= staleness
     assert loop.pool.restarts == len(deaths) == sink.rows[-1][1]["rollout/restarts"]
-    times = Counter(index for _, index in victim.submitted)
-    assert set(times.values()) <= set(range(1, len(deaths) + 2))  # once more for each death at most
-    assert set(Counter(index for _, index in other.submitted).values()) == {1}
+    times = Counter(victim.asked + other.asked)
+    assert times.keys() >= {(index, member) for index in range(6 * GROUPS) for member in range(SIZE)}
+    assert max(times.values()) <= len(deaths) + 1  # once more for each death at most
+    assert set(Counter(other.asked).values()) == {1}
     assert all(weights == f"weights {version}" for weights, version in victim.weights)
 
 
 def test_prompts_of_a_dead_worker_are_submitted_again_once() -> None:
     """Three prompts go out, prompt 2 comes back, then the worker dies: the other two start again."""
-    worker = FakeWorker(deaths={("collect", 3)})
+    worker = FakeWorker(deaths={("collect", 4)})
     loop, trainer, _ = make(job(steps=1, staleness=0), worker)
     assert go(loop)
     assert worker.submitted == [(0, 0), (0, 1), (0, 2), (0, 0), (0, 1)]

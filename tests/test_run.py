@@ -39,7 +39,7 @@ BAD = [
     (["task.name=warp"], r"task.name='warp': reasoning-gym has no such data set"),
     (["task.reward=no.such.function"], r"task.reward='no.such.function' cannot be imported"),
     (["runtime.resume=true"], r"HOLDS"),
-    (["--config"], r"--config is no option: there are --help and --cfg"),
+    (["--config"], r"--config is no option: there are --help, --cfg and --trust"),
 ]  # the second of each pair is how the line goes on after "error: "; ".*" stands for anything
 
 

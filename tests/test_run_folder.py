@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
-from bebop import adapt, compose
+from bebop import adapt, codec, compose
 from bebop.compose import adapt_config, job_config, write_down
 from bebop.config import JobConfig, ModelConfig
 from bebop.config_adapt import AdaptConfig
@@ -241,7 +240,7 @@ def test_an_adaptation_does_not_go_on_as_another(tmp_path: Path) -> None:
     store = Store(tmp_path, "head_")
     staged = store.staging(1)
     staged.mkdir(parents=True)
-    torch.save({}, staged / "head.pt")
+    codec.save({}, staged / "head")
     seal(staged)
     store.publish(staged, 1)
     overrides = ["task=gcd", "head.lr=.5"]

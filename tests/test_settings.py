@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
-from bebop import adapt, run
+from bebop import adapt, run, simulate
 from bebop.certify import __main__ as certify
 from bebop.config import JobConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.config_certify import CertifyConfig
+from bebop.config_simulate import SimulateConfig
 from bebop.parsing import settings
 from bebop.settings import document, overview
 from tests.commands import error_of
@@ -20,7 +21,13 @@ def test_the_document_is_what_the_dataclasses_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("main", "cls"), [(run.main, JobConfig), (adapt.main, AdaptConfig), (certify.main, CertifyConfig)]
+    ("main", "cls"),
+    [
+        (run.main, JobConfig),
+        (adapt.main, AdaptConfig),
+        (certify.main, CertifyConfig),
+        (simulate.main, SimulateConfig),
+    ],
 )
 def test_help_on_each_group_lists_its_settings(main, cls, capsys: pytest.CaptureFixture[str]) -> None:
     for group in dict.fromkeys(one.name.split(".")[0] for one in settings(cls)):

@@ -6,11 +6,10 @@ How they appear, are found and go: ``bebop.store``.
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from bebop import codec
 from bebop.store import HEADS, Store, seal, verify
 
-STATE = "head.pt"
+STATE = "head"  # of head.json and head.safetensors
 
 
 def store(folder: Path) -> Store:
@@ -23,7 +22,7 @@ def write(folder: Path, state: dict[str, Any], keep: int) -> Path:
     checkpoints = store(folder)
     staged = checkpoints.staging(state["version"])
     staged.mkdir(parents=True)
-    torch.save(state, staged / STATE)
+    codec.save(state, staged / STATE)
     seal(staged)
     path = checkpoints.publish(staged, state["version"])
     checkpoints.prune(keep, path)
@@ -33,5 +32,6 @@ def write(folder: Path, state: dict[str, Any], keep: int) -> Path:
 def read(path: Path) -> dict[str, Any]:
     """The state in a checkpoint; ``UserError`` if it is damaged."""
     verify(path)
-    state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
+    codec.refuse_pickle(path / STATE)
+    state: dict[str, Any] = codec.load(path / STATE)
     return state

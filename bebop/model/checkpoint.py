@@ -106,7 +106,8 @@ def load_backbone(config: ModelConfig) -> PreTrainedModel:
 def read_config(config: ModelConfig) -> Any:
     """The Hugging Face configuration of a checkpoint; ``UserError`` for sizes that no model has."""
     with readable(config):
-        settings = AutoConfig.from_pretrained(resolve(config.path), local_files_only=True)
+        # False, and not left out: transformers would ask at a terminal whether to run the folder's own code.
+        settings = AutoConfig.from_pretrained(resolve(config.path), local_files_only=True, trust_remote_code=False)
         check_settings(settings, f"model.path={config.path!r}")
     return settings
 

@@ -14,6 +14,7 @@ from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.parsing import from_dict
 from bebop.settings import about, asked
+from bebop.trust import refuse_foreign
 
 HELP = """usage: torchrun --nproc-per-node N -m bebop.megatron_job.adapt [--help] [--cfg] [override ...]
 
@@ -29,6 +30,7 @@ N must be a multiple of T times P; what is left is data parallel. Context parall
 
   --help    this text; --help GROUP: the settings of model, task, data, head, train or evaluation
   --cfg     print the configuration and stop
+  --trust   resume a run of somebody else although its settings name code (docs/security.md)
 
 Examples:
   python -m bebop.megatron_job.adapt                           the built-in model, one process
@@ -45,10 +47,12 @@ def main(arguments: list[str]) -> int:
     if (group := asked(arguments)) is not None:
         sys.stdout.write(HELP if group in ("", "parallel") else about(AdaptConfig, group))
         return 0
-    overrides = [a for a in arguments if a != "--cfg"]
-    if unknown := [a for a in overrides if a.startswith("--")]:
-        raise UserError(f"{unknown[0]} is no option: there are --help and --cfg; settings are given as NAME=VALUE")
-    overrides = resumed_overrides(overrides, "adapt", apart=OWN)
+    given = ["trust=true" if a == "--trust" else a for a in arguments if a != "--cfg"]
+    if unknown := [a for a in given if a.startswith("--")]:
+        raise UserError(
+            f"{unknown[0]} is no option: there are --help, --cfg and --trust; settings are given as NAME=VALUE"
+        )
+    overrides = resumed_overrides(given, "adapt", apart=OWN)
     config = adapt_config([o for o in overrides if not o.startswith(OWN)])
     split = settings([o for o in overrides if o.startswith(OWN)])
     # megatron-core takes seconds to import; mistakes should not wait.
@@ -60,6 +64,8 @@ def main(arguments: list[str]) -> int:
     if "--cfg" in arguments:
         sys.stdout.write(as_yaml(config) + yaml.safe_dump({"parallel": split or "defaults"}))
         return 0
+    if config.resume:
+        refuse_foreign(config.dir, config, given, "adapt", apart=OWN)
     with joined(parallel, config.model.device) as place:
         import torch.distributed as dist
 

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from bebop.errors import UserError
+from bebop.hangs import AwakeClock
+from bebop.processes import stopped
 from bebop.rollout.engine import EngineDied
+from bebop.rollout.heartbeat import Heartbeat
 from bebop.rollout.sglang.arguments import refuse_version
 
 log = logging.getLogger(__name__)
@@ -61,11 +64,15 @@ class Backend(Protocol):
 class LocalBackend:
     """``sglang.Engine`` in this process, its scheduler in child processes."""
 
-    def __init__(self, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        """``environment`` is set for SGLang's processes, and hence for this one."""
+    def __init__(self, arguments: Mapping[str, Any], environment: Mapping[str, str], hang_after: float = 30.0) -> None:
+        """``environment`` is set for SGLang's processes, and hence for this one; ``hang_after`` as in ``runtime``."""
         self.arguments, self.environment = dict(arguments), dict(environment)
         self.engine: Any = None
         self.children: set[int] = set()
+        self.heart = Heartbeat(
+            "SGLang's scheduler", lambda: self.engine.tokenizer_manager.get_internal_state(), hang_after
+        )
+        self._stopped: dict[int, AwakeClock] = {}  # a child that is stopped, and since when
 
     async def start(self) -> None:
         """Load the model. Blocks the event loop, which SGLang binds to."""
@@ -85,13 +92,19 @@ class LocalBackend:
         watchdog = getattr(self.engine.tokenizer_manager, "_subprocess_watchdog", None)
         if watchdog is not None:
             watchdog.stop()
+        self.heart.start()
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
         """See ``Backend``. Below ``Engine.async_generate``, which does not pass every field on."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
-        output: Reply = await anext(self.engine.tokenizer_manager.generate_request(GenerateReqInput(**payload), None))
-        return output
+        request = self.engine.tokenizer_manager.generate_request(GenerateReqInput(**payload), None)
+
+        async def answer() -> Reply:
+            output: Reply = await anext(request)
+            return output
+
+        return await self.heart.answer(answer())
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
         """See ``Backend``."""
@@ -101,18 +114,26 @@ class LocalBackend:
             return {"success": True}
         from sglang.srt.managers import io_struct
 
-        found = await getattr(manager, METHODS.get(name, name))(getattr(io_struct, STRUCTS[name])(**payload))
+        call = getattr(manager, METHODS.get(name, name))(getattr(io_struct, STRUCTS[name])(**payload))
+        found = await self.heart.control(name, call)
         values = found if isinstance(found, tuple) else ()
         reply = dict(zip(("success", "message", "ranks"), values, strict=False)) or {"success": True}
         return checked(name, reply)
 
     def dead(self) -> str | None:
         """See ``Backend``."""
-        gone = self.children - _children()
-        return f"SGLang's process {min(gone)} ended" if gone else None
+        if gone := self.children - _children():
+            return f"SGLang's process {min(gone)} ended"
+        self._stopped = {pid: self._stopped.get(pid, AwakeClock()) for pid in self.children if stopped(pid)}
+        for pid, clock in self._stopped.items():
+            clock.tick()
+            if clock.read() > self.heart.floor:
+                return f"SGLang's process {pid} is stopped for {clock.read():.0f} s"
+        return self.heart.why
 
     async def close(self) -> None:
         """End SGLang's processes; SGLang ends every child of this process with them."""
+        self.heart.close()
         if self.engine is not None:
             await asyncio.to_thread(self.engine.shutdown)
             self.engine = None

@@ -103,11 +103,12 @@ def make_backend(config: JobConfig, own: SglangConfig, folder: Path) -> Backend:
     """The servers that are named, or an engine in this process."""
     if own.urls:
         key = os.environ.get(own.api_key_env)
-        servers = [HttpBackend(url, key, config.decoding, timeout=own.timeout, retries=own.retries) for url in own.urls]
+        bounds = {"timeout": own.timeout, "hang_after": config.runtime.hang_after}
+        servers = [HttpBackend(url, key, config.decoding, retries=own.retries, **bounds) for url in own.urls]
         return servers[0] if len(servers) == 1 else Fleet(servers)
     device = _device(config)
     environment = {"BEBOP_VERIFY_EVERY": str(own.monitor_every)} | (INTERPRETER if device == "cpu" else {})
-    return LocalBackend(server_arguments(config, own, folder, device), environment)
+    return LocalBackend(server_arguments(config, own, folder, device), environment, config.runtime.hang_after)
 
 
 def make_transfer(own: SglangConfig, folder: Path, device: torch.device) -> WeightTransfer:

@@ -11,73 +11,98 @@ import aiohttp
 
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
+from bebop.hangs import AwakeClock, within
 from bebop.rollout.engine import EngineDied
+from bebop.rollout.heartbeat import Heartbeat
 from bebop.rollout.sglang.arguments import refuse_server
 from bebop.rollout.sglang.backend import Backend, Reply, checked
 
 log = logging.getLogger(__name__)
 BUSY = (429, 500, 502, 503, 504)  # worth another try
 FIRST_WAIT = 0.5  # seconds before the second try; doubled each time, plus up to as much again by chance
+REVIVE_SECONDS = 5.0  # for a look whether a server that was out is back: the others wait for it
 ONCE = ("begin_weight_update", "end_weight_update", "update_weights_from_distributed")  # not to be said twice
 
 
 class HttpBackend:
     """One server, or one behind a router that forwards control calls too."""
 
-    def __init__(self, url: str, key: str | None, decoding: DecodingConfig, *, timeout: float, retries: int) -> None:
-        """``timeout`` bounds one call, in seconds: an answer may take as long as that."""
+    def __init__(
+        self,
+        url: str,
+        key: str | None,
+        decoding: DecodingConfig,
+        *,
+        timeout: float,
+        retries: int,
+        hang_after: float = 30.0,
+    ) -> None:
+        """``timeout`` bounds one call, in seconds: an answer may take as long as that.
+
+        ``hang_after``: see ``runtime.hang_after``; the server is asked for its state meanwhile.
+        """
         self.url, self.decoding, self.retries = url.rstrip("/"), decoding, retries
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, 10.0))
         self.session: aiohttp.ClientSession | None = None
+        self.heart = Heartbeat(self.url, lambda: self._once("GET", "server_info", None), hang_after)
 
     async def start(self) -> None:
         """Look whether it is there and decodes as asked for; end what a job that died may have left in it."""
         if self.session is None:
             connector = aiohttp.TCPConnector(limit=0)
             self.session = aiohttp.ClientSession(headers=self.headers, timeout=self.timeout, connector=connector)
-        info = await self._call("GET", "server_info", None)
+        info = await self.heart.control("server_info", self._call("GET", "server_info", None))
         refuse_server(info, self.decoding, self.url)
-        if not str((await self._call("GET", "model_info", None)).get("weight_version")).isdigit():
+        model = await self.heart.control("model_info", self._call("GET", "model_info", None))
+        if not str(model.get("weight_version")).isdigit():
             await self.control("update_weight_version", {"new_version": "0", "abort_all_requests": False})
         with contextlib.suppress(EngineDied):  # no session is open
             await self.control("end_weight_update", {})
         await self.control("abort_request", {"abort_all": True})
         await self.control("continue_generation", {"torch_empty_cache": False})
+        self.heart.start()
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
         """See ``Backend``."""
-        return await self._call("POST", "generate", payload)
+        return await self.heart.answer(self._call("POST", "generate", payload))
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
         """See ``Backend``."""
-        return checked(name, await self._call("POST", name, payload))
+        return checked(name, await self.heart.control(name, self._call("POST", name, payload)))
 
     def dead(self) -> str | None:
-        """Unknown until the next call."""
-        return None
+        """See ``Backend``."""
+        return self.heart.why
 
     async def close(self) -> None:
         """Drop connections; the server stays."""
+        self.heart.close()
         if self.session is not None:
             await self.session.close()
             self.session = None
 
     async def _call(self, method: str, name: str, payload: Mapping[str, Any] | None) -> Reply:
         """One call; what fails on its way is tried again, each time after a longer wait."""
-        assert self.session is not None, "not started"
         tries = 1 if name in ONCE else self.retries + 1
         for attempt in range(tries):
             try:
-                async with self.session.request(method, f"{self.url}/{name}", json=payload) as response:
-                    if response.status not in BUSY:
-                        return await self._read(response, name)
-                    problem = f"status {response.status}"
+                reply, status = await self._once(method, name, payload)
+                if reply is not None:
+                    return reply
+                problem = f"status {status}"
             except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
                 problem = str(error) or type(error).__name__
             if attempt + 1 < tries:
                 await asyncio.sleep(FIRST_WAIT * 2**attempt * (1 + random.random()))
         raise EngineDied(f"{self.url}/{name}: {problem} ({tries} tries)")
+
+    async def _once(self, method: str, name: str, payload: Mapping[str, Any] | None) -> tuple[Reply | None, int]:
+        """The reply, None from a server that is busy; and its status."""
+        assert self.session is not None, "not started"
+        async with self.session.request(method, f"{self.url}/{name}", json=payload) as response:
+            busy = response.status in BUSY
+            return (None if busy else await self._read(response, name)), response.status
 
     async def _read(self, response: aiohttp.ClientResponse, name: str) -> Reply:
         if response.status in (401, 403):
@@ -176,8 +201,8 @@ class Fleet:
     async def _revive(self) -> None:
         for i in list(self.out):
             try:
-                await self.members[i].start()
-            except EngineDied:
+                await within(self.members[i].start(), REVIVE_SECONDS, AwakeClock())
+            except (EngineDied, TimeoutError):
                 continue
             del self.out[i]
             log.warning("engine %d is back", i + 1)

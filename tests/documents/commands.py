@@ -32,7 +32,13 @@ from bebop.verl_job.run import CONF, choices
 from bebop.verl_job.settings import parse
 from tests.tree import ROOT
 
-CONFIGURED = ("bebop.run", "bebop.adapt", "bebop.certify", "bebop.megatron_job.adapt")  # --cfg composes, and stops
+CONFIGURED = (
+    "bebop.run",
+    "bebop.adapt",
+    "bebop.certify",
+    "bebop.simulate",
+    "bebop.megatron_job.adapt",
+)  # --cfg composes, and stops
 OUTSIDE = ("prometheus", "grafana", "ray", "ruff", "mypy", "rm", "find", "cd")  # programs of others: not ours to check
 OTHERS = ("sglang.launch_server", "pytest", "venv")  # modules of others
 STUB = '#!/usr/bin/env bash\nprintf "%s\\0" "$@" >"$RECORD"\n'

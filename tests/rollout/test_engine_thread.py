@@ -9,7 +9,8 @@ import torch
 
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
-from bebop.rollout.engine import Request
+from bebop.protocols import Pace
+from bebop.rollout.engine import Finished, Request
 from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams
@@ -150,3 +151,34 @@ def test_requests_that_come_together_enter_together(monkeypatch: pytest.MonkeyPa
             future.result(SECONDS)
     made.stop()
     assert prefills == [1] * 5
+
+
+def test_its_pace_tells_an_idle_thread_from_one_that_hangs() -> None:
+    class Stuck(TorchEngine):
+        """Its second step waits for ever."""
+
+        steps = 0
+
+        def step(self) -> list[Finished]:
+            self.steps += 1
+            if self.steps == 2:
+                begun.set()
+                let_go.wait(SECONDS)
+            return super().step()
+
+    begun, let_go = threading.Event(), threading.Event()
+    engine = Stuck(tiny_policy(dtype=torch.float64), DecodingConfig(), slots=4, max_length=64)
+    thread = EngineThread(engine)
+    assert thread.pace() == Pace(name="decoding", silent=0.0, slowest=0.0)
+    thread.submit([request(1)])
+    queued = thread.pace().silent
+    thread.start()
+    assert begun.wait(SECONDS)
+    first, second = thread.pace(), thread.pace()
+    assert 0 < first.silent < second.silent, "a step that does not come back"
+    assert 0 < first.slowest == second.slowest, "of the first step"
+    assert queued > 0, "something was queued and nobody took it"
+    let_go.set()
+    thread.abort().result(SECONDS)
+    thread.stop()
+    assert thread.pace().silent == 0.0 and thread.pace().slowest >= second.silent

@@ -30,7 +30,7 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     logprobs = {place: torch.from_numpy(found) for place, found in worker.logprobs().items()}
     checkpoint = folder / f"of-{world}" / "step_000002"
     worker.save(checkpoint, {"cursor": 8})
-    second = worker.weights()
+    second = worker.weights().weights
     worker.update(batch(policy(), seed=9))  # forgotten by the resume
     if world > 1:
         torch.distributed.barrier()  # rank 0 has written
@@ -43,7 +43,7 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
         "logprobs": logprobs,
         "metrics": metrics,
         "second": second,
-        "third": worker.weights(mtp=True),
+        "third": worker.weights(mtp=True).weights,
         "tied": tied.weights(),
     }
     worker.close()

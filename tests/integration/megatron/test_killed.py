@@ -42,9 +42,12 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "run" / "checkpoints").glob("head_*"))
 
 
-def kill_a_rank(family: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """The last of the processes that train; all of them."""
-    ranks = [child for child in family if "bebop.megatron_job.adapt" in " ".join(child.cmdline())]
+def kill_a_rank(children: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """The last of the processes that train, of those that torchrun started itself; all of them.
+
+    A rank forks a writer while it saves, with the command line of the rank: it is no child of torchrun.
+    """
+    ranks = [child for child in children if "bebop.megatron_job.adapt" in " ".join(child.cmdline())]
     os.kill(ranks[-1].pid, signal.SIGKILL)
     return ranks
 
@@ -62,7 +65,7 @@ def test_a_killed_rank_ends_the_job_and_a_resume_goes_on(tmp_path: Path) -> None
             assert job.poll() is None and time.monotonic() < ends, errors.read_text()[-3000:]
             time.sleep(0.1)
         family = psutil.Process(job.pid).children(recursive=True)
-        ranks = kill_a_rank(family)
+        ranks = kill_a_rank(psutil.Process(job.pid).children())
         assert len(ranks) == 2 and job.wait(PATIENCE) != 0
         left = psutil.wait_procs(ranks, timeout=20)[1]
         assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]

@@ -10,8 +10,8 @@ FAULTS = (
     fault(
         "resume/unverified",
         "trainer/checkpoint.py",
-        "    verify(folder)\n    trainer",
-        "    trainer",
+        "    verify(folder)\n    codec",
+        "    codec",
         "trainer/test_checkpoint.py::test_a_flipped_byte_is_found_and_named",
     ),
     fault(

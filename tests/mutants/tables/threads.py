@@ -51,8 +51,8 @@ FAULTS = (
     fault(
         "engine/stop-loses-the-last-answers",
         "rollout/engine_thread.py",
-        "        self._answer(ended)\n\n    def _run",
-        "        self._answer(() if self._stopping else ended)\n\n    def _run",
+        "        self._answer(ended)\n        with self._news:",
+        "        self._answer(() if self._stopping else ended)\n        with self._news:",
         f"{THREAD}::test_nobody_waits_for_a_thread_that_was_stopped",
     ),
     fault(

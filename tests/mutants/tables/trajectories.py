@@ -68,7 +68,7 @@ FAULTS = (
     ),
     fault(
         "trajectories/first-rank-alone",
-        "bebop/remote.py",
+        "bebop/remote/actors.py",
         'for part in await self._all("logprobs")',
         'for part in (await self._all("logprobs"))[:1]',
         f"{LOOP}::test_every_rank_is_asked_for_its_answers",

@@ -11,7 +11,7 @@ import bebop.rollout.sglang.http_backend as http
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.sglang.http_backend import HttpBackend
+from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
 
 INFO = {
     "version": "0.5.23", "speculative_algorithm": "EAGLE", "speculative_num_steps": 3, "speculative_eagle_topk": 1,
@@ -25,10 +25,14 @@ class Server:
     def __init__(self, busy: int = 0, key: str | None = None, version: str = "4", drops: int = 0) -> None:
         self.busy, self.key, self.version, self.drops = busy, key, version, drops
         self.calls: list[str] = []
+        self.slow: set[str] = set()  # calls that are answered once ``awake`` is set
+        self.awake = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         name = request.path.strip("/")
         self.calls.append(name)
+        if name in self.slow:
+            await self.awake.wait()
         if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.json_response({}, status=401)
         if name == "server_info":
@@ -40,7 +44,7 @@ class Server:
             return web.json_response({"success": True})
         if name == "end_weight_update":
             return web.json_response({"success": False, "message": "no session"}, status=400)
-        if name in ("abort_request", "continue_generation"):
+        if name in ("abort_request", "continue_generation", "pause_generation", "update_weights_from_disk"):
             return web.Response()
         if name == "generate":
             if self.drops:
@@ -78,6 +82,7 @@ def talk(server: Server, work: Callable[[HttpBackend], Awaitable[Any]], **settin
             return await work(backend)
         finally:
             await backend.close()
+            server.awake.set()
             await runner.cleanup()
 
     return asyncio.run(main())
@@ -151,3 +156,90 @@ def test_versions_are_made_numbers() -> None:
     server = Server(version="12")
     talk(server, ask)
     assert server.version == "12" and "update_weight_version" not in server.calls
+
+
+def test_a_server_that_accepts_and_never_answers_is_dead_though_an_answer_may_take_for_ever() -> None:
+    async def work(backend: HttpBackend) -> None:
+        await ask(backend)  # it is warm: from now on it answers between two steps
+        server.slow = {"generate", "server_info"}
+        assert backend.dead() is None
+        with pytest.raises(EngineDied, match=r"is silent for .* with 1 answers open"):
+            await ask(backend)
+        assert backend.dead() is not None
+
+    server = Server()
+    talk(server, work, hang_after=0.4, timeout=5.0, retries=0)
+
+
+def test_an_answer_may_take_long_while_the_server_answers_otherwise() -> None:
+    async def work(backend: HttpBackend) -> Any:
+        await ask(backend)
+        server.slow, server.calls = {"generate"}, []
+        answer = asyncio.ensure_future(ask(backend))
+        while server.calls.count("server_info") < 8:  # more than hang_after passes, in a beat of a fifth of it
+            await asyncio.sleep(0.01)
+        assert not answer.done() and backend.dead() is None
+        server.awake.set()
+        return await answer
+
+    server = Server()
+    assert talk(server, work, hang_after=0.4)["output_ids"] == [1, 2]
+
+
+def test_a_server_that_answers_nothing_from_the_start() -> None:
+    server = Server()
+    server.slow = {"server_info"}
+    with pytest.raises(EngineDied, match="did not reply to server_info for 0 s"):
+        talk(server, ask, hang_after=0.2)
+    assert server.calls == ["server_info"], "it is not tried again"
+
+
+def test_a_control_call_is_late_by_what_such_calls_took() -> None:
+    async def work(backend: HttpBackend) -> None:
+        await backend.control("pause_generation", {})  # the first may take minutes
+        server.slow = {"pause_generation", "server_info"}
+        with pytest.raises(EngineDied, match="did not reply to pause_generation"):
+            await backend.control("pause_generation", {})
+
+    server = Server()
+    talk(server, work, hang_after=0.4)
+
+
+def test_new_weights_keep_a_server_from_answering_pings_and_that_is_no_hang() -> None:
+    async def work(backend: HttpBackend) -> Any:
+        await ask(backend)
+        server.slow = {"generate", "server_info", "update_weights_from_disk"}
+        answer = asyncio.ensure_future(ask(backend))
+        update = asyncio.ensure_future(backend.control("update_weights_from_disk", {}))
+        await asyncio.sleep(1.0)  # more than twice hang_after
+        assert backend.dead() is None and not answer.done()
+        server.awake.set()
+        await update
+        return await answer
+
+    server = Server()
+    assert talk(server, work, hang_after=0.4)["output_ids"] == [1, 2]
+
+
+def test_a_fleet_goes_on_without_a_server_that_hangs() -> None:
+    async def work(backend: HttpBackend) -> None:
+        other = HttpBackend(backend.url, None, DecodingConfig(), timeout=10.0, retries=0, hang_after=30.0)
+        fleet = Fleet([backend, other])
+        await other.start()
+        try:
+            await asyncio.gather(ask(backend), ask(other))
+            server.slow = {"generate"}
+            answers = [asyncio.ensure_future(fleet.generate({"input_ids": [i]})) for i in range(2)]
+            while fleet.busy != [1, 1]:
+                await asyncio.sleep(0)
+            backend.heart.ask = asyncio.Event().wait  # the first one's scheduler answers no more
+            while not fleet.out:
+                await asyncio.sleep(0.01)
+            assert list(fleet.out) == [0] and fleet.dead() is None
+            server.awake.set()
+            assert [(await answer)["output_ids"] for answer in answers] == [[0], [1]]
+        finally:
+            await other.close()
+
+    server = Server()
+    talk(server, work, hang_after=0.4)

@@ -1,0 +1,64 @@
+"""What befell the parts of a run: deaths, hangs and replacements, a line of JSON each in ``events.jsonl``."""
+
+import json
+import logging
+import time
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+NAME = "events.jsonl"
+
+
+class EventLog:
+    """Appends to a run folder that exists; before that, and where the disk refuses, nothing is written.
+
+    >>> EventLog(Path("runs/a")).write("hang", "rollout worker 1", "in decoding", silent_s=31.0)  # doctest: +SKIP
+    """
+
+    def __init__(self, run_dir: Path | None) -> None:
+        """``run_dir`` None: nothing is kept."""
+        self.run_dir = run_dir
+
+    def write(
+        self,
+        kind: str,
+        who: str,
+        why: str,
+        *,
+        silent_s: float | None = None,
+        notice_s: float | None = None,
+        recover_s: float | None = None,
+    ) -> None:
+        """One event.
+
+        Args:
+            kind: death, hang, replaced (it works again) or session (Ray itself is gone).
+            who: "rollout worker 1", "trainer", "ray".
+            why: one line.
+            silent_s: seconds that it was silent, as they count for a hang.
+            notice_s: seconds between its last sign of life and the moment when its end was noticed.
+            recover_s: seconds from there until it worked again.
+        """
+        seconds = {"silent_s": silent_s, "notice_s": notice_s, "recover_s": recover_s}
+        rounded = {name: None if value is None else round(value, 3) for name, value in seconds.items()}
+        row = {"time": round(time.time(), 3), "kind": kind, "who": who, "why": why, **rounded}
+        if self.run_dir is None or not self.run_dir.is_dir():
+            return
+        try:
+            with (self.run_dir / NAME).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:  # a full disk must not make a death worse
+            log.warning("%s cannot be written: %s", self.run_dir / NAME, error.strerror)
+
+    def keep_stacks(self, who: str, text: str) -> str:
+        """Put a dump of stacks aside; the file's name in the run folder, empty if it could not be written."""
+        if self.run_dir is None or not self.run_dir.is_dir():
+            return ""
+        name = f"hangs/{time.strftime('%Y%m%d-%H%M%S')}-{who.replace(' ', '-')}.txt"
+        try:
+            (self.run_dir / "hangs").mkdir(exist_ok=True)
+            (self.run_dir / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self.run_dir / name, error.strerror)
+            return ""
+        return name

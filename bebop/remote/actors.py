@@ -1,0 +1,159 @@
+"""Workers and trainer as Ray actors, behind the protocols of the loop; how their deaths reach it."""
+
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+
+from bebop.config import DecodingConfig, JobConfig
+from bebop.events import EventLog
+from bebop.metrics import Metrics
+from bebop.monitor.certified import Certified
+from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
+from bebop.protocols import Assignment, TrainerDied, WorkerDied, WorkerReport
+from bebop.remote.part import Options, Part
+from bebop.rollout.worker import make_worker
+from bebop.trainer import checkpoint
+from bebop.trainer.rank import TrainerRank
+from bebop.trajectory import Batch, Group
+
+COLLECT_SECONDS = 5.0  # a collect call that finds nothing returns after this long
+
+
+class RayWorker:
+    """A rollout worker behind Ray; see ``protocols.Worker``."""
+
+    def __init__(self, config: JobConfig, options: Options, number: int = 0, events: EventLog | None = None) -> None:
+        """``number``: of the worker in the job."""
+        self.config = config
+        self.part = Part(
+            f"rollout worker {number}",
+            WorkerDied,
+            [{**options, "max_concurrency": 8}],
+            config.runtime.hang_after,
+            events or EventLog(None),
+        )
+        self._ready = False  # not before it can serve: until then it counts as dead
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self.part.pids[0]
+
+    async def restart(self) -> None:
+        """Start, or start again after a death. What the engine started goes with its process."""
+        self._ready = False
+
+        async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
+            await self.part.ask(0, "start", actors[0].make.remote(make_worker, self.config))
+            return [actors[0].call.remote("start")]
+
+        await self.part.start(make)
+        self._ready = True
+
+    async def submit(self, assignments: Sequence[Assignment]) -> None:
+        """See ``protocols.Worker``."""
+        await self._ask("submit", assignments)
+
+    async def collect(self, seen: int) -> WorkerReport:
+        """See ``protocols.Worker``."""
+        report: WorkerReport = await self._ask("collect", COLLECT_SECONDS, seen, allowed=COLLECT_SECONDS)
+        self.part.dog.paces.hear(report.paces, self.part.dog.clock.read())
+        return report
+
+    async def set_weights(self, weights: Any, version: int) -> None:
+        """See ``protocols.Worker``; ``weights`` is a Ray reference, resolved on the worker's side."""
+        await self._ask("set_weights", weights, version)
+
+    async def configure(self, decoding: DecodingConfig) -> None:
+        """See ``protocols.Worker``."""
+        await self._ask("configure", decoding)
+
+    async def _ask(self, method: str, *arguments: Any, allowed: float = 0.0) -> Any:
+        if not self._ready:
+            raise WorkerDied("it is being replaced")
+        return await self.part.ask(0, method, self.part.actors[0].call.remote(method, *arguments), allowed)
+
+    def close(self) -> None:
+        """End the process."""
+        self._ready = False
+        self.part.close()
+
+
+class RayTrainer:
+    """All ranks of the trainer behind Ray; see ``protocols.Trainer``."""
+
+    def __init__(
+        self, config: JobConfig, run_dir: Path, options: Sequence[Options], events: EventLog | None = None
+    ) -> None:
+        """``options`` of each rank."""
+        self.config, self.run_dir = config, run_dir
+        self.part = Part("trainer", TrainerDied, options, config.runtime.hang_after, events or EventLog(None))
+        self.close = self.part.close
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks' processes."""
+        return self.part.pids
+
+    async def restart(self) -> None:
+        """Start all ranks, or start them again after a death."""
+
+        async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
+            world, meeting = len(actors), None
+            if world > 1:
+                port = await self.part.ask(0, "start", actors[0].free_port.remote())
+                meeting = f"tcp://127.0.0.1:{port}"
+            return [a.make.remote(TrainerRank, self.config, rank, world, meeting) for rank, a in enumerate(actors)]
+
+        await self.part.start(make)
+
+    async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
+        """See ``protocols.Trainer``."""
+        return (await self._all("update", ray.put(batch), cotrain))[0]
+
+    async def logprobs(self) -> dict[int, NDArray[np.float32]]:
+        """See ``protocols.Trainer``; ranks share the answers."""
+        return {place: found for part in await self._all("logprobs") for place, found in part.items()}
+
+    async def read_probe_set(
+        self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
+    ) -> tuple[ProbeReading, Sweep | None]:
+        """See ``protocols.Trainer``."""
+        return (await self._all("read_probe_set", texts, sweep, decoding))[0]
+
+    async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
+        """See ``protocols.Trainer``."""
+        certified: Certified | None = (await self._all("certify", groups, since))[0]
+        return certified
+
+    async def head_fingerprint(self) -> str:
+        """See ``protocols.Trainer``."""
+        found = self.part.actors[0].call.remote("head_fingerprint")
+        mark: str = await self.part.ask(0, "head_fingerprint", found)
+        return mark
+
+    async def weights(self, head: bool) -> Any:
+        """A Ray reference to rank 0's weights, for workers to resolve; they do not pass through this process."""
+        references = [actor.call.remote("weights", head) for actor in self.part.actors]
+        # Ranks serve one call after another: once this one is answered, the weights are there, or the trainer is dead.
+        await self.part.all("weights", "version")
+        return references[0]
+
+    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
+        """See ``protocols.Trainer``; the oldest checkpoints beyond ``trainer.keep`` are removed afterwards."""
+        checkpoints = checkpoint.store(self.run_dir)
+        staged = checkpoints.staging(step)
+        await self._all("save", staged, loop_state)
+        checkpoints.prune(self.config.trainer.keep, checkpoints.publish(staged, step))
+
+    async def load(self, folder: Path) -> dict[str, Any]:
+        """Go on from a checkpoint; the loop's state."""
+        return (await self._all("load", folder))[0]
+
+    async def _all(self, method: str, *arguments: Any) -> list[Any]:
+        """Every rank is asked the same; their answers."""
+        return await self.part.all(method, method, *arguments)

@@ -1,0 +1,97 @@
+"""``python -m bebop.simulate [overrides]``: what a job would be like on a fleet that one has not got."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from bebop.command import check_writable, run_main, writing
+from bebop.compose import as_yaml, simulate_config
+from bebop.config_simulate import SimulateConfig
+from bebop.errors import UserError
+from bebop.settings import about, asked, overview
+from bebop.store import write_text
+
+HELP = """usage: python -m bebop.simulate [--help [GROUP]] [--cfg] [override ...]
+
+Runs the job's own loop, worker pool, buffer and monitor in virtual time over engines and a trainer that do nothing but
+take their time, and says how many trajectories a second come of it, who waits, how stale tokens are, how the GPUs are
+best shared, and at which draft length and batch speculation pays. All of it is prediction: as good as the costs.
+
+  --help        this text
+  --help GROUP  the settings of a group: default, meaning, what is allowed (also docs/settings.md)
+  --cfg         print the configuration and stop
+
+Set a value with GROUP.NAME=VALUE:
+{groups}  grain, split, sweep, seed, dir: --help NAME
+
+Examples:
+  python -m bebop.simulate
+  python -m bebop.simulate fleet.workers=64 fleet.groups_per_step=256 fleet.staleness=2 dir=runs/fleet
+  python -m bebop.simulate answers.median=4000 answers.sigma=1 answers.longest=65536 grain=64
+
+With dir: simulation.json and simulation.html there. Costs, and how good predictions are: docs/simulation.md.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Parse, simulate, say what came of it; the exit code."""
+    if (group := asked(arguments)) is not None:
+        text = HELP.format(groups=overview(SimulateConfig))
+        sys.stdout.write(about(SimulateConfig, group) if group else text)
+        return 0
+    overrides = [a for a in arguments if a != "--cfg"]
+    if unknown := [a for a in overrides if a.startswith("--")]:
+        raise UserError(f"{unknown[0]} is no option: there are --help and --cfg; settings are given as NAME=VALUE")
+    config = simulate_config(overrides)
+    if "--cfg" in arguments:
+        sys.stdout.write(as_yaml(config))
+        return 0
+    if config.dir is not None:
+        check_writable("dir", Path(config.dir))
+    return _simulated(config)
+
+
+def _simulated(config: SimulateConfig) -> int:
+    from bebop.simulation.page import MARK, summary, write  # numpy and plotly take a moment; errors should not wait
+    from bebop.simulation.run import simulate
+    from bebop.simulation.search import best_splits, speculation
+
+    result = simulate(config)
+    shared = best_splits(config) if config.split else []
+    gains = speculation(config) if config.sweep else []
+    lines = [MARK, *(f"  {name:26} {value}" for name, value in summary(result))]
+    if shared:
+        best = max(shared, key=lambda split: split.result.trajectories_per_second)
+        lines.append(
+            f"  best split                 {best.trainer_gpus} GPUs for the trainer, {best.workers} workers: "
+            f"{best.result.trajectories_per_second:.3g} trajectories/s"
+        )
+    if gains:
+        for batch in (min(one.batch for one in gains), config.fleet.slots):
+            most = max((one for one in gains if one.batch == batch), key=lambda one: one.gain)
+            lines.append(f"  best K at batch {batch:<10} {most.draft_tokens}: {most.gain:.3g} times plain decoding")
+    if config.dir is not None:
+        folder = Path(config.dir)
+        content = {
+            "predicted": True,
+            "config": dataclasses.asdict(config),
+            "result": dataclasses.asdict(result),
+            "splits": [dataclasses.asdict(one) | {"result": _without_rows(one.result)} for one in shared],
+            "speculation": [dataclasses.asdict(one) for one in gains],
+        }
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / "simulation.json", json.dumps(content, indent=1) + "\n")
+            write_text(folder / "simulation.html", write(config, result, shared, gains))
+        lines += [str(folder / name) for name in ("simulation.json", "simulation.html")]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _without_rows(result: object) -> dict[str, object]:
+    return {name: value for name, value in dataclasses.asdict(result).items() if name != "rows"}  # type: ignore[call-overload]
+
+
+if __name__ == "__main__":
+    run_main(main)

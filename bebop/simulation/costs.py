@@ -1,0 +1,64 @@
+"""What takes how long, as functions of the sizes that a job chooses."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bebop.config_simulate import AnswersConfig, CostsConfig, SimulateConfig
+
+GIGABYTE = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds; a token stands for ``grain`` tokens wherever time goes by the token."""
+
+    config: CostsConfig
+    drafts: int  # K
+    grain: int = 1
+
+    @classmethod
+    def of(cls, config: SimulateConfig) -> "Costs":
+        """Those of a simulation."""
+        return cls(config.costs, config.answers.draft_tokens, config.grain)
+
+    def cycle(self, rows: int) -> float:
+        """Of a cycle: K draft steps and one pass of the target over K + 1 positions of each row."""
+        c, k = self.config, self.drafts
+        target = c.cycle + c.row * (rows - 1) + c.position * k * rows
+        return self.grain * (target + k * (c.draft + c.draft_row * (rows - 1)))
+
+    def update(self, tokens: float) -> float:
+        """Of an update on so many tokens, prompts included, each standing for ``grain``."""
+        return self.config.update + self.config.update_token * tokens * self.grain
+
+    @property
+    def transfer(self) -> float:
+        """Until the weights are at a worker."""
+        return self.config.weights / self.config.bandwidth
+
+
+def emitted(answers: AnswersConfig) -> tuple[float, float]:
+    """Mean and variance of the tokens that a cycle emits: accepted drafts and one more."""
+    reached = np.cumprod([1.0, *answers.accept_rates[: answers.draft_tokens]])  # [K + 1] P(at least k are accepted)
+    counts = np.arange(len(reached)) + 1
+    chances = reached - np.append(reached[1:], 0.0)
+    mean = float(chances @ counts)
+    return mean, float(chances @ (counts - mean) ** 2)
+
+
+def cycles(length: int, answers: AnswersConfig, rng: np.random.Generator) -> int:
+    """Cycles until an answer of ``length`` tokens is there, drawn from the counts of accepted drafts."""
+    if not answers.draft_tokens:
+        return length
+    rates = np.array(answers.accept_rates[: answers.draft_tokens])
+    mean, _ = emitted(answers)
+    done, total = 0, 0
+    while total < length:
+        block = max(8, int((length - total) / mean * 1.1) + 1)
+        stands = np.cumprod(rng.random((block, len(rates))) < rates, axis=1).sum(axis=1) + 1
+        sums = total + np.cumsum(stands)
+        if sums[-1] >= length:
+            return done + int(np.searchsorted(sums, length)) + 1
+        done, total = done + block, int(sums[-1])
+    return done

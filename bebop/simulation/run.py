@@ -1,0 +1,124 @@
+"""One job from its first update to its last, in virtual time, and what is told of it."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bebop.config import JobConfig
+from bebop.config_simulate import SimulateConfig
+from bebop.loop import Loop
+from bebop.monitor.certified import Certified
+from bebop.monitor.probe_set import ProbeReading, Sweep
+from bebop.monitor.watch import Watch
+from bebop.parsing import from_dict
+from bebop.protocols import Trainer
+from bebop.simulation.parts import Answers, SimulatedTrainer, SimulatedWorker, prompt
+from bebop.simulation.virtual_time import run_virtually
+from bebop.trajectory import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """What a job would be like, ``fleet.skip`` steps left out; seconds are virtual but for ``own_seconds``."""
+
+    step_seconds: float
+    trainer_idle: float  # share of the time
+    rollout_idle: float  # share of the time, over workers
+    staleness_mean: float  # updates, over tokens
+    staleness_max: float
+    trajectories_per_second: float
+    tokens_per_second: float  # decoded
+    accept_length: float
+    seconds: float  # of the whole job
+    own_seconds: float  # of real processor time for all of it, the simulated parts included
+    trajectories: int
+    rows: tuple[Mapping[str, float], ...] = ()  # metrics of each step
+
+
+class _Rows:
+    def __init__(self) -> None:
+        self.rows: list[Mapping[str, float]] = []
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self.rows.append(values)
+
+    def close(self) -> None: ...
+
+
+class _TimedMonitor(Watch):
+    """The monitor of a job, which takes its time."""
+
+    seconds = 0.0
+
+    async def read(
+        self, step: int, groups: Sequence[Group], trainer: Trainer, undisturbed: bool = True
+    ) -> tuple[ProbeReading | None, Sweep | None, Certified | None]:
+        await asyncio.sleep(self.seconds)
+        return await super().read(step, groups, trainer, undisturbed)
+
+
+def job(config: SimulateConfig) -> JobConfig:
+    """The settings of a job that the loop, its pool, buffer and monitor look at."""
+    fleet = config.fleet
+    sections: dict[str, Any] = {
+        "rollout": {"workers": min(fleet.workers, 4096), "slots": fleet.slots, "staleness": fleet.staleness},
+        "trainer": {
+            "steps": fleet.steps,
+            "groups_per_step": fleet.groups_per_step,
+            "group_size": fleet.group_size,
+            "save_every": 0,
+        },
+        "monitor": {"probe_every": 0, "certify_every": 0, "check_answers": 0},
+    }
+    return from_dict(JobConfig, sections)
+
+
+def simulate(config: SimulateConfig, speeds: Sequence[float] = ()) -> Simulated:
+    """Run it. ``speeds``: of the first workers' engines against that of the others."""
+    began = time.process_time()
+    rows, seconds = run_virtually(_run(config, speeds))
+    own, fleet = time.process_time() - began, config.fleet
+    told = rows[fleet.skip :]
+    spent = sum(row["time/step"] for row in told)
+    answers = fleet.groups_per_step * fleet.group_size
+
+    def share(name: str) -> float:
+        return sum(row[name] for row in told) / spent
+
+    def mean(name: str) -> float:
+        return sum(row.get(name, 1.0) for row in told) / len(told)
+
+    return Simulated(
+        step_seconds=spent / len(told),
+        trainer_idle=share("time/idle"),
+        rollout_idle=share("time/rollout_idle"),
+        staleness_mean=mean("staleness/mean"),
+        staleness_max=max(row["staleness/max"] for row in told),
+        trajectories_per_second=answers * len(told) / spent,
+        tokens_per_second=sum(row["response/tokens"] for row in told) * config.grain / spent,
+        accept_length=mean("rollout/accept_length"),
+        seconds=seconds,
+        own_seconds=own,
+        trajectories=answers * fleet.steps,
+        rows=tuple(rows),
+    )
+
+
+async def _run(config: SimulateConfig, speeds: Sequence[float]) -> tuple[list[Mapping[str, float]], float]:
+    answers, sink, now = Answers(config), _Rows(), asyncio.get_running_loop().time
+    every = [*speeds, *[1.0] * (config.fleet.workers - len(speeds))]
+    workers = [SimulatedWorker(config, answers, speed) for speed in every]
+    settings = job(config)
+    with tempfile.TemporaryDirectory(prefix="bebop-simulate-") as folder:
+        monitor = _TimedMonitor(settings, Path(folder))
+        monitor.seconds = config.costs.step
+        loop = Loop(settings, prompt, workers, SimulatedTrainer(config), [sink], monitor, now=now)
+        try:
+            await loop.run()
+        finally:
+            monitor.close()
+    return sink.rows, now()

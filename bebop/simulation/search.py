@@ -1,0 +1,70 @@
+"""What would be better: another split of the GPUs, another draft length or batch. One simulation each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from bebop.config_simulate import SimulateConfig
+from bebop.simulation.costs import Costs, emitted
+from bebop.simulation.run import Simulated, simulate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """GPUs of the trainer and of the rollouts, and what comes of it."""
+
+    trainer_gpus: int
+    workers: int
+    result: Simulated
+
+
+def splits(config: SimulateConfig) -> Iterator[tuple[int, SimulateConfig]]:
+    """Every sensible way of sharing the same GPUs, as (GPUs of the trainer, configuration).
+
+    An update is taken to be as much faster as there are GPUs for it: with all that is exchanged between them it is
+    less, the more so the more there are.
+    """
+    fleet, costs = config.fleet, config.costs
+    total = fleet.trainer_gpus + fleet.workers * fleet.gpus_per_worker
+    tried = {max(1, round(total * share / 16)) for share in range(1, 16)} | {fleet.trainer_gpus}
+    for trainer in sorted(tried):
+        workers = (total - trainer) // fleet.gpus_per_worker
+        if workers < 1:
+            continue
+        faster = fleet.trainer_gpus / trainer
+        update = replace(costs, update_token=costs.update_token * faster)
+        yield trainer, replace(config, fleet=replace(fleet, workers=workers, trainer_gpus=trainer), costs=update)
+
+
+def best_splits(config: SimulateConfig) -> list[Split]:
+    """All of them."""
+    return [
+        Split(trainer_gpus=trainer, workers=other.fleet.workers, result=simulate(other))
+        for trainer, other in splits(config)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """What drafting K tokens gains over plain decoding at a batch: the quotient of tokens a second while it is full."""
+
+    draft_tokens: int
+    batch: int
+    accept_length: float
+    gain: float
+
+
+def speculation(config: SimulateConfig) -> list[Speculation]:
+    """At every draft length for which there is a rate, and batches up to the slots: by arithmetic, without a loop."""
+    found = []
+    answers = config.answers
+    batches = sorted({1 << i for i in range(20) if 1 << i < config.fleet.slots} | {config.fleet.slots})
+    plain = Costs(config.costs, 0, config.grain)
+    for drafts in range(len(answers.accept_rates) + 1):
+        costs, (length, _) = Costs(config.costs, drafts, config.grain), emitted(replace(answers, draft_tokens=drafts))
+        found += [
+            Speculation(
+                draft_tokens=drafts, batch=n, accept_length=length, gain=length * plain.cycle(n) / costs.cycle(n)
+            )
+            for n in batches
+        ]
+    return found

@@ -1,0 +1,80 @@
+"""Whether a resume may do what the folder of somebody else asks for: import code, reach servers, write elsewhere.
+
+A resumed run takes its settings from ``overrides.json``. In a folder that this user did not begin (``bebop.origin``)
+those may name any file to import. So they need ``--trust``, or to be given on the command line, where the user has
+read them. Everything else in a run folder is data: numbers, texts, weights without pickle.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bebop.compose import composed, trusted
+from bebop.errors import UserError
+from bebop.origin import own
+from bebop.parsing import from_dict
+from bebop.run_folder import OVERRIDES
+
+BUILT_IN = ("auto", "math_verify", "dataset")
+# What a resume would do with a setting beyond reading files and writing into the run folder.
+REACHING = {
+    "task.reward": "import and run",
+    "runtime.address": "join, and so run what it is sent by, the Ray cluster",
+    "runtime.temp_dir": "write to",
+    "out": "write to",
+    "rollout.sglang.extra": "start SGLang with",
+    "rollout.sglang.draft": "have SGLang load",
+    "rollout.sglang.folder": "write weights to",
+    "rollout.sglang.urls": "send prompts and weights to",
+    "rollout.sglang.api_key_env": "send to a server the variable",
+}
+
+
+def refuse_foreign(
+    run: str | None,
+    config: Any,
+    given: Sequence[str],
+    root: str = "config",
+    section: str = "",
+    apart: str | None = None,
+) -> None:
+    """``UserError`` if resuming ``run``, which somebody else began, would do any of the above.
+
+    Args:
+        run: the folder; None or one without settings of before: nothing is taken from it.
+        config: the configuration dataclass that the resume would use.
+        given: the overrides of this call alone; the rest as in ``resumed_overrides``.
+    """
+    folder = Path(run) if run else None
+    if folder is None or not (folder / OVERRIDES).is_file() or trusted(given, section) or own(folder):
+        return
+    now = dataclasses.asdict(config)
+    alone = _alone(type(config), [o for o in given if apart is None or not o.startswith(apart)], root)
+    harmless = [dataclasses.asdict(type(config)()), alone]
+    named = [
+        f"{doing} {name}={value!r}"
+        for name, doing in REACHING.items()
+        if (value := _value(now, name)) not in [_value(one, name) for one in harmless]
+        and not (name == "task.reward" and value in BUILT_IN)
+    ]
+    if named:
+        raise UserError(
+            f"{section}resume=true: {folder} is not a run that you began here, and it would {'; '.join(named)}: look "
+            f"at {folder / OVERRIDES}, then add --trust, or give these settings yourself"
+        )
+
+
+def _alone(cls: type[Any], overrides: Sequence[str], root: str) -> Mapping[str, Any]:
+    """What these overrides say; nothing where they only make sense beside those of the folder."""
+    try:
+        return dataclasses.asdict(from_dict(cls, composed(overrides, root)))
+    except UserError:
+        return {}
+
+
+def _value(config: Any, name: str) -> Any:
+    """A setting out of nested mappings; None without."""
+    for part in name.split("."):
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config

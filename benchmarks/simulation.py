@@ -1,0 +1,207 @@
+"""The simulator against real jobs: six configurations of the built-in model, three of which set its constants.
+
+The rule, written down before the runs that it judges:
+
+- ``FITTED`` jobs give the constants, ``HELD_OUT`` jobs none. Lengths of answers and acceptance rates are measured
+  quantities too: those of the fitted jobs are used for all six.
+- Of each job steps 5 to 14 count; step time is their mean, idle shares are seconds over seconds.
+- A step time agrees if simulated / measured is within 1 +- ``WITHIN``; an idle share of the trainer, or of the
+  rollouts, if it differs by at most ``WITHIN`` of what was measured or by ``SHARE`` of the step, whichever is more.
+- The claim holds if all three numbers of all six jobs agree. Each number's verdict is in the table, misses included.
+
+Every part of a job has one thread, and no more than two parts work at a time, as there are two cores: what several
+processes take from one another is not in the cost model.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from tqdm import tqdm
+
+from bebop.config_simulate import AnswersConfig, CostsConfig, FleetConfig, SimulateConfig
+from bebop.errors import UserError
+from bebop.simulation.run import Simulated, simulate
+from bebop.trajectories import NAME, Trajectories
+
+FITTED: dict[str, FleetConfig] = {
+    "sync, 32 slots, K = 3": FleetConfig(workers=1, slots=32, staleness=0, groups_per_step=8, group_size=8),
+    "sync, 8 slots, K = 0": FleetConfig(workers=1, slots=8, staleness=0, groups_per_step=4, group_size=8),
+    "staleness 1, 64 slots, K = 0": FleetConfig(workers=1, slots=64, staleness=1, groups_per_step=16, group_size=8),
+}
+HELD_OUT: dict[str, FleetConfig] = {
+    "staleness 2, 16 slots, K = 3": FleetConfig(workers=1, slots=16, staleness=2, groups_per_step=8, group_size=8),
+    "sync, 16 slots, K = 1": FleetConfig(workers=1, slots=16, staleness=0, groups_per_step=16, group_size=4),
+    "sync, 2 workers of 16 slots, K = 3": FleetConfig(
+        workers=2, slots=16, staleness=0, groups_per_step=16, group_size=8
+    ),
+}
+STEPS, SKIP = 14, 4
+WITHIN, SHARE = 0.10, 0.05
+NUMBERS = ("step seconds", "trainer idle", "rollout idle")
+FREE = ("cycle", "row", "draft", "report")  # constants of decoding, fitted together
+
+
+def drafts(name: str) -> int:
+    """K of a job."""
+    return int(name.rsplit("K = ", 1)[1])
+
+
+def overrides(name: str, fleet: FleetConfig) -> list[str]:
+    """The real job."""
+    system = "bebop" if drafts(name) else "autoregressive"
+    return [
+        f"rollout.workers={fleet.workers}", f"rollout.slots={fleet.slots}", f"rollout.staleness={fleet.staleness}",
+        f"trainer.groups_per_step={fleet.groups_per_step}", f"trainer.group_size={fleet.group_size}",
+        f"trainer.steps={STEPS}", f"decoding={system}", f"decoding.draft_tokens={drafts(name)}",
+        "trainer.save_every=0", "monitor.probe_every=0", "monitor.certify_every=0", "monitor.check_answers=0",
+        "monitor.tensorboard=false", "monitor.ray_metrics=false", "monitor.plots=false", "runtime.progress=false",
+    ]  # fmt: skip
+
+
+def measured(name: str, fleet: FleetConfig) -> dict[str, Any]:
+    """Run it for real: metrics of the steps that count, lengths of the answers."""
+    with tempfile.TemporaryDirectory(prefix="bebop-") as folder:
+        run = Path(folder) / "run"
+        command = [sys.executable, "-m", "bebop.run", f"runtime.dir={run}", *overrides(name, fleet)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise UserError(f"the job {name!r} failed: {done.stderr.strip().splitlines()[-1]}")
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][SKIP:]
+        with Trajectories(run / NAME) as stored:
+            lengths = [int(n) for (n,) in stored.query(f"SELECT length FROM answers WHERE step > {SKIP}")]
+            asked = [int(n) // 4 for (n,) in stored.query("SELECT length(ids) FROM prompts")]
+    return {"rows": rows, "lengths": lengths, "prompt": float(np.mean(asked))}
+
+
+def numbers(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The three that are compared."""
+    spent = sum(row["time/step"] for row in rows)
+    idle = {key: sum(row[f"time/{name}"] for row in rows) / spent for key, name in
+            (("trainer idle", "idle"), ("rollout idle", "rollout_idle"))}  # fmt: skip
+    return {"step seconds": spent / len(rows), **idle}
+
+
+def of(result: Simulated) -> dict[str, float]:
+    """The same of a simulation."""
+    return {
+        "step seconds": result.step_seconds,
+        "trainer idle": result.trainer_idle,
+        "rollout idle": result.rollout_idle,
+    }
+
+
+def configured(name: str, fleet: FleetConfig, answers: AnswersConfig, costs: CostsConfig) -> SimulateConfig:
+    """A job as it is simulated."""
+    return SimulateConfig(
+        fleet=replace(fleet, steps=STEPS, skip=SKIP),
+        answers=replace(answers, draft_tokens=drafts(name)),
+        costs=costs,
+    )
+
+
+def fitted(jobs: Mapping[str, Mapping[str, Any]]) -> tuple[AnswersConfig, CostsConfig]:
+    """Constants from the fitted jobs: of the trainer by least squares, of decoding so that their times come out."""
+    lengths = [n for job in jobs.values() for n in job["lengths"]]
+    drafted = [row for name, job in jobs.items() if drafts(name) for row in job["rows"]]
+    rates = tuple(float(np.mean([row[f"rollout/accept_rate/{k}"] for row in drafted])) for k in (1, 2, 3))
+    prompt = float(np.mean([job["prompt"] for job in jobs.values()]))
+    answers = AnswersConfig(lengths=tuple(lengths), prompt=prompt, accept_rates=rates)
+    rows = [(job, name, row) for name, job in jobs.items() for row in job["rows"]]
+    tokens = np.array(
+        [row["response/tokens"] + job["prompt"] * FITTED[name].groups_per_step * FITTED[name].group_size
+         for job, name, row in rows]
+    )  # fmt: skip
+    slope, fixed = np.polyfit(tokens, np.array([row["time/update"] for _, _, row in rows]), 1)
+    rest = [row["time/step"] - row["time/idle"] - row["time/update"] - row["time/sync"] for _, _, row in rows]
+    costs = CostsConfig(
+        update=max(0.0, float(fixed)), update_token=max(0.0, float(slope)), position=0.0, draft_row=0.0, prefill=0.0,
+        weights=0.0, load=0.0, fetch=float(np.mean([row["time/sync"] for _, _, row in rows])),
+        step=max(0.0, float(np.mean(rest))),
+    )  # fmt: skip
+    return answers, decoding(jobs, answers, costs)
+
+
+def decoding(jobs: Mapping[str, Mapping[str, Any]], answers: AnswersConfig, costs: CostsConfig) -> CostsConfig:
+    """Seconds of cycles, rows, drafts and reports with which the fitted jobs' busy and step times come out."""
+    seen = {
+        name: (numbers(job["rows"]), np.mean([row["time/rollout"] for row in job["rows"]]))
+        for name, job in jobs.items()
+    }
+
+    def chosen(logs: NDArray[np.float64]) -> CostsConfig:
+        return replace(costs, **{name: float(value) for name, value in zip(FREE, np.exp(logs), strict=True)})
+
+    def misfit(logs: NDArray[np.float64]) -> float:
+        total = 0.0
+        for name, (compared, busy) in seen.items():
+            result = simulate(configured(name, FITTED[name], answers, chosen(logs)))
+            decoded = np.mean([row["time/rollout"] for row in result.rows[SKIP:]])
+            total += np.log(decoded / busy) ** 2 + np.log(result.step_seconds / compared["step seconds"]) ** 2
+        return float(total)
+
+    start = np.log([0.004, 0.0004, 0.001, 0.02])
+    found = minimize(misfit, start, method="Nelder-Mead", options={"maxfev": 200, "xatol": 1e-3, "fatol": 1e-6})
+    return chosen(found.x)
+
+
+def agrees(name: str, simulated: float, real: float) -> bool:
+    """One number of one job, by the rule above."""
+    if name == "step seconds":
+        return abs(simulated / real - 1) <= WITHIN
+    return abs(simulated - real) <= max(WITHIN * real, SHARE)
+
+
+def compared(jobs: Mapping[str, Mapping[str, Any]], answers: AnswersConfig, costs: CostsConfig) -> list[dict[str, Any]]:
+    """A row a job."""
+    table = []
+    for name, fleet in {**FITTED, **HELD_OUT}.items():
+        real = numbers(jobs[name]["rows"])
+        predicted = of(simulate(configured(name, fleet, answers, costs)))
+        row: dict[str, Any] = {"job": name, "used for constants": name in FITTED}
+        for number in NUMBERS:
+            row |= {number: real[number], f"{number}, simulated": predicted[number]}
+        row["misses"] = ", ".join(n for n in NUMBERS if not agrees(n, predicted[n], real[n]))
+        table.append(row)
+    return table
+
+
+def run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Six jobs, the constants, the comparison; ``folder`` keeps what was measured, which is not measured again."""
+    jobs: dict[str, Any] = {}
+    for name, fleet in tqdm({**FITTED, **HELD_OUT}.items(), desc="real jobs"):
+        place = folder / "simulate_jobs" / f"{name.replace(',', '').replace(' = ', '').replace(' ', '-').lower()}.json"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.exists():
+            place.write_text(json.dumps(measured(name, fleet)))
+        jobs[name] = json.loads(place.read_text())
+    answers, costs = fitted({name: jobs[name] for name in FITTED})
+    return compared(jobs, answers, costs), {"answers": answers, "costs": costs}
+
+
+def own_cost(most: int) -> list[dict[str, Any]]:
+    """Processor microseconds a trajectory of everything but waiting: fleets of all sizes, then one long job.
+
+    Prompts a step grow with the workers, as they do in real jobs; answers are short, since their length costs nothing
+    but the simulation itself.
+    """
+    answers = AnswersConfig(median=30.0, longest=160)
+    plans = [(workers, max(16, 8 * workers), 10_000) for workers in (1, 10, 100, 1000, 10_000)]
+    plans += [(100, 800, count) for count in (100_000, most)]
+    rows = []
+    for workers, groups, count in tqdm(plans, desc="loop"):
+        steps = max(3, count // (groups * 8))
+        fleet = FleetConfig(workers=workers, slots=64, groups_per_step=groups, group_size=8, steps=steps, skip=1)
+        found = simulate(SimulateConfig(fleet=fleet, answers=answers, split=False, sweep=False))
+        cost = 1e6 * found.own_seconds / found.trajectories
+        rows.append({"what": f"{found.trajectories} trajectories", "workers": workers, "steps": steps,
+                     "trajectories": found.trajectories, "us a trajectory": cost})  # fmt: skip
+    return rows

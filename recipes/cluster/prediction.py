@@ -1,0 +1,67 @@
+"""What the simulator says of a recipe, and the file that keeps it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bebop.simulation.costs import Costs, emitted
+from bebop.simulation.run import simulate
+from recipes.cluster.recipe import GIGABYTE, Recipe
+
+STORED = Path(__file__).parent / "predictions.json"
+WORD = "PREDICTIONS, not measured: roofline arithmetic and simulated engines. No recipe has run on a cluster."
+TOLD = (
+    "trajectories_per_second",
+    "tokens_per_second",
+    "step_seconds",
+    "trainer_idle",
+    "rollout_idle",
+    "staleness_mean",
+    "staleness_max",
+    "accept_length",
+)
+DIGITS = 4  # that are stored
+
+
+def predicted(recipe: Recipe) -> dict[str, float]:
+    """Numbers of the whole job, over the steps that count, and gigabytes on a GPU."""
+    found = simulate(recipe.simulation)
+    numbers = {name: float(getattr(found, name)) for name in TOLD}
+    numbers["speedup"] = speedup(recipe)
+    numbers["engine_gb"] = recipe.roofline.engine_bytes() / GIGABYTE
+    numbers["trainer_gb"] = recipe.roofline.trainer_bytes() / GIGABYTE
+    return {name: float(f"{value:.{DIGITS}g}") for name, value in numbers.items()}
+
+
+def speedup(recipe: Recipe) -> float:
+    """Tokens a second of a full engine with drafts, over those without."""
+    slots, answers = recipe.roofline.plan.slots, recipe.simulation.answers
+    with_drafts = Costs(recipe.roofline.costs(answers.draft_tokens), answers.draft_tokens).cycle(slots)
+    without = Costs(recipe.roofline.costs(0), 0).cycle(slots)
+    return emitted(answers)[0] * without / with_drafts
+
+
+def shown(recipe: Recipe, numbers: dict[str, float]) -> str:
+    """For readers."""
+    fleet, n = recipe.simulation.fleet, numbers
+    engines = f"{fleet.workers} engines of {fleet.gpus_per_worker} GPUs, {fleet.slots} rows each"
+    rows = {
+        "GPUs": f"{recipe.gpus} ({recipe.file.gpu}): {engines}; {fleet.trainer_gpus} of the trainer",
+        "answers a step": f"{fleet.groups_per_step} x {fleet.group_size}",
+        "trajectories/s": f"{n['trajectories_per_second']:.3g}",
+        "tokens/s": f"{n['tokens_per_second']:,.0f}",
+        "seconds a step": f"{n['step_seconds']:.3g}",
+        "trainer idle": f"{n['trainer_idle']:.0%}",
+        "engines idle": f"{n['rollout_idle']:.0%}",
+        "staleness": f"{n['staleness_mean']:.2f} updates in the mean, {n['staleness_max']:.0f} at most",
+        "accept length": f"{n['accept_length']:.2f} (from assumed rates)",
+        "drafts": f"{n['speedup']:.2f} times the tokens/s of plain decoding, all rows in use",
+        "memory": f"{n['engine_gb']:.0f} GB on a GPU of an engine, {n['trainer_gb']:.0f} GB on one of the trainer",
+    }
+    lines = [f"{WORD}\n", f"{recipe.name}: {recipe.file.about}\n"]
+    return "".join([*lines, *(f"  {name:16} {value}\n" for name, value in rows.items())])
+
+
+def table(rows: dict[str, Any]) -> str:
+    """``predictions.json``."""
+    return json.dumps({"kind": WORD, "recipes": rows}, indent=1) + "\n"

@@ -1,0 +1,177 @@
+"""A recipe: a YAML file that names GPUs, model and job, and is refused where they do not fit one another."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from bebop.compose import job_config
+from bebop.config import JobConfig
+from bebop.config_simulate import AnswersConfig, SimulateConfig
+from bebop.errors import UserError
+from bebop.parsing import at_least, check, check_settings, choice, from_dict, setting
+from recipes.cluster.roofline import GPUS, MODELS, Gpu, Lengths, Plan, Roofline
+
+FOLDER = Path(__file__).parent / "recipes"
+TrainerName = Literal["own", "verl"]
+# Of a simulation, what follows from the job and the roofline.
+DERIVED = {
+    "fleet": ("workers", "slots", "staleness", "groups_per_step", "group_size", "gpus_per_worker", "trainer_gpus"),
+    "answers": ("longest", "draft_tokens"),
+}
+GIGABYTE = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeFile:
+    """What stands in a recipe."""
+
+    about: str = setting("", "a line")
+    gpu: str = setting("h100", "a row of GPUS in roofline.py")
+    machines: int = setting(1, "with 8 GPUs each", at_least(1))
+    model: str = setting("mimo-7b", "a row of MODELS in roofline.py")
+    trainer: str = setting("own", "Bebop's, or verl's", choice(TrainerName))
+    group: str = setting("reasoning", "of verl's settings, for trainer: verl: recipes/verl/conf/bebop")
+    sequence_parallel: int = setting(1, "GPUs of the trainer that share one answer, for trainer: verl", at_least(1))
+    prompt_tokens: int = setting(2048, "tokens of the longest prompt", at_least(1))
+    job: tuple[str, ...] = setting((), "overrides of python -m bebop.run")
+    simulate: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        check(self.gpu in GPUS, "gpu", self.gpu, f"there are {', '.join(GPUS)}")
+        check(self.model in MODELS, "model", self.model, f"there are {', '.join(MODELS)}")
+        alone = self.trainer == "verl" or self.sequence_parallel == 1
+        check(alone, "sequence_parallel", self.sequence_parallel, "bebop's trainer does not split an answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A recipe that fits its GPUs."""
+
+    name: str
+    file: RecipeFile
+    job: JobConfig
+    roofline: Roofline
+    simulation: SimulateConfig
+
+    @property
+    def gpus(self) -> int:
+        """Of all machines."""
+        return self.file.machines * self.roofline.gpu.per_machine
+
+
+def names() -> list[str]:
+    """Of all recipes, smallest first."""
+    return sorted((file.stem for file in FOLDER.glob("*.yaml")), key=lambda name: (int(name.split("-")[0]), name))
+
+
+def load(name: str, folder: Path = FOLDER) -> Recipe:
+    """A recipe by its name; ``UserError`` if there is none, or if it is not possible."""
+    path = folder / f"{name}.yaml"
+    if "/" in name or not path.is_file():
+        raise UserError(f"{name!r} is no recipe; there are {', '.join(names())}")
+    try:
+        read = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe {name}: no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(read, dict):
+        raise UserError(f"recipe {name}: a mapping is wanted, not {read!r:.80}")
+    try:
+        return made(name, from_dict(RecipeFile, read))
+    except UserError as error:
+        raise UserError(f"recipe {name}: {error}") from None
+
+
+def made(name: str, file: RecipeFile) -> Recipe:
+    """With everything that follows from the file; ``UserError`` where something does not fit."""
+    given = any(override.startswith("model.path=") for override in file.job)
+    job = job_config([*file.job, *["model.path=tiny"] * (not given)])  # the folder is its user's
+    for section, keys in DERIVED.items():
+        for key in set(file.simulate.get(section) or ()) & set(keys):
+            raise UserError(f"simulate.{section}.{key} is not possible: it follows from job")
+    if "costs" in file.simulate:
+        raise UserError("simulate.costs is not possible: they follow from gpu, model and job")
+    answers = from_dict(AnswersConfig, {**file.simulate.get("answers", {}), **_answers(job)}, "simulate.answers.")
+    gpu = GPUS[file.gpu]
+    plan = _plan(file, job, gpu)
+    roofline = Roofline(gpu, MODELS[file.model], plan, Lengths.of(answers))
+    _check_counts(file, job, roofline)
+    _check_memory(roofline)
+    simulation = from_dict(
+        SimulateConfig,
+        {
+            **file.simulate,
+            "fleet": {**file.simulate.get("fleet", {}), **_fleet(job)},
+            "answers": asdict(answers),
+            "costs": asdict(roofline.costs(job.decoding.draft_tokens)),
+        },
+        "simulate.",
+    )
+    return Recipe(name, file, job, roofline, simulation)
+
+
+def _answers(job: JobConfig) -> dict[str, Any]:
+    return {"longest": job.rollout.sampling.max_new_tokens, "draft_tokens": job.decoding.draft_tokens}
+
+
+def _fleet(job: JobConfig) -> dict[str, Any]:
+    rollout, trainer = job.rollout, job.trainer
+    return {
+        "workers": rollout.workers,
+        "slots": rollout.slots,
+        "staleness": rollout.staleness,
+        "groups_per_step": trainer.groups_per_step,
+        "group_size": trainer.group_size,
+        "gpus_per_worker": rollout.sglang.tensor_parallel,
+        "trainer_gpus": trainer.ranks,
+    }
+
+
+def _plan(file: RecipeFile, job: JobConfig, gpu: Gpu) -> Plan:
+    own = file.trainer == "own"
+    longest = job.rollout.max_length
+    return Plan(
+        tensor_parallel=job.rollout.sglang.tensor_parallel,
+        slots=job.rollout.slots,
+        trainer_gpus=job.trainer.ranks,
+        sequence_parallel=file.sequence_parallel,
+        recompute=not own,
+        micro_batch=max(job.trainer.max_tokens, longest) if own else longest,
+        by_network=not own,
+        one_machine=file.machines == 1,
+    )
+
+
+def _check_counts(file: RecipeFile, job: JobConfig, roofline: Roofline) -> None:
+    """GPUs are all there, and each part lies where it can."""
+    gpu, plan = roofline.gpu, roofline.plan
+    have = file.machines * gpu.per_machine
+    wanted = job.rollout.workers * plan.tensor_parallel + plan.trainer_gpus
+    if wanted != have:
+        raise UserError(f"engines and trainer take {wanted} GPUs, the machines have {have}")
+    if plan.tensor_parallel > gpu.per_machine:
+        name = "rollout.sglang.tensor_parallel"
+        raise UserError(f"{name}={plan.tensor_parallel} is not possible: a machine has {gpu.per_machine} GPUs")
+    if file.trainer == "own" and plan.trainer_gpus > gpu.per_machine:
+        raise UserError(
+            f"trainer.ranks={plan.trainer_gpus} is not possible: ranks of bebop's own trainer lie on one machine, "
+            f"which has {gpu.per_machine} GPUs; use trainer: verl"
+        )
+    if file.trainer == "verl" and file.machines > 1 and plan.trainer_gpus % gpu.per_machine:
+        raise UserError(f"trainer.ranks={plan.trainer_gpus} is not possible: verl's trainer takes whole machines")
+    if plan.trainer_gpus % plan.sequence_parallel:
+        raise UserError(f"sequence_parallel={plan.sequence_parallel} is not possible: it must divide trainer.ranks")
+    room = job.rollout.max_length - job.rollout.sampling.max_new_tokens
+    if room < file.prompt_tokens:
+        raise UserError(f"rollout.max_length leaves {room} tokens for a prompt; prompt_tokens={file.prompt_tokens}")
+
+
+def _check_memory(roofline: Roofline) -> None:
+    """Engine and trainer fit their GPUs."""
+    room = roofline.gpu.memory * roofline.gpu.usable
+    for part, wanted in (("an engine", roofline.engine_bytes()), ("the trainer", roofline.trainer_bytes())):
+        if wanted > room:
+            words = f"{wanted / GIGABYTE:.0f} GB on each of its GPUs, which have {room / GIGABYTE:.0f} GB to give"
+            raise UserError(f"{part} takes {words}")

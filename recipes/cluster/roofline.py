@@ -1,0 +1,245 @@
+"""Seconds and bytes of a job from what its GPUs and its model are: arithmetic, nothing measured.
+
+A pass takes as long as the slower of its products and its traffic to memory (Williams, Waterman and Patterson, 2009,
+"Roofline"); what tensor parallelism sends comes on top. The simulator's costs are straight lines in the number of rows:
+here the chord from one row to all slots, which a convex roofline lies below.
+"""
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from bebop.config_simulate import AnswersConfig, CostsConfig
+
+GIGABYTE = 1e9
+BF16 = 2  # bytes
+OPTIMIZER = (
+    16  # bytes a parameter: weight, gradient and both moments of Adam in fp32, as trainer/ and verl's FSDP2 keep
+)
+# Kept for the backward pass, a token and layer, in units of the hidden size: 34 bytes with attention that keeps no
+# scores (Korthikanti et al., 2022, "Reducing Activation Recomputation", section 4); 2 where layers are computed again.
+KEPT, KEPT_INPUTS = 34, 2
+QUANTILES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU and its links; peaks from its data sheet, shares of them assumed."""
+
+    flops: float  # a second, bf16, dense
+    bandwidth: float  # bytes a second, of its memory
+    memory: float  # bytes
+    nvlink: float  # bytes a second, each way, within a machine
+    network: float  # bytes a second, each way, between machines
+    host: float  # bytes a second from its memory to the machine's
+    per_machine: int = 8
+    # Assumed, not measured:
+    mfu: float = 0.35  # of the peak, in training
+    products: float = 0.5  # of the peak, in decoding and prefills
+    traffic: float = 0.8  # of the memory's bandwidth
+    sent: float = 0.5  # of a link's bandwidth
+    latency: float = 1e-5  # seconds of one all-reduce within a machine
+    launch: float = 5e-4  # seconds between two passes: scheduler, sampling
+    object_store: float = 2e9  # bytes a second through Ray's object store, from machine to machine
+    usable: float = 0.9  # of the memory
+
+
+# NVIDIA, "H100 Tensor Core GPU" data sheet, SXM: 1,979 TFLOP/s bf16 with sparsity, half of it dense; 3.35 TB/s; 80 GB;
+# NVLink 900 GB/s both ways together; PCIe Gen5 128 GB/s both ways together. One 400 Gb/s InfiniBand port a GPU (DGX
+# H100).
+GPUS = {
+    "h100": Gpu(flops=989e12, bandwidth=3.35e12, memory=80e9, nvlink=450e9, network=50e9, host=64e9),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A dense decoder with grouped-query attention, a gated MLP, and an MTP head of one layer."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+
+    @property
+    def layer(self) -> float:
+        """Parameters of a layer; norms and biases, some thousands, are left out."""
+        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        return attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def output(self) -> float:
+        """Parameters of the output matrix; the embedding has as many."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> float:
+        """Of the policy."""
+        return self.layers * self.layer + 2 * self.output
+
+    @property
+    def head(self) -> float:
+        """Parameters of the MTP head: a layer, and the projection of state and embedding."""
+        return self.layer + 2 * self.hidden**2
+
+    @property
+    def multiplied(self) -> float:
+        """Parameters that a token is multiplied with: all but the embedding."""
+        return self.parameters - self.output
+
+    @property
+    def kv_bytes(self) -> float:
+        """Of keys and values of a token in one layer, bf16."""
+        return 2 * self.kv_heads * self.head_dim * BF16
+
+    @property
+    def attended(self) -> float:
+        """FLOPs in one layer of one position that attends to one other: score and value."""
+        return 4 * self.heads * self.head_dim
+
+
+# Shapes from the config.json of XiaomiMiMo/MiMo-7B-RL (7.8 B parameters with its head) and Qwen/Qwen2.5-72B (72.7 B).
+MODELS = {
+    "mimo-7b": Model(layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128, intermediate=11008, vocabulary=151680),
+    "qwen2.5-72b": Model(
+        layers=80, hidden=8192, heads=64, kv_heads=8, head_dim=128, intermediate=29568, vocabulary=152064
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Of answers, in tokens: moments of the log-normal that the simulator draws from, cut at the longest."""
+
+    mean: float
+    weighted: float  # length of the answer that a token belongs to, over tokens: E L^2 / E L
+    prompt: float
+    longest: int  # prompt and answer
+
+    @classmethod
+    def of(cls, answers: AnswersConfig) -> "Lengths":
+        """By quantiles."""
+        normal = NormalDist(float(np.log(answers.median)), max(answers.sigma, 1e-9))
+        logs = [normal.inv_cdf((i + 0.5) / QUANTILES) for i in range(QUANTILES)]
+        drawn = np.minimum(np.exp(logs), answers.longest)
+        mean = float(drawn.mean())
+        weighted = float((drawn**2).mean()) / mean
+        return cls(mean=mean, weighted=weighted, prompt=answers.prompt, longest=int(answers.prompt) + answers.longest)
+
+    @property
+    def context(self) -> float:
+        """Tokens before the position that a running row decodes, over time: a long answer runs for longer."""
+        return self.prompt + self.weighted / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a job uses its GPUs."""
+
+    tensor_parallel: int  # GPUs of one engine
+    slots: int  # rows of one engine
+    trainer_gpus: int
+    sequence_parallel: int  # GPUs of the trainer that share one answer
+    recompute: bool  # whether the trainer computes layers again in the backward pass
+    micro_batch: int  # tokens that one group of sequence_parallel GPUs trains on at a time
+    by_network: bool  # whether weights go from GPU to GPU, or through Ray's object store
+    one_machine: bool  # whether trainer and engines share a machine
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Seconds of a job's parts."""
+
+    gpu: Gpu
+    model: Model
+    plan: Plan
+    lengths: Lengths
+
+    def passes(self, rows: int, positions: int, layers: int, weights: float) -> float:
+        """Seconds of a pass over ``rows`` times ``positions`` tokens; ``weights``: parameters that are read."""
+        gpu, model, ranks = self.gpu, self.model, self.plan.tensor_parallel
+        tokens, context = rows * positions, self.lengths.context
+        products = 2 * weights * tokens + layers * model.attended * context * tokens
+        traffic = BF16 * weights + layers * model.kv_bytes * context * rows
+        worked = products / (ranks * gpu.flops * gpu.products)
+        moved = traffic / (ranks * gpu.bandwidth * gpu.traffic)
+        sent = 0.0
+        if ranks > 1:  # two all-reduces a layer, of 2 (t - 1) / t times the states of all tokens
+            states = tokens * model.hidden * BF16 * 2 * (ranks - 1) / ranks
+            sent = 2 * layers * (gpu.latency + states / (gpu.nvlink * gpu.sent))
+        return max(worked, moved) + sent
+
+    def target(self, rows: int, positions: int) -> float:
+        """Of a pass of the policy that verifies ``positions - 1`` drafts of each row."""
+        return self.gpu.launch + self.passes(rows, positions, self.model.layers, self.model.multiplied)
+
+    def draft(self, rows: int) -> float:
+        """Of a step of the head, with the output matrix."""
+        return self.passes(rows, 1, 1, self.model.head + self.model.output)
+
+    def prefill(self) -> float:
+        """Of one prompt; a prefix that a group shares is counted for each of its answers."""
+        ranks, prompt = self.plan.tensor_parallel, self.lengths.prompt
+        products = 2 * self.model.multiplied * prompt + self.model.layers * self.model.attended * prompt**2 / 2
+        return products / (ranks * self.gpu.flops * self.gpu.products)
+
+    def update_token(self) -> float:
+        """Of training on one token, with all GPUs of the trainer: forward, and backward at twice its price."""
+        length = self.lengths.prompt + self.lengths.weighted
+        forward = 2 * self.model.multiplied + self.model.layers * self.model.attended * length / 2
+        return forward * (4 if self.plan.recompute else 3) / (self.plan.trainer_gpus * self.gpu.flops * self.gpu.mfu)
+
+    def update(self) -> float:
+        """Of the optimizer's own work: it reads and writes what it keeps."""
+        kept = OPTIMIZER * self.model.parameters / self.plan.trainer_gpus
+        return 2 * kept / (self.gpu.bandwidth * self.gpu.traffic)
+
+    def weights(self) -> tuple[float, float, float]:
+        """Bytes a second into one engine; seconds until they are together; seconds to take them in."""
+        gpu, size, ranks = self.gpu, BF16 * self.model.parameters, self.plan.tensor_parallel
+        if self.plan.by_network:  # each GPU of the engine has a port of its own
+            together = size / (gpu.network * gpu.sent)
+            return ranks * gpu.network * gpu.sent, together, size / (ranks * gpu.bandwidth * gpu.traffic)
+        through = gpu.host * gpu.sent if self.plan.one_machine else gpu.object_store
+        return through, size / (gpu.host * gpu.sent), size / (gpu.host * gpu.sent)
+
+    def costs(self, drafts: int) -> CostsConfig:
+        """What the simulator takes; ``drafts``: K."""
+        slots, further = self.plan.slots, max(1, self.plan.slots - 1)
+        one, full, verified = self.target(1, 1), self.target(slots, 1), self.target(slots, drafts + 1)
+        bandwidth, fetch, load = self.weights()
+        return CostsConfig(
+            cycle=one,
+            row=(full - one) / further,
+            position=(verified - full) / (max(1, drafts) * slots),
+            draft=self.draft(1),
+            draft_row=(self.draft(slots) - self.draft(1)) / further,
+            prefill=self.prefill(),
+            update=self.update(),
+            update_token=self.update_token(),
+            weights=BF16 * self.model.parameters / GIGABYTE,
+            bandwidth=bandwidth / GIGABYTE,
+            fetch=fetch,
+            load=load,
+        )
+
+    # ---- memory, in bytes of one GPU
+
+    def engine_bytes(self) -> float:
+        """Weights, head, and keys and values: of all slots at the context that rows have on average, or one longest."""
+        model, ranks = self.model, self.plan.tensor_parallel
+        tokens = max(self.plan.slots * self.lengths.context, self.lengths.longest)
+        cached = (model.layers + 1) * model.kv_bytes * tokens
+        return (BF16 * (model.parameters + model.head) + cached) / ranks
+
+    def trainer_bytes(self) -> float:
+        """Optimizer, two layers gathered in bf16 and their gradients, and what the backward pass needs."""
+        model, plan = self.model, self.plan
+        tokens = plan.micro_batch / plan.sequence_parallel
+        gathered = 4 * BF16 * max(model.layer, model.output)
+        layers = KEPT_INPUTS * model.layers + KEPT if plan.recompute else KEPT * model.layers
+        return OPTIMIZER * model.parameters / plan.trainer_gpus + gathered + layers * model.hidden * tokens

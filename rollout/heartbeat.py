@@ -1,0 +1,103 @@
+"""Whether a server that owes an answer is still there, though an answer may take as long as it likes.
+
+Beside open requests it is asked something that whoever decodes replies to between two steps. A control call (new
+weights, say) keeps it from that, and has a deadline of its own.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from bebop.hangs import FACTOR, FIRST, TICK, AwakeClock, Deadline, within
+from bebop.rollout.engine import EngineDied
+
+T = TypeVar("T")
+PATIENCE = 0.75  # of ``runtime.hang_after``: an engine is given up before its worker is
+RECENT = 16  # replies that a limit follows from: kernels that were compiled once are forgotten
+QUICK = ("server_info", "model_info", "update_weight_version", "end_weight_update", "abort_request",
+         "continue_generation")  # have nothing to wait for  # fmt: skip
+
+
+class Heartbeat:
+    """Asks one server, from ``start`` to ``close``."""
+
+    def __init__(self, name: str, ask: Callable[[], Awaitable[object]], hang_after: float) -> None:
+        """``ask``: the question; a reply that raises is none. ``hang_after``: seconds, see ``runtime.hang_after``."""
+        self.name, self.ask, self.floor = name, ask, PATIENCE * hang_after
+        self.why: str | None = None  # it counts as dead
+        self._seconds: deque[float] = deque(maxlen=RECENT)  # that replies took
+        self._deadline = Deadline(self.floor)
+        self._owed = self._controls = 0
+        self._warm = False  # whether an answer has come
+        self._beat: asyncio.Task[str] | None = None
+
+    def start(self) -> None:
+        """Begin, or begin again."""
+        self.close()
+        self.why, self._warm = None, False
+        self._beat = asyncio.create_task(self._watch())
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = None
+
+    async def answer(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await an answer for as long as the server is there; ``EngineDied``."""
+        assert self._beat is not None, "not started"
+        beat, answer = self._beat, asyncio.ensure_future(work)
+        self._owed += 1
+        try:
+            await asyncio.wait([answer, beat], return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise EngineDied(beat.result())
+            reply = answer.result()
+            self._warm = True
+            return reply
+        finally:
+            self._owed -= 1
+            answer.cancel()
+
+    async def control(self, name: str, work: Coroutine[Any, Any, T]) -> T:
+        """Await a control call; ``EngineDied`` if it takes much longer than such calls did."""
+        limit, clock = self.floor if name in QUICK else self._deadline.limit(name), AwakeClock()
+        self._controls += 1
+        try:
+            reply = await within(work, limit, clock)
+        except TimeoutError:
+            raise EngineDied(f"{self.name} did not reply to {name} for {limit:.0f} s") from None
+        finally:
+            self._controls -= 1
+        self._deadline.took(name, clock.read())
+        return reply
+
+    async def _watch(self) -> str:
+        """Ask and ask again, until a question stays open for too long: why the server counts as dead."""
+        while True:
+            await asyncio.sleep(self.floor / 5)
+            silent, clock, asked = 0.0, AwakeClock(), asyncio.ensure_future(self._reply())
+            try:
+                while not asked.done():
+                    await asyncio.wait([asked], timeout=min(TICK, self.floor / 5))
+                    passed = clock.tick()
+                    silent += passed if self._owed and not self._controls else 0.0
+                    if silent > self._limit():
+                        self.why = f"{self.name} is silent for {silent:.0f} s, with {self._owed} answers open"
+                        return self.why
+            finally:
+                asked.cancel()
+            self._seconds.append(silent)
+
+    async def _reply(self) -> None:
+        """Ask until there is a reply."""
+        while True:
+            with suppress(Exception):  # refused, cut off, busy: whatever it was, it is no reply
+                await self.ask()
+                return
+            await asyncio.sleep(TICK)
+
+    def _limit(self) -> float:
+        return max(self.floor, FACTOR * max(self._seconds, default=0.0), 0.0 if self._warm else FIRST)

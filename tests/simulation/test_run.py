@@ -1,0 +1,126 @@
+"""The real loop in virtual time: its invariants, known times, and what the command says."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bebop import simulate as command
+from bebop.compose import simulate_config
+from bebop.config_simulate import AnswersConfig, SimulateConfig
+from bebop.parsing import from_dict
+from bebop.simulation.costs import Costs, cycles, emitted
+from bebop.simulation.run import simulate
+from bebop.simulation.search import best_splits, speculation
+from tests.commands import error_of
+
+FREE = dict.fromkeys(
+    ("position", "draft", "draft_row", "prefill", "update_token", "weights", "fetch", "load", "report", "step"), 0.0
+)
+
+
+def config(
+    costs: dict[str, float] | None = None, answers: dict[str, Any] | None = None, **fleet: int
+) -> SimulateConfig:
+    sections: dict[str, Any] = {"fleet": {"steps": 8, "groups_per_step": 4, "group_size": 4, "slots": 8, **fleet}}
+    sections |= {"costs": costs or {}, "answers": answers or {}}
+    return from_dict(SimulateConfig, sections)
+
+
+def test_constant_lengths_take_the_time_that_arithmetic_says() -> None:
+    """16 answers of 10 tokens on 2 workers of 8 slots, one cycle a token and row-free: 10 cycles, then the update."""
+    costs = {**FREE, "cycle": 0.5, "row": 0.0, "update": 3.0}
+    found = simulate(config(costs, {"lengths": [10], "draft_tokens": 0}, workers=2, staleness=0))
+    assert found.step_seconds == pytest.approx(10 * 0.5 + 3.0, abs=1e-6)
+    assert found.trainer_idle == pytest.approx(5 / 8, abs=1e-6) and found.rollout_idle == pytest.approx(3 / 8, abs=1e-6)
+    # With one update of slack the longer of both sides is all that counts.
+    both = simulate(config(costs, {"lengths": [10], "draft_tokens": 0}, workers=2, staleness=1))
+    assert both.step_seconds == pytest.approx(5.0, abs=1e-6) and both.rollout_idle == pytest.approx(0, abs=1e-6)
+    assert both.staleness_max == 1 and found.staleness_max == 0
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_the_loop_keeps_its_bound_and_trains_everything(staleness: int) -> None:
+    found = simulate(config(answers={"sigma": 1.0}, workers=3, staleness=staleness))
+    assert len(found.rows) == 8 and found.staleness_max <= staleness
+    assert [row["version"] for row in found.rows] == list(range(1, 9))
+    assert found.rows[-1]["samples/trained"] == 8 * 16 == found.trajectories
+    assert found.seconds == pytest.approx(sum(row["time/step"] for row in found.rows), rel=0.05)
+
+
+def test_the_same_seed_gives_the_same_job_and_another_another() -> None:
+    one, same, other = (simulate(replace(config(workers=2), seed=seed)) for seed in (0, 0, 1))
+    assert one.rows == same.rows and one.rows != other.rows
+
+
+def test_cycles_have_the_mean_that_acceptance_rates_give() -> None:
+    answers, rng = AnswersConfig(accept_rates=(0.7, 0.5), draft_tokens=2), np.random.default_rng(0)
+    mean, variance = emitted(answers)
+    assert mean == pytest.approx(1 + 0.7 + 0.35)
+    drawn = np.array([cycles(1000, answers, rng) for _ in range(400)])
+    off = (drawn.mean() - 1000 / mean) / (drawn.std() / 20)
+    assert abs(off) < 4, "1000 tokens take that many cycles; one more for the last, cut one"
+    assert drawn.std() == pytest.approx(np.sqrt(variance * 1000 / mean**3), rel=0.15)
+    assert cycles(7, replace(answers, draft_tokens=0), rng) == 7
+
+
+def test_grain_changes_the_memory_and_hardly_the_answer() -> None:
+    fine = config(answers={"median": 2000.0, "longest": 4000, "sigma": 0.5}, workers=2, steps=25)
+    coarse = replace(fine, grain=20)
+    a, b = simulate(fine), simulate(coarse)
+    assert b.step_seconds == pytest.approx(a.step_seconds, rel=0.05)
+    assert b.tokens_per_second == pytest.approx(a.tokens_per_second, rel=0.05)
+
+
+def test_a_slow_worker_slows_a_static_fleet() -> None:
+    even, uneven = simulate(config(workers=2, staleness=0)), simulate(config(workers=2, staleness=0), speeds=[0.5])
+    assert uneven.step_seconds > 1.2 * even.step_seconds
+
+
+def test_speculation_pays_where_arithmetic_says() -> None:
+    one = config(answers={"accept_rates": [1.0, 0.0, 0.0]}, costs={**FREE, "cycle": 1.0, "row": 0.0, "draft": 0.5})
+    gains = {(s.draft_tokens, s.batch): s.gain for s in speculation(one)}
+    assert gains[0, 1] == 1.0 and gains[1, 8] == pytest.approx(2 / 1.5) and gains[2, 8] == pytest.approx(2 / 2)
+    assert Costs.of(one).cycle(1) == pytest.approx(1.0 + 3 * 0.5)
+
+
+def test_the_best_split_balances_both_sides() -> None:
+    """Updates cost as much as decoding: with 16 GPUs neither side should have nearly all of them."""
+    one = config({**FREE, "update": 0.0, "update_token": 0.01}, workers=8, groups_per_step=16, staleness=1)
+    wide = replace(one, fleet=replace(one.fleet, trainer_gpus=8))
+    found = best_splits(wide)
+    assert {s.trainer_gpus + s.workers for s in found} == {16}
+    best = max(found, key=lambda s: s.result.trajectories_per_second)
+    worst = min(found, key=lambda s: s.result.trajectories_per_second)
+    assert 2 <= best.trainer_gpus and worst.trainer_gpus in (1, 15)
+
+
+def test_the_command_prints_and_writes_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["fleet.steps=5", "fleet.groups_per_step=4", "fleet.group_size=2", f"dir={tmp_path / 'out'}"]
+    assert command.main(small) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Predicted by python -m bebop.simulate, not measured.") and "best split" in said
+    content = json.loads((tmp_path / "out" / "simulation.json").read_text())
+    assert content["predicted"] is True and len(content["result"]["rows"]) == 5
+    page = (tmp_path / "out" / "simulation.html").read_text()
+    assert "not measured" in page and "How to share the GPUs" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("fleet.workers=0", "fleet.workers=0"), ("answers.draft_tokens=9", "answers.draft_tokens=9"),
+        ("fleet.steps=2", "fleet.skip=3"), ("costs.cycle=nan", "costs.cycle=nan"), ("fleet.nope=1", "fleet.nope"),
+        ("answers.accept_rates=[2]", "answers.accept_rates"), ("--nope", "--nope"), ("--help nope", "nope"),
+        ("answers.lengths=[0]", "answers.lengths"), ("costs.bandwidth=0", "costs.bandwidth=0"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(arguments: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert named in error_of(command.main, arguments.split(), capsys)
+
+
+def test_the_file_in_conf_has_the_defaults_of_the_dataclasses() -> None:
+    assert simulate_config([]) == SimulateConfig()

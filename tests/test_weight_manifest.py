@@ -1,0 +1,129 @@
+"""Weights that change on their way are noticed, named, refused, and sent again."""
+
+import asyncio
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bebop.errors import UserError
+from bebop.protocols import DamagedWeights
+from bebop.weight_manifest import BLOCK, Shipment, checksum, opened, shipment
+from tests.fakes import FakeWorker, go, in_order, job, make
+from tests.rollout.test_worker import exact, worker
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int8]
+
+
+def weights() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    big = torch.randn(3 * BLOCK, generator=generator)
+    return {"a": big, "b": torch.randn(5, 7, generator=generator).bfloat16(), "empty": torch.zeros(0), "one": big[0]}
+
+
+def test_what_arrives_whole_is_taken() -> None:
+    sent = shipment(weights())
+    assert opened(sent) is sent.weights
+    assert opened(shipment({})) == {}
+
+
+def damaged(change: str) -> Shipment:
+    sent = shipment(weights())
+    there = {name: tensor.clone() for name, tensor in sent.weights.items()}
+    a, b = there["a"], there["b"]
+    if change == "cut short":
+        there["a"] = a[:-1]
+    elif change == "lost":
+        del there["b"]
+    elif change == "foreign":
+        there["c"] = b
+    elif change == "another dtype":
+        there["b"] = b.half()
+    elif change == "turned":
+        there["b"] = b.T
+    elif change == "a bit":
+        b.view(torch.int16)[4, 6] ^= 1
+    elif change == "nulls":
+        a[BLOCK : BLOCK + 16] = 0
+    elif change == "blocks swapped":
+        there["a"] = torch.cat([a[2 * BLOCK :], a[: 2 * BLOCK]])
+    return dataclasses.replace(sent, weights=there)
+
+
+CHANGES = {
+    "cut short": r"a: torch.float32 \[12287\] instead of torch.float32 \[12288\]",
+    "lost": "b is missing",
+    "foreign": "c was never sent",
+    "another dtype": "b: torch.float16",
+    "turned": r"b: torch.bfloat16 \[7, 5\]",
+    "a bit": "b: contents differ",
+    "nulls": "a: contents differ",
+    "blocks swapped": "a: contents differ",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_damage_is_noticed_and_named(change: str) -> None:
+    with pytest.raises(DamagedWeights, match=CHANGES[change]):
+        opened(damaged(change))
+
+
+@given(st.integers(0, 3 * BLOCK), st.sampled_from(DTYPES), st.data())
+def test_every_bit_counts(size: int, dtype: torch.dtype, data: st.DataObject) -> None:
+    tensor = torch.arange(size).to(dtype)
+    before, same = checksum(tensor), checksum(tensor.clone())
+    assert before == same
+    if size:
+        raw = tensor.view(torch.uint8)
+        place, bit = data.draw(st.integers(0, raw.numel() - 1)), data.draw(st.integers(0, 7))
+        raw[place] ^= 1 << bit
+        assert checksum(tensor) != before
+
+
+def test_a_worker_refuses_damaged_weights_and_keeps_its_own() -> None:
+    one, other = worker(), exact(seed=5)
+    sent = shipment({name: tensor.detach().clone() for name, tensor in other.weights().items()})
+    name = next(iter(sent.weights))
+    bad = dataclasses.replace(sent, weights={**sent.weights, name: sent.weights[name] * 2})
+    with pytest.raises(DamagedWeights, match=f"{name}: contents differ"):
+        one.set_weights(bad, 3)
+    one.turn()
+    assert one.engine.version == 0
+    one.set_weights(sent, 3)
+    one.turn()
+    assert one.engine.version == 3
+
+
+@dataclass(kw_only=True)
+class Refusing(FakeWorker):
+    """The first ``bad`` weights of each version arrive damaged."""
+
+    bad: int = 1
+    tries: int = 0
+
+    async def set_weights(self, weights: Any, version: int) -> None:
+        self.tries += 1
+        if self.tries % (self.bad + 1):
+            await asyncio.sleep(0)
+            raise DamagedWeights("w: contents differ")
+        await super().set_weights(weights, version)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_damaged_weights_are_sent_again_before_any_prompt_of_their_version(staleness: int) -> None:
+    one, other = Refusing(bad=2), FakeWorker()
+    loop, trainer, _ = make(job(steps=4, staleness=staleness), one, other)
+    assert go(loop) and trainer.batches == in_order(4)
+    assert loop.pool.restarts == 0 and max(trainer.lags) <= staleness
+    assert all(version >= 0 for version, _ in one.submitted)
+
+
+def test_a_worker_that_weights_never_reach_is_replaced_and_not_for_ever() -> None:
+    loop, _, _ = make(job(steps=4, max_restarts=2), Refusing(bad=10**6))
+    with pytest.raises(UserError, match="weights of version 0 arrived 3 times damaged: w: contents differ"):
+        go(loop)
