@@ -14,7 +14,7 @@ import pytest
 from tests.bad_input.case import Case
 from tests.bad_input.running import faults, run_case
 from tests.bad_input.tables import CASES
-from tests.bad_input.world import world
+from tests.bad_input.world import World, world
 from tests.commands import on_disk
 
 QUICK = 10  # one in so many belongs to the quick tests
@@ -22,16 +22,16 @@ TABLE = [pytest.param(case, id=case.id, marks=[pytest.mark.slow] if i % QUICK el
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What stands for the words in braces; the working folder is there."""
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """The working folder, and what is wrong in it."""
     with world(tmp_path_factory.mktemp("bad") / "here") as filled:
         yield filled
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_a_mistake_is_one_line_and_nothing_is_written(case: Case, words: dict[str, str], tmp_path: Path) -> None:
-    filled = case.filled(words)
-    assert faults(run_case(filled, Path(words["here"]), tmp_path), filled.names) == []
+def test_a_mistake_is_one_line_and_nothing_is_written(case: Case, here: World, tmp_path: Path) -> None:
+    filled = case.filled(here.put)
+    assert faults(run_case(filled, here.folder, tmp_path), filled.names) == []
 
 
 @pytest.mark.slow

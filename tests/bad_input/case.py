@@ -1,6 +1,6 @@
 """One bad input: a command, what it is given, and what its one line must name."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Given = str | tuple[str, ...]  # a text is split at blanks
@@ -9,7 +9,7 @@ Table = Mapping[str, Sequence[tuple[Given, str] | tuple[Given, str, Mapping[str,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Braces in arguments, names and environment are filled in: ``{here}`` is the working folder, see ``world``."""
+    """Braces in arguments, names and environment are filled in: ``{here}`` is the working folder, see ``World.put``."""
 
     command: str
     kind: str  # what is wrong: grammar, types, numbers, checkpoints, ...
@@ -29,14 +29,8 @@ class Case:
         """What makes two cases one."""
         return (self.command, self.arguments, *sorted(self.environment.items()))
 
-    def filled(self, values: Mapping[str, str]) -> "Case":
-        """With the words in braces put in."""
-
-        def put(text: str) -> str:
-            for name, value in values.items():
-                text = text.replace("{" + name + "}", value)
-            return text
-
+    def filled(self, put: Callable[[str], str]) -> "Case":
+        """With what stands in braces put in."""
         return Case(
             command=self.command, kind=self.kind, arguments=tuple(map(put, self.arguments)), names=put(self.names),
             environment={name: put(value) for name, value in self.environment.items()},

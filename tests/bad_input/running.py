@@ -1,5 +1,6 @@
 """A bad input given to the real command in this process, and what is wrong with how the command took it."""
 
+import contextlib
 import io
 import logging
 import os
@@ -14,12 +15,17 @@ from pathlib import Path
 from typing import NoReturn
 from unittest.mock import patch
 
-from bebop import adapt, run
+from bebop import adapt, catalogue, convert, export, run, settings, simulate
 from bebop.bench import __main__ as bench
 from bebop.certify import __main__ as certify
 from bebop.command import run_main
 from bebop.dashboards import __main__ as dashboards
+from bebop.megatron_job import adapt as megatron_adapt
+from bebop.megatron_job import convert as megatron_convert
 from bebop.report import __main__ as report
+from bebop.view import __main__ as view
+from recipes import docs
+from recipes.cluster import __main__ as cluster
 from recipes.reproduce import __main__ as reproduce
 from recipes.tiny import __main__ as tiny
 from tests.bad_input.case import Case
@@ -29,7 +35,15 @@ Main = Callable[..., int | None]
 COMMANDS: dict[str, Main] = {
     "run": run.main, "adapt": adapt.main, "bench": bench.main, "report": report.main,
     "dashboards": dashboards.main, "reproduce": reproduce.main, "tiny": tiny.main, "certify": certify.main,
+    "view": view.main, "export": export.main, "settings": settings.main, "catalogue": catalogue.main,
+    "simulate": simulate.main, "convert": convert.main, "cluster": cluster.main, "docs": docs.main,
+    "megatron_job.adapt": megatron_adapt.main, "megatron_job.convert": megatron_convert.main,
 }  # fmt: skip
+# Where a command has refused all that it refuses, and begins with work of minutes.
+WORK = (
+    "bebop.runtime.run_job", "bebop.adapt.begin", "bebop.simulate._simulated", "bebop.view.__main__._serve",
+    "bebop.megatron_job.adapt.begin", "bebop.certify.__main__.write_down", "recipes.docs.draw",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +95,9 @@ def run_case(case: Case, world: Path, temp: Path) -> Outcome:
     """A filled-in case in its working folder, with a folder of its own for temporary files."""
     was = os.getcwd()
     places = patch.dict(os.environ, {"TMPDIR": str(temp), **case.environment})
-    with places, patch.object(tempfile, "tempdir", None), patch("bebop.runtime.run_job", _taken):
+    with contextlib.ExitStack() as stack:
+        for place in (places, patch.object(tempfile, "tempdir", None), *(patch(begun, _taken) for begun in WORK)):
+            stack.enter_context(place)
         os.chdir(world)
         try:
             return outcome(COMMANDS[case.command], case.arguments, (world, temp))

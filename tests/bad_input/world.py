@@ -1,13 +1,17 @@
-"""A working folder with files, models and runs that are wrong, each in its way."""
+"""A working folder with files, models and runs that are wrong, each in its way; most are made once they are asked for."""
 
 import json
+import os
+import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from bebop.model.checkpoint import resolve
+from tests.bad_input.damage import CONFIGS, LOGS, METRICS, RESUMED, ROWS, RUN_FILES, TEXTS, WEIGHTS
 
 FILES = {
     "rows.txt": "text\n",
@@ -17,12 +21,39 @@ FILES = {
     "torn.parquet": "PAR1",
     "reward.py": "def f(text, item):\n    return 0.0\n",
     "raises.py": "raise RuntimeError('no')\n",
+    "syntax.py": "def f(:\n",
+    "exits.py": "raise SystemExit(3)\n",
+    "number.py": "f = 7\n",
 }
+STEP = '{"step": 1, "reward/mean": 0.5}\n'
+DAMAGED = re.compile(r"\{(rows|log|metrics|run|resumed|model):([\w-]+)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The working folder, and the words that stand in braces in the tables."""
+
+    folder: Path
+    words: Mapping[str, str]
+
+    def put(self, text: str) -> str:
+        """``text`` with the words put in: ``{here}``, ``{port}``, ``{tiny}``, and ``{model:NAME}`` for what is made."""
+        for name, value in self.words.items():
+            text = text.replace("{" + name + "}", value)
+        return DAMAGED.sub(lambda found: self.made(found[1], found[2]), text)
+
+    def made(self, kind: str, name: str) -> str:
+        """The path in the working folder of something of ``tests.bad_input.damage``."""
+        path = self.folder / f"{kind}-{name}"
+        path = path.with_suffix(".jsonl") if kind in ("rows", "log") else path
+        if not path.exists():
+            MAKERS[kind](path, name)
+        return path.name
 
 
 @contextmanager
-def world(here: Path) -> Iterator[dict[str, str]]:
-    """Fill ``here``; the words that stand in braces in the tables. The port is taken until the end."""
+def world(here: Path) -> Iterator[World]:
+    """Fill ``here``. The port is taken until the end."""
     here.mkdir()
     for name, text in FILES.items():
         (here / name).write_text(text)
@@ -31,7 +62,8 @@ def world(here: Path) -> Iterator[dict[str, str]]:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
-        yield {"here": str(here), "port": str(taken.getsockname()[1]), "tiny": str(resolve("tiny"))}
+        words = {"here": str(here), "port": str(taken.getsockname()[1]), "tiny": str(resolve("tiny"))}
+        yield World(folder=here, words=words)
 
 
 def runs(here: Path) -> None:
@@ -54,6 +86,51 @@ def models(here: Path) -> None:
     for file in (here / "wordless").glob("tokenizer*"):
         file.unlink()
     change(here / "large" / "config.json", {"vocab_size": 4})
+
+
+def model(path: Path, name: str) -> None:
+    """The built-in model with one thing wrong; what is not changed is linked."""
+    shutil.copytree(resolve("tiny"), path, copy_function=os.symlink)
+    if name in CONFIGS:
+        whole = {entry: path / entry for entry in ("config.json",)}
+    elif name in TEXTS:
+        whole = {TEXTS[name][0]: path / TEXTS[name][0]}
+    else:
+        whole = {"model.safetensors": path / "model.safetensors", "tokenizer.json": path / "tokenizer.json"}
+    for entry, file in whole.items():
+        file.unlink(missing_ok=True)
+        shutil.copy(resolve("tiny") / entry, file)
+    if name in CONFIGS:
+        change(path / "config.json", CONFIGS[name])
+    elif name in TEXTS:
+        (path / TEXTS[name][0]).write_bytes(TEXTS[name][1])
+    else:
+        WEIGHTS[name](path)
+
+
+def run_folder(path: Path, file: str, content: bytes) -> None:
+    """A run of one step with one file that is wrong."""
+    path.mkdir()
+    (path / "metrics.jsonl").write_text(STEP)
+    (path / file).write_bytes(content)
+
+
+def resumed(path: Path, name: str) -> None:
+    """A run that is to go on."""
+    path.mkdir()
+    for file, content in RESUMED[name].items():
+        (path / file).parent.mkdir(exist_ok=True)
+        (path / file).write_bytes(content)
+
+
+MAKERS: dict[str, Callable[[Path, str], object]] = {
+    "rows": lambda path, name: path.write_bytes(ROWS[name]),
+    "log": lambda path, name: path.write_bytes(LOGS[name]),
+    "metrics": lambda path, name: run_folder(path, "metrics.jsonl", METRICS[name]),
+    "run": lambda path, name: run_folder(path, *RUN_FILES[name]),
+    "resumed": resumed,
+    "model": model,
+}
 
 
 def without_head(file: Path) -> None:
