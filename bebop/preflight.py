@@ -29,7 +29,7 @@ from bebop.model.checkpoint import (
     resolve,
 )
 from bebop.model.parts import find_part, read_card
-from bebop.model.skeleton import check_head, check_weights
+from bebop.model.skeleton import check_head, check_index, check_weights
 from bebop.rollout.engines import engine_module
 from bebop.rollout.room import check_memory, check_positions
 from bebop.tasks.rewards import make_reward
@@ -76,6 +76,7 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(f"{name} cannot be loaded: it has no weights (*.safetensors)")
+    check_index(folder, name)
     for file in files:
         try:
             with safe_open(file, framework="pt"):

@@ -36,7 +36,7 @@ class Sink(Protocol):
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The steps in ``metrics.jsonl``. A torn last line (the process was killed in the middle of it) is left out."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no text in UTF-8 (byte {error.start}): give the log of a run") from None
     rows: list[dict[str, Any]] = []

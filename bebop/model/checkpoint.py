@@ -31,10 +31,11 @@ from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.model.parity import check_parity
 from bebop.model.parts import find_part, load_part
-from bebop.model.skeleton import check_settings
+from bebop.model.skeleton import NAME, check_file, check_settings, read_object
 
 log = logging.getLogger(__name__)
 SPLIT = ("qwen3_next",)  # model types whose checkpoints hold experts one by one
+ADVICE = "give a folder that transformers loads"
 _checked: set[tuple[object, ...]] = set()  # what was held against Hugging Face's forward in this process
 
 
@@ -105,7 +106,8 @@ def load_backbone(config: ModelConfig) -> PreTrainedModel:
 
 def read_config(config: ModelConfig) -> Any:
     """The Hugging Face configuration of a checkpoint; ``UserError`` for sizes that no model has."""
-    with readable(config):
+    with readable(config, "config.json: "):
+        check_file(resolve(config.path), f"model.path={config.path!r}")
         # False, and not left out: transformers would ask at a terminal whether to run the folder's own code.
         settings = AutoConfig.from_pretrained(resolve(config.path), local_files_only=True, trust_remote_code=False)
         check_settings(settings, f"model.path={config.path!r}")
@@ -119,12 +121,10 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     the model's family in its place (for ``qwen2`` one with another pre-tokenizer and an added token).
     """
     folder = resolve(config.path)
-    with readable(config):
-        file = folder / "tokenizer_config.json"
-        settings = json.loads(file.read_text()) if file.is_file() else {}
-        if not isinstance(settings, dict):
-            raise UserError(f"{file} cannot be read: it holds {str(settings)[:40]!r}, not an object in braces")
-        name = settings.get("tokenizer_class")
+    with readable(config, "its tokenizer: "):
+        name = read_object(folder / "tokenizer_config.json").get("tokenizer_class")
+        if name is not None and not isinstance(name, str):
+            raise UserError(f"model.path={config.path!r}: tokenizer_config.json has tokenizer_class={name!r}: {NAME}")
         generic = name in ("TokenizersBackend", "PreTrainedTokenizerFast") and (folder / "tokenizer.json").is_file()
         kind = PreTrainedTokenizerFast if generic else AutoTokenizer
         tokenizer = kind.from_pretrained(folder, local_files_only=True)
@@ -135,13 +135,14 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 @contextmanager
-def readable(config: ModelConfig) -> Iterator[None]:
-    """Whatever transformers finds wrong with a folder becomes one line; its reports on MTP keys are kept quiet.
+def readable(config: ModelConfig, what: str = "") -> Iterator[None]:
+    """Whatever transformers finds wrong with ``what`` of a folder becomes one line; what it reports is kept quiet.
 
-    It checks little of what it reads, so that a value of another type may end in any exception.
+    It checks little of what it reads, so that a value of another type may end in any exception; and it logs keys of MTP
+    weights, and pages about an error that it then raises.
     """
     level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity(logging.CRITICAL)
     transformers_logging.disable_progress_bar()
     try:
         yield
@@ -149,7 +150,7 @@ def readable(config: ModelConfig) -> Iterator[None]:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"model.path={config.path!r} cannot be loaded: {reason}") from error
+        raise UserError(f"model.path={config.path!r} cannot be loaded: {what}{reason}; {ADVICE}") from error
     finally:
         transformers_logging.set_verbosity(level)
 

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.activations import ACT2FN
 
 from bebop.errors import UserError
 from bebop.model.layouts import LAYOUTS, from_layout
 from bebop.model.mtp import MTPHead
+from bebop.reading import parse_json
 
 COUNTS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -24,7 +26,54 @@ MOST = 1 << 31
 FLOATS = ("BF16", "F16", "F32", "F64")  # safetensors' names of what weights may be stored as
 QUANTIZED = ("gguf",)  # methods that say how weights were read, not how they are stored
 
+NAME = "give the name of one of transformers' classes as a text"
+INDEX = "model.safetensors.index.json"
+
 Header = dict[str, tuple[str, tuple[int, ...]]]  # name -> type and shape
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty without the file; ``UserError`` for whatever else it holds."""
+    if not file.is_file():
+        return {}
+    try:
+        value = parse_json(file.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON: {error}; give an object in braces") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{file} holds {str(value)[:40]!r}: give an object in braces")
+    return value
+
+
+def check_file(folder: Path, name: str) -> None:
+    """``UserError`` for what transformers stumbles over in config.json before it makes a configuration of it."""
+    values = read_object(folder / "config.json")
+    kinds = [known for known in vars(torch) if isinstance(getattr(torch, known), torch.dtype)]
+    for key, value in values.items():
+        wanted = None
+        if key == "model_type" and not isinstance(value, str):
+            wanted = "give the name of a kind of model that transformers knows, as a text"
+        elif key == "hidden_act" and not (isinstance(value, str) and value in ACT2FN):
+            wanted = f"choose one of {', '.join(sorted(ACT2FN))}"
+        elif key in ("dtype", "torch_dtype") and value is not None and str(value).removeprefix("torch.") not in kinds:
+            wanted = "give the name of one of torch's types, bfloat16 or float32 for instance"
+        elif key == "quantization_config" and not isinstance(value, dict | None):
+            wanted = "leave it out: quantized weights are not possible"
+        elif key in ("rope_parameters", "rope_scaling") and not isinstance(value, dict | None):
+            wanted = "give an object in braces"
+        if wanted is not None:
+            raise UserError(f"{name}: config.json has {key}={str(value)[:40]!r}: {wanted}")
+
+
+def check_index(folder: Path, name: str) -> None:
+    """``UserError`` unless every file that the index of a checkpoint in parts names is there."""
+    places = read_object(folder / INDEX).get("weight_map", {})
+    if not isinstance(places, dict):
+        raise UserError(f"{name}: weight_map in {INDEX} is {str(places)[:40]!r}: give an object in braces")
+    if lacking := sorted({str(place) for place in places.values() if not (folder / str(place)).is_file()}):
+        raise UserError(
+            f"{name}: {len(lacking)} missing files of weights that {INDEX} names, the first is {lacking[0]}"
+        )
 
 
 def check_settings(settings: Any, name: str) -> None:

@@ -122,7 +122,7 @@ def read_row(row: Mapping[str, Any]) -> LoggedStep:
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Numbered objects of a JSONL file; a torn last line is left out."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise UserError(f"{path} cannot be read ({reason}): give a JSONL file") from None

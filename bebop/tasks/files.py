@@ -26,7 +26,8 @@ class FileItems:
         for where, row in self.rows:
             question = lookup(row, prompt_key, "task.prompt_key", where)
             _check_question(question, f"task.prompt_key={prompt_key!r}: {where}")
-            lookup(row, answer_key, "task.answer_key", where)
+            answer = lookup(row, answer_key, "task.answer_key", where)
+            _check_text(str(answer), f"task.answer_key={answer_key!r}: {where}")
 
     def item(self, index: int, attempt: int = 0) -> dict[str, Any]:
         """Keys question, answer and metadata (the whole row); other attempts shuffle the epoch differently."""
@@ -63,14 +64,21 @@ def lookup(row: dict[str, Any], key: str, setting: str, where: str) -> Any:
 def _check_question(question: Any, where: str) -> None:
     messages = question if isinstance(question, list) else [{"role": "user", "content": question}]
     texts = [m.get(key) if isinstance(m, dict) else None for m in messages for key in ("role", "content")]
-    if isinstance(question, str) and not question.strip() or not texts or not all(isinstance(t, str) for t in texts):
+    blank = isinstance(question, str) and not question.strip()
+    if blank or not texts or not all(isinstance(text, str) for text in texts):
         raise UserError(
             f"{where} holds {str(question)[:60]!r}; give a text or a list of messages with role and content, both texts"
         )
+    _check_text("".join(map(str, texts)), where)
+
+
+def _check_text(text: str, where: str) -> None:
+    """JSON may hold one half of a pair of surrogates, which no tokenizer and no database takes."""
     try:
-        "".join(map(str, texts)).encode()
-    except UnicodeEncodeError as error:  # JSON may hold one half of a pair of surrogates, which no tokenizer takes
-        raise UserError(f"{where} holds {str(question)[:60]!r}, which is no text: {error.reason}") from None
+        text.encode()
+    except UnicodeEncodeError as error:
+        shown = text[max(0, error.start - 20) : error.start + 20]
+        raise UserError(f"{where} holds {shown!r}: {error.reason}; give a text of whole characters") from None
 
 
 def read_rows(path: Path, setting: str) -> list[tuple[str, dict[str, Any]]]:

@@ -60,7 +60,7 @@ def outcome(main: Main, arguments: Sequence[str], folders: Sequence[Path]) -> Ou
     """Run a command to its end and look at everything in ``folders`` before and after."""
     before = _seen(folders)
     out, err = io.StringIO(), io.StringIO()
-    with _as_command(arguments), redirect_stdout(out), redirect_stderr(err):
+    with _as_command(arguments), redirect_stdout(out), redirect_stderr(err), _logged(err):
         try:
             run_main(main)
         except SystemExit as left:
@@ -112,6 +112,19 @@ def _taken(*_: object) -> NoReturn:
 
 def _seen(folders: Sequence[Path]) -> dict[str, tuple[int, int]]:
     return {path: stat for folder in folders for path, stat in on_disk(folder).items()}
+
+
+@contextmanager
+def _logged(err: io.StringIO) -> Iterator[None]:
+    """Libraries took hold of stderr as they were imported: what they say there belongs to it."""
+    loggers = [one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+    handlers = [h for one in loggers for h in one.handlers if isinstance(h, logging.StreamHandler)]
+    held = [(h, h.setStream(err)) for h in handlers if not isinstance(h, logging.FileHandler)]
+    try:
+        yield
+    finally:
+        for handler, stream in held:
+            handler.setStream(stream or sys.stderr)
 
 
 @contextmanager

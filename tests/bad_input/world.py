@@ -1,4 +1,4 @@
-"""A working folder with files, models and runs that are wrong, each in its way; most are made once they are asked for."""
+"""A working folder with files, models and runs that are wrong, each in its way; most are made when asked for."""
 
 import json
 import os
@@ -10,8 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bebop.compose import as_yaml, job_config
 from bebop.model.checkpoint import resolve
-from tests.bad_input.damage import CONFIGS, LOGS, METRICS, RESUMED, ROWS, RUN_FILES, TEXTS, WEIGHTS
+from bebop.store import seal
+from tests.bad_input.damaged_files import LOGS, METRICS, PICKLES, RESUMED, ROWS, RUN_FILES
+from tests.bad_input.damaged_models import CONFIGS, TEXTS, WEIGHTS
 
 FILES = {
     "rows.txt": "text\n",
@@ -26,7 +29,7 @@ FILES = {
     "number.py": "f = 7\n",
 }
 STEP = '{"step": 1, "reward/mean": 0.5}\n'
-DAMAGED = re.compile(r"\{(rows|log|metrics|run|resumed|model):([\w-]+)\}")
+DAMAGED = re.compile(r"\{(rows|log|metrics|run|resumed|pickled|model):([\w-]+)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,25 @@ def resumed(path: Path, name: str) -> None:
     for file, content in RESUMED[name].items():
         (path / file).parent.mkdir(exist_ok=True)
         (path / file).write_bytes(content)
+    if name.startswith(("config-", "identity-")):  # these are looked at once there is something to go on from
+        if name.startswith("identity-"):
+            config = job_config([f"runtime.dir={path}", "runtime.resume=true"])
+            (path / "config.yaml").write_text(as_yaml(config))
+        checkpoint(path, {"loop.json": b"{}"})
+
+
+def checkpoint(run: Path, files: Mapping[str, bytes]) -> None:
+    """One that is whole, of these files."""
+    folder = run / "checkpoints" / "step_000001"
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    seal(folder)
+
+
+def pickled(path: Path, name: str) -> None:
+    """A run with a checkpoint of an earlier version."""
+    checkpoint(path, {"trainer.pt": PICKLES[name], "loop.pt": PICKLES[name]})
 
 
 MAKERS: dict[str, Callable[[Path, str], object]] = {
@@ -129,6 +151,7 @@ MAKERS: dict[str, Callable[[Path, str], object]] = {
     "metrics": lambda path, name: run_folder(path, "metrics.jsonl", METRICS[name]),
     "run": lambda path, name: run_folder(path, *RUN_FILES[name]),
     "resumed": resumed,
+    "pickled": pickled,
     "model": model,
 }
 

@@ -1,33 +1,66 @@
-"""Damaged files, by command: kind -> (arguments, what the line must name). Each row is a name of ``..damage``."""
+"""Damaged files, by command: kind -> (arguments, what the line must name).
 
-from tests.bad_input.damage import CONFIGS, LOGS, METRICS, RESUMED, ROWS, RUN_FILES, TEXTS, WEIGHTS
+Each row is a name of ``damaged_files`` or ``damaged_models``. Where the line names something else than the file, this
+is below.
+"""
+
+from collections.abc import Iterable
+
+from tests.bad_input.damaged_files import LOGS, METRICS, PICKLES, RESUMED, ROWS, RUN_FILES
+from tests.bad_input.damaged_models import CONFIGS, TEXTS, WEIGHTS
+
+NAMED = {
+    "rows:long": "rollout.max_length",
+    **{f"model:{name}": "chat template refuses" for name in TEXTS if name.startswith("template-")},
+    "model:template-latin": "model-template-latin",
+    "model:mtp-part": "MTP layer lacks",
+    "resumed:overrides-surrogate": "task.name=",
+    "resumed:overrides-grammar": "trainer.lr={",
+    **{f"resumed:config-{name}": "config.yaml is no configuration" for name in ("torn", "deep", "latin", "date")},
+    **{f"resumed:config-{name}": "config.yaml is no configuration" for name in ("list", "python", "empty")},
+    "resumed:config-missing": "config.yaml is missing",
+    "resumed:config-other": "trainer",
+    **{f"resumed:identity-{name}": "identity.json is corrupt" for name in ("torn", "number", "deep", "latin")},
+    "resumed:reward": "task.reward='reward.py:f'",
+    "resumed:trusting": "task.reward='reward.py:f'",
+    "resumed:address": "runtime.address='10.0.0.1:6379'",
+    "resumed:temp": "runtime.temp_dir='/elsewhere'",
+    "resumed:urls": "rollout.sglang.urls",
+    "resumed:out": "out='/elsewhere'",
+}
+OF_RUN = ("address", "temp", "urls", "trusting", "config-other", "identity-other")  # settings that only a run has
+HEAD = ("mtp-shape", "mtp-part")
+TOKENIZERS = [name for name in TEXTS if name.startswith(("tokenizer-", "template-"))]
+
+
+def rows(given: str, kind: str, names: Iterable[str]) -> list[tuple[str, str]]:
+    """One for each name, which stands in braces in ``given``."""
+    return [
+        (given.replace("{}", f"{{{kind}:{name}}}"), NAMED.get(f"{kind}:{name}", f"{kind}-{name}")) for name in names
+    ]
+
 
 RUN = {
-    "questions": [(f"task=file task.path={{rows:{name}}}", f"rows-{name}.jsonl") for name in ROWS],
-    "models": [(f"model.path={{model:{name}}}", f"model-{name}") for name in (*CONFIGS, *TEXTS, *WEIGHTS)],
-    "resumes": [(f"runtime.dir={{resumed:{name}}} runtime.resume=true", f"resumed-{name}") for name in RESUMED],
+    "questions": rows("task=file task.path={}", "rows", ROWS),
+    "models": rows("model.path={}", "model", (*CONFIGS, *TEXTS, *WEIGHTS)),
+    "resumes": rows("runtime.dir={} runtime.resume=true", "resumed", [name for name in RESUMED if name != "out"]),
 }
 ADAPT = {
-    "questions": [(f"data.source=file data.path={{rows:{name}}}", f"rows-{name}.jsonl") for name in ROWS],
-    "models": [(f"model.path={{model:{name}}}", f"model-{name}") for name in CONFIGS],
-    "resumes": [(f"dir={{resumed:{name}}} resume=true", f"resumed-{name}") for name in RESUMED],
-}
-CERTIFY = {
-    "models": [(f"model.path={{model:{name}}}", f"model-{name}") for name in TEXTS],
-}
-EXPORT = {
-    "models": [(f"--out new --model {{model:{name}}}", f"model-{name}") for name in WEIGHTS],
-}
+    "questions": rows("data.source=file data.path={}", "rows", ("nul", "latin", "deep", "digits", "list", "half")),
+    "models": rows("model.path={}", "model", [*list(CONFIGS)[::8], *HEAD]),
+    "resumes": rows(
+        "dir={} resume=true", "resumed",
+        [name for name in RESUMED if name not in OF_RUN and not name.startswith(("config-", "identity-"))],
+    ),
+}  # fmt: skip
+CERTIFY = {"models": rows("model.path={}", "model", TOKENIZERS)}
+EXPORT = {"models": rows("--out new --model {}", "model", (*WEIGHTS, "weights-empty", "config-list"))}
 REPORT = {
-    "logs": [(f"--from {{log:{name}}}", f"log-{name}") for name in LOGS],
+    "logs": rows("--from {}", "log", LOGS),
     "runs": [
-        *((f"{{metrics:{name}}}", f"metrics-{name}") for name in METRICS),
-        *((f"{{run:{name}}}", f"run-{name}") for name in RUN_FILES),
+        *rows("{}", "metrics", METRICS),
+        *rows("{}", "run", [name for name in RUN_FILES if not name.startswith("store-")]),
     ],
 }
-VIEW = {
-    "runs": [(f"--no-browser {{run:{name}}}", f"run-{name}") for name in RUN_FILES],
-}
-CONVERT = {
-    "runs": [(f"{{resumed:{name}}}", f"resumed-{name}") for name in RESUMED],
-}
+VIEW = {"runs": rows("--no-browser {}", "run", [name for name in RUN_FILES if name.startswith("store-")])}
+CONVERT = {"checkpoints": rows("{}", "pickled", PICKLES)}

@@ -1,16 +1,12 @@
-"""What is wrong with rows, logs, runs and models: name -> contents, or a change of the built-in model's files."""
+"""What is wrong with rows of questions, with logs and with runs: name -> contents."""
 
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 GOOD = b'{"question": "1+1", "answer": "2"}\n'
 DEEP = b"[" * 100_000
 
 # Rows of questions.
 ROWS: dict[str, bytes] = {
-    "bom": b"\xef\xbb\xbf" + GOOD,
     "nul": GOOD + b"\0\0\0\0\n",
     "latin": b'{"question": "caf\xe9", "answer": "2"}\n',
     "surrogate": b'{"question": "a\\ud800b", "answer": "2"}\n',
@@ -37,13 +33,12 @@ ROWS: dict[str, bytes] = {
     "null-content": b'{"question": [{"role": "user", "content": null}], "answer": "2"}\n',
     "surrogate-content": b'{"question": [{"role": "user", "content": "\\ud800"}], "answer": "2"}\n',
     "number-role": b'{"question": [{"role": 1, "content": "1+1"}], "answer": "2"}\n',
-    "long": b'{"question": "' + b"1+" * 200_000 + b'1", "answer": "2"}\n',
+    "long": b'{"question": "' + b"1+" * 3_000 + b'1", "answer": "2"}\n',
 }
 
 GOOD_LOG = b'{"step": 1, "accept_length": 2.5, "entropy": 1.0}\n'
 # Logs of other trainers, given with --from.
 LOGS: dict[str, bytes] = {
-    "bom": b"\xef\xbb\xbf" + GOOD_LOG,
     "nul": b"\0\0\n" + GOOD_LOG,
     "latin": b'{"step": 1, "task": "caf\xe9"}\n' + GOOD_LOG,
     "deep": b'{"step": ' + DEEP + b"\n" + GOOD_LOG,
@@ -77,7 +72,8 @@ LOGS: dict[str, bytes] = {
     "meta-huge": b'{"step": 1, "meta_info": {"spec_verify_ct": 1' + b"0" * 400 + b', "completion_tokens": 5}}\n',
     "histogram-text": b'{"step": 1, "spec_verify_ct": 4, "completion_tokens": 9, "spec_accept_histogram": ["a"]}\n',
     "histogram-number": b'{"step": 1, "spec_verify_ct": 4, "completion_tokens": 9, "spec_accept_histogram": 7}\n',
-    "histogram-ragged": b'{"step": 1, "spec_verify_ct": 4, "completion_tokens": 9, "spec_accept_histogram": [[1], 2]}\n',
+    "histogram-ragged": b'{"step": 1, "spec_verify_ct": 4, "completion_tokens": 9, '
+    b'"spec_accept_histogram": [[1], 2]}\n',
     "histogram-nan": b'{"step": 1, "spec_verify_ct": 4, "completion_tokens": 9, "spec_accept_histogram": [NaN, 1]}\n',
     "verify-number": b'{"step": 1, "meta_info": {"bebop_verify": 7}}\n',
     "verify-numbers": b'{"step": 1, "meta_info": {"bebop_verify": [1, 2]}}\n',
@@ -86,7 +82,8 @@ LOGS: dict[str, bytes] = {
     "verify-texts": b'{"step": 1, "meta_info": {"bebop_verify": [{"accepted": 1, "overlap": ["a"]}]}}\n',
     "verify-infinite": b'{"step": 1, "meta_info": {"bebop_verify": [{"accepted": Infinity, "overlap": [0.5]}]}}\n',
     "verify-nan": b'{"step": 1, "meta_info": {"bebop_verify": [{"accepted": NaN, "overlap": [0.5]}]}}\n',
-    "verify-ragged": b'{"step": 1, "meta_info": {"bebop_verify": [{"accepted": 1, "overlap": [0.5, 0.5], "Hp": [1]}]}}\n',
+    "verify-ragged": b'{"step": 1, "meta_info": {"bebop_verify": [{"accepted": 1, "overlap": [0.5, 0.5], '
+    b'"Hp": [1]}]}}\n',
     "vllm-partial": b'{"step": 1, "vllm:spec_decode_num_drafts": 5}\n',
     "vllm-text": b'{"step": 1, "vllm:spec_decode_num_drafts": "x", "vllm:spec_decode_num_draft_tokens": 1, '
     b'"vllm:spec_decode_num_accepted_tokens": 1}\n',
@@ -107,7 +104,6 @@ LOGS: dict[str, bytes] = {
 GOOD_STEP = b'{"step": 1, "reward/mean": 0.5}\n'
 # metrics.jsonl of a run, for report and view.
 METRICS: dict[str, bytes] = {
-    "bom": b"\xef\xbb\xbf" + GOOD_STEP,
     "nul": b"\0\0\n" + GOOD_STEP,
     "latin": b'{"step": 1, "task": "caf\xe9"}\n' + GOOD_STEP,
     "deep": b'{"step": ' + DEEP + b"\n" + GOOD_STEP,
@@ -140,135 +136,6 @@ RUN_FILES: dict[str, tuple[str, bytes]] = {
     "store-torn": ("trajectories.sqlite", b"SQLite format 3\0" + b"\0" * 50),
 }
 
-# config.json of a model: what is put in place of the built-in model's.
-CONFIGS: dict[str, Mapping[str, Any]] = {
-    "negative-vocab": {"vocab_size": -1},
-    "text-vocab": {"vocab_size": "many"},
-    "null-vocab": {"vocab_size": None},
-    "huge-vocab": {"vocab_size": 10**30},
-    "zero-layers": {"num_hidden_layers": 0, "layer_types": []},
-    "text-layers": {"num_hidden_layers": "twelve"},
-    "list-layers": {"num_hidden_layers": [12]},
-    "nan-layers": {"num_hidden_layers": float("nan")},
-    "negative-layers": {"num_hidden_layers": -3},
-    "zero-heads": {"num_attention_heads": 0},
-    "odd-heads": {"num_attention_heads": 5},
-    "odd-groups": {"num_key_value_heads": 3},
-    "zero-groups": {"num_key_value_heads": 0},
-    "zero-width": {"hidden_size": 0},
-    "negative-width": {"hidden_size": -128},
-    "other-width": {"hidden_size": 64},
-    "text-width": {"hidden_size": "wide"},
-    "huge-width": {"hidden_size": 10**30},
-    "zero-mlp": {"intermediate_size": 0},
-    "strange-act": {"hidden_act": "warp"},
-    "number-act": {"hidden_act": 7},
-    "nan-eps": {"rms_norm_eps": float("nan")},
-    "text-eps": {"rms_norm_eps": "small"},
-    "text-positions": {"max_position_embeddings": "far"},
-    "zero-positions": {"max_position_embeddings": 0},
-    "strange-rope": {"rope_parameters": {"rope_type": "warp", "rope_theta": 1e4}},
-    "number-rope": {"rope_parameters": 7},
-    "empty-rope": {"rope_parameters": {"rope_type": "yarn"}},
-    "text-theta": {"rope_parameters": {"rope_type": "default", "rope_theta": "x"}},
-    "strange-dtype": {"dtype": "float7"},
-    "number-dtype": {"dtype": 7},
-    "strange-layer-type": {"layer_types": ["warp"] * 12},
-    "few-layer-types": {"layer_types": ["full_attention"]},
-    "sliding": {"layer_types": ["sliding_attention"] * 12, "use_sliding_window": True, "sliding_window": 16},
-    "list-type": {"model_type": ["qwen2"]},
-    "null-type": {"model_type": None},
-    "number-type": {"model_type": 7},
-    "bert": {"model_type": "bert"},
-    "t5": {"model_type": "t5"},
-    "mamba": {"model_type": "mamba"},
-    "whisper": {"model_type": "whisper"},
-    "quantized": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-    "strange-quantized": {"quantization_config": {"quant_method": "warp"}},
-    "number-quantized": {"quantization_config": 7},
-}
-TEXTS: dict[str, tuple[str, bytes]] = {  # a file of a model: its contents
-    "config-list": ("config.json", b"[]"),
-    "config-number": ("config.json", b"7"),
-    "config-null": ("config.json", b"null"),
-    "config-text": ("config.json", b'"qwen2"'),
-    "config-empty": ("config.json", b""),
-    "config-brace": ("config.json", b"{}"),
-    "config-latin": ("config.json", b'{"model_type": "caf\xe9"}'),
-    "config-bom": ("config.json", b'\xef\xbb\xbf{"model_type": "qwen2"}'),
-    "config-nul": ("config.json", b"\0" * 40),
-    "config-deep": ("config.json", DEEP),
-    "config-digits": ("config.json", b'{"model_type": "qwen2", "vocab_size": ' + b"9" * 5000 + b"}"),
-    "tokenizer-list": ("tokenizer.json", b"[]"),
-    "tokenizer-empty": ("tokenizer.json", b""),
-    "tokenizer-torn": ("tokenizer.json", b'{"version": "1.0", "model": {"type": "BPE", "voc'),
-    "tokenizer-nul": ("tokenizer.json", b"\0" * 40),
-    "tokenizer-kind": ("tokenizer.json", b'{"version": "1.0", "model": {"type": "warp"}}'),
-    "tokenizer-deep": ("tokenizer.json", DEEP),
-    "tokenizer-latin": ("tokenizer.json", b'{"caf\xe9": 1}'),
-    "tokenizer-settings-list": ("tokenizer_config.json", b"[]"),
-    "tokenizer-settings-number": ("tokenizer_config.json", b"7"),
-    "tokenizer-settings-torn": ("tokenizer_config.json", b"{"),
-    "tokenizer-settings-latin": ("tokenizer_config.json", b'{"a": "\xe9"}'),
-    "tokenizer-settings-class": ("tokenizer_config.json", b'{"tokenizer_class": 7}'),
-    "tokenizer-settings-deep": ("tokenizer_config.json", DEEP),
-    "template-torn": ("chat_template.jinja", b"{% for message in %}"),
-    "template-open": ("chat_template.jinja", b"{{ messages"),
-    "template-raises": ("chat_template.jinja", b"{{ raise_exception('no users here') }}"),
-    "template-divides": ("chat_template.jinja", b"{{ 1 / 0 }}"),
-    "template-undefined": ("chat_template.jinja", b"{{ warp.speed.now }}"),
-    "template-latin": ("chat_template.jinja", b"\xff\xfe"),
-    "weights-empty": ("model.safetensors", b""),
-    "weights-text": ("model.safetensors", b"not weights at all, but text"),
-    "weights-header": ("model.safetensors", (1 << 62).to_bytes(8, "little") + b"{}"),
-    "weights-json": ("model.safetensors", (8).to_bytes(8, "little") + b"nonsense"),
-    "weights-list": ("model.safetensors", (2).to_bytes(8, "little") + b"[]"),
-    "weights-none": ("model.safetensors", (2).to_bytes(8, "little") + b"{}"),
-    "weights-offsets": (
-        "model.safetensors",
-        (64).to_bytes(8, "little")
-        + b'{"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}'.ljust(64)
-        + b"abcd",
-    ),
-    "weights-pointer": (
-        "model.safetensors",
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4193184\n",
-    ),
-}
-
-
-def _tensors(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path], None]:
-    def damage(folder: Path) -> None:
-        from safetensors.torch import load_file, save_file
-
-        file = folder / "model.safetensors"
-        save_file(change(load_file(file)), file, metadata={"format": "pt"})
-
-    return damage
-
-
-def _index(folder: Path) -> None:
-    """Says that the weights are in two files, of which one is missing."""
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    places = {"model.embed_tokens.weight": "model-00002-of-00002.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-
-
-FIRST = "model.layers.0.self_attn.q_proj.weight"
-WEIGHTS: dict[str, Callable[[Path], None]] = {
-    "missing": _tensors(lambda state: {k: v for k, v in state.items() if k != FIRST}),
-    "mismatched": _tensors(lambda state: state | {FIRST: state[FIRST][:5].contiguous()}),
-    "integers": _tensors(lambda state: {k: v.int() for k, v in state.items()}),
-    "nan": _tensors(lambda state: {k: v * float("nan") for k, v in state.items()}),
-    "folder": lambda folder: ((folder / "model.safetensors").unlink(), (folder / "model.safetensors").mkdir())[1],
-    "shard": _index,
-    "pickle": lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin") and None,
-    "mtp-shape": _tensors(lambda state: {k: v[:1].contiguous() if "mtp" in k else v for k, v in state.items()}),
-    "mtp-part": _tensors(lambda state: {k: v for k, v in state.items() if "mtp" not in k or "norm" in k}),
-    "no-tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
-}
-
-CONFIG_FILE = b"trainer: {steps: 3}\n"
 # Runs that are to be resumed: name -> their files.
 RESUMED: dict[str, Mapping[str, bytes]] = {
     "overrides-torn": {"overrides.json": b'["trainer.st'},
@@ -299,7 +166,24 @@ RESUMED: dict[str, Mapping[str, bytes]] = {
     "origin-torn": {"overrides.json": b'["task.reward=reward.py:f"]', "origin.json": b"{"},
     "origin-deep": {"overrides.json": b'["task.reward=reward.py:f"]', "origin.json": DEEP},
     "origin-latin": {"overrides.json": b'["task.reward=reward.py:f"]', "origin.json": b"\xff"},
-    "adapted": {"overrides.json": b'["task.reward=reward.py:f"]'},
     "out": {"overrides.json": b'["out=/elsewhere"]'},
-    "step-empty": {"checkpoints/step_000001": b""},
+    "step-file": {"checkpoints/step_000001": b""},
+    "identity-torn": {"overrides.json": b"[]", "identity.json": b"{"},
+    "identity-number": {"overrides.json": b"[]", "identity.json": b"7"},
+    "identity-deep": {"overrides.json": b"[]", "identity.json": DEEP},
+    "identity-latin": {"overrides.json": b"[]", "identity.json": b'{"a": "\xe9"}'},
+    "identity-other": {"overrides.json": b"[]", "identity.json": b'{"model.path": "another"}'},
+}
+
+EVIL = b"cos\nsystem\n(S'touch evil'\ntR."
+# Pickled checkpoints that convert must not read: name -> their trainer.pt.
+PICKLES: dict[str, bytes] = {
+    "empty": b"",
+    "text": b"no pickle at all",
+    "system": EVIL,
+    "protocol": b"\x80\x05" + EVIL,
+    "torn": b"\x80\x02}q\x00(X\x05\x00\x00",
+    "reduce": b"\x80\x02cbuiltins\neval\nX\x03\x00\x00\x001+1\x85R.",
+    "zip": b"PK\x03\x04" + b"\0" * 60,
+    "persistent": b"\x80\x02X\x01\x00\x00\x00aQ.",
 }
