@@ -114,7 +114,7 @@ def _saved(file: Path) -> list[Override]:
         if not isinstance(overrides, list) or not all(isinstance(override, str) for override in overrides):
             raise ValueError
     except ValueError:
-        raise UserError(f"{file} is corrupt: it is a list of the settings that the run was started with") from None
+        raise UserError(f"{file} is corrupt: give the list of settings that the run was started with") from None
     return [_read(renamed(override)) for override in overrides]
 
 

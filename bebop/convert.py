@@ -115,10 +115,14 @@ def unpickled(file: Path) -> Any:
     except pickle.UnpicklingError as error:
         reason = str(error).partition("WeightsUnpickler error:")[2] or str(error)
         told = " ".join(reason.split()).partition(". ")[0]
-        raise UserError(f"{file} is not what a checkpoint of bebop holds, and is not read: {told}") from error
+        raise UserError(
+            f"{file} is not what a checkpoint of bebop holds, and is not read: {told}; give a run of your own"
+        ) from error
     except Exception as error:  # a file of others, of which torch checks little
         told = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{file} is of a version of bebop that cannot be read any more: {told}") from error
+        raise UserError(
+            f"{file} is of a version of bebop that cannot be read any more ({told}): start the run anew"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
             with safe_open(file, framework="pt"):
                 pass  # the header has been read and held against the size
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{name} cannot be loaded: {file.name}: {error}") from error
+            raise UserError(f"{name} cannot be loaded: {file.name}: {error}; give a whole file") from error
     tokens, rows = len(load_tokenizer(config)), settings.get_text_config().vocab_size
     if tokens > rows:
         sizes = f"{tokens} tokens, the model {rows}"

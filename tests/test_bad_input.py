@@ -3,16 +3,18 @@
 The cases are in ``tests/bad_input/tables``.
 """
 
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from bebop.errors import UserError
 from tests.bad_input.case import Case
-from tests.bad_input.running import faults, run_case
+from tests.bad_input.running import COMMANDS, faults, run_case
 from tests.bad_input.tables import CASES
 from tests.bad_input.world import World, world
 from tests.commands import on_disk
@@ -34,6 +36,79 @@ def test_a_mistake_is_one_line_and_nothing_is_written(case: Case, here: World, t
     assert faults(run_case(filled, here.folder, tmp_path), filled.names) == []
 
 
+def test_there_are_hundreds_of_them_and_no_two_are_the_same() -> None:
+    assert len(CASES) == len({case.key for case in CASES}) >= 300
+    assert {case.command for case in CASES} == set(COMMANDS)
+
+
+def _traceback(_: list[str]) -> int:
+    raise KeyError("steps")
+
+
+def _writes(_: list[str]) -> int:
+    Path("left").write_text("behind")
+    raise UserError("steps=0 is not possible: give 1 or more")
+
+
+def _says_more(_: list[str]) -> int:
+    logging.getLogger("transformers").error("page one")
+    raise UserError("steps=0 is not possible: give 1 or more")
+
+
+def _prints(_: list[str]) -> int:
+    sys.stdout.write("begun\n")
+    raise UserError("steps=0 is not possible: give 1 or more")
+
+
+def _says_nothing(_: list[str]) -> int:
+    sys.stderr.write("error: that is not possible\n")
+    return 2
+
+
+def _fails(_: list[str]) -> int:
+    sys.stderr.write("error: steps=0 is not possible\n")
+    return 1
+
+
+def _changes(_: list[str]) -> int:
+    Path("rows.txt").write_text("other")
+    raise UserError("steps=0 is not possible: give 1 or more")
+
+
+def _refuses(_: list[str]) -> int:
+    raise UserError("steps=0 is not possible: give 1 or more")
+
+
+@pytest.mark.parametrize(
+    ("main", "kinds"),
+    [
+        (_refuses, set()),
+        (_traceback, {"traceback", "unclear"}),
+        (_writes, {"written"}),
+        (_changes, {"written"}),
+        (_says_more, {"unclear"}),
+        (_prints, {"unclear"}),
+        (_says_nothing, {"unclear"}),
+        (_fails, {"exit code"}),
+    ],
+)
+def test_each_way_to_take_a_mistake_badly_is_seen(
+    main: Callable[[list[str]], int], kinds: set[str], here: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMMANDS, "broken", main)
+    case = Case(command="broken", kind="numbers", arguments=("steps=0",), names="steps=0")
+    assert {kind for kind, _ in faults(run_case(case, here.folder, tmp_path), case.names)} == kinds
+    (here.folder / "left").unlink(missing_ok=True)
+    (here.folder / "rows.txt").write_text("text\n")
+
+
+def test_a_job_that_would_start_is_seen(here: World, tmp_path: Path) -> None:
+    case = Case(command="run", kind="numbers", arguments=("trainer.steps=1",), names="trainer.steps")
+    assert ("traceback", "AssertionError('the job was about to start')") in faults(
+        run_case(case, here.folder, tmp_path), case.names
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "given"),
@@ -47,6 +122,11 @@ def test_a_mistake_is_one_line_and_nothing_is_written(case: Case, here: World, t
         ("recipes.reproduce", "--fast"),
         ("recipes.reproduce.boundary", "--fast"),
         ("recipes.tiny", "--steps 0"),
+        ("recipes.cluster", "8-gpus-8b-short --predict a=1"),
+        ("bebop.simulate", "fleet.workers=0"),
+        ("bebop.convert", "missing"),
+        ("bebop.view", "missing"),
+        ("bebop.catalogue", "x"),
     ],
 )
 def test_as_a_process_of_its_own(module: str, given: str, tmp_path: Path) -> None:

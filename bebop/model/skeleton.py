@@ -39,9 +39,9 @@ def read_object(file: Path) -> dict[str, Any]:
     try:
         value = parse_json(file.read_bytes())
     except ValueError as error:
-        raise UserError(f"{file} is not JSON: {error}; give an object in braces") from None
+        raise UserError(f"{str(file)!r} is not JSON: {error}; give an object in braces") from None
     if not isinstance(value, dict):
-        raise UserError(f"{file} holds {str(value)[:40]!r}: give an object in braces")
+        raise UserError(f"{str(file)!r} holds {str(value)[:40]!r}: give an object in braces")
     return value
 
 
@@ -114,7 +114,7 @@ def check_weights(settings: Any, folder: Path, name: str) -> PreTrainedModel:
         if kind not in FLOATS:
             raise UserError(f"{name}: {key} is stored as {kind}: give a checkpoint in {', '.join(FLOATS)}")
         if shape != wanted[key]:
-            raise UserError(f"{name}: {key} has shape {shape}, the model of config.json {wanted[key]}")
+            raise UserError(f"{name}: {key} has shape {shape}: config.json wants {wanted[key]}")
     return model
 
 

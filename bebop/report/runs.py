@@ -63,5 +63,5 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         config = parse_yaml(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{path} is not YAML: {error}") from None
+        raise UserError(f"{path} is not YAML: {error}; repair it or move it away") from None
     return config if isinstance(config, dict) else {}

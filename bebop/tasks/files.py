@@ -109,8 +109,8 @@ def _read_jsonl(path: Path) -> list[tuple[str, dict[str, Any]]]:
         try:
             row = parse_json(line)
         except ValueError as error:  # not JSON, or not UTF-8
-            raise UserError(f"{where} cannot be read: {error}") from error
+            raise UserError(f"{where} cannot be read: {error}; give one JSON object a line") from error
         if not isinstance(row, dict):
-            raise UserError(f"{where} cannot be read: it holds {str(row)[:40]!r}, not an object in braces")
+            raise UserError(f"{where} cannot be read: it holds {str(row)[:40]!r}; give one JSON object a line")
         rows.append((where, row))
     return rows

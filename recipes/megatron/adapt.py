@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
 def require_megatron() -> None:
     """``UserError`` where megatron-core is not installed."""
     if find_spec("megatron") is None:
-        raise UserError("megatron-core is not installed here: see recipes/megatron/README.md for an environment that has it")
+        raise UserError("megatron-core is not installed here: recipes/megatron/README.md has an environment with it")
 
 
 def settings(overrides: Sequence[str]) -> dict[str, Any]:

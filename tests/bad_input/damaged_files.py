@@ -156,7 +156,6 @@ RESUMED: dict[str, Mapping[str, bytes]] = {
     "config-date": {"overrides.json": b"[]", "config.yaml": b"a: 2026-99-99\n"},
     "config-python": {"overrides.json": b"[]", "config.yaml": b"!!python/object/apply:os.getcwd []\n"},
     "config-empty": {"overrides.json": b"[]", "config.yaml": b""},
-    "config-other": {"overrides.json": b"[]", "config.yaml": b"trainer: 7\n"},
     "reward": {"overrides.json": b'["task.reward=reward.py:f"]'},
     "address": {"overrides.json": b'["runtime.address=10.0.0.1:6379"]'},
     "temp": {"overrides.json": b'["runtime.temp_dir=/elsewhere"]'},
@@ -172,7 +171,7 @@ RESUMED: dict[str, Mapping[str, bytes]] = {
     "identity-number": {"overrides.json": b"[]", "identity.json": b"7"},
     "identity-deep": {"overrides.json": b"[]", "identity.json": DEEP},
     "identity-latin": {"overrides.json": b"[]", "identity.json": b'{"a": "\xe9"}'},
-    "identity-other": {"overrides.json": b"[]", "identity.json": b'{"model.path": "another"}'},
+    "identity-other": {"overrides.json": b"[]", "identity.json": b'{"the weights in model.path": "another"}'},
 }
 
 EVIL = b"cos\nsystem\n(S'touch evil'\ntR."

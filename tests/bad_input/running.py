@@ -39,6 +39,8 @@ COMMANDS: dict[str, Main] = {
     "simulate": simulate.main, "convert": convert.main, "cluster": cluster.main, "docs": docs.main,
     "megatron_job.adapt": megatron_adapt.main, "megatron_job.convert": megatron_convert.main,
 }  # fmt: skip
+# What can be wrong with how a command takes a bad input: unclear is all but one line on stderr that names the value.
+KINDS = ("traceback", "exit code", "unclear", "written")
 # Where a command has refused all that it refuses, and begins with work of minutes.
 WORK = (
     "bebop.runtime.run_job", "bebop.adapt.begin", "bebop.simulate._simulated", "bebop.view.__main__._serve",
@@ -72,22 +74,25 @@ def outcome(main: Main, arguments: Sequence[str], folders: Sequence[Path]) -> Ou
     return Outcome(code=code, out=out.getvalue(), err=err.getvalue(), written=tuple(changed))
 
 
-def faults(seen: Outcome, names: str) -> list[str]:
-    """What is wrong with how a command ended that had to refuse its input in one line with ``names`` in it."""
+def faults(seen: Outcome, names: str) -> list[tuple[str, str]]:
+    """What is wrong with how a command ended that had to refuse its input in one line with ``names`` in it.
+
+    Each is one of KINDS, and what was seen.
+    """
     lines = seen.err.splitlines()
     wrong = []
     if isinstance(seen.code, BaseException) or "Traceback" in seen.err:
-        wrong.append(f"traceback: {seen.code!r}")
+        wrong.append(("traceback", repr(seen.code)))
     elif seen.code != 2:
-        wrong.append(f"exit code {seen.code}")
+        wrong.append(("exit code", str(seen.code)))
     if seen.out:
-        wrong.append(f"on stdout: {seen.out[:200]!r}")
+        wrong.append(("unclear", f"on stdout: {seen.out[:200]!r}"))
     if len(lines) != 1 or not lines[0].startswith("error: "):
-        wrong.append(f"{len(lines)} lines: {seen.err[:400]!r}")
+        wrong.append(("unclear", f"{len(lines)} lines: {seen.err[:400]!r}"))
     elif names not in lines[0]:
-        wrong.append(f"{names!r} is not named: {lines[0]}")
+        wrong.append(("unclear", f"{names!r} is not named: {lines[0]}"))
     if seen.written:
-        wrong.append(f"written: {', '.join(seen.written)}")
+        wrong.append(("written", ", ".join(seen.written)))
     return wrong
 
 

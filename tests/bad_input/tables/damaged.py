@@ -14,13 +14,14 @@ NAMED = {
     **{f"model:{name}": "chat template refuses" for name in TEXTS if name.startswith("template-")},
     "model:template-latin": "model-template-latin",
     "model:mtp-part": "MTP layer lacks",
+    "model:mixtral": "MTP layer lacks",
     "resumed:overrides-surrogate": "task.name=",
     "resumed:overrides-grammar": "trainer.lr={",
     **{f"resumed:config-{name}": "config.yaml is no configuration" for name in ("torn", "deep", "latin", "date")},
     **{f"resumed:config-{name}": "config.yaml is no configuration" for name in ("list", "python", "empty")},
     "resumed:config-missing": "config.yaml is missing",
-    "resumed:config-other": "trainer",
     **{f"resumed:identity-{name}": "identity.json is corrupt" for name in ("torn", "number", "deep", "latin")},
+    "resumed:identity-other": "the weights in model.path is not the one",
     "resumed:reward": "task.reward='reward.py:f'",
     "resumed:trusting": "task.reward='reward.py:f'",
     "resumed:address": "runtime.address='10.0.0.1:6379'",
@@ -28,7 +29,7 @@ NAMED = {
     "resumed:urls": "rollout.sglang.urls",
     "resumed:out": "out='/elsewhere'",
 }
-OF_RUN = ("address", "temp", "urls", "trusting", "config-other", "identity-other")  # settings that only a run has
+OF_RUN = ("address", "temp", "urls", "trusting")  # settings that only a run has
 HEAD = ("mtp-shape", "mtp-part")
 TOKENIZERS = [name for name in TEXTS if name.startswith(("tokenizer-", "template-"))]
 

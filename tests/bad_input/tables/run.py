@@ -61,7 +61,7 @@ CASES = {
         ("model.device=cuda:99", "model.device='cuda:99'"), ("model=folder", "model.path"),
         ("model=folder model.path=missing", "model.path='missing'"), ("model.path={here}/empty", "/empty'"),
         ("model.path={here}/torn", "/torn'"), ("model.path={here}/headless", "/headless'"),
-        ("model.path={here}/strange", "/strange'"), ("model.path={here}/unread", "/unread'"),
+        ("model.path={here}/strange", "/strange'"), ("model.path={here}/unread", "/unread/config.json'"),
         ("model.path={here}/wordless", "/wordless'"), ("model.path={here}/large", "/large'"),
         ("rollout=sglang", "SGLang"), ("monitor.wandb=true", "monitor.wandb=True"),
         ("runtime.port={port}", "runtime.port={port}"), ("runtime.metrics_port={port}", "runtime.metrics_port={port}"),
