@@ -32,13 +32,27 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.mark.parametrize("case", TABLE)
 def test_a_mistake_is_one_line_and_nothing_is_written(case: Case, here: World, tmp_path: Path) -> None:
-    filled = case.filled(here.put)
-    assert faults(run_case(filled, here.folder, tmp_path), filled.names) == []
+    refuses(case, here, tmp_path)
 
 
 def test_there_are_hundreds_of_them_and_no_two_are_the_same() -> None:
     assert len(CASES) == len({case.key for case in CASES}) >= 300
     assert {case.command for case in CASES} == set(COMMANDS)
+
+
+def refuses(case: Case, here: World, temp: Path) -> None:
+    filled = case.filled(here.put)
+    assert faults(run_case(filled, here.folder, temp), filled.names) == []
+
+
+def test_files_of_weights_that_an_index_names_must_be_there(here: World, tmp_path: Path) -> None:
+    given = ("--out", "new", "--model", "{model:shard}")
+    refuses(Case(command="export", kind="models", arguments=given, names="model-00002-of-00002"), here, tmp_path)
+
+
+def test_nothing_is_written_beside_a_checkpoint_that_is_not_read(here: World, tmp_path: Path) -> None:
+    given = ("{pickled:system}",)
+    refuses(Case(command="convert", kind="checkpoints", arguments=given, names="trainer.pt"), here, tmp_path)
 
 
 def _traceback(_: list[str]) -> int:

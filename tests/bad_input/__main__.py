@@ -1,4 +1,4 @@
-"""All bad inputs at once, counted: ``python -m tests.bad_input --out FOLDER`` writes bad_input.json and bad_input.md."""
+"""All bad inputs, counted: ``python -m tests.bad_input --out FOLDER`` writes bad_input.json and bad_input.md there."""
 
 import sys
 import tempfile
