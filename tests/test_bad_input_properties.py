@@ -1,4 +1,4 @@
-"""Whatever text, bytes or JSON a parser is given, it reads them or raises ``UserError``; what was written is read back."""
+"""Whatever text, bytes or JSON a parser is given, it reads or refuses; what was written is read back."""
 
 import dataclasses
 import json
