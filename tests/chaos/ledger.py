@@ -193,7 +193,7 @@ def scored(policy: Policy, one: StoredAnswer) -> Any:
     """[T] log p of an answer's tokens at temperature 1, in one pass over the whole sequence."""
     ids = torch.from_numpy(np.concatenate([one.prompt_ids, one.ids]).astype(np.int64))[None]
     positions = torch.arange(ids.shape[1])[None]
-    hidden = policy.hidden(ids, positions, PackedContext([ids.shape[1]]))
+    hidden = policy.hidden(ids, positions, PackedContext(torch.tensor([ids.shape[1]])))
     logits = torch.log_softmax(policy.logits(hidden[0, len(one.prompt_ids) - 1 : -1]).float(), dim=-1)
     return logits.gather(1, torch.from_numpy(one.ids.astype(np.int64))[:, None])[:, 0].numpy()
 
