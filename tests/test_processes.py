@@ -17,7 +17,7 @@ import pytest
 
 from bebop.events import EventLog
 from bebop.processes import descendants, end, marked, place, stacks, status, stopped
-from bebop.remote.session import Session
+from bebop.remote.session import Session, private_folder
 
 # A process with a child, which says when both are there; then it waits in a function of its own.
 PARENT = """
@@ -138,3 +138,18 @@ def test_this_process_can_tell_its_own_stacks() -> None:
             assert "test_this_process_can_tell" in stacks(os.getpid(), file.fileno())
         finally:
             faulthandler.unregister(signal.SIGUSR1)
+
+
+def test_a_private_folder_of_a_driver_that_was_killed_is_cleared_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = "import os, signal\nfrom bebop.remote.session import private_folder\n"
+    code += "with private_folder():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    (tmp_path / "bebop-of-no-job").mkdir()
+    with private_folder() as mine, private_folder() as beside:
+        assert not left.exists() and mine.exists() and beside.exists(), "one that runs keeps its own"
+    assert [path.name for path in tmp_path.iterdir()] == ["bebop-of-no-job"]

@@ -32,6 +32,7 @@ from bebop.processes import descendants, end, main_stack, marked, place, status,
 from bebop.remote.part import free_port
 
 log = logging.getLogger(__name__)
+PRIVATE, DRIVER = "bebop-", "driver"  # temporary folders of jobs; the file in them that names the process
 SERVERS = ("gcs_server", "raylet")  # without which no job goes on
 
 
@@ -193,9 +194,14 @@ def ray_session(config: JobConfig, events: EventLog) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A folder that nobody else may enter, for the temporary files of every process of a job; gone afterwards."""
-    before = os.environ.get("TMPDIR")
-    folder = Path(tempfile.mkdtemp(prefix="bebop-", dir=_short(tempfile.gettempdir())))
+    """A folder that nobody else may enter, for the temporary files of every process of a job; gone afterwards.
+
+    A driver that is killed leaves its folder to the next that looks for a place beside it.
+    """
+    before, place = os.environ.get("TMPDIR"), Path(_short(tempfile.gettempdir()))
+    _clear(place)
+    folder = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=place))
+    (folder / DRIVER).write_text(_self())
     (folder / "files").mkdir(mode=0o700)
     os.environ["TMPDIR"] = str(folder / "files")  # Ray's processes inherit it
     try:
@@ -208,6 +214,22 @@ def private_folder() -> Iterator[Path]:
                 if not folder.exists():
                     break
                 time.sleep(0.1)
+
+
+def _self() -> str:
+    """This process, told from a later one of the same number."""
+    found = status(os.getpid())
+    return f"{os.getpid()} {found.started if found else 0}"
+
+
+def _clear(place: Path) -> None:
+    """Remove private folders of drivers of this user that are there no more."""
+    for left in place.glob(f"{PRIVATE}*/{DRIVER}"):
+        with contextlib.suppress(OSError, ValueError):
+            pid, started = map(int, left.read_text().split())
+            found = status(pid)
+            if left.stat().st_uid == os.getuid() and (found is None or found.started != started) and started:
+                shutil.rmtree(left.parent, ignore_errors=True)
 
 
 def _short(folder: str) -> str:
