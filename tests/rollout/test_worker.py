@@ -12,7 +12,7 @@ from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.parsing import from_dict
-from bebop.protocols import Assignment, Pace, WorkerReport
+from bebop.protocols import Assignment, WorkerReport
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import Reward, RolloutWorker
 from bebop.trajectory import Group, Prompt
@@ -256,61 +256,3 @@ def test_reports_name_weights_and_head_together() -> None:
     one.turn()
     report = one.collect(0, LAST)
     assert report.version == 4 and report.head == one.engine.head != start.head
-
-
-def test_where_prompts_are_pulled_answers_go_before_the_rest_of_theirs() -> None:
-    """So that whoever hands out prompts sees room; each answer is told once."""
-    pulled, whole = worker(dispatch="pull", slots=2), worker(slots=2)
-    for one in (pulled, whole):
-        submit(one, [prompt(0), prompt(1)])
-    told: dict[tuple[int, int], list[int]] = {}
-    sizes = []
-    for _ in range(80):
-        pulled.turn()
-        for part in pulled.collect(0, LAST).parts:
-            sizes.append(len(part.members))
-            for member, one_answer in zip(part.members, part.trajectories, strict=True):
-                assert (part.prompt.index, member) not in told
-                told[part.prompt.index, member] = one_answer.completion.token_ids.tolist()
-    every = {i: tokens(group) for i, group in finish(whole, 2).items()}
-    assert told == {(i, member): every[i][member] for i in (0, 1) for member in range(SIZE)}
-    assert min(sizes) < SIZE
-
-
-def test_with_all_slots_taken_answers_wait_until_they_are_as_many_as_a_group() -> None:
-    one = worker(dispatch="pull", slots=1)
-    submit(one, [prompt(i) for i in range(4)])
-    for _ in range(200):
-        one.turn()
-        if (report := one.collect(0, LAST)).parts:
-            answers = sum(len(part.members) for part in report.parts)
-            assert answers >= SIZE or not one.engine.unfinished or any(len(p.members) == SIZE for p in report.parts)
-            break
-    assert report.parts
-
-
-def test_the_pace_of_rewards_is_told(started: list[RolloutWorker]) -> None:
-    """A reward that does not come back shows as silence, and stops showing once it does."""
-    held, called = threading.Event(), threading.Event()
-
-    def slow(text: str, asked: Prompt) -> float:
-        called.set()
-        assert held.wait(20)
-        return 0.0
-
-    one = worker(slow)
-    started.append(one)
-
-    def pace() -> Pace:
-        return next(pace for pace in one.collect(0, LAST).paces if pace.name == "reward")
-
-    assert (pace().silent, pace().slowest, pace().limit) == (0.0, 0.0, one.config.task.reward_timeout)
-    one.start()
-    submit(one, [prompt(0)])
-    assert called.wait(20)
-    first, second = pace().silent, pace().silent
-    assert 0 < first < second
-    held.set()
-    while not one.collect(5, LAST).parts:
-        pass
-    assert pace().silent == 0.0 and pace().slowest > first
