@@ -141,15 +141,20 @@ def test_this_process_can_tell_its_own_stacks() -> None:
 
 
 def test_a_private_folder_of_a_driver_that_was_killed_is_cleared_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:  # a long name would not do for Ray's sockets
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        _leave_and_clear(Path(place))
+
+
+def _leave_and_clear(place: Path) -> None:
     code = "import os, signal\nfrom bebop.remote.session import private_folder\n"
     code += "with private_folder():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "TMPDIR": str(place)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == -signal.SIGKILL
-    (left,) = tmp_path.iterdir()
-    (tmp_path / "bebop-of-no-job").mkdir()
+    (left,) = place.iterdir()
+    (place / "bebop-of-no-job").mkdir()
     with private_folder() as mine, private_folder() as beside:
         assert not left.exists() and mine.exists() and beside.exists(), "one that runs keeps its own"
-    assert [path.name for path in tmp_path.iterdir()] == ["bebop-of-no-job"]
+    assert [path.name for path in place.iterdir()] == ["bebop-of-no-job"]

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,11 +37,11 @@ class Run:
         self.folder, self.plan = folder, plan
         self.job, self.output = folder / "job", folder / "out.txt"
         self.control = Control(folder / "control")
+        self.temporary = Path(tempfile.mkdtemp(prefix="chaos-"))  # short, for Ray's sockets
         self.mark = f"{ENVIRONMENT}={self.control.folder}"
         self.process: subprocess.Popen[bytes]
         self.sessions: list[dict[str, Any]] = []
         self.rows: list[dict[str, Any]] = []
-        self._shared = set(os.listdir("/dev/shm"))
 
     @property
     def driver(self) -> int:
@@ -87,7 +88,7 @@ class Run:
         arguments += [f"trainer.steps={self.plan.steps}"] if self.plan.steps else []
         arguments = [f"runtime.dir={self.job}", "runtime.resume=true"] if resume else arguments
         command = [sys.executable, "-m", "tests.chaos.job", *arguments]
-        environment = {**os.environ, ENVIRONMENT: str(self.control.folder), "TMPDIR": str(self.folder / "tmp")}
+        environment = {**os.environ, ENVIRONMENT: str(self.control.folder), "TMPDIR": str(self.temporary)}
         self.sessions.append({"arguments": arguments[1:], "began": time.monotonic(), "from": self.size()})
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
@@ -120,7 +121,6 @@ class Run:
         """From start to end; everything that is known of it afterwards is in the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.control.folder.mkdir(parents=True)
-        (self.folder / "tmp").mkdir()
         (self.folder / "plan.json").write_text(json.dumps(self.plan.as_dict(), indent=1))
         stuck = ""
         with self._place(), contextlib.ExitStack() as leaving:
@@ -228,6 +228,7 @@ class Run:
         limit = time.monotonic() + LEAVE
         while (left := self._left())["processes"] and time.monotonic() < limit:
             time.sleep(10 * POLL)
+        shutil.rmtree(self.temporary)
         for name, value in (("faults", self.rows), ("sessions", self.sessions), ("left", left)):
             (self.folder / f"{name}.json").write_text(json.dumps(value, indent=1))
         (self.folder / "done.json").write_text(json.dumps({"stuck": stuck}))
@@ -236,8 +237,7 @@ class Run:
         processes = [pid for pid in marked(self.mark) if (of := status(pid)) is not None and of.state != "Z"]
         return {
             "processes": [f"{pid} {status(pid)}" for pid in processes],
-            "folders": sorted(os.listdir(self.folder / "tmp")),
-            "shared memory": [],
+            "folders": sorted(os.listdir(self.temporary)),
         }
 
 
