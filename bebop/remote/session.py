@@ -33,6 +33,7 @@ from bebop.remote.part import free_port
 
 log = logging.getLogger(__name__)
 PRIVATE, DRIVER = "bebop-", "driver"  # temporary folders of jobs; the file in them that names the process
+STARTS = 3  # times that Ray is started before it is given up
 SERVERS = ("gcs_server", "raylet")  # without which no job goes on
 
 
@@ -155,8 +156,6 @@ def ray_session(config: JobConfig, events: EventLog) -> Iterator[Session]:
         finally:
             ray.shutdown()
         return
-    os.environ["RAY_GCS_SERVER_PORT"] = str(runtime.port or free_port())
-    wanted = config.trainer.ranks * config.trainer.threads + config.rollout.workers * config.rollout.threads
     with private_folder() as private:
         temp = Path(runtime.temp_dir).absolute() if runtime.temp_dir else private / "ray"
         temp.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -164,16 +163,7 @@ def ray_session(config: JobConfig, events: EventLog) -> Iterator[Session]:
         mark, servers = f"BEBOP_SESSION={uuid4().hex}", dict[int, str]()
         os.environ["BEBOP_SESSION"] = mark.partition("=")[2]  # whatever belongs to it can be told by it
         try:
-            ray.init(
-                address="local",
-                num_cpus=max(wanted, os.cpu_count() or 1),
-                include_dashboard=runtime.dashboard,
-                dashboard_port=runtime.dashboard_port,
-                _temp_dir=str(temp),
-                _metrics_export_port=runtime.metrics_port or free_port(),
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-            )
+            _start_ray(config, temp, mark)
             session = (temp / "session_latest").resolve()
             os.environ.pop("BEBOP_SESSION")
             temp.chmod(mode)
@@ -190,6 +180,33 @@ def ray_session(config: JobConfig, events: EventLog) -> Iterator[Session]:
                     end(marked(mark))
                 ray.shutdown()
                 end(marked(mark))
+
+
+def _start_ray(config: JobConfig, temp: Path, mark: str) -> None:
+    """A Ray of our own; again if its servers do not come up, as where another program was quicker to take a port."""
+    runtime = config.runtime
+    wanted = config.trainer.ranks * config.trainer.threads + config.rollout.workers * config.rollout.threads
+    for left in reversed(range(STARTS)):
+        os.environ["RAY_GCS_SERVER_PORT"] = str(runtime.port or free_port())
+        try:
+            ray.init(
+                address="local",
+                num_cpus=max(wanted, os.cpu_count() or 1),
+                include_dashboard=runtime.dashboard,
+                dashboard_port=runtime.dashboard_port,
+                _temp_dir=str(temp),
+                _metrics_export_port=runtime.metrics_port or free_port(),
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
+            return
+        except Exception as error:  # Ray raises whatever it has
+            ray.shutdown()
+            end(marked(mark))  # what it has started; this process itself began without the mark
+            why = f"Ray did not start: {str(error).strip().splitlines()[0] if str(error).strip() else repr(error)}"
+            if not left:
+                raise UserError(f"{why} ({STARTS} times)") from error
+            log.warning("%s; trying again", why)
 
 
 @contextlib.contextmanager
