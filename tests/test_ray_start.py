@@ -25,7 +25,7 @@ def test_a_start_that_fails_is_tried_again(failures: int, tmp_path: Path, monkey
         session._start_ray(JobConfig(), tmp_path, "BEBOP_SESSION=nobody")
     else:
         with pytest.raises(
-            UserError, match=r"^Ray did not start: The current node timed out during startup\. \(3 times\)$"
+            UserError, match=r"^Ray did not start: .* timed out during startup\. \(3 times\)$"
         ):
             session._start_ray(JobConfig(), tmp_path, "BEBOP_SESSION=nobody")
     assert len(ports) == min(failures + 1, session.STARTS) == len(set(ports))
