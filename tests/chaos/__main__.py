@@ -17,7 +17,9 @@ from tqdm import tqdm
 from bebop.bench import record
 from tests.chaos import table
 from tests.chaos.faults import FAULTS
-from tests.chaos.plan import Plan, plans, reference
+from tests.chaos.job import BUGS
+from tests.chaos.ledger import Books
+from tests.chaos.plan import Plan, plans, planted, reference
 from tests.chaos.runner import Run
 
 REFERENCES = ("sync", "pull", "reward")
@@ -33,6 +35,7 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("runs/chaos"), help="where the jobs run and are kept")
     parser.add_argument("--out", type=Path, help="where chaos.json and chaos.md go (default: the folder)")
     parser.add_argument("--beside", type=int, default=2, help="jobs at a time (default 2)")
+    parser.add_argument("--planted", action="store_true", help="bugs in the job's code instead: each must be found")
     parser.add_argument("--steps", type=int, default=40, help="of the undisturbed jobs")
     return parser.parse_args(given)
 
@@ -40,6 +43,8 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 def main(given: Sequence[str]) -> int:
     """Run what is planned; 1 if anything was found."""
     options = arguments(given)
+    if options.planted:
+        return bugs(options.folder.resolve(), options.beside)
     origin, before = record.begin(), set(os.listdir("/dev/shm"))
     chosen = plans(options.seed, options.faults, tuple(options.kinds))
     chosen = [plan for plan in chosen if not options.jobs or plan.job in options.jobs]
@@ -69,6 +74,23 @@ def main(given: Sequence[str]) -> int:
     sys.stdout.write("".join(f"{name}: {value}\n" for name, value in summary.items() if name != "findings"))
     sys.stdout.write("".join(f"FINDING {line}\n" for line in summary["findings"]))
     return int(bool(summary["findings"]))
+
+
+def bugs(folder: Path, beside: int) -> int:
+    """Jobs with a bug each; 1 if one shows nowhere."""
+    plans_ = [planted(bug, number) for number, bug in enumerate(BUGS)]
+
+    def run(plan: Plan) -> list[str]:
+        if not (folder / plan.name / "done.json").exists():
+            Run(folder / plan.name, plan).run()
+        found = table.judge(Books(folder / plan.name, table.staleness_of(plan.job)), None, exact=False)
+        return sorted({finding.check for finding in found})
+
+    with ThreadPoolExecutor(beside) as pool:
+        found = list(tqdm(pool.map(run, plans_), total=len(plans_), desc="planted bugs", unit="job"))
+    for plan, checks in zip(plans_, found, strict=True):
+        sys.stdout.write(f"{plan.bug}: {', '.join(checks) or 'NOT FOUND'}\n")
+    return int(not all(found))
 
 
 def undisturbed(folder: Path) -> None:

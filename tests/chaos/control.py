@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-ENVIRONMENT = "BEBOP_CHAOS"
+ENVIRONMENT = "BEBOP_CHAOS"  # names the folder
+BUG = "BEBOP_CHAOS_BUG"  # names the bug that is planted in the job's code, one of ``job.BUGS``
 
 
 class Control:

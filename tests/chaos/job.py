@@ -26,9 +26,8 @@ from bebop.remote import actors
 from bebop.rollout.worker import RolloutWorker, make_worker
 from bebop.trainer.rank import TrainerRank
 from bebop.trajectory import Batch
-from tests.chaos.control import Control, here
+from tests.chaos.control import BUG, Control, here
 
-BUG = "BEBOP_CHAOS_BUG"  # in the environment: one of ``BUGS``
 SLOW_SECONDS = 5.0
 POLL_SECONDS = 0.2
 BUGS = (

@@ -46,6 +46,7 @@ class Plan:
     overrides: tuple[str, ...]
     faults: tuple[Planned, ...]
     steps: int = 0  # of an undisturbed job, which ends by itself
+    bug: str = ""  # planted in the job's code: one of ``job.BUGS``
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -94,3 +95,12 @@ def timed(kinds: list[str], rng: random.Random) -> tuple[Planned, ...]:
 def reference(job: str, steps: int, number: int = 0) -> Plan:
     """The same job undisturbed."""
     return Plan(name=f"reference-{job}-{number}", job=job, overrides=JOBS[job], faults=(), steps=steps)
+
+
+def planted(bug: str, number: int) -> Plan:
+    """A job with a bug, and the fault that it needs to show."""
+    twice = tuple(Planned(kind="report told twice", steps=1, seconds=0.0, seed=0) for _ in range(3))
+    name, needs = f"planted-{number}", "twice" in bug
+    return Plan(
+        name=name, job="pull", overrides=JOBS["pull"], faults=twice if needs else (), steps=0 if needs else 8, bug=bug
+    )

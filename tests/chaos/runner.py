@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bebop.processes import end, marked, status
-from tests.chaos.control import ENVIRONMENT, Control
+from tests.chaos.control import BUG, ENVIRONMENT, Control
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.plan import SMALL, Plan, Planned
 
@@ -89,6 +89,7 @@ class Run:
         arguments = [f"runtime.dir={self.job}", "runtime.resume=true"] if resume else arguments
         command = [sys.executable, "-m", "tests.chaos.job", *arguments]
         environment = {**os.environ, ENVIRONMENT: str(self.control.folder), "TMPDIR": str(self.temporary)}
+        environment |= {BUG: self.plan.bug} if self.plan.bug else {}
         self.sessions.append({"arguments": arguments[1:], "began": time.monotonic(), "from": self.size()})
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
