@@ -6,6 +6,7 @@ Jobs that are finished are kept in the folder and not run again, so that a run t
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from tests.chaos.faults import FAULTS
 from tests.chaos.job import BUGS
 from tests.chaos.ledger import Books
 from tests.chaos.plan import Plan, plans, planted, reference
-from tests.chaos.runner import Run
+from tests.chaos.runner import STOPPING, Run
 
 REFERENCES = ("sync", "pull", "reward")
 
@@ -101,4 +102,9 @@ def undisturbed(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    signal.signal(signal.SIGINT, lambda *_: STOPPING.set())
+    signal.signal(signal.SIGTERM, lambda *_: STOPPING.set())
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command goes on")

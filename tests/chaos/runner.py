@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.chaos.plan import SMALL, Plan, Planned
 PATIENCE = 240.0  # seconds for a job to go on after a fault
 LEAVE = 30.0  # ... for processes to be gone after the end
 POLL = 0.05
+STOPPING = threading.Event()  # set: runs in progress end, and count as not begun
 PROCESS = re.compile(r"\d+")
 
 
@@ -34,6 +36,7 @@ class Run:
     """A folder, and in it a job."""
 
     def __init__(self, folder: Path, plan: Plan) -> None:
+        """``folder`` is made anew by ``run``."""
         self.folder, self.plan = folder, plan
         self.job, self.output = folder / "job", folder / "out.txt"
         self.control = Control(folder / "control")
@@ -110,6 +113,8 @@ class Run:
         """For something; ``Stuck`` if it does not come, or if the job ends first (unless it may)."""
         limit = time.monotonic() + patience
         while not until():
+            if STOPPING.is_set():
+                raise KeyboardInterrupt
             if self.process.poll() is not None and not ends:
                 raise Stuck(f"ended with {self.process.returncode}: {self.said()[-1:]}")
             if self.process.poll() is not None:
@@ -120,6 +125,8 @@ class Run:
 
     def run(self) -> None:
         """From start to end; everything that is known of it afterwards is in the folder."""
+        if STOPPING.is_set():
+            raise KeyboardInterrupt
         shutil.rmtree(self.folder, ignore_errors=True)
         self.control.folder.mkdir(parents=True)
         (self.folder / "plan.json").write_text(json.dumps(self.plan.as_dict(), indent=1))
