@@ -17,7 +17,7 @@ import pytest
 
 from bebop.events import EventLog
 from bebop.processes import descendants, end, marked, place, stacks, status, stopped
-from bebop.remote.session import Session
+from bebop.remote.session import Session, private_folder
 
 # A process with a child, which says when both are there; then it waits in a function of its own.
 PARENT = """
@@ -138,3 +138,23 @@ def test_this_process_can_tell_its_own_stacks() -> None:
             assert "test_this_process_can_tell" in stacks(os.getpid(), file.fileno())
         finally:
             faulthandler.unregister(signal.SIGUSR1)
+
+
+def test_a_private_folder_of_a_driver_that_was_killed_is_cleared_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:  # a long name would not do for Ray's sockets
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        _leave_and_clear(Path(place))
+
+
+def _leave_and_clear(place: Path) -> None:
+    code = "import os, signal\nfrom bebop.remote.session import private_folder\n"
+    code += "with private_folder():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    environment = {**os.environ, "TMPDIR": str(place)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == -signal.SIGKILL
+    (left,) = place.iterdir()
+    (place / "bebop-of-no-job").mkdir()
+    with private_folder() as mine, private_folder() as beside:
+        assert not left.exists() and mine.exists() and beside.exists(), "one that runs keeps its own"
+    assert [path.name for path in place.iterdir()] == ["bebop-of-no-job"]
