@@ -39,9 +39,9 @@ def read_object(file: Path) -> dict[str, Any]:
     try:
         value = parse_json(file.read_bytes())
     except ValueError as error:
-        raise UserError(f"{str(file)!r} is not JSON: {error}; give an object in braces") from None
+        raise UserError(f"{str(file)!r} cannot be loaded: it is not JSON: {error}; give an object in braces") from None
     if not isinstance(value, dict):
-        raise UserError(f"{str(file)!r} holds {str(value)[:40]!r}: give an object in braces")
+        raise UserError(f"{str(file)!r} cannot be loaded: it holds {str(value)[:40]!r}: give an object in braces")
     return value
 
 
