@@ -24,8 +24,6 @@ def test_a_start_that_fails_is_tried_again(failures: int, tmp_path: Path, monkey
     if failures < session.STARTS:
         session._start_ray(JobConfig(), tmp_path, "BEBOP_SESSION=nobody")
     else:
-        with pytest.raises(
-            UserError, match=r"^Ray did not start: .* timed out during startup\. \(3 times\)$"
-        ):
+        with pytest.raises(UserError, match=r"^Ray did not start: .* timed out during startup\. \(3 times\)$"):
             session._start_ray(JobConfig(), tmp_path, "BEBOP_SESSION=nobody")
     assert len(ports) == min(failures + 1, session.STARTS) == len(set(ports))
