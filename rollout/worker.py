@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
-from bebop.protocols import Assignment, Pace, PartialGroup, WorkerReport
+from bebop.protocols import LINGER_SECONDS, Assignment, Pace, PartialGroup, WorkerReport
 from bebop.rollout.engine import Engine, Request
 from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.engines import engine_module
@@ -26,7 +26,6 @@ from bebop.weight_manifest import CheckedWeights, verified
 
 log = logging.getLogger(__name__)
 Reward = Callable[[str, Prompt], float]
-LINGER_SECONDS = 0.05  # for more answers to report, when only some are there: a report costs the driver a call
 
 
 def make_worker(config: JobConfig) -> "RolloutWorker":
