@@ -16,6 +16,10 @@ from bebop.parsing import (
 )
 
 SECONDS = at_least(0)
+CYCLES = Limit(
+    lambda cycles: all(drafts >= 0 and rows >= 1 and seconds > 0 for drafts, rows, seconds in cycles),
+    "give [drafts, rows, seconds] from 0, from 1 and above 0",
+)
 RATES = Limit(lambda rates: all(0 <= rate <= 1 for rate in rates), "give numbers from 0 to 1, one a draft")
 
 
@@ -68,6 +72,9 @@ class CostsConfig:
     position: float = setting(0.0001, "of each further position of a row: the drafts that are verified", SECONDS)
     draft: float = setting(0.001, "of a draft step", SECONDS)
     draft_row: float = setting(0.0001, "of each further row of it", SECONDS)
+    cycles: tuple[tuple[int, int, float], ...] = setting(
+        (), "measured [K, rows, seconds] of cycles, used where K is among them instead of the five above", CYCLES
+    )
     prefill: float = setting(0.002, "of an admission: the pass over the prompt", SECONDS)
     update: float = setting(0.2, "of an update, whatever its size", SECONDS)
     update_token: float = setting(0.0002, "of each token trained on, prompts included", SECONDS)

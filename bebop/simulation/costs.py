@@ -25,8 +25,18 @@ class Costs:
     def cycle(self, rows: int) -> float:
         """Of a cycle: K draft steps and one pass of the target over K + 1 positions of each row."""
         c, k = self.config, self.drafts
+        if (measured := self._measured(rows)) is not None:
+            return self.grain * measured
         target = c.cycle + c.row * (rows - 1) + c.position * k * rows
         return self.grain * (target + k * (c.draft + c.draft_row * (rows - 1)))
+
+    def _measured(self, rows: int) -> float | None:
+        """Between the measured sizes on a straight line, beyond the largest in proportion to it."""
+        known = sorted((n, seconds) for drafts, n, seconds in self.config.cycles if drafts == self.drafts)
+        if not known:
+            return None
+        sizes, seconds = zip(*known, strict=True)
+        return float(np.interp(rows, sizes, seconds)) * max(1.0, rows / sizes[-1])
 
     def update(self, tokens: float) -> float:
         """Of an update on so many tokens, prompts included, each standing for ``grain``."""

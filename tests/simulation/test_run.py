@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from bebop import simulate as command
+from bebop.bench.cycle_costs import Size, medians
 from bebop.compose import simulate_config
-from bebop.config_simulate import AnswersConfig, SimulateConfig
+from bebop.config_simulate import AnswersConfig, CostsConfig, SimulateConfig
+from bebop.errors import UserError
 from bebop.parsing import from_dict
 from bebop.simulation.costs import Costs, cycles, emitted
 from bebop.simulation.run import simulate
@@ -36,8 +38,10 @@ def test_constant_lengths_take_the_time_that_arithmetic_says() -> None:
     found = simulate(config(costs, {"lengths": [10], "draft_tokens": 0}, workers=2, staleness=0))
     assert found.step_seconds == pytest.approx(10 * 0.5 + 3.0, abs=1e-6)
     assert found.trainer_idle == pytest.approx(5 / 8, abs=1e-6) and found.rollout_idle == pytest.approx(3 / 8, abs=1e-6)
-    # With one update of slack the longer of both sides is all that counts.
-    both = simulate(config(costs, {"lengths": [10], "draft_tokens": 0}, workers=2, staleness=1))
+    # With one update of slack the longer of both sides is all that counts, if a group in reserve fills all slots.
+    both = simulate(
+        config(costs, {"lengths": [10], "draft_tokens": 0}, workers=2, staleness=1, groups_per_step=2, group_size=8)
+    )
     assert both.step_seconds == pytest.approx(5.0, abs=1e-6) and both.rollout_idle == pytest.approx(0, abs=1e-6)
     assert both.staleness_max == 1 and found.staleness_max == 0
 
@@ -124,3 +128,21 @@ def test_bad_input_is_one_line(arguments: str, named: str, capsys: pytest.Captur
 
 def test_the_file_in_conf_has_the_defaults_of_the_dataclasses() -> None:
     assert simulate_config([]) == SimulateConfig()
+
+
+def test_measured_cycles_take_the_place_of_the_law_where_their_drafts_are_asked_for() -> None:
+    """On a straight line between the measured sizes; beyond the largest each row costs what one of it costs."""
+    measured = CostsConfig(cycles=((1, 2, 0.1), (1, 10, 0.5), (0, 1, 7.0)))
+    drafting, other = Costs(measured, 1), Costs(measured, 2)
+    assert [drafting.cycle(rows) for rows in (1, 2, 6, 10, 20)] == pytest.approx([0.1, 0.1, 0.3, 0.5, 1.0])
+    assert Costs(measured, 1, grain=4).cycle(6) == pytest.approx(1.2)
+    assert other.cycle(6) == Costs(CostsConfig(), 2).cycle(6)
+    with pytest.raises(UserError, match=r"costs\.cycles.*above 0"):
+        CostsConfig(cycles=((1, 2, 0.0),))
+
+
+def test_costs_of_cycles_and_admissions_are_told_apart() -> None:
+    seen = [(Size(1, 4, 0), 0.2)] * 4 + [(Size(1, 4, 0), 9.0), (Size(1, 4, 2), 0.5), (Size(1, 3, 0), 0.1)]
+    assert medians(seen) == ([(1, 4, 0.2)], pytest.approx(0.15))  # one of 3 rows: seen too rarely
+    with pytest.raises(ValueError, match="no size"):
+        medians(seen[:3])
