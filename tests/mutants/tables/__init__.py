@@ -1,6 +1,7 @@
 """All faults, by area."""
 
 from tests.mutants.tables import (
+    balance,
     certify_live,
     certify_run,
     certify_served,
@@ -34,6 +35,7 @@ from tests.mutants.tables import (
 )
 
 FAULTS = (
+    *balance.FAULTS,
     *sampling.FAULTS,
     *distributions.FAULTS,
     *engine.FAULTS,
