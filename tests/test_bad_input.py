@@ -46,8 +46,8 @@ def refuses(case: Case, here: World, temp: Path) -> None:
 
 
 def test_files_of_weights_that_an_index_names_must_be_there(here: World, tmp_path: Path) -> None:
-    given = ("--out", "new", "--model", "{model:shard}")
-    refuses(Case(command="export", kind="models", arguments=given, names="model-00002-of-00002"), here, tmp_path)
+    given = ("model.path={model:shard}",)
+    refuses(Case(command="run", kind="models", arguments=given, names="model-00002-of-00002"), here, tmp_path)
 
 
 def test_nothing_is_written_beside_a_checkpoint_that_is_not_read(here: World, tmp_path: Path) -> None:
