@@ -1,6 +1,7 @@
 """What can be configured about a simulation: the dataclasses behind ``conf/simulate.yaml``."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from bebop.config import POSITIVE, SEED
 from bebop.parsing import (
@@ -29,6 +30,7 @@ class FleetConfig:
     workers: int = setting(2, "rollout workers", within(1, 1 << 16))
     slots: int = setting(64, "requests decoded side by side by one worker", POSITIVE)
     staleness: int = setting(1, "updates that a prompt's weights may lag behind", at_least(0, "synchronous"))
+    dispatch: Literal["auto", "static", "pull"] = setting("auto", "as rollout.dispatch of a job")
     groups_per_step: int = setting(16, "prompts in one update", within(1, 1 << 20))
     group_size: int = setting(8, "G, answers per prompt", within(2, 1 << 16))
     steps: int = setting(30, "updates", POSITIVE)

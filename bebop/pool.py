@@ -61,6 +61,7 @@ class WorkerPool:
             oldest = version - self.config.rollout.staleness
             self._heads = {v: mark for v, mark in self._heads.items() if v >= oldest}
             self._heads[version] = await trainer.head_fingerprint()
+        wanted = head
         # Who has not got the head by now gets it with these weights, which overtake those that it was to come with.
         head = head or any(lane.sent < self._headed for lane in self._lanes if self._headed)
         weights = await trainer.weights(head)
@@ -68,6 +69,8 @@ class WorkerPool:
         self._orders.weights, self._orders.version = weights, version
         self._orders.published += 1
         self._headed = self._orders.published if head else self._headed
+        if wanted:  # complaints that came while the weights were fetched are answered with this, too
+            self._health.clear()
         for lane in self._lanes:
             if not lane.away:
                 lane.arrived.clear()
@@ -124,9 +127,10 @@ class WorkerPool:
             for part in report.parts:
                 await self._take(lane.number, part)
             self.clock.add(report)
-            self._hand_out()
             if settled and published == self._orders.published:  # else it may speak of what was in use before
                 self._examine(lane.number, report)
+            await asyncio.sleep(0)  # others report at the same moment: whoever is heard first must not get it all
+            self._hand_out()
 
     def _lose(self, lane: Lane, death: WorkerDied) -> None:
         """A worker is gone: all that it had not handed over starts again."""

@@ -14,6 +14,8 @@ from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trajectory import Batch, Group, Prompt, Trajectory
 
+LINGER_SECONDS = 0.05  # for more answers to report, when only some are there: a report costs the driver a call
+
 
 class WorkerDied(Exception):
     """A rollout worker is gone; it is replaced and its prompts start again."""

@@ -28,19 +28,19 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shipment:
+class CheckedWeights:
     """Weights on their way; ``manifest`` has one entry for each."""
 
     weights: Mapping[str, Tensor]
     manifest: Mapping[str, Entry]
 
 
-def shipment(weights: Mapping[str, Tensor]) -> Shipment:
+def with_manifest(weights: Mapping[str, Tensor]) -> CheckedWeights:
     """Weights (on the CPU) as they are now."""
-    return Shipment(weights=weights, manifest={name: _entry(tensor) for name, tensor in weights.items()})
+    return CheckedWeights(weights=weights, manifest={name: _entry(tensor) for name, tensor in weights.items()})
 
 
-def opened(sent: Shipment) -> Mapping[str, Tensor]:
+def verified(sent: CheckedWeights) -> Mapping[str, Tensor]:
     """The weights; ``DamagedWeights`` names the first tensor that is not as it was."""
     if sent.weights.keys() != sent.manifest.keys():
         name = min(sent.weights.keys() ^ sent.manifest.keys())

@@ -1,5 +1,5 @@
 """Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``loop``, ``kernels``,
-``monitor``, ``trace``, ``certify``, ``simulate`` and ``simulate_cost``."""
+``monitor``, ``trace``, ``certify``, ``balance``, ``simulate`` and ``simulate_cost``."""
 
 import argparse
 import time
@@ -8,7 +8,19 @@ from typing import Any
 
 import torch
 
-from bebop.bench import certify, first_token, kernels, loop, monitor, record, rollout, served, simulation, tracing
+from bebop.bench import (
+    balance,
+    certify,
+    first_token,
+    kernels,
+    loop,
+    monitor,
+    record,
+    rollout,
+    served,
+    simulation,
+    tracing,
+)
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.compose import job_config
 from bebop.config import ModelConfig, TaskConfig
@@ -87,6 +99,7 @@ def parser() -> Parser:
 
 def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
     kinds.add_parser("simulate", help="predictions of bebop.simulate against six real jobs")
+    kinds.add_parser("balance", help="prompts to who has room against a fixed order, in virtual time")
     own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
     most = "the most trajectories of a job (default: 1000000)"
     own.add_argument("--most", type=whole(10_000, LARGEST), default=1_000_000, help=most)
@@ -140,6 +153,10 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
     if kind == "simulate":
         rows, _ = simulation.run(options.out)
         return rows, []
+    if kind == "balance":
+        rows = balance.run()
+        charted = [{**row, "fleet": f"{row['workers']}, slow: {row['slow']}"} for row in rows if row["staleness"] == 2]
+        return rows, [(kind, [row for row in charted if row["sigma"] == 1.0], "fleet", "sigma", "pull / static")]
     if kind == "simulate_cost":
         rows = simulation.own_cost(options.most)
         return rows, [(kind, rows, "workers", "what", "us a trajectory")]

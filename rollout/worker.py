@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
-from bebop.protocols import Assignment, Pace, PartialGroup, WorkerReport
+from bebop.protocols import LINGER_SECONDS, Assignment, Pace, PartialGroup, WorkerReport
 from bebop.rollout.engine import Engine, Request
 from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.engines import engine_module
@@ -22,11 +22,10 @@ from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.rewards import checked, make_reward
 from bebop.token_trace import traced
 from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory
-from bebop.weight_manifest import Shipment, opened
+from bebop.weight_manifest import CheckedWeights, verified
 
 log = logging.getLogger(__name__)
 Reward = Callable[[str, Prompt], float]
-LINGER_SECONDS = 0.05  # for more answers to report, when only some are there: a report costs the driver a call
 
 
 def make_worker(config: JobConfig) -> "RolloutWorker":
@@ -82,12 +81,12 @@ class RolloutWorker:
         for place, future in zip(places, self.thread.submit(requests), strict=True):
             future.add_done_callback(partial(self._answered, *place))
 
-    def set_weights(self, weights: Mapping[str, Tensor] | Shipment, version: int) -> None:
+    def set_weights(self, weights: Mapping[str, Tensor] | CheckedWeights, version: int) -> None:
         """Queue new weights; they take effect in flight, before any prompt that is submitted later.
 
-        ``DamagedWeights`` if a shipment is not what was sent: the engine goes on with what it has.
+        ``DamagedWeights`` if they are not what was sent: the engine goes on with what it has.
         """
-        weights = opened(weights) if isinstance(weights, Shipment) else weights
+        weights = verified(weights) if isinstance(weights, CheckedWeights) else weights
         self.thread.load(weights, version).add_done_callback(self._heard)
 
     def configure(self, decoding: DecodingConfig) -> None:

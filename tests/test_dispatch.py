@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bebop.config import JobConfig
@@ -102,6 +102,7 @@ def test_what_a_dead_worker_lost_goes_to_others_at_once_and_first() -> None:
     assert dispatch.hand_out() == [(0, 2, (1, 2, 3)), (0, 3, (0,))]
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 9), st.integers(0, 9))
 def test_nothing_is_lost_doubled_or_above_the_bound(seed: int, workers: int, slots: int, more: int) -> None:
     """Against a plain account of who owes what, through answers, deaths and returns in any order."""

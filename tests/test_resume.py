@@ -31,7 +31,7 @@ from bebop.trainer import checkpoint
 from bebop.trainer.certify import Certifier
 from bebop.trainer.rank import TrainerRank
 from bebop.trajectory import Batch, Group
-from bebop.weight_manifest import Shipment
+from bebop.weight_manifest import CheckedWeights
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ class InProcess:
     async def submit(self, assignments: Sequence[Assignment]) -> None:
         self.worker.submit(assignments)
 
-    async def set_weights(self, weights: Shipment, version: int) -> None:
+    async def set_weights(self, weights: CheckedWeights, version: int) -> None:
         self.worker.set_weights(weights, version)
 
     async def configure(self, decoding: DecodingConfig) -> None:
@@ -65,7 +65,7 @@ class InProcess:
     async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
         return self.trainer.certify(groups, since)
 
-    async def weights(self, head: bool) -> Shipment:
+    async def weights(self, head: bool) -> CheckedWeights:
         return self.trainer.weights(head)
 
     async def save(self, step: int, loop_state: dict[str, Any]) -> None:

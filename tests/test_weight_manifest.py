@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from bebop.errors import UserError
 from bebop.protocols import DamagedWeights
-from bebop.weight_manifest import BLOCK, Shipment, checksum, opened, shipment
+from bebop.weight_manifest import BLOCK, CheckedWeights, checksum, verified, with_manifest
 from tests.fakes import FakeWorker, go, in_order, job, make
 from tests.rollout.test_worker import exact, worker
 
@@ -27,13 +27,13 @@ def weights() -> dict[str, Tensor]:
 
 
 def test_what_arrives_whole_is_taken() -> None:
-    sent = shipment(weights())
-    assert opened(sent) is sent.weights
-    assert opened(shipment({})) == {}
+    sent = with_manifest(weights())
+    assert verified(sent) is sent.weights
+    assert verified(with_manifest({})) == {}
 
 
-def damaged(change: str) -> Shipment:
-    sent = shipment(weights())
+def damaged(change: str) -> CheckedWeights:
+    sent = with_manifest(weights())
     there = {name: tensor.clone() for name, tensor in sent.weights.items()}
     a, b = there["a"], there["b"]
     if change == "cut short":
@@ -70,9 +70,10 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_damage_is_noticed_and_named(change: str) -> None:
     with pytest.raises(DamagedWeights, match=CHANGES[change]):
-        opened(damaged(change))
+        verified(damaged(change))
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.integers(0, 3 * BLOCK), st.sampled_from(DTYPES), st.data())
 def test_every_bit_counts(size: int, dtype: torch.dtype, data: st.DataObject) -> None:
     tensor = torch.arange(size).to(dtype)
@@ -87,7 +88,7 @@ def test_every_bit_counts(size: int, dtype: torch.dtype, data: st.DataObject) ->
 
 def test_a_worker_refuses_damaged_weights_and_keeps_its_own() -> None:
     one, other = worker(), exact(seed=5)
-    sent = shipment({name: tensor.detach().clone() for name, tensor in other.weights().items()})
+    sent = with_manifest({name: tensor.detach().clone() for name, tensor in other.weights().items()})
     name = next(iter(sent.weights))
     bad = dataclasses.replace(sent, weights={**sent.weights, name: sent.weights[name] * 2})
     with pytest.raises(DamagedWeights, match=f"{name}: contents differ"):

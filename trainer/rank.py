@@ -22,7 +22,7 @@ from bebop.trainer import checkpoint
 from bebop.trainer.certify import Certifier
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trajectory import Batch, Group
-from bebop.weight_manifest import Shipment, shipment
+from bebop.weight_manifest import CheckedWeights, with_manifest
 
 
 class TrainerRank:
@@ -65,12 +65,12 @@ class TrainerRank:
         """Updates finished so far."""
         return self.trainer.version
 
-    def weights(self, mtp: bool = False) -> Shipment:
+    def weights(self, mtp: bool = False) -> CheckedWeights:
         """Full weights for the engines, on rank 0; the other ranks take part in gathering and send none.
 
         The head's are among them if asked for, and always once it has been trained: a replaced engine needs them too.
         """
-        return shipment(self.trainer.weights(mtp or self.trainer.head_changed))
+        return with_manifest(self.trainer.weights(mtp or self.trainer.head_changed))
 
     def head_fingerprint(self) -> str:
         """Of the head that engines should have by now; empty without a head."""

@@ -61,10 +61,6 @@ class _Process:
         """One of the part's methods."""
         return getattr(self.part, method)(*arguments)
 
-    def free_port(self) -> int:
-        """A port of this machine, before there is a part."""
-        return free_port()
-
     @_watching
     def ping(self) -> None:
         """A sign of life."""

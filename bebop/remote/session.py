@@ -199,6 +199,7 @@ def _start_ray(config: JobConfig, temp: Path, mark: str) -> None:
                 logging_level=logging.ERROR,
                 log_to_driver=False,
             )
+            shut(Path.home() / ".ray")  # Ray's key is there, for all to read
             return
         except Exception as error:  # Ray raises whatever it has
             ray.shutdown()
@@ -255,7 +256,7 @@ def _short(folder: str) -> str:
 
 
 def shut(folder: Path) -> None:
-    """Take from others what Ray gives to everybody: it makes its folders writable for the whole machine."""
+    """Take from others what Ray gives to everybody: folders for the whole machine to write to."""
     for inner, _, _ in os.walk(folder):
         with contextlib.suppress(FileNotFoundError):
             os.chmod(inner, os.stat(inner).st_mode & ~0o077)

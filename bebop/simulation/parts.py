@@ -13,7 +13,7 @@ from bebop.config_simulate import SimulateConfig
 from bebop.metrics import Metrics
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
-from bebop.protocols import Assignment, PartialGroup, WorkerReport
+from bebop.protocols import LINGER_SECONDS, Assignment, PartialGroup, WorkerReport
 from bebop.simulation.batch import Ended, SimulatedBatch
 from bebop.simulation.costs import Costs, cycles
 from bebop.trajectory import Batch, Completion, DecodeStats, Group, Prompt, Trajectory
@@ -43,10 +43,10 @@ class Answers:
 
 
 class SimulatedWorker:
-    """See ``protocols.Worker``; ``speed`` of its engine against the others'."""
+    """See ``protocols.Worker``; ``speed`` of its engine against the others', ``pulls``: prompts go to who has room."""
 
-    def __init__(self, config: SimulateConfig, answers: Answers, speed: float = 1.0) -> None:
-        self.costs, self.answers = Costs.of(config), answers
+    def __init__(self, config: SimulateConfig, answers: Answers, speed: float = 1.0, pulls: bool = True) -> None:
+        self.costs, self.answers, self._pulls = Costs.of(config), answers, pulls
         costs = self.costs.config
 
         @cache
@@ -56,7 +56,11 @@ class SimulatedWorker:
         self.batch = SimulatedBatch(config.fleet.slots, cycle, costs.prefill / speed)
         self._news = asyncio.Event()
         self._open: dict[int, tuple[int, int]] = {}  # key -> (place of its assignment, member)
-        self._parts: dict[int, tuple[Assignment, dict[int, Trajectory]]] = {}
+        self._asked: dict[int, Assignment] = {}  # by place
+        self._missing: dict[int, int] = {}  # answers of it that have not ended
+        self._done: dict[int, dict[int, Trajectory]] = {}  # those of its answers that are to be reported, by member
+        self._ended = 0  # answers to be reported
+        self._whole = False  # an assignment among them is finished
         self._lengths: dict[int, int] = {}
         self._key = self._place = self._reports = 0
         self._told: WorkerReport | None = None
@@ -68,7 +72,7 @@ class SimulatedWorker:
         for assignment in assignments:
             drawn = self.answers.drawn(assignment.prompt.index)
             self._place += 1
-            self._parts[self._place] = (assignment, {})
+            self._asked[self._place], self._missing[self._place] = assignment, len(assignment.members)
             for member in assignment.members:
                 self._key += 1
                 self._open[self._key] = (self._place, member)
@@ -80,15 +84,18 @@ class SimulatedWorker:
         """See ``protocols.Worker``."""
         if self._told is not None and self._told.number > seen:
             return self._told
-        while not (parts := self._finished()):
-            await self._wait(self.batch.next_change())
+        until: float | None = None  # it waits for more, once there is something
+        while not self._due() and (until is None or _now() < until):
+            if until is None and self._idle():
+                until = _now() + LINGER_SECONDS
+            await self._wait(min((at for at in (self.batch.next_change(), until) if at is not None), default=None))
         await asyncio.sleep(self.costs.config.report)
-        parts += self._finished()
+        self._advance()
         busy, swap = self.batch.busy, self.batch.swap
         self._reports += 1
         self._told = WorkerReport(
             number=self._reports,
-            parts=tuple(parts),
+            parts=self._parts(),
             busy=busy - self._counted[0],
             swap=swap - self._counted[1],
             version=self.batch.version,
@@ -120,18 +127,37 @@ class SimulatedWorker:
         await self._news.wait()
         timer.cancel()
 
-    def _finished(self) -> list[PartialGroup]:
-        """Assignments of which all answers have ended by now."""
-        parts = []
+    def _advance(self) -> None:
+        """Take in all answers that have ended by now."""
         for ended in self.batch.advance(_now()):
             place, member = self._open.pop(ended.key)
-            assignment, answers = self._parts[place]
-            answers[member] = self._trajectory(ended)
-            if len(answers) == len(assignment.members):
-                del self._parts[place]
-                found = tuple(answers[m] for m in assignment.members)
-                parts.append(PartialGroup(prompt=assignment.prompt, members=assignment.members, trajectories=found))
-        return parts
+            self._done.setdefault(place, {})[member] = self._trajectory(ended)
+            self._ended += 1
+            self._missing[place] -= 1
+            self._whole = self._whole or not self._missing[place]
+
+    def _due(self) -> bool:
+        """Whether a report must not wait: as ``RolloutWorker`` sees it."""
+        self._advance()
+        return self._whole or (self._pulls and self._ended >= self.answers.config.fleet.group_size)
+
+    def _idle(self) -> bool:
+        """Whether there are answers to report, and a slot that others could have."""
+        return self._pulls and self._ended > 0 and len(self._open) < self.batch.slots
+
+    def _parts(self) -> tuple[PartialGroup, ...]:
+        """All answers that were not reported yet; without pulling, of finished assignments alone."""
+        parts = []
+        for place in [place for place in self._done if self._pulls or not self._missing[place]]:
+            asked, answers = self._asked[place], self._done.pop(place)
+            members = tuple(m for m in asked.members if m in answers)
+            found = tuple(answers[m] for m in members)
+            parts.append(PartialGroup(prompt=asked.prompt, members=members, trajectories=found))
+            self._ended -= len(members)
+            if not self._missing[place]:
+                del self._asked[place], self._missing[place]
+        self._whole = False
+        return tuple(parts)
 
     def _trajectory(self, ended: Ended) -> Trajectory:
         """An answer with nothing in it but its sizes; arrays without contents take no memory."""

@@ -65,7 +65,12 @@ def job(config: SimulateConfig) -> JobConfig:
     """The settings of a job that the loop, its pool, buffer and monitor look at."""
     fleet = config.fleet
     sections: dict[str, Any] = {
-        "rollout": {"workers": min(fleet.workers, 4096), "slots": fleet.slots, "staleness": fleet.staleness},
+        "rollout": {
+            "workers": min(fleet.workers, 4096),
+            "slots": fleet.slots,
+            "staleness": fleet.staleness,
+            "dispatch": fleet.dispatch,
+        },
         "trainer": {
             "steps": fleet.steps,
             "groups_per_step": fleet.groups_per_step,
@@ -111,8 +116,9 @@ def simulate(config: SimulateConfig, speeds: Sequence[float] = ()) -> Simulated:
 async def _run(config: SimulateConfig, speeds: Sequence[float]) -> tuple[list[Mapping[str, float]], float]:
     answers, sink, now = Answers(config), _Rows(), asyncio.get_running_loop().time
     every = [*speeds, *[1.0] * (config.fleet.workers - len(speeds))]
-    workers = [SimulatedWorker(config, answers, speed) for speed in every]
     settings = job(config)
+    pulls = settings.rollout.dealing == "pull"
+    workers = [SimulatedWorker(config, answers, speed, pulls=pulls) for speed in every]
     with tempfile.TemporaryDirectory(prefix="bebop-simulate-") as folder:
         monitor = _TimedMonitor(settings, Path(folder))
         monitor.seconds = config.costs.step

@@ -2,6 +2,7 @@
 
 from tests.mutants.tables import (
     bad_input,
+    balance,
     certify_live,
     certify_run,
     certify_served,
@@ -35,6 +36,7 @@ from tests.mutants.tables import (
 )
 
 FAULTS = (
+    *balance.FAULTS,
     *sampling.FAULTS,
     *distributions.FAULTS,
     *engine.FAULTS,

@@ -1,0 +1,65 @@
+"""What simulated workers report, and when: as ``RolloutWorker`` does."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from bebop.config_simulate import SimulateConfig
+from bebop.parsing import from_dict
+from bebop.protocols import LINGER_SECONDS, Assignment
+from bebop.simulation.parts import Answers, SimulatedWorker, prompt
+from bebop.simulation.virtual_time import run_virtually
+
+SIZE = 4
+COSTS = {"cycle": 1.0, "row": 0.0, "prefill": 0.0, "report": 0.0}
+Report = tuple[float, list[tuple[int, tuple[int, ...]]]]  # when, and (prompt, members)
+
+
+class Given(Answers):
+    """Of lengths that are known: of each prompt the same."""
+
+    def drawn(self, index: int) -> list[tuple[int, int]]:
+        return [(10, 10), (20, 20), (30, 30), (40, 40)]
+
+
+def reports(slots: int, prompts: int, pulls: bool) -> list[Report]:
+    """All that a worker says until everything is answered; a second for each cycle."""
+    sections = {"fleet": {"slots": slots, "group_size": SIZE}, "answers": {"draft_tokens": 0}, "costs": COSTS}
+    config = from_dict(SimulateConfig, sections)
+
+    async def collect() -> list[Report]:
+        worker, found, seen, left = SimulatedWorker(config, Given(config), pulls=pulls), [], 0, prompts * SIZE
+        await worker.submit([Assignment(prompt=prompt(i), members=tuple(range(SIZE))) for i in range(prompts)])
+        while left:
+            told = await worker.collect(seen)
+            assert told == await worker.collect(seen), "told again until it is acknowledged"
+            seen = told.number
+            parts = [(part.prompt.index, part.members) for part in told.parts]
+            assert all(len(part.members) == len(part.trajectories) for part in told.parts)
+            found.append((asyncio.get_running_loop().time(), parts))
+            left -= sum(len(members) for _, members in parts)
+        return found
+
+    return run_virtually(collect())
+
+
+def test_a_free_slot_has_single_answers_told_after_a_moment() -> None:
+    at, told = zip(*reports(slots=4, prompts=1, pulls=True), strict=True)
+    assert at == pytest.approx([10 + LINGER_SECONDS, 20 + LINGER_SECONDS, 30 + LINGER_SECONDS, 40])
+    assert told == ([(0, (0,))], [(0, (1,))], [(0, (2,))], [(0, (3,))])
+
+
+def test_without_a_free_slot_a_groups_worth_is_told_and_nothing_waits_for_its_own_group() -> None:
+    """Four slots, sixteen answers: while others wait, four ended answers make a report, of whichever groups."""
+    found = reports(slots=4, prompts=4, pulls=True)
+    answers = Counter((index, member) for _, parts in found for index, members in parts for member in members)
+    assert answers == Counter((index, member) for index in range(4) for member in range(SIZE))
+    at, first = found[0]
+    assert at < 40 and sum(len(members) for _, members in first) >= SIZE
+    assert all(len(members) < SIZE for _, members in first), "no group is whole"
+
+
+def test_where_prompts_have_a_fixed_order_groups_are_told_whole() -> None:
+    found = reports(slots=4, prompts=3, pulls=False)
+    assert [members for _, parts in found for _, members in parts] == [tuple(range(SIZE))] * 3
