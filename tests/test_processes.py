@@ -149,12 +149,16 @@ def test_a_private_folder_of_a_driver_that_was_killed_is_cleared_by_the_next(
 
 
 def _leave_and_clear(place: Path) -> None:
-    code = "import os, signal\nfrom bebop.remote.session import private_folder\n"
-    code += "with private_folder():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    code = "import os, signal, subprocess\nfrom bebop.remote.session import private_folder\n"
+    code += "with private_folder():\n    print(subprocess.Popen(['sleep', '600'], stdout=-3, stderr=-3).pid, flush=True)\n"
+    code += "    os.kill(os.getpid(), signal.SIGKILL)\n"
     environment = {**os.environ, "TMPDIR": str(place)}
-    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == -signal.SIGKILL
+    driver = subprocess.run([sys.executable, "-c", code], env=environment, check=False, capture_output=True, text=True)
+    assert driver.returncode == -signal.SIGKILL
+    os.kill(child := int(driver.stdout), signal.SIGSTOP)
     (left,) = place.iterdir()
     (place / "bebop-of-no-job").mkdir()
     with private_folder() as mine, private_folder() as beside:
         assert not left.exists() and mine.exists() and beside.exists(), "one that runs keeps its own"
+        assert (found := status(child)) is None or found.state == "Z", "who is left of its job is ended"
     assert [path.name for path in place.iterdir()] == ["bebop-of-no-job"]

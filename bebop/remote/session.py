@@ -32,7 +32,7 @@ from bebop.processes import descendants, end, main_stack, marked, place, status,
 from bebop.remote.part import free_port
 
 log = logging.getLogger(__name__)
-PRIVATE, DRIVER = "bebop-", "driver"  # temporary folders of jobs; the file in them that names the process
+PRIVATE, DRIVER, FILES = "bebop-", "driver", "files"  # temporary folders of jobs; in them: who drives, and TMPDIR
 STARTS = 3  # times that Ray is started before it is given up
 SERVERS = ("gcs_server", "raylet")  # without which no job goes on
 
@@ -220,8 +220,8 @@ def private_folder() -> Iterator[Path]:
     _clear(place)
     folder = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=place))
     (folder / DRIVER).write_text(_self())
-    (folder / "files").mkdir(mode=0o700)
-    os.environ["TMPDIR"] = str(folder / "files")  # Ray's processes inherit it
+    (folder / FILES).mkdir(mode=0o700)
+    os.environ["TMPDIR"] = str(folder / FILES)  # Ray's processes inherit it
     try:
         yield folder
     finally:
@@ -241,12 +241,16 @@ def _self() -> str:
 
 
 def _clear(place: Path) -> None:
-    """Remove private folders of drivers of this user that are there no more."""
+    """Remove private folders of drivers of this user that are there no more, and end who is left of their jobs.
+
+    Ray ends them once it misses the driver, but a process that was stopped does not hear it.
+    """
     for left in place.glob(f"{PRIVATE}*/{DRIVER}"):
         with contextlib.suppress(OSError, ValueError):
             pid, started = map(int, left.read_text().split())
             found = status(pid)
             if left.stat().st_uid == os.getuid() and (found is None or found.started != started) and started:
+                end(marked(f"TMPDIR={left.parent / FILES}"))
                 shutil.rmtree(left.parent, ignore_errors=True)
 
 

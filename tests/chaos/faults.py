@@ -1,5 +1,6 @@
 """The faults, a row each: what is done to a job, what shows that it happened, and how one knows that it is over."""
 
+import contextlib
 import os
 import random
 import signal
@@ -104,11 +105,8 @@ def flip(run: "Run", rng: random.Random) -> str:
 
 def fill(run: "Run", _: random.Random) -> str:
     """No room is left where the checkpoints go."""
-    with (run.job / "checkpoints" / "ballast").open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(1 << 16))
-        except OSError:
+    with (run.job / "checkpoints" / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 16)):
             pass
     return "checkpoints"
 

@@ -185,20 +185,29 @@ class Run:
         """One fault alone: when it is noticed, and that the job goes on."""
         if kind.ends:
             self.wait(lambda: kind.refused and self.updates() >= updates + 3, ends=True)
-            if self.process.poll() is None:
+            if self.process.poll() is None:  # what was removed as too old made room enough
+                self._make_room()
                 return
             row["noticed"] = round(time.monotonic() - row["begun"], 2) if kind.refused else 0.0
             if kind.refused:
                 self._ended(2)
                 row["why"] = self.said()[-1]
-            (self.job / "checkpoints" / "ballast").unlink(missing_ok=True)
+            self._make_room()
             self.start(resume=True)
+            self.wait(self._runs)
         elif kind.who:
             self.wait(lambda: any(e["kind"] != "replaced" for e in self.events()[events:]))
             row["noticed"] = round(time.monotonic() - row["begun"], 2)
             row["why"] = next(e["why"] for e in self.events()[events:] if e["kind"] != "replaced")
             self.wait(lambda: any(e["kind"] == "replaced" for e in self.events()[events:]))
         self._goes_on(1)
+
+    def _make_room(self) -> None:
+        (self.job / "checkpoints" / "ballast").unlink(missing_ok=True)
+
+    def _runs(self) -> bool:
+        """Whether the processes that are named are those of the session in progress."""
+        return f"driver {self.driver}\n" in (self.job / "pids.txt").read_text()
 
     def _goes_on(self, steps: int) -> None:
         """So many updates from now."""
