@@ -150,7 +150,9 @@ def test_a_private_folder_of_a_driver_that_was_killed_is_cleared_by_the_next(
 
 def _leave_and_clear(place: Path) -> None:
     code = "import os, signal, subprocess\nfrom bebop.remote.session import private_folder\n"
-    code += "with private_folder():\n    print(subprocess.Popen(['sleep', '600'], stdout=-3, stderr=-3).pid, flush=True)\n"
+    code += (
+        "with private_folder():\n    print(subprocess.Popen(['sleep', '600'], stdout=-3, stderr=-3).pid, flush=True)\n"
+    )
     code += "    os.kill(os.getpid(), signal.SIGKILL)\n"
     environment = {**os.environ, "TMPDIR": str(place)}
     driver = subprocess.run([sys.executable, "-c", code], env=environment, check=False, capture_output=True, text=True)

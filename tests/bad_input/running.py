@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import NoReturn
 from unittest.mock import patch
 
+import torch
+
 from bebop import adapt, catalogue, convert, export, run, settings, simulate
 from bebop.bench import __main__ as bench
 from bebop.certify import __main__ as certify
@@ -137,7 +139,7 @@ def _as_command(arguments: Sequence[str]) -> Iterator[None]:
     """The process is as it was afterwards."""
     handlers, filters = list(logging.root.handlers), list(warnings.filters)
     argv, term = sys.argv, signal.getsignal(signal.SIGTERM)
-    interrupt = signal.getsignal(signal.SIGINT)
+    interrupt, threads = signal.getsignal(signal.SIGINT), torch.get_num_threads()
     sys.argv, logging.root.handlers[:] = ["command", *arguments], []
     try:
         yield
@@ -146,3 +148,4 @@ def _as_command(arguments: Sequence[str]) -> Iterator[None]:
         warnings.filters[:] = filters  # type: ignore[index]
         signal.signal(signal.SIGTERM, term)
         signal.signal(signal.SIGINT, interrupt)
+        torch.set_num_threads(threads)  # sums come out differently with another number

@@ -166,7 +166,7 @@ def test_pairs_have_no_trace(policy: Policy) -> None:
 @pytest.mark.parametrize(("mode", "expected"), [("all", {0, 1, 2, 3, 4}), ("sample", {0, 2, 4}), ("off", set())])
 def test_a_worker_asks_for_what_the_job_wants(policy: Policy, mode: str, expected: set[int]) -> None:
     sections = {
-        "rollout": {"sampling": {"max_new_tokens": 3}},
+        "rollout": {"sampling": {"max_new_tokens": 3}, "dispatch": "static"},
         "trainer": {"group_size": 2, "groups_per_step": 2},
         "monitor": {"trace": mode},
     }
