@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help venv run adapt test test-slow test-gpu test-all test-sglang test-verl test-megatron mutants lint format docs-check \
-        tiny reproduce bench clean
+        tiny reproduce bench chaos clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ test-all: test lint test-slow test-megatron test-sglang test-verl ## every test 
 
 mutants: venv ## plant faults and see that the tests notice; part of test-slow; ARGS="policy/tis --list"
 	$(QUIET) $(BIN)/python -m tests.mutants $(ARGS)
+
+chaos: venv ## two hundred faults upon real jobs, and whether anything was lost: an hour (docs/reliability.md)
+	$(QUIET) $(BIN)/python -m tests.chaos $(ARGS)
 
 lint: venv ## ruff and mypy
 	$(BIN)/ruff check

@@ -8,6 +8,9 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
+from bebop.command import run_main
+from bebop.errors import UserError
+
 # Of every run; with co-training; of the monitor; of the certificate; of one decoding system; of bebop.adapt.
 Part = Literal["run", "head", "drift", "certificate", "system", "adapt"]
 TITLES: dict[Part, str] = {
@@ -245,5 +248,13 @@ def document() -> str:
     return text
 
 
-if __name__ == "__main__":
+def main(arguments: list[str]) -> int:
+    """Print ``docs/metrics.md``."""
+    if arguments:
+        raise UserError(f"{arguments[0]!r} is not wanted: python -m bebop.catalogue takes nothing")
     sys.stdout.write(document())
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -28,6 +28,7 @@ from bebop.errors import UserError
 from bebop.origin import sign
 from bebop.override_merge import merged as merged_overrides
 from bebop.parsing import Setting, from_dict, settings
+from bebop.reading import parse_json
 from bebop.run_folder import CONFIG, OVERRIDES
 from bebop.store import write_text
 
@@ -109,11 +110,11 @@ def trusted(given: Sequence[str], section: str = "") -> bool:
 def _saved(file: Path) -> list[Override]:
     """What a run was started with; ``UserError`` if the file is damaged."""
     try:
-        overrides = json.loads(file.read_text())
+        overrides = parse_json(file.read_bytes())
         if not isinstance(overrides, list) or not all(isinstance(override, str) for override in overrides):
             raise ValueError
     except ValueError:
-        raise UserError(f"{file} is corrupt: it is a list of the settings that the run was started with") from None
+        raise UserError(f"{file} is corrupt: give the list of settings that the run was started with") from None
     return [_read(renamed(override)) for override in overrides]
 
 

@@ -8,6 +8,7 @@ alone all the same. The old checkpoints stay until the run that goes on from the
 import contextlib
 import pickle
 import shutil
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,15 @@ def main(arguments: list[str]) -> int:
     if not stores:
         raise UserError(f"RUN={str(run)!r} is not possible: there is no checkpoint in {run / 'checkpoints'}")
     check_writable("RUN", run)
+    found = {store: pickled(store) for store in stores}
+    for store, paths in found.items():  # all is read before anything is written, the lock included
+        for path in paths:
+            states(store, path)
     done = 0
-    for store in stores:
+    for store, paths in found.items():
         with contextlib.closing(RunFolder(run, "RUN", True, store)) as folder:
             folder.open()  # takes its lock: one process at a time writes there
-            for path in pickled(store):
+            for path in paths:
                 print(f"{path} -> {convert(store, path).name}")
                 done += 1
     print(f"{done} checkpoint{'s' * (done != 1)} converted{'' if done else ': none is pickled'}")
@@ -77,19 +82,23 @@ def pickled(store: Store) -> list[Path]:
 
 def convert(store: Store, path: Path) -> Path:
     """Write a pickled checkpoint anew, whole or not at all; its place. ``UserError`` for what it must not hold."""
-    names = STATES[store.prefix]
-    states = {name: unpickled(path / f"{name}{codec.PICKLED}") for name in names}
+    read = states(store, path)
     step = store.step(path)
     staged = store.staging(step)
     with writing(staged):
         staged.mkdir()
-        for name, state in states.items():
+        for name, state in read.items():
             codec.save(state, staged / name, KINDS)
-        for entry in others(path, names):
+        for entry in others(path, STATES[store.prefix]):
             copy = shutil.copytree if entry.is_dir() else shutil.copy2
             copy(entry, staged / entry.name)
         seal(staged)
         return store.publish(staged, step)
+
+
+def states(store: Store, path: Path) -> dict[str, Any]:
+    """The states that a checkpoint holds, by name."""
+    return {name: unpickled(path / f"{name}{codec.PICKLED}") for name in STATES[store.prefix]}
 
 
 def others(path: Path, names: Iterable[str]) -> list[Path]:
@@ -101,15 +110,19 @@ def others(path: Path, names: Iterable[str]) -> list[Path]:
 def unpickled(file: Path) -> Any:
     """A state as earlier versions wrote it; ``UserError`` names the first thing in it that no state is made of."""
     try:
-        with torch.serialization.safe_globals([*KINDS, *NUMPY]):
+        with torch.serialization.safe_globals([*KINDS, *NUMPY]), warnings.catch_warnings(action="ignore"):
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = str(error).partition("WeightsUnpickler error:")[2] or str(error)
         told = " ".join(reason.split()).partition(". ")[0]
-        raise UserError(f"{file} is not what a checkpoint of bebop holds, and is not read: {told}") from error
-    except (AttributeError, TypeError, RuntimeError, EOFError) as error:
-        told = " ".join(str(error).split())
-        raise UserError(f"{file} is of a version of bebop that cannot be read any more: {told}") from error
+        raise UserError(
+            f"{file} is not what a checkpoint of bebop holds, and is not read: {told}; give a run of your own"
+        ) from error
+    except Exception as error:  # a file of others, of which torch checks little
+        told = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"{file} is of a version of bebop that cannot be read any more ({told}): start the run anew"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -11,15 +11,25 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from bebop.command import check_writable
 from bebop.config import JobConfig, ModelConfig, RuntimeConfig, TaskConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.model.checkpoint import find_device, load_tokenizer, require_known, require_mtp, resolve
+from bebop.model.checkpoint import (
+    find_device,
+    load_tokenizer,
+    mtp_layout,
+    read_config,
+    readable,
+    require_known,
+    require_mtp,
+    resolve,
+)
 from bebop.model.parts import find_part, read_card
+from bebop.model.skeleton import check_head, check_index, check_weights
 from bebop.rollout.engines import engine_module
 from bebop.rollout.room import check_memory, check_positions
 from bebop.tasks.rewards import make_reward
@@ -60,27 +70,28 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
     if here:
         find_device(config)
     folder, name = resolve(config.path), f"model.path={config.path!r}"
-    try:
-        # False, and not left out: transformers would ask at a terminal whether to run the folder's own code.
-        settings = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{name} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
+    settings = read_config(config)
     if type(settings) not in AutoModelForCausalLM._model_mapping:
         raise UserError(f"{name} cannot be loaded: {settings.model_type} is no causal language model")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(f"{name} cannot be loaded: it has no weights (*.safetensors)")
+    check_index(folder, name)
     for file in files:
         try:
             with safe_open(file, framework="pt"):
                 pass  # the header has been read and held against the size
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{name} cannot be loaded: {file.name}: {error}") from error
+            raise UserError(f"{name} cannot be loaded: {file.name}: {error}; give a whole file") from error
     tokens, rows = len(load_tokenizer(config)), settings.get_text_config().vocab_size
     if tokens > rows:
         sizes = f"{tokens} tokens, the model {rows}"
         raise UserError(f"{name}: the tokenizer has {sizes}; they do not belong together")
     require_known(config)
+    with readable(config):
+        skeleton = check_weights(settings, folder, name)
+        if (layout := mtp_layout(folder, settings.num_hidden_layers)) is not None:
+            check_head(skeleton, folder, layout)
     return settings
 
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bebop.errors import UserError
+from bebop.reading import parse_json, parse_yaml
 from bebop.resume_rules import refusals
 from bebop.store import Store, write_text
 
@@ -51,10 +50,10 @@ class RunFolder:
             return
         file = self.path / CONFIG
         try:
-            before = yaml.safe_load(file.read_text(encoding="utf-8"))
+            before = parse_yaml(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UserError(f"{file} is missing, so it cannot be told what the run began as: {self._advice}") from None
-        except (yaml.YAMLError, UnicodeDecodeError):
+        except ValueError:
             before = None
         if not isinstance(before, dict):
             raise UserError(f"{file} is no configuration, so it cannot be told what the run began as: {self._advice}")
@@ -68,8 +67,8 @@ class RunFolder:
         if not self.resume or not file.is_file():
             return
         try:
-            before: dict[str, str] = dict(json.loads(file.read_text(encoding="utf-8")))
-        except ValueError:
+            before: dict[str, str] = dict(parse_json(file.read_bytes()))
+        except (ValueError, TypeError):
             raise UserError(f"{file} is corrupt: {self._advice}") from None
         other = [name for name, mark in identity.items() if before.get(name, mark) != mark]
         if other:

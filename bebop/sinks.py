@@ -17,6 +17,8 @@ from tqdm import tqdm
 
 from bebop.command import writing
 from bebop.errors import UserError
+from bebop.parsing import LARGEST
+from bebop.reading import parse_json
 
 
 class Sink(Protocol):
@@ -33,16 +35,20 @@ class Sink(Protocol):
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The steps in ``metrics.jsonl``. A torn last line (the process was killed in the middle of it) is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text in UTF-8 (byte {error.start}): give the log of a run") from None
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
+            row = parse_json(line)
+        except ValueError:
             if number == len(lines):
                 break
             raise UserError(f"{path} line {number} is not JSON: repair or delete that line") from None
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        step = row.get("step") if isinstance(row, dict) else None
+        if type(step) is not int or not 0 <= step <= LARGEST:
             raise UserError(f"{path} line {number} has no whole-numbered step: repair or delete that line")
         rows.append(row)
     return rows

@@ -15,16 +15,15 @@ Every other number outside code has to be in ``docs/numbers.txt``: ``README.md: 
 is a mistake as well. The picture of the README is drawn from stored files in the same way.
 """
 
-import argparse
 import json
 import re
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bebop.bench.record import ROOT, show
+from bebop.command import Parser, run_main
 from bebop.errors import UserError
 from recipes.picture import PICTURE, draw, same
 from recipes.reproduce import rule_hash
@@ -182,25 +181,19 @@ def stale_picture(picture: Path = PICTURE) -> list[str]:
     return [f"{picture.name} differs from what is stored; run python -m recipes.docs"]
 
 
-def main() -> int:
-    """Fill in or compare; 1 if something is wrong, 2 if a path leads nowhere."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.docs", description="Numbers in Markdown from stored files."
-    )
+def main(arguments: list[str]) -> int:
+    """Fill in or compare; 1 if something is wrong. ``UserError`` if a path leads nowhere."""
+    parser = Parser(prog="python -m recipes.docs", description="Numbers in Markdown from stored files.")
     parser.add_argument("--check", action="store_true", help="change nothing; the status is 1 if something is wrong")
-    options = parser.parse_args()
-    try:
-        if not options.check:
-            for page in documents():
-                page.write_text(filled(page.read_text()))
-            draw(PICTURE)
-        wrong = complaints() + stale_results() + stale_picture()
-    except UserError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return 2
+    options = parser.parse_args(arguments)
+    if not options.check:
+        for page in documents():
+            page.write_text(filled(page.read_text()))
+        draw(PICTURE)
+    wrong = complaints() + stale_results() + stale_picture()
     show("".join(f"{line}\n" for line in wrong) or "every number in the pages is stored\n")
     return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -20,7 +20,8 @@ from tests.tree import LINKS, ROOT, files, imports, parsed, sources, under
 TABLE = {
     # what flows, and what needs nothing but numbers
     0: "kernels codec token_trace trajectory config config_ decoding metrics sinks errors command store origin "
-    "processes events resume_rules run_folder override_merge intervals parsing options catalogue tree_shape conf",
+    "processes events resume_rules run_folder override_merge intervals parsing reading options catalogue "
+    "tree_shape conf",
     # parts that know no engine, no worker and no trainer
     1: "model identity tasks rollout.engine rollout.slots rollout.decoding trainer.advantages trainer.chains "
     "trainer.logprobs trainer.losses trainer.optim trainer.packing trainer.schedule trainer.scorer "

@@ -17,7 +17,7 @@ import pytest
 
 from bebop.events import EventLog
 from bebop.processes import descendants, end, marked, place, stacks, status, stopped
-from bebop.remote.session import Session
+from bebop.remote.session import Session, private_folder
 
 # A process with a child, which says when both are there; then it waits in a function of its own.
 PARENT = """
@@ -138,3 +138,27 @@ def test_this_process_can_tell_its_own_stacks() -> None:
             assert "test_this_process_can_tell" in stacks(os.getpid(), file.fileno())
         finally:
             faulthandler.unregister(signal.SIGUSR1)
+
+
+def test_a_private_folder_of_a_driver_that_was_killed_is_cleared_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:  # a long name would not do for Ray's sockets
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        _leave_and_clear(Path(place))
+
+
+def _leave_and_clear(place: Path) -> None:
+    code = "import os, signal, subprocess\nfrom bebop.remote.session import private_folder\n"
+    code += "with private_folder():\n    print(subprocess.Popen(['sleep', '600'], stdout=-3, stderr=-3).pid, flush=True)\n"
+    code += "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    environment = {**os.environ, "TMPDIR": str(place)}
+    driver = subprocess.run([sys.executable, "-c", code], env=environment, check=False, capture_output=True, text=True)
+    assert driver.returncode == -signal.SIGKILL
+    os.kill(child := int(driver.stdout), signal.SIGSTOP)
+    (left,) = place.iterdir()
+    (place / "bebop-of-no-job").mkdir()
+    with private_folder() as mine, private_folder() as beside:
+        assert not left.exists() and mine.exists() and beside.exists(), "one that runs keeps its own"
+        assert (found := status(child)) is None or found.state == "Z", "who is left of its job is ended"
+    assert [path.name for path in place.iterdir()] == ["bebop-of-no-job"]

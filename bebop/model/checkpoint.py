@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,9 +31,11 @@ from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.model.parity import check_parity
 from bebop.model.parts import find_part, load_part
+from bebop.model.skeleton import NAME, check_file, check_settings, read_object
 
 log = logging.getLogger(__name__)
 SPLIT = ("qwen3_next",)  # model types whose checkpoints hold experts one by one
+ADVICE = "give a folder that transformers loads"
 _checked: set[tuple[object, ...]] = set()  # what was held against Hugging Face's forward in this process
 
 
@@ -85,7 +88,7 @@ def load_backbone(config: ModelConfig) -> PreTrainedModel:
     So is what bebop's attention does not have, before any weights are read.
     """
     require_known(config)
-    with _readable(config):
+    with readable(config):
         backbone, info = AutoModelForCausalLM.from_pretrained(
             resolve(config.path),
             dtype=getattr(torch, config.dtype),
@@ -101,6 +104,16 @@ def load_backbone(config: ModelConfig) -> PreTrainedModel:
     return backbone
 
 
+def read_config(config: ModelConfig) -> Any:
+    """The Hugging Face configuration of a checkpoint; ``UserError`` for sizes that no model has."""
+    with readable(config, "config.json: "):
+        check_file(resolve(config.path), f"model.path={config.path!r}")
+        # False, and not left out: transformers would ask at a terminal whether to run the folder's own code.
+        settings = AutoConfig.from_pretrained(resolve(config.path), local_files_only=True, trust_remote_code=False)
+        check_settings(settings, f"model.path={config.path!r}")
+    return settings
+
+
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint, without its weights.
 
@@ -108,9 +121,10 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     the model's family in its place (for ``qwen2`` one with another pre-tokenizer and an added token).
     """
     folder = resolve(config.path)
-    with _readable(config):
-        file = folder / "tokenizer_config.json"
-        name = json.loads(file.read_text()).get("tokenizer_class") if file.is_file() else None
+    with readable(config, "its tokenizer: "):
+        name = read_object(folder / "tokenizer_config.json").get("tokenizer_class")
+        if name is not None and not isinstance(name, str):
+            raise UserError(f"model.path={config.path!r}: tokenizer_config.json has tokenizer_class={name!r}: {NAME}")
         generic = name in ("TokenizersBackend", "PreTrainedTokenizerFast") and (folder / "tokenizer.json").is_file()
         kind = PreTrainedTokenizerFast if generic else AutoTokenizer
         tokenizer = kind.from_pretrained(folder, local_files_only=True)
@@ -121,16 +135,22 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 @contextmanager
-def _readable(config: ModelConfig) -> Iterator[None]:
-    """Whatever transformers finds wrong with a folder becomes one line; its reports on MTP keys are kept quiet."""
+def readable(config: ModelConfig, what: str = "") -> Iterator[None]:
+    """Whatever transformers finds wrong with ``what`` of a folder becomes one line; what it reports is kept quiet.
+
+    It checks little of what it reads, so that a value of another type may end in any exception; and it logs keys of MTP
+    weights, and pages about an error that it then raises.
+    """
     level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity(logging.CRITICAL)
     transformers_logging.disable_progress_bar()
     try:
         yield
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"model.path={config.path!r} cannot be loaded: {reason}") from error
+        raise UserError(f"model.path={config.path!r} cannot be loaded: {what}{reason}; {ADVICE}") from error
     finally:
         transformers_logging.set_verbosity(level)
 
@@ -154,16 +174,15 @@ def mtp_layout(folder: Path, layers: int) -> str | None:
 
 def require_known(config: ModelConfig) -> None:
     """Raise ``UserError`` if the checkpoint's settings name what bebop's attention does not have; reads no weights."""
-    with _readable(config):
-        own = AutoConfig.from_pretrained(resolve(config.path), local_files_only=True)
-    refuse_config(own, config.path)
+    own = read_config(config)
+    with readable(config):
+        refuse_config(own, config.path)
 
 
 def require_mtp(config: ModelConfig) -> None:
     """Raise ``UserError`` if the checkpoint has no MTP weights and no fresh head is asked for; reads no weights."""
     folder = resolve(config.path)
-    with _readable(config):
-        layers = AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers
+    layers = read_config(config).num_hidden_layers
     if not config.init_mtp and mtp_layout(folder, layers) is None:
         raise UserError(
             f"model.path={config.path!r} has no MTP weights ({', '.join(LAYOUTS)} layouts are known); "

@@ -150,6 +150,8 @@ def _verified(entry: Mapping[str, Any]) -> DecodeStats:
     sums: dict[str, Any] = {}
     for name, keys in VERIFY.items():
         given = next((entry[key] for key in keys if entry.get(key) is not None), [np.nan] * drafts)
+        if np.ndim(given) != 1 or len(given) < drafts:
+            raise UserError(f"{name} in an entry of bebop_verify is {str(given)[:60]}: give {drafts} numbers or more")
         # The target's entropies may include the position after the last draft.
         sums[name] = np.where(reached > 0, np.asarray(given, dtype=float)[:drafts], 0.0)
     return DecodeStats(

@@ -5,7 +5,6 @@ from the scatter of steps. Where a step occurs twice (a run went back to a check
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation
 from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.records import StepRecords, merge_records
+from bebop.parsing import LARGEST
+from bebop.reading import finite, parse_json
 from bebop.trajectory import DecodeStats
 
 # What a line of averages may call it; ``names`` goes before. A trailing / stands for position 1, 2, ...
@@ -88,12 +89,15 @@ def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedS
     for number, row in _rows(path):
         keys |= set(row)
         step = _find(row, known["step"])
-        if not isinstance(step, int | float) or isinstance(step, bool) or step != int(step):
+        if isinstance(step, bool) or (value := finite(step)) is None or value % 1 or abs(value) > LARGEST:
             raise UserError(f"{path} line {number} has no whole-numbered step: name its key with step=NAME")
         try:
             logged, counters = _read(row, int(step), known, counters)
         except UserError as error:
             raise UserError(f"{path} line {number}: {error}") from None
+        except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{path} line {number} cannot be read ({reason}): give finite numbers and lists") from None
         if logged is not None:
             # Averages and drift rows are whole steps; requests of one step follow one another.
             together = "meta_info" in row or any(key in row for key in ACCEPTED)
@@ -118,7 +122,7 @@ def read_row(row: Mapping[str, Any]) -> LoggedStep:
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Numbered objects of a JSONL file; a torn last line is left out."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise UserError(f"{path} cannot be read ({reason}): give a JSONL file") from None
@@ -126,8 +130,8 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
+            row = parse_json(line)
+        except ValueError:
             if number == len(lines):
                 return
             raise UserError(f"{path} line {number} is not JSON: repair or delete that line") from None

@@ -1,5 +1,6 @@
 """Workers and trainer as Ray actors, behind the protocols of the loop; how their deaths reach it."""
 
+import tempfile
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,8 @@ class RayTrainer:
         async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
             world, meeting = len(actors), None
             if world > 1:
-                port = await self.part.ask(0, "start", actors[0].free_port.remote())
-                meeting = f"tcp://127.0.0.1:{port}"
+                # A file that is there for this start alone: a port would be open to everybody.
+                meeting = f"file://{tempfile.mkdtemp(prefix='ranks-')}/meeting"
             return [a.make.remote(TrainerRank, self.config, rank, world, meeting) for rank, a in enumerate(actors)]
 
         await self.part.start(make)

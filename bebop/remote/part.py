@@ -20,6 +20,7 @@ from bebop.errors import UserError
 from bebop.events import EventLog
 from bebop.hangs import START, Deadline
 from bebop.processes import DUMP_SECONDS, descendants, end, marked, place, stacks, stopped
+from bebop.protocols import DamagedWeights
 from bebop.rollout.engine import EngineDied
 from bebop.watchdog import Hang, Life, Watchdog
 
@@ -60,10 +61,6 @@ class _Process:
         """One of the part's methods."""
         return getattr(self.part, method)(*arguments)
 
-    def free_port(self) -> int:
-        """A port of this machine, before there is a part."""
-        return free_port()
-
     @_watching
     def ping(self) -> None:
         """A sign of life."""
@@ -82,12 +79,12 @@ def free_port() -> int:
 
 
 async def _call(death: type[Exception], result: Awaitable[T]) -> T:
-    """Await a Ray call; a dead actor or engine becomes ``death``, a ``UserError`` from inside is raised as itself."""
+    """Await a Ray call; a dead actor or engine becomes ``death``, what is meant for us is raised as it was inside."""
     try:
         return await result
     except RayTaskError as error:
-        if isinstance(error.cause, UserError):
-            raise UserError(str(error.cause)) from None
+        if isinstance(error.cause, UserError | DamagedWeights):  # Ray's own text has a traceback in it
+            raise type(error.cause)(str(error.cause)) from None
         if isinstance(error.cause, EngineDied):
             raise death(str(error.cause)) from error
         raise

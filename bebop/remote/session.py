@@ -32,6 +32,8 @@ from bebop.processes import descendants, end, main_stack, marked, place, status,
 from bebop.remote.part import free_port
 
 log = logging.getLogger(__name__)
+PRIVATE, DRIVER, FILES = "bebop-", "driver", "files"  # temporary folders of jobs; in them: who drives, and TMPDIR
+STARTS = 3  # times that Ray is started before it is given up
 SERVERS = ("gcs_server", "raylet")  # without which no job goes on
 
 
@@ -154,8 +156,6 @@ def ray_session(config: JobConfig, events: EventLog) -> Iterator[Session]:
         finally:
             ray.shutdown()
         return
-    os.environ["RAY_GCS_SERVER_PORT"] = str(runtime.port or free_port())
-    wanted = config.trainer.ranks * config.trainer.threads + config.rollout.workers * config.rollout.threads
     with private_folder() as private:
         temp = Path(runtime.temp_dir).absolute() if runtime.temp_dir else private / "ray"
         temp.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,16 +163,7 @@ def ray_session(config: JobConfig, events: EventLog) -> Iterator[Session]:
         mark, servers = f"BEBOP_SESSION={uuid4().hex}", dict[int, str]()
         os.environ["BEBOP_SESSION"] = mark.partition("=")[2]  # whatever belongs to it can be told by it
         try:
-            ray.init(
-                address="local",
-                num_cpus=max(wanted, os.cpu_count() or 1),
-                include_dashboard=runtime.dashboard,
-                dashboard_port=runtime.dashboard_port,
-                _temp_dir=str(temp),
-                _metrics_export_port=runtime.metrics_port or free_port(),
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-            )
+            _start_ray(config, temp, mark)
             session = (temp / "session_latest").resolve()
             os.environ.pop("BEBOP_SESSION")
             temp.chmod(mode)
@@ -191,13 +182,46 @@ def ray_session(config: JobConfig, events: EventLog) -> Iterator[Session]:
                 end(marked(mark))
 
 
+def _start_ray(config: JobConfig, temp: Path, mark: str) -> None:
+    """A Ray of our own; again if its servers do not come up, as where another program was quicker to take a port."""
+    runtime = config.runtime
+    wanted = config.trainer.ranks * config.trainer.threads + config.rollout.workers * config.rollout.threads
+    for left in reversed(range(STARTS)):
+        os.environ["RAY_GCS_SERVER_PORT"] = str(runtime.port or free_port())
+        try:
+            ray.init(
+                address="local",
+                num_cpus=max(wanted, os.cpu_count() or 1),
+                include_dashboard=runtime.dashboard,
+                dashboard_port=runtime.dashboard_port,
+                _temp_dir=str(temp),
+                _metrics_export_port=runtime.metrics_port or free_port(),
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
+            shut(Path.home() / ".ray")  # Ray's key is there, for all to read
+            return
+        except Exception as error:  # Ray raises whatever it has
+            ray.shutdown()
+            end(marked(mark))  # what it has started; this process itself began without the mark
+            why = f"Ray did not start: {str(error).strip().splitlines()[0] if str(error).strip() else repr(error)}"
+            if not left:
+                raise UserError(f"{why} ({STARTS} times)") from error
+            log.warning("%s; trying again", why)
+
+
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A folder that nobody else may enter, for the temporary files of every process of a job; gone afterwards."""
-    before = os.environ.get("TMPDIR")
-    folder = Path(tempfile.mkdtemp(prefix="bebop-", dir=_short(tempfile.gettempdir())))
-    (folder / "files").mkdir(mode=0o700)
-    os.environ["TMPDIR"] = str(folder / "files")  # Ray's processes inherit it
+    """A folder that nobody else may enter, for the temporary files of every process of a job; gone afterwards.
+
+    A driver that is killed leaves its folder to the next that looks for a place beside it.
+    """
+    before, place = os.environ.get("TMPDIR"), Path(_short(tempfile.gettempdir()))
+    _clear(place)
+    folder = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=place))
+    (folder / DRIVER).write_text(_self())
+    (folder / FILES).mkdir(mode=0o700)
+    os.environ["TMPDIR"] = str(folder / FILES)  # Ray's processes inherit it
     try:
         yield folder
     finally:
@@ -210,13 +234,33 @@ def private_folder() -> Iterator[Path]:
                 time.sleep(0.1)
 
 
+def _self() -> str:
+    """This process, told from a later one of the same number."""
+    found = status(os.getpid())
+    return f"{os.getpid()} {found.started if found else 0}"
+
+
+def _clear(place: Path) -> None:
+    """Remove private folders of drivers of this user that are there no more, and end who is left of their jobs.
+
+    Ray ends them once it misses the driver, but a process that was stopped does not hear it.
+    """
+    for left in place.glob(f"{PRIVATE}*/{DRIVER}"):
+        with contextlib.suppress(OSError, ValueError):
+            pid, started = map(int, left.read_text().split())
+            found = status(pid)
+            if left.stat().st_uid == os.getuid() and (found is None or found.started != started) and started:
+                end(marked(f"TMPDIR={left.parent / FILES}"))
+                shutil.rmtree(left.parent, ignore_errors=True)
+
+
 def _short(folder: str) -> str:
     """``folder``, or, as Ray does, the system's own where sockets below it would have too long a name."""
     return folder if len(folder) + len("/bebop-12345678/ray") <= LONGEST_FOLDER else "/tmp"
 
 
 def shut(folder: Path) -> None:
-    """Take from others what Ray gives to everybody: it makes its folders writable for the whole machine."""
+    """Take from others what Ray gives to everybody: folders for the whole machine to write to."""
     for inner, _, _ in os.walk(folder):
         with contextlib.suppress(FileNotFoundError):
             os.chmod(inner, os.stat(inner).st_mode & ~0o077)

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bebop.errors import UserError
+from bebop.reading import finite, parse_yaml
 from bebop.sinks import read_jsonl
 
 DASH = "\N{EN DASH}"  # shown where there is no data
@@ -53,7 +52,7 @@ def _load(folder: Path, name: str) -> Run:
     if not rows:
         raise UserError(f"{path} is missing or has no steps yet: give the folder of a run with at least one step")
     metrics = sorted({key for row in rows for key in row} - {"step"})
-    columns = {metric: [_number(row.get(metric)) for row in rows] for metric in metrics}
+    columns = {metric: [finite(row.get(metric)) for row in rows] for metric in metrics}
     return Run(name=name, config=_config(folder / "config.yaml"), steps=[row["step"] for row in rows], columns=columns)
 
 
@@ -62,12 +61,7 @@ def _config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        config = parse_yaml(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not YAML: {error}; repair it or move it away") from None
     return config if isinstance(config, dict) else {}
-
-
-def _number(value: object) -> float | None:
-    """A number, or None for null and anything else."""
-    return float(value) if isinstance(value, int | float) else None

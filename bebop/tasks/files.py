@@ -1,6 +1,5 @@
 """Questions from a JSONL or parquet file: every row once per epoch, in an order shuffled anew for each epoch."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pyarrow
 import pyarrow.parquet
 
 from bebop.errors import UserError
+from bebop.reading import parse_json
 
 
 class FileItems:
@@ -26,7 +26,8 @@ class FileItems:
         for where, row in self.rows:
             question = lookup(row, prompt_key, "task.prompt_key", where)
             _check_question(question, f"task.prompt_key={prompt_key!r}: {where}")
-            lookup(row, answer_key, "task.answer_key", where)
+            answer = lookup(row, answer_key, "task.answer_key", where)
+            _check_text(str(answer), f"task.answer_key={answer_key!r}: {where}")
 
     def item(self, index: int, attempt: int = 0) -> dict[str, Any]:
         """Keys question, answer and metadata (the whole row); other attempts shuffle the epoch differently."""
@@ -61,12 +62,23 @@ def lookup(row: dict[str, Any], key: str, setting: str, where: str) -> Any:
 
 
 def _check_question(question: Any, where: str) -> None:
-    if isinstance(question, str) and question.strip():
-        return
-    messages = isinstance(question, list) and question
-    if messages and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in question):
-        return
-    raise UserError(f"{where} holds {str(question)[:60]!r}; give a text or a list of messages with role and content")
+    messages = question if isinstance(question, list) else [{"role": "user", "content": question}]
+    texts = [m.get(key) if isinstance(m, dict) else None for m in messages for key in ("role", "content")]
+    blank = isinstance(question, str) and not question.strip()
+    if blank or not texts or not all(isinstance(text, str) for text in texts):
+        raise UserError(
+            f"{where} holds {str(question)[:60]!r}; give a text or a list of messages with role and content, both texts"
+        )
+    _check_text("".join(map(str, texts)), where)
+
+
+def _check_text(text: str, where: str) -> None:
+    """JSON may hold one half of a pair of surrogates, which no tokenizer and no database takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        shown = text[max(0, error.start - 20) : error.start + 20]
+        raise UserError(f"{where} holds {shown!r}: {error.reason}; give a text of whole characters") from None
 
 
 def read_rows(path: Path, setting: str) -> list[tuple[str, dict[str, Any]]]:
@@ -95,10 +107,10 @@ def _read_jsonl(path: Path) -> list[tuple[str, dict[str, Any]]]:
             continue
         where = f"line {number} of {path}"
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:  # not JSON, or not UTF-8
-            raise UserError(f"{where} cannot be read: {error}") from error
+            raise UserError(f"{where} cannot be read: {error}; give one JSON object a line") from error
         if not isinstance(row, dict):
-            raise UserError(f"{where} cannot be read: it holds {str(row)[:40]!r}, not an object in braces")
+            raise UserError(f"{where} cannot be read: it holds {str(row)[:40]!r}; give one JSON object a line")
         rows.append((where, row))
     return rows

@@ -71,7 +71,14 @@ def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Questio
         if tokenizer.chat_template is None:
             text = "\n".join(m["content"] for m in messages) + "\n"
             return text, tuple(tokenizer(text)["input_ids"])
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is code from outside
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise UserError(
+                f"the model's chat template refuses {str(messages)[:60]!r} ({reason}): give a model or a prompt that "
+                "fits the other"
+            ) from error
         # The template has written the special tokens already.
         return text, tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 

@@ -2,16 +2,14 @@
 
 import contextlib
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from bebop.errors import UserError
+from bebop.reading import finite, parse_yaml
 from bebop.run_folder import CONFIG, LOCK
 from bebop.sinks import read_jsonl
 from bebop.trajectories import NAME, Trajectories
@@ -79,14 +77,14 @@ class Folder:
     def setting(self, group: str, name: str) -> Any:
         """A setting out of its ``config.yaml``; None if that does not say."""
         try:
-            return yaml.safe_load((self.path / CONFIG).read_text(encoding="utf-8"))[group][name]
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, KeyError):
+            return parse_yaml((self.path / CONFIG).read_text(encoding="utf-8"))[group][name]
+        except (OSError, ValueError, TypeError, KeyError, IndexError):
             return None
 
     def curves(self) -> dict[str, Any]:
         """Steps and the metrics of CURVES that the run has; null where a step has none."""
         rows = _rows(self.path / METRICS)
-        columns = {name: [_number(row.get(name)) for row in rows] for name, _, _ in CURVES}
+        columns = {name: [finite(row.get(name)) for row in rows] for name, _, _ in CURVES}
         kept = {name: column for name, column in columns.items() if any(value is not None for value in column)}
         labels = {name: {"label": label, "unit": unit} for name, label, unit in CURVES if name in kept}
         return {"steps": [row["step"] for row in rows], "columns": kept, "labels": labels}
@@ -139,10 +137,6 @@ def _size(path: Path) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def dumps(value: object) -> str:

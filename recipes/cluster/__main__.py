@@ -24,7 +24,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--predict", action="store_true", help="predicted numbers, and nothing is started")
     parser.add_argument("--show", action="store_true", help="the command that would be started")
     parser.add_argument("--store", action="store_true", help="predict all, and write predictions.json")
-    options = parser.parse_args(arguments)
+    # argparse takes no settings after an option that stands between them and the name: options go first.
+    options = parser.parse_args(sorted(arguments, key=lambda word: not word.startswith("-")))
     if options.store:
         _alone("--store", options.name is None and not options.predict and not options.show)
         rows = {name: predicted(load(name)) for name in names()}

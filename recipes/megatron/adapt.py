@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import yaml
@@ -55,6 +56,7 @@ def main(arguments: list[str]) -> int:
     overrides = resumed_overrides(given, "adapt", apart=OWN)
     config = adapt_config([o for o in overrides if not o.startswith(OWN)])
     split = settings([o for o in overrides if o.startswith(OWN)])
+    require_megatron()
     # megatron-core takes seconds to import; mistakes should not wait.
     from bebop.megatron_job.parallel import ParallelConfig, joined
 
@@ -85,6 +87,12 @@ def main(arguments: list[str]) -> int:
                 text = results if parallel.evaluate else "".join(f"{name} {x:.4f}\n" for name, x in results.items())
                 sys.stdout.write(f"{text}checkpoint: {config.out or folder.path / 'model'}\n")
     return 0
+
+
+def require_megatron() -> None:
+    """``UserError`` where megatron-core is not installed."""
+    if find_spec("megatron") is None:
+        raise UserError("megatron-core is not installed here: recipes/megatron/README.md has an environment with it")
 
 
 def settings(overrides: Sequence[str]) -> dict[str, Any]:

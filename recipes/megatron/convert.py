@@ -14,7 +14,7 @@ import torch.distributed as dist
 from bebop.command import run_main
 from bebop.config import ModelConfig
 from bebop.errors import UserError
-from bebop.megatron_job.adapt import OWN, settings
+from bebop.megatron_job.adapt import OWN, require_megatron, settings
 from bebop.parsing import from_dict
 
 HELP = """usage: torchrun --nproc-per-node N -m bebop.megatron_job.convert to-megatron|to-huggingface NAME=VALUE ...
@@ -42,6 +42,7 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{unknown[0]}: no such setting; there are {', '.join(NAMES)} and parallel.*")
     if missing := [name for name in wanted if name not in given]:
         raise UserError(f"{missing[0]} is missing: give {missing[0]}=PATH")
+    require_megatron()
     from bebop.megatron_job.parallel import ParallelConfig, joined
 
     parallel = from_dict(ParallelConfig, settings([a for a in rest if a.startswith(OWN)]), OWN)

@@ -1,6 +1,7 @@
 """All faults, by area."""
 
 from tests.mutants.tables import (
+    bad_input,
     balance,
     certify_live,
     certify_run,
@@ -66,5 +67,6 @@ FAULTS = (
     *certify_run.FAULTS,
     *certify_statistics.FAULTS,
     *cluster.FAULTS,
+    *bad_input.FAULTS,
 )
 assert len({f.name for f in FAULTS}) == len(FAULTS), "two faults of one name"

@@ -1,0 +1,145 @@
+"""A checkpoint held against the model that its config.json describes, by names, shapes and types alone.
+
+The model is made on the meta device, without memory, and of the weights only the headers are read. What is found here
+would otherwise end a job once its processes run.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.activations import ACT2FN
+
+from bebop.errors import UserError
+from bebop.model.layouts import LAYOUTS, from_layout
+from bebop.model.mtp import MTPHead
+from bebop.reading import parse_json
+
+COUNTS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings",
+)  # fmt: skip
+MOST = 1 << 31
+FLOATS = ("BF16", "F16", "F32", "F64")  # safetensors' names of what weights may be stored as
+QUANTIZED = ("gguf",)  # methods that say how weights were read, not how they are stored
+
+NAME = "give the name of one of transformers' classes as a text"
+INDEX = "model.safetensors.index.json"
+
+Header = dict[str, tuple[str, tuple[int, ...]]]  # name -> type and shape
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty without the file; ``UserError`` for whatever else it holds."""
+    if not file.is_file():
+        return {}
+    try:
+        value = parse_json(file.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{str(file)!r} cannot be loaded: it is not JSON: {error}; give an object in braces") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{str(file)!r} cannot be loaded: it holds {str(value)[:40]!r}: give an object in braces")
+    return value
+
+
+def check_file(folder: Path, name: str) -> None:
+    """``UserError`` for what transformers stumbles over in config.json before it makes a configuration of it."""
+    values = read_object(folder / "config.json")
+    kinds = [known for known in vars(torch) if isinstance(getattr(torch, known), torch.dtype)]
+    for key, value in values.items():
+        wanted = None
+        if key == "model_type" and not isinstance(value, str):
+            wanted = "give the name of a kind of model that transformers knows, as a text"
+        elif key == "hidden_act" and not (isinstance(value, str) and value in ACT2FN):
+            wanted = f"choose one of {', '.join(sorted(ACT2FN))}"
+        elif key in ("dtype", "torch_dtype") and value is not None and str(value).removeprefix("torch.") not in kinds:
+            wanted = "give the name of one of torch's types, bfloat16 or float32 for instance"
+        elif key == "quantization_config" and not isinstance(value, dict | None):
+            wanted = "leave it out: quantized weights are not possible"
+        elif key in ("rope_parameters", "rope_scaling") and not isinstance(value, dict | None):
+            wanted = "give an object in braces"
+        if wanted is not None:
+            raise UserError(f"{name}: config.json has {key}={str(value)[:40]!r}: {wanted}")
+
+
+def check_index(folder: Path, name: str) -> None:
+    """``UserError`` unless every file that the index of a checkpoint in parts names is there."""
+    places = read_object(folder / INDEX).get("weight_map", {})
+    if not isinstance(places, dict):
+        raise UserError(f"{name}: weight_map in {INDEX} is {str(places)[:40]!r}: give an object in braces")
+    if lacking := sorted({str(place) for place in places.values() if not (folder / str(place)).is_file()}):
+        raise UserError(
+            f"{name}: {len(lacking)} missing files of weights that {INDEX} names, the first is {lacking[0]}"
+        )
+
+
+def check_settings(settings: Any, name: str) -> None:
+    """``UserError`` for sizes in config.json that no model has; ``name`` begins the line."""
+    text = settings.get_text_config()
+    for key in COUNTS:
+        value = getattr(text, key, None)
+        if value is not None and (type(value) is not int or not 1 <= value <= MOST):
+            raise UserError(f"{name}: config.json has {key}={value!r}: give a whole number from 1 to {MOST}")
+    eps = getattr(text, "rms_norm_eps", None)
+    if eps is not None and not 0 <= eps < 1:
+        raise UserError(f"{name}: config.json has rms_norm_eps={eps!r}: give a number from 0 to below 1")
+    packed = getattr(settings, "quantization_config", None)
+    method = packed.get("quant_method") if isinstance(packed, dict) else getattr(packed, "quant_method", packed)
+    if method is not None and str(getattr(method, "value", method)) not in QUANTIZED:
+        shown = str(getattr(method, "value", method))
+        raise UserError(f"{name}: its weights are quantized ({shown}): give a checkpoint in {', '.join(FLOATS)}")
+
+
+def check_weights(settings: Any, folder: Path, name: str) -> PreTrainedModel:
+    """The model without memory; ``UserError`` unless the weights in ``folder`` are the model's, as far as headers say.
+
+    A file may name weights as the model does not (transformers renames those of some families, and joins experts): then
+    only those that both name are compared.
+    """
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(settings)
+    wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    tied = {key for key in wanted if any(key.endswith(end) for end in getattr(model, "_tied_weights_keys", None) or ())}
+    stored = dict(header(folder))
+    own = {key: value for key, value in stored.items() if not _is_mtp(key, settings)}
+    shared = {key for key in own if key in wanted}
+    lacking = sorted(set(wanted) - shared - tied)
+    if lacking and (not shared or len(shared) == len(own)):
+        raise UserError(f"{name}: {len(lacking)} missing weights, the first is {lacking[0]}")
+    for key in sorted(shared):
+        kind, shape = own[key]
+        if kind not in FLOATS:
+            raise UserError(f"{name}: {key} is stored as {kind}: give a checkpoint in {', '.join(FLOATS)}")
+        if shape != wanted[key]:
+            raise UserError(f"{name}: {key} has shape {shape}: config.json wants {wanted[key]}")
+    return model
+
+
+def check_head(model: PreTrainedModel, folder: Path, layout: str) -> None:
+    """``UserError`` unless the MTP weights in ``folder`` are those of a head for ``model``, by names and shapes."""
+    layers = model.config.num_hidden_layers
+    prefix = LAYOUTS[layout].prefix.format(L=layers)
+    with torch.device("meta"):
+        wanted = MTPHead(model).state_dict()
+        given = {key: torch.empty(shape) for key, (_, shape) in header(folder) if key.startswith(prefix)}
+        for key, tensor in from_layout(given, LAYOUTS[layout], layers, list(wanted)).items():
+            if tensor.shape != wanted[key].shape:
+                shapes = f"{tuple(tensor.shape)}, the model needs {tuple(wanted[key].shape)}"
+                raise UserError(f"{folder}: MTP weight {key} has shape {shapes}")
+
+
+def header(folder: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """Name, type and shape of every weight in a folder."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for key in opened.keys():  # safe_open is no mapping: it cannot be iterated
+                part = opened.get_slice(key)
+                yield key, (part.get_dtype(), tuple(part.get_shape()))
+
+
+def _is_mtp(key: str, settings: Any) -> bool:
+    layers = settings.get_text_config().num_hidden_layers
+    return any(key.startswith(layout.prefix.format(L=layers)) for layout in LAYOUTS.values())

@@ -1,0 +1,22 @@
+"""Wrong arguments of certificates: kind -> (arguments, what the line must name)."""
+
+CASES = {
+    "settings": [
+        ("--fast", "--fast"), ("nonsense=1", "nonsense"), ("tokens=0", "tokens=0"), ("tokens=many", "tokens='many'"),
+        ("engine.name=vllm", "engine.name='vllm'"), ("engine.name=sglang", "engine.url=None"),
+        ("engine.name=openai engine.url=localhost:30000", "engine.url='localhost:30000'"),
+        ("engine.name=function", "engine.function=None"), ("engine.name=function engine.function=len", "'len'"),
+        ("engine.name=function engine.function=no.such:thing", "no.such"),
+        ("engine.name=sglang engine.url=http://127.0.0.1:9", "http://127.0.0.1:9"),
+        ("engine.name=openai engine.url=http://127.0.0.1:9", "http://127.0.0.1:9"),
+        ("reference=server", "reference='server'"), ("reference=other", "reference='other'"),
+        ("logprobs=nat", "logprobs='nat'"), ("alpha=0", "alpha=0"), ("alpha=.5", "alpha=0.5"),
+        ("alpha=nan", "alpha=nan"),
+        ("limit_tv=0", "limit_tv=0"), ("stress=-1", "stress=-1"), ("stress=nan", "stress=nan"),
+        ("cohort=3", "cohort=3"),
+        ("cohort=0", "cohort=0"), ("sampling.temperature=0", "sampling.temperature=0"), ("seed=-1", "seed=-1"),
+        ("max_length=100", "max_length=100"), ("first_prompt=-1", "first_prompt=-1"), ("decoding=pad", "'pad'"),
+        ("decoding=bebop decoding.draft_tokens=0", "draft_tokens=0"), ("model.path=missing", "model.path='missing'"),
+        ("task=file task.path=missing.jsonl", "missing.jsonl"), ("dir={here}/rows.txt/inside", "rows.txt/inside"),
+    ],
+}  # fmt: skip

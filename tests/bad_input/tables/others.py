@@ -1,0 +1,88 @@
+"""Wrong arguments of the commands that take few: kind -> (arguments, what the line must name)."""
+
+VIEW = {
+    "arguments": [
+        ("", "RUN"), ("missing", "missing is not a folder"), ("rows.txt", "rows.txt is not a folder"),
+        ("{here}/empty", "empty is no run"), ("{here}/used", "trajectories.sqlite is missing"),
+        ("{here}/used --port 0", "--port: 0"), ("{here}/used --port 70000", "--port: 70000"),
+        ("{here}/used --port http", "'http'"), ("{here}/used --port", "--port"), ("{here}/used --public", "--public"),
+        ("{here}/used missing", "used"), (("a\nb",), "a b is not a folder"),
+    ],
+}  # fmt: skip
+
+EXPORT = {
+    "arguments": [
+        ("", "--out"), ("--out", "--out"), ("--out new --part head", "'head'"), ("--out new --mask-token -1", "-1"),
+        ("--out new --mask-token x", "'x'"), ("--out new --mask-token " + "9" * 30, "9" * 30),
+        ("--out rows.txt", "rows.txt"), ("--out rows.txt/new", "rows.txt/new"), ("--out {here}/torn", "/torn'"),
+        ("--out new --model missing", "missing"), ("--out new --file missing.safetensors", "missing.safetensors"),
+        ("--out new --file rows.txt", "rows.txt"), ("--out new --file {here}/torn/model.safetensors", "safetensors"),
+        ("--out new --file {here}", "{here}"), ("--out new --model {here}/headless", "headless"), ("new", "--out"),
+    ],
+}  # fmt: skip
+
+SETTINGS = {"arguments": [("x", "'x'"), ("--help", "'--help'"), ("trainer.lr=1", "'trainer.lr=1'")]}
+CATALOGUE = {"arguments": [("x", "'x'"), ("--out metrics.md", "'--out'"), ("step", "'step'")]}
+DOCS = {"arguments": [("--checks", "--checks"), ("README.md", "README.md"), ("--check=1", "--check")]}
+
+SIMULATE = {
+    "grammar": [
+        ("nonsense=1", "nonsense"), ("fleet.foo=1", "fleet.foo"), ("--fast", "--fast"), ("foo", "'foo'"),
+        ("--help nope", "nope"), ("fleet=3", "fleet=3"), ("=1", "'=1'"), ("fleet.workers=${nope}", "${nope}"),
+        ("fleet.workers=1,2", "fleet.workers=1,2"), ("+fleet.foo=1", "fleet.foo"), ("costs={", "costs={"),
+    ],
+    "numbers": [
+        ("fleet.workers=0", "fleet.workers=0"), ("fleet.workers=-1", "fleet.workers=-1"),
+        ("fleet.workers=1000000", "fleet.workers=1000000"), ("fleet.workers=1.5", "fleet.workers=1.5"),
+        ("fleet.workers=" + "9" * 40, "fleet.workers"), ("fleet.slots=0", "fleet.slots=0"),
+        ("fleet.staleness=-1", "fleet.staleness=-1"), ("fleet.group_size=1", "fleet.group_size=1"),
+        ("fleet.steps=0", "fleet.steps=0"), ("fleet.skip=30", "fleet.skip=30"), ("fleet.skip=-1", "fleet.skip=-1"),
+        ("fleet.groups_per_step=0", "groups_per_step=0"), ("answers.median=0", "answers.median=0"),
+        ("answers.median=nan", "answers.median=nan"), ("answers.median=inf", "answers.median=inf"),
+        ("answers.sigma=-1", "answers.sigma=-1"), ("answers.longest=0", "answers.longest=0"),
+        ("answers.lengths=[0]", "answers.lengths"), ("answers.lengths=[a]", "answers.lengths"),
+        ("answers.lengths=7", "answers.lengths=7"), ("answers.accept_rates=[2]", "answers.accept_rates"),
+        ("answers.accept_rates=[.nan]", "answers.accept_rates"), ("answers.accept_rates=[]", "draft_tokens=3"),
+        ("answers.draft_tokens=9", "answers.draft_tokens=9"), ("answers.draft_tokens=-1", "draft_tokens=-1"),
+        ("answers.prompt=-1", "answers.prompt=-1"), ("costs.cycle=0", "costs.cycle=0"),
+        ("costs.row=-1", "costs.row=-1"), ("costs.bandwidth=0", "costs.bandwidth=0"),
+        ("costs.update=nan", "costs.update=nan"), ("costs.weights=inf", "costs.weights=inf"),
+        ("costs.step=null", "costs.step=None"), ("grain=0", "grain=0"), ("seed=-1", "seed=-1"),
+        ("split=maybe", "split='maybe'"), ("sweep=2", "sweep=2"), ("seed=x", "seed='x'"),
+    ],
+    "machine": [("dir=rows.txt", "rows.txt"), ("dir=rows.txt/new", "rows.txt/new"), ("dir=''", "dir=''")],
+}  # fmt: skip
+
+CONVERT = {
+    "arguments": [
+        ("", "RUN"), ("--all", "RUN"), ("missing", "/missing'"), ("rows.txt", "/rows.txt'"), ("{here}/used", "used'"),
+        ("{here}/used more", "more"), ("{resumed:step-file}", "resumed-step-file'"), (("a\nb",), "RUN="),
+    ],
+}  # fmt: skip
+
+CLUSTER = {
+    "arguments": [
+        ("nope", "'nope'"), ("--predict", "--predict"), ("--show", "--show"), ("--store x", "--store"),
+        ("--store --predict", "--store"), ("8-gpus-8b-short --predict a=1", "'a=1'"), ("--fast", "--fast"),
+        ("8-gpus-8b-short a=1 --predict", "'a=1'"), ("8-gpus-8b-short --predict --show", "--show"),
+        ("8-gpus-8b-short word", "'word'"), ("8-gpus-8b-short", "model.path="),
+        ("8-gpus-8b-short --show word", "'word'"),
+        ("../cluster", "'../cluster'"), ("8-gpus-8b-short model.path=missing", "missing"),
+        ("8-gpus-8b-short nonsense=1 model.path=missing", "nonsense"),
+    ],
+}  # fmt: skip
+
+MEGATRON_ADAPT = {
+    "arguments": [
+        ("nonsense=1", "nonsense"), ("--fast", "--fast"), ("train.steps=0", "train.steps=0"), ("--help nope", "nope"),
+        ("parallel", "'parallel'"), ("head.lr=nan", "head.lr=nan"), ("parallel.tensor={", "parallel.tensor={"),
+        ("resume=true", "resume=True"), ("parallel.tensor=2", "megatron-core"),
+    ],
+}  # fmt: skip
+MEGATRON_CONVERT = {
+    "arguments": [
+        ("both", "'both'"), ("to-megatron", "model is missing"), ("to-megatron model=a", "out is missing"),
+        ("to-huggingface model=a out=b", "source is missing"), ("to-megatron size=3", "size=3"),
+        ("to-megatron model=a out=b", "megatron-core"), ("to-megatron word", "word"),
+    ],
+}  # fmt: skip
