@@ -9,6 +9,7 @@ from bebop.config_simulate import SimulateConfig
 from bebop.parsing import from_dict
 from bebop.protocols import LINGER_SECONDS, Assignment
 from bebop.simulation.parts import Answers, SimulatedWorker, prompt
+from bebop.simulation.run import simulate
 from bebop.simulation.virtual_time import run_virtually
 
 SIZE = 4
@@ -63,3 +64,13 @@ def test_without_a_free_slot_a_groups_worth_is_told_and_nothing_waits_for_its_ow
 def test_where_prompts_have_a_fixed_order_groups_are_told_whole() -> None:
     found = reports(slots=4, prompts=3, pulls=False)
     assert [members for _, parts in found for _, members in parts] == [tuple(range(SIZE))] * 3
+
+
+def test_workers_that_report_at_one_moment_share_what_goes_out_then() -> None:
+    """Both fill their slots: ten cycles a step. Were the first that is heard given all there is, the other had gaps."""
+    sections = {
+        "fleet": {"workers": 2, "slots": 8, "group_size": SIZE, "groups_per_step": 4, "steps": 8, "staleness": 1},
+        "answers": {"lengths": [10], "draft_tokens": 0},
+        "costs": {**COSTS, "update": 3.0, "update_token": 0.0, "weights": 0.0, "fetch": 0.0, "load": 0.0, "step": 0.0},
+    }
+    assert simulate(from_dict(SimulateConfig, sections)).step_seconds == pytest.approx(10.0, abs=1e-6)
