@@ -199,8 +199,7 @@ def _start_ray(config: JobConfig, temp: Path, mark: str) -> None:
                 logging_level=logging.ERROR,
                 log_to_driver=False,
             )
-            shut(Path.home() / ".ray")  # Ray's key is there, for all to read
-            return
+            break
         except Exception as error:  # Ray raises whatever it has
             ray.shutdown()
             end(marked(mark))  # what it has started; this process itself began without the mark
@@ -208,6 +207,8 @@ def _start_ray(config: JobConfig, temp: Path, mark: str) -> None:
             if not left:
                 raise UserError(f"{why} ({STARTS} times)") from error
             log.warning("%s; trying again", why)
+    with contextlib.suppress(OSError, RuntimeError):  # a home that is somebody else's, or none
+        shut(Path.home() / ".ray")  # Ray's key is there, for all to read
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bebop.bench import record
+from bebop.command import INTERRUPTED
 from tests.chaos import table
 from tests.chaos.faults import FAULTS
 from tests.chaos.job import BUGS
@@ -42,10 +43,21 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run what is planned; 1 if anything was found."""
+    """Run what is planned; the exit code."""
     options = arguments(given)
-    if options.planted:
-        return bugs(options.folder.resolve(), options.beside)
+    before = {number: signal.signal(number, lambda *_: STOPPING.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return bugs(options.folder.resolve(), options.beside) if options.planted else chaos(options)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the same command goes on\n")
+        return INTERRUPTED
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def chaos(options: argparse.Namespace) -> int:
+    """The schedule; 1 if anything was found."""
     origin, before = record.begin(), set(os.listdir("/dev/shm"))
     chosen = plans(options.seed, options.faults, tuple(options.kinds))
     chosen = [plan for plan in chosen if not options.jobs or plan.job in options.jobs]
@@ -102,9 +114,4 @@ def undisturbed(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, lambda *_: STOPPING.set())
-    signal.signal(signal.SIGTERM, lambda *_: STOPPING.set())
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; the same command goes on")
+    sys.exit(main(sys.argv[1:]))
