@@ -79,10 +79,10 @@ def chaos(options: argparse.Namespace) -> int:
         for plan in others:
             undisturbed(folder / plan.name)
         jobs = list(tqdm(beside.map(run, chosen), total=len(chosen), desc="jobs", unit="job"))
-    table.store(jobs, options.seed, options.out or folder, origin)
     summary = table.summary(jobs)
     left = sorted(set(os.listdir("/dev/shm")) - before)
     summary["findings"] += [f"left in shared memory: {', '.join(left)}"] if left else []
+    table.store(jobs, summary, options.seed, options.out or folder, origin)
     sys.stdout.write(f"{record.table(table.rows(jobs))}\n")
     sys.stdout.write("".join(f"{name}: {value}\n" for name, value in summary.items() if name != "findings"))
     sys.stdout.write("".join(f"FINDING {line}\n" for line in summary["findings"]))

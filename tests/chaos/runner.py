@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bebop.bench import record
 from bebop.processes import end, marked, status
 from tests.chaos.control import BUG, ENVIRONMENT, Control
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.plan import SMALL, Plan, Planned
+from tests.test_listeners import listeners
 
 PATIENCE = 240.0  # seconds for a job to go on after a fault
 LEAVE = 30.0  # ... for processes to be gone after the end
@@ -129,7 +131,7 @@ class Run:
             raise KeyboardInterrupt
         shutil.rmtree(self.folder, ignore_errors=True)
         self.control.folder.mkdir(parents=True)
-        (self.folder / "plan.json").write_text(json.dumps(self.plan.as_dict(), indent=1))
+        (self.folder / "plan.json").write_text(json.dumps(self.plan.as_dict() | record.begin(), indent=1))
         stuck = ""
         with self._place(), contextlib.ExitStack() as leaving:
             leaving.callback(lambda: end(marked(self.mark)))
@@ -188,8 +190,8 @@ class Run:
             if self.process.poll() is None:  # what was removed as too old made room enough
                 self._make_room()
                 return
-            row["noticed"] = round(time.monotonic() - row["begun"], 2) if kind.refused else 0.0
             if kind.refused:
+                row["noticed"] = round(time.monotonic() - row["begun"], 2)
                 self._ended(2)
                 row["why"] = self.said()[-1]
             self._make_room()
@@ -253,6 +255,7 @@ class Run:
     def _left(self) -> dict[str, list[str]]:
         processes = [pid for pid in marked(self.mark) if (of := status(pid)) is not None and of.state != "Z"]
         return {
+            "ports": [str(one) for one in listeners(processes)],
             "processes": [f"{pid} {status(pid)}" for pid in processes],
             "folders": sorted(os.listdir(self.temporary)),
         }

@@ -1,6 +1,7 @@
 """What became of all faults, by kind; stored with commit and machine."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,8 +9,10 @@ from statistics import median
 from typing import Any
 
 from bebop.bench import record
-from tests.chaos.ledger import Books, Finding, check, lineage
+from tests.chaos.ledger import MEMBERS, Books, Finding, check, lineage
 from tests.chaos.plan import JOBS
+
+AGAIN = re.compile(r"; (\d+) prompts start again")  # as the pool says of a worker that died
 
 
 def judged(folder: Path, references: Mapping[str, Path]) -> dict[str, Any]:
@@ -25,9 +28,11 @@ def judged(folder: Path, references: Mapping[str, Path]) -> dict[str, Any]:
         trained, again, _ = lineage(books.journal)
         found = {
             "name": plan["name"],
+            "commit": plan["commit"],
             "job": job,
             "faults": json.loads((folder / "faults.json").read_text()),
             "findings": judge(books, other, job == "sync"),
+            "prompts again": sum(map(int, AGAIN.findall((folder / "out.txt").read_text(errors="replace")))),
             "sessions": len(json.loads((folder / "sessions.json").read_text())),
             "steps": len(trained),
             "steps again": again,
@@ -84,7 +89,9 @@ def summary(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "answers": sum(job["answers"] for job in jobs),
         "steps": steps,
         "steps done again": sum(job["steps again"] for job in jobs),
-        "hangs at default settings": len(waiting),
+        "answers decoded again, of workers that died": MEMBERS * sum(job["prompts again"] for job in jobs),
+        "commits": sorted({job["commit"] for job in jobs}),
+        "hangs at default settings, alone": len(waiting),
         "noticed within, s": max(waiting, default=0.0),
         "synchronous jobs, bit for bit": sum(job["job"] == "sync" and not job["findings"] for job in jobs),
         "synchronous jobs": sum(job["job"] == "sync" for job in jobs),
@@ -92,9 +99,11 @@ def summary(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def store(jobs: Sequence[Mapping[str, Any]], seed: int, folder: Path, origin: Mapping[str, object]) -> None:
+def store(
+    jobs: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seed: int, folder: Path, origin: Mapping[str, object]
+) -> None:
     """``chaos.json`` and ``chaos.md``."""
-    found, about = rows(jobs), summary(jobs)
+    found = rows(jobs)
     folder.mkdir(parents=True, exist_ok=True)
     kept = {"origin": record.place(origin), "seed": seed, "summary": about, "rows": found}
     (folder / "chaos.json").write_text(json.dumps(kept, indent=1) + "\n")

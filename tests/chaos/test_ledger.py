@@ -14,7 +14,7 @@ import torch
 from bebop import codec
 from bebop.store import seal
 from bebop.trajectories import NAME
-from tests.chaos.ledger import ALONE, Books, Finding, bits, check, rewards
+from tests.chaos.ledger import ALONE, Books, Finding, bits, check, logprobs, rewards
 from tests.chaos.plan import reference
 from tests.chaos.runner import Run
 from tests.chaos.table import rows, staleness_of, summary
@@ -89,6 +89,11 @@ def left(what: str) -> Callable[[Path], None]:
     return do
 
 
+def fault(kind: str) -> Callable[[Path], None]:
+    """As if something had been done to the job that left no trace."""
+    return lambda folder: (folder / "faults.json").write_text(json.dumps([{"kind": kind}])) and None
+
+
 def swap(lines: list[dict[str, Any]]) -> None:
     """Two batches in the wrong order."""
     lines[2]["trained"], lines[3]["trained"] = lines[3]["trained"], lines[2]["trained"]
@@ -122,6 +127,8 @@ PLANTED: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     "tokens that are too old": (column("versions", "<i4", lambda v: v - 3), {"staleness"}),
     "tokens that go back": (column("versions", "<i4", lambda v: np.append(v[:-1] + 1, 0), every=False), {"staleness"}),
     "another log-prob": (column("logprobs", "<f4", lambda p: p - 0.01), {"log-probs"}),
+    "changed weights that nobody refused": (fault("weights changed"), {"refused"}),
+    "a changed checkpoint that nobody noticed": (fault("checkpoint changed"), {"noticed"}),
     "a process that stays": (left("processes"), {"nothing left"}),
     "a folder that stays": (left("folders"), {"nothing left"}),
     "a job that stood still": (lambda f: (f / "done.json").write_text('{"stuck": "nothing"}') and None, {"went on"}),
@@ -140,6 +147,14 @@ def test_each_check_sees_what_it_is_there_for(name: str, undisturbed: Path, tmp_
     plant(folder)
     found = {check: look(books(folder)) for check, look in ALONE.items() if check != "log-probs" or check in seen_by}
     assert {check for check, findings in found.items() if findings} == seen_by, found
+
+
+def test_log_probs_of_versions_that_were_not_kept_are_not_taken_for_right(undisturbed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    shutil.copytree(undisturbed, folder)
+    for path in (folder / "job" / "checkpoints").glob("step_*"):
+        shutil.rmtree(path)
+    assert "tokens have no checkpoint of their version" in logprobs(books(folder))[0]
 
 
 def test_lower_rewards_and_a_changed_bit_show_beside_an_undisturbed_job(undisturbed: Path, tmp_path: Path) -> None:
@@ -166,6 +181,8 @@ def test_a_fault_is_survived_where_the_job_went_on_and_its_books_are_in_order() 
         "answers": 16,
         "steps": 1,
         "steps again": 0,
+        "prompts again": 0,
+        "commit": "a",
     }
     broken = {**sound, "findings": [Finding("order", "a prompt is missing")]}
     stuck = {**sound, "faults": [{"kind": "worker killed", "alone": True}]}
@@ -173,4 +190,4 @@ def test_a_fault_is_survived_where_the_job_went_on_and_its_books_are_in_order() 
     assert [row["survived"] for row in rows([broken, stuck, sound])] == [1, 1]
     about = summary([sound, broken])
     assert about["findings about answers lost, doubled or out of order"] == 1 == about["jobs with findings"]
-    assert about["noticed within, s"] == 1.0 and about["hangs at default settings"] == 2
+    assert about["noticed within, s"] == 1.0 and about["hangs at default settings, alone"] == 2
