@@ -26,6 +26,7 @@ REACHING = {
     "rollout.sglang.extra": "start SGLang with",
     "rollout.sglang.draft": "have SGLang load",
     "rollout.sglang.folder": "write weights to",
+    "rollout.sglang.address": "listen for whoever wants the weights at",
     "rollout.sglang.urls": "send prompts and weights to",
     "rollout.sglang.api_key_env": "send to a server the variable",
 }

@@ -162,8 +162,9 @@ class Run:
         for number, planned in group:
             time.sleep(planned.seconds)
             row = {"number": number, "kind": planned.kind, "alone": len(group) == 1}
-            self._do(FAULTS[planned.kind], planned, row)
             rows.append(row)
+            self.rows.append(row)  # before: what is not survived counts, too
+            self._do(FAULTS[planned.kind], planned, row)
         if len(group) == 1:
             self._follow(FAULTS[group[0][1].kind], rows[0], events, updates)
         else:
@@ -172,7 +173,6 @@ class Run:
             self._goes_on(2)
         for row in rows:
             row["recovered"] = round(time.monotonic() - row.pop("begun"), 2)
-        self.rows += rows
 
     def _do(self, kind: Fault, planned: Planned, row: dict[str, Any]) -> None:
         """It happens; an order counts from when it is carried out."""
