@@ -53,6 +53,7 @@ def save(tree: Any, stem: Path, kinds: Sequence[type] = ()) -> None:
     writer = _Writer(kinds)
     content = writer.put(tree, "")
     words, numbers = files(stem)
+    numbers.unlink(missing_ok=True)  # tensors that were loaded from it are mapped, not copied: they keep the old file
     _write_numbers(numbers, {**writer.tensors, **writer.joined()})
     words.write_text(json.dumps({"format": FORMAT, "content": content}, allow_nan=False), encoding="ascii")
 

@@ -172,6 +172,13 @@ def test_what_save_never_writes_is_one_line(tmp_path: Path, content: Any) -> Non
     assert "\n" not in str(caught.value)
 
 
+def test_what_was_loaded_stays_when_its_file_is_written_again(tmp_path: Path) -> None:
+    codec.save({"weights": torch.ones(1 << 16)}, tmp_path / "state")
+    mapped = codec.load(tmp_path / "state")["weights"]
+    codec.save({"weights": torch.zeros(4)}, tmp_path / "state")
+    assert mapped.sum() == 1 << 16
+
+
 def test_files_that_are_cut_or_of_another_format(tmp_path: Path) -> None:
     stem = tmp_path / "state"
     codec.save({"w": torch.arange(5.0), "rows": list(range(9))}, stem)
