@@ -163,6 +163,10 @@ class Trajectories:
             raise UserError(f"{self.path} has no answer {number}")
         return found[0]
 
+    def answers(self, steps: range) -> list[StoredAnswer]:
+        """All answers of some consecutive steps, in the order in which they were trained on."""
+        return self._answers("step >= ? AND step < ?", (steps.start, steps.stop))
+
     def traced_tokens(self, steps: range) -> list[StoredAnswer]:
         """The traced answers of some consecutive steps, in the order in which they were trained on."""
         return self._answers("traced AND step >= ? AND step < ?", (steps.start, steps.stop))

@@ -17,14 +17,14 @@ from tqdm import tqdm
 
 from bebop.bench import record
 from bebop.command import INTERRUPTED
-from tests.chaos import table
+from tests.chaos import served, table
 from tests.chaos.faults import FAULTS
 from tests.chaos.job import BUGS
 from tests.chaos.ledger import Books
-from tests.chaos.plan import Plan, plans, planted, reference
+from tests.chaos.plan import JOBS, Plan, plans, planted, reference
 from tests.chaos.runner import STOPPING, Run
 
-REFERENCES = ("sync", "pull", "reward")
+REFERENCES = ("sync", "pull", "reward", "sglang")
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
@@ -33,9 +33,9 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the schedule")
     parser.add_argument("--faults", type=int, default=216, help="how many (default 216)")
     parser.add_argument("--kinds", nargs="*", default=[], choices=sorted(FAULTS), help="of these kinds alone")
-    parser.add_argument("--jobs", nargs="*", default=[], help="of these kinds of job alone")
+    parser.add_argument("--jobs", nargs="*", default=[], choices=JOBS, help="upon these kinds of job alone")
     parser.add_argument("--folder", type=Path, default=Path("runs/chaos"), help="where the jobs run and are kept")
-    parser.add_argument("--out", type=Path, help="where chaos.json and chaos.md go (default: the folder)")
+    parser.add_argument("--out", type=Path, help="where chaos_JOBS.json and .md go (default: the folder)")
     parser.add_argument("--beside", type=int, default=2, help="jobs at a time (default 2)")
     parser.add_argument("--planted", action="store_true", help="bugs in the job's code instead: each must be found")
     parser.add_argument("--steps", type=int, default=40, help="of the undisturbed jobs")
@@ -59,8 +59,9 @@ def main(given: Sequence[str]) -> int:
 def chaos(options: argparse.Namespace) -> int:
     """The schedule; 1 if anything was found."""
     origin, before = record.begin(), set(os.listdir("/dev/shm"))
-    chosen = plans(options.seed, options.faults, tuple(options.kinds))
-    chosen = [plan for plan in chosen if not options.jobs or plan.job in options.jobs]
+    chosen = plans(options.seed, options.faults, options.kinds, options.jobs)
+    if any(plan.job == "sglang" for plan in chosen):
+        served.here()
     needed = {plan.job if plan.job in REFERENCES else "pull" for plan in chosen}
     others = [reference(job, options.steps) for job in REFERENCES if job in needed]
     faults = sum(len(plan.faults) for plan in chosen)
@@ -82,7 +83,8 @@ def chaos(options: argparse.Namespace) -> int:
     summary = table.summary(jobs)
     left = sorted(set(os.listdir("/dev/shm")) - before)
     summary["findings"] += [f"left in shared memory: {', '.join(left)}"] if left else []
-    table.store(jobs, summary, options.seed, options.out or folder, origin)
+    name = "_".join(["chaos", *options.jobs])
+    table.store(jobs, summary, options.seed, (options.out or folder) / name, origin)
     sys.stdout.write(f"{record.table(table.rows(jobs))}\n")
     sys.stdout.write("".join(f"{name}: {value}\n" for name, value in summary.items() if name != "findings"))
     sys.stdout.write("".join(f"FINDING {line}\n" for line in summary["findings"]))

@@ -41,6 +41,18 @@ def hit(kind: str, number: signal.Signals) -> Callable[["Run", random.Random], s
     return do
 
 
+def engine(name: str, number: signal.Signals) -> Callable[["Run", random.Random], str]:
+    """Signal a process of the engine's own, below a worker's."""
+
+    def do(run: "Run", rng: random.Random) -> str:
+        below = [pid for parent in run.pids("rollout") for pid in descendants(parent)]
+        pid = rng.choice([pid for pid in below if (of := status(pid)) is not None and of.name.startswith(name)])
+        os.kill(pid, number)
+        return f"{name} {pid}"
+
+    return do
+
+
 def server(name: str, number: signal.Signals) -> Callable[["Run", random.Random], str]:
     """Signal one of Ray's servers."""
 
@@ -112,6 +124,7 @@ def fill(run: "Run", _: random.Random) -> str:
 
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+SGLANG = "sglang::schedul"  # the kernel keeps 15 characters of a name
 ALL = ("pull", "ranks", "sync", "reward")
 FAULTS: Mapping[str, Fault] = {
     "worker killed": Fault(do=hit("rollout", KILL), who=WORKER, jobs=("pull", "ranks", "reward"), weight=3),
@@ -124,6 +137,8 @@ FAULTS: Mapping[str, Fault] = {
     "update stands still": Fault(
         do=ordered("update-stands"), order="update-stands", who=TRAINER, jobs=("ranks", "hangs")
     ),
+    "engine's server killed": Fault(do=engine(SGLANG, KILL), who=WORKER, jobs=("sglang",)),
+    "engine's server stopped": Fault(do=engine(SGLANG, STOP), who=WORKER, jobs=("sglang",)),
     "raylet killed": Fault(do=server("raylet", KILL), who=RAY, jobs=("pull", "sync"), weight=0.6),
     "raylet stopped": Fault(do=server("raylet", STOP), who=RAY, jobs=("pull",), weight=0.4),
     "control store killed": Fault(do=server("gcs_server", KILL), who=RAY, jobs=("pull", "sync"), weight=0.4),

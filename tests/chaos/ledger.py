@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from bebop.config import ModelConfig
-from bebop.model.attention import PackedContext
-from bebop.model.backbone import Policy
-from bebop.model.checkpoint import load_policy
 from bebop.store import DamagedError, Store, verify
 from bebop.trainer import checkpoint
 from bebop.trajectories import NAME, StoredAnswer, Trajectories
 from tests.chaos.job import marked
+from tests.chaos.policies import Policies, scored
 
 GROUPS, MEMBERS = 4, 4  # as in ``plan.SMALL``
 SAMPLED = 24  # answers whose log-probs are computed again
@@ -67,7 +65,7 @@ class Books:
     def answers(self) -> list[StoredAnswer]:
         """All that are stored, by prompt and member."""
         with Trajectories(self.job / NAME) as stored:
-            return stored.traced_tokens(range(1, 1 << 30))  # all are traced
+            return stored.answers(range(1, 1 << 30))
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -84,6 +82,17 @@ class Books:
     def store(self) -> Store:
         """Its checkpoints."""
         return checkpoint.store(self.job)
+
+    @property
+    def model(self) -> ModelConfig:
+        """That it began with."""
+        own = self.folder / "model"
+        return ModelConfig(path=str(own), device="cpu") if own.exists() else ModelConfig()
+
+    def learned(self, step: int) -> dict[str, Tensor] | None:
+        """Weights of a checkpoint; None without one."""
+        path = self.weights(step)
+        return None if path is None else checkpoint.load(path).trainer["weights"]
 
     def weights(self, step: int) -> Path | None:
         """The newest sound checkpoint of a step; None if it was not kept."""
@@ -163,7 +172,7 @@ def logprobs(books: Books, seed: int = 0) -> list[str]:
 
     Of versions without a checkpoint nothing is known; where that is most tokens since the first update, it is said.
     """
-    wrong, policies, looked, missed = [], Policies(books), 0, 0
+    wrong, policies, looked, missed = [], Policies(books.model, books.learned), 0, 0
     chosen = random.Random(seed).sample(books.answers, min(SAMPLED, len(books.answers)))
     for one in sorted(chosen, key=lambda one: int(one.versions[0])):
         for version in sorted(set(one.versions.tolist())):
@@ -177,41 +186,6 @@ def logprobs(books: Books, seed: int = 0) -> list[str]:
                 wrong.append(f"answer {one.id}: log-probs of version {version} differ by {difference:.4f}")
     enough = looked > missed or books.kept < len(books.metrics) // 2
     return wrong if enough else [*wrong, f"{missed} of {looked + missed} tokens have no checkpoint of their version"]
-
-
-class Policies:
-    """Of the versions of a job, read when asked for."""
-
-    def __init__(self, books: Books) -> None:
-        self.books = books
-        self._policy, self._version = load_policy(ModelConfig()), 0
-        self._initial = {name: tensor.clone() for name, tensor in self._policy.weights().items()}
-
-    def __call__(self, version: int) -> Policy | None:
-        """The policy with the weights of a version; None if they were not kept."""
-        if version != self._version:
-            weights = self._initial if version == 0 else learned(self.books, version)
-            if weights is None:
-                return None
-            self._policy.load({name: weights[name] for name in self._initial})
-            self._version = version
-        return self._policy
-
-
-def learned(books: Books, step: int) -> dict[str, Tensor] | None:
-    """Weights of a checkpoint; None without one."""
-    path = books.weights(step)
-    return None if path is None else checkpoint.load(path).trainer["weights"]
-
-
-@torch.inference_mode()
-def scored(policy: Policy, one: StoredAnswer) -> Any:
-    """[T] log p of an answer's tokens at temperature 1, in one pass over the whole sequence."""
-    ids = torch.from_numpy(np.concatenate([one.prompt_ids, one.ids]).astype(np.int64))[None]
-    positions = torch.arange(ids.shape[1])[None]
-    hidden = policy.hidden(ids, positions, PackedContext(torch.tensor([ids.shape[1]])))
-    logits = torch.log_softmax(policy.logits(hidden[0, len(one.prompt_ids) - 1 : -1]).float(), dim=-1)
-    return logits.gather(1, torch.from_numpy(one.ids.astype(np.int64))[:, None])[:, 0].numpy()
 
 
 def rewards(books: Books, other: Books) -> list[str]:

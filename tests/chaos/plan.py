@@ -1,6 +1,7 @@
 """Which jobs are run, and which faults befall them when: drawn from a seed, so that a run can be had again."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,8 +22,15 @@ JOBS: dict[str, tuple[str, ...]] = {
     "reward": (QUICK, "rollout.staleness=1", "task.reward=tests.chaos.rewards.score", "task.reward_timeout=3"),
     "disk": (QUICK, "rollout.staleness=1", "trainer.keep=2"),
     "hangs": ("rollout.staleness=1",),  # runtime.hang_after as it is by default
-}
-SHARES = {"pull": 0.4, "sync": 0.2, "ranks": 0.12, "reward": 0.15, "disk": 0.03, "hangs": 0.1}
+    "sglang": (
+        "rollout=sglang", "model=folder", "model.path={folder}/model", "model.device=cpu", "model.dtype=float32",
+        "task=file", "task.path={folder}/task.jsonl", "task.reward=tests.chaos.rewards.letters", "task.system=null",
+        "rollout.staleness=1", "rollout.workers=1", "rollout.max_length=64", "rollout.sampling.max_new_tokens=8",
+        "rollout.sglang.cache_tokens=4096", "rollout.sglang.monitor_every=1", "rollout.sglang.pause=retract",
+        "decoding.draft_tokens=2", "runtime.hang_after=10",
+    ),
+}  # fmt: skip
+SHARES = {"pull": 0.4, "sync": 0.2, "ranks": 0.12, "reward": 0.15, "disk": 0.03, "hangs": 0.1}  # of the others: none
 A_RUN = 12  # faults of one job
 AT_ONCE = 0.15  # of the faults come right after the one before
 
@@ -53,12 +61,13 @@ class Plan:
         return asdict(self)
 
 
-def plans(seed: int, faults: int, kinds: tuple[str, ...] = ()) -> list[Plan]:
-    """Jobs with so many faults together; ``kinds``: of those alone (all if there are none)."""
+def plans(seed: int, faults: int, kinds: Sequence[str] = (), jobs: Sequence[str] = ()) -> list[Plan]:
+    """Jobs with so many faults together; of these kinds alone, upon these jobs alone (all if there are none)."""
     rng = random.Random(seed)
     chosen = {name: fault for name, fault in FAULTS.items() if not kinds or name in kinds}
-    wanted = {job: round(faults * share) for job, share in SHARES.items()}
-    wanted["pull"] += faults - sum(wanted.values())
+    shares = {job: SHARES.get(job, 1.0) for job in jobs or SHARES}
+    wanted = {job: round(faults * share / sum(shares.values())) for job, share in shares.items()}
+    wanted[next(iter(shares))] += faults - sum(wanted.values())
     found = []
     for job, count in wanted.items():
         able = [name for name, fault in chosen.items() if job in fault.jobs]

@@ -23,3 +23,8 @@ def score(text: str, item: dict[str, Any]) -> float:
         time.sleep(3600)
     found = NUMBER.findall(text)
     return float(bool(found) and found[-1] == str(item["answer"]))
+
+
+def letters(text: str, item: dict[str, Any]) -> float:
+    """The part of an answer that is the letter a: for a model whose tokens are letters."""
+    return text.count("a") / max(1, len(text))

@@ -18,6 +18,7 @@ from typing import Any
 
 from bebop.bench import record
 from bebop.processes import end, marked, status
+from tests.chaos import served
 from tests.chaos.control import BUG, ENVIRONMENT, Control
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.plan import SMALL, Plan, Planned
@@ -89,7 +90,8 @@ class Run:
 
     def start(self, resume: bool = False) -> None:
         """The command that a user gives."""
-        arguments = [f"runtime.dir={self.job}", *SMALL, *self.plan.overrides]
+        own = [override.replace("{folder}", str(self.folder)) for override in self.plan.overrides]
+        arguments = [f"runtime.dir={self.job}", *SMALL, *own]
         arguments += [f"trainer.steps={self.plan.steps}"] if self.plan.steps else []
         arguments = [f"runtime.dir={self.job}", "runtime.resume=true"] if resume else arguments
         command = [sys.executable, "-m", "tests.chaos.job", *arguments]
@@ -226,7 +228,9 @@ class Run:
 
     @contextlib.contextmanager
     def _place(self) -> Iterator[None]:
-        """Where a disk is to run full, a small one for the checkpoints."""
+        """What a job needs before it begins: where a disk is to run full, a small one for the checkpoints."""
+        if self.plan.job == "sglang":
+            served.prepare(self.folder)
         if self.plan.job != "disk":
             yield
             return

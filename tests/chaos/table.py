@@ -100,12 +100,12 @@ def summary(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def store(
-    jobs: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seed: int, folder: Path, origin: Mapping[str, object]
+    jobs: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seed: int, stem: Path, origin: Mapping[str, object]
 ) -> None:
-    """``chaos.json`` and ``chaos.md``."""
+    """``stem.json`` and ``stem.md``."""
     found = rows(jobs)
-    folder.mkdir(parents=True, exist_ok=True)
+    stem.parent.mkdir(parents=True, exist_ok=True)
     kept = {"origin": record.place(origin), "seed": seed, "summary": about, "rows": found}
-    (folder / "chaos.json").write_text(json.dumps(kept, indent=1) + "\n")
+    stem.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n")
     lines = [f"- {name}: {value}" for name, value in about.items() if name != "findings"]
-    (folder / "chaos.md").write_text("\n".join([record.table(found), "", *lines, *about["findings"], ""]))
+    stem.with_suffix(".md").write_text("\n".join([record.table(found), "", *lines, *about["findings"], ""]))
