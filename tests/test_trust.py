@@ -83,6 +83,7 @@ def test_who_began_a_run_is_not_asked(tmp_path: Path, code: Path, someone_else: 
     resume(path)
     resume(Path(shutil.move(path, tmp_path / "moved")))
     someone_else()
+    resume(begun(tmp_path / "other", f"task.reward={code}:reward"))  # has a key as well
     for trusting in (["runtime.trust=true"], ["++runtime.trust=true"], [f"task.reward={code}:reward"]):
         resume(tmp_path / "moved", *trusting)
     resume(tmp_path / "moved", "task.reward=math_verify", "trainer.steps=9")
@@ -175,7 +176,8 @@ def test_looking_at_a_foreign_folder_runs_nothing(
 ) -> None:
     path = begun(tmp_path / "run", f"task.reward={code}:reward")
     (path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
-    (path / "config.yaml").write_text((path / "config.yaml").read_text() + "evil: !!python/object/apply:os.getcwd []\n")
+    evil = f"evil: !!python/object/apply:builtins.open [{tmp_path / 'ran'}, w]\n"
+    (path / "config.yaml").write_text((path / "config.yaml").read_text() + evil)
     someone_else()
     with ended(report.main, [str(path)], capsys) as (exit_code, _out, _lines):
         assert exit_code in (0, 2)

@@ -24,6 +24,7 @@ from tests.mutants.tables import (
     policy,
     resume,
     sampling,
+    security,
     simulation,
     staleness,
     threads,
@@ -38,6 +39,7 @@ from tests.mutants.tables import (
 FAULTS = (
     *balance.FAULTS,
     *sampling.FAULTS,
+    *security.FAULTS,
     *distributions.FAULTS,
     *engine.FAULTS,
     *draft_losses.FAULTS,

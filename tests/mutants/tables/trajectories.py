@@ -48,8 +48,8 @@ FAULTS = (
     fault(
         "trajectories/one-step-too-many",
         READER,
-        "AND step < ?",
-        "AND step <= ?",
+        "traced AND step >= ? AND step < ?",
+        "traced AND step >= ? AND step <= ?",
         "test_trajectories.py::test_traced_answers_of_some_steps_and_the_text_of_their_tokens",
     ),
     fault(
