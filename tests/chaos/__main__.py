@@ -47,7 +47,7 @@ def main(given: Sequence[str]) -> int:
     options = arguments(given)
     before = {number: signal.signal(number, lambda *_: STOPPING.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return bugs(options.folder.resolve(), options.beside) if options.planted else chaos(options)
+        return bugs(options) if options.planted else chaos(options)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on\n")
         return INTERRUPTED
@@ -80,19 +80,21 @@ def chaos(options: argparse.Namespace) -> int:
         for plan in others:
             undisturbed(folder / plan.name)
         jobs = list(tqdm(beside.map(run, chosen), total=len(chosen), desc="jobs", unit="job"))
-    summary = table.summary(jobs)
+    summary = {"seed": options.seed, **table.summary(jobs)}
     left = sorted(set(os.listdir("/dev/shm")) - before)
     summary["findings"] += [f"left in shared memory: {', '.join(left)}"] if left else []
     name = "_".join(["chaos", *options.jobs])
-    table.store(jobs, summary, options.seed, (options.out or folder) / name, origin)
-    sys.stdout.write(f"{record.table(table.rows(jobs))}\n")
+    rows = table.rows(jobs)
+    table.write((options.out or folder) / name, rows, summary, origin)
+    sys.stdout.write(f"{record.table(rows)}\n")
     sys.stdout.write("".join(f"{name}: {value}\n" for name, value in summary.items() if name != "findings"))
     sys.stdout.write("".join(f"FINDING {line}\n" for line in summary["findings"]))
     return int(bool(summary["findings"]))
 
 
-def bugs(folder: Path, beside: int) -> int:
+def bugs(options: argparse.Namespace) -> int:
     """Jobs with a bug each; 1 if one shows nowhere."""
+    origin, folder = record.begin(), options.folder.resolve()
     plans_ = [planted(bug, number) for number, bug in enumerate(BUGS)]
 
     def run(plan: Plan) -> list[str]:
@@ -101,10 +103,14 @@ def bugs(folder: Path, beside: int) -> int:
         found = table.judge(Books(folder / plan.name, table.staleness_of(plan.job)), None, exact=False)
         return sorted({finding.check for finding in found})
 
-    with ThreadPoolExecutor(beside) as pool:
+    with ThreadPoolExecutor(options.beside) as pool:
         found = list(tqdm(pool.map(run, plans_), total=len(plans_), desc="planted bugs", unit="job"))
-    for plan, checks in zip(plans_, found, strict=True):
-        sys.stdout.write(f"{plan.bug}: {', '.join(checks) or 'NOT FOUND'}\n")
+    rows = [
+        {"bug": plan.bug, "found by": ", ".join(checks) or "nothing"}
+        for plan, checks in zip(plans_, found, strict=True)
+    ]
+    table.write((options.out or folder) / "chaos_planted", rows, {}, origin)
+    sys.stdout.write(f"{record.table(rows)}\n")
     return int(not all(found))
 
 

@@ -99,13 +99,13 @@ def summary(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def store(
-    jobs: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seed: int, stem: Path, origin: Mapping[str, object]
+def write(
+    stem: Path, found: Sequence[Mapping[str, Any]], about: Mapping[str, Any], origin: Mapping[str, object]
 ) -> None:
     """``stem.json`` and ``stem.md``."""
-    found = rows(jobs)
     stem.parent.mkdir(parents=True, exist_ok=True)
-    kept = {"origin": record.place(origin), "seed": seed, "summary": about, "rows": found}
+    kept = {"origin": record.place(origin), "summary": about, "rows": found}
     stem.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n")
     lines = [f"- {name}: {value}" for name, value in about.items() if name != "findings"]
-    stem.with_suffix(".md").write_text("\n".join([record.table(found), "", *lines, *about["findings"], ""]))
+    text = [record.table(found), "", *lines, *about.get("findings", ())]
+    stem.with_suffix(".md").write_text("\n".join(text).rstrip() + "\n")
