@@ -30,11 +30,17 @@ class Fault:
     weight: float = 1.0  # how often, against others
 
 
+def one(run: "Run", rng: random.Random, found: Callable[[], list[int]]) -> int:
+    """Whom it hits: somebody who is there; where all are gone by the fault before, who takes their place."""
+    run.wait(lambda: bool(found()))
+    return rng.choice(found())
+
+
 def hit(kind: str, number: signal.Signals) -> Callable[["Run", random.Random], str]:
     """Signal one of the processes of a kind."""
 
     def do(run: "Run", rng: random.Random) -> str:
-        pid = rng.choice(run.pids(kind))
+        pid = one(run, rng, lambda: run.pids(kind))
         os.kill(pid, number)
         return f"{kind} {pid}"
 
@@ -56,10 +62,13 @@ def engine(name: str, number: signal.Signals) -> Callable[["Run", random.Random]
 def server(name: str, number: signal.Signals) -> Callable[["Run", random.Random], str]:
     """Signal one of Ray's servers."""
 
-    def do(run: "Run", _: random.Random) -> str:
-        found = [pid for pid in descendants(run.driver) if (of := status(pid)) is not None and of.name == name]
-        os.kill(found[0], number)
-        return f"{name} {found[0]}"
+    def named(run: "Run") -> list[int]:
+        return [pid for pid in descendants(run.driver) if (of := status(pid)) is not None and of.name == name]
+
+    def do(run: "Run", rng: random.Random) -> str:
+        pid = one(run, rng, lambda: named(run)[:1])
+        os.kill(pid, number)
+        return f"{name} {pid}"
 
     return do
 
@@ -67,12 +76,14 @@ def server(name: str, number: signal.Signals) -> Callable[["Run", random.Random]
 def child(command: str, number: signal.Signals) -> Callable[["Run", random.Random], str]:
     """Signal a process that computes rewards for a worker."""
 
-    def do(run: "Run", rng: random.Random) -> str:
-        found = [
+    def called(run: "Run") -> list[int]:
+        return [
             pid for parent in run.pids("rollout") for pid in descendants(parent)
             if command in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
         ]  # fmt: skip
-        pid = rng.choice(found)
+
+    def do(run: "Run", rng: random.Random) -> str:
+        pid = one(run, rng, lambda: called(run))
         os.kill(pid, number)
         return f"{command} {pid}"
 
