@@ -50,9 +50,12 @@ def hit(kind: str, number: signal.Signals) -> Callable[["Run", random.Random], s
 def engine(name: str, number: signal.Signals) -> Callable[["Run", random.Random], str]:
     """Signal a process of the engine's own, below a worker's."""
 
-    def do(run: "Run", rng: random.Random) -> str:
+    def named(run: "Run") -> list[int]:
         below = [pid for parent in run.pids("rollout") for pid in descendants(parent)]
-        pid = rng.choice([pid for pid in below if (of := status(pid)) is not None and of.name.startswith(name)])
+        return [pid for pid in below if (of := status(pid)) is not None and of.name.startswith(name)]
+
+    def do(run: "Run", rng: random.Random) -> str:
+        pid = one(run, rng, lambda: named(run))
         os.kill(pid, number)
         return f"{name} {pid}"
 
