@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,8 @@ def test_a_stopped_worker_a_standing_decode_thread_and_a_stopped_rank(
     folder, trigger = tmp_path / "run", tmp_path / "trigger"
     (tmp_path / "sitecustomize.py").write_text(STAND_STILL.replace("TRIGGER", repr(str(trigger))))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    temporary = Path(tempfile.mkdtemp(prefix="b-"))  # short, for Ray's sockets
+    monkeypatch.setenv("TMPDIR", str(temporary))
     run = start(
         folder, "trainer.steps=14", "trainer.save_every=2", "trainer.ranks=2", "rollout.workers=2",
         "runtime.hang_after=5", "runtime.max_restarts=4",
@@ -83,6 +86,7 @@ def test_a_stopped_worker_a_standing_decode_thread_and_a_stopped_rank(
     assert errors.count("prompts start again") == 2 and errors.count("going back to step_0000") == 1
     assert not any(map(alive, ranks)), "all ranks are replaced"
     assert counted(folder) == dict.fromkeys(range(1, 15), (16, 4)), "every prompt was trained on once"
+    temporary.rmdir()  # fails if anything was left there, such as the folders where ranks meet
 
 
 @pytest.mark.parametrize(("server", "signal_"), [("raylet", signal.SIGSTOP), ("gcs_server", signal.SIGKILL)])

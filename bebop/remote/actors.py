@@ -1,5 +1,7 @@
 """Workers and trainer as Ray actors, behind the protocols of the loop; how their deaths reach it."""
 
+import os
+import shutil
 import tempfile
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
@@ -93,21 +95,31 @@ class RayTrainer:
         """``options`` of each rank."""
         self.config, self.run_dir = config, run_dir
         self.part = Part("trainer", TrainerDied, options, config.runtime.hang_after, events or EventLog(None))
-        self.close = self.part.close
+        self._meeting: Path | None = None  # the folder of the file by which ranks meet
 
     @property
     def pids(self) -> list[int]:
         """Of the ranks' processes."""
         return self.part.pids
 
+    def close(self) -> None:
+        """End the ranks' processes and whatever they started."""
+        self.part.close()
+        if self._meeting is not None:
+            shutil.rmtree(self._meeting, ignore_errors=True)
+            self._meeting = None
+
     async def restart(self) -> None:
         """Start all ranks, or start them again after a death."""
+        self.close()
 
         async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
             world, meeting = len(actors), None
             if world > 1:
-                # A file that is there for this start alone: a port would be open to everybody.
-                meeting = f"file://{tempfile.mkdtemp(prefix='ranks-')}/meeting"
+                # A file that is there for this start alone: a port would be open to everybody. In the job's own
+                # folder, if it has one; ``tempfile`` remembers the place of before.
+                self._meeting = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.environ.get("TMPDIR")))
+                meeting = f"file://{self._meeting}/meeting"
             return [a.make.remote(TrainerRank, self.config, rank, world, meeting) for rank, a in enumerate(actors)]
 
         await self.part.start(make)
