@@ -60,6 +60,7 @@ class SimulatedWorker:
         self._missing: dict[int, int] = {}  # answers of it that have not ended
         self._done: dict[int, dict[int, Trajectory]] = {}  # those of its answers that are to be reported, by member
         self._ended = 0  # answers to be reported
+        self.decoded = 0  # answers so far
         self._whole = False  # an assignment among them is finished
         self._lengths: dict[int, int] = {}
         self._key = self._place = self._reports = 0
@@ -133,6 +134,7 @@ class SimulatedWorker:
             place, member = self._open.pop(ended.key)
             self._done.setdefault(place, {})[member] = self._trajectory(ended)
             self._ended += 1
+            self.decoded += 1
             self._missing[place] -= 1
             self._whole = self._whole or not self._missing[place]
 

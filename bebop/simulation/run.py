@@ -35,7 +35,8 @@ class Simulated:
     accept_length: float
     seconds: float  # of the whole job
     own_seconds: float  # of real processor time for all of it, the simulated parts included
-    trajectories: int
+    decoded: int  # answers, those that were never trained on among them
+    trajectories: int  # answers that were trained on
     rows: tuple[Mapping[str, float], ...] = ()  # metrics of each step
 
 
@@ -85,7 +86,7 @@ def job(config: SimulateConfig) -> JobConfig:
 def simulate(config: SimulateConfig, speeds: Sequence[float] = ()) -> Simulated:
     """Run it. ``speeds``: of the first workers' engines against that of the others."""
     began = time.process_time()
-    rows, seconds = run_virtually(_run(config, speeds))
+    rows, seconds, decoded = run_virtually(_run(config, speeds))
     own, fleet = time.process_time() - began, config.fleet
     told = rows[fleet.skip :]
     spent = sum(row["time/step"] for row in told)
@@ -108,12 +109,13 @@ def simulate(config: SimulateConfig, speeds: Sequence[float] = ()) -> Simulated:
         accept_length=mean("rollout/accept_length"),
         seconds=seconds,
         own_seconds=own,
+        decoded=decoded,
         trajectories=answers * fleet.steps,
         rows=tuple(rows),
     )
 
 
-async def _run(config: SimulateConfig, speeds: Sequence[float]) -> tuple[list[Mapping[str, float]], float]:
+async def _run(config: SimulateConfig, speeds: Sequence[float]) -> tuple[list[Mapping[str, float]], float, int]:
     answers, sink, now = Answers(config), _Rows(), asyncio.get_running_loop().time
     every = [*speeds, *[1.0] * (config.fleet.workers - len(speeds))]
     settings = job(config)
@@ -127,4 +129,4 @@ async def _run(config: SimulateConfig, speeds: Sequence[float]) -> tuple[list[Ma
             await loop.run()
         finally:
             monitor.close()
-    return sink.rows, now()
+    return sink.rows, now(), sum(worker.decoded for worker in workers)
