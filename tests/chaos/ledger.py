@@ -6,6 +6,7 @@ and a journal that the trainer's process writes beside it, of what it really lea
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from tests.chaos.job import marked
 from tests.chaos.policies import Policies, scored
 
 GROUPS, MEMBERS = 4, 4  # as in ``plan.SMALL``
-SAMPLED = 24  # answers whose log-probs are computed again
-CLOSE = 2e-3  # nats, between the engine's and the ledger's
+SAMPLED = 24  # answers whose log-probs are computed again, or more:
+OF_EACH = 2  # with tokens of each version
+CLOSE = 5e-4  # nats, between the engine's and the ledger's
 SIGMAS = 4.0  # standard errors over prompts that rewards may differ by from an undisturbed job
 
 
@@ -167,23 +169,35 @@ def staleness(books: Books) -> list[str]:
     return wrong
 
 
+def sampled(answers: Sequence[StoredAnswer], seed: int) -> list[StoredAnswer]:
+    """Some answers, and of each version some that have tokens of it: a version may have few."""
+    chosen, seen = [], Counter[int]()
+    for one in random.Random(seed).sample(answers, len(answers)):
+        versions = {int(v) for v in one.versions}
+        if len(chosen) < SAMPLED or any(seen[version] < OF_EACH for version in versions):
+            chosen.append(one)
+            seen.update(versions)
+    return chosen
+
+
 def logprobs(books: Books, seed: int = 0) -> list[str]:
     """The policy of the version that a token names gives the log-prob that the engine gave it.
 
     Of versions without a checkpoint nothing is known; where that is most tokens since the first update, it is said.
     """
     wrong, policies, looked, missed = [], Policies(books.model, books.learned), 0, 0
-    chosen = random.Random(seed).sample(books.answers, min(SAMPLED, len(books.answers)))
-    for one in sorted(chosen, key=lambda one: int(one.versions[0])):
-        for version in sorted(set(one.versions.tolist())):
-            policy, own = policies(version), one.versions == version
+    chosen = sampled(books.answers, seed)
+    for version in sorted({int(v) for one in chosen for v in one.versions}):
+        policy = policies(version)
+        for one in chosen:
+            own = one.versions == version
             if policy is None:
                 missed += own.sum()
-                continue
-            looked += own.sum() * (version > 0)
-            difference = np.abs(scored(policy, one)[own] - one.logprobs[own]).max()
-            if difference > CLOSE:
-                wrong.append(f"answer {one.id}: log-probs of version {version} differ by {difference:.4f}")
+            elif own.any():
+                looked += own.sum() * (version > 0)
+                difference = np.abs(scored(policy, one)[own] - one.logprobs[own]).max()
+                if difference > CLOSE:
+                    wrong.append(f"answer {one.id}: log-probs of version {version} differ by {difference:.4f}")
     enough = looked > missed or books.kept < len(books.metrics) // 2
     return wrong if enough else [*wrong, f"{missed} of {looked + missed} tokens have no checkpoint of their version"]
 

@@ -104,7 +104,7 @@ def write(
 ) -> None:
     """``stem.json`` and ``stem.md``."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    kept = {"origin": record.place(origin), "summary": about, "rows": found}
+    kept = {"place": record.place(origin), "summary": about, "rows": found}
     stem.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n")
     lines = [f"- {name}: {value}" for name, value in about.items() if name != "findings"]
     text = [record.table(found), "", *lines, *about.get("findings", ())]

@@ -69,6 +69,14 @@ def column(name: str, kind: str, change: Callable[[Any], Any], every: bool = Tru
     return do
 
 
+def another_policy(folder: Path) -> None:
+    """Tokens of a single version are of another policy than they say, as where weights did not arrive."""
+    with sqlite3.connect(folder / "job" / NAME) as file:
+        for answer, versions, logprobs in file.execute("SELECT answer, versions, logprobs FROM tokens").fetchall():
+            changed = np.frombuffer(logprobs, "<f4") - 0.01 * (np.frombuffer(versions, "<i4") == STEPS - 3)
+            file.execute("UPDATE tokens SET logprobs = ? WHERE answer = ?", (changed.astype("<f4").tobytes(), answer))
+
+
 def metrics(change: Callable[[list[str]], list[str]]) -> Callable[[Path], None]:
     """Change the log."""
 
@@ -125,6 +133,7 @@ PLANTED: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     "tokens that are too old": (column("versions", "<i4", lambda v: v - 3), {"staleness"}),
     "tokens that go back": (column("versions", "<i4", lambda v: np.append(v[:-1] + 1, 0), every=False), {"staleness"}),
     "another log-prob": (column("logprobs", "<f4", lambda p: p - 0.01), {"log-probs"}),
+    "a version of other weights than it says": (another_policy, {"log-probs"}),
     "changed weights that nobody refused": (fault("weights changed"), {"refused"}),
     "a changed checkpoint that nobody noticed": (fault("checkpoint changed"), {"noticed"}),
     "a process that stays": (left("processes"), {"nothing left"}),
