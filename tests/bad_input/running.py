@@ -126,12 +126,15 @@ def _logged(err: io.StringIO) -> Iterator[None]:
     """Libraries took hold of stderr as they were imported: what they say there belongs to it."""
     loggers = [one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger)]
     handlers = [h for one in loggers for h in one.handlers if isinstance(h, logging.StreamHandler)]
-    held = [(h, h.setStream(err)) for h in handlers if not isinstance(h, logging.FileHandler)]
+    # One without a stream (torch's for traces) opens a file when it is needed, and takes any other for one.
+    held = [(h, h.stream) for h in handlers if not isinstance(h, logging.FileHandler) and h.stream is not None]
+    for handler, _ in held:
+        handler.setStream(err)
     try:
         yield
     finally:
         for handler, stream in held:
-            handler.setStream(stream or sys.stderr)
+            handler.setStream(stream)
 
 
 @contextmanager
