@@ -1,6 +1,7 @@
 """Of the loop: how often it saves, how soon a lost message is noticed, and that messages do not overtake."""
 
-from dataclasses import dataclass, field
+import asyncio
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from bebop.config import DecodingConfig, JobConfig
 from bebop.loop import Loop
 from bebop.parsing import from_dict
+from bebop.protocols import WorkerReport
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker
 from tests import fakes, test_loop_watch
@@ -54,12 +56,22 @@ def test_a_wrong_head_is_noticed_on_a_worker_that_is_a_version_behind(tmp_path: 
 
     @dataclass(kw_only=True)
     class Behind(Drafting):
-        coming: list[tuple[Any, int]] = field(default_factory=lambda: [(("weights 0", None), 0)])
+        """Takes weights in after its next report; that of version 3, when version 4 is there, names a wrong head."""
+
+        coming: list[tuple[Any, int]] = field(default_factory=list)
 
         async def set_weights(self, weights: Any, version: int) -> None:
+            await asyncio.sleep(0)
             self.coming.append((weights, version))
-            await super().set_weights(*self.coming.pop(0))
-            self.head = "zeroed" if self.version == 3 else self.head
+
+        async def collect(self, seen: int) -> WorkerReport:
+            wrong = None
+            if self.coming and self.version == 3:
+                self.reports += 1
+                wrong = replace(self._report((), 0.0), head="zeroed")
+            while self.coming:
+                await super().set_weights(*self.coming.pop(0))
+            return wrong or await super().collect(seen)
 
     loop, _, _ = make(test_loop_watch.job(steps=8, staleness=1), tmp_path, Behind())
     assert go(loop)

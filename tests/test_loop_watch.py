@@ -198,6 +198,21 @@ def test_a_stale_head_is_noticed_named_and_sent_again(tmp_path: Path) -> None:
     assert bad.head == "head 0" and [weights[1] for weights, _ in bad.weights].count("head 0") == 1
 
 
+def test_what_a_worker_says_while_weights_are_on_their_way_is_not_held_against_it(tmp_path: Path) -> None:
+    """The head takes long to arrive, and meanwhile the worker goes on to report the other one."""
+
+    class Slow(Drafting):
+        async def set_weights(self, weights: Any, version: int) -> None:
+            for _ in range(60 if weights[1] is not None else 0):
+                await asyncio.sleep(0)
+            await super().set_weights(weights, version)
+
+    slow = Slow(head="zeroed")
+    loop, _, sink = make(job(steps=8, staleness=1), tmp_path, Drafting(), slow)
+    assert go(loop)
+    assert [row["drift/state"] for _, row in sink.rows] == [3.0] * 2 + [0.0] * 6 and slow.head == "head 0"
+
+
 def test_a_worker_that_loses_the_trained_head_stays_broken(tmp_path: Path) -> None:
     lossy = Drafting(sticky=True)
     loop, _, sink = make(job(mode="always"), tmp_path, lossy)

@@ -143,7 +143,8 @@ class Run:
                     self.wait(lambda: self.process.poll() is not None, ends=True, patience=10 * PATIENCE)
                     self._ended(0)
                 else:
-                    self.wait(lambda: self.steps() >= 1)
+                    # Without a checkpoint there would be nothing to go on from.
+                    self.wait(lambda: self.steps() >= 1 and bool(self.checkpoints()))
                     for group in groups(self.plan.faults):
                         self._faults(group)
                     self._goes_on(2)
