@@ -4,6 +4,7 @@ import asyncio
 import faulthandler
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -19,15 +20,15 @@ from bebop.events import EventLog
 from bebop.processes import descendants, end, marked, place, stacks, status, stopped
 from bebop.remote.session import Session, private_folder
 
-# A process with a child, which says when both are there; then it waits in a function of its own.
+# A process with a child, which waits in a function of its own. It says that both are there from the very line that it
+# waits on: whoever has read it finds it in that function.
 PARENT = """
 import faulthandler, signal, subprocess, sys, tempfile
 stacks = tempfile.TemporaryFile()
 faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
 child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 def linger():
-    sys.stdin.readline()
-print(child.pid, stacks.fileno(), flush=True)
+    print(child.pid, stacks.fileno(), flush=True); sys.stdin.readline()
 linger()
 """
 
@@ -37,7 +38,7 @@ def parent() -> Iterator[tuple[subprocess.Popen[str], int, int]]:
     """A process, its child's id, and the descriptor of its stacks."""
     process = subprocess.Popen(
         [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "BEBOP_PART": "a-mark"},
+        env={**os.environ, "BEBOP_PART": f"a-mark-{os.getpid()}"},
     )  # fmt: skip
     assert process.stdout is not None
     child, descriptor = map(int, process.stdout.readline().split())
@@ -49,8 +50,8 @@ def parent() -> Iterator[tuple[subprocess.Popen[str], int, int]]:
 def test_children_are_found_by_parent_and_by_mark(parent: tuple[subprocess.Popen[str], int, int]) -> None:
     process, child, _ = parent
     assert descendants(process.pid) == [child] and process.pid in descendants(os.getpid())
-    assert set(marked("BEBOP_PART=a-mark")) == {process.pid, child}
-    assert marked("BEBOP_PART=a-mar") == []
+    assert set(marked(f"BEBOP_PART=a-mark-{os.getpid()}")) == {process.pid, child}
+    assert marked("BEBOP_PART=a-mark-") == []
 
 
 def test_what_is_stopped_can_be_told_and_ended(parent: tuple[subprocess.Popen[str], int, int]) -> None:
@@ -158,9 +159,11 @@ def _leave_and_clear(place: Path) -> None:
     driver = subprocess.run([sys.executable, "-c", code], env=environment, check=False, capture_output=True, text=True)
     assert driver.returncode == -signal.SIGKILL
     os.kill(child := int(driver.stdout), signal.SIGSTOP)
+    gone = os.pidfd_open(child)  # readable once it is dead, which SIGKILL alone does not yet make it
     (left,) = place.iterdir()
     (place / "bebop-of-no-job").mkdir()
     with private_folder() as mine, private_folder() as beside:
         assert not left.exists() and mine.exists() and beside.exists(), "one that runs keeps its own"
-        assert (found := status(child)) is None or found.state == "Z", "who is left of its job is ended"
+        assert select.select([gone], [], [], 30)[0] == [gone], "who is left of its job is ended"
+    os.close(gone)
     assert [path.name for path in place.iterdir()] == ["bebop-of-no-job"]
