@@ -63,7 +63,7 @@ class Session:
         self._closed = threading.Event()
 
     def guard(self) -> None:
-        """End a server that was stopped for too long, and name what holds up the driver, until ``close``.
+        """Notice a server that was stopped for too long, and name what holds up the driver, until ``close``.
 
         In a thread: calls of Ray that wait for a server hold up whoever makes them, such as an event loop.
         """
@@ -78,7 +78,9 @@ class Session:
             self._silent[pid] = silent = self._silent[pid] + passed if stopped(pid) else 0.0
             if silent > self.floor:
                 self._hung = SessionDied(f"Ray's {name} (process {pid}) is stopped for {silent:.0f} s", silent)
-                end([pid])
+                # A call of Ray whose raylet dies ends this process, without a word. So let it answer first; it ends
+                # with the session, which is over.
+                _go_on(pid)
 
     def _look_at_driver(self, passed: float) -> None:
         """A sink or a disk that does not come back holds up everything; nobody is there to replace the driver."""
@@ -128,6 +130,11 @@ def _servers() -> dict[int, str]:
     """Ray's servers that this process has started, by process."""
     found = {pid: status(pid) for pid in descendants(os.getpid())}
     return {pid: of.name for pid, of in found.items() if of is not None and of.name in SERVERS}
+
+
+def _go_on(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 def _lives(pid: int) -> bool:
