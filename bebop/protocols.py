@@ -44,9 +44,9 @@ class Assignment:
 class PartialGroup:
     """An assignment, finished, or those of its answers that are."""
 
-    prompt: Prompt
+    prompt: Prompt  # with the tokens that its environment began with
     members: tuple[int, ...]  # of which each is reported once
-    trajectories: tuple[Trajectory, ...]  # in the order of ``members``
+    trajectories: tuple[Trajectory | None, ...]  # in the order of ``members``; None: its environment was lost too often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class WorkerReport:
     @property
     def tokens(self) -> int:
         """Answer tokens in the parts."""
-        return sum(len(t.completion.token_ids) for part in self.parts for t in part.trajectories)
+        return sum(t.written for part in self.parts for t in part.trajectories if t is not None)
 
 
 class Worker(Protocol):

@@ -5,16 +5,20 @@ distribution that produced the token (temperature and truncation included), alik
 tokens; it is never the draft's log q.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bebop.errors import UserError
 from bebop.token_trace import Trace
 
 FinishReason = Literal["stop", "length", "abort"]
+# Why a trajectory ended: its one answer did; its environment said so; a turn was cut off by its length; or a budget of
+# turns, of tokens or of seconds was spent.
+Ending = Literal["answered", "done", "length", "turns", "tokens", "seconds"]
 
 
 # What is kept of every draft position: cycles that reached it, and sums over those.
@@ -23,6 +27,7 @@ MEASURED = DRAFT_STATS[2:]  # those that take both distributions, which an engin
 # Of a whole answer.
 STAT_COUNTS = ("cycles", "tokens", "prefilled", "target_forwards", "draft_forwards", "extra_positions")
 STRETCH = 64  # tokens: answers are cut at 64, 128, 256, ... to see how drafting changes along them
+OPENING = -1  # in place of where a stretch begins: the first cycle of a turn, by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,19 @@ class Prompt:
     text: str  # after the chat template
     token_ids: tuple[int, ...]  # [P]
     item: dict[str, Any]  # what the reward function is given beside the answer
+
+
+def same_beginning(one: Prompt, other: Prompt) -> None:
+    """``UserError`` unless members of a group read the same tokens first: else they cannot be compared."""
+    if one.token_ids == other.token_ids:
+        return
+    a, b = one.token_ids, other.token_ids
+    place = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    found = [str(ids[place]) if place < len(ids) else "its end" for ids in (a, b)]
+    raise UserError(
+        f"environment {one.task}: members of the group of prompt {one.index} begin differently (token {place}: "
+        f"{found[0]} and {found[1]}): what reset gives may depend on its item and its seed alone"
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,6 +164,12 @@ class Completion:
     # What the decoding system keeps of an aborted answer, to go on with; by name. Of a finished one if asked for.
     state: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     trace: Trace | None = None  # how each token came about, where it was asked for
+    mask: NDArray[np.bool_] | None = None  # [T] what the policy wrote, of turns that were joined; None: all of it
+
+    @property
+    def written(self) -> NDArray[np.bool_]:
+        """[T] which tokens the policy wrote."""
+        return np.ones(len(self.token_ids), dtype=np.bool_) if self.mask is None else self.mask
 
     @property
     def oldest(self) -> NDArray[np.int64]:
@@ -167,12 +191,85 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
-    """A completion with its reward."""
+class Turn:
+    """What the policy read, and what it wrote then."""
 
-    completion: Completion
+    observation: NDArray[np.int64]  # [O] tokens since the turn before; empty in the first, which reads the prompt
+    completion: Completion  # [T], T >= 1 in all but the first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """An answer in one or more turns, with its reward.
+
+    Its tokens are append-only: prompt, first completion, observation, completion, ... Observations are context: they
+    have no log-prob, no version and no loss.
+    """
+
+    turns: tuple[Turn, ...]  # at least one
     reward: float
     timed_out: bool = False  # the reward function hung, and the reward of 0 says nothing about the answer
+    ended: Ending = "answered"
+    restarts: int = 0  # times that its environment was lost, and it began again
+    environment_seconds: float = 0.0  # spent in its environment, those of lost ones included
+    counts: Mapping[str, float] = field(default_factory=dict)  # what its environment counted beside, by name
+
+    @classmethod
+    def single(cls, completion: Completion, reward: float, timed_out: bool = False) -> "Trajectory":
+        """One turn without an environment."""
+        turn = Turn(observation=np.zeros(0, dtype=np.int64), completion=completion)
+        return cls(turns=(turn,), reward=reward, timed_out=timed_out)
+
+    @property
+    def completion(self) -> Completion:
+        """All turns in one, observations in between: the completion itself of a single turn; else see ``joined``."""
+        return self.turns[0].completion if len(self.turns) == 1 else joined(self.turns)
+
+    @property
+    def written(self) -> int:
+        """Tokens that the policy wrote."""
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+
+def before(turns: Sequence[Turn], place: int) -> list[int]:
+    """The tokens between the prompt and what the policy wrote in turn ``place``: its observation is the last of
+    them."""
+    parts = [ids for turn in turns[:place] for ids in (turn.observation, turn.completion.token_ids)]
+    return [int(token) for part in (*parts, turns[place].observation) for token in part]
+
+
+def joined(turns: Sequence[Turn]) -> Completion:
+    """Turns as one completion [T] whose ``mask`` says what the policy wrote.
+
+    At observations log-probs are 0 and versions those of the token before: neither is ever looked at. What the decoding
+    systems keep (``state``, ``trace``, ``stretches``) is of single turns alone.
+    """
+    parts = [turn.completion for turn in turns]
+    observed = [len(turn.observation) for turn in turns]
+
+    def laid(of: Callable[[Completion], NDArray[Any]], between: Callable[[int], Any]) -> NDArray[Any]:
+        rows = [of(part) for part in parts]
+        filled = [np.full(n, between(i), dtype=rows[0].dtype) for i, n in enumerate(observed)]
+        return np.concatenate([piece for pair in zip(filled, rows, strict=True) for piece in pair])
+
+    def before(values: Callable[[Completion], NDArray[Any]]) -> Callable[[int], Any]:
+        return lambda i: values(parts[i - 1])[-1] if i else 0
+
+    sampled = None
+    if any(part.sampled_logprobs is not None for part in parts):
+        sampled = laid(lambda part: part.drawn_logprobs, lambda _: 0.0)
+    return Completion(
+        token_ids=np.concatenate([ids for turn in turns for ids in (turn.observation, turn.completion.token_ids)]),
+        logprobs=laid(lambda part: part.logprobs, lambda _: 0.0),
+        versions=laid(lambda part: part.versions, before(lambda part: part.versions)),
+        contexts=laid(lambda part: part.oldest, before(lambda part: part.oldest)),
+        text=parts[-1].text,
+        finish_reason=parts[-1].finish_reason,
+        stats=sum((part.stats for part in parts), DecodeStats()),
+        exact=all(part.exact for part in parts),
+        sampled_logprobs=sampled,
+        mask=laid(lambda part: np.ones(len(part.token_ids), dtype=np.bool_), lambda _: False),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +277,8 @@ class Group:
     """The G answers to one prompt, compared with one another by GRPO."""
 
     prompt: Prompt
-    trajectories: tuple[Trajectory, ...]  # G
+    trajectories: tuple[Trajectory, ...]  # G, less the lost ones
+    lost: int = 0  # members whose environments were lost too often: they count nowhere else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,9 @@ def written(groups: Sequence[Group], version: int) -> list[Group]:
 
     def one(answer: Completion, number: int) -> Trajectory:
         versions = np.full(len(answer.token_ids), version)
-        return Trajectory(completion=dataclasses.replace(answer, versions=versions, contexts=None), reward=number % 2)
+        return Trajectory.single(
+            completion=dataclasses.replace(answer, versions=versions, contexts=None), reward=number % 2
+        )
 
     return [
         dataclasses.replace(

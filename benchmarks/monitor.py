@@ -126,7 +126,7 @@ def grouped(config: JobConfig, source: PromptSource, answers: Sequence[Completio
     return [
         Group(
             prompt=source.prompt(i // size),
-            trajectories=tuple(Trajectory(completion=a, reward=0.0) for a in answers[i : i + size]),
+            trajectories=tuple(Trajectory.single(completion=a, reward=0.0) for a in answers[i : i + size]),
         )
         for i in range(0, len(answers), size)
     ]

@@ -103,7 +103,7 @@ def answer(prompt: Prompt, version: int) -> Group:
         versions=np.full(3, version),
         stats=stats,
     )
-    return Group(prompt=prompt, trajectories=(Trajectory(completion=completion, reward=1.0),) * SIZE)
+    return Group(prompt=prompt, trajectories=(Trajectory.single(completion=completion, reward=1.0),) * SIZE)
 
 
 @dataclass(kw_only=True)
@@ -121,7 +121,7 @@ class FakeTrainer:
         for _ in range(self.slow):
             await asyncio.sleep(0)
         self.batches.append([g.prompt.index for g in batch.groups])
-        self.lags += [self.version - oldest_version(g) for g in batch.groups]
+        self.lags += [self.version - oldest_version(g) for g in batch.groups if g.trajectories]
         self.version += 1
         learned: Metrics = {"policy/entropy": Mean(1.0, 1), "train/kl": Mean(2.0, 4)}
         return learned, self.version

@@ -50,7 +50,7 @@ def group(index: int, traced: bool = True, tokens: int = TOKENS, version: int = 
             exact=member == 0,
             trace=trace(count, seed=index) if traced and member == 0 else None,
         )
-        return Trajectory(completion=completion, reward=index + member / 2, timed_out=member == 1)
+        return Trajectory.single(completion=completion, reward=index + member / 2, timed_out=member == 1)
 
     prompt = Prompt(index=index, task="gcd", text=f"question {index}", token_ids=(1, 2, index), item={})
     return Group(prompt=prompt, trajectories=tuple(one(member) for member in range(SIZE)))

@@ -1,7 +1,9 @@
-"""Advantages: how much better an answer is than the other answers to its prompt.
+"""Advantages: how much better an answer is than the other answers to its prompt; one number a trajectory.
 
-Pure functions of rewards [n_groups, G], one row a group, every group complete; the result has the same shape. An answer
-in a group whose rewards are all equal gets 0.
+Pure functions of rewards [n_groups, G], one row a group; the result has the same shape. An answer in a group whose
+rewards are all equal gets 0, and so does one that is alone: there is nothing to compare it with, so that a group of one
+member teaches nothing (beyond a KL term). Members that were lost with their environments are in no group: those that
+are there are compared with one another.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +29,7 @@ def mean_only(rewards: Rewards) -> Rewards:
 def leave_one_out(rewards: Rewards) -> Rewards:
     """r - mean of the *other* answers: an unbiased baseline; equals ``mean_only`` times G / (G - 1)."""
     size = rewards.shape[1]
-    return mean_only(rewards) * size / (size - 1)
+    return mean_only(rewards) * size / max(size - 1, 1)
 
 
 ADVANTAGES: dict[str, Callable[[Rewards], Rewards]] = {
@@ -38,6 +40,10 @@ ADVANTAGES: dict[str, Callable[[Rewards], Rewards]] = {
 
 
 def advantages(groups: Sequence[Group], name: str) -> Rewards:
-    """Advantages [n_groups, G] of complete groups by the function ``name`` of ``ADVANTAGES``."""
-    rewards = np.array([[t.reward for t in group.trajectories] for group in groups], dtype=np.float64)
-    return ADVANTAGES[name](rewards)
+    """Advantages [N] of all trajectories, group by group, by the function ``name`` of ``ADVANTAGES``.
+
+    Groups may have fewer members than others, or none.
+    """
+    rewards = [np.array([[t.reward for t in group.trajectories]], dtype=np.float64) for group in groups]
+    found = [ADVANTAGES[name](row)[0] for row in rewards if row.size]
+    return np.concatenate([np.zeros(0), *found])

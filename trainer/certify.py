@@ -6,6 +6,9 @@ A bet is fair if whether it is made, and on what, is settled before the token is
 
 - *Answers* are fixed by their numbers (``bebop.monitor.certified.chosen``), and weighed in the order of the prompts,
   whenever they ended and whatever ended them.
+- Of a trajectory of several turns *one turn* is looked at, which is fixed by a number as well (``turn_looked_at``):
+  that there is such a turn is settled before its first token is drawn. All that came before is its prompt. What losses
+  of environments take away is gone: an environment that crashes on certain texts looks like an engine that avoids them.
 - *Places* in them are fixed by numbers as well (``window``): at most ``SPAN`` tokens of an answer, so that a reading
   does not become dearer with long answers.
 - *Weights*: a token counts if the weights that produced it, and all keys and values that it saw, are of one version
@@ -43,7 +46,7 @@ from bebop.trainer.certify_rows import Scored, block_of, score
 from bebop.trainer.packing import PackedRows, Row, pack
 from bebop.trainer.past import PastWeights
 from bebop.trainer.scorer import Scorer, whole_tables
-from bebop.trajectory import Completion, Group
+from bebop.trajectory import Completion, Group, before
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,15 @@ def window(number: int, limit: int) -> range:
         starts.append(following)
     start = starts[number % len(starts)]
     return range(start, start + SPAN)
+
+
+def turn_looked_at(number: int, most: int) -> tuple[int, int]:
+    """The turn of pair ``number`` that is looked at, of at most ``most``, and the number of the pair among those of
+    this turn: 0, 1, 2, 4, 8, ... in turns."""
+    turns = [0]
+    while (following := max(1, 2 * turns[-1])) < most:
+        turns.append(following)
+    return turns[number % len(turns)], number // len(turns)
 
 
 def fair(completion: Completion, span: range, versions: Sequence[int]) -> Places:
@@ -127,16 +139,20 @@ class Certifier:
         self, groups: Sequence[Group], first: int, versions: Sequence[int]
     ) -> tuple[list[Answer], list[Places]]:
         """The answers up to the last place that may be looked at, in the order of submission, and the fair places."""
-        limit = self.config.rollout.sampling.max_new_tokens
+        limit, task = self.config.rollout.sampling.max_new_tokens, self.config.task
+        most = task.environment.max_turns if task.turns else 1
         answers, places = [], []
         for number, group in enumerate(groups, first):
-            span = window(number, limit)
+            turn, own = turn_looked_at(number, most)
+            span = window(own, limit)
             for member, trajectory in enumerate(group.trajectories):
-                completion = trajectory.completion
+                if turn >= len(trajectory.turns):
+                    continue
+                completion = trajectory.turns[turn].completion
                 answers.append(
                     Answer(
                         request=2 * group.prompt.index + member,
-                        prompt=group.prompt.token_ids,
+                        prompt=(*group.prompt.token_ids, *before(trajectory.turns, turn)),
                         token_ids=completion.token_ids[: span.stop],
                         logprobs=completion.logprobs[: span.stop].astype(np.float64),
                         finish_reason=completion.finish_reason,

@@ -1,7 +1,9 @@
 """Text as training of an MTP head sees it: right-padded rows, and which chains of drafts they hold.
 
 A chain at anchor t drafts tokens t + 2, t + 3, ...: step i stands for token t + i + 1. Chains start at the last anchor
-that can draft the first token of the answer, and a step counts while its token is in the answer.
+that can draft the first token of the answer, and a step counts while its token is in the answer. Of an answer in
+several turns each is such an answer, and what was read before it such a prompt: a chain may begin there, as the first
+draft of an engine does, and never goes on into what is read next.
 """
 
 import random
@@ -34,10 +36,10 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRow:
-    """A prompt and an answer through which the backbone has already gone."""
+    """A prompt and an answer, in one or more turns, through which the backbone has already gone."""
 
     token_ids: Tensor  # [L]
-    answer: int  # tokens at the end that are the answer
+    answer: Tensor  # [L] bool: what the policy wrote
     hidden: Tensor  # [L, d]
 
 
@@ -69,8 +71,13 @@ def chain_rows(rows: Sequence[TokenRow], depth: int, device: torch.device | str 
 
 
 def known_chains(rows: Sequence[KnownRow], depth: int) -> ChainRows:
-    """As ``chain_rows``, on the device of the hidden states."""
-    return _lay([row.token_ids for row in rows], [row.answer for row in rows], depth, rows[0].hidden.device)
+    """As ``chain_rows``, on the device of the hidden states; of several turns as ``masked_rows``."""
+    device, ids = rows[0].hidden.device, [row.token_ids for row in rows]
+    counts = [int(row.answer.sum()) for row in rows]
+    if all(bool(row.answer[len(row.answer) - count :].all()) for row, count in zip(rows, counts, strict=True)):
+        return _lay(ids, counts, depth, device)
+    answer = pad_sequence([row.answer for row in rows], batch_first=True)
+    return masked_rows(pad_sequence(ids, batch_first=True).to(device), answer.to(device), depth)
 
 
 def _lay(ids: Sequence[Tensor], answers: Sequence[int], depth: int, device: torch.device | str) -> ChainRows:

@@ -25,10 +25,10 @@ from bebop.model.checkpoint import save_policy
 from bebop.monitor.probe_set import ProbeText
 from bebop.store import STEPS, Store, seal, verify
 from bebop.token_trace import Trace
-from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
+from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory, Turn
 
 # In the loop's state, beside numbers, texts and arrays.
-KINDS = (Group, Prompt, Trajectory, Completion, DecodeStats, Trace, ProbeText)
+KINDS = (Group, Prompt, Trajectory, Turn, Completion, DecodeStats, Trace, ProbeText)
 TRAINER, LOOP = "trainer", "loop"
 
 

@@ -33,7 +33,7 @@ class CoTrainer:
 
     def update(self, kept: Sequence[tuple[PackedRows, Tensor]]) -> Metrics:
         """One step on the rows and hidden states [N, d] of a policy update; metrics ``head/*``."""
-        rows = [row for packed, hidden in kept for row in packed.known(hidden) if row.answer]
+        rows = [row for packed, hidden in kept for row in packed.known(hidden) if row.answer.any()]
         numbers = self.heads.update_share(rows)
         return {name: Mean(value, 1.0) for name, value in numbers.items()}
 

@@ -2,15 +2,18 @@
 
 Alignment: the hidden state at index t predicts the token at t + 1. What the loss needs is therefore kept once per
 *answer token*, gathered: ``predictors`` says whose hidden state goes through the language-model head, ``targets`` which
-token it has to predict. Prompt tokens are only context, and nothing crosses from one row into the next.
+token it has to predict. Tokens of the prompt, and what was read between turns, are only context, and nothing crosses
+from one row into the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.trainer.chains import KnownRow
@@ -22,7 +25,7 @@ class Row:
     """One prompt with one of its answers, ready to be packed."""
 
     prompt: tuple[int, ...]  # [P], P >= 1: the first answer token has to be predicted from something
-    completion: Completion  # [T]
+    completion: Completion  # [T], of all turns
     advantage: float
     weight: float  # of each of its answer tokens in the loss; see bebop.trainer.losses.AGGREGATIONS
 
@@ -57,8 +60,10 @@ class PackedRows:
     def known(self, hidden: Tensor) -> list[KnownRow]:
         """Each row with its part of the hidden states [N, d]."""
         lengths = self.lengths.tolist()
-        parts = zip(self.token_ids.split(lengths), self.answers.tolist(), hidden.split(lengths), strict=True)
-        return [KnownRow(token_ids=ids, answer=answer, hidden=states) for ids, answer, states in parts]
+        answer = torch.zeros_like(self.token_ids, dtype=torch.bool)
+        answer[self.predictors + 1] = True
+        parts = zip(self.token_ids.split(lengths), answer.split(lengths), hidden.split(lengths), strict=True)
+        return [KnownRow(token_ids=ids, answer=own, hidden=states) for ids, own, states in parts]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "PackedRows":
         """The same on a device, floating-point fields as ``dtype``."""
@@ -109,14 +114,18 @@ def _level(lengths: list[int], max_tokens: int, count: int) -> int:
 
 def _lay(rows: Sequence[Row], numbers: Sequence[int]) -> PackedRows:
     """Lay rows end to end."""
-    answers = [len(row.completion.token_ids) for row in rows]
     lengths = np.array([row.length for row in rows])
-    ends = lengths.cumsum()
-    predictors = [np.arange(end - 1 - n, end - 1) for end, n in zip(ends, answers, strict=True)]
     completions = [row.completion for row in rows]
+    written = [c.written for c in completions]
+    answers = [int(own.sum()) for own in written]
+    ends = lengths.cumsum()
+    predictors = [end - 1 - len(own) + np.flatnonzero(own) for end, own in zip(ends, written, strict=True)]
 
     def joined(parts: Sequence[object], dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(np.concatenate([np.asarray(part) for part in parts])).to(dtype)
+
+    def own(values: Callable[[Completion], NDArray[Any]], dtype: torch.dtype) -> Tensor:
+        return joined([values(c)[mask] for c, mask in zip(completions, written, strict=True)], dtype)
 
     return PackedRows(
         rows=torch.tensor(numbers),
@@ -124,11 +133,11 @@ def _lay(rows: Sequence[Row], numbers: Sequence[int]) -> PackedRows:
         positions=joined([np.arange(length) for length in lengths], torch.int64),
         lengths=torch.from_numpy(lengths).to(torch.int64),
         predictors=joined(predictors, torch.int64),
-        targets=joined([c.token_ids for c in completions], torch.int64),
-        rollout_logprobs=joined([c.drawn_logprobs for c in completions], torch.float64),
-        target_logprobs=joined([c.logprobs for c in completions], torch.float64),
-        versions=joined([c.versions for c in completions], torch.int64),
-        contexts=joined([c.oldest for c in completions], torch.int64),
+        targets=own(lambda c: c.token_ids, torch.int64),
+        rollout_logprobs=own(lambda c: c.drawn_logprobs, torch.float64),
+        target_logprobs=own(lambda c: c.logprobs, torch.float64),
+        versions=own(lambda c: c.versions, torch.int64),
+        contexts=own(lambda c: c.oldest, torch.int64),
         answers=torch.tensor(answers),
         advantages=joined([np.repeat([row.advantage for row in rows], answers)], torch.float64),
         weights=joined([np.repeat([row.weight for row in rows], answers)], torch.float64),

@@ -198,7 +198,7 @@ class PolicyTrainer:
         """This rank's micro-batches of a minibatch, on its device; advantages and weights come from the whole of it."""
         algorithm, limit = self.config.algorithm, self.config.rollout.sampling.max_new_tokens
         pairs = [(group.prompt, t.completion) for group in groups for t in group.trajectories]
-        lengths = np.array([len(completion.token_ids) for _, completion in pairs])
+        lengths = np.array([int(completion.written.sum()) for _, completion in pairs])
         weights = AGGREGATIONS[algorithm.aggregation](lengths, limit)
         rows = [
             Row(prompt=prompt.token_ids, completion=completion, advantage=float(advantage), weight=float(weight))

@@ -107,7 +107,7 @@ class ProbeReader:
         self.scorer.kept = []
         self.scorer(packed)
         [(_, hidden)], self.scorer.kept = self.scorer.kept, None
-        answered = [x for x in zip(packed.rows.tolist(), packed.known(hidden), strict=True) if x[1].answer]
+        answered = [x for x in zip(packed.rows.tolist(), packed.known(hidden), strict=True) if x[1].answer.any()]
         texts, rows = [text for text, _ in answered], [row for _, row in answered]
         if not rows:
             return {}

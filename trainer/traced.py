@@ -11,14 +11,15 @@ from bebop.trajectory import Trajectory
 
 
 class TracedLogprobs:
-    """Of one update and one rank: place of an answer in the batch, group by group -> log p [T] of its tokens.
+    """Of one update and one rank: place of an answer in the batch, group by group -> log p [T] of what was written.
 
     p is the distribution that is trained (temperature applied, no truncation), under the weights before any step.
     """
 
     def __init__(self, trajectories: Sequence[Trajectory] = ()) -> None:
         """``trajectories`` of the whole batch."""
-        self._wanted = {place for place, t in enumerate(trajectories) if t.completion.trace is not None}
+        traced = [all(turn.completion.trace is not None for turn in t.turns) for t in trajectories]
+        self._wanted = {place for place, one in enumerate(traced) if one}
         self.found: dict[int, NDArray[np.float32]] = {}
 
     def add(self, first: int, rows: PackedRows, logp: Tensor) -> None:

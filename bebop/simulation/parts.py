@@ -180,7 +180,7 @@ class SimulatedWorker:
             versions=versions(ended.spans, length),
             stats=stats,
         )
-        return Trajectory(completion=completion, reward=0.0)
+        return Trajectory.single(completion=completion, reward=0.0)
 
 
 def versions(spans: Sequence[tuple[int, int]], length: int) -> NDArray[np.int64]:
@@ -202,7 +202,7 @@ class SimulatedTrainer:
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         """See ``protocols.Trainer``."""
-        answered = sum(len(t.completion.token_ids) for t in batch.trajectories)
+        answered = sum(t.written for t in batch.trajectories)
         asked = self.config.answers.prompt / self.config.grain * len(batch.trajectories)
         await asyncio.sleep(self.costs.update(answered + asked))
         self.batches.append(batch.groups[0].prompt.index)

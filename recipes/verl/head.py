@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bebop.errors import UserError
 from bebop.model.attention import ATTENTION
@@ -60,11 +61,12 @@ class HeadBeside:
             self._keeping = False
         if self._state is None:
             raise UserError("bebop.train_head=True: the model ran without its final norm, so no hidden state was seen")
-        ids, answers = micro_batch["input_ids"].unbind(), answer_lengths(micro_batch)
+        ids, answers = micro_batch["input_ids"].unbind(), answer_masks(micro_batch)
         self.temperature = first_temperature(micro_batch["temperature"])
         for row, answer, states in zip(ids, answers, split_rows(self._state, [len(row) for row in ids]), strict=True):
-            if 0 < answer < len(row):
-                self.rows.append(KnownRow(token_ids=row, answer=answer, hidden=states))
+            if answer.any() and len(answer) < len(row):
+                own = pad(answer, (len(row) - len(answer), 0)).to(row.device)
+                self.rows.append(KnownRow(token_ids=row, answer=own, hidden=states))
         self._state = None
 
     def update(self) -> dict[str, float]:
@@ -124,13 +126,14 @@ def make_head(path: Path, module: Any, fresh: bool) -> tuple[str, MTPHead]:
     return layout, head
 
 
-def answer_lengths(micro_batch: Any) -> list[int]:
-    """Tokens of each answer, from verl's batches without padding or with it (left of prompts, right of answers)."""
+def answer_masks(micro_batch: Any) -> list[Tensor]:
+    """What the policy wrote of each answer [T], from verl's batches without padding or with it (left of prompts, right
+    of answers). What a tool wrote lies between, and is not the policy's."""
     mask = micro_batch["response_mask"]
     if mask.is_nested:
-        return [len(row) for row in mask.unbind()]
-    lengths: list[int] = micro_batch["attention_mask"][:, -mask.shape[1] :].sum(1).tolist()
-    return lengths
+        return [row.bool() for row in mask.unbind()]
+    lengths = micro_batch["attention_mask"][:, -mask.shape[1] :].sum(1).tolist()
+    return [row[:length].bool() for row, length in zip(mask, lengths, strict=True)]
 
 
 def split_rows(states: Tensor, lengths: Sequence[int]) -> list[Tensor]:

@@ -77,7 +77,7 @@ def batch(source: Policy, *, seed: int = 0, groups: int = 4, size: int = 3, vers
             answer = rng.integers(0, VOCAB, rng.integers(1, 15)).tolist()
             logprobs = plain_logprobs(model, prompt, answer).tolist()
             trajectories.append(
-                Trajectory(completion=completion(answer, logprobs, version), reward=float(rng.random() < 0.5))
+                Trajectory.single(completion=completion(answer, logprobs, version), reward=float(rng.random() < 0.5))
             )
         asked = Prompt(index=index, task="test", text="", token_ids=prompt, item={})
         made.append(Group(prompt=asked, trajectories=tuple(trajectories)))
@@ -89,7 +89,7 @@ def traced(made: Batch, every: int = 2) -> Batch:
 
     def one(place: int, t: Trajectory) -> Trajectory:
         kept = trace(len(t.completion.token_ids)) if place % every == 0 else None
-        return dataclasses.replace(t, completion=dataclasses.replace(t.completion, trace=kept))
+        return Trajectory.single(dataclasses.replace(t.completion, trace=kept), t.reward, t.timed_out)
 
     places, groups = iter(range(len(made.trajectories))), []
     for group in made.groups:

@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
-from bebop.trainer.advantages import ADVANTAGES, group_normalised, leave_one_out, mean_only
+from bebop.trainer.advantages import ADVANTAGES, advantages, group_normalised, leave_one_out, mean_only
+from bebop.trajectory import Group, Prompt, Trajectory
+from tests.trainer.builders import completion
 
 REWARDS = np.array([[1.0, 0.0, 0.0, 0.0], [2.0, 2.0, 0.0, 4.0]])
 
@@ -29,3 +31,34 @@ def test_equal_rewards_give_no_signal_and_groups_do_not_mix(name: str) -> None:
     assert not ADVANTAGES[name](np.full((2, 3), 0.1)).round(9).any()
     both = ADVANTAGES[name](REWARDS)
     np.testing.assert_array_equal(both[1:], ADVANTAGES[name](REWARDS[1:]))
+
+
+def members(*rewards: float, lost: int = 0) -> Group:
+    empty = completion([1])
+    prompt = Prompt(index=0, task="", text="", token_ids=(1,), item={})
+    return Group(prompt=prompt, trajectories=tuple(Trajectory.single(empty, reward) for reward in rewards), lost=lost)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_members_that_are_there_are_compared_with_one_another(name: str) -> None:
+    """One advantage a trajectory; whoever was lost is neither a zero nor a row."""
+    groups = [
+        members(*REWARDS[0]),
+        members(1.0, 0.0, lost=2),
+        members(3.0, lost=3),
+        members(lost=4),
+        members(*REWARDS[1]),
+    ]
+    found = advantages(groups, name)
+    by_hand = [ADVANTAGES[name](np.array([rewards])).ravel() for rewards in ([*REWARDS[0]], [1.0, 0.0], [*REWARDS[1]])]
+    np.testing.assert_array_equal(found, np.concatenate([by_hand[0], by_hand[1], [0.0], by_hand[2]]))
+    assert found[4] == -found[5] > 0.4
+    assert advantages([members(lost=2)], name).shape == (0,)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_whole_groups_have_the_advantages_of_a_matrix_to_the_bit(name: str) -> None:
+    rewards = np.random.default_rng(0).normal(size=(40, 8))
+    np.testing.assert_array_equal(
+        advantages([members(*row) for row in rewards], name), ADVANTAGES[name](rewards).ravel()
+    )

@@ -127,7 +127,7 @@ def drawn(readings: int, temperature: float = TEMPERATURE, fault: str = "", size
 
     def group(i: int) -> Group:
         prompt = Prompt(index=i, task="test", text="", token_ids=PROMPTS[i % len(PROMPTS)], item={})
-        pair = tuple(Trajectory(completion=c, reward=0.0) for c in answers[2 * i : 2 * i + 2])
+        pair = tuple(Trajectory.single(completion=c, reward=0.0) for c in answers[2 * i : 2 * i + 2])
         return Group(prompt=prompt, trajectories=pair)
 
     return [[group(r * size + i) for i in range(size)] for r in range(readings)]
@@ -172,7 +172,7 @@ def test_a_fault_is_found_and_named(fault: str, temperature: float, causes: set[
 def test_answers_of_an_inexact_system_are_not_weighed(clean: list[list[Group]]) -> None:
     first = clean[0][0]
     inexact = dataclasses.replace(first.trajectories[0].completion, exact=False)
-    mixed = dataclasses.replace(first, trajectories=(dataclasses.replace(first.trajectories[0], completion=inexact),))
+    mixed = dataclasses.replace(first, trajectories=(Trajectory.single(inexact, reward=0.0),))
     own = certifier()
     assert own.read([mixed, *clean[0][1:]], 0, 0) is None and own.ledger.tokens == 0
 

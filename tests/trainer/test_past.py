@@ -72,7 +72,7 @@ def _batch(answers: list[Completion], first: int) -> Batch:
     for i, prompt in enumerate(PROMPTS):
         own = answers[i * SIZE : (i + 1) * SIZE]
         asked = Prompt(index=first + i, task="test", text="", token_ids=prompt, item={})
-        rewarded = tuple(Trajectory(completion=c, reward=float(c.token_ids.sum() % 2)) for c in own)
+        rewarded = tuple(Trajectory.single(completion=c, reward=float(c.token_ids.sum() % 2)) for c in own)
         groups.append(Group(prompt=asked, trajectories=rewarded))
     return Batch(groups=tuple(groups))
 

@@ -10,17 +10,15 @@ from bebop.errors import UserError
 from bebop.metrics import values
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.schedule import learning_rate
-from bebop.trajectory import Batch
+from bebop.trajectory import Batch, Trajectory
 from tests.trainer.builders import batch, job, plain, plain_logprobs, policy, weights_of
 
 
 def changed(made: Batch, **fields: object) -> Batch:
     """The batch with fields of its first completion replaced."""
     group = made.groups[0]
-    first = dataclasses.replace(
-        group.trajectories[0],
-        completion=dataclasses.replace(group.trajectories[0].completion, **fields),  # type: ignore[arg-type]
-    )
+    one = dataclasses.replace(group.trajectories[0].completion, **fields)  # type: ignore[arg-type]
+    first = Trajectory.single(one, group.trajectories[0].reward)
     trajectories = (first, *group.trajectories[1:])
     return Batch(groups=(dataclasses.replace(group, trajectories=trajectories), *made.groups[1:]))
 

@@ -151,7 +151,7 @@ def grouped(asked: Sequence[Prompt], answers: Sequence[Completion], reward: Any)
         Group(
             prompt=prompt,
             trajectories=tuple(
-                Trajectory(completion=answer, reward=checked(reward, answer.text, prompt))
+                Trajectory.single(completion=answer, reward=checked(reward, answer.text, prompt))
                 for answer in answers[i * ANSWERS : (i + 1) * ANSWERS]
             ),
         )

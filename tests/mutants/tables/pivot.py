@@ -69,8 +69,8 @@ FAULTS = (
     fault(
         "pivot/weighted-by-log-p",
         "trainer/packing.py",
-        "c.drawn_logprobs for c",
-        "c.logprobs for c",
+        "rollout_logprobs=own(lambda c: c.drawn_logprobs",
+        "rollout_logprobs=own(lambda c: c.logprobs",
         "trainer/test_policy.py::test_inexact_answers_that_say_what_was_drawn_from_are_weighted_by_it",
     ),
     fault(

@@ -186,7 +186,9 @@ FAULTS = (
         "rewards - rewards.mean()",
         ADVANTAGES,
     ),
-    fault("policy/leave-one-out", "trainer/advantages.py", "* size / (size - 1)", "* (size - 1) / size", ADVANTAGES),
+    fault(
+        "policy/leave-one-out", "trainer/advantages.py", "* size / max(size - 1, 1)", "* (size - 1) / size", ADVANTAGES
+    ),
     fault(
         "policy/proximal-not-constant",
         "trainer/policy.py",
@@ -267,8 +269,8 @@ FAULTS = (
     fault(
         "policy/predictor-shift",
         "trainer/packing.py",
-        "np.arange(end - 1 - n, end - 1)",
-        "np.arange(end - n, end)",
+        "end - 1 - len(own) + np.flatnonzero(own)",
+        "end - len(own) + np.flatnonzero(own)",
         PACKING,
     ),
     fault("policy/rows-as-sorted", "trainer/packing.py", "order[a:b]) for a, b", "range(a, b)) for a, b", PACKING),

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from bebop.config import HeadConfig, ModelConfig
 from bebop.model.checkpoint import load_policy, resolve
-from bebop.trainer.chains import TokenRow
+from bebop.trainer.chains import TokenRow, known_chains
 from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
-from bebop.verl_job.head import HeadBeside, answer_lengths, split_rows
+from bebop.verl_job.head import HeadBeside, answer_masks, split_rows
 from bebop.verl_job.settings import VerlConfig
 
 ROWS = [torch.arange(6.0).view(3, 2), torch.arange(6.0, 10.0).view(2, 2)]  # hidden states of 3 and of 2 tokens
@@ -146,9 +146,32 @@ def test_states_that_are_too_few_are_noticed() -> None:
         split_rows(ROWS[0][None], [3, 2])
 
 
-def test_lengths_of_answers_in_both_kinds_of_batch() -> None:
-    nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(5)], layout=torch.jagged)
-    assert answer_lengths({"response_mask": nested}) == [3, 5]
+def test_what_the_policy_wrote_in_both_kinds_of_batch() -> None:
+    rows = [torch.tensor([1, 0, 1]), torch.ones(5, dtype=torch.long)]
+    nested = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    assert [own.tolist() for own in answer_masks({"response_mask": nested})] == [[True, False, True], [True] * 5]
     # A prompt of two tokens after one of padding, an answer of three of which the middle one came from a tool.
     mask, attention = torch.tensor([[1, 0, 1, 0]]), torch.tensor([[0, 1, 1, 1, 1, 1, 0]])
-    assert answer_lengths({"response_mask": mask, "attention_mask": attention}) == [3]
+    found = answer_masks({"response_mask": mask, "attention_mask": attention})
+    assert [own.tolist() for own in found] == [[True, False, True]]
+
+
+def test_what_a_tool_wrote_is_never_a_target() -> None:
+    beside, model = make()
+    micro = batch()
+    masks = [row.clone() for row in micro["response_mask"].unbind()]
+    masks[0][1] = 0
+    micro = {**micro, "response_mask": torch.nested.nested_tensor(masks, layout=torch.jagged)}
+    padded = torch.nested.to_padded_tensor(micro["input_ids"], 0)
+    with beside.keeping(micro):
+        model(input_ids=padded)
+    first = beside.rows[0]
+    hole = len(TEXTS[0].prompt) + 1
+    assert not first.answer[hole] and first.answer.sum() == len(TEXTS[0].answer) - 1
+    layout = known_chains([first], 3)
+    drafted = {
+        (int(anchor) + step + 1)
+        for anchor, steps in zip(layout.anchors[0], layout.steps[0], strict=True)
+        for step in range(1, int(steps) + 1)
+    }
+    assert hole not in drafted and drafted == set(torch.nonzero(first.answer).ravel().tolist())
