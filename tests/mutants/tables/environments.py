@@ -1,0 +1,165 @@
+"""Faults in environments, their limits, and the processes that they run in."""
+
+from tests.mutants.fault import fault
+
+EPISODES = "tasks/test_episodes.py::"
+PROCESS = "tasks/test_episode_process.py::"
+OWN = "tasks/environments/"
+
+FAULTS = (
+    fault(
+        "environments/crash-as-zero",
+        "bebop/tasks/episodes.py",
+        '            raise self._lost(f"raised {one_line(error)}") from error',
+        "            return EnvStep(done=True)",
+        f"{EPISODES}test_what_is_lost",
+    ),
+    fault(
+        "environments/no-limit",
+        "bebop/tasks/episodes.py",
+        "asyncio.wait({task}, timeout=limit)",
+        "asyncio.wait({task}, timeout=20 * limit)",
+        f"{EPISODES}test_what_is_lost",
+    ),
+    fault(
+        "environments/late-is-in-time",
+        "bebop/tasks/episodes.py",
+        "return task if done else None",
+        "return task if task.done() and not task.cancelled() else None",
+        f"{EPISODES}test_what_is_lost",
+    ),
+    fault(
+        "environments/lost-goes-on",
+        "bebop/tasks/episodes.py",
+        '        assert self._state == "open", self._state\n        self._state = "lost"',
+        '        assert self._state == "open", self._state',
+        f"{EPISODES}test_what_is_lost",
+    ),
+    fault(
+        "environments/user-is-lost",
+        "bebop/tasks/episodes.py",
+        "        except UserError:\n            raise\n",
+        "",
+        f"{EPISODES}test_what_the_user_can_put_right_is_not_lost",
+    ),
+    fault(
+        "environments/blocks-unseen",
+        "bebop/tasks/episodes.py",
+        "self.longest_block = max(self.longest_block, seconds)",
+        "self.longest_block = min(self.longest_block, seconds)",
+        f"{EPISODES}test_one_that_blocks_is_named",
+    ),
+    fault(
+        "environments/waits-are-blocks",
+        "bebop/tasks/episodes.py",
+        "        while True:\n            began = time.monotonic()\n",
+        "        began = time.monotonic()\n        while True:\n",
+        f"{EPISODES}test_one_that_blocks_is_named",
+    ),
+    fault(
+        "environments/children-survive",
+        "bebop/tasks/episode_process.py",
+        "            end_tree(self.process.pid, self.mark)\n",
+        "",
+        f"{PROCESS}test_a_call_that_is_cancelled_leaves_no_reply_to_the_next",
+    ),
+    fault(
+        "environments/orphans-survive",
+        "bebop/tasks/episode_process.py",
+        "{pid, *descendants(pid), *marked(mark)} - found",
+        "{pid, *descendants(pid)} - found",
+        f"{PROCESS}test_what_is_lost",
+    ),
+    fault(
+        "environments/one-look-at-the-tree",
+        "bebop/tasks/episode_process.py",
+        "{pid, *descendants(pid), *marked(mark)} - found",
+        "{pid, *marked(mark)} - found",
+        f"{PROCESS}test_a_call_that_is_cancelled_leaves_no_reply_to_the_next",
+    ),
+    fault(
+        "environments/death-unseen",
+        "bebop/tasks/episode_process.py",
+        "                gone = self.ended()\n",
+        "                gone = False\n",
+        f"{PROCESS}test_what_is_lost",
+    ),
+    fault(
+        "environments/stale-reply",
+        "bebop/tasks/episode_pool.py",
+        "            process, self.process, keep = self.process, None, False\n",
+        "            process, self.process, keep = self.process, None, True\n            process.busy = False\n",
+        f"{PROCESS}test_a_call_that_is_cancelled_leaves_no_reply_to_the_next",
+    ),
+    fault(
+        "environments/any-number-of-processes",
+        "bebop/tasks/episode_pool.py",
+        "asyncio.Semaphore(most)",
+        "asyncio.Semaphore(most + 1)",
+        f"{PROCESS}test_no_more_than_so_many_and_the_wait_counts_nowhere",
+    ),
+    fault(
+        "environments/room-is-lost",
+        "bebop/tasks/episode_pool.py",
+        "        except BaseException:\n            self.room.release()\n            raise\n",
+        "        except BaseException:\n            raise\n",
+        f"{PROCESS}test_imports_that_fail_over_there_alone",
+    ),
+    fault(
+        "environments/shutdown-of-the-idle",
+        "bebop/tasks/episode_pool.py",
+        "for process in [*self.all]",
+        "for process in [*self.idle]",
+        f"{PROCESS}test_shutdown_ends_what_is_open_and_what_it_started",
+    ),
+    fault(
+        "environments/seed-of-none",
+        "bebop/tasks/environment.py",
+        "return (base << 32) + index",
+        "return index",
+        "tasks/test_environment.py::test_seeds_are_of_one_question_alone",
+    ),
+    fault(
+        "environments/guess-seed-ignored",
+        "bebop/tasks/environments/guess.py",
+        'random.Random(f"guess {seed} {index}")',
+        'random.Random(f"guess {index}")',
+        f"{OWN}test_guess.py::test_questions_are_drawn_by_number_and_seed",
+    ),
+    fault(
+        "environments/guess-hints-turned",
+        "bebop/tasks/environments/guess.py",
+        'return "more" if number > guess else "less"',
+        'return "less" if number > guess else "more"',
+        f"{OWN}test_guess.py::test_halving_finds_all_numbers_but_one",
+    ),
+    fault(
+        "environments/store-names-the-answer",
+        "bebop/tasks/environments/store.py",
+        '"answer": way[-1]',
+        '"answer": way[-2]',
+        f"{OWN}test_store.py::test_it_takes_all_its_turns",
+        f"{OWN}test_store.py::test_no_turn_can_be_left_out",
+    ),
+    fault(
+        "environments/store-bad-turns-are-free",
+        "bebop/tasks/environments/store.py",
+        '        counts = {"tool_errors": float(not known)}\n',
+        '        counts = {"tool_errors": float(not known)}\n        self.left += turn is None\n',
+        f"{OWN}test_store.py::test_bad_turns_are_observations_until_the_turns_are_spent",
+    ),
+    fault(
+        "environments/calc-power-unbounded",
+        "bebop/tasks/environments/arithmetic.py",
+        "_bits(base) * abs(exponent.numerator) > 2 * MOST_BITS",
+        "_bits(base) * abs(exponent.numerator) > 10**9",
+        f"{OWN}test_calc.py::test_what_is_no_sum_of_bounded_size_is_refused_at_once",
+    ),
+    fault(
+        "environments/calc-all-at-once",
+        "bebop/tasks/environments/calc.py",
+        "if len(TERM.findall(rest)) > AT_A_TIME:",
+        "if len(TERM.findall(rest)) > 99:",
+        f"{OWN}test_calc.py::test_every_turn_is_answered",
+    ),
+)

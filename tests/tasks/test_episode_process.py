@@ -1,0 +1,282 @@
+"""Environments that block, in processes that are ended with all that they started: killed, hanging, or left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bebop.tasks.episode_process as process_module
+import bebop.tasks.episodes as module
+from bebop.errors import UserError
+from bebop.processes import descendants, status
+from bebop.tasks.environment import EnvironmentKind, EnvironmentLost
+from bebop.tasks.episodes import Episode, Episodes
+from tests.tasks.unruly import FILE
+
+APART = f"{FILE}:Apart"
+
+
+def run(
+    act: Callable[[Episodes], Awaitable[Any]], seconds: float = 20.0, processes: int = 1, name: Any = APART, **args: Any
+) -> Any:
+    async def inside() -> Any:
+        before = {*descendants(os.getpid())}
+        episodes = Episodes(name, args, reset_seconds=seconds, step_seconds=seconds, processes=processes)
+        try:
+            return await act(episodes)
+        finally:
+            await episodes.shutdown()
+            assert {*descendants(os.getpid())} <= before, "no process is left"
+
+    return asyncio.run(inside())
+
+
+async def begun(episodes: Episodes, text: str = "x") -> tuple[Episode, int, int]:
+    """An episode, its process, and how many this process has played."""
+    episode = episodes.open()
+    first, second = await episode.reset({"text": text}, 1)
+    assert second == {"role": "user", "content": text}
+    pid, resets = map(int, first["content"].split())
+    return episode, pid, resets
+
+
+def running(pid: int) -> bool:
+    found = status(pid)
+    return found is not None and found.state != "Z"
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether all of them are, soon: a process that was killed takes a moment."""
+    deadline = time.monotonic() + 10
+    while any(map(running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(map(running, pids))
+
+
+def test_a_process_is_kept_and_its_module_remembers() -> None:
+    async def act(episodes: Episodes) -> None:
+        one, pid, resets = await begun(episodes, "a \udcff \U0001f600\n" + "x" * 1_000_000)
+        step = await one.step("y" * 1_000_000 + "\udcff")
+        assert step.messages == ({"role": "tool", "content": "y" * 1_000_000 + "\udcff"},)
+        assert (step.reward, step.done, step.counts) == (0.25, False, {"steps": 1.0})
+        await one.close()
+        other, same, more = await begun(episodes)
+        assert same == pid != os.getpid() and (resets, more) == (1, 2)
+        await other.close()
+        os.kill(pid, signal.SIGKILL)  # idle: costs nothing
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        third, another, _ = await begun(episodes)
+        assert another != pid and (await third.step("x")).reward == 0.25
+        await third.close()
+
+    run(act)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hang", "step took more than task.environment.step_seconds=0.5"),
+        ("spin", "step took more than task.environment.step_seconds=0.5"),
+        ("die", "its process ended with exit code 3 in step"),
+        ("kill", "its process was ended by signal 9 (SIGKILL), as when memory is short, in step"),
+        ("raise", "step raised ValueError: two lines"),
+        ("exit", "step raised SystemExit: 4"),
+        ("lost", "the server is gone"),
+    ],
+)
+def test_what_is_lost(tmp_path: Path, text: str, words: str) -> None:
+    """Its process is gone with all that it started, also where it has died of itself; the next has a new one."""
+
+    async def act(episodes: Episodes) -> None:
+        episode, pid, _ = await begun(episodes)
+        episodes.limits["step"] = 0.5 if text in ("hang", "spin") else 20.0
+        with pytest.raises(EnvironmentLost) as error:
+            await episode.step(text)
+        assert str(error.value) == f"environment {APART}: {words}"
+        started = [int(line) for line in log.read_text().split()] if log.exists() else []
+        if text == "die":  # one hid: it has left its session and its environment, and its parent died before the kill
+            os.kill(started.pop(2), signal.SIGKILL)
+            assert len(started) == 3
+        assert gone([pid, *started])
+        await episode.close()
+        episodes.limits["step"] = 60.0
+        other, another, resets = await begun(episodes)
+        assert another != pid and resets == 1 and (await other.step("x")).reward == 0.25
+        await other.close()
+
+    log = tmp_path / "log"
+    run(act, log=str(log))
+
+
+@pytest.mark.parametrize("text", ["wrong", "nonsense"])
+def test_what_the_user_can_put_right_is_not_lost(text: str) -> None:
+    async def act(episodes: Episodes) -> None:
+        episode, _, _ = await begun(episodes)
+        with pytest.raises(UserError):
+            await episode.step(text)
+        await episode.close()
+        await (await begun(episodes))[0].close()
+
+    run(act)
+
+
+def test_a_constructor_that_refuses() -> None:
+    async def act(episodes: Episodes) -> None:
+        with pytest.raises(UserError, match=r"^wrong=True is not possible$"):
+            await begun(episodes)
+
+    run(act, wrong=True)
+
+
+def test_no_more_than_so_many_and_the_wait_counts_nowhere() -> None:
+    async def act(episodes: Episodes) -> None:
+        one, two = await begun(episodes), await begun(episodes)
+        episodes.limits["reset"] = 0.05
+        began = time.monotonic()
+        third, fourth = asyncio.create_task(begun(episodes)), asyncio.create_task(begun(episodes))
+        done, _ = await asyncio.wait({third, fourth}, timeout=0.3)
+        assert not done
+        episodes.limits["reset"] = 60.0
+        await two[0].close()
+        assert (await third)[1] == two[1] and not fourth.done()  # in the order in which they came
+        assert (await third)[0].seconds < time.monotonic() - began - 0.25
+        fourth.cancel()
+        await one[0].close()
+        await (await third)[0].close()
+        episode, pid, _ = await begun(episodes)
+        assert pid in (one[1], two[1])
+        await episode.close()
+
+    run(act, processes=2)
+
+
+def test_a_process_that_hangs_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    async def act(episodes: Episodes) -> None:
+        async def one(text: str) -> float:
+            episode, _, _ = await begun(episodes)
+            total = sum([(await episode.step("x")).reward for _ in range(40)])
+            await episode.step(text)
+            await episode.close()
+            return total
+
+        hanging, *others = [asyncio.create_task(one(text)) for text in ("hang", "x", "x", "x")]
+        assert await asyncio.wait_for(asyncio.gather(*others), 60) == [10.0] * 3
+        assert not hanging.done()
+        hanging.cancel()
+        await asyncio.wait({hanging})
+
+    run(act, processes=4, log=str(tmp_path / "log"))
+
+
+def test_a_call_that_is_cancelled_leaves_no_reply_to_the_next(tmp_path: Path) -> None:
+    async def act(episodes: Episodes) -> None:
+        episode, pid, _ = await begun(episodes)
+        step = asyncio.create_task(episode.step("hang"))
+        while len((tmp_path / "log").read_text().split() if (tmp_path / "log").exists() else []) < 4:
+            await asyncio.sleep(0.01)
+        step.cancel()
+        await asyncio.wait({step})
+        assert step.cancelled() and gone([pid, *map(int, (tmp_path / "log").read_text().split())])
+        await episode.close()
+        other, another, _ = await begun(episodes)
+        assert another != pid and (await other.step("mine")).messages[0]["content"] == "mine"
+        await other.close()
+
+    run(act, log=str(tmp_path / "log"))
+
+
+def test_a_close_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.1)
+
+    async def act(episodes: Episodes) -> None:
+        episode, pid, _ = await begun(episodes)
+        await episode.close()
+        assert gone([pid])
+        assert (await begun(episodes))[1] != pid
+
+    run(act, log=str(tmp_path / "hang"))
+
+
+def test_shutdown_ends_what_is_open_and_what_it_started(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    async def act(episodes: Episodes) -> list[int]:
+        episode, pid, _ = await begun(episodes)
+        await episode.step("litter")
+        return [pid, *map(int, log.read_text().split())]
+
+    pids = run(act, log=str(log))
+    assert len(pids) == 5 and gone(pids)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "words"),
+    [
+        ("raise ValueError(5)", UserError, "cannot be imported: ValueError: 5"),
+        ("os._exit(6)", EnvironmentLost, "its process ended with exit code 6 in load"),
+        ("import time; time.sleep(1000)", EnvironmentLost, "takes more than 0.3 s to import"),
+    ],
+)
+def test_imports_that_fail_over_there_alone(
+    tmp_path: Path, source: str, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "LOAD_SECONDS", 0.3 if "sleep" in source else 60.0)
+    (tmp_path / "mine.py").write_text(
+        f"import os\nif 'BEBOP_ENVIRONMENT' in os.environ:\n    {source}\n"
+        f"import sys\nsys.path.insert(0, {str(FILE.parent)!r})\nfrom unruly import Apart\n"
+    )
+
+    async def act(episodes: Episodes) -> None:
+        for _ in range(2):  # the room is given back
+            with pytest.raises(error) as said:
+                await asyncio.wait_for(begun(episodes), 20)
+            assert words in str(said.value) and "\n" not in str(said.value)
+
+    run(act, name=EnvironmentKind(make=f"{tmp_path}/mine.py:Apart", blocking=True))
+
+
+def test_a_reply_out_of_proportion_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "MESSAGE_BYTES", 1000)
+
+    async def act(episodes: Episodes) -> None:
+        episode, pid, _ = await begun(episodes)
+        with pytest.raises(EnvironmentLost, match="sent a message of 1"):
+            await episode.step("x" * 1000)
+        assert gone([pid])
+
+    run(act)
+
+
+@pytest.mark.parametrize("text", ["hang", "litter"])
+def test_it_does_not_outlive_its_parent(tmp_path: Path, text: str) -> None:
+    """Neither where it hangs while the parent is killed, nor where it waits for the next turn; nor what it started."""
+    log = tmp_path / "log"
+    code = (
+        "import asyncio, sys\n"
+        "from bebop.tasks.episodes import Episodes\n"
+        "async def act():\n"
+        "    e = Episodes(sys.argv[1], {'log': sys.argv[2]}, reset_seconds=60, step_seconds=1000, processes=1).open()\n"
+        "    print((await e.reset({'text': ''}, 1))[0]['content'].split()[0], flush=True)\n"
+        "    await e.step(sys.argv[3])\n"
+        "    print('idle', flush=True)\n"
+        "    await asyncio.sleep(1000)\n"
+        "asyncio.run(act())\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, APART, str(log), text], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    pids = [int(parent.stdout.readline())]
+    assert text == "hang" or parent.stdout.readline() == b"idle\n"
+    while len(started := log.read_text().split() if log.exists() else []) < 4:
+        time.sleep(0.01)
+    pids += map(int, started)
+    assert all(map(running, pids))
+    parent.kill()
+    parent.wait()
+    assert gone(pids)
