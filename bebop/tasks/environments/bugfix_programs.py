@@ -1,0 +1,241 @@
+"""Small packages with a bug in them, drawn from (index, seed): what is shown, what is hidden, and what would mend it.
+
+Functions come from ``bugfix_lists.py`` and ``bugfix_texts.py`` with numbers of their own, and longer ones are put
+together from them; a bug is a change of one function's syntax tree (``bugfix_mutations.py``). Each package has been
+run: without its bugs it gives what the hidden tests want, and each bug alone fails at least one of them.
+"""
+
+import ast
+import copy
+import difflib
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bebop.tasks.environments import bugfix_lists, bugfix_texts
+from bebop.tasks.environments.bugfix_mutations import Mutation, mutations
+from bebop.tasks.environments.bugfix_values import Call, Package, drawn, name_of
+
+SOURCES = (bugfix_lists, bugfix_texts)
+MODULES = ("core", "tools", "parts", "shapes", "texts")
+REPORT = "report"
+SHOWN_CALLS, HIDDEN_CALLS, BUGGY_CALLS = 1, 3, 12  # of a function; of one with a bug
+TRIES = 200
+Functions = dict[str, list[ast.FunctionDef]]  # module -> its functions
+
+
+def _library() -> dict[str, tuple[ast.FunctionDef, tuple[str, ...]]]:
+    """All functions with the kinds of their arguments."""
+    found = {}
+    for module in SOURCES:
+        spec = module.__spec__
+        assert spec is not None and spec.loader is not None, "imported from a file"
+        source = spec.loader.get_source(module.__name__)  # type: ignore[attr-defined]
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.FunctionDef):
+                found[node.name] = (node, module.CALLS[node.name])
+    return found
+
+
+LIBRARY = _library()
+NUMBERS = {name: (value - 1, value + 4) for module in SOURCES for name, value in vars(module).items()
+           if name.isupper() and isinstance(value, int)}  # fmt: skip
+
+
+class _Numbers(ast.NodeTransformer):
+    """Puts a package's own numbers in the place of the names in capitals, in docstrings too."""
+
+    def __init__(self, numbers: Mapping[str, int]) -> None:
+        self.numbers = numbers
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """In code."""
+        return ast.Constant(self.numbers[node.id]) if node.id in self.numbers else node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        """In a docstring."""
+        if not isinstance(node.value, str) or len(node.value) < 4:
+            return node
+        return ast.Constant(re.sub(r"\b[A-Z]{3,}\b", lambda m: str(self.numbers.get(m[0], m[0])), node.value))
+
+
+def _functions(draw: random.Random, modules: int, each: int) -> tuple[Functions, dict[str, tuple[str, ...]]]:
+    """A package without bugs, and the kinds of its functions' arguments."""
+    numbers = _Numbers({name: draw.randint(*bounds) for name, bounds in NUMBERS.items()})
+    names = draw.sample(sorted(set(LIBRARY)), min(modules * each, len(LIBRARY)))
+    steps, ends = draw.sample(bugfix_lists.STEPS, 2), draw.sample(bugfix_lists.ENDS, 2)
+    names = [*steps, *ends, *(n for n in names if n not in (*steps, *ends))][: max(modules * each, 4)]
+    draw.shuffle(names)
+    package: Functions = {module: [] for module in draw.sample(MODULES, modules)}
+    for place, name in enumerate(names):
+        made = numbers.visit(copy.deepcopy(LIBRARY[name][0]))
+        list(package.values())[place % modules].append(ast.fix_missing_locations(made))
+    package[REPORT] = [_composed(draw, "summary", steps, ends), _composed(draw, "outlook", steps[::-1], ends[::-1])]
+    kinds = {name: LIBRARY[name][1] for name in names} | {"summary": ("values",), "outlook": ("values",)}
+    return package, kinds
+
+
+def _composed(draw: random.Random, name: str, steps: Sequence[str], ends: Sequence[str]) -> ast.FunctionDef:
+    """A longer function over those of other modules."""
+    factor, rest = draw.randint(2, 9), draw.randint(1, 9)
+    chain = f"{ends[0]} of the {steps[1]} of the {steps[0]} of the values"
+    source = f'''
+def {name}(values: list[int]) -> int:
+    """{factor} times {chain}, less {ends[1]} of the values, and {rest} more."""
+    changed = {steps[0]}(values)
+    changed = {steps[1]}(changed)
+    return {factor} * {ends[0]}(changed) - {ends[1]}(values) + {rest}
+'''
+    node = ast.parse(source).body[0]
+    assert isinstance(node, ast.FunctionDef), "as written above"
+    return node
+
+
+def _written(package: Functions) -> dict[str, str]:
+    """The text of each module."""
+    home = {function.name: module for module, functions in package.items() for function in functions}
+    texts = {}
+    for module, functions in package.items():
+        used = {n.id for f in functions for n in ast.walk(f) if isinstance(n, ast.Name)}
+        needed: dict[str, list[str]] = {}
+        for name in sorted(used & set(home)):
+            if home[name] != module:
+                needed.setdefault(home[name], []).append(name)
+        head = [f"from .{other} import {', '.join(names)}" for other, names in sorted(needed.items())]
+        parts = ["\n".join(head)] if head else []
+        texts[module] = "\n\n\n".join([*parts, *(ast.unparse(function) for function in functions)]) + "\n"
+    return texts
+
+
+def _with_bug(package: Functions, name: str, bug: Mutation) -> Functions:
+    """The package with one function changed."""
+    return {module: [bug.applied(f) if f.name == name else f for f in functions]
+            for module, functions in package.items()}  # fmt: skip
+
+
+def _calls(draw: random.Random, package: Functions, kinds: Mapping[str, tuple[str, ...]], buggy: set[str],
+           right: Package) -> list[tuple[Call, str]]:  # fmt: skip
+    """Calls of every function with what they should return."""
+    found: dict[Call, str] = {}
+    for module, functions in package.items():
+        for function in functions:
+            wanted = BUGGY_CALLS if function.name in buggy else HIDDEN_CALLS + SHOWN_CALLS
+            for _ in range(wanted):
+                call = (module, function.name, drawn(draw, kinds[function.name]))
+                if not (result := right.result(call)).startswith(("raised", "runs")):
+                    found[call] = result
+    return list(found.items())
+
+
+def _wrong(package: Package, calls: Iterable[tuple[Call, str]]) -> list[tuple[Call, str]]:
+    """The calls that do not return what they should."""
+    return [(call, result) for call, result in calls if package.result(call) != result]
+
+
+def made(index: int, seed: int, *, modules: int, functions: int, bugs: int) -> dict[str, Any]:
+    """The package with this number, as ``bugfix.item`` describes it."""
+    draw = random.Random(f"bugfix {seed} {index}")
+    for _ in range(TRIES):
+        package, kinds = _functions(draw, modules, functions)
+        names = draw.sample([f.name for fs in package.values() for f in fs], bugs)
+        by_name = {f.name: f for fs in package.values() for f in fs}
+        planted = {name: _bug(draw, by_name[name]) for name in names}
+        right = Package(_written(package))
+        calls = _calls(draw, package, kinds, set(names), right)
+        wrong = package
+        for name, bug in planted.items():
+            wrong = _with_bug(wrong, name, bug)
+        alone = [_wrong(Package(_written(_with_bug(package, *one))), calls) for one in planted.items()]
+        together = _wrong(Package(_written(wrong)), calls)
+        shown = _shown(draw, calls, together)
+        hidden = [call for call in calls if call not in shown]
+        if all(any(call in hidden for call in failing) for failing in [*alone, together]) and shown:
+            return _item(draw, package, wrong, shown, hidden, {n: b.kind for n, b in planted.items()})
+    raise AssertionError(f"no bug that shows in {TRIES} tries")
+
+
+def _bug(draw: random.Random, function: ast.FunctionDef) -> Mutation:
+    """One of a function's bugs, each kind as likely as any other."""
+    found = mutations(function)
+    kind = draw.choice(sorted({bug.kind for bug in found}))
+    return draw.choice([bug for bug in found if bug.kind == kind])
+
+
+def _shown(draw: random.Random, calls: Sequence[tuple[Call, str]],
+           failing: Sequence[tuple[Call, str]]) -> list[tuple[Call, str]]:  # fmt: skip
+    """A call of each function for the tests that are shown, the first one of them one that fails."""
+    if len(failing) < 2:
+        return []
+    first = draw.choice(failing)
+    chosen: dict[str, tuple[Call, str]] = {}
+    for call in calls:
+        if call not in failing:
+            chosen.setdefault(call[0][1], call)
+    return [first, *chosen.values()]
+
+
+def _item(draw: random.Random, right: Functions, wrong: Functions, shown: Sequence[tuple[Call, str]],
+          hidden: Sequence[tuple[Call, str]], kinds: Mapping[str, str]) -> dict[str, Any]:  # fmt: skip
+    """Files, tests and repairs."""
+    name = name_of(draw)
+    before, after = _written(wrong), _written(right)
+    files = {f"{name}/{module}.py": text for module, text in before.items()}
+    files |= {f"{name}/__init__.py": "", "tests.py": _tests(name, shown)}
+    repairs = [
+        {"path": f"{name}/{module}.py", "old": old, "new": new}
+        for module in before
+        for old, new in repairs_of(before[module], after[module])
+    ]
+    got = Package(before).result(shown[0][0])
+    call, wanted = shown[0]
+    arguments = call[2][1:-1].removesuffix(",")
+    return {
+        "package": name,
+        "files": dict(sorted(files.items())),
+        "symptom": f"{name}.{call[0]}.{call[1]}({arguments}): it should return {wanted}, but {_said(got)}.",
+        "hidden": [[f"{name}.{module}", function, arguments, result]
+                   for (module, function, arguments), result in hidden],
+        "repairs": repairs,
+        "bugs": dict(kinds),
+    }  # fmt: skip
+
+
+def _said(result: str) -> str:
+    """What a call does."""
+    if result == "runs for ever":
+        return "it does not come to an end"
+    return result.replace("raised", "it raises", 1) if result.startswith("raised ") else f"it returns {result}"
+
+
+def repairs_of(before: str, after: str) -> list[tuple[str, str]]:
+    """Texts to replace, each once in ``before``, and by what, that make ``after`` of it."""
+    old, new = before.splitlines(True), after.splitlines(True)
+    found = []
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag == "equal":
+            continue
+        low, high = a, b
+        while before.count("".join(old[low:high])) != 1 or low == high:
+            low, high = max(0, low - 1), min(len(old), high + 1)
+        found.append(("".join(old[low:high]), "".join([*old[low:a], *new[c:d], *old[b:high]])))
+    return found
+
+
+def _tests(name: str, shown: Sequence[tuple[Call, str]]) -> str:
+    """A program that runs the tests which are shown."""
+    imports = sorted({f"from {name}.{module} import {function}" for (module, function, _), _ in shown})
+    cases = [f"    ({function}, {arguments}, {result})," for (_, function, arguments), result in shown]
+    return "\n".join([
+        "import sys", "", *imports, "", "CASES = [", *sorted(cases), "]", "failed = 0",
+        "for function, arguments, wanted in CASES:",
+        "    try:",
+        "        got = function(*arguments)",
+        "    except Exception as error:",
+        "        got = error",
+        "    if got != wanted:",
+        "        failed += 1",
+        '        print(f"FAILED {function.__name__}{arguments}: got {got!r}, wanted {wanted!r}")',
+        'print(f"{len(CASES) - failed} of {len(CASES)} passed")',
+        "sys.exit(failed > 0)", "",
+    ])  # fmt: skip

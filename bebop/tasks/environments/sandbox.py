@@ -1,0 +1,219 @@
+"""Runs commands of a model apart from the machine: Linux namespaces, a uid of its own, no capabilities, limits.
+
+For mistakes and for attempts at a reward, not for attackers of a kernel: the kernel is shared, and what a command may
+ask of it is filtered, not emulated. Each command starts from nothing but the files it is given, and nothing of it is
+left afterwards, neither processes nor mounts nor files, also when whoever asked is killed (``sandbox_launch.py``).
+
+``checked`` tries the sandbox before it is used, from inside (``sandbox_probe.py``), and refuses a machine that
+cannot do it. There is no other way to run a command here.
+"""
+
+import copy
+import functools
+import importlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import bebop
+from bebop.errors import UserError
+from bebop.tasks.environments.sandbox_filter import MACHINES, program
+
+START_SECONDS = 30.0  # for a sandbox to be built and taken down, on a busy machine; about .1 s on a quiet one
+PYTHON = f"/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"  # as a command sees it
+ENVIRONMENT = {
+    "PATH": "/tools:/python/bin:/usr/bin:/bin",
+    "LD_LIBRARY_PATH": "/python/lib",
+    "HOME": "/box",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # the same output each time
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+NEEDED = "it needs Linux 5.14 or later with user namespaces, on x86_64 or aarch64"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of one command; memory and files are per process and per file."""
+
+    seconds: float = 20.0  # wall time: for what sleeps; a busy machine must not end what computes
+    cpu_seconds: int = 5
+    processes: int = 16  # threads count, and the namespace's own first process
+    memory_bytes: int = 256 << 20
+    file_bytes: int = 4 << 20
+    disk_bytes: int = 16 << 20  # in each of its two folders, /box and /tmp
+    output_bytes: int = 32 << 10  # standard output and error together
+    open_files: int = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What came of a command: ``Ran(code=0, ended="itself", output="2 passed\\n")``."""
+
+    code: int  # exit status; 128 + the number of the signal that ended it
+    ended: str  # "itself", or the limit that ended it: "time", "output"
+    output: str  # standard output and error, in the order they were written; at most ``Limits.output_bytes``
+
+
+class SandboxLost(Exception):
+    """The sandbox did not come about, or did not answer: never the command's fault."""
+
+
+class Sandbox:
+    """A recipe for sandboxes: each ``run`` makes one and takes it down. Thread-safe."""
+
+    def __init__(self, limits: Limits, launcher: str = "") -> None:
+        """Nothing is tried yet: use ``checked``. ``launcher``: a program's text, if not ``sandbox_launch``'s."""
+        self.limits = limits
+        self.launcher = launcher or _source("sandbox_launch")
+        self.shown, self.hidden, self.links = _seen()
+
+    def limited(self, **limits: float) -> "Sandbox":
+        """The same with other limits."""
+        other = copy.copy(self)
+        other.limits = replace(self.limits, **limits)  # type: ignore[arg-type]
+        return other
+
+    def run(self, command: Sequence[str], files: Mapping[str, str]) -> Ran:
+        """Run ``command`` (its first word a path inside) in a folder that holds ``files``; ``SandboxLost``."""
+        request = {
+            **asdict(self.limits),
+            "command": list(command),
+            "files": dict(files),
+            "environment": ENVIRONMENT,
+            "shown": self.shown,
+            "hidden": self.hidden,
+            "links": self.links,
+            "filter": program(platform.machine()).hex(),
+        }
+        reply = _launch(self.launcher, request, self.limits.seconds + START_SECONDS)
+        if reply["problem"]:
+            raise SandboxLost(reply["problem"])
+        code = reply["code"] if reply["code"] >= 0 else 128 - reply["code"]
+        return Ran(code=code, ended=reply["ended"], output=reply["output"])
+
+
+def _launch(launcher: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """What the launcher replies; ``SandboxLost`` if it does not."""
+    mine, theirs = os.pipe()
+    try:
+        with subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", launcher, str(mine)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[mine],
+            start_new_session=True,
+            env={"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")},
+        ) as process:
+            try:
+                output, errors = process.communicate(json.dumps(request).encode(), timeout=seconds)
+            finally:
+                process.kill()  # and with it the namespace, if it is still there
+    except subprocess.TimeoutExpired:
+        raise SandboxLost(f"no answer within {seconds:g} s") from None
+    finally:
+        os.close(mine)
+        os.close(theirs)
+    try:
+        reply: dict[str, Any] = json.loads(output)
+    except ValueError:
+        last = (errors.decode(errors="replace").strip().splitlines() or ["no word"])[-1]
+        raise SandboxLost(f"the launcher ended with status {process.returncode}: {last}") from None
+    return reply
+
+
+def _source(name: str) -> str:
+    """The text of a module beside this one, which is to run elsewhere."""
+    module = importlib.import_module(f"bebop.tasks.environments.{name}")
+    assert module.__spec__ is not None and module.__spec__.loader is not None, "imported from a file"
+    text: str = module.__spec__.loader.get_source(module.__name__)  # type: ignore[attr-defined]
+    return text
+
+
+def _seen() -> tuple[dict[str, str], list[str], dict[str, str]]:
+    """What a command sees of the machine: folders and files, those hidden within, and links; by their path inside."""
+    prefix = Path(sys.base_prefix).resolve()
+    shown = {f"/python/{name}": str(prefix / name) for name in ("bin", "lib", "lib64")}
+    shown |= {f"/usr/{name}": f"/usr/{name}" for name in ("bin", "sbin", "lib", "lib32", "lib64", "libexec")}
+    shown |= {"/etc/alternatives": "/etc/alternatives"}
+    links = {"/tools/python": PYTHON, "/tools/python3": PYTHON}
+    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+        top = Path("/", name)
+        if top.is_symlink():
+            links[str(top)] = str(top.readlink())
+        else:
+            shown[str(top)] = str(top)
+    shown = {target: source for target, source in shown.items() if Path(source).is_dir()}
+    hidden = [
+        f"{target}/{folder.relative_to(source)}"
+        for target, source in shown.items()
+        for folder in sorted(Path(source).glob("python3*/*-packages"))
+        if folder.is_dir()
+    ]
+    return shown | {device: device for device in DEVICES}, hidden, links
+
+
+@functools.cache
+def checked(limits: Limits) -> Sandbox:
+    """A sandbox with these limits that was seen to hold; ``UserError`` says what it does not keep a command from.
+
+    Tried once a process and limits, in about half a second.
+    """
+    if not sys.platform.startswith("linux") or platform.machine() not in MACHINES:
+        raise UserError(f"the sandbox cannot be used on {sys.platform} {platform.machine()}: {NEEDED}")
+    sandbox = Sandbox(limits)
+    try:
+        found = faults(sandbox)
+    except SandboxLost as lost:
+        why = " ".join(str(lost).split())
+        raise UserError(f"the sandbox cannot be used on this machine ({why}): {NEEDED}") from None
+    if found:
+        raise UserError(f"the sandbox does not hold a command on this machine: {'; '.join(found)}")
+    return sandbox
+
+
+def faults(sandbox: Sandbox) -> list[str]:
+    """What a command in this sandbox can do and should not be able to, a line each; ``SandboxLost``."""
+    return [*_inside(sandbox.limited(disk_bytes=2 << 20, file_bytes=1 << 20)), *_ended(sandbox)]
+
+
+def _inside(sandbox: Sandbox) -> list[str]:
+    """What a command finds when it tries."""
+    project = Path(bebop.__file__).resolve().parent
+    absent = ["/etc/passwd", "/proc/self", "/home", str(project)]
+    absent += [f"{target}/{project.relative_to(source)}"
+               for target, source in sandbox.shown.items() if project.is_relative_to(source)]  # fmt: skip
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        outside = {
+            "absent": absent,
+            "root": [*{Path(path).parts[1] for path in [*sandbox.shown, *sandbox.links]}, "box", "tmp"],
+            "hidden": sandbox.hidden,
+            "shown": [target for target, source in sandbox.shown.items() if source not in DEVICES],
+            "port": server.getsockname()[1],
+            "limits": asdict(sandbox.limits),
+        }
+        ran = sandbox.run([PYTHON, "-I", "-S", "-c", _source("sandbox_probe"), json.dumps(outside)], {})
+    try:
+        found: list[str] = json.loads(ran.output)
+    except ValueError:
+        raise SandboxLost(f"its test ended with status {ran.code}: {ran.output.strip()[-200:]}") from None
+    return found
+
+
+def _ended(sandbox: Sandbox) -> Iterator[str]:
+    """Limits that have to end a command and do not."""
+    slow = sandbox.limited(seconds=0.3).run(["/bin/sh", "-c", "sleep 3 & sleep 3"], {})
+    if slow.ended != "time":
+        yield "it runs for longer than it may"
+    much = sandbox.limited(output_bytes=1000).run(["/bin/sh", "-c", "exec head -c 100000 /dev/zero"], {})
+    if much.ended != "output" or len(much.output) != 1000:
+        yield "it writes more than it may"

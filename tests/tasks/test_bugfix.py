@@ -1,0 +1,228 @@
+"""Episodes of ``bugfix``: what earns a reward, what a policy gets to read, and what counts as whose fault."""
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from bebop.errors import UserError
+from bebop.processes import descendants
+from bebop.tasks.environment import EnvironmentLost
+from bebop.tasks.environments.bugfix import SHOWN, Bugfix, item
+from bebop.tasks.environments.bugfix_commands import BadCommand, parse
+from bebop.tasks.environments.bugfix_judge import passed
+from bebop.tasks.environments.sandbox import PYTHON, Limits, Ran, Sandbox, checked
+from bebop.tasks.episodes import Episodes
+from tests.tasks.bugfix_policies import (
+    CHEATS,
+    Policy,
+    does_nothing,
+    edits_tests,
+    mends,
+    on_top,
+    overwrites,
+    played,
+    replace,
+    special_case,
+)
+from tests.tasks.namespaces import needs_namespaces
+
+pytestmark = needs_namespaces
+
+
+@pytest.fixture(scope="module")
+def question():
+    return item(1, 5)
+
+
+def test_mending_the_bug_is_worth_one_and_doing_nothing_is_worth_nothing(question) -> None:
+    mended = played(mends(question), question, Bugfix())
+    assert mended.done and mended.reward == 1.0 and mended.counts["hidden_passed"] == 1.0
+    before, after = [text for text in mended.observations if " passed\n(exit status" in text]
+    assert "FAILED" in before and "(exit status 1)" in before
+    assert "FAILED" not in after and "(exit status 0)" in after
+    nothing = played(does_nothing(question), question, Bugfix())
+    assert nothing.done and nothing.reward == 0.0 and 0.5 < nothing.counts["hidden_passed"] < 1.0
+
+
+@pytest.mark.parametrize("policy", CHEATS, ids=lambda policy: policy.__name__)
+def test_cheating_is_worth_nothing(policy: Policy, question) -> None:
+    cheated = played(policy(question), question, Bugfix())
+    assert cheated.done and cheated.reward == 0.0 and cheated.counts["hidden_passed"] < 1.0
+    refused = {"searches": 1, "plants_files": 6}.get(policy.__name__, 0)
+    assert cheated.counts["tool_errors"] == refused, "what else it tried was done"
+    if policy in (edits_tests, overwrites, special_case):
+        assert "FAILED" not in cheated.observations[-1] and "(exit status 0)" in cheated.observations[-1]
+    shown = "".join(question["files"].values())
+    secrets = [arguments for _, _, arguments, _ in question["hidden"] if len(arguments) > 20 and arguments not in shown]
+    assert len(secrets) > 5
+    assert not any(secret in text for text in cheated.observations for secret in secrets)
+
+
+def test_members_of_a_group_read_the_same(question) -> None:
+    texts = ["run ls -l; python -c 'print(object(), {*\"abc\"})'", "read tests.py 1 3", "run python tests.py"]
+    first, second = [played(texts, question, Bugfix()) for _ in range(2)]
+    assert first == second and "object object at 0x" in first.observations[0]
+    prompts = [asyncio.run(Bugfix().reset(question, seed)) for seed in (3, 3)]
+    assert prompts[0] == prompts[1] and question["symptom"] in prompts[0][1]["content"]
+
+
+def test_what_a_command_writes_is_not_kept_and_its_ending_is_told(question) -> None:
+    texts = ["run echo left > new.txt; cat new.txt; exit 7", "run cat new.txt", "list", "run kill -9 $$"]
+    seen = played(texts, question, Bugfix()).observations
+    assert seen[0].startswith("left\n(exit status 7)") and "No such file" in seen[1]
+    assert "new.txt" not in seen[2] and "(exit status 137)" in seen[3]
+
+
+def test_a_command_that_runs_too_long_is_an_observation(question) -> None:
+    seen = played(["run echo begun; sleep 600"], question, Bugfix(seconds=1.0))
+    assert not seen.done and "(ended: it ran for more than 1 s" in seen.observations[0]
+
+
+def test_a_command_that_takes_too_much_is_an_observation(question) -> None:
+    texts = [
+        "run python -c 'import os\nwhile True: os.fork()' 2>&1 | head -c 1500",
+        "run python -c 'bytearray(1 << 30)'",
+        "run for n in 1 2 3 4 5 6; do head -c 3500000 /dev/zero > $n; done; ls",
+        "run head -c 99999999 /dev/zero > one; ls -l one",
+        "run echo still there",
+    ]
+    seen = played(texts, question, Bugfix(seconds=10.0))
+    says = ["temporarily unavailable", "MemoryError", "No space left", "4194304", "still there"]
+    assert all(said in text for said, text in zip(says, seen.observations, strict=True)) and not seen.done
+    assert seen.counts == {"tool_errors": 0}
+
+
+@pytest.mark.slow
+def test_a_command_that_computes_too_long_is_an_observation_and_so_is_one_that_writes_too_much(question) -> None:
+    environment = Bugfix(cpu_seconds=1)
+    seen = played(["run exec python -c 'while True: pass'", "run yes"], question, environment).observations
+    assert "more than 1 s of processor time" in seen[0] and "(ended: it wrote more than" in seen[1]
+    assert len(seen[1]) < SHOWN + 200
+    endless = played([on_top(question, "while True:\n    pass\n"), "submit"], question, environment)
+    assert endless.done and endless.reward == 0.0
+
+
+def test_a_sandbox_that_does_not_answer_is_never_the_policy(question) -> None:
+    environment = Bugfix()
+    environment.sandbox = Sandbox(Limits(), launcher="raise SystemExit(3)")
+    for text in ("run true", "submit"):
+        with pytest.raises(EnvironmentLost, match="status 3"):
+            played([text], question, environment)
+
+
+def test_turns_are_bounded_and_the_last_one_is_judged(question) -> None:
+    texts = [text for text in mends(question) if text.startswith("replace")]
+    assert len(texts) == 1
+    patient = played(["list"] * 54 + texts, question, Bugfix(turns=55))
+    assert patient.done and patient.reward == 1.0 and "[1 turn left]" in patient.observations[-1]
+
+
+def test_nothing_is_run_that_nobody_reads(question) -> None:
+    commands: list[str] = []
+
+    class Counted(Sandbox):
+        def run(self, command: Sequence[str], files: Mapping[str, str]) -> Ran:
+            commands.append(command[0])
+            return super().run(command, files)
+
+    environment = Bugfix(turns=2)
+    environment.sandbox = Counted(environment.limits)
+    assert played(["run true", "run sleep 600"], question, environment).done
+    assert commands == ["/bin/sh", PYTHON], "the first command, and the hidden tests"
+
+
+def test_the_verdict_does_not_depend_on_the_order_of_sets() -> None:
+    sandbox = checked(Limits())
+    files = {"one.py": "def f():\n    return list({*'abcdefghijkl'})\n"}
+    seen = sandbox.run([PYTHON, "-c", "import one; print(one.f())"], files).output.strip()
+    assert passed(sandbox, files, [["one", "f", "()", seen]]) == 1
+
+
+def test_what_never_closes_is_read_in_good_time() -> None:
+    begun = time.process_time()
+    for text in ("```a\n" * 50_000, "replace tests.py\n<<<<\n" + "====\n" * 50_000):
+        with pytest.raises(BadCommand):
+            parse(text)
+    assert time.process_time() - begun < 5.0, "seconds: a pattern took minutes"
+
+
+def test_what_is_no_text_is_replaced(question) -> None:
+    texts = ["run echo \ud800", replace("tests.py", "failed = 0\n", "failed = '\ud800'\n"), "run grep failed tests.py"]
+    seen = played(texts, question, Bugfix())
+    assert seen.observations[0].startswith("?\n(exit status 0)") and "failed = '?'" in seen.observations[2]
+
+
+@pytest.mark.slow
+def test_in_a_process_of_its_own_it_plays_as_here_and_leaves_nothing_when_it_is_lost(question) -> None:
+    async def play() -> None:
+        episodes = Episodes("bugfix", {"seconds": 60.0}, reset_seconds=60.0, step_seconds=3.0, processes=1)
+        try:
+            mending, hanging = episodes.open(), episodes.open()
+            await mending.reset(question, 0)
+            steps = [await mending.step(text) for text in mends(question)]
+            assert steps[-1].done and steps[-1].reward == 1.0
+            await mending.close()
+            await hanging.reset(question, 0)
+            with pytest.raises(EnvironmentLost, match="step_seconds=3"):
+                await hanging.step("run sleep 400 & sleep 400")
+            await hanging.close()
+        finally:
+            await episodes.shutdown()
+        refused = Episodes("bugfix", {"turns": 0}, reset_seconds=60.0, step_seconds=9.0, processes=1)
+        episode = refused.open()
+        with pytest.raises(UserError, match="turns=0"):
+            await episode.reset(question, 0)
+        await episode.close()
+        await refused.shutdown()
+
+    before = descendants(os.getpid())
+    asyncio.run(play())
+    assert descendants(os.getpid()) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("I think the bug is in core.", "no command was found"),
+        ("read", "read is written"),
+        ("read nothing.py", "there is no file 'nothing.py'"),
+        ("read tests.py 3 2", "no lines from 3 to 2"),
+        ("read tests.py 0", "no lines from 0"),
+        ("list all", "list stands alone"),
+        ("submit\nlist", "submit stands alone"),
+        ("run", "run needs a command"),
+        ("run echo " + "x" * 140_000, "has 140005 bytes: at most 100000"),
+        ("```\ndelete x\n```", "no command 'delete'"),
+        ("replace tests.py\nold\nnew", "replace is written"),
+        (replace("tests.py", "", "x\n"), "needs the text"),
+        (replace("tests.py", "no such line\n", ""), "occurs 0 times"),
+        (replace("tests.py", "\n", ""), "times in tests.py"),
+        (replace("tests.py", "failed = 0\n", "x" * 70000 + "\n"), "at most 65536"),
+        (replace("new.py", "a\n", "b\n"), "there is no file"),
+    ],
+)
+def test_bad_commands_are_observations(text: str, says: str, question) -> None:
+    seen = played([text], question, Bugfix())
+    assert seen.observations[0].startswith("error: ") and says in seen.observations[0]
+    assert seen.counts == {"tool_errors": 1} and not seen.done and seen.reward == 0.0
+
+
+def test_a_command_may_follow_thoughts(question) -> None:
+    thoughts = "First ```x``` and then\n```\nlist\n```\nno, rather\n```bash\nread tests.py 1 1\n```\n"
+    assert played([thoughts], question, Bugfix()).observations[0].startswith("   1 import sys\n")
+
+
+def test_what_is_read_is_cut_in_the_middle(question) -> None:
+    shown = played(["run printf 'begin '; yes | head -c 20000; printf ' end'"], question, Bugfix()).observations[0]
+    assert shown.startswith("begin y") and " end\n(exit status 0)" in shown and "letters left out" in shown
+    assert len(shown) < SHOWN + 100
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(UserError, match="bugs=4 is not possible for bugfix: it is from 1 to 3"):
+        item(0, 0, bugs=4)
+    with pytest.raises(UserError, match="turns=0"):
+        Bugfix(turns=0)
