@@ -5,12 +5,20 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from bebop.errors import UserError
 from bebop.model.attention import AttentionContext
 from bebop.model.fingerprint import fingerprint
 from bebop.model.mtp import MTPHead
+
+
+def stop_token_ids(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token that ends an answer, in order."""
+    ids = generation.eos_token_id if generation is not None else None
+    listed = [ids] if isinstance(ids, int) else list(ids or ())
+    own = tokenizer.eos_token_id
+    return tuple(sorted({*listed, *([own] if isinstance(own, int) else [])}))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,11 +58,7 @@ class Policy:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Every token that ends an answer, by the tokenizer and the generation settings."""
-        config = self.backbone.generation_config
-        ids = config.eos_token_id if config is not None else None
-        listed = [ids] if isinstance(ids, int) else list(ids or ())
-        own = self.tokenizer.eos_token_id
-        return tuple(sorted({*listed, *([own] if isinstance(own, int) else [])}))
+        return stop_token_ids(self.backbone.generation_config, self.tokenizer)
 
     def modules(self) -> list[nn.Module]:
         """The modules that hold weights: the backbone, then the head if there is one."""

@@ -15,6 +15,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -25,7 +26,7 @@ from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.allowed import refuse_config
 from bebop.model.attention import ATTENTION
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, stop_token_ids
 from bebop.model.experts import split_experts
 from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.model.mtp import MTPHead, init_from_backbone
@@ -132,6 +133,17 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise UserError(f"model.path={config.path!r} cannot be loaded: it has no tokenizer files (tokenizer.json, ...)")
     return tokenizer
+
+
+def stop_tokens(config: ModelConfig) -> tuple[int, ...]:
+    """The tokens that end an answer of a checkpoint, without its weights; see ``Policy.eos_token_ids``."""
+    folder = resolve(config.path)
+    with readable(config, "generation_config.json: "):
+        if (folder / "generation_config.json").is_file():
+            generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        else:
+            generation = GenerationConfig.from_model_config(read_config(config))
+    return stop_token_ids(generation, load_tokenizer(config))
 
 
 @contextmanager

@@ -22,7 +22,8 @@ TASKS: dict[str, tuple[float, float, dict[str, Any]]] = {
 }  # fmt: skip
 SPECIAL = ("<pad>", "<eos>", "<user>", "<assistant>", "<answer>", "</answer>")
 TEMPLATE = (
-    "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}"
+    "{% for m in messages %}{{ '<' + ('user' if m['role'] == 'tool' else m['role']) + '>' + m['content'] }}"
+    "{% if m['role'] == 'assistant' %}{{ '<eos>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
 

@@ -19,7 +19,7 @@ from bebop.config import TaskConfig
 from bebop.tasks.guarded import Refused, algebra, literal
 from bebop.tasks.procedural import ProceduralItems, make_dataset
 from bebop.tasks.rewards import checked, make_reward
-from bebop.tasks.verifiers import QUICK, is_quick, score_entry, score_math
+from bebop.tasks.scoring import QUICK, is_quick, score_entry, score_math
 from bebop.trajectory import Prompt
 
 LISTS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")  # eval
