@@ -25,6 +25,9 @@ class Request:
     # Whether its completion has a trace, as far as the engine can tell: the embedded one in all cycles of draft and
     # verification, SGLang where its plugin sees them. A system with a cycle of its own has none.
     trace: bool = False
+    # Whether another request will go on from its tokens, as the next turn of a conversation does: the embedded engine
+    # keeps its caches then and finds them again by these tokens, all of them. SGLang's prefix cache needs no word.
+    park: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

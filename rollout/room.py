@@ -31,6 +31,12 @@ def check_memory(
         )
 
 
+def check_parked(limit: int, device: torch.device) -> None:
+    """``UserError`` if what may be parked exceeds the device's whole memory."""
+    if limit > (there := memory_of(device)):
+        raise UserError(f"rollout.parked_bytes={limit} is not possible: {device} has {there} bytes")
+
+
 def bytes_per_token(settings: Any, dtype: torch.dtype) -> int:
     """Of the keys and values of all layers."""
     text = settings.get_text_config()

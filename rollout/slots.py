@@ -4,7 +4,7 @@ Active requests occupy slots 0..B-1; when one leaves, the last moves into its pl
 rows is a view of the first B rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -25,6 +25,14 @@ class Cache(Protocol):
 
     def copy_slot(self, source: int, first: int, end: int, length: int) -> None:
         """Copy the first ``length`` entries of one slot to slots first..end-1."""
+        ...
+
+    def taken(self, slot: int, length: int) -> tuple[Tensor, ...]:
+        """A copy of the first ``length`` entries of a slot."""
+        ...
+
+    def give(self, slot: int, held: Any, length: int) -> None:
+        """Put the first ``length`` entries that ``taken`` gave into a slot."""
         ...
 
 
@@ -76,9 +84,11 @@ class Slots:
         self.sampled: Tensor | None = None  # same shape, under what was drawn from; NaN: not known; see ``drawn``
         self.starts = torch.tensor(starts(sizes.length), device=device)  # [P] where the stretches of an answer begin
         self.names = [*DRAFT_STATS]  # what is summed over the draft positions, and what ``extend_stats`` added
-        shape = (s, len(self.starts), len(self.names), sizes.drafts)  # sums by stretch
+        # Sums by stretch; the last row is of the first cycle, where that is told apart.
+        self.opens = torch.zeros(s, dtype=torch.bool, device=device)  # [S] whether it is: of turns of a conversation
+        shape = (s, len(self.starts) + 1, len(self.names), sizes.drafts)
         self.stats = torch.zeros(shape, dtype=torch.float64, device=device)
-        self.begun = torch.zeros(s, len(self.starts), 2, **long)  # [S, P, 2] cycles that began there, their tokens
+        self.begun = torch.zeros(s, len(self.starts) + 1, 2, **long)  # [S, P + 1, 2] cycles begun, their tokens
         self.work = torch.zeros(s, 4, **long)  # [S, 4] cycles, backbone passes, drafter passes, extra positions
         self.settings = torch.tensor(list(NEUTRAL.values()), device=device).repeat(s, 1)  # [S, 5] in NEUTRAL's order
         self.seen: Tensor | None = None  # [S, V] tokens in the context; made when a request has a penalty
@@ -138,7 +148,7 @@ class Slots:
     def _all(self) -> list[Tensor]:
         own = [self.fed, self.asked, self.last, self.count, self.limit, self.seed, self.stops, self.exact]
         own += [self.prompts, self.tokens, self.versions, self.contexts, self.oldest, self.logprobs, self.stats]
-        own += [self.begun, self.work, self.settings, *self.columns.values()]
+        own += [self.begun, self.work, self.settings, self.opens, *self.columns.values()]
         return [*own, *(table for table in (self.seen, self.sampled) if table is not None)]
 
     def start(
@@ -193,12 +203,14 @@ class Slots:
     def record(self, names: Sequence[str], sums: Tensor, emitted: Tensor, ahead: int = 0) -> None:
         """Add a cycle of the first B slots: sums [B, n, K] of n names, and tokens emitted [B].
 
-        They belong to the stretch of the answer in which the cycle began. ``ahead``: tokens before its first draft.
+        They belong to the stretch of the answer in which the cycle began (-1, the last row: see ``opens``).
+        ``ahead``: tokens before its first draft.
         """
         self.recorded.update(names)
         batch, _, drafts = sums.shape
         kinds = [self.names.index(name) for name in names]
-        stretch = torch.bucketize(self.count[:batch], self.starts, right=True) - 1
+        count = self.count[:batch]
+        stretch = torch.bucketize(count, self.starts, right=True) - 1 - (self.opens[:batch] & (count == 0)).long()
         row = torch.arange(batch, device=self.device)
         self.begun[row, stretch] += torch.stack([torch.ones_like(emitted), emitted], 1)
         if kinds == [*range(len(kinds))]:  # the usual case, and a slice costs the device nothing
@@ -239,6 +251,15 @@ class Slots:
             cache.copy_slot(source, first, end, length)
         for name in self._derived:
             self.columns[name][first:end] = self.columns[name][source].clone()
+
+    def taken(self, slot: int, length: int) -> dict[str, tuple[Tensor, ...]]:
+        """A copy of the first ``length`` entries of a slot, by cache."""
+        return {name: cache.taken(slot, length) for name, cache in self.caches.items()}
+
+    def give(self, slot: int, held: Mapping[str, tuple[Tensor, ...]], length: int) -> None:
+        """Put the first ``length`` entries that ``taken`` gave into a slot."""
+        for name, cache in self.caches.items():
+            cache.give(slot, held[name], length)
 
     def sampling(self, batch: int) -> BatchSampling:
         """The sampling distributions of the first ``batch`` slots; neutral settings cost nothing."""

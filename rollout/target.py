@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bebop.kernels.trees import visible
-from bebop.model.attention import SlotContext
+from bebop.model.attention import SlotContext, Span
 from bebop.model.backbone import Policy
 from bebop.model.taps import tapped
 from bebop.rollout.decoding.base import Rows, TargetPass
@@ -55,21 +55,19 @@ class Target:
 
     def prefill(
         self,
-        first: int,
+        span: Span,
         tokens: Tensor,
         lengths: Sequence[int],
         layers: Collection[int] = (),
         beside: TargetPass | None = None,
     ) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
-        """Feed the first ``lengths`` of padded tokens [n, W] to the empty slots ``first``, ``first`` + 1, ...
+        """Feed the first ``lengths`` of padded tokens [n, W], which go where ``span`` says.
 
         What ``beside`` has is of the last one each [n, 1, ...], and means nothing where there is none.
         """
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        with self.cache.at(first):
-            self.cache.place(positions, tokens.shape[1])
-            last = torch.tensor(lengths, device=tokens.device)[:, None] - 1
-            return self._run(tokens, positions, layers, beside, last.clamp_min(0))
+        last = torch.tensor(lengths, device=tokens.device)[:, None] - 1
+        with self.cache.at_span(span):
+            return self._run(tokens, span.positions, layers, beside, last.clamp_min(0))
 
     def _run(
         self,

@@ -6,7 +6,7 @@ from transformers import AutoConfig
 from bebop.config import JobConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import find_device, load_policy, resolve
-from bebop.rollout.room import check_memory
+from bebop.rollout.room import check_memory, check_parked
 from bebop.rollout.torch_engine import TorchEngine
 
 EMBEDDED = True
@@ -18,6 +18,7 @@ def check(config: JobConfig) -> None:
         settings = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True)
         slots, dtype = config.rollout.slots * config.rollout.workers, getattr(torch, config.model.dtype)
         check_memory(settings, slots, config.rollout.max_length, dtype, find_device(config.model))
+        check_parked(config.rollout.parked_bytes, find_device(config.model))
 
 
 def gpus(config: JobConfig) -> float:
@@ -35,6 +36,7 @@ def make(config: JobConfig) -> tuple[TorchEngine, tuple[int, ...]]:
         slots=config.rollout.slots,
         max_length=config.rollout.max_length,
         on_update=config.rollout.on_update,
+        parked_bytes=config.rollout.parked_bytes,
         measure=config.monitor.decode_stats,
         room=config.decoding.draft_tokens + 1 if config.monitor.actions else 0,
     )

@@ -2,26 +2,28 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config import PARKED_BYTES, DecodingConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
+from bebop.rollout.admission import Admission
 from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.registry import make_part
 from bebop.rollout.decoding.tracing import Tracer
 from bebop.rollout.engine import Finished, Request, nothing
-from bebop.rollout.room import check_memory, check_positions
+from bebop.rollout.parking import Parking
+from bebop.rollout.room import check_memory, check_parked, check_positions
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.text import AnswerText, completed_at
-from bebop.trajectory import Completion, DecodeStats, FinishReason, add_stretches
+from bebop.trajectory import OPENING, Completion, DecodeStats, FinishReason, add_stretches
 
 
 class TorchEngine:
@@ -38,17 +40,20 @@ class TorchEngine:
         measure: bool = True,
         room: int = 0,
         keep_state: bool = False,
+        parked_bytes: int = PARKED_BYTES,
     ) -> None:
         """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute.
 
         ``room``: drafts that a later ``configure`` may want; the system's own always fit. ``keep_state``: finished
-        answers, too, come with what the decoding system kept of them (``Completion.state``).
+        answers, too, come with what the decoding system kept of them (``Completion.state``). ``parked_bytes``: for
+        caches of answers whose requests say ``park``.
         """
         self.policy, self.decoding = policy, decoding
         self.text = AnswerText(policy.tokenizer)
         self.on_update, self.keep_state = on_update, keep_state
         check_positions(policy.backbone.config, max_length)
         check_memory(policy.backbone.config, slots, max_length, policy.backbone.dtype, policy.device)
+        check_parked(parked_bytes, policy.device)
         sizes = SlotSizes(
             slots=slots,
             length=max_length,
@@ -62,6 +67,8 @@ class TorchEngine:
         self.tracer = Tracer(SYSTEMS[decoding.system].drafter)
         if isinstance(self.decoder, DraftVerify):
             self.decoder.observers.append(self.tracer)
+        self.parking = Parking(self.slots, parked_bytes)
+        self.admission = Admission(self.slots, self.decoder, self.parking)
         self.version = 0
         self.head = self.policy.head_fingerprint()
         self.waiting: deque[Request] = deque()
@@ -116,8 +123,10 @@ class TorchEngine:
         """Copy weights into place. Running requests go on: on their old keys and values, or on recomputed ones."""
         self.policy.load(weights)
         self.version, self.head = version, self.policy.head_fingerprint()
-        if self.on_update == "recompute" and self.active:
-            self._recompute()
+        if self.on_update == "recompute":
+            self.parking.clear()
+            if self.active:
+                self._recompute()
 
     @torch.inference_mode()
     def configure(self, decoding: DecodingConfig) -> None:
@@ -134,71 +143,30 @@ class TorchEngine:
             )
         if then.decoder != now.decoder:
             raise UserError(f"decoding.system={decoding.system!r} is not possible now: its cycle is another one")
-        if self.decoder.configure(decoding) and self.active:
-            self._recompute()
+        if self.decoder.configure(decoding):
+            self.parking.clear()
+            if self.active:
+                self._recompute()
         self.decoding, self.tracer.drafter = decoding, then.drafter
 
     def _recompute(self) -> None:
         """Read the contexts of running requests anew, with the weights of now."""
-        self.fed = self._prefill(0, [self._context(slot) for slot in range(len(self.active))])
+        self.fed = self.admission.prefill(0, [self._context(slot) for slot in range(len(self.active))])
         self.slots.oldest[: len(self.active)] = self.version
 
     def _admit(self) -> None:
-        """Fill free slots from the queue, each distinct context computed once."""
+        """Fill free slots from the queue."""
         free = self.slots.sizes.slots - len(self.active)
         new = [self.waiting.popleft() for _ in range(min(free, len(self.waiting)))]
         if not new:
             return
         first = len(self.active)
-        answers = [r.partial.token_ids.tolist() if r.partial is not None else [] for r in new]
-        contexts = [[*r.token_ids, *answer] for r, answer in zip(new, answers, strict=True)]
-        self.slots.start(first, [r.params for r in new], contexts, self.version)
+        new, fed = self.admission.admit(first, new, self.version)
+        self.fed += fed
         for slot, request in enumerate(new, start=first):
-            if request.partial is not None:
-                self._restore(slot, request)
             if request.trace and isinstance(self.decoder, DraftVerify):
                 self.tracer.follow(slot)
         self.active += new
-        self.fed += self._prefill(first, contexts)
-
-    def _prefill(self, first: int, contexts: list[list[int]]) -> list[int]:
-        """Prefill runs of slots with distinct contexts and copy them to the slots that share them -> entries of each.
-
-        A group's requests come one after another, so equal neighbours are what sharing has to find. A run of distinct
-        contexts is computed in the last slots of the block, then spread from front to back.
-        """
-        entries = [self.decoder.entries(first + offset, context) for offset, context in enumerate(contexts)]
-        runs: list[tuple[Sequence[Hashable], list[int]]] = []  # what is read, slots
-        for offset, read in enumerate(entries):
-            if runs and runs[-1][0] == read:
-                runs[-1][1].append(first + offset)
-            else:
-                runs.append((read, [first + offset]))
-        start = first + len(contexts) - len(runs)
-        self.decoder.prefill(start, [read for read, _ in runs])
-        for i, (read, targets) in enumerate(runs):
-            # Run i lies at start + i >= its own targets' end, so no run is overwritten before it has been spread.
-            self.slots.share(start + i, targets[0], targets[-1] + 1, len(read) - 1)
-        fed = [len(read) - 1 for read in entries]
-        self.slots.fed[first : first + len(fed)] = torch.tensor(fed, device=self.slots.device)
-        return fed
-
-    def _restore(self, slot: int, request: Request) -> None:
-        """Put an aborted answer's tokens, with all that is known of them, and its decoding state back into a slot."""
-        assert request.partial is not None
-        slots, partial, done = self.slots, request.partial, len(request.partial.token_ids)
-        slots.asked[slot], slots.count[slot], slots.exact[slot] = len(request.token_ids), done, partial.exact
-        tables = (slots.tokens, slots.logprobs, slots.versions, slots.contexts)
-        for table, values in zip(
-            tables, (partial.token_ids, partial.logprobs, partial.versions, partial.oldest), strict=True
-        ):
-            table[slot, :done] = torch.as_tensor(values, device=slots.device)
-        if slots.sampled is not None or partial.sampled_logprobs is not None:
-            known = partial.logprobs if partial.exact else partial.sampled_logprobs
-            slots.drawn()[slot, :done] = torch.nan if known is None else torch.as_tensor(known, device=slots.device)
-        for name, row in slots.kept(slot).items():
-            if name in partial.state:
-                row.copy_(torch.as_tensor(partial.state[name]))
 
     def _context(self, slot: int) -> list[int]:
         """Prompt and answer so far of a running request."""
@@ -223,6 +191,11 @@ class TorchEngine:
         if not ended:
             return []
         finished = self._collect(dict(sorted(ended.items())))
+        for slot, answer in zip(sorted(ended), finished, strict=True):
+            request = self.active[slot]
+            if request.park and self.decoder.extends:
+                history = [*request.token_ids, *answer.completion.token_ids.tolist()]
+                self.parking.park(slot, history, request.params.seed)
         left = len(self.active) - len(ended)
         sources = [slot for slot in range(left, len(self.active)) if slot not in ended]
         targets = sorted(slot for slot in ended if slot < left)
@@ -276,12 +249,12 @@ class TorchEngine:
     def _stretches(
         self, begun: Sequence[Sequence[int]], sums: NDArray[np.float64]
     ) -> tuple[tuple[int, DecodeStats], ...]:
-        """Of stretches in which a cycle began, from their cycles and tokens [P, 2] and sums [P, DRAFT_STATS, K]."""
+        """Of stretches in which a cycle began, from their cycles and tokens [P + 1, 2] and sums [P + 1, n, K]."""
         stretches = []
-        for start, (cycles, tokens), rows in zip(self.starts, begun, sums, strict=True):
+        for start, (cycles, tokens), rows in zip((*self.starts, OPENING), begun, sums, strict=True):
             if cycles:
                 stretches.append((start, DecodeStats(cycles=cycles, tokens=tokens, **self.slots.named(rows.copy()))))
-        return tuple(stretches)
+        return tuple(sorted(stretches, key=lambda stretch: stretch[0]))
 
 
 def _known(logprobs: NDArray[np.float32]) -> NDArray[np.float32] | None:

@@ -5,8 +5,9 @@ its library runs on the engine's slot cache, on packed training rows and on the 
 model code here: load it with ``attn_implementation="bebop"`` and call it with ``context=...``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import torch
@@ -139,6 +140,34 @@ class BlockContext:
         return out.transpose(1, 2)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The entries that a pass over contexts writes in slots ``first``, ``first`` + 1, ..., padded to the right."""
+
+    first: int
+    entries: Tensor  # [n, W]
+    positions: Tensor  # [n, W] position ids
+    used: int  # bounds the entries that are looked at
+
+    @classmethod
+    def of(
+        cls, first: int, starts: Sequence[int], lengths: Sequence[int], width: int, room: int, device: torch.device
+    ) -> Self:
+        """Of ``lengths`` tokens each, after ``starts`` entries that are there already, padded to ``width``.
+
+        ``room``: entries of a slot, of which no context takes the last. That is where padding goes that would lie
+        beyond it; elsewhere padding lies behind its own row, where nothing looks before it is overwritten.
+        """
+        steps = torch.arange(width, device=device).expand(len(starts), width)
+        if not any(starts):
+            return cls(first=first, entries=steps, positions=steps, used=width)
+        begins, counts = torch.tensor([[*starts], [*lengths]], device=device)[..., None]
+        entries = (begins + steps).clamp_max(room - 1)
+        positions = torch.minimum(entries, begins + counts - 1)
+        used = max(start + length for start, length in zip(starts, lengths, strict=True))
+        return cls(first=first, entries=entries, positions=positions, used=used)
+
+
 class SlotContext:
     """The engine's cache: one slot a request, each with its own length, all preallocated.
 
@@ -219,7 +248,23 @@ class SlotContext:
         finally:
             self.first_slot = 0
 
+    @contextmanager
+    def at_span(self, span: Span) -> Iterator[None]:
+        """Within this block, a pass writes the entries of a span and sees those before them."""
+        with self.at(span.first):
+            self.place(span.entries, span.used)
+            yield
+
     def copy_slot(self, source: int, first: int, end: int, length: int) -> None:
         """Copy the first ``length`` entries of one slot to slots first..end-1 (which may include it)."""
         for store in (self.keys, self.values):
             store[:, first:end, :, :length] = store[:, source : source + 1, :, :length].clone()
+
+    def taken(self, slot: int, length: int) -> tuple[Tensor, Tensor]:
+        """A copy of the first ``length`` entries of a slot: keys and values [layers, Hkv, length, D]."""
+        return self.keys[:, slot, :, :length].clone(), self.values[:, slot, :, :length].clone()
+
+    def give(self, slot: int, held: tuple[Tensor, Tensor], length: int) -> None:
+        """Put the first ``length`` entries that ``taken`` gave into a slot."""
+        for store, own in zip((self.keys, self.values), held, strict=True):
+            store[:, slot, :, :length] = own[:, :, :length]

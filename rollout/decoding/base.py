@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.kernels.uniforms import uniforms
-from bebop.model.attention import SlotContext
+from bebop.model.attention import SlotContext, Span
 from bebop.rollout.slots import Slots
 
 
@@ -129,9 +129,9 @@ class Rows:
         self.sampling = slots.sampling(batch)
         self.fed = slots.fed[:batch]  # [B] entries in the caches
         self.last = slots.last[:batch]  # [B] the newest token, not fed yet
-        # Keyed by the entries fed: a request draws the same numbers wherever and beside whomever it is decoded. For K
-        # drafts, K to draw them, K to test them, one for the recovered token and one for the bonus.
-        self.uniforms = uniforms(slots.seed[:batch], self.fed, 2 * slots.sizes.drafts + 2)
+        # Keyed by the tokens fed: a request draws the same numbers wherever and beside whomever it is decoded, a later
+        # turn others. For K drafts, K to draw them, K to test them, one for the recovered token and one for the bonus.
+        self.uniforms = uniforms(slots.seed[:batch], self.sizes - 1, 2 * slots.sizes.drafts + 2)
 
     @property
     def seen(self) -> Tensor | None:
@@ -144,10 +144,7 @@ class Rows:
         return (self.slots.asked + self.slots.count)[: self.batch]
 
     def context(self) -> Tensor:
-        """Prompt and answer [B, C] of each row; what lies beyond ``sizes`` means nothing.
-
-        For cycles with a token an entry.
-        """
+        """Prompt and answer [B, C] of each row; beyond ``sizes``, nothing. For cycles with a token an entry."""
         return self.slots.context(self.batch, self.used)
 
     def tests(self, drafts: int) -> Tensor:
@@ -232,8 +229,8 @@ class Drafter(Protocol):
     layers: tuple[int, ...]  # of the target whose states it reads
     target_pass: TargetPass | None  # where it takes part in the target's passes
 
-    def prefill(self, first: int, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
-        """Read the contexts of slots first, first + 1, ..., ``tokens`` [n, W + 1] padded; the last of each is not fed.
+    def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
+        """Read on where ``span`` says: ``tokens`` [n, W + 1] padded, of which the last of each is not fed.
 
         ``lengths``: tokens fed of each; ``out``: hidden states [n, W, d] of the target, and its layers; no logits.
         ``out.extra`` [n, 1, ...] is of the last token that was fed.
@@ -273,6 +270,7 @@ class Decoder(Protocol):
 
     exact: bool  # whether tokens of this cycle have the target's distribution
     measure: bool  # overlap and entropies beside counts
+    extends: bool  # whether it can read on from entries that are there, or reads every context from its beginning
 
     def configure(self, config: DecodingConfig) -> bool:
         """Decode otherwise from now on; whether a part is new that has not read the running contexts."""
@@ -285,8 +283,11 @@ class Decoder(Protocol):
         """
         ...
 
-    def prefill(self, first: int, contexts: Sequence[Sequence[Any]]) -> None:
-        """Read all but the last item of each context, as ``entries`` has it, into slots first, first + 1, ..."""
+    def prefill(self, first: int, contexts: Sequence[Sequence[Any]], starts: Sequence[int] = ()) -> None:
+        """Read all but the last item of each context, as ``entries`` has it, into slots first, first + 1, ...
+
+        ``starts``: entries that are there already, fewer than are to be; empty: none.
+        """
         ...
 
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from bebop.config import DecodingConfig
 from bebop.decoding import SYSTEMS
 from bebop.kernels.trees import ancestry
+from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import (
     AcceptanceRule,
@@ -32,6 +33,8 @@ Observer = Callable[[Rows, Draft, TargetOutput, Accepted, Tensor], None]
 
 class DraftVerify:
     """See ``Decoder``. Without a drafter it is plain decoding."""
+
+    extends = True
 
     drafter: Drafter | None
     rule: AcceptanceRule
@@ -67,17 +70,20 @@ class DraftVerify:
         """See ``Decoder``: a token an entry."""
         return context
 
-    def prefill(self, first: int, contexts: Sequence[Sequence[int]]) -> None:
+    def prefill(self, first: int, contexts: Sequence[Sequence[int]], starts: Sequence[int] = ()) -> None:
         """See ``Decoder``."""
-        lengths = [len(context) - 1 for context in contexts]
+        starts = starts or [0] * len(contexts)
+        parts = [context[start:] for context, start in zip(contexts, starts, strict=True)]
+        lengths = [len(part) - 1 for part in parts]
         width = max(lengths)
         if width == 0:
             return  # columns are as a new request starts
-        padded = torch.tensor([[*c, *[0] * (width + 1 - len(c))] for c in contexts], device=self.slots.device)
-        hidden, layers, extra = self.target.prefill(first, padded[:, :-1], lengths, self._layers(), self._beside())
+        padded = torch.tensor([[*part, *[0] * (width + 1 - len(part))] for part in parts], device=self.slots.device)
+        span = Span.of(first, starts, lengths, width, self.slots.capacity, self.slots.device)
+        hidden, layers, extra = self.target.prefill(span, padded[:, :-1], lengths, self._layers(), self._beside())
         out = TargetOutput(hidden=hidden, logits=hidden[..., :0], probs=hidden[..., :0], layers=layers, extra=extra)
         for drafter in self.drafters.values():
-            drafter.prefill(first, padded, lengths, out)
+            drafter.prefill(span, padded, lengths, out)
 
     @torch.inference_mode()
     def cycle(self, batch: int, longest: int, version: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
-from bebop.model.attention import SlotContext
+from bebop.model.attention import SlotContext, Span
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Rows, TargetOutput
 from bebop.rollout.slots import Slots
@@ -36,15 +36,12 @@ class HeadDrafter:
         cache.first_layer = self.head.layer_index
         return cache
 
-    def prefill(self, first: int, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
+    def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
         """See ``Drafter``."""
-        batch, width = out.hidden.shape[:2]
-        positions = torch.arange(width, device=tokens.device).expand(batch, width)
-        with self.cache.at(first):
-            self.cache.place(positions, width)
-            states = self.head(self.policy.embed(tokens[:, 1:]), out.hidden, positions, self.cache)
+        with self.cache.at_span(span):
+            states = self.head(self.policy.embed(tokens[:, 1:]), out.hidden, span.positions, self.cache)
         for row, length in enumerate(lengths):
-            self.hidden[first + row] = states[row, length - 1] if length else 0
+            self.hidden[span.first + row] = states[row, length - 1] if length else 0
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
         """See ``Drafter``. Entries of the drafts are overwritten by entries from real hidden states (SPEC 0.5).

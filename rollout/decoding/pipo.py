@@ -48,6 +48,8 @@ class PairDecoder:
     """
 
     exact = False
+    # As part of a prompt, a text's pairs are others than those that it was drawn in.
+    extends = False
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         network = policy.parts["pipo"]
@@ -92,8 +94,9 @@ class PairDecoder:
         kept = self.kept[slot, : len(context) - asked].tolist()
         return [*as_pairs(context[:asked], self.network.pad), *answer_pairs(context[asked:], kept, self.network.pad)]
 
-    def prefill(self, first: int, contexts: Sequence[Sequence[Pair]]) -> None:
+    def prefill(self, first: int, contexts: Sequence[Sequence[Pair]], starts: Sequence[int] = ()) -> None:
         """See ``Decoder``."""
+        assert not any(starts), "it does not read on"
         lengths = [len(context) - 1 for context in contexts]
         width, filling = max(lengths), (self.network.pad, self.network.pad)
         padded = torch.tensor([[*c, *[filling] * (width + 1 - len(c))] for c in contexts], device=self.slots.device)

@@ -87,7 +87,7 @@ def decode(policy: Policy, prompt: Sequence[int], params: SamplingParams, option
     with torch.no_grad():
         while True:
             pairs = [*prompt_pairs, *told.pairs]
-            numbers = uniforms(torch.tensor([params.seed]), torch.tensor([len(pairs) - 1]), 3)[0]
+            numbers = uniforms(torch.tensor([params.seed]), torch.tensor([len(prompt) + len(told.token_ids) - 1]), 3)[0]
             h = states(policy, pairs)
             first = distribution(policy, h[-1], params, {*prompt, *told.token_ids})
             token = int(sample(first, numbers[0]))

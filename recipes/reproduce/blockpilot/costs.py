@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
+from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.model.block_length import BlockLengthNetwork
 from bebop.rollout.decoding.base import Draft, Drafter, DraftLength, Rows, TargetOutput
@@ -33,9 +34,9 @@ class Timed:
     def __init__(self, drafter: Drafter) -> None:
         self.drafter, self.layers, self.seconds = drafter, drafter.layers, 0.0
 
-    def prefill(self, first: int, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
+    def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
         """See ``Drafter``; not timed."""
-        self.drafter.prefill(first, tokens, lengths, out)
+        self.drafter.prefill(span, tokens, lengths, out)
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """See ``Drafter``."""
@@ -132,7 +133,7 @@ def curve(model: Policy, prompts: Sequence[Prompt]) -> Array:
     for size in TIMED:
         engine = TorchEngine(model, system_of(size), slots=1, max_length=512, measure=False)
         clocked: Any = Clocked(model, engine.slots, engine.decoding)
-        clocked.measure, engine.decoder = False, clocked
+        clocked.measure, engine.decoder, engine.admission.decoder = False, clocked, clocked
         generate(engine, requests(model, prompts, tokens=40))
         rows.append([clocked.spent[name] / clocked.cycles for name in SPENT])
     return np.array(rows)

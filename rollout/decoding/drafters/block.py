@@ -8,7 +8,7 @@ from torch import Tensor
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
 from bebop.kernels.verify import sample
-from bebop.model.attention import SlotContext
+from bebop.model.attention import SlotContext, Span
 from bebop.model.backbone import Policy
 from bebop.model.block import BlockDraftNetwork
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput, counted
@@ -43,11 +43,10 @@ class BlockDrafter:
             len(network.layers), sizes.slots, slots.capacity, network.kv_heads, network.head_dim, network.mask
         )
 
-    def prefill(self, first: int, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
+    def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
         """See ``Drafter``."""
-        positions = torch.arange(out.hidden.shape[1], device=tokens.device).expand(out.hidden.shape[:2])
-        with self.cache.at(first):
-            self._read(out, positions)
+        with self.cache.at_span(span):
+            self.network.read(out.layers, span.positions, self.cache)
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """See ``Drafter``. The batch is as wide as its longest block; a shorter one does not see the slots beyond."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
 from bebop.kernels.verify import sample
-from bebop.model.attention import SlotContext
+from bebop.model.attention import SlotContext, Span
 from bebop.model.backbone import Policy
 from bebop.model.firp import PseudoSlots, PseudoStates, hidden_with_pseudo
 from bebop.options import FirpOptions
@@ -108,11 +108,11 @@ class FirpDrafter:
         leaves_out = self.shape is not None and self.shape.chosen is not None
         self.plain = slots.add("firp/plain", torch.tensor(False)) if leaves_out else None
 
-    def prefill(self, first: int, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
+    def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
         """See ``Drafter``."""
         assert out.extra is not None
         for row, length in enumerate(lengths):
-            self.states[first + row] = out.extra[row, 0] if length else 0
+            self.states[span.first + row] = out.extra[row, 0] if length else 0
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """See ``Drafter``. It costs no pass: pseudo states wait for the language-model head."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
+from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.slots import Slots
@@ -22,7 +23,7 @@ class NgramDrafter:
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         """Nothing of it is needed."""
 
-    def prefill(self, first: int, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
+    def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
         """The slots keep the context."""
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:

@@ -9,14 +9,14 @@ ENDS = "rollout/test_ends.py"
 FAULTS = (
     fault(
         "engine/partial-versions",
-        "rollout/torch_engine.py",
+        "rollout/admission.py",
         "partial.logprobs, partial.versions, partial.oldest",
         "partial.logprobs, 0 * partial.versions, partial.oldest",
         PARTIAL,
     ),
     fault(
         "engine/partial-logprobs",
-        "rollout/torch_engine.py",
+        "rollout/admission.py",
         "partial.token_ids, partial.logprobs, partial.versions",
         "partial.token_ids, 0 * partial.logprobs, partial.versions",
         PARTIAL,
@@ -59,8 +59,8 @@ FAULTS = (
     fault(
         "engine/update-recomputed",
         "rollout/torch_engine.py",
-        'self.on_update == "recompute" and',
-        'self.on_update == "keep" and',
+        'if self.on_update == "recompute":',
+        'if self.on_update == "keep":',
         "rollout/test_torch_engine.py::test_weights_change_in_flight",
     ),
     fault(
@@ -79,23 +79,23 @@ FAULTS = (
     ),
     fault(
         "engine/shared-prefill-short",
-        "rollout/torch_engine.py",
-        "targets[-1] + 1, len(read) - 1)",
-        "targets[-1] + 1, len(read) - 2)",
+        "rollout/admission.py",
+        "targets[-1] + 1, len(run.read) - 1)",
+        "targets[-1] + 1, len(run.read) - 2)",
         "rollout/test_torch_engine.py::test_temperature_zero_equals_hugging_face_generate",
     ),
     fault(
         "engine/shared-prefill-order",
-        "rollout/torch_engine.py",
-        "start = first + len(contexts) - len(runs)",
-        "start = first",
+        "rollout/admission.py",
+        "enumerate(runs, start=first + len(contexts) - len(runs))",
+        "enumerate(runs, start=first)",
         "rollout/test_torch_engine.py::test_temperature_zero_equals_hugging_face_generate",
     ),
     fault(
         "engine/shared-prefill-any",
-        "rollout/torch_engine.py",
-        "runs[-1][0] == read",
-        "len(runs[-1][0]) == len(read)",
+        "rollout/admission.py",
+        "runs[-1].read == read and",
+        "len(runs[-1].read) == len(read) and",
         PARTIAL,
     ),
     fault(

@@ -184,14 +184,14 @@ FAULTS = (
     fault(
         "sampling/uniforms-not-keyed",
         "rollout/decoding/base.py",
-        "self.fed, 2 * slots",
+        "self.sizes - 1, 2 * slots",
         "slots.limit[:batch], 2 * slots",
         "rollout/test_sampling.py::test_the_engine_samples_the_truncated_distribution",
     ),
     fault(
         "sampling/uniforms-by-cycle",
         "rollout/decoding/base.py",
-        "self.fed, 2 * slots",
+        "self.sizes - 1, 2 * slots",
         "slots.work[:batch, 0], 2 * slots",
         "rollout/test_torch_engine.py::test_abort_and_resume_give_the_whole_answer",
     ),
