@@ -151,7 +151,33 @@ class Histogram:
         return self.total / count if count else math.nan
 
 
-Metric = Mean | Sum | SampleSize | Max | Min | Histogram
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """A percentile of numbers, all of which are kept: for few numbers, such as one a trajectory. NaN while empty."""
+
+    numbers: tuple[float, ...]
+    share: float  # of the numbers that lie at or below it, from 0 to 1
+
+    @classmethod
+    def of(cls, values: ArrayLike, share: float) -> "Percentile":
+        """Of numbers of any shape."""
+        return cls(tuple(_numbers(values).ravel().tolist()), share)
+
+    def __add__(self, other: "Percentile") -> "Percentile":
+        """That of both, as if computed on the union."""
+        if not isinstance(other, Percentile) or self.share != other.share:
+            return NotImplemented
+        return Percentile(self.numbers + other.numbers, self.share)
+
+    @property
+    def value(self) -> float:
+        """The smallest number at or below which so many lie."""
+        if not self.numbers:
+            return math.nan
+        return float(np.quantile(np.array(self.numbers), self.share, method="inverted_cdf"))
+
+
+Metric = Mean | Sum | SampleSize | Max | Min | Histogram | Percentile
 Metrics = dict[str, Metric]
 
 

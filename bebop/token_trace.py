@@ -7,6 +7,7 @@ truncation applied), of the TOP likeliest tokens alone, so that what is kept of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,19 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.verdicts)
+
+
+def spread(trace: Trace, places: NDArray[np.bool_]) -> Trace:
+    """The rows of a trace at those places [T] that are true, in order; of the others nothing is known."""
+
+    def laid(name: str) -> NDArray[Any]:
+        rows = getattr(trace, name)
+        missing = VERDICTS.index("unknown") if name == "verdicts" else np.nan if rows.dtype.kind == "f" else NONE
+        table = np.full((len(places), *rows.shape[1:]), missing, dtype=rows.dtype)
+        table[places] = rows
+        return table
+
+    return Trace(names=trace.names, **{f.name: laid(f.name) for f in fields(Trace) if f.name != "names"})
 
 
 def traced(mode: TraceMode, index: int, groups_per_step: int) -> bool:

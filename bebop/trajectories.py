@@ -21,7 +21,8 @@ from bebop.errors import UserError
 from bebop.token_trace import Trace
 
 NAME = "trajectories.sqlite"
-FORMAT = 1
+FORMAT = 2
+FORMATS = (1, 2)  # that can be read; the first knew no turns
 WAIT = 30.0  # seconds that a reader waits for a step to be written, and a writer for readers
 
 SCHEMA = """
@@ -40,7 +41,7 @@ CREATE TABLE answers (
   system TEXT NOT NULL,         -- the decoding system in force when it was taken in
   reward REAL NOT NULL,
   timed_out INTEGER NOT NULL,
-  length INTEGER NOT NULL,      -- T
+  length INTEGER NOT NULL,      -- T, what was read between turns included
   finish TEXT NOT NULL,         -- stop, length, abort
   version_first INTEGER NOT NULL,  -- weights of its first and of its last token
   version_last INTEGER NOT NULL,
@@ -51,14 +52,18 @@ CREATE TABLE answers (
   target_entropy REAL,          -- nats, over tested positions; NULL: not measured
   exact INTEGER NOT NULL,
   traced INTEGER NOT NULL,      -- whether ``tokens`` has the columns of ``bebop.token_trace.Trace`` for it
-  text TEXT NOT NULL
+  text TEXT NOT NULL,           -- what the policy wrote, an empty line between turns
+  turns INTEGER NOT NULL DEFAULT 1,
+  written INTEGER NOT NULL DEFAULT 0,  -- tokens that the policy wrote
+  ended TEXT NOT NULL DEFAULT 'answered',  -- answered (no environment), done, length, turns, tokens, seconds
+  restarts INTEGER NOT NULL DEFAULT 0  -- times that it began again, as its environment was lost
 );
 CREATE INDEX answers_step ON answers (step);
 CREATE INDEX answers_prompt ON answers (prompt);
 CREATE TABLE tokens (
   answer INTEGER PRIMARY KEY,
   ids BLOB NOT NULL,            -- int32 [T]
-  logprobs BLOB NOT NULL,       -- float32 [T], the engine's log p
+  logprobs BLOB NOT NULL,       -- float32 [T], the engine's log p; NaN of what was read between turns
   versions BLOB NOT NULL,       -- int32 [T]
   trainer_logprobs BLOB,        -- float32 [T], the trainer's log p at the start of the update; NULL: not kept
   drafter_names TEXT,           -- JSON list; this and what follows as in ``Trace``; NULL: not traced
@@ -74,7 +79,8 @@ CREATE TABLE tokens (
   target_ids BLOB,              -- int32 [T, M]
   target_top BLOB,              -- float16 [T, M]
   draft_ids BLOB,               -- int32 [T, M]
-  draft_top BLOB                -- float16 [T, M]
+  draft_top BLOB,               -- float16 [T, M]
+  turns BLOB                    -- int32 [T], the turn that wrote it, from 0; -i: read before turn i; NULL: one turn
 );
 CREATE TABLE pieces (id INTEGER PRIMARY KEY, text TEXT NOT NULL);  -- the text of each token id that occurs above
 """
@@ -84,8 +90,23 @@ COLUMNS = {
     "ids": "<i4", "logprobs": "<f4", "versions": "<i4", "trainer_logprobs": "<f4", "verdicts": "<i1", "cycles": "<i4",
     "drafters": "<i1", "drafts": "<i4", "draft_target_probs": "<f4", "draft_probs": "<f4", "overlap": "<f4",
     "target_entropy": "<f4", "draft_entropy": "<f4", "target_ids": "<i4", "target_top": "<f2", "draft_ids": "<i4",
-    "draft_top": "<f2",
+    "draft_top": "<f2", "turns": "<i4",
 }  # fmt: skip
+# What format 2 has beside: for whoever writes on, and for whoever reads only.
+UPGRADE = (
+    "ALTER TABLE answers ADD COLUMN turns INTEGER NOT NULL DEFAULT 1",
+    "ALTER TABLE answers ADD COLUMN written INTEGER NOT NULL DEFAULT 0",
+    "UPDATE answers SET written = length",
+    "ALTER TABLE answers ADD COLUMN ended TEXT NOT NULL DEFAULT 'answered'",
+    "ALTER TABLE answers ADD COLUMN restarts INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE tokens ADD COLUMN turns BLOB",
+    f"UPDATE meta SET value = '{FORMAT}' WHERE key = 'format'",
+)
+AS_IF = """
+CREATE TEMP VIEW answers AS
+  SELECT *, 1 AS turns, length AS written, 'answered' AS ended, 0 AS restarts FROM main.answers;
+CREATE TEMP VIEW tokens AS SELECT *, NULL AS turns FROM main.tokens;
+"""
 PAIRS = ("target_ids", "target_top", "draft_ids", "draft_top")
 TRACED = tuple(field.name for field in fields(Trace) if field.name != "names")
 MOST = 500  # variables in one query; SQLite's own limit was 999 once
@@ -117,6 +138,11 @@ class StoredAnswer:
     prompt_text: str
     prompt_ids: NDArray[np.int32]  # [P]
     text: str
+    turns: int
+    written: int
+    ended: str
+    restarts: int
+    marks: NDArray[np.int32]  # [T] the turn that wrote the token; -i: it was read before turn i
     ids: NDArray[np.int32]  # [T]
     logprobs: NDArray[np.float32]  # [T] the engine's
     versions: NDArray[np.int32]  # [T]
@@ -138,7 +164,8 @@ class Trajectories:
         with reading(path):
             self._connection = _open(path, "ro")
         try:
-            check_format(path, self.query("SELECT value FROM meta WHERE key = 'format'"))
+            if check_format(path, self.query("SELECT value FROM meta WHERE key = 'format'")) < FORMAT:
+                self._connection.executescript(AS_IF)
         except BaseException:
             self.close()
             raise
@@ -205,11 +232,14 @@ class Trajectories:
         self.close()
 
 
-def check_format(path: Path, rows: Sequence[Sequence[str]]) -> None:
-    """``UserError`` unless the file's format is ours."""
+def check_format(path: Path, rows: Sequence[Sequence[str]]) -> int:
+    """The file's format; ``UserError`` unless it is ours."""
     form = rows[0][0] if rows else None
-    if form != str(FORMAT):
-        raise UserError(f"{path}: format {form!r} is not known, this version of bebop reads format {FORMAT}")
+    found = next((known for known in FORMATS if form == str(known)), None)
+    if found is None:
+        readable = " and ".join(map(str, FORMATS))
+        raise UserError(f"{path}: format {form!r} is not known, this version of bebop reads formats {readable}")
+    return found
 
 
 @contextmanager
@@ -242,7 +272,8 @@ def _answer(row: sqlite3.Row) -> StoredAnswer:
     plain = {name: row[name] for name in row.keys() if name in own}
     arrays = {name: tokens[name] for name in ("ids", "logprobs", "versions", "trainer_logprobs")}
     prompt = np.frombuffer(row["prompt_ids"], dtype="<i4")
-    return StoredAnswer(**{**plain, **flags, **arrays, "prompt_ids": prompt, "trace": trace})
+    marks = np.zeros(row["length"], dtype=np.int32) if tokens["turns"] is None else tokens["turns"]
+    return StoredAnswer(**{**plain, **flags, **arrays, "prompt_ids": prompt, "marks": marks, "trace": trace})
 
 
 def _array(name: str, blob: bytes | None, length: int) -> NDArray[Any] | None:

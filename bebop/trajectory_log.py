@@ -6,14 +6,12 @@ not work. The price is that a commit waits for readers, so readers fetch what th
 """
 
 import errno
-import json
 import logging
 import os
 import resource
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,9 @@ from bebop.command import writing
 from bebop.config import TraceMode
 from bebop.errors import UserError
 from bebop.token_trace import TOP
-from bebop.trajectories import COLUMNS, FORMAT, SCHEMA, TRACED, WAIT, check_format
-from bebop.trajectory import Completion, Group, Trajectory
+from bebop.trajectories import FORMAT, SCHEMA, UPGRADE, WAIT, check_format
+from bebop.trajectory import Group
+from bebop.trajectory_rows import prompt_row, summary_row, token_ids, token_row
 
 log = logging.getLogger(__name__)
 BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED")
@@ -61,8 +60,10 @@ class TrajectoryLog:
             if resume_from is None or not path.exists():
                 _create(path)
             self._file = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
-            check_format(path, self._file.execute("SELECT value FROM meta WHERE key = 'format'").fetchall())
+            known = check_format(path, self._file.execute("SELECT value FROM meta WHERE key = 'format'").fetchall())
             with self._step():
+                for change in UPGRADE if known < FORMAT else ():
+                    self._file.execute(change)
                 self._file.execute("REPLACE INTO meta VALUES ('mode', ?)", (mode,))
                 self._drop((resume_from or 0) + 1)
             self._known = {number for (number,) in self._file.execute("SELECT id FROM pieces")}
@@ -83,7 +84,7 @@ class TrajectoryLog:
             groups: its batch.
             version: of the weights that it was made to.
             system: the decoding system in force.
-            trainer_logprobs: of the traced answers [T], by place in the batch, group by group.
+            trainer_logprobs: of the written tokens of traced answers [T], by place in the batch, group by group.
 
         ``UserError`` for what the disk refuses. Where somebody holds the file for longer than WAIT, the step is left
         out with a warning: looking at a run must not end it.
@@ -91,15 +92,15 @@ class TrajectoryLog:
         trajectories = [(group.prompt.index, m, t) for group in groups for m, t in enumerate(group.trajectories)]
         answers = [
             {"id": prompt * self._group_size + member, "step": step, "prompt": prompt, "member": member,
-             "system": system, **_summary(trajectory, version)}
+             "system": system, **summary_row(trajectory, version)}
             for prompt, member, trajectory in trajectories
         ]  # fmt: skip
         tokens = [
-            {"answer": row["id"], **_tokens(t.completion, trainer_logprobs.get(place))}
+            {"answer": row["id"], **token_row(t, trainer_logprobs.get(place))}
             for place, (row, (_, _, t)) in enumerate(zip(answers, trajectories, strict=True))
         ]
-        prompts = [_prompt(group) for group in groups]
-        fresh = _token_ids(groups) - self._known
+        prompts = [prompt_row(group) for group in groups]
+        fresh = token_ids(groups) - self._known
         first = step if self._stale is None else min(step, self._stale)
         with storing(self.path):
             try:
@@ -199,74 +200,3 @@ def _create(path: Path) -> None:
         values = ", ".join(f"('{key}', '{value}')" for key, value in meta.items())
         file.executescript(f"BEGIN; {SCHEMA} INSERT INTO meta VALUES {values}; COMMIT;")
     scratch.replace(path)
-
-
-def _prompt(group: Group) -> dict[str, Any]:
-    prompt = group.prompt
-    return {"prompt": prompt.index, "task": prompt.task, "text": prompt.text, "ids": _blob("ids", prompt.token_ids)}
-
-
-def _summary(trajectory: Trajectory, version: int) -> dict[str, Any]:
-    """The columns of ``answers`` that the answer itself gives."""
-    completion = trajectory.completion
-    stats, versions = completion.stats, completion.versions
-    tested = float(stats.reached.sum())
-    measured = tested if stats.overlap.any() else 0.0  # an engine that does not measure leaves zeros
-    return {
-        "reward": float(trajectory.reward),
-        "timed_out": int(trajectory.timed_out),
-        "length": len(completion.token_ids),
-        "finish": completion.finish_reason,
-        "version_first": int(versions[0]) if len(versions) else version,
-        "version_last": int(versions[-1]) if len(versions) else version,
-        "staleness": version - int(versions.min(initial=version)),
-        "accept_length": _number(stats.accept_length),
-        "accept_rate": _ratio(stats.accepted, tested),
-        "overlap": _ratio(stats.overlap, measured),
-        "target_entropy": _ratio(stats.target_entropy, measured),
-        "exact": int(completion.exact),
-        "traced": int(completion.trace is not None),
-        "text": completion.text,
-    }
-
-
-def _ratio(sums: NDArray[np.float64], count: float) -> float | None:
-    """A mean over ``count``; None: of nothing."""
-    return _number(float(sums.sum()) / count) if count else None
-
-
-def _number(value: float) -> float | None:
-    """SQLite has no NaN."""
-    return float(value) if np.isfinite(value) else None
-
-
-def _tokens(completion: Completion, trainer_logprobs: NDArray[np.float32] | None) -> dict[str, Any]:
-    """The columns of ``tokens``."""
-    trace, count = completion.trace, len(completion.token_ids)
-    assert trace is None or len(trace) == count, f"a trace of {len(trace)} tokens, an answer of {count}"
-    assert trainer_logprobs is None or len(trainer_logprobs) == count, "the trainer saw another answer"
-    return {
-        "ids": _blob("ids", completion.token_ids),
-        "logprobs": _blob("logprobs", completion.logprobs),
-        "versions": _blob("versions", completion.versions),
-        "trainer_logprobs": None if trainer_logprobs is None else _blob("trainer_logprobs", trainer_logprobs),
-        "drafter_names": None if trace is None else json.dumps(trace.names),
-        **{name: None if trace is None else _blob(name, getattr(trace, name)) for name in TRACED},
-    }
-
-
-def _blob(name: str, values: Iterable[Any] | NDArray[Any]) -> bytes:
-    return np.asarray(values).astype(COLUMNS[name]).tobytes()
-
-
-def _token_ids(groups: Sequence[Group]) -> set[int]:
-    """Every token that a reader may have to show."""
-    completions = [t.completion for group in groups for t in group.trajectories]
-    traces = [c.trace for c in completions if c.trace is not None]
-    shown = chain(
-        (np.asarray(group.prompt.token_ids) for group in groups),
-        (c.token_ids for c in completions),
-        *((t.drafts, t.target_ids, t.draft_ids) for t in traces),
-    )
-    found = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(part.ravel() for part in shown)]))
-    return {int(i) for i in found if i >= 0}

@@ -8,25 +8,27 @@ from numpy.typing import NDArray
 
 from bebop.monitor.estimate import Array
 from bebop.monitor.records import StepRecords
-from bebop.trajectory import DRAFT_STATS, MEASURED, STRETCH, Completion, DecodeStats, Group
+from bebop.trajectory import DRAFT_STATS, MEASURED, OPENING, STRETCH, Completion, DecodeStats, Group
 
 
 def from_groups(groups: Sequence[Group], step: int, version: int | None = None) -> StepRecords:
     """A step's records from its finished groups; ``version`` is the trainer's, for the lag. O(answers)."""
-    answers = [(group.prompt, t.completion) for group in groups for t in group.trajectories]
+    answers = [(group.prompt, t) for group in groups for t in group.trajectories]
     drafted = [
-        (number, prompt, c, start, stats)
-        for number, (prompt, c) in enumerate(answers)
-        for start, stats in (c.stretches or ((0, c.stats),))
+        (number, prompt, place, turn.completion, start, stats)
+        for number, (prompt, t) in enumerate(answers)
+        for place, turn in enumerate(t.turns)
+        for start, stats in (turn.completion.stretches or ((0, turn.completion.stats),))
         if stats.cycles
     ]
-    versions = [_version(c, start) for _, _, c, start, _ in drafted]
+    versions = [_version(c, start) for *_, c, start, _ in drafted]
     return from_stats(
         [stats for *_, stats in drafted],
         step,
         unit=[prompt.index for _, prompt, *_ in drafted],
         answer=[number for number, *_ in drafted],
         position=[start for *_, start, _ in drafted],
+        turn=[place for _, _, place, *_ in drafted],
         task=[prompt.task for _, prompt, *_ in drafted],
         version=versions,
         lag=[-1 if version is None or v < 0 else version - v for v in versions],
@@ -40,6 +42,7 @@ def from_stats(
     unit: Sequence[int] | None = None,
     answer: Sequence[int] | None = None,
     position: Sequence[int] | None = None,
+    turn: Sequence[int] | None = None,
     task: Sequence[str] | None = None,
     version: Sequence[int] | None = None,
     lag: Sequence[int] | None = None,
@@ -58,6 +61,7 @@ def from_stats(
         unit=_labels(unit, range(count)),
         answer=_labels(answer, range(count)),
         position=_labels(position, [0] * count),
+        turn=_labels(turn, [0] * count),
         version=_labels(version, [-1] * count),
         lag=_labels(lag, [-1] * count),
         task=np.array([""] * count if task is None else list(task), dtype=np.str_),
@@ -93,6 +97,7 @@ def from_averages(
         unit=np.zeros(1, dtype=np.int64),
         answer=np.zeros(1, dtype=np.int64),
         position=np.zeros(1, dtype=np.int64),
+        turn=np.zeros(1, dtype=np.int64),
         version=np.full(1, -1),
         lag=np.full(1, -1),
         task=np.array([""]),
@@ -116,7 +121,12 @@ def with_entropy(records: StepRecords, entropy: float) -> StepRecords:
 
 def _version(completion: Completion, start: int) -> int:
     """The weights that wrote the stretch from ``start`` on: it ends where twice as much is written."""
-    written = completion.versions[start : 2 * max(start, STRETCH // 2)] if completion.stretches else completion.versions
+    if start == OPENING:
+        written = completion.versions[:1]
+    elif completion.stretches:
+        written = completion.versions[start : 2 * max(start, STRETCH // 2)]
+    else:
+        written = completion.versions
     return int(np.median(written)) if len(written) else -1
 
 

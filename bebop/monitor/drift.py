@@ -14,13 +14,14 @@ import numpy as np
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.records import StepRecords
 from bebop.monitor.slope import Slope
+from bebop.monitor.turns import by_turn
 from bebop.monitor.window import Measure, Window
 from bebop.trajectory import STRETCH
 
 IDENTITY = 1e-12  # change = entropy part + mismatch part, up to rounding
 SMALL = {"tokens": 0.05, "rate": 0.01}  # changes below these are of no consequence, whatever their interval
 Unit = Literal["tokens", "rate"]
-Key = Literal["task", "position", "version", "lag"]
+Key = Literal["task", "position", "version", "lag", "turn"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,7 +86,12 @@ def split(
 
 
 def by_key(key: Key, records: StepRecords) -> dict[str, StepRecords]:
-    """The rows of each task, stretch of the answer, weight version or lag; label -> rows."""
+    """The rows of each task, stretch of the answer, weight version, lag or kind of turn; label -> rows.
+
+    Kinds of turns overlap: the first cycles after what was read (``turns.AFTER``) are counted with their turns, too.
+    """
+    if key == "turn":
+        return by_turn(records)
     labels = _stretch(records) if key == "position" else getattr(records, key).astype(np.str_)
     distinct = sorted(
         set(labels.tolist()), key=lambda label: label if key == "task" else int(label.split("-")[0] or -1)
@@ -97,7 +103,7 @@ def _stretch(records: StepRecords) -> "np.ndarray[tuple[int], np.dtype[np.str_]]
     """``0-63``, ``64-127``, ``128-255``, ... for where each row begins."""
     edges = STRETCH * 2.0 ** np.arange(-1, 24)
     edges[0] = 0
-    place = np.searchsorted(edges, records.position, side="right") - 1
+    place = np.searchsorted(edges, records.position.clip(0), side="right") - 1
     return np.array([f"{int(edges[i])}-{int(edges[i + 1]) - 1}" for i in place], dtype=np.str_)
 
 

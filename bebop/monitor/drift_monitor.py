@@ -18,6 +18,7 @@ from bebop.monitor.records import StepRecords, merge_records
 from bebop.monitor.slope import Slope, Source, early_slope, early_window, frozen_slope, temperature_slope
 from bebop.monitor.window import Measure, Rate, Window
 
+OWN: tuple[Key, ...] = ("task", "position", "turn")  # held against the same in the first steps
 STATES: tuple[State, ...] = ("steady", "entropy-driven", "mismatch-driven", "broken")
 
 
@@ -133,17 +134,22 @@ class DriftMonitor:
     def breakdown(self, key: Key) -> dict[str, Decomposition]:
         """The accept length's change by task, position in the answer, weight version or lag.
 
-        A task or position is held against itself in the reference, a version or lag against the whole of it.
+        A task or position is held against itself in the reference, a version or lag against the whole of it. By
+        ``turn`` it is the acceptance rate of the first draft instead, held against itself: turns of different length
+        have accept lengths that cannot be compared.
         """
         if self._reference is None:
             return {}
+        measure = Measure(position=1, rate=self.settings.rate) if key == "turn" else self._length
+        if measure.position is not None and not self._reference.drafts:
+            return {}
         now = by_key(key, merge_records([records for records, _ in self._now()]))
-        own = by_key(key, merge_records([records for records, _ in self._first])) if key in ("task", "position") else {}
+        own = by_key(key, merge_records([records for records, _ in self._first])) if key in OWN else {}
         by_label = {}
         for label, rows in now.items():
             reference = self._window(own[label]) if label in own else None if own else self._reference
             if reference is not None:
-                by_label[label] = decompose(self._length, reference, self._window(rows), self._slope(self._length))
+                by_label[label] = decompose(measure, reference, self._window(rows), self._slope(measure))
         return by_label
 
     @property

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.metrics import Max, Mean, Metrics, Sum
+from bebop.monitor.turns import turn_metrics
 from bebop.trajectory import Completion, DecodeStats, Group
 
 
@@ -22,13 +23,19 @@ def rollout_metrics(groups: Sequence[Group], version: int | None = None, solved:
     from a reward of ``solved`` on.
     """
     completions = [t.completion for group in groups for t in group.trajectories]
-    stats = sum((completion.stats for completion in completions), DecodeStats())
+    turns = [turn.completion for group in groups for t in group.trajectories for turn in t.turns]
+    stats = sum((completion.stats for completion in turns), DecodeStats())
     stale = {} if version is None else staleness_metrics(completions, version)
-    return {**reward_metrics(groups, solved), **response_metrics(completions), **decode_metrics(stats), **stale}
+    answers = {**reward_metrics(groups, solved), **response_metrics(completions), **decode_metrics(stats), **stale}
+    return {**answers, **turn_metrics(groups)}
 
 
 def reward_metrics(groups: Sequence[Group], solved: float = 1.0) -> Metrics:
-    """Mean reward over answers; spread (population) within groups; share of groups without a learning signal."""
+    """Mean reward over answers; spread (population) within groups; share of groups without a learning signal.
+
+    Groups that lost all their members say nothing.
+    """
+    groups = [group for group in groups if group.trajectories]
     if not groups:
         return {}
     rewards = [np.array([t.reward for t in group.trajectories]) for group in groups]
@@ -45,7 +52,7 @@ def response_metrics(completions: Sequence[Completion]) -> Metrics:
     """Length of answers in tokens and the share cut off by the length limit."""
     if not completions:
         return {}
-    lengths = [len(c.token_ids) for c in completions]
+    lengths = [int(c.written.sum()) for c in completions]
     return {
         "response/length": Mean.of(lengths),
         "response/length_max": Max(float(max(lengths))),
@@ -77,7 +84,7 @@ def decode_metrics(stats: DecodeStats) -> Metrics:
 
 def staleness_metrics(completions: Sequence[Completion], version: int) -> Metrics:
     """Updates between the weights that produced a token and ``version``: mean and largest over tokens."""
-    lags = [version - c.versions for c in completions if len(c.versions)]
+    lags = [version - c.versions[c.written] for c in completions if c.written.any()]
     if not lags:
         return {}
     lag = np.concatenate(lags)

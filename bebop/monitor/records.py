@@ -18,6 +18,7 @@ from bebop.trajectory import DRAFT_STATS
 
 PER_ROW = ("cycles", "emitted", "entropy_sum", "entropy_count")
 LABELS = ("unit", "answer", "position", "version", "lag")
+OPTIONAL = ("turn",)  # labels that a line has where one of them is not 0
 DIGITS = 6  # decimals in drift.jsonl
 
 
@@ -33,7 +34,8 @@ class StepRecords:
     step: int
     unit: NDArray[np.int64]  # [N] resampled together: the prompt
     answer: NDArray[np.int64]  # [N] stretches of one answer have the same number
-    position: NDArray[np.int64]  # [N] token of the answer at which the stretch begins
+    position: NDArray[np.int64]  # [N] token of the turn at which the stretch begins; OPENING: its first cycle alone
+    turn: NDArray[np.int64]  # [N] of the trajectory, from 0; 0 for an answer in one turn
     version: NDArray[np.int64]  # [N] weights that wrote it (median over tokens); -1 unknown
     lag: NDArray[np.int64]  # [N] updates between them and the trainer's; -1 unknown
     task: NDArray[np.str_]  # [N]
@@ -58,7 +60,7 @@ class StepRecords:
 
     def select(self, mask: NDArray[np.bool_]) -> "StepRecords":
         """The rows where ``mask`` is true."""
-        names = (*LABELS, "task", *PER_ROW, *DRAFT_STATS)
+        names = (*LABELS, *OPTIONAL, "task", *PER_ROW, *DRAFT_STATS)
         return dataclasses.replace(self, **{name: getattr(self, name)[mask] for name in names})
 
     def relabelled(self, unit: NDArray[np.int64]) -> "StepRecords":
@@ -77,6 +79,7 @@ class StepRecords:
         """One line of ``drift.jsonl``; NaN becomes None."""
         row: dict[str, Any] = {"step": self.step, "task": self.task.tolist()}
         row |= {name: getattr(self, name).tolist() for name in LABELS}
+        row |= {name: labels.tolist() for name in OPTIONAL if (labels := getattr(self, name)).any()}
         return row | {name: _rounded(getattr(self, name)) for name in (*PER_ROW, *DRAFT_STATS)}
 
     @classmethod
@@ -88,6 +91,8 @@ class StepRecords:
             for name in DRAFT_STATS:
                 columns[name] = np.array(row[name], dtype=float).reshape(count, -1 if count else 0)
             columns |= {name: np.array(row[name], dtype=np.int64).reshape(count) for name in LABELS}
+            zeros = [0] * count
+            columns |= {name: np.array(row.get(name, zeros), dtype=np.int64).reshape(count) for name in OPTIONAL}
             task = np.array(row["task"], dtype=np.str_).reshape(count)
             assert len({columns[name].shape for name in DRAFT_STATS}) == 1
         except (KeyError, TypeError, ValueError, AssertionError) as error:
@@ -105,7 +110,8 @@ def merge_records(parts: Sequence[StepRecords]) -> StepRecords:
     assert parts, "nothing to merge"
     drafts = max(part.drafts for part in parts)
     columns: dict[str, Any] = {name: np.concatenate([getattr(p, name) for p in parts]) for name in (*PER_ROW, "task")}
-    columns |= {name: np.concatenate([getattr(p, name) for p in parts]) for name in ("position", "version", "lag")}
+    labels = ("position", "version", "lag", *OPTIONAL)
+    columns |= {name: np.concatenate([getattr(p, name) for p in parts]) for name in labels}
     columns |= {name: np.concatenate([_widened(getattr(p, name), drafts) for p in parts]) for name in DRAFT_STATS}
     steps = np.concatenate([np.full(len(p), p.step) for p in parts])
     order = np.concatenate([np.full(len(p), i) for i, p in enumerate(parts)])

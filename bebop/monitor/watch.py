@@ -22,7 +22,7 @@ from bebop.monitor.logs import log_row, read_log, read_row
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.protocols import Trainer
 from bebop.sinks import StepLog
-from bebop.trajectory import Completion, Group
+from bebop.trajectory import Group, Trajectory, before
 
 COTRAIN = ("cotrain_start", "cotrain_stop")
 DECODING = ("set_system", "set_length")
@@ -217,14 +217,24 @@ def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None
 
 
 def choose(groups: Sequence[Group], count: int) -> tuple[ProbeText, ...]:
-    """``count`` answers, from as many prompts as there are; an answer of a single token may have no context."""
-    members = [
-        [_text(group, t.completion) for t in group.trajectories if len(t.completion.token_ids) > 1] for group in groups
-    ]
+    """``count`` answers, from as many prompts as there are; an answer of a single token may have no context.
+
+    Of a trajectory of several turns it is one of them, with all that came before as its prompt: the members of a group
+    take different ones.
+    """
+    found = [[_text(group, t, member) for member, t in enumerate(group.trajectories)] for group in groups]
+    members = [[text for text in texts if text is not None] for texts in found]
     return tuple(text for text in chain.from_iterable(zip_longest(*members)) if text is not None)[:count]
 
 
-def _text(group: Group, answer: Completion) -> ProbeText:
-    """An answer, to be shown where the policy surprised itself most: its distributions are wide there."""
+def _text(group: Group, trajectory: Trajectory, member: int) -> ProbeText | None:
+    """An answer, to be shown where the policy surprised itself most: its distributions are wide there. None: all turns
+    are of one token."""
+    turns = [place for place, turn in enumerate(trajectory.turns) if len(turn.completion.token_ids) > 1]
+    if not turns:
+        return None
+    place = turns[member % len(turns)]
+    answer = trajectory.turns[place].completion
     rarest = 1 + int(answer.logprobs[1:].argmin())
-    return ProbeText(prompt=group.prompt.token_ids, answer=tuple(answer.token_ids.tolist()), shown=rarest)
+    prompt = (*group.prompt.token_ids, *before(trajectory.turns, place))
+    return ProbeText(prompt=prompt, answer=tuple(answer.token_ids.tolist()), shown=rarest)

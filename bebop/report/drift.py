@@ -14,6 +14,7 @@ from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettin
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import TokenProbs
+from bebop.monitor.turns import AFTER
 from bebop.monitor.watch import settings
 from bebop.parsing import from_dict
 from bebop.report import figures, token_probs
@@ -50,6 +51,12 @@ BREAKDOWN = (
     "The change of the accept length at the end of the run, in parts. A task and a stretch of the answer are held "
     "against themselves in the first steps; answers that lag behind against all of them."
 )
+BY_TURN = (
+    "The change of the acceptance rate of the first draft at the end of the run by turn, each kind of turn against "
+    "itself in the first steps: accept lengths of turns of different length cannot be compared. The last row, where "
+    "there is one, is the first cycle after each observation, which drafts on what the policy has not written; those "
+    "cycles are in the rows of their turns, too."
+)
 ACTIONS: dict[Kind, str] = {
     "none": DASH,
     "resync": "send the weights again",
@@ -80,7 +87,8 @@ def replay_log(
     readings = [{probs.text: probs for probs in step.reading.token_probs} for step in steps if step.reading is not None]
     first, last = (readings[0], readings[-1]) if len(readings) > 1 else ({}, {})
     pairs = [(first[text], last[text]) for text in first if text in last]
-    breakdown = {key: monitor.breakdown(key) for key, _ in KEYS}
+    keys: list[Key] = [*(key for key, _ in KEYS), "turn"]
+    breakdown = {key: monitor.breakdown(key) for key in keys}
     return Replay(name=name, explanations=explanations, breakdown=breakdown, token_probs=pairs)
 
 
@@ -101,6 +109,7 @@ def cards(replays: Sequence[Replay]) -> list[Card]:
         *token_probs.cards([(replay.name, replay.token_probs) for replay in replays]),
         *_controller(replays),
         *_breakdown(replays),
+        *_by_turn(replays),
     ]
 
 
@@ -231,6 +240,19 @@ def _breakdown(replays: Sequence[Replay]) -> list[Card]:
                 rows.append((where, part.change.text(), *(_known(e, part) for e in (part.entropy, part.mismatch))))
     heads = ("Of what", "Change", "Entropy", "Mismatch")
     return [Card(title="Where it moved", text=BREAKDOWN, table=table(heads, rows), wide=True)] if rows else []
+
+
+def _by_turn(replays: Sequence[Replay]) -> list[Card]:
+    """The change at the end by turn, of runs that have several."""
+    rows = []
+    for replay in replays:
+        kinds = replay.breakdown["turn"]
+        for label, part in kinds.items() if len(kinds) > 1 else ():
+            which = "First cycle after an observation" if label == AFTER else f"Turn {label}"
+            where = which if len(replays) == 1 else f"{replay.name}: {which}"
+            rows.append((where, part.change.text(), *(_known(e, part) for e in (part.entropy, part.mismatch))))
+    heads = ("Of what", "Change", "Entropy", "Mismatch")
+    return [Card(title="Drift by turn", text=BY_TURN, table=table(heads, rows), wide=True)] if rows else []
 
 
 def _known(part: Estimate, of: Decomposition) -> str:

@@ -13,6 +13,7 @@ from bebop.report.drift import Replay, cards, replay_log, replay_runs
 from bebop.report.figures import Figure, draw, run_keys
 from bebop.report.runs import Run, load_runs
 from bebop.report.summary import HEADS, NOTE, summary
+from bebop.report.turn_charts import turn_charts
 from bebop.report.verdict import Said, said
 from bebop.trajectories import NAME
 from bebop.view.address import HOST, PORT
@@ -51,7 +52,7 @@ def _write(out: Path, page: Callable[[], str]) -> Path:
 
 def render(runs: Sequence[Run], replays: Sequence[Replay] = (), folders: Sequence[Path] = ()) -> str:
     """The whole page as HTML; ``replays``: the logs of those that were watched; ``folders``: where the runs are."""
-    figures = [draw(chart, runs) for chart in charts(runs)]
+    figures = [draw(chart, runs) for chart in (*charts(runs), *turn_charts(runs))]
     drawn = [_card(figure, len(runs)) for figure in figures if figure.panels]
     drawn += cards(replays)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"

@@ -13,12 +13,14 @@ from bebop.errors import UserError
 from bebop.monitor.drift_monitor import MonitorSettings
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.token_drift import Ints, Part, Places, TokenDrift, share_out
+from bebop.monitor.turns import first_of_kind, kind_name
 from bebop.trajectories import NAME, StoredAnswer, Trajectories
 from bebop.view.folders import alarms
 
 SHOWN = 12  # kinds in a table
 CONTEXT = 12  # tokens before an example
 START = -1  # in place of the token before the first one
+WHOLE = ("expects", "follows", "position", "turn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +32,16 @@ class _Tested:
     expects: Ints  # the token that the target finds likeliest
     follows: Ints  # the token before
     position: Ints  # the draft's in its cycle, from 1
+    turn: Ints  # the first turn of the kind that it is of
 
 
 def explain(run: Path, step: int) -> dict[str, Any]:
     """What the alarm of a step comes from.
 
     ``change`` of the mean overlap at tested places is ``explained`` (by entropies and the mix of places) less ``loss``;
-    ``tokens`` share that loss out by the token that the target expects, ``previous`` by the token before, ``positions``
-    by the draft's place in its cycle. A ``note`` says where too little was traced. ``UserError``: there is no alarm.
+    ``tokens`` share that loss out by the token that the target expects, ``previous`` by the token before,
+    ``positions`` by the draft's place in its cycle, ``turns`` by the turn (0, 1, 2-3, ...; empty where all answers
+    are of one). A ``note`` says where too little was traced. ``UserError``: there is no alarm.
     """
     rows = {row["step"]: row for row in alarms(run)}
     if step not in rows:
@@ -55,6 +59,7 @@ def explain(run: Path, step: int) -> dict[str, Any]:
         "tokens": [],
         "previous": [],
         "positions": [],
+        "turns": [],
     }
     if now.start < first.stop:
         return found | {"note": "The alarm came within the first steps, which later ones are held against."}
@@ -80,14 +85,15 @@ def _windows(run: Path, step: int) -> tuple[range, range]:
 def _tested(answers: Sequence[StoredAnswer]) -> _Tested:
     """The tested places of some answers."""
     columns: dict[str, list[np.ndarray[Any, Any]]] = {
-        name: [np.zeros(0)] for name in ("answer", "place", "overlap", "entropy", "expects", "follows", "position")
+        name: [np.zeros(0)] for name in ("answer", "place", "overlap", "entropy", *WHOLE)
     }
     for number, answer in enumerate(answers):
         trace = answer.trace
         if trace is None:
             continue
         at = np.flatnonzero(np.isfinite(trace.overlap) & np.isfinite(trace.target_entropy))
-        begins = np.searchsorted(trace.cycles, trace.cycles)  # where the cycle of each token begins
+        _, first, cycle = np.unique(trace.cycles, return_index=True, return_inverse=True)
+        begins = first[cycle]  # where the cycle of each token begins
         own = {
             "answer": np.full(len(at), number),
             "place": at,
@@ -96,31 +102,28 @@ def _tested(answers: Sequence[StoredAnswer]) -> _Tested:
             "expects": trace.target_ids[at, 0],
             "follows": np.concatenate([[START], answer.ids[:-1]])[at],
             "position": at - begins[at] + 1,
+            "turn": [first_of_kind(int(turn)) for turn in answer.marks[at]],
         }
         for name, values in own.items():
-            columns[name].append(values)
+            columns[name].append(np.asarray(values))
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}
-    whole = {name: joined[name].astype(np.int64) for name in ("answer", "place", "expects", "follows", "position")}
+    whole = {name: joined[name].astype(np.int64) for name in ("answer", "place", *WHOLE)}
     places = Places(
         answer=whole["answer"],
         place=whole["place"],
         overlap=joined["overlap"].astype(np.float64),
         entropy=joined["entropy"].astype(np.float64),
     )
-    return _Tested(
-        answers=answers,
-        places=places,
-        expects=whole["expects"],
-        follows=whole["follows"],
-        position=whole["position"],
-    )
+    return _Tested(answers=answers, places=places, **{name: whole[name] for name in WHOLE})
 
 
 def _explained(stored: Trajectories, before: _Tested, after: _Tested) -> dict[str, Any]:
     """The tables of an explanation."""
+    asked = [("tokens", "expects"), ("previous", "follows"), ("positions", "position")]
+    asked += [("turns", "turn")] * bool(before.turn.any() or after.turn.any())
     drifts: dict[str, TokenDrift] = {
         table: share_out(before.places, after.places, getattr(before, kind), getattr(after, kind))
-        for table, kind in (("tokens", "expects"), ("previous", "follows"), ("positions", "position"))
+        for table, kind in asked
     }
     shown = {table: drift.parts[:SHOWN] for table, drift in drifts.items()}
     texts = stored.pieces(
@@ -144,7 +147,9 @@ def _explained(stored: Trajectories, before: _Tested, after: _Tested) -> dict[st
 
 
 def _name(part: Part, table: str, texts: Mapping[int, str]) -> str:
-    """What a row is called: the text of its token, or the draft's place."""
+    """What a row is called: the text of its token, the draft's place, or the turn."""
+    if table == "turns":
+        return f"turn {kind_name(part.kind)}"
     if table == "positions":
         return f"draft {part.kind}"
     return "" if part.kind == START else texts.get(part.kind, "")

@@ -10,9 +10,9 @@ from bebop.trajectories import Trajectories
 # What a row of the list has. Numbers can be filtered by ``min_NAME`` and ``max_NAME``, the others by their value.
 NUMBERS = (
     "step", "prompt", "member", "reward", "length", "staleness", "accept_length", "accept_rate", "overlap",
-    "target_entropy", "version_first", "version_last", "traced",
+    "target_entropy", "version_first", "version_last", "traced", "turns", "written", "restarts",
 )  # fmt: skip
-WORDS = ("task", "system", "finish")
+WORDS = ("task", "system", "finish", "ended")
 SHOWN = (*NUMBERS, *WORDS, "id", "timed_out", "exact")
 SORTABLE = (*NUMBERS, *WORDS, "id")
 PAGE = 500  # rows of a list at once, at most

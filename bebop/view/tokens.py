@@ -15,6 +15,7 @@ DIGITS = {
     "draft_entropy": 4, "target_top": 5, "draft_top": 5,
 }  # fmt: skip
 PLAIN = ("ids", "logprobs", "versions", "trainer_logprobs")  # kept of every answer
+WRITTEN = ("logprobs", "versions")  # of what the policy wrote alone
 OPTIONAL = ("cycles", "drafters", "drafts")  # whole numbers where NONE means that there is none
 IDS = ("ids", "drafts", "target_ids", "draft_ids")
 
@@ -25,20 +26,22 @@ def answer(store: Trajectories, number: int) -> dict[str, Any] | None:
     Returns:
         ``answer`` (columns of the list), ``turns`` (role, text; an answer's with ``tokens``: [first, end)), ``tokens``
         (column -> [T] or [T, M]; None for a column that is not stored), ``pieces`` (id -> text of every id in it),
-        ``verdicts`` (their names) and ``drafters`` (theirs).
+        ``verdicts`` (their names) and ``drafters`` (theirs). An answer of several turns is one text, with what was
+        read between them in it: the column ``turns`` has the turn that wrote each token, or -i where it was read
+        before turn i; log-probs and versions of the latter are None.
     """
     if not store.query("SELECT id FROM answers WHERE id = ?", (number,)):
         return None
     found = store.answer(number)
     arrays = _arrays(found)
     turns = [
-        {"role": "prompt", "text": found.prompt_text},
+        {"role": "prompt", "text": found.prompt_text or _text(store, found.prompt_ids)},
         {"role": "answer", "text": found.text, "tokens": [0, len(found.ids)]},
     ]
     return {
         "answer": {name: _plain(found, name) for name in SHOWN},
         "turns": turns,
-        "tokens": {name: None if values is None else _listed(values, name) for name, values in arrays.items()},
+        "tokens": {name: None if values is None else _listed(values, name, found) for name, values in arrays.items()},
         "pieces": _pieces(store, arrays),
         "verdicts": VERDICTS,
         "drafters": () if found.trace is None else found.trace.names,
@@ -52,10 +55,11 @@ def _plain(found: StoredAnswer, name: str) -> Any:
 
 def _arrays(found: StoredAnswer) -> dict[str, NDArray[Any] | None]:
     plain = {name: getattr(found, name) for name in PLAIN}
+    plain["turns"] = found.marks if found.turns > 1 else None
     return plain | {name: None if found.trace is None else getattr(found.trace, name) for name in TRACED}
 
 
-def _listed(values: NDArray[Any], name: str) -> list[Any]:
+def _listed(values: NDArray[Any], name: str, found: StoredAnswer) -> list[Any]:
     if name in DIGITS:
         wide = values.astype(np.float64).round(DIGITS[name])
         plain = wide.astype(object)
@@ -64,6 +68,8 @@ def _listed(values: NDArray[Any], name: str) -> list[Any]:
         plain = values.astype(object)
         if name in OPTIONAL:
             plain[values == NONE] = None
+    if name in WRITTEN:
+        plain[found.marks < 0] = None
     listed: list[Any] = plain.tolist()
     return listed
 
@@ -73,3 +79,9 @@ def _pieces(store: Trajectories, arrays: dict[str, NDArray[Any] | None]) -> dict
     ids = [values.ravel() for name in IDS if (values := arrays[name]) is not None]
     wanted = np.unique(np.concatenate(ids))
     return {str(number): text for number, text in store.pieces(wanted[wanted != NONE].tolist()).items()}
+
+
+def _text(store: Trajectories, ids: NDArray[np.int32]) -> str:
+    """What tokens say, one after the other: of an environment's prompt nothing else is kept."""
+    pieces = store.pieces(ids.tolist())
+    return "".join(pieces.get(int(number), "") for number in ids)

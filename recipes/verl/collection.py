@@ -1,5 +1,7 @@
 """Statistics of every answer, whatever verl does to it on the way: resumed after an abort, or of several turns.
 
+Each turn of an agent loop is a request of its own, and an aborted one goes on with the next piece.
+
 ``note_answers`` works where a piece of an answer arrives from a server, ``sum_answers`` where it is finished.
 """
 
@@ -7,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from bebop.verl_job.hooks import wrap
-from bebop.verl_job.stats import COLLECTED, note, whole
+from bebop.verl_job.stats import ABORTED, COLLECTED, note, whole
 
 
 def note_answers(llm_server: ModuleType) -> None:
@@ -15,7 +17,7 @@ def note_answers(llm_server: ModuleType) -> None:
 
     async def around(original: Any, *args: Any, **kwargs: Any) -> Any:
         output = await original(*args, **kwargs)
-        note(output.extra_fields)
+        note(output.extra_fields, getattr(output, "stop_reason", None) in ABORTED)
         return output
 
     wrap(llm_server.LLMServerClient, "generate", around)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.util.metrics import Gauge
 
-PREFIXES = ("rollout/", "draft/", "drift/", "head/", "staleness/")
+PREFIXES = ("rollout/", "turn/", "draft/", "drift/", "head/", "staleness/")
 
 
 class Gauges:

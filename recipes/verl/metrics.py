@@ -15,11 +15,12 @@ from bebop.metrics import values
 from bebop.monitor.collect import from_stats
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimators import decode_metrics
+from bebop.monitor.turns import drafting_metrics, first_of_kind
 from bebop.trajectory import DecodeStats
 from bebop.verl_job.gauges import Gauges
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.settings import VerlConfig, current
-from bebop.verl_job.stats import FIELD, decode, total
+from bebop.verl_job.stats import FIELD, total, turns
 
 HEAD = "actor/head/"  # verl puts actor/ before what its actor reports
 
@@ -44,26 +45,36 @@ class Reporter:
         self.seen = step
         for name in [name for name in metrics if name.startswith(HEAD)]:
             metrics[name.removeprefix("actor/")] = metrics.pop(name)
-        known = [(prompt, version, decode(stats)) for prompt, version, stats in answers if stats is not None]
-        drafted = [answer for answer in known if answer[2].cycles]
+        known = [(prompt, version, turns(stats)) for prompt, version, stats in answers if stats is not None]
+        drafted = [answer for answer in known if total(answer[2]).cycles]
         if drafted:
             metrics.update(self._numbers(step, drafted))
         if self.gauges is not None:
             self.gauges.write(step, metrics)
 
-    def _numbers(self, step: int, answers: Sequence[tuple[str, int, DecodeStats]]) -> dict[str, float]:
-        stats = [each for _, _, each in answers]
-        numbers = values(acceptance(stats))
+    def _numbers(self, step: int, answers: Sequence[tuple[str, int, list[DecodeStats]]]) -> dict[str, float]:
+        """``answers``: prompt, version, statistics of each turn."""
+        numbers = values(acceptance([total(each) for _, _, each in answers]))
+        if any(len(each) > 1 for _, _, each in answers):
+            by_turn = [(first_of_kind(turn), one) for _, _, each in answers for turn, one in enumerate(each)]
+            numbers |= values(drafting_metrics(by_turn))
         if not self.config.monitor:
             return numbers
         units = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompt for prompt, _, _ in answers))}
-        versions = [version for _, version, _ in answers]
+        rows = [
+            (units[prompt], number, turn, version, one)
+            for number, (prompt, version, each) in enumerate(answers)
+            for turn, one in enumerate(each)
+            if one.cycles
+        ]
         records = from_stats(
-            stats,
+            [stats for *_, stats in rows],
             step,
-            unit=[units[prompt] for prompt, _, _ in answers],
-            version=versions,
-            lag=[max(0, step - 1 - version) for version in versions],
+            unit=[unit for unit, *_ in rows],
+            answer=[number for _, number, *_ in rows],
+            turn=[turn for _, _, turn, *_ in rows],
+            version=[version for *_, version, _ in rows],
+            lag=[max(0, step - 1 - version) for *_, version, _ in rows],
         )
         if self.monitor is None:
             measured = bool(np.nan_to_num(records.overlap).any())

@@ -78,7 +78,7 @@ class EmbeddedServer:
         params = self._params(request_id, len(prompt_ids), sampling_params)
         if params.max_new_tokens <= 0:
             return self._output(None, "length")
-        request = Request(id=0, token_ids=tuple(prompt_ids), params=params)
+        request = Request(id=0, token_ids=tuple(prompt_ids), params=params, park=True)
         completion = await asyncio.wrap_future(self.thread.submit([request])[0])
         return self._output(completion)
 

@@ -15,6 +15,9 @@ import numpy as np
 from bebop.trajectory import DRAFT_STATS, STAT_COUNTS, DecodeStats
 
 FIELD = "bebop_stats"
+TURNS = "turns"  # in the statistics of an answer of several turns: those of each
+GOES_ON = "bebop_goes_on"  # of a piece: it was aborted, and the next one is of the same turn
+ABORTED = ("aborted", "abort")  # reasons to stop after which verl's clients ask for the rest
 # verl's own counts of the same: drafts made, drafts accepted, verification steps.
 SPEC = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 COLLECTED: ContextVar[list[dict[str, Any]] | None] = ContextVar("bebop_collected", default=None)
@@ -45,8 +48,15 @@ def fields(stats: DecodeStats, drafts: int) -> dict[str, Any]:
     return {FIELD: encode(stats), **dict(zip(SPEC, counts, strict=True))}
 
 
-def note(extra: Mapping[str, Any]) -> None:
+def turns(data: Mapping[str, Any]) -> list[DecodeStats]:
+    """Statistics of each turn of an answer, from its field."""
+    return [decode(one) for one in data.get(TURNS, [data])]
+
+
+def note(extra: Mapping[str, Any], goes_on: bool = False) -> None:
     """Leave the statistics of a piece of an answer with the task that collects them, if there is one.
+
+    ``goes_on``: it was aborted, so that the next piece is of the same turn.
 
     An engine that gives verl's counts alone (vLLM) still has an accept length.
     """
@@ -58,13 +68,20 @@ def note(extra: Mapping[str, Any]) -> None:
         _, accepted, cycles = (int(piece[name]) for name in SPEC)
         piece[FIELD] = encode(DecodeStats(cycles=cycles, tokens=cycles + accepted))
     if FIELD in piece:
-        collected.append(piece)
+        collected.append(piece | {GOES_ON: goes_on})
 
 
 def whole(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The fields of an answer from those of its pieces; there is at least one."""
     summed = {name: sum(int(p[name]) for p in pieces) for name in SPEC if all(name in p for p in pieces)}
-    return {FIELD: encode(total([decode(p[FIELD]) for p in pieces])), **summed}
+    parts: list[list[DecodeStats]] = [[]]
+    for piece in pieces:
+        parts[-1].append(decode(piece[FIELD]))
+        if not piece.get(GOES_ON):
+            parts.append([])
+    each = [total(part) for part in parts if part]
+    several = {TURNS: [encode(one) for one in each]} if len(each) > 1 else {}
+    return {FIELD: encode(total(each)) | several, **summed}
 
 
 def total(stats: Sequence[DecodeStats]) -> DecodeStats:

@@ -65,7 +65,7 @@ def step_groups(truth: Truth, step: int, seed: int = 0, prompts: int = 12, answe
         ]  # fmt: skip
         prompt = Prompt(index=index, task="even" if p % 2 == 0 else "odd", text="", token_ids=(index,), item={})
         groups.append(
-            Group(prompt=prompt, trajectories=tuple(Trajectory(completion=c, reward=0.0) for c in completions))
+            Group(prompt=prompt, trajectories=tuple(Trajectory.single(completion=c, reward=0.0) for c in completions))
         )
     return tuple(groups)
 

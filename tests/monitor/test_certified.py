@@ -51,7 +51,7 @@ def groups(count: int, size: int = 4, length: int = 3) -> list[Group]:
     def one(index: int, member: int) -> Trajectory:
         tokens = np.full(length + index, member, dtype=np.int64)
         completion = Completion(token_ids=tokens, logprobs=tokens.astype(np.float32), versions=tokens)
-        return Trajectory(completion=completion, reward=float(member))
+        return Trajectory.single(completion=completion, reward=float(member))
 
     return [
         Group(

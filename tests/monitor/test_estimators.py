@@ -33,7 +33,7 @@ def answer(
         finish_reason="length" if cut else "stop",
         stats=stats or DecodeStats(),
     )
-    return Trajectory(completion=completion, reward=reward, timed_out=reward == 0)
+    return Trajectory.single(completion=completion, reward=reward, timed_out=reward == 0)
 
 
 def group(*trajectories: Trajectory) -> Group:

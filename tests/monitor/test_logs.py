@@ -33,7 +33,7 @@ def records_of(path: Path, names: dict[str, str] | None = None) -> list[StepReco
 
 def group(index: int, *stats: DecodeStats, versions: tuple[int, ...] = (3, 3, 4)) -> Group:
     trajectories = tuple(
-        Trajectory(
+        Trajectory.single(
             completion=Completion(
                 token_ids=np.arange(3),
                 logprobs=np.zeros(3, dtype=np.float32),

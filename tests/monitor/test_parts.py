@@ -112,6 +112,6 @@ def test_a_stretch_has_the_version_that_wrote_it() -> None:
         stretches=((0, stats), (64, stats)),
     )
     prompt = Prompt(index=0, task="test", text="", token_ids=(1,), item={})
-    group = Group(prompt=prompt, trajectories=(Trajectory(completion=answer, reward=0.0),))
+    group = Group(prompt=prompt, trajectories=(Trajectory.single(completion=answer, reward=0.0),))
     records = from_groups([group], step=6, version=6)
     assert records.version.tolist() == [3, 5] and records.lag.tolist() == [3, 1]

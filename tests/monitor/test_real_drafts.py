@@ -51,7 +51,7 @@ class Rollouts:
             Group(
                 prompt=prompt,
                 trajectories=tuple(
-                    Trajectory(completion=c, reward=0.0) for c in answers[p * ANSWERS : (p + 1) * ANSWERS]
+                    Trajectory.single(completion=c, reward=0.0) for c in answers[p * ANSWERS : (p + 1) * ANSWERS]
                 ),
             )
             for p, prompt in enumerate(prompts)

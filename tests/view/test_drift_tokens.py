@@ -9,7 +9,7 @@ import pytest
 
 from bebop.errors import UserError
 from bebop.trajectories import NAME
-from bebop.trajectory import Group
+from bebop.trajectory import Group, Trajectory
 from bebop.trajectory_log import TrajectoryLog
 from bebop.view.drift_tokens import explain
 from bebop.view.folders import alarms
@@ -38,9 +38,8 @@ def batch(step: int, lost: float) -> list[Group]:
             target_ids=np.column_stack([expects, np.full((COUNT, 7), 9)]).astype(np.int32),
             cycles=(np.arange(COUNT) // 3).astype(np.int32),
         )
-        first = dataclasses.replace(
-            whole.trajectories[0], completion=dataclasses.replace(completion, trace=trace, token_ids=expects + 10)
-        )
+        own = dataclasses.replace(completion, trace=trace, token_ids=expects + 10)
+        first = Trajectory.single(own, whole.trajectories[0].reward)
         made.append(dataclasses.replace(whole, trajectories=(first, whole.trajectories[1])))
     return made
 

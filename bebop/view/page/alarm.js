@@ -11,6 +11,7 @@ const TABLES = [
   ["tokens", "Tokens that explain it", "by the token that the target finds likeliest at the place"],
   ["previous", "What stood before", "by the token before the place"],
   ["positions", "Where in a cycle", "by the place of the draft in its cycle"],
+  ["turns", "Which turns", "by the turn of the trajectory, from 0"],
 ];
 const HEADS = [
   ["share", "of the whole loss"], ["loss", "of mean overlap that entropy and the mix of places do not explain: 95 %"],

@@ -36,7 +36,9 @@ export const COLUMNS = [
 const RANGES = [
   ["step", "step"], ["prompt", "prompt"], ["reward", "reward"], ["length", "length"], ["staleness", "staleness"],
   ["accept_length", "accept length"], ["accept_rate", "accept rate"], ["overlap", "overlap"],
+  ["turns", "turns"], ["written", "written"], ["restarts", "restarts"],
 ];
+const ANSWERED = "answered"; // the only ending without environments
 
 /** The heads, which sort; `asked` is changed, then `changed` called. */
 export function heads(asked, changed) {
@@ -77,7 +79,10 @@ export function filterBar(facets, asked, changed) {
     value: asked.q ?? "",
   });
   search.addEventListener("input", () => set("q", search.value));
-  const words = Object.entries(facets.words).map(([name, values]) => {
+  const several = Object.keys(facets.words.ended ?? {}).some((ending) => ending !== ANSWERED);
+  const shown = (name) => several || !["ended", "turns", "written", "restarts"].includes(name);
+  const chosenFrom = Object.entries(facets.words).filter(([name]) => shown(name));
+  const words = chosenFrom.map(([name, values]) => {
     const options = [["", "all"], ...Object.entries(values).map(([value, count]) => [value, `${value} (${count})`])];
     return choice(name, options, asked[name] ?? "", (value) => set(name, value, 0));
   });
@@ -86,7 +91,8 @@ export function filterBar(facets, asked, changed) {
     set("min_traced", value === "1" ? "1" : "", 0);
     set("max_traced", value === "0" ? "0" : "", 0);
   }));
-  const ranges = RANGES.map(([name, label]) => range(name, label, facets.ranges[name], asked, set));
+  const ranges = RANGES.filter(([name]) => shown(name)).map(([name, label]) =>
+    range(name, label, facets.ranges[name], asked, set));
   const clear = button("Clear", () => {
     for (const key of Object.keys(asked)) if (key !== "sort" && key !== "order") delete asked[key];
     for (const field of panel.querySelectorAll("input, select")) field.value = "";

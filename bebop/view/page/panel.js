@@ -13,7 +13,8 @@ export function tokenPanel(tokens, i, about) {
     ["place", `${i} of ${tokens.length}`, "from 0"],
     ["id", one.id],
     ["cycle", one.cycle ?? "–"],
-    ["version", one.version, "of the weights that produced it"],
+    ["turn", one.turn, one.written ? "that wrote it, from 0" : "before which it was read"],
+    ["version", one.version ?? "–", "of the weights that produced it"],
     ["drafter", one.drafter ?? "–", "where the draft tested here came from"],
     ["log p, engine", digits(one.logprob)],
     ["log p, trainer", digits(one.trainer_logprob), "at the start of the update"],
@@ -47,7 +48,8 @@ function fate(one) {
 /** Bars of p and q over the likeliest tokens of both, the one emitted and the one drafted marked. */
 function bars(one, tokens) {
   if (!one.p.length && !one.q.length) {
-    const why = "p and q of this answer were not kept: monitor.trace=sample keeps those of each step's first prompt.";
+    const kept = "p and q of this answer were not kept: monitor.trace=sample keeps those of each step's first prompt.";
+    const why = one.written ? kept : "The policy did not draw it: there is no p.";
     return [el("p", { class: "muted note" }, why)];
   }
   const all = union(one, tokens);

@@ -8,6 +8,7 @@ export const VERDICTS = {
   recovered: "drawn after a rejection",
   bonus: "drawn after all drafts of its cycle stand",
   unknown: "the engine does not say",
+  observed: "read between two turns, not written by the policy",
 };
 
 /** What tokens can be coloured by: how strong a colour is (0 to 1, null: not known), and what its ends mean. */
@@ -28,7 +29,8 @@ export const SOUGHT = {
   low: ["overlap < 0.5", (t, i) => t.value("overlap", i) !== null && t.value("overlap", i) < 0.5],
   surprising: ["p < 0.1", (t, i) => t.value("logprobs", i) < Math.log(0.1)],
   different: ["|engine − trainer| > 0.01", (t, i) => Math.abs(t.value("difference", i) ?? 0) > 0.01],
-  version: ["new version", (t, i) => i > 0 && t.value("versions", i) !== t.value("versions", i - 1)],
+  version: ["new version", (t, i) => t.newVersion(i) && i > 0],
+  turn: ["next turn", (t, i) => i > 0 && t.turn(i) > Math.abs(t.turn(i - 1))],
 };
 
 /** One answer's tokens as the server sends them, with names in place of numbers. */
@@ -46,7 +48,25 @@ export class Tokens {
     return this.columns[column]?.[i] ?? null;
   }
 
+  /** The turn that wrote a token; -i: it was read before turn i. */
+  turn(i) {
+    return this.value("turns", i) ?? 0;
+  }
+
+  observed(i) {
+    return this.turn(i) < 0;
+  }
+
+  /** Whether weights of another version begin to write here; what was read has none. */
+  newVersion(i) {
+    if (this.observed(i)) return false;
+    let before = i - 1;
+    while (before >= 0 && this.observed(before)) before -= 1;
+    return before < 0 || this.value("versions", i) !== this.value("versions", before);
+  }
+
   verdict(i) {
+    if (this.observed(i)) return "observed";
     const number = this.value("verdicts", i);
     return number === null ? "unknown" : this.found.verdicts[number] ?? "unknown";
   }
@@ -71,7 +91,8 @@ export class Tokens {
     const top = (ids, probs) => (this.value(ids, i) ?? []).flatMap((id, k) =>
       (id < 0 ? [] : [{ id, piece: this.piece(id), prob: this.columns[probs][i][k] }]));
     return {
-      place: i, id: this.columns.ids[i], piece: this.text(i), verdict: this.verdict(i),
+      place: i, turn: Math.abs(this.turn(i)), written: !this.observed(i), id: this.columns.ids[i],
+      piece: this.text(i), verdict: this.verdict(i),
       cycle: this.value("cycles", i), version: this.value("versions", i), drafter: this.drafter(i),
       draft: draft === null ? null : {
         id: draft, piece: this.piece(draft), p: this.value("draft_target_probs", i), q: this.value("draft_probs", i),
@@ -114,7 +135,11 @@ export class TokenText {
     const parts = [];
     const began = i > 0 && t.value("cycles", i) !== null && t.value("cycles", i) !== t.value("cycles", i - 1);
     const version = t.value("versions", i);
-    if (i === 0 || version !== t.value("versions", i - 1)) {
+    if (i > 0 && t.turn(i) !== t.turn(i - 1)) {
+      const told = t.observed(i) ? "read, not written by the policy" : `turn ${t.turn(i)}`;
+      parts.push(el("span", { class: `heading${t.observed(i) ? " read" : ""}` }, told));
+    }
+    if (t.newVersion(i)) {
       parts.push(el("span", { class: "version", title: `from here on weights of version ${version}` }, `v${version}`));
     }
     const draft = t.value("drafts", i);
@@ -134,6 +159,7 @@ export class TokenText {
     const t = this.tokens;
     const drafter = t.drafter(i);
     const overlap = t.value("overlap", i);
+    if (t.observed(i)) return `read before turn ${-t.turn(i)}: not written by the policy`;
     return [
       `${t.verdict(i)}${drafter ? `, draft of ${drafter}` : ""}`, `p ${small(Math.exp(t.value("logprobs", i)))}`,
       overlap === null ? null : `overlap ${small(overlap)}`, `version ${t.value("versions", i)}`,

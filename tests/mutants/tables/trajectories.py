@@ -2,7 +2,7 @@
 
 from tests.mutants.fault import fault
 
-LOG, READER = "bebop/trajectory_log.py", "bebop/trajectories.py"
+LOG, ROWS, READER = "bebop/trajectory_log.py", "bebop/trajectory_rows.py", "bebop/trajectories.py"
 STEPS, LOOP = "test_trajectory_log.py", "test_loop_trajectories.py"
 READ = "test_trajectories.py::test_an_answer_is_read_back_as_it_was"
 TRACED = "trainer/test_traced.py::test_they_are_those_before_the_update"
@@ -33,14 +33,14 @@ FAULTS = (
     fault(
         "trajectories/text-of-a-step-that-failed",
         LOG,
-        "fresh = _token_ids(groups) - self._known\n",
-        "fresh = _token_ids(groups) - self._known; self._known |= fresh\n",
+        "fresh = token_ids(groups) - self._known\n",
+        "fresh = token_ids(groups) - self._known; self._known |= fresh\n",
         f"{STEPS}::test_a_full_disk_is_one_line_and_leaves_whole_steps",
     ),
-    fault("trajectories/lag-of-the-newest-token", LOG, "int(versions.min(", "int(versions.max(", READ),
+    fault("trajectories/lag-of-the-newest-token", ROWS, "int(versions.min(", "int(versions.max(", READ),
     fault(
         "trajectories/overlap-not-measured",
-        LOG,
+        ROWS,
         "if stats.overlap.any() else 0.0",
         "if True else 0.0",
         "test_trajectories.py::test_an_answer_without_tokens_and_an_engine_that_says_little",

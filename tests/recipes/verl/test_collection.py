@@ -8,7 +8,7 @@ import numpy as np
 
 from bebop.trajectory import DecodeStats
 from bebop.verl_job.collection import note_answers, sum_answers
-from bebop.verl_job.stats import FIELD, SPEC, decode, encode, fields
+from bebop.verl_job.stats import FIELD, SPEC, decode, encode, fields, total, turns
 
 
 def stats(cycles: int, accepted: list[float]) -> DecodeStats:
@@ -28,8 +28,9 @@ def stats(cycles: int, accepted: list[float]) -> DecodeStats:
     )
 
 
-def output(piece: DecodeStats | None) -> Any:
-    return SimpleNamespace(extra_fields={} if piece is None else fields(piece, 3), token_ids=[1])
+def output(piece: DecodeStats | None, reason: str = "completed") -> Any:
+    extra = {} if piece is None else fields(piece, 3)
+    return SimpleNamespace(extra_fields=extra, token_ids=[1], stop_reason=reason)
 
 
 def layers(pieces: list[DecodeStats | None]) -> tuple[Any, Any]:
@@ -39,11 +40,15 @@ def layers(pieces: list[DecodeStats | None]) -> tuple[Any, Any]:
     class Client:
         async def generate(self) -> Any:
             await asyncio.sleep(0)
-            return output(waiting.pop(0))
+            return output(waiting.pop(0), self.reason)
+
+        reason = "completed"
 
     class Resuming(Client):
         async def generate(self) -> Any:
+            self.reason = "aborted"
             await super().generate()
+            self.reason = "completed"
             await super().generate()
             return output(None)
 
@@ -79,6 +84,19 @@ def test_an_answer_of_several_pieces_and_turns_has_the_sum_of_their_statistics()
     assert decode(answer.extra_fields[FIELD]).cycles == 15
     assert decode(answer.extra_fields[FIELD]).accepted.tolist() == [12.0, 9.0]
     assert [answer.extra_fields[name] for name in SPEC] == [45, 21, 15]  # verl's own, which its client had dropped
+    # Two turns of two pieces each: what was aborted goes on, and is no turn of its own.
+    assert [(one.cycles, one.accepted.tolist()) for one in turns(answer.extra_fields[FIELD])] == [
+        (6, [4.0, 2.0]), (9, [8.0, 7.0]),
+    ]  # fmt: skip
+
+
+def test_an_answer_of_one_turn_is_stored_as_before() -> None:
+    client, worker = layers([stats(4, [3.0]), stats(2, [1.0])])
+    note_answers(client)
+    sum_answers(worker)
+    answer = asyncio.run(worker.AgentLoopWorker()._run_agent_loop(1))
+    assert answer.extra_fields[FIELD] == encode(total([stats(4, [3.0]), stats(2, [1.0])]))
+    assert [one.cycles for one in turns(answer.extra_fields[FIELD])] == [6]
 
 
 def test_an_engine_with_verls_counts_alone_has_an_accept_length_in_every_mode() -> None:

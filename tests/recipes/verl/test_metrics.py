@@ -6,7 +6,7 @@ from bebop.monitor.estimators import decode_metrics
 from bebop.trajectory import DecodeStats
 from bebop.verl_job.metrics import Reporter, acceptance
 from bebop.verl_job.settings import VerlConfig
-from bebop.verl_job.stats import encode
+from bebop.verl_job.stats import TURNS, encode
 
 
 def answer(rng: np.random.Generator, rate: float) -> DecodeStats:
@@ -70,3 +70,27 @@ def test_a_batch_without_drafts_adds_nothing() -> None:
         1, [("a", 0, None), ("b", 0, encode(DecodeStats()))], metrics
     )
     assert metrics == {}
+
+
+def test_acceptance_by_turn_where_answers_have_several() -> None:
+    one, other = batch(0, 0.9)[0], batch(1, 0.3)[0]
+    field = encode(one + other) | {TURNS: [encode(one), encode(other)]}
+    metrics: dict[str, float] = {}
+    Reporter(VerlConfig(metrics=True)).report(1, [("a", 0, field), ("b", 0, encode(one))], metrics)
+    assert metrics["turn/overlap/0/1"] == pytest.approx(one.overlap[0] / 20)
+    assert metrics["turn/overlap/1/1"] == pytest.approx(other.overlap[0] / 20)
+    assert metrics["rollout/overlap/1"] == pytest.approx((2 * one.overlap[0] + other.overlap[0]) / 60)
+    single = report(Reporter(VerlConfig(metrics=True)), 1, batch(0))
+    assert not any(name.startswith("turn/") for name in single)
+
+
+def test_the_monitor_knows_the_turns_of_verls_answers() -> None:
+    reporter = Reporter(VerlConfig(metrics=True, monitor=True), steps=20)
+    for step in range(1, 13):
+        pairs = zip(batch(step), batch(100 + step, 0.8 if step < 8 else 0.5), strict=True)
+        fields = [encode(a + b) | {TURNS: [encode(a), encode(b)]} for a, b in pairs]
+        reporter.report(step, [(f"prompt{i // 4}", step - 1, field) for i, field in enumerate(fields)], {})
+    assert reporter.monitor is not None
+    found = reporter.monitor.breakdown("turn")
+    assert list(found) == ["0", "1"]
+    assert found["1"].change.high < -0.1 and abs(found["0"].change.point) < 0.05
