@@ -5,36 +5,65 @@ follow. Staleness is bounded exactly: prompt i may start once ``i < (version + 1
 version ``i // B``, so its first token lags by at most ``staleness`` updates. And a batch is not biased towards answers
 that happen to finish early. The price is that the trainer waits for a batch's longest answer, while the workers go on
 with later prompts.
+
+Groups can be filtered: those that teach nothing are passed over, and the next in order take their places. A batch is
+then made of the first B that are kept, and is known once all before its last one are there. With t prompts taken or
+passed over so far, prompt i may start once ``i < t + (1 + staleness) * B - C``, C of them being in the batch in the
+making: each batch takes B at least, so the bound is the same.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from bebop.errors import UserError
 from bebop.trajectory import Batch, Group
 
+MOST_BATCHES = 10  # as many groups are passed over for one batch at most; DAPO's max_num_gen_batches
+
+
+def has_spread(group: Group) -> bool:
+    """Whether its rewards differ: else every advantage in it is 0."""
+    rewards = [t.reward for t in group.trajectories]
+    return len(rewards) > 1 and min(rewards) < max(rewards)
+
 
 class GroupBuffer:
     """Groups by prompt index; single event loop, no threads."""
 
-    def __init__(self, groups_per_batch: int, staleness: int, *, version: int = 0) -> None:
-        """``version`` is the number of updates done, which is also the number of batches taken."""
-        self.groups_per_batch, self.staleness = groups_per_batch, staleness
+    def __init__(
+        self, groups_per_batch: int, staleness: int, *, version: int = 0, keeps: Callable[[Group], bool] | None = None
+    ) -> None:
+        """``version`` is the number of updates done, which is also the number of batches taken.
+
+        ``keeps``: whether a group is worth training on; None: all are.
+        """
+        self.groups_per_batch, self.staleness, self.keeps = groups_per_batch, staleness, keeps
         self.version = version
-        self.admitted = version * groups_per_batch  # prompts 0 .. admitted - 1 have been handed out
+        self.taken = version * groups_per_batch  # prompts 0 .. taken - 1 were trained on or passed over
+        self.admitted = self.taken  # prompts 0 .. admitted - 1 have been handed out
+        self.since: dict[int, int] = {}  # version at which each was handed out, of those that are not taken
         self.ready: dict[int, Group] = {}
-        self._here = 0  # groups of the next batch that are ready
+        self._chosen: list[int] = []  # of the batch in the making
+        self._next = self.taken  # the first prompt that is neither chosen nor passed over
         self._arrival = asyncio.Condition()
 
     @property
-    def taken(self) -> int:
-        """Prompts trained on so far: 0 .. taken - 1."""
-        return self.version * self.groups_per_batch
+    def filtered(self) -> list[Group]:
+        """Groups passed over for the batch in the making."""
+        chosen = set(self._chosen)
+        return [self.ready[i] for i in range(self.taken, self._next) if i not in chosen]
+
+    @property
+    def limit(self) -> int:
+        """Prompts below may start."""
+        return self._next - len(self._chosen) + (1 + self.staleness) * self.groups_per_batch
 
     def admit(self) -> list[int]:
         """Prompts that may start now, each handed out once; those restored from a checkpoint are left out."""
-        limit = (self.version + 1 + self.staleness) * self.groups_per_batch
+        limit = self.limit
         fresh = [i for i in range(self.admitted, limit) if i not in self.ready]
+        self.since |= dict.fromkeys(fresh, self.version)
         self.admitted = max(self.admitted, limit)
         return fresh
 
@@ -45,31 +74,43 @@ class GroupBuffer:
         assert index not in self.ready, f"prompt {index} came back twice"
         async with self._arrival:
             self.ready[index] = group
-            self._here += index < self.taken + self.groups_per_batch
+            self._choose()
             self._arrival.notify_all()
 
-    async def take(self) -> Batch:
-        """The next batch, once all its groups are there. It counts as trained on from ``advance`` on."""
-        wanted = range(self.taken, self.taken + self.groups_per_batch)
+    async def take(self) -> Batch | None:
+        """The next batch, once all its groups are there. It counts as trained on from ``advance`` on.
+
+        None: groups were passed over, and others may start in their places; see ``admit``.
+        """
         async with self._arrival:
-            await self._arrival.wait_for(lambda: self._here == len(wanted))
-        return Batch(groups=tuple(self.ready[i] for i in wanted))
+            await self._arrival.wait_for(lambda: self._whole or self.limit > self.admitted)
+        return Batch(groups=tuple(self.ready[i] for i in self._chosen)) if self._whole else None
 
     def advance(self) -> None:
         """The batch has been trained on: drop its groups and raise the version."""
-        for i in range(self.taken, self.taken + self.groups_per_batch):
+        for i in range(self.taken, self._next):
             del self.ready[i]
-        self.version += 1
-        self._count()
+            self.since.pop(i, None)
+        self.version, self.taken, self._chosen = self.version + 1, self._next, []
+        self._choose()
 
-    def _count(self) -> None:
-        """How much of the next batch is there: once a batch, since counting at every arrival would be quadratic."""
-        self._here = sum(i in self.ready for i in range(self.taken, self.taken + self.groups_per_batch))
+    @property
+    def _whole(self) -> bool:
+        return len(self._chosen) == self.groups_per_batch
+
+    def _choose(self) -> None:
+        """Go on with the batch in the making, in prompt order, as far as there are groups: each is looked at once."""
+        while not self._whole and (group := self.ready.get(self._next)) is not None:
+            passed = self._next - self.taken - len(self._chosen)
+            if self.keeps is None or self.keeps(group) or passed >= MOST_BATCHES * self.groups_per_batch:
+                self._chosen.append(self._next)
+            self._next += 1
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs: prompts in flight are not kept, they start again."""
         ready = [self.ready[i] for i in sorted(self.ready)]
-        return {"version": self.version, "groups_per_batch": self.groups_per_batch, "ready": ready}
+        sizes = {"version": self.version, "groups_per_batch": self.groups_per_batch}
+        return {**sizes, "taken": self.taken, "ready": ready}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from ``state``; ``UserError`` if batches had another size, which would skip or repeat prompts."""
@@ -78,6 +119,8 @@ class GroupBuffer:
             here = f"trainer.groups_per_step={self.groups_per_batch}"
             raise UserError(f"{here} is not possible: the checkpoint was made with {before}, and prompts are counted")
         self.version = state["version"]
-        self.admitted = self.taken
+        self.taken = state.get("taken", self.version * self.groups_per_batch)  # earlier versions passed over nothing
+        self.admitted = self._next = self.taken
+        self.since, self._chosen = {}, []
         self.ready = {group.prompt.index: group for group in state["ready"] if group.prompt.index >= self.taken}
-        self._count()
+        self._choose()

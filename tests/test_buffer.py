@@ -2,14 +2,14 @@
 
 import asyncio
 import random
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bebop.buffer import GroupBuffer
+from bebop.buffer import MOST_BATCHES, GroupBuffer, has_spread
 from bebop.errors import UserError
 from bebop.trajectory import Batch, Completion, Group, Prompt, Trajectory
 from tests.builders import oldest_version
@@ -20,19 +20,16 @@ def group(index: int, version: int) -> Group:
     one = np.array([1])
     completion = Completion(token_ids=one, logprobs=np.float32([0.0]), versions=np.array([version]))
     prompt = Prompt(index=index, task="test", text="", token_ids=(1,), item={})
-    return Group(prompt=prompt, trajectories=(Trajectory(completion=completion, reward=0.0),))
+    return Group(prompt=prompt, trajectories=(Trajectory.single(completion=completion, reward=0.0),))
+
+
+def spread(index: int) -> bool:
+    """Of every third group the rewards are all equal, and of 9 to 14."""
+    return index % 3 > 0 and not 9 <= index < 15
 
 
 class FirstReady(GroupBuffer):
     """Broken: a batch is made of whatever is ready first."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.used = 0
-
-    @property
-    def taken(self) -> int:
-        return 0  # any prompt may still come
 
     async def take(self) -> Batch:
         async with self._arrival:
@@ -43,6 +40,10 @@ class FirstReady(GroupBuffer):
         for index in list(self.ready)[: self.groups_per_batch]:
             del self.ready[index]
         self.version += 1
+        self._choose()
+
+    def _choose(self) -> None:
+        self._next = self.version * self.groups_per_batch  # any prompt may still come
 
 
 class OneTooMany(GroupBuffer):
@@ -63,12 +64,20 @@ async def simulate(buffer: GroupBuffer, steps: int, seed: int) -> list[tuple[int
     for _ in range(steps):
         running |= {index: buffer.version for index in buffer.admit()}
         taking = asyncio.create_task(buffer.take())
-        while not taking.done():
+        for _ in range(1000):
+            if taking.done() and taking.result() is not None:
+                break
+            if taking.done():  # groups were passed over: the next in order take their places
+                running |= {index: buffer.version for index in buffer.admit()}
+                taking = asyncio.create_task(buffer.take())
             if running:
                 index = rng.choice(sorted(running))
                 await buffer.put(group(index, running.pop(index)))
             for _ in range(3):  # the waiting task needs some turns to see it
                 await asyncio.sleep(0)
+        else:
+            taking.cancel()
+            raise AssertionError("nothing is running, and no batch is there")
         trained.append((buffer.version, taking.result()))
         for _ in range(rng.randrange(3)):  # while the trainer is at work, later prompts finish
             if running:
@@ -154,6 +163,49 @@ def test_a_restored_buffer_goes_on_without_loss(staleness: int) -> None:
     trained += asyncio.run(simulate(after, 3, seed=5))
     assert not faults(trained, 2, staleness)
     assert [version for version, _ in trained] == list(range(6))
+
+
+@given(staleness=st.integers(0, 3), size=st.integers(1, 4), seed=st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_groups_without_spread_are_passed_over_in_order(staleness: int, size: int, seed: int) -> None:
+    """Batches are the first groups in order that are kept, whoever finishes first, and the bound holds."""
+    buffer = GroupBuffer(size, staleness, keeps=lambda group: spread(group.prompt.index))
+    trained = asyncio.run(simulate(buffer, 6, seed))
+    order = [g.prompt.index for _, batch in trained for g in batch.groups]
+    assert order == [index for index in range(100) if spread(index)][: 6 * size]
+    lags = [version - oldest_version(g) for version, batch in trained for g in batch.groups]
+    assert max(lags) <= staleness
+
+
+def test_where_no_group_has_spread_training_goes_on() -> None:
+    trained = asyncio.run(simulate(GroupBuffer(2, 1, keeps=lambda group: False), 2, seed=3))
+    most = 2 * MOST_BATCHES
+    assert [[g.prompt.index for g in batch.groups] for _, batch in trained] == [
+        [most, most + 1],
+        [2 * most + 2, 2 * most + 3],
+    ]
+
+
+def test_a_checkpoint_knows_what_was_passed_over() -> None:
+    """Prompts trained on after a resume are those of a run that was not interrupted."""
+    before = GroupBuffer(2, 1, keeps=lambda group: spread(group.prompt.index))
+    asyncio.run(simulate(before, 3, seed=4))
+    after = GroupBuffer(2, 1, keeps=before.keeps)
+    after.restore(before.state())
+    assert (after.version, after.taken) == (before.version, before.taken) and before.taken > 6
+    trained = asyncio.run(simulate(after, 3, seed=5))
+    order = [g.prompt.index for _, batch in trained for g in batch.groups]
+    assert order == [index for index in range(100) if spread(index)][6:12]
+
+
+def test_a_group_has_spread_if_rewards_differ() -> None:
+    one = group(0, 0)
+
+    def rewarded(*rewards: float) -> Group:
+        return replace(one, trajectories=tuple(replace(one.trajectories[0], reward=r) for r in rewards))
+
+    assert has_spread(rewarded(0.0, 0.5)) and not has_spread(rewarded(0.5, 0.5))
+    assert not has_spread(rewarded(1.0)) and not has_spread(rewarded())  # of members that are left
 
 
 def test_another_batch_size_cannot_be_restored() -> None:

@@ -87,7 +87,7 @@ FAULTS = (
     fault(
         "certify-training/after-a-resume",
         "bebop/pool.py",
-        "self.disturbed = self.buffer.taken + self.config.rollout.staleness * self.config.trainer.groups_per_step",
+        "self.disturbed = self.buffer.limit - self.config.trainer.groups_per_step",
         "self.disturbed = self.buffer.taken",
         "test_loop_certify.py::test_nor_those_that_were_out_when_the_checkpoint_was_written",
     ),

@@ -53,11 +53,4 @@ FAULTS = (
         "Clock(len(workers))",
         "simulation/test_run.py::test_constant_lengths_take_the_time_that_arithmetic_says",
     ),
-    fault(
-        "simulation/prompts-of-the-next-batch-counted",
-        "bebop/buffer.py",
-        "index < self.taken + self.groups_per_batch",
-        "index <= self.taken + self.groups_per_batch",
-        "test_buffer.py::test_bound_and_order_hold_for_any_completion_order",
-    ),
 )

@@ -8,22 +8,22 @@ FAULTS = (
     fault(
         "staleness/one-batch-more",
         "bebop/buffer.py",
-        "(self.version + 1 + self.staleness)",
-        "(self.version + 2 + self.staleness)",
+        "(1 + self.staleness) * self.groups_per_batch\n\n    def admit",
+        "(2 + self.staleness) * self.groups_per_batch\n\n    def admit",
         "test_buffer.py::test_bound_and_order_hold_for_any_completion_order",
     ),
     fault(
         "staleness/one-batch-less",
         "bebop/buffer.py",
-        "(self.version + 1 + self.staleness)",
-        "(self.version + max(1, self.staleness))",
+        "(1 + self.staleness) * self.groups_per_batch\n\n    def admit",
+        "max(1, self.staleness) * self.groups_per_batch\n\n    def admit",
         "test_buffer.py::test_bound_and_order_hold_for_any_completion_order",
     ),
     fault(
         "staleness/one-prompt-more",
         "bebop/buffer.py",
-        "self.staleness) * self.groups_per_batch\n",
-        "self.staleness) * self.groups_per_batch + 1\n",
+        "self.staleness) * self.groups_per_batch\n\n    def admit",
+        "self.staleness) * self.groups_per_batch + 1\n\n    def admit",
         "test_buffer.py::test_bound_and_order_hold_for_any_completion_order",
     ),
     fault(
@@ -43,15 +43,15 @@ FAULTS = (
     fault(
         "staleness/batch-order",
         "bebop/buffer.py",
-        "tuple(self.ready[i] for i in wanted)",
-        "tuple(self.ready[i] for i in reversed(wanted))",
+        "tuple(self.ready[i] for i in self._chosen)",
+        "tuple(self.ready[i] for i in reversed(self._chosen))",
         "test_buffer.py::test_bound_and_order_hold_for_any_completion_order",
     ),
     fault(
         "staleness/batch-incomplete",
         "bebop/buffer.py",
-        "lambda: self._here == len(wanted)",
-        "lambda: self._here >= 1",
+        "return len(self._chosen) == self.groups_per_batch",
+        "return len(self._chosen) >= 1",
         "test_buffer.py::test_bound_and_order_hold_for_any_completion_order",
     ),
     fault(
@@ -76,6 +76,36 @@ FAULTS = (
         "test_buffer.py::test_groups_that_nobody_asked_for_are_refused",
     ),
     fault(
+        "staleness/filtered-out-of-order",
+        "bebop/buffer.py",
+        "while not self._whole and (group := self.ready.get(self._next)) is not None:",
+        "while not self._whole and (group := self.ready.get(self._next)) is not None or self.keeps is not None"
+        " and not self._whole and self._next < self.admitted - 1:\n"
+        "            if group is None:\n                self._next += 1\n                continue",
+        "test_buffer.py::test_groups_without_spread_are_passed_over_in_order",
+    ),
+    fault(
+        "staleness/filtered-nobody-takes-over",
+        "bebop/buffer.py",
+        "return self._next - len(self._chosen) + ",
+        "return self.taken + ",
+        "test_buffer.py::test_groups_without_spread_are_passed_over_in_order",
+    ),
+    fault(
+        "staleness/filtered-too-many-take-over",
+        "bebop/buffer.py",
+        "return self._next - len(self._chosen) + ",
+        "return self._next + ",
+        "test_buffer.py::test_groups_without_spread_are_passed_over_in_order",
+    ),
+    fault(
+        "staleness/filtered-for-ever",
+        "bebop/buffer.py",
+        "or passed >= MOST_BATCHES * self.groups_per_batch",
+        "",
+        "test_buffer.py::test_where_no_group_has_spread_training_goes_on",
+    ),
+    fault(
         "staleness/restore-drops-first",
         "bebop/buffer.py",
         "group.prompt.index >= self.taken}",
@@ -92,8 +122,8 @@ FAULTS = (
     fault(
         "staleness/restore-goes-on-too-far",
         "bebop/buffer.py",
-        "self.admitted = self.taken\n",
-        'self.admitted = self.taken + len(state["ready"])\n',
+        "self.admitted = self._next = self.taken\n",
+        'self._next = self.taken\n        self.admitted = self.taken + len(state["ready"])\n',
         "test_buffer.py::test_a_restored_buffer_goes_on_without_loss",
     ),
     fault(
@@ -162,15 +192,15 @@ FAULTS = (
     fault(
         "staleness/skipped-sync-due",
         "bebop/pool.py",
-        "part.prompt.index // size - staleness",
-        "part.prompt.index // size - staleness - 1",
+        "since.get(part.prompt.index, 0)",
+        "since.get(part.prompt.index, 0) - 1",
         ORDER,
     ),
     fault(
         "staleness/skipped-sync-too-strict",
         "bebop/pool.py",
-        "part.prompt.index // size - staleness",
-        "part.prompt.index // size",
+        "since.get(part.prompt.index, 0)",
+        "since.get(part.prompt.index, 0) + 1",
         "test_loop_watch.py::test_a_skipped_sync_is_noticed",
     ),
     fault(
@@ -211,7 +241,7 @@ FAULTS = (
     fault(
         "staleness/answers-unordered",
         "rollout/worker.py",
-        "for m in part.assignment.members if m in answers)",
+        "for m in part.members if m in answers)",
         "for m in answers)",
         "rollout/test_worker.py::test_answers_depend_on_job_seed_and_number_only",
     ),
