@@ -60,7 +60,8 @@ class Ids:
         logs = self._all(run)
         some = {*np.argsort(-logs.max(-1))[:64].tolist(), *np.argsort(-self._mass)[:64].tolist()}
         shares = {token: share_bound(logs[token]) for token in some}
-        apart = {token: share * (1 - self._mass[token] / max(self._positions, 1)) for token, share in shares.items()}
+        left = {token: 1 - float(self._mass[token]) / max(self._positions, 1) for token in some}
+        apart = {token: share * left[token] for token, share in shares.items()}
         return max(shares.values()), max(apart.values())
 
     def state_dict(self) -> dict[str, Any]:
