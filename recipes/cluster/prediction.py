@@ -28,6 +28,7 @@ def predicted(recipe: Recipe) -> dict[str, float]:
     found = simulate(recipe.simulation)
     numbers = {name: float(getattr(found, name)) for name in TOLD}
     numbers["speedup"] = speedup(recipe)
+    numbers |= waiting(recipe)
     numbers["engine_gb"] = recipe.roofline.engine_bytes() / GIGABYTE
     numbers["trainer_gb"] = recipe.roofline.trainer_bytes() / GIGABYTE
     return {name: float(f"{value:.{DIGITS}g}") for name, value in numbers.items()}
@@ -39,6 +40,24 @@ def speedup(recipe: Recipe) -> float:
     with_drafts = Costs(recipe.roofline.costs(answers.draft_tokens), answers.draft_tokens).cycle(slots)
     without = Costs(recipe.roofline.costs(0), 0).cycle(slots)
     return emitted(answers)[0] * without / with_drafts
+
+
+def waiting(recipe: Recipe) -> dict[str, float]:
+    """What environments add to a trajectory of the most turns, by arithmetic: nothing of it is simulated.
+
+    Seconds that it waits; trajectories an engine has open if all its rows are to be in use; gigabytes on a GPU of the
+    engine if the contexts of those that wait stay in memory. Nothing for recipes without environments.
+    """
+    task, roofline, answers = recipe.job.task, recipe.roofline, recipe.simulation.answers
+    if not task.turns:
+        return {}
+    slots, costs = roofline.plan.slots, Costs(roofline.costs(answers.draft_tokens), answers.draft_tokens)
+    seconds = task.environment.max_turns * recipe.file.environment_seconds
+    decoding = roofline.lengths.mean / emitted(answers)[0] * costs.cycle(slots)
+    opened = slots * (1 + seconds / decoding)
+    context = (roofline.model.layers + 1) * roofline.model.kv_bytes * roofline.lengths.context
+    parked = (opened - slots) * context / roofline.plan.tensor_parallel
+    return {"waiting_seconds": seconds, "open_trajectories": opened, "waiting_gb": parked / GIGABYTE}
 
 
 def shown(recipe: Recipe, numbers: dict[str, float]) -> str:
@@ -58,6 +77,11 @@ def shown(recipe: Recipe, numbers: dict[str, float]) -> str:
         "drafts": f"{n['speedup']:.2f} times the tokens/s of plain decoding, all rows in use",
         "memory": f"{n['engine_gb']:.0f} GB on a GPU of an engine, {n['trainer_gb']:.0f} GB on one of the trainer",
     }
+    if "waiting_seconds" in n:
+        turns, each = recipe.job.task.environment.max_turns, recipe.file.environment_seconds
+        rows["environments"] = f"{n['waiting_seconds']:.0f} s of waiting in {turns} turns of {each:g} s (assumed)"
+        rows["open"] = f"{n['open_trajectories']:.0f} trajectories of an engine, for all its rows to be in use"
+        rows["contexts"] = f"{n['waiting_gb']:.0f} GB on a GPU for those that wait; what does not fit is read again"
     lines = [f"{WORD}\n", f"{recipe.name}: {recipe.file.about}\n"]
     return "".join([*lines, *(f"  {name:16} {value}\n" for name, value in rows.items())])
 

@@ -35,6 +35,7 @@ class RecipeFile:
     group: str = setting("reasoning", "of verl's settings, for trainer: verl: recipes/verl/conf/bebop")
     sequence_parallel: int = setting(1, "GPUs of the trainer that share one answer, for trainer: verl", at_least(1))
     prompt_tokens: int = setting(2048, "tokens of the longest prompt", at_least(1))
+    environment_seconds: float = setting(0.0, "that one step of an environment takes, assumed", at_least(0))
     job: tuple[str, ...] = setting((), "overrides of python -m bebop.run")
     simulate: dict[str, Any] = field(default_factory=dict)
 

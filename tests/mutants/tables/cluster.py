@@ -65,5 +65,19 @@ FAULTS = (
         'file.trainer == "own" and plan.trainer_gpus > have',
         TESTS,
     ),
+    fault(
+        "cluster/slots-wait-with-environments",
+        "recipes/cluster/prediction.py",
+        "parked = (opened - slots) * context",
+        "parked = opened * context",
+        "recipes/test_cluster_agents.py::test_what_environments_add_by_hand",
+    ),
+    fault(
+        "cluster/one-turn-of-waiting",
+        "recipes/cluster/prediction.py",
+        "seconds = task.environment.max_turns * recipe.file.environment_seconds",
+        "seconds = recipe.file.environment_seconds",
+        "recipes/test_cluster_agents.py::test_what_environments_add_by_hand",
+    ),
     fault("cluster/a-ray-of-its-own", START, ', "runtime.address=auto"]', "]", TESTS),
 )
