@@ -131,6 +131,8 @@ class AdaptConfig:
         check(not self.resume or bool(self.dir), "resume", self.resume, "give the run's folder as dir")
         same = self.out is None or Path(self.out).resolve() != Path(self.model.path).resolve()
         check(same, "out", self.out, "it is model.path: give another folder, the original is kept")
+        word = "only the MTP head is trained on turns: leave task.source as it is, or train part=head"
+        check(not self.task.turns or self.part == "head", "task.source", self.task.source, word)
         parsed(PARTS[self.part].options, self.options, "options.", f"part={self.part}")
 
     def of(self, cls: type[T]) -> T:

@@ -22,6 +22,7 @@ from bebop.tasks.source import PromptSource, chat_encoder, instruction
 from bebop.trainer.chains import TokenRow
 from bebop.trajectory import Completion, Prompt, SamplingParams
 
+CORPUS = "corpus.jsonl"  # of a run folder
 HELD_OUT_SEED = 7_919  # added to the task's seed: another stream of questions
 MAX_TRIES = 20  # held-out candidates per place that occur in the training prompts before one is taken all the same
 
@@ -106,7 +107,7 @@ def sampled(
 ) -> tuple[list[Prompt], list[TokenRow], list[Prompt]]:
     """Prompts to train on, the model's answers to them, and held-out prompts. The answers are kept in the run folder,
     for a resume and for others; rank 0 writes."""
-    path = folder / "corpus.jsonl"
+    path = folder / CORPUS
     training, held_out = question_streams(config, policy)
     if config.resume and path.is_file():
         return training, read_back(path), held_out

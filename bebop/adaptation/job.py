@@ -12,12 +12,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bebop.adaptation.checkpoint import read, store, write
-from bebop.adaptation.corpus import drafting, from_file, run_engine, sampled, token_rows
+from bebop.adaptation.corpus import CORPUS, drafting, from_file, run_engine, sampled, token_rows
 from bebop.adaptation.evaluation import measured
 from bebop.adaptation.probe import probe
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.adaptation.results import Results, Snapshot
 from bebop.adaptation.states import backbone_states, size_of_states
+from bebop.adaptation.turns import sampled_turns
 from bebop.command import writing
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
@@ -107,7 +108,11 @@ class Adaptation:
         if self.config.data.source == "file":
             return self.read or self._split_file(from_file(self.config.data, self.policy))
         label, decoding = self._label("sample"), drafting(self.policy)
-        _, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label, self.ranks)
+        if self.config.task.turns:
+            path = self.folder / CORPUS
+            _, rows, held_out = sampled_turns(self.config, self.policy, path, decoding, label, self.ranks)
+        else:
+            _, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label, self.ranks)
         return rows, held_out
 
     def _split_file(self, rows: list[TokenRow]) -> tuple[list[TokenRow], list[Prompt]]:
