@@ -1,5 +1,5 @@
 """Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``loop``, ``kernels``,
-``monitor``, ``trace``, ``certify``, ``balance``, ``simulate`` and ``simulate_cost``."""
+``monitor``, ``trace``, ``certify``, ``agents``, ``balance``, ``simulate`` and ``simulate_cost``."""
 
 import argparse
 import time
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from bebop.bench import (
+    agents,
     balance,
     certify,
     first_token,
@@ -98,6 +99,8 @@ def parser() -> Parser:
 
 
 def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
+    playing = kinds.add_parser("agents", help="trajectories of several turns: parked caches, slow environments")
+    playing.add_argument("--rounds", type=whole(2), default=agents.ROUNDS, help="of each arm (default: 5)")
     kinds.add_parser("simulate", help="predictions of bebop.simulate against six real jobs")
     kinds.add_parser("balance", help="prompts to who has room against a fixed order, in virtual time")
     own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
@@ -153,6 +156,9 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
     if kind == "simulate":
         rows, _ = simulation.run(options.out)
         return rows, []
+    if kind == "agents":
+        torch.set_num_threads(1)
+        return agents.run(options.rounds), []
     if kind == "balance":
         rows = balance.run()
         charted = [{**row, "fleet": f"{row['workers']}, slow: {row['slow']}"} for row in rows if row["staleness"] == 2]

@@ -1,0 +1,233 @@
+"""Trajectories of several turns: caches that wait against contexts read again, and environments that are slow.
+
+``context N``: 16 conversations of N tokens, distinct ones, go on with 16 more: the engine's step that reads them and
+decodes one cycle, with parked caches and without, in turns.
+
+``kept``: 16 trajectories of ``store`` with 30 turns each, beside one another, with parked caches and without
+(``rollout.parked_bytes=0``), in turns. The policy is the built-in model, which cannot play ``store``: its turns end at
+the first digit, so that they have some ten tokens, and the environment plays on whatever it writes. Both ways draw the
+same tokens, which is counted; a difference is rounding, since a context is read in other pieces.
+
+``slow``: 64 trajectories of ``STEPS`` turns on 64 slots, of which none and then a quarter have an environment that
+sleeps for 5 s at its first step; compared is when the last of the other 48 ends.
+
+The rule, written down before the run that it judges:
+
+- ``context``: the lower end of the interval of the ratio of times is 10 or more at 480 tokens, 30 or more at 1,000,
+  and all tokens are the same;
+- ``kept``: the lower end of the interval of the ratio of times is 2 or more;
+- ``slow``: the upper end of the interval of the ratio of times is 1.1 or less.
+
+Intervals are of 95 %, Student's t over rounds (``ROUNDS``), each of which has other questions and draws; they vary
+with the machine and the tokens.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from bebop.config import DecodingConfig, ModelConfig, TaskConfig
+from bebop.config_environment import EnvironmentConfig
+from bebop.intervals import across_seeds
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy
+from bebop.rollout.agent_loop import AgentLoop, Played
+from bebop.rollout.agent_setup import make_agent_loop
+from bebop.rollout.engine import Request
+from bebop.rollout.engine_thread import EngineThread
+from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.tasks.environment import EnvStep, Message
+from bebop.tasks.environments.store import Store
+from bebop.tasks.environments.store import item as store_item
+from bebop.tasks.source import EnvironmentSource
+from bebop.trajectory import SamplingParams
+
+ROUNDS = 5
+TURNS, SIDE_BY_SIDE, SLOTS, STEPS = 30, 16, 64, 6
+SLEEP, SHARE = 5.0, 4  # seconds; every fourth
+LONGEST, ROOM = 96, 2048  # tokens of a turn, of a trajectory
+LENGTHS, BARS = (128, 480, 1000), {480: 10, 1000: 30}
+ANSWERED, HEARD = 8, 16  # tokens of a turn, and read after it
+PARKED = {"kept": 2**30, "read again": 0}
+Row = dict[str, Any]
+
+
+class Sleeper:
+    """``store``, of which some sleep at their first step."""
+
+    blocking = False
+
+    def __init__(self, sleepers: int = 0) -> None:
+        """Every ``sleepers``-th sleeps; 0: none."""
+        self.store, self.sleepers, self.asleep = Store(), sleepers, False
+
+    @staticmethod
+    def item(index: int, seed: int) -> dict[str, Any]:
+        """A question of ``store`` with its number."""
+        return {**store_item(index, seed, length=STEPS), "index": index}
+
+    async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
+        """As in ``store``."""
+        self.asleep = bool(self.sleepers) and item["index"] % self.sleepers == 0
+        return await self.store.reset(item, seed)
+
+    async def step(self, text: str) -> EnvStep:
+        """As in ``store``, a while later."""
+        if self.asleep:
+            self.asleep = False
+            await asyncio.sleep(SLEEP)
+        return await self.store.step(text)
+
+    async def close(self) -> None:
+        """See ``Environment``."""
+        await self.store.close()
+
+
+def task(name: str, turns: int, **args: Any) -> TaskConfig:
+    """Of ``turns`` turns, and no other limit."""
+    limits = EnvironmentConfig(max_turns=turns, max_seconds=float("inf"))
+    return TaskConfig(source="environment", name=name, args=args, environment=limits)
+
+
+def play(
+    policy: Policy, config: TaskConfig, count: int, slots: int, seed: int, parked: int
+) -> tuple[list[Played], list[float]]:
+    """Trajectories 0, 1, ..., and when each ended, in seconds."""
+    thread = EngineThread(
+        TorchEngine(policy, DecodingConfig(), slots=slots, max_length=ROOM, measure=False, parked_bytes=parked)
+    )
+    agents: AgentLoop = make_agent_loop(ModelConfig(), config, ROOM, thread, policy.eos_token_ids)
+    source, ends = EnvironmentSource(replace(config, seed=seed)), [0.0] * count
+    digits = tuple(policy.tokenizer.convert_tokens_to_ids(list("1234567")))
+    thread.start()
+    agents.start()
+
+    def ended(i: int, _: Future[Played]) -> None:
+        ends[i] = time.perf_counter() - began
+
+    try:
+        began = time.perf_counter()
+        futures: list[Future[Played]] = []
+        for i in range(count):
+            stops = (*policy.eos_token_ids, *digits)
+            params = SamplingParams(max_new_tokens=LONGEST, stop_token_ids=stops, seed=(seed << 40) + i)
+            future = agents.play(source.prompt(i), params)
+            future.add_done_callback(partial(ended, i))
+            futures.append(future)
+        return [future.result() for future in futures], ends
+    finally:
+        agents.stop()
+        thread.stop()
+
+
+def tokens(played: list[Played]) -> list[list[int]]:
+    """Of each trajectory."""
+    return [one.trajectory.completion.token_ids.tolist() if one.trajectory else [] for one in played]
+
+
+def conversations(policy: Policy, length: int, seed: int, parked: int) -> tuple[float, list[list[int]]]:
+    """Seconds of the step in which all go on, and the tokens of that turn."""
+    engine = TorchEngine(
+        policy, DecodingConfig(), slots=SIDE_BY_SIDE, max_length=length + 64, measure=False, parked_bytes=parked
+    )
+    numbers = np.random.default_rng((seed, length))
+    prompts = numbers.integers(6, 480, (SIDE_BY_SIDE, length - ANSWERED)).tolist()
+
+    def asked(tokens: list[list[int]], longest: int) -> list[Request]:
+        return [
+            Request(id=i, token_ids=tuple(t), params=SamplingParams(max_new_tokens=longest, seed=i), park=True)
+            for i, t in enumerate(tokens)
+        ]
+
+    first = generate(engine, asked(prompts, ANSWERED))
+    heard = numbers.integers(6, 480, (SIDE_BY_SIDE, HEARD)).tolist()
+    history = [[*p, *a.token_ids.tolist(), *new] for p, a, new in zip(prompts, first, heard, strict=True)]
+    for request in asked(history, ANSWERED):
+        engine.add(request)
+    began = time.perf_counter()
+    engine.step()
+    seconds = time.perf_counter() - began
+    found: dict[int, list[int]] = {}
+    while engine.unfinished:
+        found |= {one.id: one.completion.token_ids.tolist() for one in engine.step()}
+    return seconds, [found[i] for i in range(SIDE_BY_SIDE)]
+
+
+def context(policy: Policy, length: int, rounds: int) -> Row:
+    """Contexts that are gone on from, and that are read again."""
+    seconds: dict[str, list[float]] = {way: [] for way in PARKED}
+    same = 0
+    for seed in tqdm(range(rounds), desc=f"context {length}"):
+        found = {}
+        for way in list(PARKED)[:: 1 if seed % 2 else -1]:
+            taken, found[way] = conversations(policy, length, seed, PARKED[way])
+            seconds[way].append(taken)
+        same += sum(a == b for a, b in zip(*found.values(), strict=True))
+    ratio = across_seeds([b / a for a, b in zip(seconds["kept"], seconds["read again"], strict=True)])
+    share, bar = same / (rounds * SIDE_BY_SIDE), BARS.get(length)
+    return {
+        "what": f"context {length}", "trajectories": 2 * rounds * SIDE_BY_SIDE, "turns": 4 * rounds * SIDE_BY_SIDE,
+        "longest, tokens": length + HEARD + ANSWERED, "with the same tokens": share,
+        "seconds": across_seeds(seconds["kept"]).value,
+        "seconds of the other": across_seeds(seconds["read again"]).value,
+        "ratio": ratio.value, "low": ratio.low, "high": ratio.high, "bar": f">= {bar}" if bar else "none",
+        "holds": bar is None or (ratio.low >= bar and share == 1),
+    }  # fmt: skip
+
+
+def kept(policy: Policy, rounds: int) -> Row:
+    """With parked caches and without."""
+    seconds: dict[str, list[float]] = {way: [] for way in PARKED}
+    same = turns = longest = 0
+    for seed in tqdm(range(rounds), desc="kept"):
+        found = {}
+        for way in list(PARKED)[:: 1 if seed % 2 else -1]:  # in turns
+            played, ends = play(
+                policy, task("store", TURNS, length=TURNS), SIDE_BY_SIDE, SIDE_BY_SIDE, seed, PARKED[way]
+            )
+            seconds[way].append(max(ends))
+            found[way] = tokens(played)
+            turns += sum(len(one.trajectory.turns) for one in played if one.trajectory)
+        same += sum(a == b for a, b in zip(*found.values(), strict=True))
+        longest = max(longest, *(len(ids) for ids in found["kept"]))
+    ratio = across_seeds([b / a for a, b in zip(seconds["kept"], seconds["read again"], strict=True)])
+    return {
+        "what": "kept", "trajectories": 2 * rounds * SIDE_BY_SIDE, "turns": turns, "longest, tokens": longest,
+        "with the same tokens": same / (rounds * SIDE_BY_SIDE),
+        "seconds": across_seeds(seconds["kept"]).value,
+        "seconds of the other": across_seeds(seconds["read again"]).value,
+        "ratio": ratio.value, "low": ratio.low, "high": ratio.high, "bar": ">= 2", "holds": ratio.low >= 2,
+    }  # fmt: skip
+
+
+def slow(policy: Policy, rounds: int) -> Row:
+    """A quarter of the environments asleep, and none."""
+    name, seconds = f"{Path(__file__).resolve()}:Sleeper", {0: list[float](), SHARE: list[float]()}
+    turns = longest = 0
+    for seed in tqdm(range(rounds), desc="slow"):
+        for sleepers in (0, SHARE) if seed % 2 else (SHARE, 0):
+            played, ends = play(policy, task(name, STEPS, sleepers=sleepers), SLOTS, SLOTS, seed, PARKED["kept"])
+            seconds[sleepers].append(max(end for i, end in enumerate(ends) if i % SHARE))
+            turns += sum(len(one.trajectory.turns) for one in played if one.trajectory)
+            longest = max(longest, *map(len, tokens(played)))
+    ratio = across_seeds([b / a for a, b in zip(seconds[0], seconds[SHARE], strict=True)])
+    return {
+        "what": "slow", "trajectories": 2 * rounds * SLOTS, "turns": turns, "longest, tokens": longest,
+        "with the same tokens": float("nan"),
+        "seconds": across_seeds(seconds[SHARE]).value, "seconds of the other": across_seeds(seconds[0]).value,
+        "ratio": ratio.value, "low": ratio.low, "high": ratio.high, "bar": "<= 1.1", "holds": ratio.high <= 1.1,
+    }  # fmt: skip
+
+
+def run(rounds: int = ROUNDS) -> list[Row]:
+    """All rows."""
+    policy = load_policy(ModelConfig(), need_head=True)
+    return [*(context(policy, length, rounds) for length in LENGTHS), kept(policy, rounds), slow(policy, rounds)]
