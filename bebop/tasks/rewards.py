@@ -18,7 +18,7 @@ from bebop.errors import UserError
 from bebop.tasks.functions import RewardTimeout, UserFunction
 from bebop.tasks.isolated import isolated
 from bebop.tasks.procedural import check_name
-from bebop.tasks.verifiers import as_math, is_quick, score_entry, score_math
+from bebop.tasks.scoring import as_math, is_quick, score_entry, score_math
 from bebop.trajectory import Prompt
 
 RewardFunction = Callable[[str, Prompt], float]
