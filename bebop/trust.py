@@ -15,11 +15,15 @@ from bebop.errors import UserError
 from bebop.origin import own
 from bebop.parsing import from_dict
 from bebop.run_folder import OVERRIDES
+from bebop.tasks.environment import ENVIRONMENTS
 
 BUILT_IN = ("auto", "math_verify", "dataset")
+OF_ENVIRONMENT = ("task.name", "task.args")
 # What a resume would do with a setting beyond reading files and writing into the run folder.
 REACHING = {
     "task.reward": "import and run",
+    "task.name": "run the environment",
+    "task.args": "give it",
     "runtime.address": "join, and so run what it is sent by, the Ray cluster",
     "runtime.temp_dir": "write to",
     "out": "write to",
@@ -58,6 +62,7 @@ def refuse_foreign(
         for name, doing in REACHING.items()
         if (value := _value(now, name)) not in [_value(one, name) for one in harmless]
         and not (name == "task.reward" and value in BUILT_IN)
+        and not (name in OF_ENVIRONMENT and _stays_here(now.get("task")))
     ]
     if named:
         raise UserError(
@@ -72,6 +77,14 @@ def _alone(cls: type[Any], overrides: Sequence[str], root: str) -> Mapping[str, 
         return dataclasses.asdict(from_dict(cls, composed(overrides, root)))
     except UserError:
         return {}
+
+
+def _stays_here(task: Any) -> bool:
+    """Whether a task has no environment, or one that runs no code but ours and reaches no server."""
+    if not isinstance(task, Mapping) or task["source"] != "environment":
+        return True
+    kind = ENVIRONMENTS.get(task["name"])
+    return kind is not None and not kind.reaches
 
 
 def _value(config: Any, name: str) -> Any:

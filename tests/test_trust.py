@@ -78,6 +78,21 @@ def test_code_of_a_foreign_folder_is_not_imported(
     assert (tmp_path / "ran").exists(), "and this is what would have run"
 
 
+def test_an_environment_of_a_foreign_folder_is_not_imported(tmp_path: Path, someone_else: Callable[[], None]) -> None:
+    file = tmp_path / "desk.py"
+    file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Desk:\n    pass\n")
+    own_code = begun(tmp_path / "run", "task=environment", f"task.name={file}:Desk", "+task.args.url=here")
+    ours = begun(tmp_path / "ours", "task=environment", "task.name=store", "+task.args.length=6")
+    someone_else()
+    resume(ours)
+    with pytest.raises(UserError, match=rf"run the environment task.name='{file}:Desk'; give it task.args="):
+        resume(own_code)
+    with pytest.raises(UserError, match=r"it would give it task.args={'url': 'here'}: look"):
+        resume(own_code, f"task.name={file}:Desk")
+    assert not (tmp_path / "ran").exists()
+    resume(own_code, "runtime.trust=true")
+
+
 def test_who_began_a_run_is_not_asked(tmp_path: Path, code: Path, someone_else: Callable[[], None]) -> None:
     path = begun(tmp_path / "run", f"task.reward={code}:reward")
     resume(path)

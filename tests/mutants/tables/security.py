@@ -14,6 +14,13 @@ FAULTS = (
         f"{TRUST}test_who_began_a_run_is_not_asked",
     ),
     fault(
+        "security/environment-not-asked-for",
+        "bebop/trust.py",
+        "return kind is not None and not kind.reaches",
+        "return True",
+        f"{TRUST}test_an_environment_of_a_foreign_folder_is_not_imported",
+    ),
+    fault(
         "security/servers-not-asked-for",
         "bebop/trust.py",
         '    "rollout.sglang.urls": "send prompts and weights to",\n',
