@@ -1,20 +1,23 @@
 """Every metric that is logged: its name, what it says, its unit. ``python -m bebop.catalogue`` writes docs/metrics.md.
 
-A K in a name stands for a draft position, from 1 on. A name without data is absent from a row: plain decoding has no
-acceptance rate.
+A K in a name stands for a draft position, from 1 on, an N for the first turn of a kind: 0, 1, 2 (2 and 3), 4 (4 to 7),
+8, ... A name without data is absent from a row: plain decoding has no acceptance rate.
 """
 
 import sys
 from dataclasses import dataclass
 from typing import Literal
 
+from bebop.catalogue_turns import TURNS
 from bebop.command import run_main
 from bebop.errors import UserError
 
-# Of every run; with co-training; of the monitor; of the certificate; of one decoding system; of bebop.adapt.
-Part = Literal["run", "head", "drift", "certificate", "system", "adapt"]
+# Of every run; with environments; with co-training; of the monitor; of the certificate; of one decoding system; of
+# bebop.adapt.
+Part = Literal["run", "turn", "head", "drift", "certificate", "system", "adapt"]
 TITLES: dict[Part, str] = {
     "run": "Every run (`metrics.jsonl`)",
+    "turn": "Trajectories of several turns (`task.source=environment`)",
     "head": "The head, in adaptations and where it is trained beside the policy",
     "drift": "The monitor (`monitor.drift=true`), from the sixth step on",
     "certificate": "The certificate (`monitor.certify_every`), at the steps that read it; exact systems alone",
@@ -114,6 +117,12 @@ METRICS: tuple[MetricRow, ...] = (
         rare="rollout.on_update=keep",
     ),
     MetricRow("rollout/restarts", "rollout workers replaced so far", "workers"),
+    MetricRow(
+        "rollout/filtered_groups",
+        "groups passed over for the step's batch, since all rewards in them were equal",
+        "groups",
+        rare="algorithm.dynamic_sampling",
+    ),
     MetricRow("staleness/mean", "mean updates between a token's weights and those it trains", "updates"),
     MetricRow("staleness/max", "largest number of them", "updates"),
     MetricRow("train/loss", "policy loss"),
@@ -155,7 +164,7 @@ METRICS: tuple[MetricRow, ...] = (
         rare=INEXACT,
     ),
     MetricRow("train/kl", "KL to the initial policy", "nats", rare="algorithm.kl_coefficient above 0"),
-    MetricRow("samples/trained", "answers trained on so far", "answers"),
+    MetricRow("samples/trained", "answers trained on so far, lost ones counted", "answers"),
     MetricRow("samples/prompts", "prompts trained on so far", "prompts"),
     MetricRow("time/step", "duration of the step", "s"),
     MetricRow("time/idle", "part of it in which the trainer waited for answers", "s"),
@@ -168,6 +177,7 @@ METRICS: tuple[MetricRow, ...] = (
     MetricRow("time/monitor", "reading the probe set and asking the monitor", "s"),
     MetricRow("time/rollout", "decoding, mean over workers", "s"),
     MetricRow("time/rollout_idle", "neither decoding nor taking in weights, mean over workers", "s"),
+    *(MetricRow(name, meaning, unit, "turn", rare=rare) for name, meaning, unit, rare in TURNS),
     MetricRow("head/loss", "loss of the head", part="head"),
     MetricRow("head/grad_norm", "norm of the head's own gradient before clipping", part="head"),
     MetricRow("head/lr", "learning rate of the head", part="head"),
@@ -230,14 +240,16 @@ METRICS: tuple[MetricRow, ...] = (
 
 def names(*parts: Part, position: str = "1") -> set[str]:
     """The names of the parts' metrics, ends of intervals included, with ``position`` for K."""
-    listed = [(row.name.replace("K", position), row.interval) for row in METRICS if row.part in parts]
+    numbered = [(row.name.replace("/N/", "/2/").replace("K", position), row) for row in METRICS if row.part in parts]
+    listed = [(name, row.interval) for name, row in numbered]
     return {f"{name}{end}" for name, interval in listed for end in (("", "_low", "_high") if interval else ("",))}
 
 
 def document() -> str:
     """``docs/metrics.md``."""
     text = "# Metrics\n\nWritten by `python -m bebop.catalogue > docs/metrics.md` from `bebop/catalogue.py`. "
-    text += "K is a draft position, from 1 on. A name without data\nis absent: plain decoding has no acceptance rate. "
+    text += "K is a draft position, from 1 on,\nand N the first turn of a kind: 0, 1, 2 (2 and 3), 4 (4 to 7), 8, ... "
+    text += "A name without data is absent:\nplain decoding has no acceptance rate. "
     text += "Names marked ± come with `..._low` and `..._high`, their 95 % interval.\n"
     for part, title in TITLES.items():
         text += f"\n## {title}\n\n| name | meaning | unit |\n|---|---|---|\n"

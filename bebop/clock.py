@@ -2,13 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from bebop.metrics import Metrics, Sum, merge, values
 from bebop.monitor.estimators import rollout_metrics
 from bebop.protocols import WorkerReport
-from bebop.trajectory import Batch
+from bebop.trajectory import Batch, Group
 
 
 class Clock:
@@ -44,11 +44,20 @@ class Clock:
         self._swap += report.swap
 
     def row(
-        self, batch: Batch, version: int, learned: Metrics, drift: Mapping[str, float], restarts: int
+        self,
+        batch: Batch,
+        version: int,
+        learned: Metrics,
+        drift: Mapping[str, float],
+        restarts: int,
+        filtered: Sequence[Group] | None = None,
     ) -> dict[str, float]:
-        """The metrics of the step that ends now, an update of ``version``; all batches have the size of ``batch``."""
+        """The metrics of the step that ends now, an update of ``version``; all batches have the size of ``batch``.
+
+        ``filtered``: groups that were passed over, where ``algorithm.dynamic_sampling`` asks for it.
+        """
         step, spent = self.now() - self._started, self._spent
-        count: Metrics = {"response/tokens": Sum(float(sum(len(t.completion.token_ids) for t in batch.trajectories)))}
+        count: Metrics = {"response/tokens": Sum(float(sum(t.written for t in batch.trajectories)))}
         return {
             **values(merge(rollout_metrics(batch.groups, version), learned, count)),
             **drift,
@@ -61,7 +70,10 @@ class Clock:
             "time/rollout_idle": max(0.0, step - (self._rollout + self._swap) / self.workers),
             "rollout/tokens_per_s": self._tokens / step,
             "rollout/restarts": float(restarts),
-            "samples/trained": float((version + 1) * len(batch.trajectories)),
+            "samples/trained": float(
+                (version + 1) * sum(len(group.trajectories) + group.lost for group in batch.groups)
+            ),
             "samples/prompts": float((version + 1) * len(batch.groups)),
             "version": float(version + 1),
+            **({} if filtered is None else {"rollout/filtered_groups": float(len(filtered))}),
         }

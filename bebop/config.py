@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from bebop.config_decoding import DecodingConfig as DecodingConfig
 from bebop.config_engines import SglangConfig
+from bebop.config_environment import EnvironmentConfig
 from bebop.config_runtime import SEED as SEED
 from bebop.config_runtime import MonitorConfig as MonitorConfig
 from bebop.config_runtime import RuntimeConfig as RuntimeConfig
@@ -39,6 +40,7 @@ from bebop.parsing import (
 ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
 POSITIVE = at_least(1)
 NOT_NEGATIVE = at_least(0)
+PARKED_BYTES = 2**30
 DEVICE = Limit(
     lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None, "give auto, cpu, cuda or cuda:NUMBER"
 )
@@ -73,9 +75,11 @@ class ModelConfig:
 class TaskConfig:
     """Where prompts come from and how answers are rewarded."""
 
-    source: Literal["reasoning_gym", "file"] = setting("reasoning_gym", "where prompts come from")
-    name: str = setting("chain_sum", "reasoning-gym data set, or a label for a file", NOT_EMPTY)
-    args: dict[str, Any] = setting(dict, "arguments of the reasoning-gym data set")
+    source: Literal["reasoning_gym", "file", "environment"] = setting("reasoning_gym", "where prompts come from")
+    name: str = setting(
+        "chain_sum", "reasoning-gym data set, a label for a file, an environment or path/to/file.py:Class", NOT_EMPTY
+    )
+    args: dict[str, Any] = setting(dict, "arguments of the reasoning-gym data set or the environment")
     path: str | None = setting(None, "an existing .jsonl or .parquet file", only="file")
     prompt_key: str = setting("question", "a text or messages; dots go into nested rows", NOT_EMPTY, only="file")
     answer_key: str = setting("answer", "in verl's files: reward_model.ground_truth", NOT_EMPTY, only="file")
@@ -85,6 +89,12 @@ class TaskConfig:
     reward_timeout: float = setting(30.0, "for one call of a function of yours", above(0, unit="seconds"))
     system: str | None = setting("auto", "system message; null: none; auto: how to answer, for models not trained to")
     seed: int = setting(0, "of the questions", within(0, LARGEST))
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig, metadata={"only": "environment"})
+
+    @property
+    def turns(self) -> bool:
+        """Whether answers are trajectories of several turns, with an environment."""
+        return self.source == "environment"
 
     def __post_init__(self) -> None:
         check_settings(self, "task.")
@@ -122,6 +132,9 @@ class RolloutConfig:
     max_length: int = setting(512, "prompt + answer, tokens; more than rollout.sampling.max_new_tokens")
     threads: int = setting(1, "CPU threads of one worker", within(1, MOST))
     on_update: Literal["keep", "recompute"] = setting("keep", "older KV entries when weights change in flight")
+    parked_bytes: int = setting(
+        PARKED_BYTES, "memory of the device for the caches of answers that go on in another turn", at_least(0, "none")
+    )
     staleness: int = setting(1, "updates that a prompt's weights may lag behind", at_least(0, "synchronous"))
     dispatch: Literal["auto", "static", "pull"] = setting(
         "auto", "prompt i to worker i % workers at once, or to who has room; auto: static if staleness is 0"
@@ -161,6 +174,7 @@ class AlgorithmConfig:
     )
     tis_cap: float = setting(2.0, "cap on truncated importance weights", at_least(1, finite=False))
     minibatches: int = setting(1, "optimizer steps per batch; divides trainer.groups_per_step", POSITIVE)
+    dynamic_sampling: bool = setting(False, "pass over groups whose rewards are all equal: the next prompts take over")
     rescore: bool = setting(False, "rollout log-probs from the trainer: for inexact systems, truncated distributions")
 
     def __post_init__(self) -> None:
@@ -253,5 +267,10 @@ class JobConfig:
         watched = self.monitor.drift and SYSTEMS[self.decoding.system].head
         word = "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head"
         check(self.cotrain.mode != "auto" or watched, "cotrain.mode", self.cotrain.mode, word)
+        chosen = self.algorithm.dynamic_sampling
+        word = "algorithm.dynamic_sampling keeps groups by their rewards, so that answers are no fair sample: give 0"
+        check(not (chosen and self.monitor.certify_every), "monitor.certify_every", self.monitor.certify_every, word)
+        word = "an environment answers what ends with a stop token of the model: leave it out"
+        check(not (self.task.turns and sampling.stop), "rollout.sampling.stop", sampling.stop, word)
         divides = self.trainer.groups_per_step % self.algorithm.minibatches == 0
         check(divides, "algorithm.minibatches", self.algorithm.minibatches, "it must divide trainer.groups_per_step")

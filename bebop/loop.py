@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bebop.buffer import GroupBuffer
+from bebop.buffer import GroupBuffer, has_spread
 from bebop.clock import Clock
 from bebop.config import JobConfig
+from bebop.errors import UserError
 from bebop.monitor.controller import Action
 from bebop.monitor.watch import Monitor, NoMonitor
 from bebop.pool import WorkerPool
@@ -43,7 +44,8 @@ class Loop:
         """
         self.config, self.trainer, self.sinks = config, trainer, sinks
         self.monitor, self.trajectories = monitor or NoMonitor(config), trajectories
-        self.buffer = GroupBuffer(config.trainer.groups_per_step, config.rollout.staleness)
+        keeps = has_spread if config.algorithm.dynamic_sampling else None
+        self.buffer = GroupBuffer(config.trainer.groups_per_step, config.rollout.staleness, keeps=keeps)
         self.clock = Clock(len(workers), now)
         self.pool = WorkerPool(config, prompt, workers, self.buffer, self.clock)
         self.stopping = asyncio.Event()
@@ -86,7 +88,7 @@ class Loop:
 
     async def _next_batch(self) -> Batch | None:
         """The next batch; None if told to stop while waiting for it."""
-        batch, stop = asyncio.create_task(self.buffer.take()), asyncio.create_task(self.stopping.wait())
+        batch, stop = asyncio.create_task(self._take()), asyncio.create_task(self.stopping.wait())
         await asyncio.wait([batch, stop], return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         if batch.done():
@@ -94,9 +96,19 @@ class Loop:
         batch.cancel()
         return None
 
+    async def _take(self) -> Batch:
+        """The next batch; where groups were passed over, the next prompts are asked for."""
+        while (batch := await self.buffer.take()) is None:
+            await self.pool.submit(self.buffer.admit())
+        if not batch.trajectories:
+            lost = sum(group.lost for group in batch.groups)
+            raise UserError(f"environment {self.config.task.name}: all {lost} trajectories of a step were lost")
+        return batch
+
     async def _step(self, batch: Batch) -> None:
         """One update, published and observed."""
         timed, version, system = self.clock.timed, self.buffer.version, self.monitor.decoding.system
+        filtered = self.buffer.filtered if self.config.algorithm.dynamic_sampling else None
         with timed("monitor"):
             undisturbed = batch.groups[0].prompt.index >= self.pool.disturbed
             reading = await self.monitor.read(version + 1, batch.groups, self.trainer, undisturbed)
@@ -112,7 +124,7 @@ class Loop:
                 self.trajectories.write(version + 1, batch.groups, version, system, found)
         with timed("sync"):
             await self._carry_out(seen.action)
-        row = self.clock.row(batch, version, learned, seen.metrics, self.pool.restarts)
+        row = self.clock.row(batch, version, learned, seen.metrics, self.pool.restarts, filtered)
         for sink in self.sinks:
             sink.write(self.buffer.version, row)
         self.clock.restart()

@@ -13,7 +13,7 @@ from bebop.errors import UserError
 from bebop.lane import Lane, Orders
 from bebop.monitor.controller import Health
 from bebop.protocols import Assignment, PartialGroup, Trainer, Worker, WorkerDied, WorkerReport
-from bebop.trajectory import Group, Prompt, Trajectory
+from bebop.trajectory import Group, Prompt, Trajectory, same_beginning
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,9 @@ class WorkerPool:
         self._heads: dict[int, str] = {}  # version -> fingerprint of the head that belongs to it
         self._headed = 0  # the latest publication that was to have the head with it
         self._health: dict[int, Health] = {}  # worker -> what it said in this step
-        self._answers: dict[int, dict[int, Trajectory]] = {}  # of groups that are not complete: by prompt and member
+        # Of groups that are not complete, by prompt and member; None: it was lost.
+        self._answers: dict[int, dict[int, Trajectory | None]] = {}
+        self._begun: dict[int, Prompt] = {}  # the same prompts, with the tokens that their environments began with
 
     async def submit(self, indices: Sequence[int]) -> None:
         """Hand out prompts, now or when somebody has room; none starts before the weights published last are there."""
@@ -156,18 +158,21 @@ class WorkerPool:
         for member, trajectory in zip(part.members, part.trajectories, strict=True):
             if self._dispatch.take(i, index, member):  # else it was taken before, or is somebody else's by now
                 self._answers.setdefault(index, {})[member] = trajectory
+        if part.prompt.token_ids:  # else nothing of it was ever begun
+            same_beginning(self._begun.setdefault(index, part.prompt), part.prompt)
         if len(self._answers.get(index, ())) == len(self._members):
-            answers = self._answers.pop(index)
-            trajectories = tuple(answers[member] for member in self._members)
-            await self.buffer.put(Group(prompt=part.prompt, trajectories=trajectories))
+            answers, prompt = self._answers.pop(index), self._begun.pop(index, part.prompt)
+            there = tuple(answer for member in self._members if (answer := answers[member]) is not None)
+            lost = len(self._members) - len(there)
+            await self.buffer.put(Group(prompt=prompt, trajectories=there, lost=lost))
 
     def _examine(self, i: int, report: WorkerReport) -> None:
         """Hold what worker i says it runs against what it should; a complaint stands until the step is over.
 
         The version must be at least that of the newest prompt it answered: those weights were sent before.
         """
-        size, staleness = self.config.trainer.groups_per_step, self.config.rollout.staleness
-        due = max((part.prompt.index // size - staleness for part in report.parts), default=report.version)
+        since = self.buffer.since
+        due = max((since.get(part.prompt.index, 0) for part in report.parts), default=report.version)
         health = Health(
             worker=i,
             version=report.version,
@@ -186,5 +191,5 @@ class WorkerPool:
     def restore(self, restarts: int) -> None:
         """Go on after so many deaths; each run has its own allowance."""
         self.restarts = restarts
-        self.disturbed = self.buffer.taken + self.config.rollout.staleness * self.config.trainer.groups_per_step
+        self.disturbed = self.buffer.limit - self.config.trainer.groups_per_step
         self._most_restarts = restarts + self.config.runtime.max_restarts

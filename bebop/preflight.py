@@ -30,10 +30,11 @@ from bebop.model.checkpoint import (
 )
 from bebop.model.parts import find_part, read_card
 from bebop.model.skeleton import check_head, check_index, check_weights
+from bebop.rollout.agent_setup import check_environment
 from bebop.rollout.engines import engine_module
 from bebop.rollout.room import check_memory, check_positions
 from bebop.tasks.rewards import make_reward
-from bebop.tasks.source import PromptSource, chat_encoder, instruction
+from bebop.tasks.source import EnvironmentSource, PromptSource, chat_encoder, instruction
 
 # Ray puts sockets below its folder, and a socket's path has at most 107 characters; these are those below.
 SESSION = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
@@ -42,7 +43,7 @@ LONGEST_FOLDER = 107 - len(SESSION)
 RAY_STORE_SHARE, RAY_STORE_MOST = 0.3, 200 * 10**9
 
 
-def checked(config: JobConfig) -> PromptSource:
+def checked(config: JobConfig) -> PromptSource | EnvironmentSource:
     """The prompts of a job; ``UserError`` for the first thing found that would end it later."""
     here = config.runtime.address is None  # else what it runs on is not this machine
     settings = check_model(config.model, here)
@@ -95,8 +96,12 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
     return settings
 
 
-def check_task(config: JobConfig) -> PromptSource:
-    """The prompts, of which the first was asked for; the reward can be imported."""
+def check_task(config: JobConfig) -> PromptSource | EnvironmentSource:
+    """The prompts, of which the first was asked for; the reward can be imported, an environment can begin."""
+    if config.task.turns:
+        environment = EnvironmentSource(config.task)
+        check_environment(config.model, config.task, config.rollout.max_length, environment.prompt(0))
+        return environment
     room = config.rollout.max_length - config.rollout.sampling.max_new_tokens
     source = prompts(config.model, config.task, room)
     source.prompt(0)
@@ -110,7 +115,10 @@ def check_adaptation(config: AdaptConfig) -> None:
     check_positions(settings, data.max_length, "data.max_length")
     dtype, device = getattr(torch, config.model.dtype), find_device(config.model)
     check_memory(settings, data.slots, data.max_length, dtype, device, "data")
-    if data.source == "sample":
+    if data.source == "sample" and config.task.turns:
+        first = EnvironmentSource(config.task).prompt(0)
+        check_environment(config.model, config.task, data.max_length, first, "data.max_length")
+    elif data.source == "sample":
         prompts(config.model, config.task, data.max_length - data.sampling.max_new_tokens).prompt(0)
 
 

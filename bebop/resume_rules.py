@@ -24,6 +24,13 @@ _BOTH: dict[str, str | None] = {
     "task.path": MAY,  # as model.path
     "task.reward_timeout": MAY,
     "task.reward": "finished answers or labels were rewarded by the other one",
+    **dict.fromkeys(
+        (f"task.environment.{name}" for name in ("reset_seconds", "step_seconds", "max_restarts", "processes")), MAY
+    ),
+    **dict.fromkeys(
+        (f"task.environment.{name}" for name in ("max_turns", "max_seconds")),
+        "finished trajectories in the checkpoint were ended by the other bound",
+    ),
 }
 _SAMPLED = "finished answers in the checkpoint were sampled the other way"
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop")
@@ -35,7 +42,7 @@ JOB: Mapping[str, str | None] = {
     **dict.fromkeys(
         (
             f"rollout.{name}"
-            for name in ("workers", "slots", "threads", "on_update", "dispatch", "in_flight")
+            for name in ("workers", "slots", "threads", "on_update", "parked_bytes", "dispatch", "in_flight")
         ),
         MAY,
     ),
@@ -65,7 +72,7 @@ JOB: Mapping[str, str | None] = {
             f"algorithm.{name}"
             for name in (
                 "advantage", "policy_loss", "aggregation", "clip_low", "clip_high", "kl_coefficient",
-                "entropy_coefficient", "tis_level", "tis_cap", "minibatches", "rescore",
+                "entropy_coefficient", "tis_level", "tis_cap", "minibatches", "dynamic_sampling", "rescore",
             )
         ),
         _ALGORITHM,

@@ -15,13 +15,15 @@ from torch import Tensor
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.protocols import LINGER_SECONDS, Assignment, Pace, PartialGroup, WorkerReport
+from bebop.rollout.agent_loop import AgentLoop, Played
+from bebop.rollout.agent_setup import make_agent_loop
 from bebop.rollout.engine import Engine, Request
 from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.engines import engine_module
 from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.rewards import checked, make_reward
 from bebop.token_trace import traced
-from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory
+from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory, same_beginning
 from bebop.weight_manifest import CheckedWeights, verified
 
 log = logging.getLogger(__name__)
@@ -33,16 +35,26 @@ def make_worker(config: JobConfig) -> "RolloutWorker":
     torch.set_num_threads(config.rollout.threads)
     torch.manual_seed(config.runtime.seed)  # a fresh head must be the same everywhere
     engine, eos = engine_module(config).make(config)
+    if config.task.turns:
+        worker = RolloutWorker(engine, _rewarded_by_environment, config, eos)
+        worker.agents = make_agent_loop(config.model, config.task, config.rollout.max_length, worker.thread, eos)
+        return worker
     reward = make_reward(config.task)
     return RolloutWorker(engine, lambda text, prompt: checked(reward, text, prompt), config, eos)
+
+
+def _rewarded_by_environment(text: str, prompt: Prompt) -> float:
+    raise AssertionError("an environment gives the reward")
 
 
 @dataclass(slots=True, kw_only=True)
 class _Open:
     """An assignment whose answers are not all there yet."""
 
-    assignment: Assignment
-    answers: dict[int, Trajectory] = field(default_factory=dict)  # by member; those that are not reported yet
+    prompt: Prompt  # with the tokens that its environment began with
+    members: tuple[int, ...]
+    # By member, those that are not reported yet; None: it was lost.
+    answers: dict[int, Trajectory | None] = field(default_factory=dict)
     missing: int
 
 
@@ -53,6 +65,7 @@ class RolloutWorker:
         """``eos``: the tokens that end an answer."""
         self.engine, self.reward, self.config, self.eos = engine, reward, config, eos
         self.thread = EngineThread(engine)
+        self.agents: AgentLoop | None = None  # of a task whose answers are trajectories of several turns
         self._pulls = config.rollout.dealing == "pull"
         self._rewards = ThreadPoolExecutor(1, thread_name_prefix="reward")  # one: answers are rewarded as they end
         self._rewarding: float | None = None  # since when the reward in progress takes
@@ -70,14 +83,21 @@ class RolloutWorker:
     def start(self) -> None:
         """Run in threads."""
         self.thread.start()
+        if self.agents is not None:
+            self.agents.start()
 
     def submit(self, assignments: Sequence[Assignment]) -> None:
         """Queue assignments; their answers enter the engine together."""
-        parts = [_Open(assignment=assignment, missing=len(assignment.members)) for assignment in assignments]
-        places = [(part, member) for part in parts for member in part.assignment.members]
-        requests = [self._request(part.assignment.prompt, member) for part, member in places]
+        parts = [_Open(prompt=a.prompt, members=a.members, missing=len(a.members)) for a in assignments]
+        places = [(part, member) for part in parts for member in part.members]
+        requests = [self._request(part.prompt, member) for part, member in places]
         with self._news:
             self._decoding += len(requests)
+        if self.agents is not None:
+            for (part, member), request in zip(places, requests, strict=True):
+                played = self.agents.play(part.prompt, request.params, request.trace)
+                played.add_done_callback(partial(self._played, part, member))
+            return
         for place, future in zip(places, self.thread.submit(requests), strict=True):
             future.add_done_callback(partial(self._answered, *place))
 
@@ -110,7 +130,7 @@ class RolloutWorker:
             if self._error is not None:
                 raise self._error
             self._reports += 1
-            paces = (self.thread.pace(), self._reward_pace())
+            paces = (self.thread.pace(), self.agents.pace() if self.agents is not None else self._reward_pace())
             self._told = WorkerReport(
                 number=self._reports, parts=self._parts(), paces=paces, **self.thread.progress()._asdict()
             )
@@ -139,9 +159,9 @@ class RolloutWorker:
                 continue
             del self._done[key]
             answers, part.answers = part.answers, {}
-            members = tuple(m for m in part.assignment.members if m in answers)
+            members = tuple(m for m in part.members if m in answers)
             trajectories = tuple(answers[m] for m in members)
-            parts.append(PartialGroup(prompt=part.assignment.prompt, members=members, trajectories=trajectories))
+            parts.append(PartialGroup(prompt=part.prompt, members=members, trajectories=trajectories))
             self._ended -= len(members)
         self._whole = False
         return tuple(parts)
@@ -152,7 +172,9 @@ class RolloutWorker:
         self._rewards.submit(int).result()  # done after all that were asked for before it
 
     def stop(self) -> None:
-        """End the threads after the cycle, and the reward, in progress."""
+        """End the threads after the cycle, and the reward, in progress; environments at once."""
+        if self.agents is not None:
+            self.agents.stop()
         self.thread.stop()
         self._rewards.shutdown(wait=False, cancel_futures=True)
 
@@ -172,6 +194,8 @@ class RolloutWorker:
 
     def _heard(self, future: Future[Any]) -> bool:
         """Whether all went well; if not, ``collect`` raises it."""
+        if future.cancelled():  # the worker ends
+            return False
         error = future.exception()
         if error is not None and not isinstance(error, Stopped):
             self._fail(error)
@@ -194,11 +218,32 @@ class RolloutWorker:
         """Put an answer with its reward to the others of its assignment."""
         self._rewarding = began = time.monotonic()
         try:
-            trajectory = self._score(completion, part.assignment.prompt)
+            trajectory = self._score(completion, part.prompt)
         except BaseException as error:  # not swallowed: whoever collects next gets it
             self._fail(error)
             return
         self._slowest_reward, self._rewarding = max(self._slowest_reward, time.monotonic() - began), None
+        self._end(part, member, trajectory)
+
+    def _played(self, part: _Open, member: int, future: Future[Played]) -> None:
+        """Take in a trajectory that its environment has rewarded."""
+        if not self._heard(future):
+            return
+        played = future.result()
+        with self._news:
+            self._decoding -= 1
+        if played.prompt.token_ids:
+            if part.prompt.token_ids:
+                try:
+                    same_beginning(part.prompt, played.prompt)
+                except UserError as error:
+                    self._fail(error)
+                    return
+            part.prompt = played.prompt
+        self._end(part, member, played.trajectory)
+
+    def _end(self, part: _Open, member: int, trajectory: Trajectory | None) -> None:
+        """Put what became of a member to the others of its assignment."""
         with self._news:
             part.answers[member] = trajectory
             part.missing -= 1
@@ -223,6 +268,6 @@ class RolloutWorker:
             if self._timeouts >= min(2, trainer.groups_per_step) * trainer.group_size:
                 why = f"{late}, like the {self._timeouts - 1} answers before it"
                 raise UserError(f"{why}: mend the function, or raise task.reward_timeout") from late
-            return Trajectory(completion=completion, reward=0.0, timed_out=True)
+            return Trajectory.single(completion=completion, reward=0.0, timed_out=True)
         self._timeouts = 0
-        return Trajectory(completion=completion, reward=reward)
+        return Trajectory.single(completion=completion, reward=reward)

@@ -18,9 +18,13 @@ from bebop.rollout.engine import Request
 from bebop.trajectory import Group, SamplingParams
 
 
-def letters(vocab_size: int) -> PreTrainedTokenizerFast:
-    """A tokenizer with one character per token; the last token ends a text."""
-    vocab = {chr(97 + i): i for i in range(vocab_size - 1)} | {"<eos>": vocab_size - 1}
+def letters(vocab_size: int, pair: int | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer with one character per token; the last token ends a text.
+
+    ``pair``: this token is two letters, "ab", which tokenising never gives: a text does not tell its tokens.
+    """
+    names = ["ab" if i == pair else chr(97 + i) for i in range(vocab_size - 1)]
+    vocab = {name: i for i, name in enumerate([*names, "<eos>"])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()

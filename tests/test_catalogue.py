@@ -14,7 +14,7 @@ ADAPTED = "bebop/adaptation/job.py"
 
 def row_of(name: str) -> MetricRow | None:
     """The row of a logged name; None if it is listed nowhere."""
-    bare = re.sub(r"/\d+(?=/|$)", "/K", name)
+    bare = re.sub(r"/\d+(?=/|$)", "/K", re.sub(r"^(turn/\w+)/\d+/", r"\1/N/", name))
     ends = [row for row in METRICS if row.interval and bare in (f"{row.name}_low", f"{row.name}_high")]
     return next((row for row in METRICS if row.name == bare), ends[0] if ends else None)
 
@@ -29,6 +29,8 @@ def test_names_of_draft_positions_and_of_intervals_have_their_row() -> None:
     assert row_of("rollout/accept_rate/3") == row_of("rollout/accept_rate/K") is not None
     low = row_of("drift/position/2/change_low")
     assert low is not None and low.name == "drift/position/K/change"
+    row = row_of("turn/overlap/4/2")
+    assert row is not None and row.name == "turn/overlap/N/K" != row_of("turn/overlap/after/2")
     assert row_of("reward/mean_low") is None and row_of("rollout/accept_rate") is None
     assert len({row.name for row in METRICS}) == len(METRICS)
 
@@ -48,10 +50,10 @@ def test_a_job_logs_what_is_listed_and_nothing_else(tmp_path: Path) -> None:
     listed = tuple(
         r
         for r in METRICS
-        if r.part not in ("adapt", "system")
+        if r.part not in ("adapt", "system", "turn")
         and "kept" not in r.name
         and r.rare != INEXACT
-        and r.name != "drift/slope/early"
+        and r.name not in ("drift/slope/early", "rollout/filtered_groups")
     )
     assert differences(logged, listed) == (set(), set())
     one = logged - {"reward/mean"} | {"reward/median"}

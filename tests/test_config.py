@@ -25,6 +25,7 @@ BAD: list[tuple[str, Any]] = [
     ("rollout.engine", "vllm"), ("rollout.workers", 0), ("rollout.slots", 0), ("rollout.threads", -1),
     ("rollout.dispatch", "push"), ("rollout.in_flight", 0),
     ("rollout.staleness", -1), ("rollout.max_length", 160), ("rollout.on_update", "drop"), ("rollout.on_update", False),
+    ("rollout.parked_bytes", -1),
     ("rollout.sampling.temperature", -0.1), ("rollout.sampling.temperature", 0.0),
     ("rollout.sampling.temperature", NAN), ("rollout.sampling.temperature", INF),
     ("rollout.sampling.top_k", -1), ("rollout.sampling.top_p", 0.0), ("rollout.sampling.top_p", 1.5),
@@ -52,6 +53,10 @@ BAD: list[tuple[str, Any]] = [
     ("cotrain.head.lr_warmup_steps", -1), ("cotrain.head.betas", [1.0, 0.9]), ("cotrain.head.weight_decay", -1.0),
     ("cotrain.head.max_grad_norm", 0.0),
     ("task.reward_timeout", 0.0), ("task.reward_timeout", INF), ("task.reward_timeout", NAN),
+    ("task.environment.max_turns", 0), ("task.environment.max_turns", 10_001), ("task.environment.max_seconds", 0.0),
+    ("task.environment.reset_seconds", 0.0), ("task.environment.reset_seconds", INF),
+    ("task.environment.step_seconds", -1.0), ("task.environment.step_seconds", NAN),
+    ("task.environment.max_restarts", -1), ("task.environment.processes", 0), ("task.environment.processes", 1025),
 ]  # fmt: skip
 
 
@@ -102,6 +107,14 @@ def test_training_on_truncated_distributions_needs_rescoring(name: str, value: f
     assert text.startswith("rollout.sampling={") and f"'{name}': {value}" in text and "algorithm.rescore=true" in text
     made = from_dict(JobConfig, {**sampling, "algorithm": {"rescore": True}})
     assert getattr(made.rollout.sampling, name) == value
+
+
+def test_what_goes_ill_with_environments_and_filtered_groups_is_refused() -> None:
+    stop = message({"task": {"source": "environment", "name": "guess"}, "rollout": {"sampling": {"stop": ["."]}}})
+    assert stop.startswith("rollout.sampling.stop=('.',) is not possible: ")
+    chosen = message({"algorithm": {"dynamic_sampling": True}, "monitor": {"certify_every": 5}})
+    assert chosen.startswith("monitor.certify_every=5 is not possible: ")
+    assert from_dict(JobConfig, {"algorithm": {"dynamic_sampling": True}, "monitor": {"certify_every": 0}})
 
 
 WRONG_TYPES = [
@@ -192,6 +205,8 @@ COMPOSED: list[tuple[list[str], dict[str, Any]]] = [  # overrides; what differs 
     (["rollout=sglang", "rollout.sglang.urls=['http://a:1']"],
      SUMS | {"rollout.engine": "sglang", "rollout.sglang.urls": ("http://a:1",)}),
     (["decoding=bebop_adaptive"], SUMS | {"decoding.system": "bebop_adaptive", "decoding.draft_tokens": 5}),
+    (["task=environment", "task.name=store", "task.environment.max_turns=4"],
+     {"task.source": "environment", "task.name": "store", "task.environment.max_turns": 4}),
     (["cotrain=auto", "cotrain.head={lr:1.0}"], SUMS | {"cotrain.mode": "auto", "cotrain.head.lr": 1.0}),
 ]  # fmt: skip
 

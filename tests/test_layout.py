@@ -21,7 +21,7 @@ TABLE = {
     # what flows, and what needs nothing but numbers
     0: "kernels codec token_trace trajectory config config_ decoding metrics sinks errors command store origin "
     "processes events resume_rules run_folder override_merge intervals parsing reading options catalogue "
-    "tree_shape conf",
+    "catalogue_turns tree_shape conf",
     # parts that know no engine, no worker and no trainer
     1: "model identity tasks rollout.engine rollout.slots rollout.decoding trainer.advantages trainer.chains "
     "trainer.logprobs trainer.losses trainer.optim trainer.packing trainer.schedule trainer.scorer "
@@ -30,8 +30,8 @@ TABLE = {
     "certify.cohort certify.marginals certify.tilt certify.ledger certify.causes certify.columns certify.structure "
     "certify.declared certify.family certify.checkpoint certify.white_box",
     # engines, workers, trainers, the buffer and the monitor
-    2: "buffer trajectories trajectory_log protocols weight_manifest hangs watchdog monitor dashboards rollout "
-    "rollout.decoding.draft_verify rollout.decoding.registry trainer",
+    2: "buffer trajectories trajectory_log trajectory_rows protocols weight_manifest hangs watchdog monitor "
+    "dashboards rollout rollout.decoding.draft_verify rollout.decoding.registry trainer",
     # what joins them, without Ray and with it
     3: "clock dispatch lane pool loop",
     4: "runtime adaptation report view remote placement preflight certify simulation "
@@ -54,6 +54,8 @@ DOORS = {
     "megatron": ("bebop.megatron_job", "bebop.verl_job.megatron_"),
     "plotly": ("bebop.report", "bebop.view", "bebop.bench.record"),
     "wandb": ("bebop.sinks",),
+    "verifiers": ("bebop.tasks.environments.verifiers_",),
+    "renderers": ("bebop.tasks.environments.verifiers_",),
 }
 # Drafters, rules and lengths: what they are, and all of ours that they may know.
 PARTS = tuple(f"bebop.rollout.decoding.{kind}" for kind in ("drafters", "rules", "lengths"))

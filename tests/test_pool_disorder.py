@@ -125,7 +125,7 @@ class Unruly:
         versions = np.full(3, max(self.version, 0))
         ids, logprobs = np.array([index, member, self.process]), np.zeros(3, dtype=np.float32)
         answer = Completion(token_ids=ids, logprobs=logprobs, versions=versions, stats=stats)
-        return Trajectory(completion=answer, reward=1.0)
+        return Trajectory.single(completion=answer, reward=1.0)
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ BAD = [
     (["trainer.lr.x=1"], r"trainer.lr.x: no such setting; trainer.lr is a single value"),
     (["task.args.terms=1"], r"task.args.terms: no such setting; task.args has min_terms, .* (+task.args.terms=1 adds"),
     (["+trainer.foo=1"], r"trainer.foo=1 is not possible: no such setting; there are ranks"),
-    (["task=nonsense"], r"task=nonsense is not possible: choose one of chain_sum, file"),
+    (["task=nonsense"], r"task=nonsense is not possible: choose one of chain_sum, environment, file"),
     (["trainer=5"], r"trainer=5 is not possible: choose one of default"),
     (["trainer@here=default"], r"trainer@here=default is not possible: a group stays"),
     (["foo"], r"'foo' cannot be read: give GROUP=CHOICE or GROUP.NAME=VALUE"),

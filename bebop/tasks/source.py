@@ -7,6 +7,7 @@ from reasoning_gym.utils import SYSTEM_PROMPTS
 
 from bebop.config import TaskConfig
 from bebop.errors import UserError
+from bebop.tasks.environment import find_kind, question
 from bebop.tasks.files import FileItems
 from bebop.tasks.procedural import ProceduralItems
 from bebop.trajectory import Prompt
@@ -55,6 +56,19 @@ class PromptSource:
     def _task(self, item: dict[str, Any]) -> str:
         """The data set that an item comes from; of a mixture the one that was drawn."""
         return str(item["metadata"]["source_dataset"]) if self.config.name == "composite" else self.config.name
+
+
+class EnvironmentSource:
+    """The questions of an environment, which itself says in a rollout how they are put: prompts have no tokens yet."""
+
+    def __init__(self, config: TaskConfig) -> None:
+        """``UserError`` if there is no such environment."""
+        self.config, self.kind = config, find_kind(config.name)
+
+    def prompt(self, index: int) -> Prompt:
+        """Prompt number ``index`` >= 0, from the settings and the number alone."""
+        item = question(self.kind, index, self.config.seed, self.config.args)
+        return Prompt(index=index, task=self.config.name, text="", token_ids=(), item=item)
 
 
 def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Question], tuple[str, tuple[int, ...]]]:

@@ -14,6 +14,7 @@ TINY = dataclasses.replace(
 )
 
 
+@pytest.mark.slow
 def test_every_arm_is_measured_or_says_why_not() -> None:
     rows = kernels.run(TINY)
     for row in rows:

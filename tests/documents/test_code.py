@@ -1,7 +1,10 @@
 """Every block of code in the pages works: Python is run, commands are parsed or composed for real."""
 
+import ast
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -41,14 +44,31 @@ def run_block(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     elif block.language in COMMANDS:
         for words in commands(block.text):
             check(words, folder)
-    elif block.language == "yaml":  # a file of the group task
-        TaskConfig(**yaml.safe_load(block.text))
+    elif block.language == "yaml":  # a file of the group task, or agent loops of verl
+        content = yaml.safe_load(block.text)
+        check_loops(content) if isinstance(content, list) else TaskConfig(**content)
     elif block.language == TEXT:
         for line in block.text.splitlines():
             if line.strip().startswith(STARTS):
                 raise Wrong(f"{block}: {line.strip()!r} is a command: call the language bash")
     else:
         raise Wrong(f"{block}: no test knows the language {block.language!r}")
+
+
+def check_loops(loops: list[dict[str, Any]]) -> None:
+    """Each class is there, and takes what it is given; read, since it is verl that imports it."""
+    for loop in loops:
+        module, _, name = loop["_target_"].rpartition(".")
+        found = find_spec(module)
+        if found is None or found.origin is None:
+            raise Wrong(f"there is no module {module}")
+        nodes = {node.name: node for node in ast.parse(Path(found.origin).read_text()).body if hasattr(node, "name")}
+        if name not in nodes:
+            raise Wrong(f"{module} has no {name}")
+        functions = {node.name: node for node in nodes[name].body if isinstance(node, ast.FunctionDef)}
+        allowed = {argument.arg for argument in functions["__init__"].args.kwonlyargs} | {"name", "_target_"}
+        if unknown := sorted(loop.keys() - allowed):
+            raise Wrong(f"{name} takes no {', '.join(unknown)}")
 
 
 @pytest.mark.parametrize("block", ALL, ids=str)
@@ -77,6 +97,14 @@ FAULTS: Mapping[str, tuple[str, str]] = {  # a page, and what is said of it
     "a task with a wrong field": (
         "```yaml\nsource: reasoning_gym\nargument: {}\n```\n",
         "unexpected keyword argument 'argument'",
+    ),
+    "an agent loop with a wrong setting": (
+        "```yaml\n- name: played\n  _target_: bebop.verl_job.agent_loop.EnvironmentAgentLoop\n  turns: 3\n```\n",
+        "EnvironmentAgentLoop takes no turns",
+    ),
+    "an agent loop that is not there": (
+        "```yaml\n- _target_: bebop.verl_job.agent_loop.Agent\n```\n",
+        "bebop.verl_job.agent_loop has no Agent",
     ),
 }
 COMMANDS_WITH_FAULTS: Mapping[str, str] = {

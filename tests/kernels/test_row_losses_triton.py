@@ -235,6 +235,7 @@ def test_dtypes_that_are_refused() -> None:
         run(*logits(1, 8, torch.float64), "tv")
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     """The interpreter forgives what the compiler refuses; no GPU is needed to find out."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}

@@ -77,6 +77,29 @@ def test_logprobs_are_those_of_the_distribution(sglang: ServedEngine, folder: Pa
     assert np.abs(found.logprobs - hotter).max() > 1e-2  # the test would notice another temperature
 
 
+@pytest.mark.smoke("engine", "drafts")
+def test_a_later_turn_finds_the_keys_and_values_of_the_one_before(fresh: ServedEngine, folder: Path) -> None:
+    """By its tokens, whoever asks; one changed token is a miss from there on, and new weights know nothing of it."""
+
+    def turn(context: tuple[int, ...], answer: int = 2) -> tuple[list[int], int]:
+        output = raw(fresh, ask(1, answer, prompt=context)[0])
+        wanted = logprobs(folder, context, output["output_ids"])
+        given = [entry[0] for entry in output["meta_info"]["output_token_logprobs"]]
+        np.testing.assert_allclose(given, wanted, atol=1e-4)  # what is kept is what would be computed
+        return output["output_ids"], int(output["meta_info"]["cached_tokens"])
+
+    first = tuple(range(1, 9)) * 2
+    answer, _ = turn(first, 8)
+    history = (*first, *answer, 7, 2, 9)  # with what an environment says
+    _, kept = turn(history)
+    read = len(first) + len(answer)
+    assert read - 2 <= kept <= read, "all but what is never fed: the last token, and a pair that it begins"
+    changed = (*history[:5], history[5] % 8 + 1, *history[6:])
+    assert turn(changed)[1] <= 5
+    fresh.load_weights(reload(folder).weights(mtp=True), 0)
+    assert turn(history)[1] == 0
+
+
 @pytest.mark.smoke("drafts")
 def test_statistics_are_those_of_the_logits(sglang: ServedEngine, folder: Path) -> None:
     """A reached position's draft distribution follows from the text alone, since the drafts before it were accepted."""

@@ -1,0 +1,76 @@
+"""An agent loop from a job's settings, and what can be wrong with them: found before anything is started."""
+
+import asyncio
+import dataclasses
+
+from bebop.config import ModelConfig, TaskConfig
+from bebop.errors import UserError
+from bebop.model.checkpoint import load_tokenizer, stop_tokens
+from bebop.rollout.agent_loop import AgentLoop
+from bebop.rollout.engine_thread import EngineThread
+from bebop.tasks.chat_delta import ChatDelta, GivenTokens
+from bebop.tasks.environment import EnvironmentLost, check_command, find_kind, seed
+from bebop.tasks.episodes import Episodes
+from bebop.trajectory import Prompt, same_beginning
+
+
+def make_episodes(task: TaskConfig) -> Episodes:
+    """Where the environments of a task come from; ``UserError`` if there is none such, or its limits clash."""
+    limits, kind = task.environment, find_kind(task.name)
+    check_command(kind, task.args, limits.step_seconds)
+    return Episodes(
+        kind,
+        task.args,
+        reset_seconds=limits.reset_seconds,
+        step_seconds=limits.step_seconds,
+        processes=limits.processes,
+    )
+
+
+def make_agent_loop(
+    model: ModelConfig, task: TaskConfig, max_length: int, thread: EngineThread, eos: tuple[int, ...]
+) -> AgentLoop:
+    """Of a task that is an environment; ``UserError`` if the model's chat template cannot have turns."""
+    return AgentLoop(thread, task, max_length, make_delta(model, task, eos), make_episodes(task))
+
+
+def make_delta(model: ModelConfig, task: TaskConfig, eos: tuple[int, ...]) -> ChatDelta | GivenTokens:
+    """What makes tokens of messages, or looks at those of an environment that does so itself; ``UserError``."""
+    tokenizer = load_tokenizer(model)
+    return GivenTokens(len(tokenizer)) if find_kind(task.name).tokens else ChatDelta.checked(tokenizer, eos)
+
+
+def check_environment(
+    model: ModelConfig, task: TaskConfig, max_length: int, prompt: Prompt, setting: str = "rollout.max_length"
+) -> None:
+    """``UserError`` unless the template can have turns and the environment begins, and twice in the same way.
+
+    ``setting`` is what ``max_length`` is called.
+    """
+    delta = make_delta(model, task, stop_tokens(model))
+    episodes = make_episodes(task)
+
+    async def begin() -> Prompt:
+        episode = episodes.open()
+        try:
+            messages = await episode.reset(prompt.item, seed(task.seed, prompt.index))
+        finally:
+            await episode.close()
+        return dataclasses.replace(prompt, token_ids=tuple(delta.first(messages)))
+
+    async def twice() -> tuple[Prompt, Prompt]:
+        try:
+            return await begin(), await begin()
+        finally:
+            await episodes.shutdown()
+
+    try:
+        one, other = asyncio.run(twice())
+    except EnvironmentLost as lost:
+        raise UserError(f"task.name={task.name!r} cannot begin: {lost}") from lost
+    same_beginning(one, other)
+    if len(one.token_ids) >= max_length:
+        raise UserError(
+            f"{setting}={max_length} is not possible: the first prompt of environment "
+            f"{task.name} takes {len(one.token_ids)} tokens, and an answer needs room"
+        )

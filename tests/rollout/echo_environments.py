@@ -1,0 +1,58 @@
+"""Environments of the tests: they answer with what they were told, and one breaks when it is told to."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bebop.tasks.environment import EnvStep, Message
+from bebop.trajectory import Completion
+
+
+class Echo:
+    """Says the question's number, then how long the turn was; a reward of 1 a turn, done after ``turns``."""
+
+    blocking = False
+
+    resets = 0  # of all of them
+
+    def __init__(self, turns: int = 3, breaks: Sequence[int] = (), alike: bool = True, reward: float = 1.0) -> None:
+        """``breaks``: numbers of the resets, counted from 1, after whose first step it is lost."""
+        self.turns, self.breaks, self.alike, self.reward, self.step_number = turns, breaks, alike, reward, 0
+
+    async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
+        type(self).resets += 1
+        self.number = type(self).resets
+        own = "" if self.alike else "b" * self.number
+        return ({"role": "user", "content": f"question {item['index']} of {seed}{own}"},)
+
+    async def step(self, text: str) -> EnvStep:
+        self.step_number += 1
+        if self.number in self.breaks:
+            raise RuntimeError("the environment broke")
+        done = self.step_number >= self.turns
+        said = ({"role": "tool", "content": f"you wrote {len(text)}"},)
+        return EnvStep(
+            messages=() if done else said, reward=self.reward, done=done, counts={"letters": float(len(text))}
+        )
+
+    async def close(self) -> None:
+        self.step_number = -1
+
+
+class TokenEcho:
+    """Says how many tokens there were so far, as a token; done after three turns."""
+
+    tokens = True
+
+    async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[int, ...]:
+        self.seen, self.turns = 3, 0
+        return (3, 4, item["index"])
+
+    async def step(self, completion: Completion) -> EnvStep:
+        self.seen += len(completion.token_ids)
+        self.turns += 1
+        done, said = self.turns == 3, (5, self.seen % 11)
+        self.seen += len(said)
+        return EnvStep(messages=() if done else said, done=done, counts={"sum": float(completion.token_ids.sum())})
+
+    async def close(self) -> None:
+        self.turns = -1

@@ -1,0 +1,186 @@
+"""Trajectories of several turns on the real engine: tokens in, tokens out, losses, budgets."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bebop.config import DecodingConfig, JobConfig
+from bebop.errors import UserError
+from bebop.model.attention import CausalContext
+from bebop.model.backbone import Policy
+from bebop.parsing import from_dict
+from bebop.protocols import Assignment, PartialGroup
+from bebop.rollout.agent_loop import AgentLoop
+from bebop.rollout.agent_setup import make_episodes
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.rollout.worker import RolloutWorker
+from bebop.tasks.chat_delta import ChatDelta, GivenTokens
+from bebop.tasks.environment import find_kind, load_class
+from bebop.trajectory import Prompt, Trajectory
+from tests.builders import letters, tiny_policy
+from tests.rollout import echo_environments
+
+SIZE, EOS, LONGEST, ROOM = 2, 11, 48, 400
+ECHO = f"{Path(echo_environments.__file__).resolve()}:Echo"
+TOKENS = f"{Path(echo_environments.__file__).resolve()}:TokenEcho"
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+
+
+def begin_anew() -> None:
+    """Count resets from 1 again."""
+    load_class(find_kind(ECHO).make).resets = 0  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def made() -> Iterator[list[RolloutWorker]]:
+    """Workers to be stopped at the end, whatever happens."""
+    workers: list[RolloutWorker] = []
+    begin_anew()
+    yield workers
+    for one in workers:
+        one.stop()
+
+
+def policy() -> Policy:
+    """In float64, with a template and a token that no text gives; every twelfth token ends a turn, or so."""
+    chosen = tiny_policy(dtype=torch.float64, sharp=6.0)
+    chosen.tokenizer = letters(chosen.vocab_size, pair=5)
+    chosen.tokenizer.chat_template = TEMPLATE
+    return chosen
+
+
+def worker(made: list[RolloutWorker], environment: dict[str, Any] | None = None, **args: Any) -> RolloutWorker:
+    longest, room = args.pop("longest", LONGEST), args.pop("room", ROOM)
+    name, slots = args.pop("name", ECHO), args.pop("slots", 4)
+    sections: dict[str, dict[str, Any]] = {
+        "task": {"source": "environment", "name": name, "args": args, "environment": environment or {}},
+        "rollout": {"sampling": {"max_new_tokens": longest}, "max_length": room, "staleness": 1},
+        "trainer": {"group_size": SIZE},
+    }
+    config = from_dict(JobConfig, sections)
+    used = policy()
+    engine = TorchEngine(used, DecodingConfig(draft_tokens=2), slots=slots, max_length=room)
+    one = RolloutWorker(engine, lambda *_: 0.0, config, eos=(EOS,))
+    given = find_kind(name).tokens
+    delta = GivenTokens(used.vocab_size) if given else ChatDelta.checked(used.tokenizer, (EOS,))
+    one.agents = AgentLoop(one.thread, config.task, room, delta, make_episodes(config.task))
+    made.append(one)
+    return one
+
+
+def played(one: RolloutWorker, count: int = 1) -> list[PartialGroup]:
+    """What becomes of the groups of ``count`` prompts."""
+    one.start()
+    prompts = [Prompt(index=i, task="echo", text="", token_ids=(), item={"index": i}) for i in range(count)]
+    one.submit([Assignment(prompt=p, members=tuple(range(SIZE))) for p in prompts])
+    parts: list[PartialGroup] = []
+    seen = 0
+    while sum(len(part.members) for part in parts) < count * SIZE:
+        report = one.collect(20, seen)
+        seen = report.number
+        assert report.parts, "nothing for 20 s"
+        parts += report.parts
+    return parts
+
+
+def trajectories(parts: list[PartialGroup]) -> list[tuple[Prompt, Trajectory]]:
+    return [(part.prompt, t) for part in parts for t in part.trajectories if t is not None]
+
+
+def test_what_was_sampled_is_what_is_read_again(made: list[RolloutWorker]) -> None:
+    """One forward over all ids of a trajectory gives each written token the log-prob that the engine gave it."""
+    found = trajectories(played(worker(made, turns=4), count=3))
+    assert len(found) == 3 * SIZE and max(len(t.turns) for _, t in found) == 4
+    assert any("ab" in turn.completion.text for _, t in found for turn in t.turns[:-1])
+    model, delta = policy(), ChatDelta.checked(policy().tokenizer, (EOS,))
+    for prompt, trajectory in found:
+        asked = {"role": "user", "content": f"question {prompt.item['index']} of {prompt.item['index']}"}
+        assert list(prompt.token_ids) == delta.first([asked])
+        for before, turn in zip(trajectory.turns, trajectory.turns[1:], strict=False):
+            assert before.completion.token_ids[-1] == EOS  # sampled, not made up
+            said = {"role": "tool", "content": f"you wrote {len(before.completion.text)}"}
+            assert turn.observation.tolist() == delta.observation([said])
+        whole = trajectory.completion
+        ids = torch.tensor([[*prompt.token_ids, *whole.token_ids.tolist()]])
+        with torch.no_grad():
+            hidden = model.hidden(ids, torch.arange(ids.shape[1])[None], CausalContext())
+            logp = model.backbone.lm_head(hidden).log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
+        written = logp[len(prompt.token_ids) - 1 :].numpy()[whole.written]
+        np.testing.assert_allclose(written, whole.logprobs[whole.written], atol=1e-6)
+        assert trajectory.reward == sum(t.completion.finish_reason == "stop" for t in trajectory.turns)
+
+
+def test_an_environment_may_speak_tokens(made: list[RolloutWorker]) -> None:
+    found = trajectories(played(worker(made, name=TOKENS), count=3))
+    assert len(found) == 3 * SIZE and max(len(t.turns) for _, t in found) == 3
+    for prompt, trajectory in found:
+        history = list(prompt.token_ids)
+        assert history == [3, 4, prompt.index]
+        for turn in trajectory.turns:
+            history += turn.observation.tolist()
+            assert turn.observation.size == 0 or turn.observation.tolist() == [5, (len(history) - 2) % EOS]
+            history += turn.completion.token_ids.tolist()
+        # What it was given over all steps is what was sampled, but for a turn that was cut off.
+        stopped = [t.completion.token_ids for t in trajectory.turns if t.completion.finish_reason == "stop"]
+        assert trajectory.counts.get("sum", 0) == sum(ids.sum() for ids in stopped)
+
+
+def test_a_turn_that_is_cut_off_ends_the_trajectory(made: list[RolloutWorker]) -> None:
+    found = trajectories(played(worker(made, turns=50, longest=6), count=6))
+    assert {t.ended for _, t in found} == {"length"}
+    for _, trajectory in found:
+        *others, last = trajectory.turns
+        assert last.completion.finish_reason == "length" and EOS not in last.completion.token_ids[:-1]
+        assert all(t.completion.token_ids[-1] == EOS for t in others)
+        assert trajectory.reward == len(others)  # the environment never saw the last one
+
+
+@pytest.mark.parametrize("ended", ["turns", "tokens", "seconds", "done"])
+def test_budgets(ended: str, made: list[RolloutWorker]) -> None:
+    limits = {"turns": {"max_turns": 2}, "seconds": {"max_seconds": 1e-9}}.get(ended, {})
+    room, longest = (160, 150) if ended == "tokens" else (ROOM, 100)
+    one = worker(made, limits, turns=2 if ended == "done" else 50, room=room, longest=longest)
+    for prompt, trajectory in trajectories(played(one, count=2)):
+        assert trajectory.ended == ended
+        tokens = len(prompt.token_ids) + len(trajectory.completion.token_ids)
+        assert tokens <= one.agents.max_length if one.agents else False
+        due = {"turns": 2, "done": 2, "seconds": 1}.get(ended)
+        assert due is None or len(trajectory.turns) == due
+        assert trajectory.counts["letters"] == sum(
+            len(t.completion.text) for t in trajectory.turns if t.completion.finish_reason == "stop"
+        )
+
+
+def test_a_lost_environment_begins_again_from_the_first_turn(made: list[RolloutWorker]) -> None:
+    undisturbed = trajectories(played(worker(made, turns=3)))
+    begin_anew()
+    again = trajectories(played(worker(made, turns=3, breaks=[1, 2, 3])))
+    assert sorted(t.restarts for _, t in again) == [1, 2]
+    ids = [sorted(tuple(t.completion.token_ids.tolist()) for _, t in found) for found in (undisturbed, again)]
+    assert ids[0] == ids[1]  # its seed is that of the member, whatever was lost
+    assert {t.reward for _, t in again} == {t.reward for _, t in undisturbed}
+
+
+def test_what_is_lost_too_often_is_no_row_of_reward_0(
+    made: list[RolloutWorker], caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = played(worker(made, {"max_restarts": 1}, turns=3, breaks=[*range(1, 100)]))
+    assert [t for part in parts for t in part.trajectories] == [None] * SIZE
+    assert all(part.prompt.token_ids == () for part in parts)
+    told = [r.getMessage() for r in caplog.records if "was lost" in r.getMessage()]
+    assert [line.partition("number ")[2][:2] for line in told] == ["1 ", "2 ", "4 "], "of four losses"
+    assert all("of prompt 0" in line and "the environment broke" in line for line in told)
+
+
+def test_members_that_begin_differently_are_refused(made: list[RolloutWorker]) -> None:
+    with pytest.raises(UserError, match="members of the group of prompt 0 begin differently"):
+        played(worker(made, alike=False))
+
+
+def test_a_reward_that_is_no_number_ends_the_job(made: list[RolloutWorker]) -> None:
+    with pytest.raises(UserError, match="reward nan"):
+        played(worker(made, reward=float("nan")))
