@@ -23,10 +23,12 @@ EXTRAS = {
     "bebop.verl_job": ("verl",),
     "bebop.verl_job.megatron_": ("megatron",),
     "bebop.megatron_job": ("megatron",),
+    "bebop.tasks.environments.verifiers_": ("agents",),
     "bebop.model.smollm2": ("smollm2",),
     "bebop.sinks": ("wandb",),
     "recipes.reproduce.figures": ("reproduce",),
     "tests": ("dev",),
+    "tests.integration.agents": ("agents",),
     "tests.integration.sglang": ("sglang",),
     "tests.integration.verl": ("verl",),
     "tests.integration.megatron": ("megatron", "verl"),
@@ -35,6 +37,7 @@ EXTRAS = {
 ELSEWHERE = {
     "sglang": "sglang", "verl": "verl", "tensordict": "tensordict", "transfer_queue": "TransferQueue",
     "megatron": "megatron-core", "wandb": "wandb", "psutil": "psutil", "gguf": "gguf", "accelerate": "accelerate",
+    "verifiers": "verifiers", "renderers": "renderers", "openenv": "openenv-core", "uvicorn": "uvicorn",
 }  # fmt: skip
 # triton comes with torch where there is a GPU, at the one release that fits; nothing imports it where there is none.
 WITH_TORCH = ("triton",)
@@ -112,7 +115,7 @@ def test_every_import_is_declared() -> None:
     assert [found for module, source in tree.items() for found in import_violations(module, source, known)] == []
 
 
-@pytest.mark.parametrize("extra", ["sglang", "verl", "megatron"])
+@pytest.mark.parametrize("extra", ["agents", "sglang", "verl", "megatron"])
 def test_every_environment_pins_what_it_needs(extra: str) -> None:
     name = f"constraints-{extra}.txt"
     wanted = [*requirements()[""], *requirements()[extra]]

@@ -1,0 +1,214 @@
+"""Episodes on an OpenEnv 0.3 server, by its address.
+
+A connection is a session of the server's with an environment of its own. Requests carry no number, so an answer belongs
+to whoever reads next: a call that ended early (a time limit, a cancellation) would leave its answer to the step after
+it. A connection is therefore kept only while every answer to it has been read. The wire is JSON over a WebSocket at
+``<address>/ws``; the ``openenv`` library is not needed here.
+
+- The question: ``reset`` is sent what the item holds, ``seed`` among it.
+- What the policy wrote becomes the field ``action`` of the server's action; with ``action=""`` it has to be the whole
+  action, a JSON object. One that the server's action class refuses is answered with a message that says why.
+- What the policy reads: the field ``observation`` of the server's observation; with ``observation=""`` its only field,
+  or all of them as a JSON object. Text stays as it is, everything else is written as JSON, keys in order.
+- Whatever else fails is ``EnvironmentLost``: an environment that raises, a server that is full, gone or speaks of
+  something else, a reward that is not finite.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from bebop.errors import UserError
+from bebop.tasks.environment import EnvironmentLost, EnvStep, Message
+
+CONNECT_SECONDS = 10.0
+MESSAGE_BYTES = 100 << 20  # the longest message that OpenEnv's own client takes
+SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+ROLES = ("user", "tool")
+SHOWN = 300  # characters of a server's complaint
+# What pydantic calls fields that are not there and fields that nobody knows: the setting is wrong, not the text in it.
+MISNAMED = ("missing", "extra_forbidden")
+
+
+class OpenEnv:
+    """An episode on the server at ``address``; an ``Environment``. One call at a time."""
+
+    def __init__(
+        self, *, address: str, action: str = "text", observation: str = "", role: str = "user", system: str = ""
+    ) -> None:
+        """Connect to nothing yet.
+
+        address: http, https, ws or wss; role: of the messages, user or tool; system: a message before the first.
+        ``UserError`` for an address or role that cannot be.
+        """
+        if role not in ROLES:
+            raise UserError(f"role={role!r} of an OpenEnv environment is not possible: give one of {', '.join(ROLES)}")
+        self.url = socket_url(address)
+        self.action, self.observation, self.role, self.system = action, observation, role, system
+        self._session: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+
+    async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
+        """The first messages of a new session; ``item`` goes to the server's ``reset``, over ``seed``."""
+        await self.close()
+        await self._connect()
+        with self._connection("reset") as socket:
+            answer = await self._ask(socket, "reset", {"seed": seed, **item})
+            if answer["type"] == "error":
+                raise self._lost(f"refused to reset: {_complaint(answer)}")
+            first = self._message(self._read(answer)[0])
+        return ({"role": "system", "content": self.system}, first) if self.system else (first,)
+
+    async def step(self, text: str) -> EnvStep:
+        """What the server makes of ``text``."""
+        action = {self.action: text} if self.action else _object(text)
+        if action is None:
+            return self._invalid("not an action: a JSON object is wanted")
+        with self._connection("step") as socket:
+            answer = await self._ask(socket, "step", action)
+            if answer["type"] == "error":
+                return self._invalid(self._refusal(answer))
+            observation, reward, done = self._read(answer)
+        return EnvStep(messages=() if done else (self._message(observation),), reward=reward, done=done)
+
+    async def close(self) -> None:
+        """Leave the server; the session there ends with its connection."""
+        session, self._session, self._socket = self._session, None, None
+        if session is not None:
+            await session.close()
+
+    async def _connect(self) -> None:
+        """A connection of one's own: none of a pool, where another episode's answer could wait."""
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS))
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                self._socket = await self._session.ws_connect(self.url, max_msg_size=MESSAGE_BYTES)
+        except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
+            await self.close()
+            raise self._lost(f"cannot be reached: {_words(error)}") from error
+        except BaseException:
+            await self.close()
+            raise
+
+    @contextlib.contextmanager
+    def _connection(self, kind: str) -> Iterator[aiohttp.ClientWebSocketResponse]:
+        """The connection for one call. It is kept only if the call returns: nobody else may read a late answer."""
+        socket, self._socket = self._socket, None
+        if socket is None:
+            raise self._lost(f"has no session for this {kind}: the one before it ended early")
+        yield socket
+        self._socket = socket
+
+    async def _ask(self, socket: aiohttp.ClientWebSocketResponse, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The server's answer to one request."""
+        try:
+            await socket.send_str(json.dumps({"type": kind, "data": data}))
+            message = await socket.receive()
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                raise self._lost(f"closed the connection in a {kind}")
+            return _answer(message.data)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise self._lost(f"failed in a {kind}: {_words(error)}") from error
+
+    def _read(self, answer: Mapping[str, Any]) -> tuple[str, float, bool]:
+        """The observation's text, the reward and whether the episode is over."""
+        data = answer["data"]
+        observation, reward = data["observation"], data.get("reward")
+        value = 0.0 if reward is None else float(reward)
+        if not math.isfinite(value):
+            raise self._lost(f"gave a reward of {reward}")
+        if self.observation and self.observation not in observation:
+            raise UserError(
+                f"observation={self.observation!r} is no field of the observations of {self.url}: "
+                f"they have {', '.join(observation) or 'none'}"
+            )
+        return _text(observation, self.observation), value, bool(data.get("done"))
+
+    def _refusal(self, answer: Mapping[str, Any]) -> str:
+        """What the policy reads of an action that was refused; everything else that went wrong is raised."""
+        data = answer["data"]
+        if data.get("code") != "VALIDATION_ERROR":
+            raise self._lost(f"failed in a step: {_complaint(answer)}")
+        errors = data.get("errors") or [{"msg": data.get("message"), "loc": ()}]
+        if self.action and any(error.get("type") in MISNAMED for error in errors):
+            raise UserError(f"action={self.action!r} does not fit the actions of {self.url}: {_each(errors)}")
+        return f"not an action: {_each(errors)}"[:SHOWN]
+
+    def _invalid(self, why: str) -> EnvStep:
+        return EnvStep(messages=(self._message(why),), counts={"invalid_actions": 1.0})
+
+    def _message(self, text: str) -> Message:
+        return {"role": self.role, "content": text}
+
+    def _lost(self, what: str) -> EnvironmentLost:
+        return EnvironmentLost(f"the OpenEnv server {self.url} {what}")
+
+
+def item(index: int, seed: int) -> dict[str, Any]:
+    """The question with number ``index``: the seed that the server's ``reset`` is given, 31 bits of both numbers."""
+    digest = hashlib.sha256(f"{seed}:{index}".encode()).digest()
+    return {"seed": int.from_bytes(digest[:4], "big") >> 1}
+
+
+def socket_url(address: str) -> str:
+    """Where the sessions of a server are; ``UserError`` if ``address`` names none."""
+    try:
+        parts = urlsplit(address)
+        usable = parts.scheme in SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, a bracket that is not closed
+        usable = False
+    if not usable or "@" in parts.netloc or parts.query or parts.fragment:
+        raise UserError(
+            f"address={address!r} names no OpenEnv server: give http, https, ws or wss, a host and a port, "
+            "such as http://127.0.0.1:8000, without a user, a query or a fragment"
+        )
+    path = parts.path.rstrip("/").removesuffix("/ws")
+    return f"{SCHEMES[parts.scheme]}://{parts.netloc}{path}/ws"
+
+
+def _answer(text: str) -> dict[str, Any]:
+    """An answer of the shape that OpenEnv 0.3 gives; ``ValueError`` for any other."""
+    answer = json.loads(text)
+    kind = answer.get("type") if isinstance(answer, dict) else None
+    data = answer.get("data") if kind in ("observation", "error") else None
+    if isinstance(data, dict) and isinstance(data.get("reward", 0.0), int | float | None):
+        if kind == "error" or isinstance(data.get("observation"), dict):
+            return dict(answer)
+    raise ValueError(f"an answer that OpenEnv 0.3 does not give: {text[:SHOWN]}")
+
+
+def _text(observation: Mapping[str, Any], field: str) -> str:
+    """An observation as the policy reads it: see the module."""
+    only = field or (next(iter(observation)) if len(observation) == 1 else "")
+    value = observation[only] if only else observation
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _each(errors: list[dict[str, Any]]) -> str:
+    """Every complaint about an action: ``text: String should have at most 8 characters``."""
+    return "; ".join(": ".join([*map(str, error.get("loc", ())), str(error.get("msg"))]) for error in errors)
+
+
+def _complaint(answer: Mapping[str, Any]) -> str:
+    data = answer["data"]
+    words = f"{data.get('code')}: {data.get('message')}"[:SHOWN]
+    return f"{words} (see max_concurrent_envs there)" if data.get("code") == "CAPACITY_REACHED" else words
+
+
+def _words(error: BaseException) -> str:
+    return str(error)[:SHOWN] or type(error).__name__

@@ -1,0 +1,232 @@
+"""Rollouts of verifiers 0.4 environments with the policy's own tokens.
+
+verifiers turns the loop around: its environments drive the conversation and ask a server for tokens. Here the server is
+``GenerateServer`` on loopback, and the harness that holds the conversation runs in this process (the library's own
+builds an environment with ``uv`` for each runtime first). One trainable trajectory an episode, in one branch: anything
+else is refused in one line (``TraceRefused``). A turn that was cut off ends its trajectory.
+
+Left out: tools, which verifiers refuses for this harness, images, and harnesses that are programs of their own.
+"""
+
+import contextlib
+import itertools
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import aiohttp
+from renderers.base import load_tokenizer
+from verifiers.v1.clients import TrainClientConfig
+from verifiers.v1.clients.client import ModelContext
+from verifiers.v1.configs.agent import AgentConfig
+from verifiers.v1.configs.harness import HarnessConfig
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.harness import Harness
+from verifiers.v1.runtimes import ProgramResult
+from verifiers.v1.types import SamplingConfig
+from verifiers.v1.utils.loaders import env_config_type, load_environment
+
+from bebop.errors import UserError
+from bebop.tasks.environment import EnvironmentLost
+from bebop.tasks.environments.generate_server import Generate, GenerateServer, SampledTurn, TokenTrace, TraceRefused
+from bebop.tasks.environments.verifiers_renderer import IMPORT_PATH, DeltaRenderer
+
+HARNESS = "bebop_in_process"  # the name under which verifiers finds the harness below
+SHOWN = 300  # characters of an error of the library's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiersRollout:
+    """One episode of the policy's: its turns, what they earned and why it ended."""
+
+    turns: tuple[SampledTurn, ...]
+    reward: float
+    ended: str  # verifiers' stop condition, or "length" for a turn that was cut off
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class InProcessConfig(HarnessConfig):
+    """Nothing to set."""
+
+    id: str = HARNESS
+
+
+class InProcess(Harness[InProcessConfig]):
+    """A conversation without tools: the policy answers the messages there are."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: Any,
+        trace: Any,
+        runtime: Any,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: Any,
+        tool_interception_url: str | None = None,
+    ) -> Any:
+        """Ask for one answer, through verifiers' own interception, which records it."""
+        system, prompt = self.resolve_prompt(data)
+        messages = [{"role": "system", "content": system}] if system else []
+        if isinstance(prompt, str):
+            messages.append({"role": "user", "content": prompt})
+        else:
+            messages.extend(message_to_wire(message) for message in prompt or ())
+        body = {"model": ctx.model, "messages": messages}
+        headers = {"Authorization": f"Bearer {secret}"}
+        # No limit of its own: a turn waits for the engine, and the rollout's time is bounded by who asked for it.
+        async with (
+            aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None)) as session,
+            session.post(f"{endpoint}/chat/completions", json=body) as response,
+        ):
+            if response.status != 200:
+                return ProgramResult(exit_code=1, stdout="", stderr=(await response.text())[:SHOWN])
+            choice = (await response.json())["choices"][0]
+        if choice["finish_reason"] == "length":
+            trace.stop("length")
+        return ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+def _plugin() -> None:
+    """Let verifiers find the harness: it imports a module by the harness's name and looks through ``__all__``."""
+    module = ModuleType(HARNESS, InProcess.__doc__)
+    module.__dict__.update(__all__=["InProcess"], InProcess=InProcess)
+    sys.modules.setdefault(HARNESS, module)
+
+
+class VerifiersHost:
+    """The tasks of an installed verifiers package, and rollouts of them; an async context manager, again and again."""
+
+    def __init__(
+        self,
+        taskset: str,
+        *,
+        tokenizer: str,
+        environment: str = "",
+        args: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        max_turns: int | None = None,
+        renderer: str = "",
+    ) -> None:
+        """Load the package; ``UserError`` if there is none.
+
+        taskset, environment: ids as verifiers has them; args, settings: of each. tokenizer: a folder, for the renderer
+        that makes tokens of messages; renderer: a name of the ``renderers`` library, "" for the chat template.
+        """
+        _plugin()
+        self._client = {
+            "renderer": {"name": renderer} if renderer else {"name": "custom", "import_path": IMPORT_PATH},
+            "renderer_model_name": tokenizer,
+        }
+        seat = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}, "max_turns": max_turns}
+        try:
+            config = env_config_type(taskset, environment)
+            seats = [name for name, item in config.model_fields.items() if isinstance(item.default, AgentConfig)]
+            raw = {
+                **(settings or {}),
+                "id": environment,
+                "taskset": {**(args or {}), "id": taskset},
+                **dict.fromkeys(seats, seat),
+            }
+            self._environment = load_environment(config.model_validate(raw))
+            TrainClientConfig(**self._client)
+            if not renderer:
+                DeltaRenderer(load_tokenizer(tokenizer))  # now, not in the middle of a rollout
+        except UserError:
+            raise
+        except (ImportError, AttributeError, ValueError, TypeError, OSError) as error:
+            raise UserError(f"verifiers environment {environment or taskset!r}: {_words(error)}") from error
+        self._server = GenerateServer()
+        self._tasks: list[Any] = []
+        self._more = iter(self._environment.taskset)
+        self._stack = contextlib.AsyncExitStack()
+        self.task(0)  # reads the data
+
+    async def __aenter__(self) -> "VerifiersHost":
+        """Start the server and what the environment shares among its episodes."""
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(self._server)
+            await stack.enter_async_context(self._environment.serving())
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Stop both."""
+        await self._stack.aclose()
+
+    def task(self, index: int) -> Any:
+        """The task with this number, in the taskset's order; past the last it begins again."""
+        self._tasks += itertools.islice(self._more, max(0, index + 1 - len(self._tasks)))
+        if not self._tasks:
+            raise UserError(f"the verifiers taskset {self._environment.config.taskset.id!r} has no tasks")
+        return self._tasks[index % len(self._tasks)]
+
+    async def rollout(self, index: int, generate: Generate) -> VerifiersRollout:
+        """One episode of the task with this number.
+
+        ``TraceRefused`` for tokens that are not one growing list, what ``generate`` raised as it is, and
+        ``EnvironmentLost`` for every failure of the environment's.
+        """
+        name = f"verifiers task {index}"
+        opened: dict[str, TokenTrace] = {}
+
+        def watch(trace: Any) -> None:
+            opened[trace.id] = self._server.open(trace.id, name, _second if opened else generate)
+
+        try:
+            episode = await self._environment.run_episode(self.task(index), self._context(), on_trace=watch)
+        finally:
+            for session in opened:
+                self._server.close(session)
+        for tokens in opened.values():
+            if tokens.error is not None:
+                raise tokens.error
+        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+        if errors or not episode.ok:
+            said = f"{errors[0].type}: {errors[0].message}" if errors else "not ok, without an error"
+            raise EnvironmentLost(f"{name}: {said[:SHOWN]}")
+        trace = episode.traces[0]  # the only one: a second one was refused when it asked
+        if not trace.agent.trainable:
+            raise TraceRefused(f"{name}: its agent {trace.agent.name!r} is not to be trained")
+        return _rollout(trace, opened[trace.id])
+
+    def _context(self) -> ModelContext:
+        client = TrainClientConfig(
+            base_url=f"{self._server.address}/v1",
+            api_key_var="",  # no variable: the key goes with the headers
+            headers={"Authorization": f"Bearer {self._server.key}"},
+            **self._client,
+        )
+        return ModelContext(model="policy", client=client, sampling=SamplingConfig())
+
+
+async def _second(ids: Sequence[int], params: Mapping[str, Any]) -> Any:
+    raise TraceRefused("a verifiers environment has a second agent, or a second run of one: one trace is possible")
+
+
+def _rollout(trace: Any, tokens: TokenTrace) -> VerifiersRollout:
+    """What a finished trace earned, if it is the one list of tokens that the server saw."""
+    branches = trace.branches
+    if len(branches) != 1:
+        raise TraceRefused(f"{tokens.name}: verifiers has {len(branches)} branches: one is possible")
+    if branches[0].token_ids != tokens.ids:
+        raise TraceRefused(f"{tokens.name}: verifiers has other tokens than were fed and sampled")
+    if not math.isfinite(trace.reward) or any(reward is None for reward in trace.rewards.values()):
+        raise EnvironmentLost(f"{tokens.name}: a reward that is missing or not finite")
+    metrics = {name: value for name, value in trace.metrics.items() if value is not None}
+    return VerifiersRollout(
+        turns=tuple(tokens.turns), reward=trace.reward, ended=trace.stop_condition or "", metrics=metrics
+    )
+
+
+def _words(error: BaseException) -> str:
+    """An error of the library's in one line."""
+    return " ".join(str(error).split())[:SHOWN]
