@@ -1,0 +1,133 @@
+"""A trajectory of an environment of ours over one of verl's rollout engines: token ids in, token ids out.
+
+Nothing in here needs verl, so that it is tested without it; ``agent_loop`` is verl's side.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bebop.errors import UserError
+from bebop.rollout.text import AnswerText
+from bebop.tasks.chat_delta import ChatDelta
+from bebop.tasks.environment import EnvironmentLost, EnvStep, question
+from bebop.tasks.environment import seed as environment_seed
+from bebop.tasks.episodes import Episode, Episodes
+from bebop.trajectory import Ending, SamplingParams
+
+log = logging.getLogger(__name__)
+# (prompt ids, most tokens of the turn) -> its ids and their log-probs, None where the engine gives none.
+Generate = Callable[[list[int], int], Awaitable[tuple[list[int], list[float] | None]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What ends a trajectory; the rest of ``agent_loop``'s settings."""
+
+    max_turns: int = 16
+    max_seconds: float = 3600.0
+    max_restarts: int = 2
+    turn_tokens: int  # of one answer
+    prompt_tokens: int  # of what the environment begins with
+    tokens: int  # of all that follows it, answers and observations
+
+
+@dataclass(slots=True, kw_only=True)
+class Played:
+    """A trajectory in verl's terms: a prompt, and a response of which the mask says what the policy wrote."""
+
+    prompt: list[int]
+    response: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)  # 1: written by the policy, 0: read
+    logprobs: list[float] | None = field(default_factory=list)  # 0 where something was read
+    turns: int = 0
+    reward: float = 0.0
+    ended: Ending = "done"
+    restarts: int = 0
+    counts: dict[str, float] = field(default_factory=dict)
+
+    def write(self, ids: list[int], logprobs: list[float] | None) -> None:
+        """A turn of the policy."""
+        self.turns += 1
+        self.response += ids
+        self.mask += [1] * len(ids)
+        if self.logprobs is not None:
+            self.logprobs = None if logprobs is None else [*self.logprobs, *logprobs]
+
+    def read(self, ids: list[int]) -> None:
+        """What the environment says to it."""
+        self.response += ids
+        self.mask += [0] * len(ids)
+        if self.logprobs is not None:
+            self.logprobs += [0.0] * len(ids)
+
+    def hear(self, step: EnvStep) -> None:
+        """What it is worth."""
+        self.reward += step.reward
+        for name, value in step.counts.items():
+            self.counts[name] = self.counts.get(name, 0.0) + value
+
+
+class EnvironmentLoop:
+    """Plays one question after another, as often as asked for."""
+
+    def __init__(self, episodes: Episodes, delta: ChatDelta, stops: tuple[int, ...], limits: Limits, seed: int) -> None:
+        """``stops``: tokens at which the policy ends a turn; ``seed``: of the questions."""
+        if episodes.kind.tokens:
+            raise UserError(f"environment {episodes.kind.name} makes tokens of its own: verl's loop has no use for it")
+        self.episodes, self.delta, self.stops, self.limits, self.seed = episodes, delta, stops, limits, seed
+        self._text, self._params = AnswerText(delta.tokenizer), SamplingParams(stop_token_ids=stops)
+
+    async def play(self, index: int, args: Mapping[str, Any], generate: Generate) -> Played | None:
+        """Question number ``index``; None if its environments were lost too often: no row at all, never one of 0."""
+        item = question(self.episodes.kind, index, self.seed, args)
+        began = time.monotonic()
+        for restarts in range(self.limits.max_restarts + 1):
+            episode = self.episodes.open()
+            try:
+                played = await self._turns(episode, item, index, generate, began)
+                played.restarts = restarts
+                return played
+            except EnvironmentLost as lost:
+                name = self.episodes.kind.name
+                log.warning("environment %s of question %d was lost, attempt %d: %s", name, index, restarts + 1, lost)
+            finally:
+                await episode.close()
+        return None
+
+    async def _turns(
+        self, episode: Episode, item: Mapping[str, Any], index: int, generate: Generate, began: float
+    ) -> Played:
+        first = self.delta.first(await episode.reset(item, environment_seed(self.seed, index)))
+        if len(first) > self.limits.prompt_tokens:
+            raise UserError(
+                f"environment {self.episodes.kind.name}: question {index} begins with {len(first)} tokens, above "
+                f"data.max_prompt_length={self.limits.prompt_tokens}"
+            )
+        played = Played(prompt=first)
+        while True:
+            room = min(self.limits.turn_tokens, self.limits.tokens - len(played.response))
+            ids, logprobs = await generate([*first, *played.response], room)
+            played.write(ids, logprobs)
+            if not ids or ids[-1] not in self.stops:  # cut off: nothing follows, and no stop token is made up
+                played.ended = "tokens" if len(played.response) >= self.limits.tokens else "length"
+                return played
+            step = await episode.step(self._text(ids, self._params, "stop"))
+            played.hear(step)
+            if step.done:
+                return played
+            heard = self.delta.observation(step.messages)
+            if ended := self._spent(played, len(heard), began):
+                played.ended = ended
+                return played
+            played.read(heard)
+
+    def _spent(self, played: Played, heard: int, began: float) -> Ending | None:
+        """The budget that leaves no other turn; None: there is one."""
+        if played.turns >= self.limits.max_turns:
+            return "turns"
+        if len(played.response) + heard >= self.limits.tokens:
+            return "tokens"
+        return "seconds" if time.monotonic() - began > self.limits.max_seconds else None
