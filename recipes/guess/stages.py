@@ -36,7 +36,7 @@ class Plan:
     head_steps: int = 120
     held_out: int = 192  # turns on which it is measured
     games: int = 256  # in which a start is measured
-    steps: int = 21  # of GRPO
+    steps: int = 45  # of GRPO
     groups: int = 12
     group_size: int = 8
     threads: int = 1
