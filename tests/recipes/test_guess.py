@@ -216,3 +216,14 @@ def test_all_stages_in_short(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     written = model.stat().st_mtime_ns
     main(given)
     assert model.stat().st_mtime_ns == written
+
+
+def test_what_is_stored_was_judged_by_the_rule_as_it_stands() -> None:
+    content = json.loads(STORED.read_text())
+    rows = content["rows"]
+    found = rule.judge(content["rewards"], [row["ratio error"] for row in rows], [row["minutes"] for row in rows])
+    assert content["rule"]["findings"] == dict(found)
+    assert content["rule"]["hash"] == rule.hash_of_rule()
+    less = [[[reward - 0.2 for reward in step] for step in job[-rule.STEPS :]] for job in content["rewards"]]
+    worse = [job[: -rule.STEPS] + end for job, end in zip(content["rewards"], less, strict=True)]
+    assert rule.judge(worse, [0.0] * len(rows), [1.0] * len(rows)) != dict(found)
