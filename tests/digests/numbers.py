@@ -59,7 +59,14 @@ def _hash(named: Mapping[str, Sequence[np.ndarray]]) -> str:
 def machine() -> str:
     """On what the bits of floating-point numbers depend."""
     versions = f"torch {torch.__version__} numpy {np.__version__}"
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {versions}"
+    return f"{vendor()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {versions}"
+
+
+def vendor() -> str:
+    """Who made the processor: MKL has other kernels for each, whatever instructions they share."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), "unknown")
 
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any], same_machine: bool) -> list[str]:
