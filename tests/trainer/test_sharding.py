@@ -14,7 +14,7 @@ from bebop.model.checkpoint import save_policy
 from bebop.trainer.checkpoint import load
 from bebop.trainer.policy import PolicyTrainer
 from tests.trainer.builders import batch, job, policy, weights_of
-from tests.trainer.one_rank import train
+from tests.trainer.one_rank import steady, train
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +72,8 @@ def test_tied_embeddings_are_sharded_once(two: list[dict[str, Any]], one: dict[s
 
 def test_metrics_are_those_of_one_rank_on_every_rank(two: list[dict[str, Any]], one: dict[str, Any]) -> None:
     # The second batch, too, is of the first weights, which each rank has kept its part of.
-    assert all(0 < metrics["train/ratio_error_max"] < 1e-4 for metrics in one["metrics"])
+    # Rounding alone, of which a processor may have none; NaN where nothing is held against anything.
+    assert all(0 <= metrics["train/ratio_error_max"] < 1e-4 for metrics in one["metrics"])
     assert one["metrics"][1]["rollout/logprob_diff"] > 0.05
     for rank in two:
         for ours, wanted in zip(rank["metrics"], one["metrics"], strict=True):
@@ -115,9 +116,8 @@ def test_the_certificate_of_two_ranks_is_that_of_one(two: list[dict[str, Any]], 
 def test_a_checkpoint_of_two_ranks_is_one_for_one_rank(folder: Path, two: list[dict[str, Any]]) -> None:
     state = load(folder / "of-2" / "step_000002").trainer
     assert distance(state["weights"], two[0]["second"]) == 0
-    trainer = PolicyTrainer(
-        policy(), job(algorithm={"minibatches": 2, "kl_coefficient": 0.1, "entropy_coefficient": 0.01})
-    )
+    algorithm = {"minibatches": 2, "kl_coefficient": 0.1, "entropy_coefficient": 0.01}
+    trainer = steady(PolicyTrainer(policy(), job(algorithm=algorithm)))
     trainer.load_state_dict(state)
     trainer.update(batch(policy(), seed=3))
     wanted = {name: t for name, t in two[0]["third"].items() if not name.startswith("mtp.")}
