@@ -4,8 +4,21 @@ Here and not beside the kernels' tests: folders are collected in alphabetical or
 """
 
 import os
+import signal
+from collections.abc import Iterator
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """An entry point that was interrupted ignores further interrupts, as its process ends; a test's goes on."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if handler is not None:  # None: not Python's to put back
+            signal.signal(number, handler)
