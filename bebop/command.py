@@ -44,6 +44,9 @@ def run_main(main: Callable[[list[str]], int | None], arguments: Sequence[str] |
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more must not be shown while this process ends
         code = _say("interrupted", INTERRUPTED)
+    # Code given as text (dataclasses and namedtuples make their methods so) that was interrupted leaves a mark in
+    # CPython: a process of ``python -m`` ends by SIGINT for it, whatever its exit code. The next text wipes it out.
+    exec("pass")
     sys.exit(code)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 import warnings
@@ -142,3 +143,15 @@ def test_as_a_command(tmp_path: Path) -> None:
     lines = [line for line in done.stderr.splitlines() if not line.startswith("run folder: ")]
     assert done.returncode == 2 and done.stdout == "" and len(lines) == 1
     assert lines[0].startswith("error: decoding.draft_tokens=0 is not possible: give 1 to 16")
+
+
+@pytest.mark.parametrize(("planted", "ends"), [("", 130), ("bebop.command.exec = lambda text: None\n", -signal.SIGINT)])
+def test_an_interrupt_within_code_given_as_text_ends_with_130(planted: str, ends: int, tmp_path: Path) -> None:
+    """As an import makes dataclasses; the planted variant leaves CPython's mark and dies by the signal."""
+    (tmp_path / "job.py").write_text(
+        f"import bebop.command\n{planted}"
+        "def main(_):\n    exec('raise KeyboardInterrupt')\n"
+        "bebop.command.run_main(main)\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "job"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (ends, "interrupted\n")
