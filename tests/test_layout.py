@@ -63,7 +63,8 @@ SEAMS = ("bebop.rollout.decoding.base", "bebop.rollout.decoding.sampling", "bebo
          "bebop.rollout.slots", "bebop.model", "bebop.kernels", "bebop.config", "bebop.options",
          "bebop.tree_shape", "bebop.errors")  # fmt: skip
 # Where a rollout may know of the MTP head.
-HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.decoding.head", "bebop.rollout.sglang")
+HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.decoding.head", "bebop.rollout.served_weights",
+          "bebop.rollout.sglang")  # fmt: skip
 NUMPY_ALONE = "bebop.monitor"  # so that whoever watches a job needs no torch
 FILE, FUNCTION = 300, 60  # lines
 # Longer all the same, and why; a line that is not needed any more is a failure.

@@ -14,6 +14,7 @@ from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve
 from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.served_weights import stored_head
 from bebop.rollout.sglang.arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
 from bebop.rollout.sglang.backend import INTERPRETER, Backend, LocalBackend
 from bebop.rollout.sglang.dflash import mask_of
@@ -21,7 +22,6 @@ from bebop.rollout.sglang.engine import SglangServer
 from bebop.rollout.sglang.hosting import HOSTINGS
 from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
 from bebop.rollout.sglang.transfer import DiskTransfer, DistributedTransfer, TensorTransfer, WeightTransfer
-from bebop.rollout.sglang.weights import stored_head
 from bebop.rollout.text import AnswerText
 from bebop.trajectory import SamplingParams
 

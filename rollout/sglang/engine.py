@@ -13,12 +13,12 @@ from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import Part
+from bebop.rollout.served_weights import WeightWatch, update
 from bebop.rollout.sglang.arguments import refuse_sampling, sampling_arguments
 from bebop.rollout.sglang.backend import Backend
 from bebop.rollout.sglang.outputs import part, refused
 from bebop.rollout.sglang.tracing import PREFIX, told
 from bebop.rollout.sglang.transfer import WeightTransfer
-from bebop.rollout.sglang.weights import WeightWatch, update
 from bebop.trajectory import SamplingParams
 
 

@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bebop.rollout.served_weights import Selector, WeightUpdate
 from bebop.rollout.sglang.backend import Backend
-from bebop.rollout.sglang.weights import Selector, WeightUpdate
 
 KEPT = 2  # folders of weights that stay on disk
 GROUP = "bebop_weights"

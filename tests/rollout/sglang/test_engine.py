@@ -13,9 +13,9 @@ from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.served_weights import WeightUpdate
 from bebop.rollout.sglang.engine import SglangServer
 from bebop.rollout.sglang.http_backend import Fleet
-from bebop.rollout.sglang.weights import WeightUpdate
 from bebop.trajectory import SamplingParams
 
 HEAD = {"final_norm.weight": torch.ones(4)}

@@ -11,8 +11,8 @@ from bebop.config import ModelConfig
 from bebop.model.checkpoint import load_policy, resolve, save_policy
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied
+from bebop.rollout.served_weights import WeightWatch, by_role, stored_head, update
 from bebop.rollout.sglang.transfer import DiskTransfer, parts
-from bebop.rollout.sglang.weights import WeightWatch, by_role, stored_head, update
 from tests.builders import tiny_policy
 
 
