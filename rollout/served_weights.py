@@ -1,9 +1,9 @@
-"""New weights for SGLang: their names, and a check of what they changed."""
+"""New weights for a server that loads checkpoints: their names, and a check of what they changed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from safetensors import safe_open
@@ -13,10 +13,10 @@ from bebop.model.experts import join_experts, split_experts
 from bebop.model.fingerprint import fingerprint
 from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.sglang.dflash import with_mask
 
 Selector = Literal["target", "draft", "all"]
-SHARED = ("embed_tokens", "lm_head")  # the draft uses the target's
+Sums = Mapping[str, Mapping[str, str]]  # target, draft -> name -> checksum
+Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 SAMPLE = 1 << 16  # elements of a tensor that tell whether it changed
 
 
@@ -30,24 +30,24 @@ class WeightUpdate:
 
     @property
     def selector(self) -> Selector:
-        """Which of SGLang's models take part. A frozen draft must not: loading would process its weights again."""
+        """Which of the server's models take part. A frozen draft must not: loading would process its weights again."""
         if self.target and self.draft:
             return "all"
         return "target" if self.target else "draft"
 
 
 def update(
-    weights: Mapping[str, Tensor], version: int, layout: str, layers: int, mask: tuple[int, Tensor] | None = None
+    weights: Mapping[str, Tensor], version: int, layout: str, layers: int, change: Change | None = None
 ) -> WeightUpdate:
     """From ``Policy.weights`` to checkpoint names; the head's go under the names of its layout.
 
-    ``mask``: a row of the embedding and the vector that a drafter keeps in it.
+    ``change``: what the server wants different about the target's weights.
     """
     backbone, head = "backbone.", "mtp."
     target = {name.removeprefix(backbone): t for name, t in weights.items() if name.startswith(backbone)}
     own = {name.removeprefix(head): t for name, t in weights.items() if name.startswith(head)}
     assert len(target) + len(own) == len(weights), f"unknown weights among {list(weights)[:3]}, ..."
-    target = target if mask is None else with_mask(target, mask)
+    target = target if change is None else change(target)
     return WeightUpdate(target=split_experts(target), draft=to_layout(own, LAYOUTS[layout], layers), version=version)
 
 
@@ -73,25 +73,24 @@ def _own_name(name: str, layout: str) -> str:
 
 @dataclass(slots=True)
 class WeightWatch:
-    """Compares SGLang's checksums before and after an update with what was sent.
+    """Compares a server's checksums before and after an update with what was sent.
 
     What was not sent must not change (a draft that was zeroed, or processed again), and what was sent with other
     values must change (a stale one). Values are compared as ``dtype``, the engine's.
     """
 
     dtype: torch.dtype
-    sums: dict[str, dict[str, str]] = field(default_factory=dict)  # role -> name -> checksum
+    sums: Sums = field(default_factory=dict)
     sent: dict[str, str] = field(default_factory=dict)  # role -> mark of what it holds
 
-    def begin(self, reply: Mapping[str, Any], draft: Mapping[str, Tensor]) -> None:
+    def begin(self, sums: Sums, draft: Mapping[str, Tensor]) -> None:
         """Take checksums as the state that holds; ``draft`` is the checkpoint's head."""
-        self.sums = by_role(reply)
+        self.sums = sums
         if draft:
             self.sent["draft"] = self._mark(draft)
 
-    def verify(self, reply: Mapping[str, Any], load: WeightUpdate) -> None:
+    def verify(self, now: Sums, load: WeightUpdate) -> None:
         """Raise ``EngineDied`` if the checksums of now do not follow from those before and what was sent."""
-        now = by_role(reply)
         for role, tensors in (("target", load.target), ("draft", load.draft)):
             before, after = self.sums.get(role, {}), now.get(role, {})
             changed = sorted(name for name in after if before and before.get(name) != after[name])
@@ -105,23 +104,11 @@ class WeightWatch:
             self.sent[role] = mark
         self.sums = now
 
-    def check_draft(self, reply: Mapping[str, Any]) -> None:
+    def check_draft(self, now: Sums) -> None:
         """Raise ``EngineDied`` if the draft is not what it was; the target may be."""
-        if by_role(reply).get("draft") != self.sums.get("draft"):
+        if now.get("draft") != self.sums.get("draft"):
             raise EngineDied("the draft's weights changed while memory was released")
 
     def _mark(self, tensors: Mapping[str, Tensor]) -> str:
         """A fingerprint of the beginning of each tensor: an update changes some of it, and it is soon read."""
         return fingerprint({name: t.reshape(-1)[:SAMPLE] for name, t in tensors.items()}, self.dtype)
-
-
-def by_role(reply: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Checksums of target and draft over all ranks; what the draft shares with the target counts as the target's."""
-    roles: dict[str, dict[str, str]] = {"target": {}}
-    for rank, entry in enumerate(reply.get("ranks") or []):
-        for name, value in entry["checksums"].items():
-            draft = name.startswith("draft")
-            if draft and any(shared in name for shared in SHARED):
-                continue
-            roles.setdefault("draft" if draft else "target", {})[f"{rank}.{name}"] = value
-    return roles

@@ -29,10 +29,9 @@ from bebop.certify.white_box import WhiteBox
 from bebop.config_certify import CertifyConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
-from bebop.rollout.served_weights import by_role
 from bebop.rollout.sglang.arguments import refuse_version, sampling_arguments
 from bebop.rollout.sglang.certify import ENTRY, STATE, name
-from bebop.rollout.sglang.outputs import request_stats
+from bebop.rollout.sglang.outputs import by_role, request_stats
 from bebop.trajectory import SamplingParams
 
 # What is said of a server; everything that decides what it samples from, and how.

@@ -13,10 +13,11 @@ from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import Part
-from bebop.rollout.served_weights import WeightWatch, update
+from bebop.rollout.served_weights import Sums, WeightWatch, update
 from bebop.rollout.sglang.arguments import refuse_sampling, sampling_arguments
 from bebop.rollout.sglang.backend import Backend
-from bebop.rollout.sglang.outputs import part, refused
+from bebop.rollout.sglang.dflash import with_mask
+from bebop.rollout.sglang.outputs import by_role, part, refused
 from bebop.rollout.sglang.tracing import PREFIX, told
 from bebop.rollout.sglang.transfer import WeightTransfer
 from bebop.trajectory import SamplingParams
@@ -55,7 +56,8 @@ class SglangServer:
         self.backend, self.transfer, self.own, self.drafts, self.rescored = backend, transfer, own, drafts, rescored
         self.drafter = drafter
         self.start, self.dead, self.close = backend.start, backend.dead, backend.close
-        self._update = partial(update, layout=layout, layers=layers, mask=mask)
+        change = None if mask is None else partial(with_mask, mask=mask)
+        self._update = partial(update, layout=layout, layers=layers, change=change)
         self._stored = {f"mtp.{name}": tensor for name, tensor in head.items()}
         self._rids: dict[int, str] = {}  # what a request is called in SGLang now
         self._count = 0
@@ -145,5 +147,5 @@ class SglangServer:
         self._awake = True
         self._watch.check_draft(await self._checksums())
 
-    async def _checksums(self) -> Mapping[str, Any]:
-        return await self.backend.control("weights_checker", {"action": "checksum", "selector": "all"})
+    async def _checksums(self) -> Sums:
+        return by_role(await self.backend.control("weights_checker", {"action": "checksum", "selector": "all"}))

@@ -11,6 +11,8 @@ from bebop.monitor.adapters import sglang_stats
 from bebop.rollout.served_engine import Part
 from bebop.trajectory import MEASURED, DecodeStats, FinishReason, SamplingParams
 
+SHARED = ("embed_tokens", "lm_head")  # the draft uses the target's
+
 
 def part(output: Mapping[str, Any], params: SamplingParams, drafts: int) -> Part:
     """One output of SGLang; ``drafts`` is 0 for plain decoding."""
@@ -86,3 +88,15 @@ def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeSt
         for name in MEASURED:
             getattr(counts, name)[:reached] += entry.get("weight", 1) * np.asarray(entry[name])[:reached]
     return counts
+
+
+def by_role(reply: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Checksums of target and draft over all ranks; what the draft shares with the target counts as the target's."""
+    roles: dict[str, dict[str, str]] = {"target": {}}
+    for rank, entry in enumerate(reply.get("ranks") or []):
+        for name, value in entry["checksums"].items():
+            draft = name.startswith("draft")
+            if draft and any(shared in name for shared in SHARED):
+                continue
+            roles.setdefault("draft" if draft else "target", {})[f"{rank}.{name}"] = value
+    return roles

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,7 @@ def test_the_mask_stays_in_the_weights_that_are_sent(root: Path) -> None:
     assert mask is not None and mask[0] == 12 and mask_of(SglangConfig()) is None
     table, other = torch.randn(16, 32), torch.randn(16, 32)
     weights = {"backbone.model.embed_tokens.weight": table, "backbone.lm_head.weight": other}
-    sent = update(weights, 1, "mimo", 4, mask).target
+    sent = update(weights, 1, "mimo", 4, partial(with_mask, mask=mask)).target
     assert torch.equal(sent["model.embed_tokens.weight"][12], mask[1].float())
     rest = torch.arange(16) != 12
     assert torch.equal(sent["model.embed_tokens.weight"][rest], table[rest])

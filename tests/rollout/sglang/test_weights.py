@@ -11,7 +11,8 @@ from bebop.config import ModelConfig
 from bebop.model.checkpoint import load_policy, resolve, save_policy
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied
-from bebop.rollout.served_weights import WeightWatch, by_role, stored_head, update
+from bebop.rollout.served_weights import WeightWatch, stored_head, update
+from bebop.rollout.sglang.outputs import by_role
 from bebop.rollout.sglang.transfer import DiskTransfer, parts
 from tests.builders import tiny_policy
 
@@ -79,59 +80,63 @@ def load(target: float | None = None, draft: float | None = None):
     return update(weights, 1, "mimo", 2)
 
 
+def sums(*checksums: str, **by_name: str) -> dict:
+    return by_role(reply(*checksums, **by_name))
+
+
 def watch(dtype: torch.dtype = torch.float32) -> WeightWatch:
     found = WeightWatch(dtype)
-    found.begin(reply(), load(draft=1.0).draft)
+    found.begin(sums(), load(draft=1.0).draft)
     return found
 
 
 def test_updates_that_went_well() -> None:
     found = watch()
-    found.verify(reply("a2", shared="c2"), load(2.0))  # the draft's copy of the target's head follows it
-    found.verify(reply("a3", "b3"), load(3.0, 3.0))
-    found.verify(reply("a3", "b3"), load(3.0, 3.0))
-    found.verify(reply("a3", "b4"), load(draft=4.0))
+    found.verify(sums("a2", shared="c2"), load(2.0))  # the draft's copy of the target's head follows it
+    found.verify(sums("a3", "b3"), load(3.0, 3.0))
+    found.verify(sums("a3", "b3"), load(3.0, 3.0))
+    found.verify(sums("a3", "b4"), load(draft=4.0))
 
 
 @pytest.mark.parametrize(
-    ("sums", "sent", "word"),
+    ("now", "sent", "word"),
     [
-        (reply("a2", "zero"), load(2.0), "not for the draft"),
-        (reply("a2", "b2"), load(draft=2.0), "not for the target"),
-        (reply("a2", "b"), load(2.0, 2.0), "draft was sent and did not arrive"),
-        (reply("a", "b"), load(draft=2.0), "draft was sent and did not arrive"),
+        (sums("a2", "zero"), load(2.0), "not for the draft"),
+        (sums("a2", "b2"), load(draft=2.0), "not for the target"),
+        (sums("a2", "b"), load(2.0, 2.0), "draft was sent and did not arrive"),
+        (sums("a", "b"), load(draft=2.0), "draft was sent and did not arrive"),
     ],
 )
-def test_updates_that_went_wrong(sums: dict, sent, word: str) -> None:
+def test_updates_that_went_wrong(now: dict, sent, word: str) -> None:
     with pytest.raises(EngineDied, match=word):
-        watch().verify(sums, sent)
+        watch().verify(now, sent)
 
 
 def test_a_target_that_stays_is_noticed_from_the_second_update_on() -> None:
     found = watch()
-    found.verify(reply("a2"), load(2.0))
+    found.verify(sums("a2"), load(2.0))
     with pytest.raises(EngineDied, match="target was sent"):
-        found.verify(reply("a2"), load(3.0))
+        found.verify(sums("a2"), load(3.0))
 
 
 def test_a_target_that_follows_an_update_of_the_head_alone_may_be_that_of_the_checkpoint() -> None:
     watched = watch()
-    watched.verify(reply(draft="b2"), load(draft=2.0))
-    watched.verify(reply(draft="b2"), load(1.0, 2.0))
+    watched.verify(sums(draft="b2"), load(draft=2.0))
+    watched.verify(sums(draft="b2"), load(1.0, 2.0))
 
 
 def test_changes_too_small_for_the_engine_are_none() -> None:
     found = watch(torch.bfloat16)
-    found.verify(reply(), load(draft=1.0 + 1e-5))
+    found.verify(sums(), load(draft=1.0 + 1e-5))
     with pytest.raises(EngineDied):
-        watch(torch.float32).verify(reply(), load(draft=1.0 + 1e-5))
+        watch(torch.float32).verify(sums(), load(draft=1.0 + 1e-5))
 
 
 def test_a_draft_lost_with_its_memory_is_noticed() -> None:
     found = watch()
-    found.check_draft(reply("other"))
+    found.check_draft(sums("other"))
     with pytest.raises(EngineDied, match="memory"):
-        found.check_draft(reply(draft="zero"))
+        found.check_draft(sums(draft="zero"))
 
 
 def test_a_folder_of_weights_is_a_whole_checkpoint(tmp_path: Path) -> None:
