@@ -15,7 +15,7 @@ def here() -> None:
 
 def prepare(folder: Path) -> None:
     """A model that Triton's interpreter can decode with, and its questions."""
-    from tests.integration.sglang.builders import checkpoint
+    from tests.served_models import checkpoint
 
     checkpoint(folder / "model")
     rows = [{"question": question, "answer": "a"} for question in ("ab", "ba")]

@@ -7,7 +7,8 @@ import numpy as np
 
 from bebop.adapt import main
 from bebop.trajectory import DecodeStats
-from tests.integration.sglang.builders import DRAFTS, PROMPT, answers, ask, checkpoint, embedded, engine, job
+from tests.integration.sglang.builders import engine
+from tests.served_models import DRAFTS, PROMPT, answers, ask, checkpoint, embedded, job
 
 SETTINGS = (
     "model=folder", "model.device=cpu", "data.source=file", "data.max_length=100", "data.sampling.max_new_tokens=24",

@@ -30,9 +30,9 @@ from bebop.errors import UserError
 from bebop.model.checkpoint import save_policy
 from bebop.rollout.engine import Request
 from bebop.trajectory import SamplingParams
-from tests.integration.sglang.builders import VOCAB, checkpoint, job, policy, reload
 from tests.integration.sglang.faults import plant
 from tests.integration.sglang.serving import serving
+from tests.served_models import VOCAB, checkpoint, job, policy, reload
 
 ALPHA = 1e-4
 STOP = VOCAB - 1

@@ -34,15 +34,8 @@ from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion
 from tests.builders import letters
 from tests.goodness_of_fit import p_value
-from tests.integration.sglang.builders import (
-    PROMPT,
-    answers,
-    ask,
-    engine,
-    job,
-    joint_distribution,
-    logprobs,
-)
+from tests.integration.sglang.builders import engine
+from tests.served_models import PROMPT, answers, ask, job, joint_distribution, logprobs
 from tests.tree import ROOT
 
 VOCAB, TEXT = 14, [1, 2, 3, 4, 5, 6, 7]

@@ -14,8 +14,9 @@ from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.chat_delta import ChatDelta
 from bebop.trajectory import Prompt
 from tests.builders import letters
-from tests.integration.sglang.builders import VOCAB, checkpoint, engine, job, logprobs
+from tests.integration.sglang.builders import engine
 from tests.rollout.test_agent_loop import ECHO, TEMPLATE, begin_anew
+from tests.served_models import VOCAB, checkpoint, job, logprobs
 
 EOS, COUNT, TURNS, ROOM = VOCAB - 1, 4, 3, 120
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.sglang.builders import checkpoint
+from tests.served_models import checkpoint
 
 STEPS, PROMPTS, GROUP = 4, 4, 4
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.integration.sglang.builders import PROMPT, answers, ask, checkpoint, embedded, engine, job, logprobs
+from tests.integration.sglang.builders import engine
+from tests.served_models import PROMPT, answers, ask, checkpoint, embedded, job, logprobs
 
 
 def test_plain_decoding(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from bebop.token_trace import VERDICTS
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
 from bebop.trajectory import DecodeStats
-from tests.integration.sglang.builders import (
+from tests.integration.sglang.builders import engine, raw, with_pause
+from tests.served_models import (
     DRAFTS,
     PROMPT,
     answers,
@@ -27,15 +28,12 @@ from tests.integration.sglang.builders import (
     collect,
     distribution,
     embedded,
-    engine,
     job,
     logprobs,
     policy,
-    raw,
     reload,
     tokens_distribution_test,
-    with_pause,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

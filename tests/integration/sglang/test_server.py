@@ -8,8 +8,9 @@ import pytest
 
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
-from tests.integration.sglang.builders import PROMPT, answers, ask, checkpoint, engine, job, logprobs, policy
+from tests.integration.sglang.builders import engine
 from tests.integration.sglang.serving import serving
+from tests.served_models import PROMPT, answers, ask, checkpoint, job, logprobs, policy
 
 KEY = "for-this-test"
 

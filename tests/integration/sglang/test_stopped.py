@@ -12,7 +12,8 @@ import pytest
 from bebop.config import RuntimeConfig
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.sglang.backend import LocalBackend
-from tests.integration.sglang.builders import answers, ask, checkpoint, collect, engine, job
+from tests.integration.sglang.builders import engine
+from tests.served_models import answers, ask, checkpoint, collect, job
 
 HANG_AFTER = 4.0
 

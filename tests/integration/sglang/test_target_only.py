@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from tests.integration.sglang.builders import ask_many, checkpoint, engine, job, tokens_distribution_test
+from tests.integration.sglang.builders import engine
+from tests.served_models import ask_many, checkpoint, job, tokens_distribution_test
 
 
 def test_the_distribution_of_tokens(tmp_path: Path) -> None:
