@@ -1,4 +1,4 @@
-"""A model small enough for Triton's interpreter and many answers, and what the numbers of whoever serves it should be."""
+"""A model small enough for Triton's interpreter and many answers, and what its server's numbers should be."""
 
 import copy
 import functools
