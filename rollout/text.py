@@ -1,7 +1,10 @@
 """The text of an answer, the same for every engine: what rewards, reports and logs see of its tokens."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+from transformers import GenerationConfig
 
 from bebop.trajectory import FinishReason, SamplingParams
 
@@ -63,3 +66,12 @@ def completed_at(tokenizer: Any, ids: Sequence[int], stops: Sequence[str]) -> in
     while count > 1 and holds(count - 1):
         count -= 1
     return count
+
+
+def end_tokens(folder: Path, tokenizer_end: object) -> tuple[int, ...]:
+    """Every token that ends an answer, by the generation settings and the tokenizer."""
+    listed: object = None
+    if (folder / "generation_config.json").is_file():
+        listed = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    ids = {listed} if isinstance(listed, int) else set(listed if isinstance(listed, list) else ())
+    return tuple(sorted(ids | ({tokenizer_end} if isinstance(tokenizer_end, int) else set())))

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, GenerationConfig
+from transformers import AutoConfig
 
 from bebop.config import JobConfig
 from bebop.config_engines import SglangConfig
@@ -22,7 +22,7 @@ from bebop.rollout.sglang.engine import SglangServer
 from bebop.rollout.sglang.hosting import HOSTINGS
 from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
 from bebop.rollout.sglang.transfer import DiskTransfer, DistributedTransfer, TensorTransfer, WeightTransfer
-from bebop.rollout.text import AnswerText
+from bebop.rollout.text import AnswerText, end_tokens
 from bebop.trajectory import SamplingParams
 
 EMBEDDED = False
@@ -119,15 +119,6 @@ def make_transfer(own: SglangConfig, folder: Path, device: torch.device) -> Weig
     if own.transfer == "distributed":
         return DistributedTransfer(own.tensor_parallel, own.address, device)
     return TensorTransfer(own.tensor_parallel, text=bool(own.urls))
-
-
-def end_tokens(folder: Path, tokenizer_end: object) -> tuple[int, ...]:
-    """Every token that ends an answer, by the generation settings and the tokenizer."""
-    listed: object = None
-    if (folder / "generation_config.json").is_file():
-        listed = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
-    ids = {listed} if isinstance(listed, int) else set(listed if isinstance(listed, list) else ())
-    return tuple(sorted(ids | ({tokenizer_end} if isinstance(tokenizer_end, int) else set())))
 
 
 def _device(config: JobConfig) -> str:

@@ -21,7 +21,8 @@ from bebop.rollout.sglang.arguments import (
     sampling_arguments,
     server_arguments,
 )
-from bebop.rollout.sglang.builder import check, end_tokens
+from bebop.rollout.sglang.builder import check
+from bebop.rollout.text import end_tokens
 from bebop.trajectory import SamplingParams
 
 TINY = resolve("tiny")
