@@ -8,7 +8,7 @@ QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run adapt test test-slow test-gpu test-all test-sglang test-verl test-megatron test-agents mutants lint format docs-check \
+.PHONY: help venv run adapt test test-slow test-gpu test-all test-sglang test-vllm test-verl test-megatron test-agents mutants lint format docs-check \
         tiny reproduce bench chaos clean
 
 help: ## this text
@@ -43,7 +43,7 @@ test-slow: venv ## tests that take longer
 test-gpu: venv ## tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
-# SGLang, verl, Megatron and the environment libraries want versions that contradict one another: an environment each. Their pins are complete, so that
+# SGLang, vLLM, verl, Megatron and the environment libraries want versions that contradict one another: an environment each. Their pins are complete, so that
 # nothing is resolved, and CUDA packages that a CPU has no use for are left out.
 define environment
 .venv-$(1)/.installed: pyproject.toml constraints-$(1).txt
@@ -55,12 +55,16 @@ define environment
 
 endef
 $(eval $(call environment,sglang))
+$(eval $(call environment,vllm))
 $(eval $(call environment,verl))
 $(eval $(call environment,megatron))
 $(eval $(call environment,agents))
 
 test-sglang: .venv-sglang/.installed ## real SGLang on the CPU, in .venv-sglang
 	$(QUIET) .venv-sglang/bin/python -m pytest tests/integration/sglang $(ARGS)
+
+test-vllm: .venv-vllm/.installed ## real vLLM on the CPU, in .venv-vllm
+	$(QUIET) .venv-vllm/bin/python -m pytest tests/integration/vllm $(ARGS)
 
 test-verl: .venv-verl/.installed ## real verl jobs on the CPU, in .venv-verl
 	$(QUIET) .venv-verl/bin/python -m pytest tests/integration/verl $(ARGS)
@@ -75,7 +79,7 @@ test-agents: .venv-agents/.installed ## real OpenEnv servers and verifiers envir
 smoke-%: .venv-%/.installed ## the part of it that .ci/run takes: smoke-sglang, smoke-verl, ...
 	$(QUIET) .venv-$*/bin/python -m pytest tests/integration/$* -m smoke $(ARGS)
 
-test-all: test lint test-slow test-agents test-megatron test-sglang test-verl ## every test that needs no GPU: an hour or two on two cores
+test-all: test lint test-slow test-agents test-megatron test-sglang test-vllm test-verl ## every test that needs no GPU: an hour or two on two cores
 
 mutants: venv ## plant faults and see that the tests notice; part of test-slow; ARGS="policy/tis --list"
 	$(QUIET) $(BIN)/python -m tests.mutants $(ARGS)

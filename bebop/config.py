@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bebop.config_decoding import DecodingConfig as DecodingConfig
-from bebop.config_engines import SglangConfig
+from bebop.config_engines import SglangConfig, VllmConfig
 from bebop.config_environment import EnvironmentConfig
 from bebop.config_runtime import SEED as SEED
 from bebop.config_runtime import MonitorConfig as MonitorConfig
@@ -126,7 +126,7 @@ class SamplingConfig:
 class RolloutConfig:
     """Rollout workers and their engine."""
 
-    engine: Literal["torch", "sglang"] = setting("torch", "embedded, or SGLang")
+    engine: Literal["torch", "sglang", "vllm"] = setting("torch", "embedded, SGLang, or vLLM")
     workers: int = setting(1, "processes that decode", within(1, MOST))
     slots: int = setting(64, "requests decoded side by side by one worker", POSITIVE)
     max_length: int = setting(512, "prompt + answer, tokens; more than rollout.sampling.max_new_tokens")
@@ -142,6 +142,7 @@ class RolloutConfig:
     in_flight: int | None = setting(None, "answers one worker may owe (pull); null: slots + 1 group", POSITIVE)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     sglang: SglangConfig = field(default_factory=SglangConfig, metadata={"only": "sglang"})
+    vllm: VllmConfig = field(default_factory=VllmConfig, metadata={"only": "vllm"})
 
     def __post_init__(self) -> None:
         check_settings(self, "rollout.")

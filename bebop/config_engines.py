@@ -1,4 +1,4 @@
-"""Settings of SGLang as the rollout engine: ``rollout.sglang.*``."""
+"""Settings of SGLang and vLLM as rollout engines: ``rollout.sglang.*``, ``rollout.vllm.*``."""
 
 import os
 import re
@@ -90,3 +90,52 @@ class SglangConfig:
         one = self.transfer != "distributed" or len(self.urls) < 2
         allowed = "a process group joins one server; use disk for several"
         check(one, "rollout.sglang.transfer", self.transfer, allowed)
+
+
+# Arguments of vLLM that follow from other settings, or that nobody has tested with drafts and weights in flight.
+VLLM_OWN = {
+    "speculative_config": "drafting is set by decoding.*",
+    "logprobs_mode": "only those of what tokens are drawn from (processed_logprobs) can be trained on",
+    "async_scheduling": "versions of tokens are known between two steps alone",
+    "tensor_parallel_size": "more ranks than 1 have not been tested",
+    "pipeline_parallel_size": "more ranks than 1 have not been tested",
+    "data_parallel_size": "give rollout.workers",
+    "enable_sleep_mode": "sleep has not been tested, and a CPU has none",
+    "weight_transfer_config": "give rollout.vllm.transfer",
+    "worker_extension_cls": "Bebop needs no extension, and weights are checked by their digests",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmConfig:
+    """An engine inside the worker's process. Running answers do as ``rollout.on_update`` says while weights change."""
+
+    cache_bytes: int | None = setting(
+        None,
+        "for keys and values; null: room for all slots on a CPU, what vLLM finds on a GPU",
+        Limit(lambda size: size >= 1, "give 1 or more, or null"),
+    )
+    memory_fraction: float | None = setting(
+        None,
+        "of the GPU, for weights and keys and values; null: vLLM decides",
+        Limit(lambda share: 0 < share < 1, "give a number between 0 and 1"),
+    )
+    eager: bool | None = setting(None, "no compiled graphs; null: on a CPU alone")
+    transfer: Literal["memory", "file"] = setting("memory", "file: weights go through a folder, which keeps the newest")
+    folder: str | None = setting(None, "for transfer=file", NOT_EMPTY)
+    monitor_every: int = setting(
+        4, "verification steps of which one is measured (overlap, entropies)", at_least(0, "never")
+    )
+    timeout: float = setting(600.0, "seconds in which nothing is finished before an engine counts as dead", above(0))
+    extra: dict[str, Any] = setting(dict, "further arguments of vllm.EngineArgs")
+
+    def __post_init__(self) -> None:
+        check_settings(self, "rollout.vllm.")
+        check(
+            self.transfer != "file" or bool(self.folder),
+            "rollout.vllm.folder",
+            self.folder,
+            "transfer=file needs a folder",
+        )
+        for name, value in self.extra.items():
+            check(name not in VLLM_OWN, f"rollout.vllm.extra.{name}", value, VLLM_OWN.get(name, ""))

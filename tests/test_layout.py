@@ -50,6 +50,7 @@ DOORS = {
     "hydra": ("bebop.compose",),
     "omegaconf": ("bebop.compose",),
     "sglang": ("bebop.rollout.sglang",),
+    "vllm": ("bebop.rollout.vllm",),
     "verl": ("bebop.verl_job",),
     "megatron": ("bebop.megatron_job", "bebop.verl_job.megatron_"),
     "plotly": ("bebop.report", "bebop.view", "bebop.bench.record"),
@@ -64,7 +65,7 @@ SEAMS = ("bebop.rollout.decoding.base", "bebop.rollout.decoding.sampling", "bebo
          "bebop.tree_shape", "bebop.errors")  # fmt: skip
 # Where a rollout may know of the MTP head.
 HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.decoding.head", "bebop.rollout.served_weights",
-          "bebop.rollout.sglang")  # fmt: skip
+          "bebop.rollout.sglang", "bebop.rollout.vllm")  # fmt: skip
 NUMPY_ALONE = "bebop.monitor"  # so that whoever watches a job needs no torch
 FILE, FUNCTION = 300, 60  # lines
 # Longer all the same, and why; a line that is not needed any more is a failure.

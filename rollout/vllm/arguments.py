@@ -1,0 +1,135 @@
+"""From configuration to vLLM's arguments, and refusals of what it cannot host or would ignore. No vllm needed."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from bebop.config import DecodingConfig, JobConfig
+from bebop.decoding import SYSTEMS
+from bebop.errors import UserError
+from bebop.rollout.room import bytes_per_token
+from bebop.rollout.vllm.hosting import HOSTED, HOSTINGS, missing
+from bebop.trajectory import SamplingParams
+
+OLDEST = (0, 31)  # the first with draft weights in updates
+COLDEST = 0.01  # vLLM raises temperatures below it
+BLOCK = 32  # tokens of keys and values that vLLM's CPU kernels take at a time
+SPARE = 1.25  # of what all slots need: prompts of answers that ended stay for others of their group
+# Set before vLLM is imported: the engine in this process, on threads that Ray or the user gave it, without a word to
+# its makers; and the runner that the plugin looks into (a second one, for GPUs, has another sampler).
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, Any]:
+    """Arguments of ``vllm.EngineArgs`` for a job; ``device`` is cpu or cuda."""
+    rollout, own, drafts = config.rollout, config.rollout.vllm, config.decoding.draft_tokens
+    length = rollout.max_length + 1 + drafts
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "dtype": config.model.dtype,
+        "max_model_len": length,
+        "max_num_seqs": rollout.slots,
+        "seed": config.runtime.seed,
+        "enforce_eager": device == "cpu" if own.eager is None else own.eager,
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "async_scheduling": False,  # a token's version is that of the step it comes out of
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "skip_tokenizer_init": not rollout.sampling.stop,
+        "weight_transfer_config": {"backend": "bebop"},
+        "kv_cache_memory_bytes": own.cache_bytes,
+    }
+    if device == "cpu":
+        arguments |= {"block_size": BLOCK}
+        if own.cache_bytes is None:
+            arguments["kv_cache_memory_bytes"] = _room(config, folder, length)
+    if own.memory_fraction is not None:
+        arguments["gpu_memory_utilization"] = own.memory_fraction
+    if (speculation := HOSTINGS[SYSTEMS[config.decoding.system].drafter].arguments(config.decoding)) is not None:
+        arguments["speculative_config"] = speculation
+    return arguments | own.extra
+
+
+def _room(config: JobConfig, folder: Path, length: int) -> int:
+    """Bytes for keys and values of all slots, those of the head as if it were one more layer."""
+    settings = AutoConfig.from_pretrained(folder, local_files_only=True)
+    layers = settings.get_text_config().num_hidden_layers
+    token = bytes_per_token(settings, getattr(torch, config.model.dtype)) * (layers + 1) // layers
+    blocks = -(-length // BLOCK) * config.rollout.slots
+    return int(token * BLOCK * (SPARE * blocks + 1))
+
+
+def refuse_loop(config: JobConfig) -> None:
+    """Raise ``UserError`` for a loop that cannot drive vLLM."""
+    if config.monitor.actions:
+        raise UserError("monitor.actions=true is not possible with vLLM: it decodes as it was started")
+
+
+def refuse_system(decoding: DecodingConfig) -> None:
+    """Raise ``UserError`` for a way of decoding that vLLM does not have."""
+    name, temperature = decoding.system, decoding.draft_temperature
+    system = SYSTEMS[name]
+    if (lack := missing(system)) is not None:
+        raise UserError(f"decoding.system={name!r} is not possible with vLLM: {lack}choose one of {', '.join(HOSTED)}")
+    if temperature is not None and temperature != system.draft_temperature:
+        raise UserError(
+            f"decoding.draft_temperature={temperature} is not possible with vLLM: it drafts at the target's "
+            "temperature; give null, or decoding.system=target_only for greedy drafts"
+        )
+
+
+def refuse_sampling(params: SamplingParams, speculative: bool) -> None:
+    """Raise ``UserError`` for a distribution that vLLM would not sample from."""
+    if 0 < params.temperature < COLDEST:
+        raise UserError(
+            f"temperature={params.temperature} is not possible with vLLM: it would take {COLDEST}; give 0 (greedy), or "
+            f"{COLDEST} or more"
+        )
+    if params.min_p > 0 and speculative:
+        raise UserError(f"min_p={params.min_p} is not possible with vLLM's drafts: it does not verify with it; give 0")
+    if params.min_p > 0 and params.top_p < 1:
+        raise UserError(
+            f"min_p={params.min_p} with top_p={params.top_p} is not possible with vLLM: it applies min_p first, "
+            "which is another distribution; give one of them"
+        )
+
+
+def refuse_version(version: str) -> None:
+    """Raise ``UserError`` for a version without weight updates of drafts."""
+    numbers = tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:2])
+    if numbers < OLDEST:
+        raise UserError(
+            f"vllm {version} takes no new weights for drafts: install {'.'.join(map(str, OLDEST))} or newer"
+        )
+
+
+def sampling_arguments(params: SamplingParams, fresh: int) -> dict[str, Any]:
+    """vLLM's sampling parameters for ``fresh`` more tokens.
+
+    Without a seed: vLLM's drafts would not follow it, so that no answer could be drawn again by it.
+    """
+    arguments: dict[str, Any] = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "max_tokens": fresh,
+        "stop_token_ids": list(params.stop_token_ids),
+        "ignore_eos": True,  # those that end an answer are all named
+        "skip_special_tokens": False,
+        "detokenize": bool(params.stop),
+        "logprobs": 0,  # of the token itself
+    }
+    if params.stop:
+        arguments |= {"stop": list(params.stop), "include_stop_str_in_output": True}
+    return arguments

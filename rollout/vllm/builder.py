@@ -1,0 +1,106 @@
+"""vLLM as an ``EngineModule``: an engine from a job's configuration, and the tokens that end its answers."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig
+
+from bebop.config import JobConfig
+from bebop.decoding import SYSTEMS
+from bebop.errors import UserError
+from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve
+from bebop.model.layouts import LAYOUTS
+from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.served_weights import stored_head
+from bebop.rollout.text import AnswerText, end_tokens
+from bebop.rollout.vllm.arguments import ENVIRONMENT, engine_arguments, refuse_loop, refuse_sampling, refuse_system
+from bebop.rollout.vllm.core import Core
+from bebop.rollout.vllm.engine import VllmServer
+from bebop.rollout.vllm.hosting import HOSTINGS
+from bebop.rollout.vllm.plugin import CPU, EVERY
+from bebop.rollout.vllm.transfer import FileTransfer, MemoryTransfer
+from bebop.trajectory import SamplingParams
+
+EMBEDDED = False
+
+
+def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
+    """Start vLLM; the engine, and the tokens that end an answer."""
+    check(config)
+    system, own, folder = SYSTEMS[config.decoding.system], config.rollout.vllm, resolve(config.model.path)
+    device, dtype = find_device(config.model).type, getattr(torch, config.model.dtype)
+    layers = _layers(folder)
+    layout = mtp_layout(folder, layers)
+    head = stored_head(folder, layout, layers) if layout is not None else {}
+    every = own.monitor_every if config.monitor.decode_stats else 0
+    environment = {**ENVIRONMENT, EVERY: str(every), CPU: str(int(device == "cpu"))}
+    model = HOSTINGS[system.drafter].model
+    core = Core(
+        engine_arguments(config, folder, device),
+        environment,
+        drafts=config.decoding.draft_tokens if system.drafts else 0,
+        head=model,
+    )
+    names = weight_names(folder, layout, layers)
+    transfer = FileTransfer(Path(own.folder or ""), names) if own.transfer == "file" else MemoryTransfer(names)
+    server = VllmServer(
+        core,
+        transfer,
+        head if model else {},
+        sampled=model and system.sampled,
+        recompute=config.rollout.on_update == "recompute",
+        layout=layout or "mimo",
+        layers=layers,
+        dtype=dtype,
+        threads=config.rollout.threads,
+        hang_after=config.runtime.hang_after,
+    )
+    tokenizer = load_tokenizer(config.model)
+    engine = ServedEngine(
+        server,
+        AnswerText(tokenizer),
+        head,
+        system=config.decoding.system,
+        dtype=dtype,
+        max_length=config.rollout.max_length,
+        timeout=own.timeout,
+        retries=1,  # an answer is cut where it is aborted alone
+    )
+    return engine, end_tokens(folder, tokenizer.eos_token_id)
+
+
+def check(config: JobConfig) -> None:
+    """Raise ``UserError`` for what vLLM cannot do for this job, before anything is started."""
+    folder, sampling, system = resolve(config.model.path), config.rollout.sampling, SYSTEMS[config.decoding.system]
+    if find_spec("vllm") is None:
+        raise UserError("rollout=vllm needs vLLM: pip install 'bebop-rl[vllm]', see recipes/vllm")
+    refuse_loop(config)
+    refuse_system(config.decoding)
+    params = SamplingParams(temperature=sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p)
+    refuse_sampling(params, system.drafts)
+    if system.head and mtp_layout(folder, _layers(folder)) is None:
+        raise UserError(
+            f"model.path={config.model.path!r} has no MTP weights, and vLLM serves checkpoints as they are: train a "
+            "head with bebop.adapt first, or set decoding.system=autoregressive"
+        )
+
+
+def gpus(config: JobConfig) -> float:
+    """One of its own: vLLM takes most of its memory when it starts."""
+    return 1.0
+
+
+def weight_names(folder: Path, layout: str | None, layers: int) -> dict[str, set[str]]:
+    """Of all weights of a checkpoint, by role."""
+    names: set[str] = set()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            names |= set(opened.keys())
+    head = set() if layout is None else {n for n in names if n.startswith(LAYOUTS[layout].prefix.format(L=layers))}
+    return {"target": names - head, "draft": head}
+
+
+def _layers(folder: Path) -> int:
+    return int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)

@@ -1,0 +1,53 @@
+"""How weights get into vLLM's models: the carrier ``bebop``, which the plugin makes known to its factory.
+
+``{"table": N}`` names weights that are in this process already, where Ray's object store brought them;
+``{"path": FILE}`` a safetensors file. Names are those of checkpoints, and always all of a model's.
+"""
+
+from dataclasses import dataclass
+
+from safetensors.torch import load_file
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from bebop.rollout.vllm.tables import TABLES
+
+
+@dataclass
+class Nothing(WeightTransferInitInfo):
+    """There is nobody to meet."""
+
+
+@dataclass
+class Place(WeightTransferUpdateInfo):
+    """One of the two."""
+
+    table: int | None = None
+    path: str | None = None
+
+
+class BebopCarrier(WeightTransferEngine[Nothing, Place]):
+    """See vLLM's ``WeightTransferEngine``: one update of one model, the target or the draft."""
+
+    init_info_cls, update_info_cls = Nothing, Place
+
+    def init_transfer_engine(self, init_info: Nothing) -> None:
+        """Nothing to prepare."""
+
+    def start_weight_update(self) -> None:
+        """From here on layers take checkpoint weights, however they keep theirs."""
+        initialize_layerwise_reload(self.model)
+
+    def receive_weights(self, update_info: Place) -> None:
+        """Load what is named. A head is loaded without the embedding that it shares, which vLLM would miss."""
+        weights = TABLES[update_info.table] if update_info.table is not None else load_file(str(update_info.path))
+        with disable_mtp_completeness_check():
+            self.model.load_weights((name, tensor) for name, tensor in weights.items())
+
+    def finish_weight_update(self) -> None:
+        """Back to how the layers keep their weights."""
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Nothing to end."""

@@ -1,0 +1,201 @@
+"""vLLM's engine in this process, stepped by one thread: everything that touches it."""
+
+import gc
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from bebop.errors import UserError
+from bebop.model.fingerprint import fingerprint
+from bebop.rollout.engine import EngineDied
+from bebop.rollout.served_engine import Part
+from bebop.rollout.served_weights import Sums
+from bebop.rollout.vllm.arguments import refuse_version, sampling_arguments
+from bebop.rollout.vllm.plugin import STEPS, Verified, register
+from bebop.rollout.vllm.stats import StepCounts
+from bebop.trajectory import FinishReason, SamplingParams
+
+
+@dataclass(slots=True, kw_only=True)
+class _Answer:
+    """What vLLM has decoded of a request: its outputs say what a step added, and an aborted one says nothing."""
+
+    name: str  # vLLM's own of it
+    counts: StepCounts
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    greedy: bool
+
+    def part(self, reason: FinishReason, why: object) -> Part:
+        """As far as it is."""
+        logprobs = [0.0] * len(self.logprobs) if self.greedy else self.logprobs  # the greedy distribution has log p = 0
+        return Part(
+            token_ids=np.asarray(self.token_ids, dtype=np.int64),
+            logprobs=np.asarray(logprobs, dtype=np.float32),
+            versions=np.asarray(self.versions, dtype=np.int64),
+            reason=reason,
+            stats=self.counts.stats(),
+            why=why,
+        )
+
+
+class Core:
+    """``LLMEngine``, its open requests by numbers of their own, and the version of its weights."""
+
+    def __init__(
+        self, arguments: Mapping[str, Any], environment: Mapping[str, str], *, drafts: int, head: bool
+    ) -> None:
+        """``environment`` is set for this process, before vLLM is imported; ``drafts`` per cycle, 0 for plain decoding;
+        ``head``: whether a model drafts."""
+        self.arguments, self.environment, self.drafts, self.head = dict(arguments), dict(environment), drafts, head
+        self.engine: Any = None
+        self.version = 0
+        self._open: dict[str, _Answer] = {}
+        self._count = 0
+        self._salt = ""  # keys and values are found again under this alone: never those of other weights
+
+    def start(self) -> None:
+        """Load the model. ``UserError`` for what vLLM refuses."""
+        os.environ.update(self.environment)
+        import vllm
+        from vllm import EngineArgs, LLMEngine
+
+        refuse_version(vllm.__version__)
+        register()  # vLLM would, where bebop's entry point is found; here it is this process alone
+        set_num_threads = torch.set_num_threads
+        try:
+            self.engine = LLMEngine.from_engine_args(EngineArgs(**self.arguments))
+        except (ValueError, TypeError, AssertionError) as error:  # arguments that do not fit together, or not the model
+            raise UserError(f"vLLM refuses its arguments: {_line(error)}") from error
+        except (RuntimeError, OSError, KeyError) as error:
+            raise EngineDied(f"vLLM did not start: {_line(error)}") from error
+        finally:
+            torch.set_num_threads = set_num_threads  # vLLM puts a function in its place that does nothing
+        self._salted()
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that are open."""
+        return len(self._open)
+
+    def add(self, token_ids: Sequence[int], params: SamplingParams, fresh: int, **more: Any) -> str:
+        """Queue a request for ``fresh`` more tokens; the name that its outputs have. ``more`` of vLLM's parameters."""
+        from vllm import SamplingParams as Theirs
+        from vllm.sampling_params import RequestOutputKind
+
+        self._count += 1
+        key = f"bebop-{self._count:x}"
+        arguments = sampling_arguments(params, fresh) | more
+        theirs = Theirs(**arguments, output_kind=RequestOutputKind.DELTA)
+        prompt = {"prompt_token_ids": list(token_ids), "cache_salt": self._salt}
+        try:
+            name = self.engine.add_request(key, prompt, theirs)
+        except ValueError as error:
+            raise UserError(f"vLLM refuses a request: {_line(error)}") from error
+        counts = StepCounts(drafts=self.drafts, head=self.head)
+        self._open[key] = _Answer(name=name, counts=counts, greedy=params.temperature == 0)
+        return key
+
+    def step(self) -> list[tuple[str, Part]]:
+        """One step of vLLM; the requests that ended."""
+        finished = []
+        outputs, seen = self.outputs()
+        for output in outputs:
+            answer, given = self._open[output.request_id], output.outputs[0]
+            self._take(answer, given, seen.get(answer.name))
+            if output.finished:
+                del self._open[output.request_id]
+                finished.append((output.request_id, answer.part(_reason(given.finish_reason), given)))
+        return finished
+
+    def outputs(self) -> tuple[list[Any], dict[str, Verified]]:
+        """vLLM's own of a step, and what the plugin saw of it."""
+        try:
+            outputs = self.engine.step()
+        except Exception as error:  # it may have decoded half of a step: nobody knows its state
+            raise EngineDied(f"a step of vLLM failed: {type(error).__name__}: {_line(error)}") from error
+        return outputs, STEPS.take()
+
+    def _take(self, answer: _Answer, given: Any, verified: Verified | None) -> None:
+        ids = list(given.token_ids)
+        answer.token_ids += ids
+        answer.logprobs += [row[id].logprob for row, id in zip(given.logprobs or [], ids, strict=True)]
+        answer.versions += [self.version] * len(ids)
+        answer.counts.add(len(ids), verified)
+
+    def abort(self, key: str) -> Part | None:
+        """End a request; what there is of its answer, or None if it had ended. vLLM itself gives nothing back."""
+        answer = self._open.pop(key, None)
+        if answer is None:
+            return None
+        self.engine.abort_request([answer.name], internal=True)
+        return answer.part("abort", "aborted")
+
+    def load(self, role: str, place: Mapping[str, Any]) -> None:
+        """Weights of one model, ``target`` or ``draft``; ``place`` as in ``carrier.py``."""
+        start = "start_weight_update" if role == "target" else "start_draft_weight_update"
+        try:
+            for call, arguments in ((start, ()), ("update_weights", (dict(place),)), ("finish_weight_update", ())):
+                self.engine.collective_rpc(call, args=arguments)
+        except Exception as error:  # layers may be half old, half new
+            raise EngineDied(
+                f"vLLM did not take weights of the {role}: {type(error).__name__}: {_line(error)}"
+            ) from error
+
+    def loaded(self, version: int, recompute: bool) -> None:
+        """All weights of a version are there. ``recompute``: open requests' keys and values are computed again."""
+        self.version = version
+        self._salted()
+        if recompute:
+            self.engine.reset_prefix_cache(reset_running_requests=True)
+            for answer in self._open.values():
+                answer.counts.restarted()
+
+    def _salted(self) -> None:
+        self._salt = f"{id(self):x}-{self.version}-{self._count}"
+
+    def checksums(self) -> Sums:
+        """Of all parameters of both models; those that the draft shares with the target count as the target's."""
+        found: Sums = self.engine.collective_rpc(checksums)[0]
+        return found
+
+    def close(self) -> None:
+        """End it, and give its memory back."""
+        if self.engine is None:
+            return
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        engine, self.engine = self.engine, None
+        with suppress(Exception):  # whatever state it is in
+            engine.engine_core.shutdown()
+        del engine
+        cleanup_dist_env_and_memory()
+        gc.collect()
+
+
+def checksums(worker: Any) -> dict[str, dict[str, str]]:
+    """Runs in vLLM's worker."""
+    target = dict(worker.model_runner.get_model().named_parameters())
+    found = {"target": {name: fingerprint({name: tensor}) for name, tensor in target.items()}}
+    draft = worker.model_runner.get_draft_model() if hasattr(worker.model_runner, "drafter") else None
+    if draft is not None:
+        shared = {tensor.data_ptr() for tensor in target.values()}
+        own = {name: tensor for name, tensor in draft.named_parameters() if tensor.data_ptr() not in shared}
+        found["draft"] = {name: fingerprint({name: tensor}) for name, tensor in own.items()}
+    return found
+
+
+def _reason(reason: object) -> FinishReason:
+    if reason == "stop" or reason == "length":
+        return reason
+    raise EngineDied(f"vLLM ended an answer for {reason!r}")
+
+
+def _line(error: object) -> str:
+    return " ".join(str(error).split())[:300]

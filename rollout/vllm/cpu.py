@@ -1,0 +1,95 @@
+"""What vLLM's CPU build needs so that drafts are verified right and weights can change; docs/upstream.md tells of each.
+
+Nothing is mended that is not broken: each mend asks the installed version first, with numbers that it cannot have by
+chance.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+
+def mend() -> list[str]:
+    """Mend what is broken; the names of that. Called before a model is loaded, and more than once."""
+    from vllm.model_executor.layers import utils
+    from vllm.v1.sample import rejection_sampler
+
+    mended = []
+    if empties_weights(utils):
+        utils.dispatch_cpu_unquantized_gemm = plain_gemm
+        mended.append("linear layers")
+    if fails_on_nothing(rejection_sampler):
+        rejection_sampler.apply_top_k_top_p = _unless_nothing(rejection_sampler.apply_top_k_top_p)
+        mended.append("top-k of nothing")
+    if not isinstance(rejection_sampler.expand_batch_to_tokens, Expansion):
+        rejection_sampler.expand_batch_to_tokens = Expansion(rejection_sampler.expand_batch_to_tokens)
+    return mended
+
+
+def empties_weights(utils: ModuleType) -> bool:
+    """Whether a linear layer has no parameter left once it is prepared, which an update could be written to."""
+    layer = torch.nn.Linear(64, 64, bias=False).requires_grad_(False)
+    utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    return layer.weight.numel() == 0
+
+
+def plain_gemm(layer: Any, remove_weight: bool) -> None:
+    """In place of ``dispatch_cpu_unquantized_gemm``: multiply with the parameters as they are."""
+    layer.cpu_linear = linear
+
+
+def fails_on_nothing(sampler: ModuleType) -> bool:
+    """Whether top-k takes the largest of no elements in a step that verifies no draft at all."""
+    try:
+        sampler.apply_top_k_top_p(torch.empty(0, 8), torch.empty(0, dtype=torch.int32), None)
+    except RuntimeError:
+        return True
+    return False
+
+
+def _unless_nothing(own: Any) -> Any:
+    def apply_top_k_top_p(logits: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor:
+        return own(logits, k, p) if len(logits) else logits
+
+    return apply_top_k_top_p
+
+
+class Expansion:
+    """``expand_batch_to_tokens``: a request's temperature, top-p and top-k, once for each of its drafts.
+
+    vLLM's own, once it has shown that it writes what it computes (vllm#55005: into a copy that is thrown away, so that
+    verification takes place at temperatures that happened to lie in memory). Its kernels are put in place when the
+    model is, so it is asked when it is first needed.
+    """
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+        self.works: bool | None = None  # not asked yet
+
+    def __call__(
+        self, x: Tensor, cu_num_tokens: Tensor, tokens: int, replace_from: int = 0, replace_to: int = 0
+    ) -> Any:
+        """[B], cumulated counts [B] -> [tokens]; elements that are ``replace_from`` become ``replace_to``."""
+        if self.works is None:
+            self.works = self._asked(x, cu_num_tokens)
+        expand = self.own if self.works else expanded
+        return expand(x, cu_num_tokens, tokens, replace_from, replace_to)
+
+    def _asked(self, x: Tensor, cu_num_tokens: Tensor) -> bool:
+        """Random numbers, of the kinds at hand."""
+        values = torch.rand(3).to(x) if x.is_floating_point() else torch.randint(1, 1 << 30, (3,)).to(x)
+        counts = torch.tensor([2, 3, 7]).to(cu_num_tokens)
+        try:
+            return torch.equal(self.own(values, counts, 7, 0, 1), expanded(values, counts, 7, 0, 1))
+        except (RuntimeError, TypeError):  # no kernel for a CPU at all
+            return False
+
+
+def expanded(x: Tensor, cu_num_tokens: Tensor, tokens: int, replace_from: int = 0, replace_to: int = 0) -> Tensor:
+    """What ``expand_batch_to_tokens`` is meant to be."""
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
+    values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return values.repeat_interleave(counts, output_size=tokens)

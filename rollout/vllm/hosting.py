@@ -1,0 +1,58 @@
+"""What vLLM has for the drafters of ours: a row each, of properties that others ask for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bebop.config import DecodingConfig
+from bebop.decoding import SYSTEMS, System
+from bebop.rollout.decoding.drafters.ngram import LONGEST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosting:
+    """How vLLM drafts in the place of a drafter, and what of it can be chosen."""
+
+    arguments: Callable[[DecodingConfig], dict[str, Any] | None]  # its speculative_config
+    sampled: bool = True  # drafts can be draws from q
+    model: bool = False  # it drafts with weights, which updates may reach
+
+
+def head_arguments(decoding: DecodingConfig) -> dict[str, Any]:
+    """Drafts of the MTP head in the target's checkpoint; vLLM's own default is greedy."""
+    method = "probabilistic" if SYSTEMS[decoding.system].sampled else "greedy"
+    return {"method": "mtp", "num_speculative_tokens": decoding.draft_tokens, "draft_sample_method": method}
+
+
+def ngram_arguments(decoding: DecodingConfig) -> dict[str, Any]:
+    """What followed the longest suffix that occurred before, as the embedded engine looks it up."""
+    return {
+        "method": "ngram",
+        "num_speculative_tokens": decoding.draft_tokens,
+        "prompt_lookup_max": LONGEST,
+        "prompt_lookup_min": 1,
+    }
+
+
+HOSTINGS = {  # by drafter
+    "none": Hosting(arguments=lambda decoding: None),
+    "mtp": Hosting(arguments=head_arguments, model=True),
+    "ngram": Hosting(arguments=ngram_arguments, sampled=False),
+}
+
+
+def missing(system: System) -> str | None:
+    """What vLLM lacks for a system; None if it hosts it, and "" where there is no more to say."""
+    if system.unserved:
+        return f"{system.unserved}; "
+    hosting = HOSTINGS.get(system.drafter)
+    if hosting is None or system.own_cycle:
+        return f"it has no drafter {system.drafter!r}; " if hosting is None else ""
+    if system.rule != "rejection":
+        return f"it verifies by rejection sampling alone, not by {system.rule!r}; "
+    if system.length != "fixed":
+        return "it has one number of drafts for all requests; "
+    return None
+
+
+HOSTED = [name for name, system in SYSTEMS.items() if missing(system) is None]

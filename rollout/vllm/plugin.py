@@ -1,0 +1,127 @@
+"""Plugin of vLLM (entry point group ``vllm.general_plugins``): makes visible what happens in verification.
+
+``BEBOP_VERIFY_EVERY``: what each verification step accepts is kept, and of one in so many its overlap and entropies (0:
+of none). ``BEBOP_VLLM_CPU=1``: what is broken in the CPU build is mended, see ``cpu.py``. Without them it only makes
+the carrier of weights known. vLLM loads it into each of its processes, wherever bebop is installed beside it, unless
+``VLLM_PLUGINS`` leaves it out: the engine's self-test looks for what it keeps.
+"""
+
+import functools
+import inspect
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bebop.kernels.stats import pair_stats
+from bebop.trajectory import MEASURED
+
+EVERY = "BEBOP_VERIFY_EVERY"
+CPU = "BEBOP_VLLM_CPU"
+CARRIER = "bebop"
+
+
+@dataclass(slots=True, kw_only=True)
+class Verified:
+    """What a step did with the drafts of one request."""
+
+    drafted: int  # n >= 1
+    accepted: int
+    sampled: bool  # the drafts are draws, and their distributions took part
+    weight: int = 0  # steps that what was measured stands for; 0: nothing was
+    measured: dict[str, list[float]] = field(default_factory=dict)  # name of MEASURED -> [n]
+
+
+@dataclass(slots=True)
+class Steps:
+    """What was verified since it was last taken, by vLLM's own names of requests."""
+
+    every: int = 0
+    count: int = 0
+    on: bool = False  # the plugin is in place
+    kept: dict[str, Verified] = field(default_factory=dict)
+    step: list[Verified] = field(default_factory=list)  # of the step in progress, by row
+
+    def take(self) -> dict[str, Verified]:
+        """Hand out, and forget."""
+        kept, self.kept = self.kept, {}
+        return kept
+
+
+STEPS = Steps()  # of this process
+
+
+def register() -> None:
+    """Called by vLLM in each of its processes."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    if CARRIER not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(CARRIER, "bebop.rollout.vllm.carrier", "BebopCarrier")
+    if os.environ.get(CPU) == "1":
+        from bebop.rollout.vllm.cpu import mend
+
+        mend()
+    if os.environ.get(EVERY):
+        STEPS.every = int(os.environ[EVERY])
+        if not STEPS.on:
+            _watch(STEPS)
+            STEPS.on = True
+
+
+def _watch(steps: Steps) -> None:
+    """Look into vLLM's rejection sampling, and learn from the runner whose rows it sees."""
+    from vllm.v1.sample import rejection_sampler
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    reject, sample = rejection_sampler.rejection_sample, GPUModelRunner._sample
+    call = inspect.signature(reject)
+
+    @functools.wraps(reject)
+    def rejection_sample(*args: Any, **named: Any) -> Tensor:
+        out: Tensor = reject(*args, **named)
+        given = call.bind(*args, **named).arguments
+        q, logits = given["draft_probs"], given["target_logits"]
+        metadata = given["sampling_metadata"]
+        steps.step = verified(out, given["num_draft_tokens"], given["draft_token_ids"], q, logits, metadata, steps)
+        return out
+
+    def _sample(runner: Any, *args: Any, **kw: Any) -> Any:
+        steps.step = []
+        out = sample(runner, *args, **kw)
+        rows = zip(runner.input_batch.req_ids, steps.step, strict=False)
+        steps.kept |= {name: one for name, one in rows if one.drafted}
+        return out
+
+    rejection_sampler.rejection_sample = rejection_sample
+    GPUModelRunner._sample = _sample
+
+
+def verified(
+    out: Tensor, counts: Sequence[int], drafts: Tensor, q: Tensor | None, logits: Tensor, metadata: Any, steps: Steps
+) -> list[Verified]:
+    """One a request. ``out`` [B, K + 1] the tokens, -1 where there is none; ``counts`` [B] drafts of each, N in all;
+    ``drafts`` [N]; ``q`` [N, V] what they were drawn from, None for one-hot ones; ``logits`` [N, V] of the target,
+    processed. Greedy requests have no distributions, and no measures."""
+    accepted = ((out >= 0).sum(-1) - 1).tolist()
+    found = [Verified(drafted=n, accepted=a, sampled=q is not None) for n, a in zip(counts, accepted, strict=True)]
+    if metadata.all_greedy or not steps.every:
+        return found
+    measured, steps.count = steps.count % steps.every == 0, steps.count + 1
+    if not measured:
+        return found
+    p = logits.softmax(-1, dtype=torch.float32)
+    if q is None:
+        q = torch.zeros_like(p).scatter_(-1, drafts.long()[:, None], 1.0)
+    stats = pair_stats(q.float(), p, from_logits=False)
+    table = {name: getattr(stats, name).tolist() for name in MEASURED}
+    greedy = [False] * len(found) if metadata.all_random else (metadata.temperature == 0).tolist()
+    at = 0
+    for one, skip in zip(found, greedy, strict=False):
+        if not skip:
+            one.weight = steps.every
+            one.measured = {name: values[at : at + one.drafted] for name, values in table.items()}
+        at += one.drafted
+    return found

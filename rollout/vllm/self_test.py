@@ -1,0 +1,86 @@
+"""Whether vLLM does what it is asked, seen from its own answers before the first prompt, as it fails silently.
+
+Parameters of sampling may not arrive where drafts are verified (vllm#55005), draft distributions may not take part,
+and a head may draft nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bebop.errors import UserError
+from bebop.rollout.vllm.core import Core
+from bebop.rollout.vllm.plugin import Verified
+from bebop.trajectory import SamplingParams
+
+PROMPT = (1, 2, 3, 1, 2, 3, 1, 2)  # with something to look up
+TOP = 4  # tokens of a place whose log-probs are compared
+ANSWERS, CYCLES = 3, 4
+TEMPERATURES = (0.5, 2.0)
+TOLERANCE = 0.1  # of the slope; half precision moves it by some hundredths
+FLAT = 1e-6  # squares of differences that say nothing of a temperature
+Row = Mapping[int, Any]  # token -> vLLM's Logprob
+
+
+def self_test(core: Core, *, sampled: bool) -> None:
+    """``UserError`` if something does not work; ``sampled``: drafts are to be draws from their distributions."""
+    seen: list[Verified] = []
+    for temperature in TEMPERATURES:
+        answers, steps = _answers(core, temperature)
+        seen += steps
+        found = [slope(rows, _scored(core, ids)) for ids, rows in answers]
+        products, squares = sum(a for a, _ in found), sum(b for _, b in found)
+        if squares > FLAT and abs(temperature * products / squares - 1) > TOLERANCE:
+            raise UserError(
+                f"vLLM decodes as if temperature={temperature} were {squares / products:.3g}: sampling parameters do "
+                "not arrive in this version; see docs/upstream.md"
+            )
+    if not core.drafts:
+        return
+    if not seen:
+        raise UserError("vLLM verified no draft: the checkpoint's head does not draft there; use rollout=torch")
+    if sampled and not all(one.sampled for one in seen):
+        raise UserError("vLLM verifies drafts without the distributions they were drawn from; use rollout=torch")
+
+
+def _answers(core: Core, temperature: float) -> tuple[list[tuple[list[int], list[Row]]], list[Verified]]:
+    """Tokens and log-probs of some answers, and the steps in which drafts were verified."""
+    fresh = min(CYCLES * (core.drafts + 1), core.arguments["max_model_len"] - len(PROMPT) - 1)
+    params = SamplingParams(temperature=temperature, max_new_tokens=fresh)
+    open_ = {core.add(PROMPT, params, fresh, logprobs=TOP): (list[int](), list[Row]()) for _ in range(ANSWERS)}
+    waiting, seen = set(open_), list[Verified]()
+    while waiting:
+        outputs, steps = core.outputs()
+        seen += steps.values()
+        for output in outputs:
+            ids, rows = open_[output.request_id]
+            ids += output.outputs[0].token_ids
+            rows += output.outputs[0].logprobs
+            if output.finished:
+                waiting.discard(output.request_id)
+    for key in open_:
+        core.abort(key)  # it has ended: forget it
+    return list(open_.values()), seen
+
+
+def _scored(core: Core, ids: list[int]) -> list[Row]:
+    """Log-probs of the same places without temperature, from a prefill."""
+    key = core.add([*PROMPT, *ids], SamplingParams(max_new_tokens=1), 1, prompt_logprobs=TOP)
+    rows: list[Row] = []
+    while not rows:
+        for output in core.outputs()[0]:
+            rows = list(output.prompt_logprobs or [])[len(PROMPT) :]
+    core.abort(key)
+    return rows
+
+
+def slope(rows: list[Row], plain: list[Row]) -> tuple[float, float]:
+    """Sums of products and of squares, whose ratio is 1 / temperature: differences of log-probs within a place are
+    those of the plain ones, divided by it."""
+    products = squares = 0.0
+    for hot, cold in zip(rows, plain, strict=True):
+        first, *rest = sorted(set(hot) & set(cold))
+        for token in rest:
+            change = cold[token].logprob - cold[first].logprob
+            products += change * (hot[token].logprob - hot[first].logprob)
+            squares += change * change
+    return products, squares

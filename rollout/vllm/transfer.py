@@ -1,0 +1,84 @@
+"""Ways for weights to travel to vLLM: as they lie in this process, or through a folder."""
+
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bebop.command import writing
+from bebop.errors import UserError
+from bebop.rollout.served_weights import WeightUpdate
+from bebop.rollout.vllm.core import Core
+from bebop.rollout.vllm.tables import table
+
+KEPT = 2  # versions that stay on disk
+
+
+def shares(load: WeightUpdate) -> dict[str, Mapping[str, Tensor]]:
+    """What is sent, by role; a model that is not meant takes no part, since loading processes its weights again."""
+    return {role: weights for role, weights in (("target", load.target), ("draft", load.draft)) if weights}
+
+
+class WeightTransfer(Protocol):
+    """A way for weights to travel, to an engine that does not step meanwhile."""
+
+    def refuse(self, load: WeightUpdate) -> None:
+        """``UserError`` for weights that vLLM would not take as they are meant."""
+
+    def send(self, core: Core, load: WeightUpdate) -> None:
+        """Put them in."""
+
+
+class Whole:
+    """What both ways ask: whole models."""
+
+    def __init__(self, names: Mapping[str, Collection[str]]) -> None:
+        """``names`` of each model's weights in checkpoints, by role."""
+        self.names = {role: frozenset(own) for role, own in names.items()}
+
+    def refuse(self, load: WeightUpdate) -> None:
+        """See ``WeightTransfer``: layers that only a part is sent of would keep the rest, or lose it."""
+        for role, weights in shares(load).items():
+            if lacking := sorted(self.names[role] - set(weights)):
+                raise UserError(
+                    f"version {load.version} has {len(weights)} tensors of the {role} and lacks {lacking[0]!r}: vLLM "
+                    "takes whole models"
+                )
+
+
+class MemoryTransfer(Whole):
+    """Tensors of this process, where the object store's are mapped."""
+
+    def send(self, core: Core, load: WeightUpdate) -> None:
+        """See ``WeightTransfer``."""
+        for role, weights in shares(load).items():
+            with table(weights) as number:
+                core.load(role, {"table": number})
+
+
+class FileTransfer(Whole):
+    """A folder of safetensors files, of which the newest stay."""
+
+    def __init__(self, folder: Path, names: Mapping[str, Collection[str]]) -> None:
+        super().__init__(names)
+        self.folder = folder / f"worker-{os.getpid()}"
+        self.versions: list[Path] = []
+
+    def send(self, core: Core, load: WeightUpdate) -> None:
+        """See ``WeightTransfer``."""
+        place = self.folder / f"version-{load.version}"
+        with writing(place):
+            place.mkdir(parents=True, exist_ok=True)
+            for role, weights in shares(load).items():
+                save_file(
+                    {name: t.detach().cpu().contiguous() for name, t in weights.items()}, place / f"{role}.safetensors"
+                )
+        for role in shares(load):
+            core.load(role, {"path": str(place / f"{role}.safetensors")})
+        self.versions = [*(v for v in self.versions if v != place), place]
+        while len(self.versions) > KEPT:
+            shutil.rmtree(self.versions.pop(0), ignore_errors=True)
