@@ -1,0 +1,45 @@
+"""Real vLLM on a small model."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bebop.config import JobConfig
+from bebop.config_engines import VllmConfig
+from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.vllm.builder import make
+from bebop.rollout.vllm.core import Core
+from bebop.rollout.vllm.engine import VllmServer
+
+SLOTS = 256
+
+
+def with_vllm(config: JobConfig, on_update: str = "keep", **own: Any) -> JobConfig:
+    settings = VllmConfig(**{"monitor_every": 1, **own})
+    rollout = dataclasses.replace(
+        config.rollout, engine="vllm", vllm=settings, slots=SLOTS, on_update=on_update
+    )  # fmt: skip
+    return dataclasses.replace(config, rollout=rollout)
+
+
+@contextmanager
+def engine(config: JobConfig, on_update: str = "keep", **own: Any) -> Iterator[ServedEngine]:
+    """A real vLLM, always ended."""
+    found, _ = make(with_vllm(config, on_update, **own))
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def core(engine: ServedEngine) -> Core:
+    """What touches vLLM; its thread rests while no request is open."""
+    assert isinstance(engine.server, VllmServer)
+    return engine.server.core
+
+
+def with_update(engine: ServedEngine, recompute: bool) -> None:
+    """What becomes of running answers while weights change, on an engine that is there."""
+    assert isinstance(engine.server, VllmServer)
+    engine.server.recompute = recompute
