@@ -22,7 +22,7 @@ BAD: list[tuple[str, Any]] = [
     ("model.dtype", "float16"), ("model.dtype", True),
     ("task.source", "web"), ("task.seed", -1), ("decoding.system", "warp"),
     ("cotrain.head.objective", "xyz"),
-    ("rollout.engine", "vllm"), ("rollout.workers", 0), ("rollout.slots", 0), ("rollout.threads", -1),
+    ("rollout.engine", "trtllm"), ("rollout.workers", 0), ("rollout.slots", 0), ("rollout.threads", -1),
     ("rollout.dispatch", "push"), ("rollout.in_flight", 0),
     ("rollout.staleness", -1), ("rollout.max_length", 160), ("rollout.on_update", "drop"), ("rollout.on_update", False),
     ("rollout.parked_bytes", -1),
@@ -87,7 +87,8 @@ def test_a_value_that_is_not_possible_is_named(name: str, value: object) -> None
 
 def test_every_limit_has_a_case() -> None:
     limited = {one.name for one in settings(JobConfig) if one.limit is not None}
-    engine = {name for name in limited if name.startswith("rollout.sglang.")}  # tests/rollout/sglang/test_arguments.py
+    engines = ("rollout.sglang.", "rollout.vllm.")  # tests/rollout/{sglang,vllm}/test_arguments.py
+    engine = {name for name in limited if name.startswith(engines)}
     assert limited - engine - {name for name, _ in BAD} == set()
 
 
@@ -204,6 +205,8 @@ COMPOSED: list[tuple[list[str], dict[str, Any]]] = [  # overrides; what differs 
     (["model=folder", "model.path=."], SUMS | {"model.path": ".", "model.dtype": "bfloat16"}),
     (["rollout=sglang", "rollout.sglang.urls=['http://a:1']"],
      SUMS | {"rollout.engine": "sglang", "rollout.sglang.urls": ("http://a:1",)}),
+    (["rollout=vllm", "rollout.vllm.eager=true"],
+     SUMS | {"rollout.engine": "vllm", "rollout.vllm.eager": True}),
     (["decoding=bebop_adaptive"], SUMS | {"decoding.system": "bebop_adaptive", "decoding.draft_tokens": 5}),
     (["task=environment", "task.name=store", "task.environment.max_turns=4"],
      {"task.source": "environment", "task.name": "store", "task.environment.max_turns": 4}),
@@ -235,7 +238,8 @@ def test_a_certificate_differs_from_the_dataclasses_in_the_task() -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["task.path=x", "rollout.sglang.retries=1", "trainer=settings", "task=file_settings"]
+    "override",
+    ["task.path=x", "rollout.sglang.retries=1", "rollout.vllm.eager=true", "trainer=settings", "task=file_settings"],
 )
 def test_settings_of_another_choice_are_refused(override: str) -> None:
     with pytest.raises(UserError, match=r"no such setting|choose one of"):

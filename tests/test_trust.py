@@ -115,6 +115,8 @@ def test_who_began_a_run_is_not_asked(tmp_path: Path, code: Path, someone_else: 
         ["rollout=sglang", "model.path=tiny", "rollout.sglang.urls=[http://evil:1]"],
         ["rollout=sglang", "model.path=tiny", "+rollout.sglang.extra.trust_remote_code=true"],
         ["rollout=sglang", "model.path=tiny", "rollout.sglang.api_key_env=PRIVATE"],
+        ["rollout=vllm", "model.path=tiny", "+rollout.vllm.extra.trust_remote_code=true"],
+        ["rollout=vllm", "model.path=tiny", "rollout.vllm.folder=elsewhere"],
     ],
     ids=str,
 )  # fmt: skip

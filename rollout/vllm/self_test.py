@@ -5,6 +5,7 @@ and a head may draft nothing.
 """
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from bebop.errors import UserError
@@ -14,8 +15,10 @@ from bebop.trajectory import SamplingParams
 
 PROMPT = (1, 2, 3, 1, 2, 3, 1, 2)  # with something to look up
 TOP = 4  # tokens of a place whose log-probs are compared
-ANSWERS, CYCLES = 3, 4
-TEMPERATURES = (0.5, 2.0)
+# Of answers that are decoded side by side and end one after another: where parameters are not written to the memory
+# that is read, that of the step before may hold those of the same rows.
+TEMPERATURES = (0.5, 2.0, 2.0, 0.5, 0.5, 2.0)
+CYCLES = (2, 3, 4, 5, 6, 7)
 TOLERANCE = 0.1  # of the slope; half precision moves it by some hundredths
 FLAT = 1e-6  # squares of differences that say nothing of a temperature
 Row = Mapping[int, Any]  # token -> vLLM's Logprob
@@ -23,16 +26,15 @@ Row = Mapping[int, Any]  # token -> vLLM's Logprob
 
 def self_test(core: Core, *, sampled: bool) -> None:
     """``UserError`` if something does not work; ``sampled``: drafts are to be draws from their distributions."""
-    seen: list[Verified] = []
-    for temperature in TEMPERATURES:
-        answers, steps = _answers(core, temperature)
-        seen += steps
-        found = [slope(rows, _scored(core, ids)) for ids, rows in answers]
+    answers, seen = _answers(core)
+    for temperature in sorted(set(TEMPERATURES)):
+        found = [slope(rows, _scored(core, ids)) for t, ids, rows in answers if t == temperature]
         products, squares = sum(a for a, _ in found), sum(b for _, b in found)
-        if squares > FLAT and abs(temperature * products / squares - 1) > TOLERANCE:
+        inverse = products / max(squares, FLAT)
+        if squares > FLAT and not abs(temperature * inverse - 1) <= TOLERANCE:  # NaN is no temperature either
             raise UserError(
-                f"vLLM decodes as if temperature={temperature} were {squares / products:.3g}: sampling parameters do "
-                "not arrive in this version; see docs/upstream.md"
+                f"vLLM decodes as if temperature={temperature} were {1 / inverse if inverse else inf:.3g}: sampling "
+                "parameters do not arrive in this version; see docs/upstream.md"
             )
     if not core.drafts:
         return
@@ -42,17 +44,19 @@ def self_test(core: Core, *, sampled: bool) -> None:
         raise UserError("vLLM verifies drafts without the distributions they were drawn from; use rollout=torch")
 
 
-def _answers(core: Core, temperature: float) -> tuple[list[tuple[list[int], list[Row]]], list[Verified]]:
-    """Tokens and log-probs of some answers, and the steps in which drafts were verified."""
-    fresh = min(CYCLES * (core.drafts + 1), core.arguments["max_model_len"] - len(PROMPT) - 1)
-    params = SamplingParams(temperature=temperature, max_new_tokens=fresh)
-    open_ = {core.add(PROMPT, params, fresh, logprobs=TOP): (list[int](), list[Row]()) for _ in range(ANSWERS)}
-    waiting, seen = set(open_), list[Verified]()
+def _answers(core: Core) -> tuple[list[tuple[float, list[int], list[Row]]], list[Verified]]:
+    """Temperature, tokens and log-probs of some answers, and the steps in which drafts were verified."""
+    most, open_, seen = core.arguments["max_model_len"] - len(PROMPT) - 1, {}, list[Verified]()
+    for temperature, cycles in zip(TEMPERATURES, CYCLES, strict=True):
+        fresh = min(cycles * (core.drafts + 1), most)
+        params = SamplingParams(temperature=temperature, max_new_tokens=fresh)
+        open_[core.add(PROMPT, params, fresh, logprobs=TOP)] = (temperature, list[int](), list[Row]())
+    waiting = set(open_)
     while waiting:
         outputs, steps = core.outputs()
         seen += steps.values()
         for output in outputs:
-            ids, rows = open_[output.request_id]
+            _, ids, rows = open_[output.request_id]
             ids += output.outputs[0].token_ids
             rows += output.outputs[0].logprobs
             if output.finished:

@@ -1,13 +1,15 @@
 """Real vLLM on a small model."""
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Event
 from typing import Any
 
 from bebop.config import JobConfig
 from bebop.config_engines import VllmConfig
-from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.served_engine import Part, ServedEngine
 from bebop.rollout.vllm.builder import make
 from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.engine import VllmServer
@@ -43,3 +45,25 @@ def with_update(engine: ServedEngine, recompute: bool) -> None:
     """What becomes of running answers while weights change, on an engine that is there."""
     assert isinstance(engine.server, VllmServer)
     engine.server.recompute = recompute
+
+
+@contextmanager
+def held(engine: ServedEngine, tokens: int) -> Iterator[None]:
+    """Once an answer has so many tokens, or more, nothing is decoded until the block ends."""
+    one, reached = core(engine), Event()
+    step = one.step
+
+    def hold() -> list[tuple[str, Part]]:
+        longest = max((len(answer.token_ids) for answer in one._open.values()), default=0)
+        if longest < tokens and not reached.is_set():
+            return step()
+        reached.set()
+        time.sleep(0.005)
+        return []
+
+    one.step = hold  # type: ignore[method-assign]
+    try:
+        assert reached.wait(60)
+        yield
+    finally:
+        one.step = step  # type: ignore[method-assign]

@@ -1,0 +1,73 @@
+"""The self-test at start passes on vLLM as Bebop starts it, and says what fails where something does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bebop.errors import UserError
+from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.vllm.cpu import Expansion
+from bebop.rollout.vllm.plugin import STEPS
+from bebop.rollout.vllm.self_test import self_test
+from tests.integration.vllm.builders import core, engine
+from tests.served_models import checkpoint, job
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
+    folder: Path = checkpoint(tmp_path_factory.mktemp("model"))
+    with engine(job(folder)) as found:
+        yield found
+
+
+@pytest.mark.smoke("engine", "drafts")
+def test_a_sound_engine_passes_every_time(vllm: ServedEngine) -> None:
+    for _ in range(20):
+        self_test(core(vllm), sampled=True)
+    assert core(vllm).unfinished == 0
+
+
+def test_temperatures_that_do_not_arrive(vllm: ServedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As stock vLLM on a CPU verifies: at temperatures that happened to lie in memory."""
+    from vllm.v1.sample import rejection_sampler
+
+    expansion = rejection_sampler.expand_batch_to_tokens
+    assert isinstance(expansion, Expansion)
+    if expansion.works:
+        pytest.skip("this version of vLLM verifies at the temperatures that were asked for")
+    monkeypatch.setattr(expansion, "works", True)
+    for _ in range(5):
+        with pytest.raises(UserError, match=r"decodes as if temperature=.* do not arrive") as caught:
+            self_test(core(vllm), sampled=True)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_temperature_that_is_always_one(vllm: ServedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.sample import rejection_sampler
+
+    own = rejection_sampler.apply_sampling_constraints
+    plain = lambda logits, *args: own(logits.clone(), *args) * 0 + logits  # noqa: E731
+    monkeypatch.setattr(rejection_sampler, "apply_sampling_constraints", plain)
+    with pytest.raises(UserError, match=r"as if temperature=0\.5 were (0\.9|1)"):
+        self_test(core(vllm), sampled=True)
+
+
+def test_drafts_whose_distributions_take_no_part(vllm: ServedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.sample import rejection_sampler
+
+    own = rejection_sampler.rejection_sample
+
+    def one_hot(*args: Any, **named: Any) -> Any:
+        return own(*args[:4], None, *args[5:], **named)
+
+    monkeypatch.setattr(rejection_sampler, "rejection_sample", one_hot)
+    with pytest.raises(UserError, match="without the distributions"):
+        self_test(core(vllm), sampled=True)
+
+
+def test_a_plugin_that_sees_nothing(vllm: ServedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(STEPS), "take", lambda self: {})
+    with pytest.raises(UserError, match="verified no draft"):
+        self_test(core(vllm), sampled=True)

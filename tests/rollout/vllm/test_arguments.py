@@ -1,0 +1,198 @@
+"""What vLLM is started with, and what is refused before it starts."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from bebop.config import DecodingConfig, JobConfig, ModelConfig, MonitorConfig, RolloutConfig, SamplingConfig
+from bebop.config_engines import VLLM_OWN, VllmConfig
+from bebop.errors import UserError
+from bebop.model.checkpoint import resolve
+from bebop.rollout.vllm import builder
+from bebop.rollout.vllm.arguments import (
+    engine_arguments,
+    refuse_sampling,
+    refuse_system,
+    refuse_version,
+    sampling_arguments,
+)
+from bebop.rollout.vllm.builder import check, weight_names
+from bebop.rollout.vllm.hosting import HOSTED
+from bebop.trajectory import SamplingParams
+
+TINY = resolve("tiny")
+
+
+def job(system: str = "bebop", own: VllmConfig | None = None, drafts: int = 3, **rollout: Any) -> JobConfig:
+    decoding = DecodingConfig(system=system, draft_tokens=drafts)  # type: ignore[arg-type]
+    return JobConfig(decoding=decoding, rollout=RolloutConfig(engine="vllm", vllm=own or VllmConfig(), **rollout))
+
+
+@pytest.mark.parametrize(
+    ("system", "wanted"),
+    [
+        ("bebop", {"method": "mtp", "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"}),
+        ("target_only", {"method": "mtp", "num_speculative_tokens": 4, "draft_sample_method": "greedy"}),
+        ("ngram", {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 1}),
+        ("autoregressive", None),
+    ],
+)
+def test_drafting_is_spelled_out(system: str, wanted: dict[str, Any] | None) -> None:
+    assert engine_arguments(job(system, drafts=4), TINY, "cuda").get("speculative_config") == wanted
+
+
+def test_settings_reach_their_arguments() -> None:
+    own = VllmConfig(cache_bytes=900, memory_fraction=0.5, eager=True, extra={"max_num_batched_tokens": 77})
+    config = job(own=own, slots=7, max_length=300, sampling=SamplingConfig(stop=("x",)))
+    arguments = engine_arguments(config, TINY, "cuda")
+    wanted = {
+        "kv_cache_memory_bytes": 900, "gpu_memory_utilization": 0.5, "enforce_eager": True, "max_num_seqs": 7,
+        "max_model_len": 304, "max_num_batched_tokens": 77, "logprobs_mode": "processed_logprobs",
+        "async_scheduling": False, "weight_transfer_config": {"backend": "bebop"}, "dtype": "float32",
+        "skip_tokenizer_init": False,
+    }  # fmt: skip
+    assert {name: arguments[name] for name in wanted} == wanted
+    assert "block_size" not in arguments
+
+
+def test_a_gpu_keeps_vllms_own_room_and_graphs() -> None:
+    arguments = engine_arguments(job(), TINY, "cuda")
+    assert arguments["kv_cache_memory_bytes"] is None and not arguments["enforce_eager"]
+    assert "gpu_memory_utilization" not in arguments
+
+
+def test_a_cpu_has_room_for_all_slots() -> None:
+    """As a token of the tiny model's needs it in every layer, and the head is one more."""
+    small, large = (engine_arguments(job(slots=n, max_length=400), TINY, "cpu") for n in (4, 8))
+    assert small["enforce_eager"] and small["block_size"] == 32
+    token = 2 * 4 * 2 * 32 * 13  # keys and values, float32, 2 heads of 32, 12 layers and the head
+    for arguments, slots in ((small, 4), (large, 8)):
+        assert token * 404 * slots <= arguments["kv_cache_memory_bytes"] < 2 * token * 404 * slots
+    assert not engine_arguments(job(own=VllmConfig(eager=False)), TINY, "cpu")["enforce_eager"]
+
+
+@pytest.mark.parametrize(
+    ("decoding", "word"),
+    [
+        (DecodingConfig(system="bebop_adaptive"), "one number of drafts"),
+        (DecodingConfig(system="bebop_tree"), "choose one of"),
+        (DecodingConfig(system="firp"), "firp"),
+        (DecodingConfig(system="pipo", draft_tokens=1), "choose one of"),
+        (DecodingConfig(draft_temperature=0.5), "draft_temperature=0.5"),
+        (DecodingConfig(draft_temperature=0.0), "target_only"),
+    ],
+)
+def test_systems_that_vllm_lacks(decoding: DecodingConfig, word: str) -> None:
+    with pytest.raises(UserError, match=word) as caught:
+        refuse_system(decoding)
+    assert "\n" not in str(caught.value)
+
+
+def test_systems_that_it_has() -> None:
+    assert set(HOSTED) == {"autoregressive", "target_only", "bebop", "ngram"}
+    for system in HOSTED:
+        refuse_system(DecodingConfig(system=system))  # type: ignore[arg-type]
+    refuse_system(DecodingConfig(system="target_only", draft_temperature=0.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        *(({"extra": {name: 1}}, name) for name in VLLM_OWN),
+        ({"transfer": "file"}, "folder"),
+        ({"transfer": "pigeon"}, "transfer"),
+        ({"folder": ""}, "folder"),
+        ({"memory_fraction": 1.5}, "memory_fraction"),
+        ({"memory_fraction": 0.0}, "memory_fraction"),
+        ({"cache_bytes": 0}, "cache_bytes"),
+        ({"monitor_every": -1}, "monitor_every"),
+        ({"timeout": 0.0}, "timeout"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(UserError, match=f"rollout.vllm.*{word}"):
+        VllmConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "speculative", "word"),
+    [
+        ({"temperature": 0.001}, False, "temperature=0.001"),
+        ({"min_p": 0.1}, True, "min_p=0.1"),
+        ({"min_p": 0.1, "top_p": 0.9}, False, "another distribution"),
+    ],
+)
+def test_sampling_that_it_would_not_follow(sampling: dict[str, float], speculative: bool, word: str) -> None:
+    with pytest.raises(UserError, match=word):
+        refuse_sampling(SamplingParams(**sampling), speculative)
+
+
+def test_distributions_that_it_samples_from() -> None:
+    refuse_sampling(SamplingParams(temperature=0.0), True)
+    refuse_sampling(SamplingParams(temperature=0.01, top_p=0.9, top_k=5, repetition_penalty=1.1), True)
+    refuse_sampling(SamplingParams(min_p=0.1), False)
+
+
+def test_versions() -> None:
+    for version in ("0.31.0", "0.31.0+cpu", "0.32.1rc1", "1.0"):
+        refuse_version(version)
+    for version in ("0.30.2", "0.9", "dev", ""):
+        with pytest.raises(UserError, match=r"0\.31"):
+            refuse_version(version)
+
+
+def test_sampling_arguments() -> None:
+    params = SamplingParams(temperature=0.7, top_p=0.9, top_k=5, stop_token_ids=(1, 3), stop=("\n",), seed=5)
+    arguments = sampling_arguments(params, 9)
+    wanted = {
+        "temperature": 0.7, "top_p": 0.9, "top_k": 5, "max_tokens": 9, "stop_token_ids": [1, 3], "ignore_eos": True,
+        "stop": ["\n"], "include_stop_str_in_output": True, "detokenize": True, "logprobs": 0,
+    }  # fmt: skip
+    assert {name: arguments[name] for name in wanted} == wanted
+    assert "seed" not in arguments
+    bare = sampling_arguments(SamplingParams(), 9)
+    assert bare["top_k"] == 0 and not bare["detokenize"] and "stop" not in bare
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main environment has no vLLM; what is checked here needs none."""
+    monkeypatch.setattr(builder, "find_spec", lambda name: True)
+
+
+def test_a_job_is_checked_before_anything_starts(installed: None) -> None:
+    check(job())
+    with pytest.raises(UserError, match=r"monitor\.actions"):
+        check(dataclasses.replace(job(), monitor=MonitorConfig(actions=True)))
+    with pytest.raises(UserError, match=r"temperature=0\.005"):
+        check(job(sampling=SamplingConfig(temperature=0.005)))
+    with pytest.raises(UserError, match="one number of drafts"):
+        check(job("bebop_adaptive"))
+
+
+def test_a_checkpoint_without_a_head_drafts_nothing(installed: None, tmp_path: Path) -> None:
+    shutil.copy(TINY / "config.json", tmp_path)
+    target = weight_names(TINY, "mimo", 12)["target"]
+    weights = {name: t for file in TINY.glob("*.safetensors") for name, t in load_file(file).items() if name in target}
+    save_file(weights, tmp_path / "model.safetensors")
+    bare = ModelConfig(path=str(tmp_path))
+    check(dataclasses.replace(job("autoregressive"), model=bare))
+    with pytest.raises(UserError, match=r"has no MTP weights.*bebop\.adapt"):
+        check(dataclasses.replace(job(), model=bare))
+
+
+def test_vllm_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install 'bebop-rl\\[vllm\\]'"):
+        check(job())
+
+
+def test_weights_by_role() -> None:
+    names = weight_names(TINY, "mimo", 12)
+    assert {name.split(".")[1] for name in names["draft"]} == {"mtp_layers"}
+    assert "model.embed_tokens.weight" in names["target"] and not names["target"] & names["draft"]
+    assert weight_names(TINY, None, 12) == {"target": names["target"] | names["draft"], "draft": set()}

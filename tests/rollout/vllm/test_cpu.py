@@ -1,0 +1,59 @@
+"""What is asked of vLLM's CPU build before it is mended, and the mends themselves."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bebop.rollout.vllm.cpu import Expansion, empties_weights, expanded, fails_on_nothing, plain_gemm
+
+
+def stock(x: torch.Tensor, cu: torch.Tensor, tokens: int, replace_from: int = 0, replace_to: int = 0) -> torch.Tensor:
+    """As vllm#55005: what is computed is thrown away."""
+    return torch.full((tokens,), 3, dtype=x.dtype)
+
+
+def missing(*args: Any) -> torch.Tensor:
+    raise RuntimeError("no kernel for a CPU")
+
+
+def test_each_value_once_for_each_draft() -> None:
+    x, cu = torch.tensor([0.5, 0.0, 2.0]), torch.tensor([2, 2, 5], dtype=torch.int32)
+    assert expanded(x, cu, 5).tolist() == [0.5, 0.5, 2, 2, 2]
+    assert expanded(torch.tensor([4, 0, 6]), torch.tensor([1, 3, 4]), 4, 0, 9).tolist() == [4, 9, 9, 6]
+    assert expanded(x, torch.zeros(3, dtype=torch.int32), 0).tolist() == []
+
+
+@pytest.mark.parametrize(("own", "works"), [(expanded, True), (stock, False), (missing, False)])
+@pytest.mark.parametrize("x", [torch.tensor([0.5, 2.0]), torch.tensor([5, 7], dtype=torch.int32)])
+def test_vllms_own_is_kept_where_it_works(own: Any, works: bool, x: torch.Tensor) -> None:
+    expansion = Expansion(own)
+    assert expansion.works is None
+    assert expansion(x, torch.tensor([1, 3], dtype=torch.int32), 3).tolist() == [*x[:1].tolist(), *[x[1].item()] * 2]
+    assert expansion.works is works
+
+
+def test_layers_that_lose_their_weights() -> None:
+    def emptied(layer: Any, remove_weight: bool) -> None:
+        layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+
+    assert empties_weights(SimpleNamespace(dispatch_cpu_unquantized_gemm=emptied))  # type: ignore[arg-type]
+    assert not empties_weights(SimpleNamespace(dispatch_cpu_unquantized_gemm=plain_gemm))  # type: ignore[arg-type]
+
+
+def test_the_mended_layer_multiplies_with_what_it_holds() -> None:
+    layer: Any = torch.nn.Linear(4, 3)
+    plain_gemm(layer, True)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    x = torch.ones(2, 4)
+    assert torch.equal(layer.cpu_linear(x, layer.weight, layer.bias), layer(x))
+
+
+def test_the_largest_of_nothing() -> None:
+    def largest(logits: torch.Tensor, k: torch.Tensor, p: None) -> torch.Tensor:
+        return logits.topk(int(k.max())).values
+
+    assert fails_on_nothing(SimpleNamespace(apply_top_k_top_p=largest))  # type: ignore[arg-type]
+    assert not fails_on_nothing(SimpleNamespace(apply_top_k_top_p=lambda x, k, p: x))  # type: ignore[arg-type]
