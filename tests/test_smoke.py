@@ -18,6 +18,7 @@ SUITES = {
     "megatron": SHOWN,
     "sglang": SHOWN,
     "verl": SHOWN,
+    "vllm": SHOWN,
 }
 
 
