@@ -16,7 +16,7 @@ from bebop.rollout.served_engine import Part
 from bebop.rollout.served_weights import WeightWatch, update
 from bebop.rollout.vllm.arguments import refuse_sampling
 from bebop.rollout.vllm.core import Core
-from bebop.rollout.vllm.self_test import self_test
+from bebop.rollout.vllm.startup import self_test
 from bebop.rollout.vllm.transfer import WeightTransfer
 
 T = TypeVar("T")

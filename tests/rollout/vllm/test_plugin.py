@@ -8,8 +8,8 @@ import torch
 from bebop.rollout.vllm.plugin import Steps, Verified, verified
 
 V = 7
-COUNTS = [2, 0, 3]  # drafts of each request
-OUT = torch.tensor([[1, 2, 3, -1], [4, -1, -1, -1], [5, -1, -1, -1]])  # both accepted; none; rejected at once
+COUNTS = [3, 0, 2]  # drafts of each request
+OUT = torch.tensor([[1, 2, 5, 3], [4, -1, -1, -1], [5, -1, -1, -1]])  # all accepted; none; rejected at once
 
 
 def metadata(temperatures: tuple[float, ...] = (0.5, 1.0, 2.0)) -> SimpleNamespace:
@@ -32,7 +32,7 @@ def drafted() -> torch.Tensor:
 def test_what_is_accepted_is_kept_of_every_step() -> None:
     for every in (0, 1):
         found = step(Steps(every=every), drafted())
-        assert [(one.drafted, one.accepted, one.sampled) for one in found] == [(2, 2, True), (0, 0, True), (3, 0, True)]
+        assert [(one.drafted, one.accepted, one.sampled) for one in found] == [(3, 3, True), (0, 0, True), (2, 0, True)]
         assert [bool(one.weight) for one in found] == [bool(every)] * 3
 
 
@@ -40,7 +40,7 @@ def test_measures_are_those_of_the_requests_own_rows() -> None:
     q = drafted()
     p = torch.randn(5, V, generator=torch.Generator().manual_seed(3)).softmax(-1)
     found = step(Steps(every=1), q)
-    for one, rows in zip(found, (slice(0, 2), slice(2, 2), slice(2, 5)), strict=True):
+    for one, rows in zip(found, (slice(0, 3), slice(3, 3), slice(3, 5)), strict=True):
         wanted = {
             "overlap": torch.minimum(p[rows], q[rows]).sum(-1),
             "target_only": p[rows].gather(-1, q[rows].argmax(-1, keepdim=True))[:, 0],
@@ -54,8 +54,8 @@ def test_looked_up_drafts_count_as_certain() -> None:
     p = torch.randn(5, V, generator=torch.Generator().manual_seed(3)).softmax(-1)
     found = step(Steps(every=1), None)
     assert not any(one.sampled for one in found)
-    assert found[2].measured["overlap"] == pytest.approx([p[2, 5].item(), p[3, 6].item(), p[4, 0].item()], abs=1e-5)
-    assert found[2].measured["draft_entropy"] == pytest.approx([0, 0, 0], abs=1e-5)
+    assert found[2].measured["overlap"] == pytest.approx([p[3, 6].item(), p[4, 0].item()], abs=1e-5)
+    assert found[2].measured["draft_entropy"] == pytest.approx([0, 0], abs=1e-5)
 
 
 def test_one_step_in_so_many_is_measured_and_stands_for_the_others() -> None:
