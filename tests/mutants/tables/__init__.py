@@ -40,6 +40,7 @@ from tests.mutants.tables import (
     turns,
     verl_loop,
     view,
+    vllm,
     watching,
     weights,
 )
@@ -77,6 +78,7 @@ FAULTS = (
     *watching.FAULTS,
     *drift_tokens.FAULTS,
     *view.FAULTS,
+    *vllm.FAULTS,
     *certify_served.FAULTS,
     *certify_training.FAULTS,
     *certify_live.FAULTS,

@@ -1,0 +1,73 @@
+"""Faults in what vLLM is started with, refused, told and asked: arguments, weights, mends, statistics, self-test."""
+
+from tests.mutants.fault import fault
+
+ROOT = "bebop/rollout/vllm"
+ARGUMENTS = "rollout/vllm/test_arguments.py"
+CPU = "rollout/vllm/test_cpu.py"
+PLUGIN = "rollout/vllm/test_plugin.py"
+STARTUP = "rollout/vllm/test_startup.py"
+STATS = "rollout/vllm/test_stats.py"
+TRANSFER = "rollout/vllm/test_transfer.py"
+
+FAULTS = (
+    fault("vllm/greedy-drafts", f"{ROOT}/hosting.py", '"probabilistic" if', '"greedy" if', ARGUMENTS),
+    fault(
+        "vllm/raw-logprobs",
+        f"{ROOT}/arguments.py",
+        '"logprobs_mode": "processed_logprobs"',
+        '"logprobs_mode": "raw_logprobs"',
+        ARGUMENTS,
+    ),
+    fault("vllm/room-without-the-head", f"{ROOT}/arguments.py", "* (layers + 1) // layers", "", ARGUMENTS),
+    fault(
+        "vllm/room-for-no-drafts", f"{ROOT}/arguments.py", "rollout.max_length + 1 + drafts", "64 + drafts", ARGUMENTS
+    ),
+    fault("vllm/adaptive-length", f"{ROOT}/hosting.py", 'system.length != "fixed"', "False", ARGUMENTS),
+    fault("vllm/min-p-with-drafts", f"{ROOT}/arguments.py", "params.min_p > 0 and speculative", "False", ARGUMENTS),
+    fault("vllm/temperature-that-it-raises", f"{ROOT}/arguments.py", "COLDEST = 0.01", "COLDEST = 0.001", ARGUMENTS),
+    fault("vllm/versions-as-text", f"{ROOT}/arguments.py", "numbers < OLDEST", "numbers[:1] < OLDEST[:1]", ARGUMENTS),
+    fault("vllm/head-in-the-target", f"{ROOT}/builder.py", '"target": names - head', '"target": names', ARGUMENTS),
+    fault("vllm/head-that-is-not-there", f"{ROOT}/builder.py", "if system.head and mtp", "if mtp", ARGUMENTS),
+    fault("vllm/part-of-a-model", f"{ROOT}/transfer.py", "self.names[role] - set(weights)", "set()", TRANSFER),
+    fault(
+        "vllm/one-model-of-two",
+        f"{ROOT}/transfer.py",
+        '(("target", load.target), ("draft", load.draft))',
+        '(("target", load.target),)',
+        TRANSFER,
+    ),
+    fault("vllm/folder-that-grows", f"{ROOT}/transfer.py", "self.versions.pop(0)", "self.versions.pop()", TRANSFER),
+    fault("vllm/tables-that-stay", f"{ROOT}/tables.py", "        del TABLES[number]", "        pass", TRANSFER),
+    fault("vllm/expansion-not-asked", f"{ROOT}/cpu.py", "self.own if self.works else", "self.own if True else", CPU),
+    fault(
+        "vllm/expansion-never-used",
+        f"{ROOT}/cpu.py",
+        "self.works = self._asked(x, cu_num_tokens)",
+        "self.works = False",
+        CPU,
+    ),
+    fault("vllm/expansion-replaces-nothing", f"{ROOT}/cpu.py", "x == replace_from", "x != x", CPU),
+    fault("vllm/rows-of-another-request", f"{ROOT}/plugin.py", "at += one.drafted", "at += 1", PLUGIN),
+    fault("vllm/weight-of-one", f"{ROOT}/plugin.py", "one.weight = steps.every", "one.weight = 1", PLUGIN),
+    fault("vllm/greedy-measured", f"{ROOT}/plugin.py", "if not skip:", "if True:", PLUGIN),
+    fault("vllm/bonus-counts-as-draft", f"{ROOT}/plugin.py", "(out >= 0).sum(-1) - 1", "(out >= 0).sum(-1)", PLUGIN),
+    fault("vllm/kept-for-ever", f"{ROOT}/plugin.py", "kept, self.kept = self.kept, {}", "kept = self.kept", PLUGIN),
+    fault(
+        "vllm/accepted-behind-the-end", f"{ROOT}/stats.py", "min(verified.accepted, tokens)", "verified.accepted", STATS
+    ),
+    fault("vllm/prefill-as-a-cycle", f"{ROOT}/stats.py", "if self.prefill and", "if False and", STATS),
+    fault("vllm/reached-beyond-the-drafts", f"{ROOT}/stats.py", "min(kept + 1, verified.drafted)", "kept + 1", STATS),
+    fault("vllm/measures-unweighted", f"{ROOT}/stats.py", "verified.weight * np", "np", STATS),
+    fault("vllm/recomputed-as-cycles", f"{ROOT}/stats.py", "        self.prefill = True", "        pass", STATS),
+    fault(
+        "vllm/nan-is-a-temperature",
+        f"{ROOT}/startup.py",
+        "not abs(temperature * inverse - 1) <= TOLERANCE",
+        "abs(temperature * inverse - 1) > TOLERANCE",
+        STARTUP,
+    ),
+    fault("vllm/tolerant-of-anything", f"{ROOT}/startup.py", "TOLERANCE = 0.1", "TOLERANCE = 0.5", STARTUP),
+    fault("vllm/no-draft-is-fine", f"{ROOT}/startup.py", "if not seen:", "if False:", STARTUP),
+    fault("vllm/one-hot-is-fine", f"{ROOT}/startup.py", "if sampled and not", "if False and not", STARTUP),
+)
