@@ -77,7 +77,7 @@ PASSED_ON = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "ARGS")  # by a make that r
 def make(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
     """The target is there, and so is what it starts."""
     old = [
-        word for name in ("", "-sglang", "-verl", "-megatron", "-agents") for word in ("-o", f".venv{name}/.installed")
+        word for name in ("", "-sglang", "-vllm", "-verl", "-megatron", "-agents") for word in ("-o", f".venv{name}/.installed")
     ]
     alone = {name: value for name, value in os.environ.items() if name not in PASSED_ON}
     asked = ["make", "-n", *old, *arguments]

@@ -76,7 +76,10 @@ def test_a_block_works(block: Block, folder: Path, monkeypatch: pytest.MonkeyPat
     run_block(block, folder, monkeypatch)
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "recipes/sglang").glob("*.sh")), ids=lambda path: path.name)
+SCRIPTS = [script for engine in ("sglang", "vllm") for script in sorted((ROOT / "recipes" / engine).glob("*.sh"))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_launch_script_starts_what_there_is(script: Path, folder: Path) -> None:
     given = {"MODEL": "DIR", "WORKERS": "2", "RANKS": "2"} | ({"DRAFT": "DIR"} if script.name == "dflash.sh" else {})
     check([*(f"{name}={value}" for name, value in given.items()), "bash", str(script.relative_to(ROOT))], folder)
