@@ -76,9 +76,8 @@ PASSED_ON = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "ARGS")  # by a make that r
 
 def make(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
     """The target is there, and so is what it starts."""
-    old = [
-        word for name in ("", "-sglang", "-vllm", "-verl", "-megatron", "-agents") for word in ("-o", f".venv{name}/.installed")
-    ]
+    names = ("", "-sglang", "-vllm", "-verl", "-megatron", "-agents")
+    old = [word for name in names for word in ("-o", f".venv{name}/.installed")]
     alone = {name: value for name, value in os.environ.items() if name not in PASSED_ON}
     asked = ["make", "-n", *old, *arguments]
     done = subprocess.run(asked, cwd=ROOT, env=alone, capture_output=True, text=True, check=False)
