@@ -6,7 +6,7 @@ Jobs that are there already, whole, are not run again. Needs an environment with
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +37,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/vllm"), help="folder of the jobs (runs/vllm)")
     parser.add_argument("--record", type=Path, help="folder for vllm_job.json and vllm_job.md (--out)")
     parser.add_argument("--seeds", type=whole(1, MOST), default=rule.SEEDS, help="pairs of jobs (%(default)s)")
+    parser.add_argument(
+        "--first-seed", type=whole(0, MOST), default=rule.FIRST_SEED, help="of the first pair (%(default)s)"
+    )
     parser.add_argument("--steps", type=whole(1, MOST), default=rule.STEPS, help="of a job (%(default)s)")
     options = parser.parse_args(arguments)
     check_writable("--out", options.out)
@@ -44,11 +47,11 @@ def main(arguments: list[str]) -> None:
         check_writable("--record", options.record)
     if find_spec("vllm") is None:
         raise UserError("recipes.vllm needs vLLM: pip install 'bebop-rl[vllm]', see recipes/vllm")
-    origin = record.begin()
-    plan = [(seed, engine) for seed in range(options.seeds) for engine in in_turns(seed)]
+    origin, seeds = record.begin(), range(options.first_seed, options.first_seed + options.seeds)
+    plan = [(seed, engine) for seed in seeds for engine in in_turns(seed)]
     for seed, engine in tqdm(plan, desc="jobs", disable=not sys.stderr.isatty()):
         carry_out(job_folder(options.out, engine, seed), engine, seed, options.steps)
-    content = result(options.out, options.seeds, options.steps, origin)
+    content = result(options.out, seeds, options.steps, origin)
     keep(options.record or options.out, content)
     record.show(page(content))
 
@@ -81,9 +84,9 @@ def carry_out(folder: Path, engine: str, seed: int, steps: int) -> None:
         raise UserError(f"{folder}: the job ended with status {done.returncode}; what it said stands above")
 
 
-def result(out: Path, seeds: int, steps: int, origin: Mapping[str, object]) -> dict[str, Any]:
+def result(out: Path, seeds: Sequence[int], steps: int, origin: Mapping[str, object]) -> dict[str, Any]:
     """All that is stored."""
-    metrics = {e: [read_jsonl(job_folder(out, e, seed) / "metrics.jsonl") for seed in range(seeds)] for e in ENGINES}
+    metrics = {e: [read_jsonl(job_folder(out, e, seed) / "metrics.jsonl") for seed in seeds] for e in ENGINES}
     curves = {
         what: {engine: [[row[name] for row in job] for job in jobs] for engine, jobs in metrics.items()}
         for what, name in CURVES.items()
@@ -91,8 +94,8 @@ def result(out: Path, seeds: int, steps: int, origin: Mapping[str, object]) -> d
     rewards, lengths = curves["reward"], curves["accept length"]
     findings = rule.judge(rewards, lengths, curves["log-prob difference"])
     rows = [
-        {"seed": seed, "engine": engine, **{what: _mean(arms[engine][seed]) for what, arms in curves.items()}}
-        for seed in range(seeds)
+        {"seed": seed, "engine": engine, **{what: _mean(arms[engine][row]) for what, arms in curves.items()}}
+        for row, seed in enumerate(seeds)
         for engine in ENGINES
     ]
     summary = {
@@ -102,7 +105,7 @@ def result(out: Path, seeds: int, steps: int, origin: Mapping[str, object]) -> d
         "difference of accept lengths": rule.difference(lengths["vllm"], lengths["torch"]),
     }
     return {
-        "settings": {"seeds": seeds, "steps": steps},
+        "settings": {"seeds": list(seeds), "steps": steps},
         "place": {**record.place(origin), "vllm": _version()},
         "rule": {"hash": rule.hash_of_rule(), "file": "recipes/vllm/rule.py", "findings": dict(findings)},
         "summary": {name: {"value": i.value, "low": i.low, "high": i.high} for name, i in summary.items()},
