@@ -1,7 +1,8 @@
 """Plugin of vLLM (entry point group ``vllm.general_plugins``): makes visible what happens in verification.
 
 ``BEBOP_VERIFY_EVERY``: what each verification step accepts is kept, and of one in so many its overlap and entropies (0:
-of none). ``BEBOP_VLLM_CPU=1``: what is broken in the CPU build is mended, see ``cpu.py``. Without them it only makes
+of none). ``BEBOP_VLLM_CPU=1``: what is broken in the CPU build is mended, see ``cpu.py``. ``BEBOP_VLLM_DRAFTS=K``: a
+server of vLLM's own hands the statistics out, see ``serving.py``. Without them it only makes
 the carrier of weights known. vLLM loads it into each of its processes, wherever bebop is installed beside it, unless
 ``VLLM_PLUGINS`` leaves it out: the engine's self-test looks for what it keeps.
 """
@@ -21,6 +22,7 @@ from bebop.trajectory import MEASURED
 
 EVERY = "BEBOP_VERIFY_EVERY"
 CPU = "BEBOP_VLLM_CPU"
+DRAFTS = "BEBOP_VLLM_DRAFTS"
 CARRIER = "bebop"
 
 
@@ -69,6 +71,10 @@ def register() -> None:
         if not STEPS.on:
             _watch(STEPS)
             STEPS.on = True
+            if os.environ.get(DRAFTS):
+                from bebop.rollout.vllm.serving import report
+
+                report(int(os.environ[DRAFTS]))
 
 
 def _watch(steps: Steps) -> None:
