@@ -13,6 +13,7 @@ from bebop.parsing import check
 from bebop.verl_job.settings import HEADS, VerlConfig, parse_engine
 
 OLDEST_SGLANG = "0.5.14"
+OLDEST_VLLM = "0.31"
 PARALLEL = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
 REJECTION = "speculative_use_rejection_sampling"
 
@@ -25,6 +26,8 @@ def check_job(config: Any, wanted: VerlConfig) -> None:
         _check_embedded(rollout)
     if rollout.name == "sglang":
         _check_sglang(config, sends_head(config, wanted))
+    if rollout.name == "vllm":
+        _check_vllm(config, wanted, sends_head(config, wanted))
     if wanted.train_head:
         _check_head(config, wanted)
 
@@ -72,15 +75,45 @@ def _check_sglang(config: Any, head_sent: bool) -> None:
           "rejection sampling verifies chains: give 1")  # fmt: skip
     steps, tokens = mtp.speculative_num_steps, mtp.speculative_num_draft_tokens
     check(tokens == steps + 1, "model.mtp.speculative_num_draft_tokens", tokens, f"with {steps} steps give {steps + 1}")
+    _check_loading(config, head_sent)
+    installed = _installed("sglang", "SGLang")
+    new = Version(installed) >= Version(OLDEST_SGLANG)
+    check(new, setting, True, f"SGLang {installed} lacks rejection sampling; install {OLDEST_SGLANG} or newer")
+
+
+def _check_vllm(config: Any, wanted: VerlConfig, head_sent: bool) -> None:
+    """Drafts of the head, whose log-probs are those of what is drawn from, and whose statistics can be read."""
+    rollout, mtp = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model.mtp
+    if not (mtp.enable and mtp.enable_rollout):
+        return
+    options = rollout.engine_kwargs.get("vllm") or {}
+    check(mtp.method == "mtp", "model.mtp.method", mtp.method, "give mtp: the head in the checkpoint")
+    _check_loading(config, head_sent)
+    mode = rollout.logprobs_mode
+    why = "what is trained on are log-probs of what was drawn from; give processed_logprobs"
+    check(mode == "processed_logprobs", "rollout.logprobs_mode", mode, why)
+    stepwise = not wanted.metrics or options.get("async_scheduling") is False
+    why = "bebop.metrics reads statistics of drafts step by step; give false"
+    name = "rollout.engine_kwargs.vllm.async_scheduling"
+    check(stepwise, name, options.get("async_scheduling"), why)
+    installed = _installed("vllm", "vLLM")
+    new = Version(installed) >= Version(OLDEST_VLLM)
+    check(
+        new, "rollout.name", "vllm", f"vLLM {installed} takes no new weights for drafts; install {OLDEST_VLLM} or newer"
+    )
+
+
+def _check_loading(config: Any, head_sent: bool) -> None:
     loading = config.actor_rollout_ref.rollout.load_format
     why = "the head is not sent, so the draft would stay as it was made, at random; give auto"
     check(head_sent or loading != "dummy", "rollout.load_format", loading, why)
+
+
+def _installed(name: str, shown: str) -> str:
     try:
-        installed = version("sglang")
+        return version(name)
     except PackageNotFoundError:
-        raise UserError("rollout.name='sglang' is not possible: SGLang is not installed here") from None
-    new = Version(installed) >= Version(OLDEST_SGLANG)
-    check(new, setting, True, f"SGLang {installed} lacks rejection sampling; install {OLDEST_SGLANG} or newer")
+        raise UserError(f"rollout.name={name!r} is not possible: {shown} is not installed here") from None
 
 
 def _check_head(config: Any, wanted: VerlConfig) -> None:

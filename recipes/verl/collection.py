@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from bebop.verl_job.hooks import wrap
-from bebop.verl_job.stats import ABORTED, COLLECTED, note, whole
+from bebop.verl_job.stats import ABORTED, COLLECTED, note, unpack, whole
 
 
 def note_answers(llm_server: ModuleType) -> None:
@@ -17,6 +17,7 @@ def note_answers(llm_server: ModuleType) -> None:
 
     async def around(original: Any, *args: Any, **kwargs: Any) -> Any:
         output = await original(*args, **kwargs)
+        unpack(output.extra_fields)
         note(output.extra_fields, getattr(output, "stop_reason", None) in ABORTED)
         return output
 

@@ -6,11 +6,13 @@ from types import ModuleType
 from typing import Any
 
 from bebop.errors import UserError
+from bebop.rollout.vllm.plugin import CPU, DRAFTS, EVERY
 from bebop.verl_job.checks import check_job, sends_head
 from bebop.verl_job.hooks import wrap
-from bebop.verl_job.settings import EXTERNAL, MODULE, SELECTOR, VARIABLE, parse, plain, to_variable
+from bebop.verl_job.plugin import on_cpu
+from bebop.verl_job.settings import EXTERNAL, MODULE, SELECTOR, VARIABLE, VerlConfig, parse, plain, to_variable
 
-EVERY = "BEBOP_VERIFY_EVERY"  # what our plug-in for SGLang reads
+FIRST_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  # the plug-in for vLLM looks into the first
 
 
 def hand_over(constants: ModuleType) -> None:
@@ -32,9 +34,21 @@ def hand_over(constants: ModuleType) -> None:
         environment["env_vars"][SELECTOR] = "all" if sends_head(config, wanted) else "target"
         if wanted.metrics and wanted.verify_every:
             environment["env_vars"][EVERY] = str(wanted.verify_every)
+        environment["env_vars"] |= for_vllm(config, wanted)
         return environment
 
     wrap(constants, "get_ppo_ray_runtime_env", around)
+
+
+def for_vllm(config: Any, wanted: VerlConfig) -> dict[str, str]:
+    """What vLLM's processes are told: our plug-in of it acts by variables alone."""
+    if config.actor_rollout_ref.rollout.name != "vllm":
+        return {}
+    told = {CPU: "1"} if on_cpu(os.environ) else {}
+    mtp = config.actor_rollout_ref.model.mtp
+    if wanted.metrics and mtp.enable and mtp.enable_rollout:
+        told |= {EVERY: str(wanted.verify_every), DRAFTS: str(mtp.num_speculative_tokens), FIRST_RUNNER: "0"}
+    return told
 
 
 def _external(config: Any) -> str:

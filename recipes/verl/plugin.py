@@ -11,6 +11,7 @@ from functools import cache
 
 from bebop.verl_job.hooks import Hook, install
 from bebop.verl_job.settings import EXTERNAL, MODULE, current
+from bebop.verl_job.vllm_name import answer_to_vllm
 
 CHOICES = (
     Hook(module="verl.workers.rollout.base", function="choices.add_adapter"),
@@ -46,7 +47,7 @@ PARTS = {
 def wanted(environment: Mapping[str, str]) -> list[Hook]:
     """The hooks of a process with these variables."""
     hooks = [*CHOICES, *DRIVER]
-    if environment.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+    if on_cpu(environment):
         hooks += CPU
     config = current(environment)
     # Named by the job, but told nothing: the driver did not load the plug-in. The self-test will say so.
@@ -58,9 +59,16 @@ def wanted(environment: Mapping[str, str]) -> list[Hook]:
     return hooks
 
 
+def on_cpu(environment: Mapping[str, str]) -> bool:
+    """Whether the platform ``cpu`` is asked for."""
+    return environment.get("VERL_PLATFORM", "").strip().lower() == "cpu"
+
+
 @cache
 def register() -> None:
     """Install the hooks of this process; a second call does nothing."""
+    if on_cpu(os.environ):
+        answer_to_vllm()
     install(wanted(os.environ))
 
 

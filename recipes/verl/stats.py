@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bebop.rollout.vllm.serving import FIELD as VLLM
 from bebop.trajectory import DRAFT_STATS, STAT_COUNTS, DecodeStats
 
 FIELD = "bebop_stats"
@@ -20,6 +21,7 @@ GOES_ON = "bebop_goes_on"  # of a piece: it was aborted, and the next one is of 
 ABORTED = ("aborted", "abort")  # reasons to stop after which verl's clients ask for the rest
 # verl's own counts of the same: drafts made, drafts accepted, verification steps.
 SPEC = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
+PARAMS = "kv_transfer_params"  # of vLLM's outputs, which verl hands on
 COLLECTED: ContextVar[list[dict[str, Any]] | None] = ContextVar("bebop_collected", default=None)
 
 
@@ -46,6 +48,19 @@ def fields(stats: DecodeStats, drafts: int) -> dict[str, Any]:
     accepted = int(stats.accepted.sum()) if len(stats.reached) else stats.emitted - stats.cycles
     counts = (stats.cycles * drafts, accepted, stats.cycles)
     return {FIELD: encode(stats), **dict(zip(SPEC, counts, strict=True))}
+
+
+def unpack(extra: dict[str, Any]) -> None:
+    """Put what our plug-in of vLLM sent with an answer (``bebop.rollout.vllm.serving``) in its place, for verl too."""
+    params = extra.get(PARAMS)
+    if not isinstance(params, Mapping) or VLLM not in params:
+        return
+    rest, stats = {name: value for name, value in params.items() if name != VLLM}, params[VLLM]
+    extra[PARAMS] = rest
+    if not rest:
+        del extra[PARAMS]
+    if stats.cycles:
+        extra.update(fields(stats, len(stats.reached)))
 
 
 def turns(data: Mapping[str, Any]) -> list[DecodeStats]:

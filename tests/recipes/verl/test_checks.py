@@ -1,5 +1,6 @@
 """What is refused before anything starts, and that the driver says so in one line."""
 
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,8 @@ MTP = {
     "speculative_eagle_topk": 1,
     "speculative_num_steps": 3,
     "speculative_num_draft_tokens": 4,
+    "method": "mtp",
+    "num_speculative_tokens": 3,
 }
 JOB = {
     "trainer": {"n_gpus_per_node": 4, "nnodes": 1},
@@ -34,15 +37,20 @@ JOB = {
             "n": 8,
             "nnodes": 0,
             "load_format": "auto",
+            "logprobs_mode": "processed_logprobs",
             "tensor_model_parallel_size": 2,
             "data_parallel_size": 1,
             "pipeline_model_parallel_size": 1,
             "checkpoint_engine": {"backend": "naive"},
-            "engine_kwargs": {"sglang": {"speculative_use_rejection_sampling": True}},
+            "engine_kwargs": {
+                "sglang": {"speculative_use_rejection_sampling": True},
+                "vllm": {"async_scheduling": False},
+            },
         },
     },
 }
 ROLLOUT, MODEL, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.model", "actor_rollout_ref.actor"
+VLLM = {f"{ROLLOUT}.name": "vllm"}
 EMBEDDED = {f"{ROLLOUT}.name": "bebop", f"{ROLLOUT}.tensor_model_parallel_size": 1}
 
 
@@ -55,10 +63,10 @@ def job(changes: dict[str, Any] | None = None) -> DictConfig:
 
 @pytest.fixture(autouse=True)
 def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "version", lambda name: "0.5.23")
+    monkeypatch.setattr(checks, "version", lambda name: {"sglang": "0.5.23", "vllm": "0.31.0"}[name])
 
 
-@pytest.mark.parametrize("changes", [{}, EMBEDDED])
+@pytest.mark.parametrize("changes", [{}, EMBEDDED, VLLM])
 def test_what_goes_together_passes(changes: dict[str, Any]) -> None:
     check_job(job(changes), VerlConfig(metrics=True, train_head=True))
 
@@ -86,7 +94,10 @@ def test_what_goes_together_passes(changes: dict[str, Any]) -> None:
         ({f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2}, "train_head=True .* split 2 ways"),
         ({f"{MODEL}.lora_rank": 8}, "train_head=True .* LoRA"),
         ({**EMBEDDED, f"{ROLLOUT}.engine_kwargs.bebop.system": "autoregressive"}, "the rollout engine drafts nothing"),
-        ({f"{ROLLOUT}.name": "vllm", f"{MODEL}.mtp.enable": False}, "the rollout engine uses no head"),
+        ({**VLLM, f"{MODEL}.mtp.enable": False}, "the rollout engine uses no head"),
+        ({**VLLM, f"{MODEL}.mtp.method": "eagle"}, "mtp.method='eagle' .* give mtp"),
+        ({**VLLM, f"{ROLLOUT}.logprobs_mode": "raw_logprobs"}, "'raw_logprobs' .* give processed_logprobs"),
+        ({**VLLM, f"{ROLLOUT}.engine_kwargs.vllm.async_scheduling": None}, "async_scheduling=None .* give false"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(changes: dict[str, Any], message: str) -> None:
@@ -107,6 +118,31 @@ def test_a_draft_that_nobody_gives_weights_is_refused() -> None:
     with pytest.raises(UserError, match=r"load_format='dummy' .* the draft would stay as it was made, at random"):
         check_job(dummy, VerlConfig())
     check_job(dummy, VerlConfig(train_head=True))
+
+
+def test_a_vllm_that_is_too_old_or_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "version", lambda name: "0.30.2")
+    with pytest.raises(UserError, match=r"vLLM 0\.30\.2 takes no new weights for drafts; install 0\.31 or newer"):
+        check_job(job(VLLM), VerlConfig())
+    check_job(job({**VLLM, f"{MODEL}.mtp.enable_rollout": False}), VerlConfig())
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(checks, "version", missing)
+    with pytest.raises(UserError, match="vLLM is not installed here"):
+        check_job(job(VLLM), VerlConfig())
+
+
+def test_a_frozen_draft_of_vllm_needs_its_weights() -> None:
+    dummy = job({**VLLM, f"{ROLLOUT}.load_format": "dummy"})
+    with pytest.raises(UserError, match=r"load_format='dummy' .* at random; give auto"):
+        check_job(dummy, VerlConfig())
+    check_job(dummy, VerlConfig(train_head=True))
+
+
+def test_vllm_may_look_ahead_where_nobody_reads_its_drafts() -> None:
+    check_job(job({**VLLM, f"{ROLLOUT}.engine_kwargs.vllm.async_scheduling": True}), VerlConfig(metrics=False))
 
 
 def test_a_checkpoint_without_a_head_is_seen_before_the_start(tmp_path: Path) -> None:
@@ -144,6 +180,25 @@ def test_what_the_configuration_names_and_the_user_names_are_both_imported(monke
     module.get_ppo_ray_runtime_env(config)
     wanted = {EXTERNAL: "somebody.elses,bebop.verl_job.plugin", "B": "2"}
     assert OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env.env_vars) == wanted
+
+
+@pytest.mark.parametrize("platform", ["cpu", ""])
+def test_vllms_processes_are_told_what_to_look_at(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", platform)
+    module = constants()
+    hand_over(module)
+    names = ("BEBOP_VERIFY_EVERY", "BEBOP_VLLM_DRAFTS", "VLLM_USE_V2_MODEL_RUNNER", "BEBOP_VLLM_CPU")
+
+    def told(changes: dict[str, Any], **block: Any) -> list[str | None]:
+        config = job({**VLLM, **changes, "bebop": {"metrics": True, "verify_every": 0} | block})
+        found = module.get_ppo_ray_runtime_env(config)["env_vars"]
+        return [found.get(name) for name in names]
+
+    cpu = "1" if platform else None
+    assert told({}) == ["0", "3", "0", cpu]
+    assert told({f"{MODEL}.mtp.num_speculative_tokens": 2}, verify_every=4) == ["4", "2", "0", cpu]
+    assert told({}, metrics=False) == [None, None, None, cpu]
+    assert told({f"{MODEL}.mtp.enable_rollout": False})[1:] == [None, None, cpu]
 
 
 def test_without_a_block_nothing_is_handed_over() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from bebop.trajectory import DecodeStats
 from bebop.verl_job.collection import note_answers, sum_answers
-from bebop.verl_job.stats import FIELD, SPEC, decode, encode, fields, total, turns
+from bebop.verl_job.stats import FIELD, SPEC, decode, encode, fields, total, turns, unpack
 
 
 def stats(cycles: int, accepted: list[float]) -> DecodeStats:
@@ -31,6 +31,21 @@ def stats(cycles: int, accepted: list[float]) -> DecodeStats:
 def output(piece: DecodeStats | None, reason: str = "completed") -> Any:
     extra = {} if piece is None else fields(piece, 3)
     return SimpleNamespace(extra_fields=extra, token_ids=[1], stop_reason=reason)
+
+
+def test_what_vllm_sends_takes_its_place() -> None:
+    piece = stats(4, [3.0, 2.0, 1.0])
+    extra: dict[str, Any] = {"kv_transfer_params": {"bebop": piece, "block": 7}, "global_steps": 2}
+    unpack(extra)
+    assert extra == {"kv_transfer_params": {"block": 7}, "global_steps": 2, **fields(piece, 3)}
+    assert [extra[name] for name in SPEC] == [12, 6, 4]
+    for nothing in ({}, {"kv_transfer_params": None}, {"kv_transfer_params": {"block": 7}}):
+        same = dict(nothing)
+        unpack(same)
+        assert same == nothing
+    empty = {"kv_transfer_params": {"bebop": DecodeStats()}}  # aborted before its first cycle
+    unpack(empty)
+    assert empty == {}
 
 
 def layers(pieces: list[DecodeStats | None]) -> tuple[Any, Any]:
