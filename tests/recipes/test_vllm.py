@@ -9,6 +9,7 @@ import pytest
 from bebop.errors import UserError
 from recipes.vllm import rule
 from recipes.vllm.__main__ import CURVES, ENGINES, carry_out, in_turns, job_folder, keep, main, page, result
+from tests.tree import ROOT
 
 SEEDS, STEPS = rule.SEEDS, rule.STEPS
 
@@ -75,3 +76,11 @@ def test_vllm_has_to_be_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr("recipes.vllm.__main__.find_spec", lambda name: None)
     with pytest.raises(UserError, match="needs vLLM"):
         main(["--out", str(tmp_path)])
+
+
+def test_the_stored_result_is_of_this_rule() -> None:
+    content = json.loads((ROOT / "benchmarks" / "cpu" / "vllm_job.json").read_text())
+    assert content["rule"]["hash"] == rule.hash_of_rule()
+    curves = content["curves"]
+    judged = rule.judge(curves["reward"], curves["accept length"], curves["log-prob difference"])
+    assert content["rule"]["findings"] == judged
