@@ -50,7 +50,7 @@ DOORS = {
     "hydra": ("bebop.compose",),
     "omegaconf": ("bebop.compose",),
     "sglang": ("bebop.rollout.sglang",),
-    "vllm": ("bebop.rollout.vllm",),
+    "vllm": ("bebop.rollout.vllm", "recipes.upstream.vllm_"),
     "verl": ("bebop.verl_job",),
     "megatron": ("bebop.megatron_job", "bebop.verl_job.megatron_"),
     "plotly": ("bebop.report", "bebop.view", "bebop.bench.record"),

@@ -1,0 +1,14 @@
+"""A defect and its reproduction."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defect:
+    """Found in ``version`` of ``program``; ``there`` reproduces it with nothing but that program and torch."""
+
+    name: str  # as docs/upstream.md has it
+    program: str  # the package that is imported
+    version: str
+    there: Callable[[], bool]

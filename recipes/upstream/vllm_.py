@@ -1,0 +1,104 @@
+"""vLLM, as it is built for CPUs."""
+
+import os
+from typing import Any
+
+import torch
+
+from recipes.upstream.defect import Defect
+
+MODEL = "tiny"  # has an MTP head
+
+
+def expand_is_thrown_away() -> bool:
+    """A request's temperature, once for each of its drafts: written to a copy that nobody reads."""
+    import vllm._C  # noqa: F401
+    from vllm.utils.cpu_triton_utils import _expand_kernel_impl
+
+    output = torch.full((3,), -1.0)
+    _expand_kernel_impl(output, torch.tensor([0.5, 2.0]), torch.tensor([1, 3]), 0, 1)
+    return output.tolist() != [0.5, 2.0, 2.0]
+
+
+def top_k_of_nothing() -> bool:
+    """A step that verifies no draft has no rows; the largest top-k of none is asked for."""
+    from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+    try:
+        apply_top_k_top_p(torch.empty(0, 8), torch.empty(0, dtype=torch.int32), None)
+    except RuntimeError:
+        return True
+    return False
+
+
+def linear_layers_lose_their_weights() -> bool:
+    """After loading, nothing is left that an update could be written to."""
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    layer = torch.nn.Linear(64, 64, bias=False).requires_grad_(False)
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    return layer.weight.numel() == 0
+
+
+def checksums_leave_the_draft_out() -> bool:
+    """Digests of all weights, with a draft of its own loaded beside the target."""
+    llm = _with_drafts()
+    (digests,) = llm.collective_rpc("compute_weight_checksums")
+    (drafted,) = llm.collective_rpc(_names_of_the_draft)
+    return bool(drafted) and not any(name.endswith(own) for own in drafted for name in digests)
+
+
+def seeds_do_not_replay_drafts() -> bool:
+    """The same request with the same seed, twice; with sampled drafts the answers differ."""
+    from vllm import SamplingParams
+
+    llm = _with_drafts()
+    prompt = {"prompt_token_ids": [5, 6, 7, 8]}
+    params = SamplingParams(seed=1, max_tokens=24, ignore_eos=True, detokenize=False)
+    answers = [llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids for _ in range(4)]
+    return any(list(answer) != list(answers[0]) for answer in answers)
+
+
+def _names_of_the_draft(worker: Any) -> list[str]:
+    runner = worker.model_runner
+    shared = {tensor.data_ptr() for tensor in runner.get_model().parameters()}
+    return [name for name, tensor in runner.get_draft_model().named_parameters() if tensor.data_ptr() not in shared]
+
+
+_KEPT: list[Any] = []
+
+
+def _with_drafts() -> Any:
+    """One engine for all, in this process; with the plugin's mends, so that these are found beside the others."""
+    if not _KEPT:
+        from bebop.model.checkpoint import resolve
+
+        os.environ |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1",
+            "BEBOP_VLLM_CPU": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1",
+        }  # fmt: skip
+        from vllm import LLM
+
+        drafts = {"method": "mtp", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}
+        _KEPT.append(
+            LLM(
+                str(resolve(MODEL)),
+                dtype="float32",
+                enforce_eager=True,
+                max_model_len=128,
+                max_num_seqs=8,
+                speculative_config=drafts,
+                enable_prefix_caching=False,
+                skip_tokenizer_init=True,
+            )
+        )
+    return _KEPT[0]
+
+
+DEFECTS = (
+    Defect(name="vllm-expand", program="vllm", version="0.32.0", there=expand_is_thrown_away),
+    Defect(name="vllm-top-k", program="vllm", version="0.32.0", there=top_k_of_nothing),
+    Defect(name="vllm-linear", program="vllm", version="0.32.0", there=linear_layers_lose_their_weights),
+    Defect(name="vllm-checksums", program="vllm", version="0.32.0", there=checksums_leave_the_draft_out),
+    Defect(name="vllm-seeds", program="vllm", version="0.32.0", there=seeds_do_not_replay_drafts),
+)
