@@ -9,8 +9,51 @@ PLUGIN = "rollout/vllm/test_plugin.py"
 STARTUP = "rollout/vllm/test_startup.py"
 STATS = "rollout/vllm/test_stats.py"
 TRANSFER = "rollout/vllm/test_transfer.py"
+SERVING = "rollout/vllm/test_serving.py"
+DRIVER = "recipes/verl/test_checks.py"
+COLLECTION = "recipes/verl/test_collection.py"
 
 FAULTS = (
+    fault("vllm/steps-to-nobody", f"{ROOT}/serving.py", "if one.request_id in steps:", "if False:", SERVING),
+    fault(
+        "vllm/steps-in-place-of-others",
+        f"{ROOT}/serving.py",
+        "{**(one.kv_transfer_params or {}), FIELD",
+        "{FIELD",
+        SERVING,
+    ),
+    fault(
+        "vllm/sums-that-begin-again",
+        f"{ROOT}/serving.py",
+        'counts: StepCounts | None = getattr(state, "bebop_counts", None)',
+        "counts = None",
+        SERVING,
+    ),
+    fault(
+        "vllm/ours-goes-further",
+        f"{ROOT}/serving.py",
+        "step = rest.pop(FIELD, None)",
+        "step = rest.get(FIELD)",
+        SERVING,
+    ),
+    fault("vllm/verl-silent", "bebop/verl_job/stats.py", "    if stats.cycles:\n", "    if False:\n", COLLECTION),
+    fault(
+        "vllm/verl-loses-others", "bebop/verl_job/stats.py", "if name != VLLM}, params", "if False}, params", COLLECTION
+    ),
+    fault(
+        "vllm/verl-counts-alone",
+        "bebop/verl_job/driver.py",
+        "{EVERY: str(wanted.verify_every), DRAFTS",
+        "{DRAFTS",
+        DRIVER,
+    ),
+    fault(
+        "vllm/verl-looks-ahead",
+        "bebop/verl_job/checks.py",
+        'not wanted.metrics or options.get("async_scheduling") is False',
+        "True",
+        DRIVER,
+    ),
     fault("vllm/greedy-drafts", f"{ROOT}/hosting.py", '"probabilistic" if', '"greedy" if', ARGUMENTS),
     fault(
         "vllm/raw-logprobs",
