@@ -12,6 +12,7 @@ from bebop.bench import (
     agents,
     balance,
     certify,
+    engines,
     first_token,
     kernels,
     loop,
@@ -44,13 +45,13 @@ def parser() -> Parser:
     kinds = top.add_subparsers(dest="kind", required=True)
     decoding = kinds.add_parser("rollout", help="tokens/s of the decoding systems and of Hugging Face generate")
     reading = kinds.add_parser("first_token", help="time to the first token, by length of the prompt")
+    several = kinds.add_parser("engines", help="tokens/s of the embedded engine, vLLM and Hugging Face generate")
     looking = kinds.add_parser("trace", help="what keeping how each token came about costs the embedded engine")
-    for embedded in (decoding, reading, looking):
+    for embedded in (decoding, reading, looking, several):
         embedded.add_argument("--model", default="tiny", help="tiny, smollm2 or a Hugging Face folder (default: tiny)")
         embedded.add_argument("--device", default="auto")
         embedded.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-        threads = "CPU threads (default: 1, as a worker has)"
-        embedded.add_argument("--threads", type=whole(1, MOST), default=1, help=threads)
+        embedded.add_argument("--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1, as a worker)")
     for embedded in (decoding, reading):
         chosen = "default: all whose trained parts are there"
         embedded.add_argument("--systems", nargs="+", choices=list(SYSTEMS), help=chosen)
@@ -58,10 +59,11 @@ def parser() -> Parser:
     _add_tracing(looking)
     reading.add_argument("--lengths", type=whole(1), nargs="+", default=[64, 256, 1024], help="tokens of a prompt")
     reading.add_argument("--rounds", type=whole(2), default=20, help="turns of each arm (default: 20)")
-    decoding.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
-    decoding.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
-    decoding.add_argument("--rounds", type=whole(1), default=3, help="turns of each arm; the best counts (default: 3)")
-    decoding.add_argument("--waves", type=whole(1), default=3, help="requests per slot (default: 3)")
+    for timed, batches, waves in ((decoding, [1, 8, 32], 3), (several, [1, 8, 32, 64], 6)):
+        timed.add_argument("--batches", type=whole(1), nargs="+", default=batches)
+        timed.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
+        timed.add_argument("--rounds", type=whole(1), default=3, help="turns of each arm; the best counts (default: 3)")
+        timed.add_argument("--waves", type=whole(1), default=waves, help=f"requests per slot (default: {waves})")
     jobs = kinds.add_parser("loop", help="asynchronous against synchronous jobs")
     jobs.add_argument("--steps", type=whole(loop.WARM_UP + 2), default=15, help="steps of each job (default: 15)")
     jobs.add_argument("--rounds", type=whole(1), default=1, help="turns of each arm; the best counts (default: 1)")
@@ -136,10 +138,11 @@ def _systems(options: argparse.Namespace) -> tuple[str, ...]:
 def _rollout(options: argparse.Namespace) -> rollout.RolloutBench:
     """What ``rollout`` measures, and ``sglang`` with more."""
     model = _model(options)
-    common: dict[str, Any] = {"systems": _systems(options), "batches": tuple(options.batches)}
+    systems = engines.SYSTEMS if options.kind == "engines" else _systems(options)
+    common: dict[str, Any] = {"systems": systems, "batches": tuple(options.batches)}
     common |= {name: getattr(options, name) for name in ("draft_tokens", "rounds", "waves")}
     common |= {"model": model, "task": TaskConfig(name="chain_sum", args=CHAIN_SUM)}
-    if options.kind == "rollout":
+    if options.kind in ("rollout", "engines"):
         return rollout.RolloutBench(**common)
     engine = SglangConfig(memory_fraction=options.memory_fraction, cache_tokens=options.cache_tokens)
     return served.ServedBench(**common, max_new_tokens=options.max_new_tokens, every=options.every, sglang=engine)
@@ -200,7 +203,7 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
         return rows, [(kind, rows, "prompt tokens", "arm", "ms")]
     if kind == "trace":
         return _trace(options)
-    rows = rollout.run(_rollout(options))
+    rows = (engines if kind == "engines" else rollout).run(_rollout(options))
     return rows, [(kind, rows, "batch", "arm", "tokens/s")]
 
 

@@ -51,8 +51,8 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
     rows = []
     progress = tqdm(total=len(bench.batches) * bench.rounds * len(arms), desc="rollout")
     for batch in bench.batches:
-        asked = _requests(bench, policy, source, max(12, batch * bench.waves))
-        best = best_of(bench.rounds, arms, partial(_measure, bench, policy, asked, batch), "tokens/s", progress)
+        asked = requests(bench, policy, source, max(12, batch * bench.waves))
+        best = best_of(bench.rounds, arms, partial(measure, bench, policy, asked, batch), "tokens/s", progress)
         undrafted = next((arm for arm in bench.systems if not SYSTEMS[arm].drafts), "hf_generate")
         plain = best[undrafted]["tokens/s"]
         for arm in arms:
@@ -65,7 +65,7 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
     return rows
 
 
-def _requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: int) -> list[Request]:
+def requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: int) -> list[Request]:
     """Prompts in groups of four, as training asks them."""
     return [
         Request(
@@ -79,7 +79,8 @@ def _requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: 
     ]  # fmt: skip
 
 
-def _measure(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch: int, arm: str) -> dict[str, Any]:
+def measure(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch: int, arm: str) -> dict[str, Any]:
+    """A row of one turn of an arm: a system, or ``hf_generate``."""
     if arm == "hf_generate":
         return _hugging_face(bench, policy, asked, batch)
     config = DecodingConfig(system=arm, draft_tokens=min(bench.draft_tokens, SYSTEMS[arm].width))

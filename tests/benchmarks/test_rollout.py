@@ -2,7 +2,7 @@
 
 import pytest
 
-from bebop.bench.rollout import RolloutBench, _measure
+from bebop.bench.rollout import RolloutBench, measure
 from bebop.config import ModelConfig, TaskConfig
 from bebop.decoding import SYSTEMS
 from tests.builders import requests, tiny_policy
@@ -13,7 +13,7 @@ def test_an_arm_is_measured(system: str) -> None:
     bench = RolloutBench(
         model=ModelConfig(), task=TaskConfig(), systems=(system,), batches=(3,), draft_tokens=3, rounds=1, waves=1
     )
-    row = _measure(bench, tiny_policy(), requests([[1, 2, 3], [4], [5, 6]], max_new_tokens=20), 3, system)
+    row = measure(bench, tiny_policy(), requests([[1, 2, 3], [4], [5, 6]], max_new_tokens=20), 3, system)
     shares = {name for name in row if name.endswith(" %")}
     assert shares >= {"prefill %", "verify %", "other %"} and ("draft %" in shares) == SYSTEMS[system].drafts
     assert sum(row[name] for name in shares) == pytest.approx(100) and min(row[name] for name in shares) > 0

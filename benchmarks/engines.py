@@ -1,0 +1,157 @@
+"""Rollout engines side by side in one run: Hugging Face ``generate``, the embedded engine and vLLM, plain and drafting.
+
+The built-in model answers its own task. Each arm of vLLM has a process of its own, which rests while others have their
+turn: an engine settles its drafts when it starts, and two do not share a process. The best of the rounds counts.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from bebop.bench.record import best_of
+from bebop.bench.rollout import RolloutBench, measure, requests
+from bebop.bench.served import side_by_side
+from bebop.config import DecodingConfig, JobConfig, MonitorConfig, RolloutConfig, SamplingConfig
+from bebop.errors import UserError
+from bebop.model.checkpoint import load_policy
+from bebop.rollout.engine import Request
+from bebop.tasks.source import PromptSource, chat_encoder
+from bebop.trajectory import DecodeStats
+
+SYSTEMS = ("autoregressive", "bebop")
+ARMS = {  # name: engine, what it is asked for
+    "hf_generate": ("transformers", "hf_generate"),
+    **{f"embedded, {system}": ("bebop-rl", system) for system in SYSTEMS},
+    **{f"vllm, {system}": ("vllm", system) for system in SYSTEMS},
+}
+PLAIN = "embedded, autoregressive"
+START = 300.0  # seconds for vLLM
+KEPT = ("tokens/s", "accept length", "passes/token", "mean answer")
+
+
+def run(bench: RolloutBench) -> list[dict[str, Any]]:
+    """One row per arm and batch size; requests are ``waves`` times the batch, 12 or more."""
+    if find_spec("vllm") is None:
+        raise UserError("bench engines needs vLLM: pip install 'bebop-rl[vllm]', see recipes/vllm")
+    policy = load_policy(bench.model, need_head=True)
+    source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
+    rows = []
+    with ExitStack() as stack, tqdm(total=len(bench.batches) * bench.rounds * len(ARMS), desc="engines") as progress:
+        served = {system: stack.enter_context(Served(bench, system)) for system in SYSTEMS}
+        for batch in bench.batches:
+            asked = requests(bench, policy, source, max(12, batch * bench.waves))
+
+            def turn(arm: str, asked: Sequence[Request] = asked, batch: int = batch) -> dict[str, Any]:
+                engine, system = ARMS[arm]
+                if engine == "vllm":
+                    return served[system].measure(asked, batch)
+                return measure(bench, policy, asked, batch, system)
+
+            best = best_of(bench.rounds, list(ARMS), turn, "tokens/s", progress)
+            plain = best[PLAIN]["tokens/s"]
+            for arm, row in best.items():
+                found = {name: row[name] for name in KEPT if name in row}
+                ratio = row["tokens/s"] / plain
+                about = {"batch": batch, "requests": len(asked), "arm": arm}
+                rows.append(about | {"x embedded plain": ratio, **found, "version": _version(ARMS[arm][0])})
+    return rows
+
+
+class Served:
+    """vLLM with a way of decoding, in a process of its own."""
+
+    def __init__(self, bench: RolloutBench, system: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._here, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there, bench, system), daemon=True)
+
+    def __enter__(self) -> "Served":
+        self._process.start()
+        self._answer(START)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._here.close()  # it ends by itself then
+        self._process.join(20)
+        if self._process.is_alive():
+            self._process.kill()
+
+    def measure(self, asked: Sequence[Request], batch: int) -> dict[str, Any]:
+        """A row of numbers."""
+        self._here.send((list(asked), batch))
+        return self._answer(None)
+
+    def _answer(self, seconds: float | None) -> dict[str, Any]:
+        try:
+            if seconds is not None and not self._here.poll(seconds):
+                raise UserError(f"vLLM did not start within {seconds:.0f} s")
+            found: dict[str, Any] = self._here.recv()
+        except EOFError:
+            raise UserError("vLLM's process ended; what it said stands above") from None
+        return found
+
+
+def _serve(pipe: Connection, bench: RolloutBench, system: str) -> None:
+    """Runs in vLLM's process."""
+    from bebop.rollout.vllm.builder import make
+
+    torch.set_num_threads(1)
+    engine, _ = make(job(bench, system))
+    try:
+        pipe.send({})
+        while True:
+            try:
+                asked, batch = pipe.recv()
+            except EOFError:
+                return
+            pipe.send(timed(partial(side_by_side, engine, asked, batch)))
+    finally:
+        engine.close()
+
+
+def job(bench: RolloutBench, system: str) -> JobConfig:
+    """What vLLM is started from: as many seats as the largest batch."""
+    return JobConfig(
+        model=bench.model,
+        task=bench.task,
+        decoding=DecodingConfig(system=system, draft_tokens=bench.draft_tokens),
+        rollout=RolloutConfig(
+            engine="vllm",
+            slots=max(bench.batches),
+            max_length=512,
+            sampling=SamplingConfig(max_new_tokens=bench.max_new_tokens),
+        ),
+        monitor=MonitorConfig(decode_stats=False),
+    )
+
+
+def timed(answer: Any) -> dict[str, Any]:
+    """A row of what the answers, and the time for them, say."""
+    started = time.perf_counter()
+    answers = answer()
+    seconds = time.perf_counter() - started
+    stats = sum((one.stats for one in answers), DecodeStats())
+    return {
+        "tokens/s": stats.tokens / seconds,
+        "accept length": stats.accept_length,
+        "passes/token": stats.target_forwards / stats.tokens,
+        "mean answer": stats.tokens / len(answers),
+    }
+
+
+def _version(name: str) -> str:
+    for known in (name, f"{name}-cpu"):
+        try:
+            return f"{known} {version(known)}"
+        except PackageNotFoundError:
+            continue
+    return "unknown"

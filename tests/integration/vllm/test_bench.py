@@ -1,0 +1,25 @@
+"""Engines side by side, vLLM's in processes of their own."""
+
+import multiprocessing
+
+from bebop.bench.engines import ARMS, SYSTEMS, run
+from bebop.bench.rollout import RolloutBench
+from bebop.config import ModelConfig, TaskConfig
+
+
+def test_every_arm_answers_the_same_requests() -> None:
+    bench = RolloutBench(
+        model=ModelConfig(path="tiny", device="cpu", dtype="float32"),
+        task=TaskConfig(),
+        systems=SYSTEMS,
+        batches=(4,),
+        draft_tokens=3,
+        rounds=1,
+        waves=1,
+        max_new_tokens=8,
+    )
+    rows = {row["arm"]: row for row in run(bench)}
+    assert list(rows) == list(ARMS) and {row["requests"] for row in rows.values()} == {12}
+    assert all(row["tokens/s"] > 0 and row["version"] != "unknown" for row in rows.values())
+    assert rows["vllm, autoregressive"]["accept length"] == 1 < rows["vllm, bebop"]["accept length"] <= 4
+    assert not multiprocessing.active_children()
