@@ -40,7 +40,7 @@ CASES = {
         ("cotrain.head.depth=0", "cotrain.head.depth=0"),
         ("cotrain.mode=sometimes", "cotrain.mode='sometimes'"), ("decoding.system=warp", "decoding.system='warp'"),
         ("decoding=autoregressive decoding.draft_temperature=-1", "decoding.draft_temperature=-1"),
-        ("decoding.draft_tokens=0", "decoding.draft_tokens=0"), ("rollout.engine=vllm", "rollout.engine='vllm'"),
+        ("decoding.draft_tokens=0", "decoding.draft_tokens=0"), ("rollout.engine=tgi", "rollout.engine='tgi'"),
         ("rollout=sglang rollout.sglang.pause=later", "rollout.sglang.pause='later'"),
         ("rollout=sglang rollout.sglang.urls=[ftp://a]", "ftp://a"),
         ("rollout=sglang rollout.sglang.urls=['http://']", "http://"),
