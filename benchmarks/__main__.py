@@ -56,6 +56,8 @@ def parser() -> Parser:
         chosen = "default: all whose trained parts are there"
         embedded.add_argument("--systems", nargs="+", choices=list(SYSTEMS), help=chosen)
         embedded.add_argument("--parts", type=_part, nargs="+", default=[], metavar="NAME=PATH", help="trained parts")
+    several.add_argument("--systems", nargs="+", choices=engines.CHOICE, default=engines.CHOICE, help="default: both")
+    several.add_argument("--max-new-tokens", type=whole(1), default=160, help="of an answer (default: 160)")
     _add_tracing(looking)
     reading.add_argument("--lengths", type=whole(1), nargs="+", default=[64, 256, 1024], help="tokens of a prompt")
     reading.add_argument("--rounds", type=whole(2), default=20, help="turns of each arm (default: 20)")
@@ -138,12 +140,13 @@ def _systems(options: argparse.Namespace) -> tuple[str, ...]:
 def _rollout(options: argparse.Namespace) -> rollout.RolloutBench:
     """What ``rollout`` measures, and ``sglang`` with more."""
     model = _model(options)
-    systems = engines.SYSTEMS if options.kind == "engines" else _systems(options)
-    common: dict[str, Any] = {"systems": systems, "batches": tuple(options.batches)}
+    common: dict[str, Any] = {"systems": _systems(options), "batches": tuple(options.batches)}
     common |= {name: getattr(options, name) for name in ("draft_tokens", "rounds", "waves")}
     common |= {"model": model, "task": TaskConfig(name="chain_sum", args=CHAIN_SUM)}
-    if options.kind in ("rollout", "engines"):
+    if options.kind == "rollout":
         return rollout.RolloutBench(**common)
+    if options.kind == "engines":
+        return rollout.RolloutBench(**common, max_new_tokens=options.max_new_tokens)
     engine = SglangConfig(memory_fraction=options.memory_fraction, cache_tokens=options.cache_tokens)
     return served.ServedBench(**common, max_new_tokens=options.max_new_tokens, every=options.every, sglang=engine)
 

@@ -1,7 +1,8 @@
 """Rollout engines side by side in one run: Hugging Face ``generate``, the embedded engine and vLLM, plain and drafting.
 
-The built-in model answers its own task. Each arm of vLLM has a process of its own, which rests while others have their
-turn: an engine settles its drafts when it starts, and two do not share a process. The best of the rounds counts.
+The built-in model answers its own task; another model (plain: ``--systems autoregressive``) the same questions. Each
+arm of vLLM has a process of its own, which rests while others have their turn: an engine settles its drafts when it
+starts, and two do not share a process. The best of the rounds counts.
 """
 
 import multiprocessing
@@ -21,48 +22,54 @@ from bebop.bench.record import best_of
 from bebop.bench.rollout import RolloutBench, measure, requests
 from bebop.bench.served import side_by_side
 from bebop.config import DecodingConfig, JobConfig, MonitorConfig, RolloutConfig, SamplingConfig
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import DecodeStats
 
-SYSTEMS = ("autoregressive", "bebop")
-ARMS = {  # name: engine, what it is asked for
-    "hf_generate": ("transformers", "hf_generate"),
-    **{f"embedded, {system}": ("bebop-rl", system) for system in SYSTEMS},
-    **{f"vllm, {system}": ("vllm", system) for system in SYSTEMS},
-}
-PLAIN = "embedded, autoregressive"
+CHOICE = ("autoregressive", "bebop")  # ways of decoding; the first is what others are held against
+PLAIN = f"embedded, {CHOICE[0]}"
 START = 300.0  # seconds for vLLM
 KEPT = ("tokens/s", "accept length", "passes/token", "mean answer")
+
+
+def arms(systems: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Name: engine, and what it is asked for."""
+    return {
+        "hf_generate": ("transformers", "hf_generate"),
+        **{f"embedded, {system}": ("bebop-rl", system) for system in systems},
+        **{f"vllm, {system}": ("vllm", system) for system in systems},
+    }
 
 
 def run(bench: RolloutBench) -> list[dict[str, Any]]:
     """One row per arm and batch size; requests are ``waves`` times the batch, 12 or more."""
     if find_spec("vllm") is None:
         raise UserError("bench engines needs vLLM: pip install 'bebop-rl[vllm]', see recipes/vllm")
-    policy = load_policy(bench.model, need_head=True)
+    policy = load_policy(bench.model, need_head=any(SYSTEMS[system].head for system in bench.systems))
+    every = arms(bench.systems)
     source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
     rows = []
-    with ExitStack() as stack, tqdm(total=len(bench.batches) * bench.rounds * len(ARMS), desc="engines") as progress:
-        served = {system: stack.enter_context(Served(bench, system)) for system in SYSTEMS}
+    with ExitStack() as stack, tqdm(total=len(bench.batches) * bench.rounds * len(every), desc="engines") as progress:
+        served = {system: stack.enter_context(Served(bench, system)) for system in bench.systems}
         for batch in bench.batches:
             asked = requests(bench, policy, source, max(12, batch * bench.waves))
 
             def turn(arm: str, asked: Sequence[Request] = asked, batch: int = batch) -> dict[str, Any]:
-                engine, system = ARMS[arm]
+                engine, system = every[arm]
                 if engine == "vllm":
                     return served[system].measure(asked, batch)
                 return measure(bench, policy, asked, batch, system)
 
-            best = best_of(bench.rounds, list(ARMS), turn, "tokens/s", progress)
+            best = best_of(bench.rounds, list(every), turn, "tokens/s", progress)
             plain = best[PLAIN]["tokens/s"]
             for arm, row in best.items():
                 found = {name: row[name] for name in KEPT if name in row}
                 ratio = row["tokens/s"] / plain
                 about = {"batch": batch, "requests": len(asked), "arm": arm}
-                rows.append(about | {"x embedded plain": ratio, **found, "version": _version(ARMS[arm][0])})
+                rows.append(about | {"x embedded plain": ratio, **found, "version": _version(every[arm][0])})
     return rows
 
 

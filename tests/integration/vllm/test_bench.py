@@ -2,7 +2,7 @@
 
 import multiprocessing
 
-from bebop.bench.engines import ARMS, SYSTEMS, run
+from bebop.bench.engines import CHOICE, arms, run
 from bebop.bench.rollout import RolloutBench
 from bebop.config import ModelConfig, TaskConfig
 
@@ -11,7 +11,7 @@ def test_every_arm_answers_the_same_requests() -> None:
     bench = RolloutBench(
         model=ModelConfig(path="tiny", device="cpu", dtype="float32"),
         task=TaskConfig(),
-        systems=SYSTEMS,
+        systems=CHOICE,
         batches=(4,),
         draft_tokens=3,
         rounds=1,
@@ -19,7 +19,7 @@ def test_every_arm_answers_the_same_requests() -> None:
         max_new_tokens=8,
     )
     rows = {row["arm"]: row for row in run(bench)}
-    assert list(rows) == list(ARMS) and {row["requests"] for row in rows.values()} == {12}
+    assert list(rows) == list(arms(CHOICE)) and {row["requests"] for row in rows.values()} == {12}
     assert all(row["tokens/s"] > 0 and row["version"] != "unknown" for row in rows.values())
     assert rows["vllm, autoregressive"]["accept length"] == 1 < rows["vllm, bebop"]["accept length"] <= 4
     assert not multiprocessing.active_children()
