@@ -91,6 +91,7 @@ class Served:
         self._process.join(20)
         if self._process.is_alive():
             self._process.kill()
+            self._process.join()
 
     def measure(self, asked: Sequence[Request], batch: int) -> dict[str, Any]:
         """A row of numbers."""
