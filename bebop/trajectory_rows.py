@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.token_trace import Trace, joined, spread
-from bebop.trajectories import COLUMNS, TRACED
+from bebop.trajectories import TRACED
 from bebop.trajectory import Group, Trajectory
+from bebop.trajectory_schema import COLUMNS
 
 BETWEEN = "\n\n"  # texts of turns
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from bebop.token_trace import NONE, VERDICTS
-from bebop.trajectories import FORMAT, NAME, SCHEMA, StoredAnswer, Trajectories
+from bebop.trajectories import NAME, StoredAnswer, Trajectories
 from bebop.trajectory_log import TrajectoryLog
+from bebop.trajectory_schema import FORMAT, SCHEMA
 from bebop.view.drift_tokens import _tested
 from bebop.view.queries import facets, listing
 from bebop.view.tokens import answer

@@ -11,9 +11,10 @@ import pytest
 
 from bebop.errors import UserError
 from bebop.token_trace import NONE
-from bebop.trajectories import COLUMNS, NAME, SCHEMA, StoredAnswer, Trajectories
+from bebop.trajectories import NAME, StoredAnswer, Trajectories
 from bebop.trajectory import Completion, Group, Prompt, Trajectory
 from bebop.trajectory_log import TrajectoryLog, piece_of
+from bebop.trajectory_schema import COLUMNS, SCHEMA
 from tests.builders import letters
 from tests.stored_answers import SIZE, TOKENS, group, opened, same, trace, write
 
