@@ -57,6 +57,10 @@ class StoredAnswer:
     written: int
     ended: str
     restarts: int
+    cycles: int | None
+    tested: int | None
+    question: int | None
+    epoch: int
     marks: NDArray[np.int32]  # [T] the turn that wrote the token; -i: it was read before turn i
     ids: NDArray[np.int32]  # [T]
     logprobs: NDArray[np.float32]  # [T] the engine's
@@ -79,8 +83,9 @@ class Trajectories:
         with reading(path):
             self._connection = _open(path, "ro")
         try:
-            if check_format(path, self.query("SELECT value FROM meta WHERE key = 'format'")) < FORMAT:
-                self._connection.executescript(AS_IF)
+            known = check_format(path, self.query("SELECT value FROM meta WHERE key = 'format'"))
+            if known < FORMAT:
+                self._connection.executescript(AS_IF[known])
         except BaseException:
             self.close()
             raise
@@ -125,8 +130,8 @@ class Trajectories:
 
     def _answers(self, where: str, parameters: Sequence[Any]) -> list[StoredAnswer]:
         rows = self.query(
-            "SELECT answers.*, prompts.task, prompts.text AS prompt_text, prompts.ids AS prompt_ids, drafter_names, "
-            f"{', '.join(f'tokens.{name} AS token_{name}' for name in COLUMNS)} "
+            "SELECT answers.*, task, question, epoch, prompts.text AS prompt_text, prompts.ids AS prompt_ids, "
+            f"drafter_names, {', '.join(f'tokens.{name} AS token_{name}' for name in COLUMNS)} "
             "FROM answers JOIN prompts USING (prompt) JOIN tokens ON tokens.answer = answers.id "
             f"WHERE {where} ORDER BY answers.id",
             parameters,
@@ -152,7 +157,7 @@ def check_format(path: Path, rows: Sequence[Sequence[str]]) -> int:
     form = rows[0][0] if rows else None
     found = next((known for known in FORMATS if form == str(known)), None)
     if found is None:
-        readable = " and ".join(map(str, FORMATS))
+        readable = f"{', '.join(map(str, FORMATS[:-1]))} and {FORMATS[-1]}"
         raise UserError(f"{path}: format {form!r} is not known, this version of bebop reads formats {readable}")
     return found
 

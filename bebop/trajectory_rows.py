@@ -19,7 +19,14 @@ BETWEEN = "\n\n"  # texts of turns
 def prompt_row(group: Group) -> dict[str, Any]:
     """A row of ``prompts``."""
     prompt = group.prompt
-    return {"prompt": prompt.index, "task": prompt.task, "text": prompt.text, "ids": _blob("ids", prompt.token_ids)}
+    return {
+        "prompt": prompt.index,
+        "task": prompt.task,
+        "text": prompt.text,
+        "ids": _blob("ids", prompt.token_ids),
+        "question": prompt.question,
+        "epoch": prompt.epoch,
+    }
 
 
 def summary_row(trajectory: Trajectory, version: int) -> dict[str, Any]:
@@ -48,6 +55,8 @@ def summary_row(trajectory: Trajectory, version: int) -> dict[str, Any]:
         "written": trajectory.written,
         "ended": trajectory.ended,
         "restarts": trajectory.restarts,
+        "cycles": stats.cycles,
+        "tested": int(tested),
     }
 
 

@@ -3,8 +3,8 @@
 Arrays are little-endian blobs of one number a token (``[T, M]`` row by row), as ``numpy.frombuffer`` reads them.
 """
 
-FORMAT = 2
-FORMATS = (1, 2)  # that can be read; the first knew no turns
+FORMAT = 3
+FORMATS = (1, 2, 3)  # that can be read; the first knew no turns, the second no epochs
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);  -- format; mode (of monitor.trace); top (M at most)
@@ -12,7 +12,9 @@ CREATE TABLE prompts (
   prompt INTEGER PRIMARY KEY,   -- its number in the prompt stream
   task TEXT NOT NULL,
   text TEXT NOT NULL,           -- after the chat template
-  ids BLOB NOT NULL             -- int32 [P]
+  ids BLOB NOT NULL,            -- int32 [P]
+  question INTEGER,             -- which of a finite set, which is asked again each epoch; NULL: it is asked once
+  epoch INTEGER NOT NULL DEFAULT 0  -- how often the whole set was asked before
 );
 CREATE TABLE answers (
   id INTEGER PRIMARY KEY,       -- prompt * group size + member
@@ -37,7 +39,9 @@ CREATE TABLE answers (
   turns INTEGER NOT NULL DEFAULT 1,
   written INTEGER NOT NULL DEFAULT 0,  -- tokens that the policy wrote
   ended TEXT NOT NULL DEFAULT 'answered',  -- answered (no environment), done, length, turns, tokens, seconds
-  restarts INTEGER NOT NULL DEFAULT 0  -- times that it began again, as its environment was lost
+  restarts INTEGER NOT NULL DEFAULT 0,  -- times that it began again, as its environment was lost
+  cycles INTEGER,               -- that accept_length is a mean over; NULL: not kept
+  tested INTEGER                -- draft positions that accept_rate and overlap are means over; NULL: not kept
 );
 CREATE INDEX answers_step ON answers (step);
 CREATE INDEX answers_prompt ON answers (prompt);
@@ -73,18 +77,35 @@ COLUMNS = {
     "target_entropy": "<f4", "draft_entropy": "<f4", "target_ids": "<i4", "target_top": "<f2", "draft_ids": "<i4",
     "draft_top": "<f2", "turns": "<i4",
 }  # fmt: skip
-# What format 2 has beside: for whoever writes on, and for whoever reads only.
-UPGRADE = (
-    "ALTER TABLE answers ADD COLUMN turns INTEGER NOT NULL DEFAULT 1",
-    "ALTER TABLE answers ADD COLUMN written INTEGER NOT NULL DEFAULT 0",
-    "UPDATE answers SET written = length",
-    "ALTER TABLE answers ADD COLUMN ended TEXT NOT NULL DEFAULT 'answered'",
-    "ALTER TABLE answers ADD COLUMN restarts INTEGER NOT NULL DEFAULT 0",
-    "ALTER TABLE tokens ADD COLUMN turns BLOB",
-    f"UPDATE meta SET value = '{FORMAT}' WHERE key = 'format'",
-)
-AS_IF = """
-CREATE TEMP VIEW answers AS
-  SELECT *, 1 AS turns, length AS written, 'answered' AS ended, 0 AS restarts FROM main.answers;
-CREATE TEMP VIEW tokens AS SELECT *, NULL AS turns FROM main.tokens;
+# What each older format lacks of the next: for whoever writes on, and for whoever reads only.
+UPGRADES = {
+    1: (
+        "ALTER TABLE answers ADD COLUMN turns INTEGER NOT NULL DEFAULT 1",
+        "ALTER TABLE answers ADD COLUMN written INTEGER NOT NULL DEFAULT 0",
+        "UPDATE answers SET written = length",
+        "ALTER TABLE answers ADD COLUMN ended TEXT NOT NULL DEFAULT 'answered'",
+        "ALTER TABLE answers ADD COLUMN restarts INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE tokens ADD COLUMN turns BLOB",
+    ),
+    2: (
+        "ALTER TABLE prompts ADD COLUMN question INTEGER",
+        "ALTER TABLE prompts ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE answers ADD COLUMN cycles INTEGER",
+        "ALTER TABLE answers ADD COLUMN tested INTEGER",
+    ),
+}
+_NO_TURNS = "1 AS turns, length AS written, 'answered' AS ended, 0 AS restarts, "
+_NO_EPOCHS = """
+CREATE TEMP VIEW prompts AS SELECT *, NULL AS question, 0 AS epoch FROM main.prompts;
+CREATE TEMP VIEW answers AS SELECT *, {turns}NULL AS cycles, NULL AS tested FROM main.answers;
 """
+AS_IF = {
+    1: _NO_EPOCHS.format(turns=_NO_TURNS) + "CREATE TEMP VIEW tokens AS SELECT *, NULL AS turns FROM main.tokens;\n",
+    2: _NO_EPOCHS.format(turns=""),
+}
+
+
+def upgrade(known: int) -> tuple[str, ...]:
+    """The statements that bring a file of format ``known`` up to ``FORMAT``; a file of that they leave as it is."""
+    changes = [change for form in range(known, FORMAT) for change in UPGRADES[form]]
+    return (*changes, f"UPDATE meta SET value = '{FORMAT}' WHERE key = 'format'")
