@@ -33,6 +33,7 @@ def test_an_answer_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert (other.reward, other.timed_out, other.exact, other.length) == (4.5, True, False, TOKENS + 1)
     assert (one.version_first, one.version_last, one.staleness) == (0, 2, 2)
     assert (one.accept_length, one.accept_rate, one.overlap, one.target_entropy) == (2.5, 0.75, 0.375, 1.0)
+    assert (one.cycles, one.tested, one.question, one.epoch) == (2, 4, None, 0)
     assert one.trainer_logprobs is not None and one.trainer_logprobs.tolist() == [-0.75] * TOKENS
     assert other.trainer_logprobs is None and other.trace is None
 
