@@ -166,6 +166,12 @@ METRICS: tuple[MetricRow, ...] = (
     MetricRow("train/kl", "KL to the initial policy", "nats", rare="algorithm.kl_coefficient above 0"),
     MetricRow("samples/trained", "answers trained on so far, lost ones counted", "answers"),
     MetricRow("samples/prompts", "prompts trained on so far", "prompts"),
+    MetricRow(
+        "samples/epoch",
+        "epoch of the newest question of the batch: how often all questions were asked before",
+        "epochs",
+        rare="task.size, or a file of questions",
+    ),
     MetricRow("time/step", "duration of the step", "s"),
     MetricRow("time/idle", "part of it in which the trainer waited for answers", "s"),
     MetricRow("time/update", "the update", "s"),

@@ -41,6 +41,7 @@ ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybri
 POSITIVE = at_least(1)
 NOT_NEGATIVE = at_least(0)
 PARKED_BYTES = 2**30
+QUESTIONS = within(1, 1 << 20)  # their order is kept in memory
 DEVICE = Limit(
     lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None, "give auto, cpu, cuda or cuda:NUMBER"
 )
@@ -89,6 +90,9 @@ class TaskConfig:
     reward_timeout: float = setting(30.0, "for one call of a function of yours", above(0, unit="seconds"))
     system: str | None = setting("auto", "system message; null: none; auto: how to answer, for models not trained to")
     seed: int = setting(0, "of the questions", within(0, LARGEST))
+    size: int | None = setting(
+        None, "questions, all asked once an epoch in a new order; null: all rows of a file, else endless", QUESTIONS
+    )
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig, metadata={"only": "environment"})
 
     @property

@@ -18,7 +18,7 @@ _BOTH: dict[str, str | None] = {
     "model.init_mtp": "the checkpoint was made for the other head",
     "model.parts": MAY,  # each is held against the backbone
     **dict.fromkeys(
-        ("task.source", "task.name", "task.args", "task.prompt_key", "task.answer_key", "task.system", "task.seed"),
+        (f"task.{name}" for name in ("source", "name", "args", "prompt_key", "answer_key", "system", "seed", "size")),
         "questions are known by their numbers, and each number would become another question",
     ),
     "task.path": MAY,  # as model.path

@@ -1,8 +1,7 @@
 """``trajectories.sqlite`` of a run: every answer that was trained on, and how the tokens of those traced came about.
 
-One file, a transaction a step, so that a reader beside a running job sees whole steps. Arrays are little-endian blobs
-of one number a token (``[T, M]`` row by row), as ``numpy.frombuffer`` reads them. Here are the schema and the reader;
-``bebop.trajectory_log`` writes.
+One file, a transaction a step, so that a reader beside a running job sees whole steps. ``bebop.trajectory_schema`` has
+its tables, ``bebop.trajectory_log`` writes.
 """
 
 import json
@@ -19,94 +18,10 @@ from numpy.typing import NDArray
 
 from bebop.errors import UserError
 from bebop.token_trace import Trace
+from bebop.trajectory_schema import AS_IF, COLUMNS, FORMAT, FORMATS
 
 NAME = "trajectories.sqlite"
-FORMAT = 2
-FORMATS = (1, 2)  # that can be read; the first knew no turns
 WAIT = 30.0  # seconds that a reader waits for a step to be written, and a writer for readers
-
-SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);  -- format; mode (of monitor.trace); top (M at most)
-CREATE TABLE prompts (
-  prompt INTEGER PRIMARY KEY,   -- its number in the prompt stream
-  task TEXT NOT NULL,
-  text TEXT NOT NULL,           -- after the chat template
-  ids BLOB NOT NULL             -- int32 [P]
-);
-CREATE TABLE answers (
-  id INTEGER PRIMARY KEY,       -- prompt * group size + member
-  step INTEGER NOT NULL,        -- the update that it was trained in, from 1
-  prompt INTEGER NOT NULL,
-  member INTEGER NOT NULL,      -- its place in the group, from 0
-  system TEXT NOT NULL,         -- the decoding system in force when it was taken in
-  reward REAL NOT NULL,
-  timed_out INTEGER NOT NULL,
-  length INTEGER NOT NULL,      -- T, what was read between turns included
-  finish TEXT NOT NULL,         -- stop, length, abort
-  version_first INTEGER NOT NULL,  -- weights of its first and of its last token
-  version_last INTEGER NOT NULL,
-  staleness INTEGER NOT NULL,   -- updates between its oldest token's weights and those it trains
-  accept_length REAL,           -- tokens a cycle; NULL: not known
-  accept_rate REAL,             -- accepted drafts over tested ones, all positions; NULL: none was tested
-  overlap REAL,                 -- mean of sum min(p, q) over tested positions; NULL: not measured
-  target_entropy REAL,          -- nats, over tested positions; NULL: not measured
-  exact INTEGER NOT NULL,
-  traced INTEGER NOT NULL,      -- whether ``tokens`` has the columns of ``bebop.token_trace.Trace`` for it
-  text TEXT NOT NULL,           -- what the policy wrote, an empty line between turns
-  turns INTEGER NOT NULL DEFAULT 1,
-  written INTEGER NOT NULL DEFAULT 0,  -- tokens that the policy wrote
-  ended TEXT NOT NULL DEFAULT 'answered',  -- answered (no environment), done, length, turns, tokens, seconds
-  restarts INTEGER NOT NULL DEFAULT 0  -- times that it began again, as its environment was lost
-);
-CREATE INDEX answers_step ON answers (step);
-CREATE INDEX answers_prompt ON answers (prompt);
-CREATE TABLE tokens (
-  answer INTEGER PRIMARY KEY,
-  ids BLOB NOT NULL,            -- int32 [T]
-  logprobs BLOB NOT NULL,       -- float32 [T], the engine's log p; NaN of what was read between turns
-  versions BLOB NOT NULL,       -- int32 [T]
-  trainer_logprobs BLOB,        -- float32 [T], the trainer's log p at the start of the update; NULL: not kept
-  drafter_names TEXT,           -- JSON list; this and what follows as in ``Trace``; NULL: not traced
-  verdicts BLOB,                -- int8 [T]
-  cycles BLOB,                  -- int32 [T]
-  drafters BLOB,                -- int8 [T]
-  drafts BLOB,                  -- int32 [T]
-  draft_target_probs BLOB,      -- float32 [T]
-  draft_probs BLOB,             -- float32 [T]
-  overlap BLOB,                 -- float32 [T]
-  target_entropy BLOB,          -- float32 [T]
-  draft_entropy BLOB,           -- float32 [T]
-  target_ids BLOB,              -- int32 [T, M]
-  target_top BLOB,              -- float16 [T, M]
-  draft_ids BLOB,               -- int32 [T, M]
-  draft_top BLOB,               -- float16 [T, M]
-  turns BLOB                    -- int32 [T], the turn that wrote it, from 0; -i: read before turn i; NULL: one turn
-);
-CREATE TABLE pieces (id INTEGER PRIMARY KEY, text TEXT NOT NULL);  -- the text of each token id that occurs above
-"""
-
-# Columns of ``tokens`` that hold one number a token, and those that hold M.
-COLUMNS = {
-    "ids": "<i4", "logprobs": "<f4", "versions": "<i4", "trainer_logprobs": "<f4", "verdicts": "<i1", "cycles": "<i4",
-    "drafters": "<i1", "drafts": "<i4", "draft_target_probs": "<f4", "draft_probs": "<f4", "overlap": "<f4",
-    "target_entropy": "<f4", "draft_entropy": "<f4", "target_ids": "<i4", "target_top": "<f2", "draft_ids": "<i4",
-    "draft_top": "<f2", "turns": "<i4",
-}  # fmt: skip
-# What format 2 has beside: for whoever writes on, and for whoever reads only.
-UPGRADE = (
-    "ALTER TABLE answers ADD COLUMN turns INTEGER NOT NULL DEFAULT 1",
-    "ALTER TABLE answers ADD COLUMN written INTEGER NOT NULL DEFAULT 0",
-    "UPDATE answers SET written = length",
-    "ALTER TABLE answers ADD COLUMN ended TEXT NOT NULL DEFAULT 'answered'",
-    "ALTER TABLE answers ADD COLUMN restarts INTEGER NOT NULL DEFAULT 0",
-    "ALTER TABLE tokens ADD COLUMN turns BLOB",
-    f"UPDATE meta SET value = '{FORMAT}' WHERE key = 'format'",
-)
-AS_IF = """
-CREATE TEMP VIEW answers AS
-  SELECT *, 1 AS turns, length AS written, 'answered' AS ended, 0 AS restarts FROM main.answers;
-CREATE TEMP VIEW tokens AS SELECT *, NULL AS turns FROM main.tokens;
-"""
 PAIRS = ("target_ids", "target_top", "draft_ids", "draft_top")
 TRACED = tuple(field.name for field in fields(Trace) if field.name != "names")
 MOST = 500  # variables in one query; SQLite's own limit was 999 once
@@ -142,6 +57,10 @@ class StoredAnswer:
     written: int
     ended: str
     restarts: int
+    cycles: int | None
+    tested: int | None
+    question: int | None
+    epoch: int
     marks: NDArray[np.int32]  # [T] the turn that wrote the token; -i: it was read before turn i
     ids: NDArray[np.int32]  # [T]
     logprobs: NDArray[np.float32]  # [T] the engine's
@@ -164,8 +83,9 @@ class Trajectories:
         with reading(path):
             self._connection = _open(path, "ro")
         try:
-            if check_format(path, self.query("SELECT value FROM meta WHERE key = 'format'")) < FORMAT:
-                self._connection.executescript(AS_IF)
+            known = check_format(path, self.query("SELECT value FROM meta WHERE key = 'format'"))
+            if known < FORMAT:
+                self._connection.executescript(AS_IF[known])
         except BaseException:
             self.close()
             raise
@@ -210,8 +130,8 @@ class Trajectories:
 
     def _answers(self, where: str, parameters: Sequence[Any]) -> list[StoredAnswer]:
         rows = self.query(
-            "SELECT answers.*, prompts.task, prompts.text AS prompt_text, prompts.ids AS prompt_ids, drafter_names, "
-            f"{', '.join(f'tokens.{name} AS token_{name}' for name in COLUMNS)} "
+            "SELECT answers.*, task, question, epoch, prompts.text AS prompt_text, prompts.ids AS prompt_ids, "
+            f"drafter_names, {', '.join(f'tokens.{name} AS token_{name}' for name in COLUMNS)} "
             "FROM answers JOIN prompts USING (prompt) JOIN tokens ON tokens.answer = answers.id "
             f"WHERE {where} ORDER BY answers.id",
             parameters,
@@ -237,7 +157,7 @@ def check_format(path: Path, rows: Sequence[Sequence[str]]) -> int:
     form = rows[0][0] if rows else None
     found = next((known for known in FORMATS if form == str(known)), None)
     if found is None:
-        readable = " and ".join(map(str, FORMATS))
+        readable = f"{', '.join(map(str, FORMATS[:-1]))} and {FORMATS[-1]}"
         raise UserError(f"{path}: format {form!r} is not known, this version of bebop reads formats {readable}")
     return found
 

@@ -66,6 +66,13 @@ class Prompt:
     text: str  # after the chat template
     token_ids: tuple[int, ...]  # [P]
     item: dict[str, Any]  # what the reward function is given beside the answer
+    question: int | None = None  # which of a finite set, which is asked again each epoch; None: it is asked once
+    epoch: int = 0  # how often the whole set was asked before
+
+    @property
+    def number(self) -> int:
+        """Of the question: the same each time that it is asked."""
+        return self.index if self.question is None else self.question
 
 
 def same_beginning(one: Prompt, other: Prompt) -> None:

@@ -1,4 +1,4 @@
-"""Writes ``trajectories.sqlite`` while a job runs, a transaction a step; ``bebop.trajectories`` has schema and reader.
+"""Writes ``trajectories.sqlite`` while a job runs, a transaction a step; ``bebop.trajectories`` reads it.
 
 The journal is SQLite's default (a file beside it while a step is committed), not WAL: between two steps a run is one
 file that can be copied as it is, read where nothing may be written, and read over a network file system, where WAL does
@@ -22,9 +22,10 @@ from bebop.command import writing
 from bebop.config import TraceMode
 from bebop.errors import UserError
 from bebop.token_trace import TOP
-from bebop.trajectories import FORMAT, SCHEMA, UPGRADE, WAIT, check_format
+from bebop.trajectories import WAIT, check_format
 from bebop.trajectory import Group
 from bebop.trajectory_rows import prompt_row, summary_row, token_ids, token_row
+from bebop.trajectory_schema import FORMAT, SCHEMA, upgrade
 
 log = logging.getLogger(__name__)
 BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED")
@@ -62,7 +63,7 @@ class TrajectoryLog:
             self._file = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
             known = check_format(path, self._file.execute("SELECT value FROM meta WHERE key = 'format'").fetchall())
             with self._step():
-                for change in UPGRADE if known < FORMAT else ():
+                for change in upgrade(known):
                     self._file.execute(change)
                 self._file.execute("REPLACE INTO meta VALUES ('mode', ?)", (mode,))
                 self._drop((resume_from or 0) + 1)

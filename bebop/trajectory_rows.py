@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.token_trace import Trace, joined, spread
-from bebop.trajectories import COLUMNS, TRACED
+from bebop.trajectories import TRACED
 from bebop.trajectory import Group, Trajectory
+from bebop.trajectory_schema import COLUMNS
 
 BETWEEN = "\n\n"  # texts of turns
 
@@ -18,7 +19,14 @@ BETWEEN = "\n\n"  # texts of turns
 def prompt_row(group: Group) -> dict[str, Any]:
     """A row of ``prompts``."""
     prompt = group.prompt
-    return {"prompt": prompt.index, "task": prompt.task, "text": prompt.text, "ids": _blob("ids", prompt.token_ids)}
+    return {
+        "prompt": prompt.index,
+        "task": prompt.task,
+        "text": prompt.text,
+        "ids": _blob("ids", prompt.token_ids),
+        "question": prompt.question,
+        "epoch": prompt.epoch,
+    }
 
 
 def summary_row(trajectory: Trajectory, version: int) -> dict[str, Any]:
@@ -47,6 +55,8 @@ def summary_row(trajectory: Trajectory, version: int) -> dict[str, Any]:
         "written": trajectory.written,
         "ended": trajectory.ended,
         "restarts": trajectory.restarts,
+        "cycles": stats.cycles,
+        "tested": int(tested),
     }
 
 

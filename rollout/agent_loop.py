@@ -172,7 +172,7 @@ class AgentLoop:
     ) -> None:
         """Turn after turn, until the environment, a turn's length or the budget ends it."""
         name = self.task.name
-        messages = await episode.reset(prompt.item, environment_seed(self.task.seed, prompt.index))
+        messages = await episode.reset(prompt.item, environment_seed(self.task.seed, prompt.number))
         attempt.first = tuple(self.delta.first(messages))
         if len(attempt.first) >= self.max_length:
             raise UserError(

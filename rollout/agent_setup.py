@@ -53,7 +53,7 @@ def check_environment(
     async def begin() -> Prompt:
         episode = episodes.open()
         try:
-            messages = await episode.reset(prompt.item, seed(task.seed, prompt.index))
+            messages = await episode.reset(prompt.item, seed(task.seed, prompt.number))
         finally:
             await episode.close()
         return dataclasses.replace(prompt, token_ids=tuple(delta.first(messages)))

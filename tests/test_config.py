@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
 BAD: list[tuple[str, Any]] = [
     ("model.path", "no/such/folder"), ("model.device", "gpu"), ("model.device", "cuda:"),
     ("model.dtype", "float16"), ("model.dtype", True),
-    ("task.source", "web"), ("task.seed", -1), ("decoding.system", "warp"),
+    ("task.source", "web"), ("task.seed", -1), ("task.size", 0), ("decoding.system", "warp"),
     ("cotrain.head.objective", "xyz"),
     ("rollout.engine", "trtllm"), ("rollout.workers", 0), ("rollout.slots", 0), ("rollout.threads", -1),
     ("rollout.dispatch", "push"), ("rollout.in_flight", 0),

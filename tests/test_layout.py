@@ -30,8 +30,8 @@ TABLE = {
     "certify.cohort certify.marginals certify.tilt certify.ledger certify.causes certify.columns certify.structure "
     "certify.declared certify.family certify.checkpoint certify.white_box",
     # engines, workers, trainers, the buffer and the monitor
-    2: "buffer trajectories trajectory_log trajectory_rows protocols weight_manifest hangs watchdog monitor "
-    "dashboards rollout rollout.decoding.draft_verify rollout.decoding.registry trainer",
+    2: "buffer trajectories trajectory_log trajectory_rows trajectory_schema protocols weight_manifest hangs watchdog "
+    "monitor dashboards rollout rollout.decoding.draft_verify rollout.decoding.registry trainer",
     # what joins them, without Ray and with it
     3: "clock dispatch lane pool loop",
     4: "runtime adaptation report view remote placement preflight certify simulation "

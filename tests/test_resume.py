@@ -26,6 +26,7 @@ from bebop.protocols import Assignment, WorkerReport
 from bebop.rollout.decoding.lengths.entropy import EntropyLength
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import make_worker
+from bebop.tasks.epochs import Epochs
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer import checkpoint
 from bebop.trainer.certify import Certifier
@@ -95,10 +96,10 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return made
 
 
-def job(system: str, steps: int, parts: Mapping[str, str]) -> JobConfig:
+def job(system: str, steps: int, parts: Mapping[str, str], size: int | None = None) -> JobConfig:
     sections: dict[str, dict[str, Any]] = {
         "model": {"path": "tiny", "device": "cpu", "parts": dict(parts)},
-        "task": {"args": {"min_terms": 8, "max_terms": 11, "min_digits": 1, "max_digits": 1}},
+        "task": {"args": {"min_terms": 8, "max_terms": 11, "min_digits": 1, "max_digits": 1}, "size": size},
         "rollout": {"staleness": 0, "slots": 4, "sampling": {"max_new_tokens": 40}},
         "decoding": {"system": system, "draft_tokens": SYSTEMS[system].draft_tokens},
         "trainer": {"steps": steps, "groups_per_step": 2, "group_size": 3, "save_every": 1, "lr": 1e-3},
@@ -117,10 +118,10 @@ def run(config: JobConfig, folder: Path, found: Path | None = None) -> InProcess
     return parts
 
 
-def differs(system: str, folder: Path, parts: Mapping[str, str]) -> bool:
+def differs(system: str, folder: Path, parts: Mapping[str, str], size: int | None = None) -> bool:
     """Whether the third step of a run is another one after a resume from the second."""
-    whole = run(job(system, 3, parts), folder / "whole")
-    half = run(job(system, 3, parts), folder / "half", checkpoint.store(folder / "whole").path(2))
+    whole = run(job(system, 3, parts, size), folder / "whole")
+    half = run(job(system, 3, parts, size), folder / "half", checkpoint.store(folder / "whole").path(2))
     assert [step for step, _ in whole.rows] == [1, 2, 3] and [step for step, _ in half.rows] == [3]
     ours, wanted = (
         checkpoint.load(checkpoint.store(folder / name).path(3)).trainer["weights"] for name in ("half", "whole")
@@ -133,6 +134,21 @@ def test_a_resumed_job_repeats_an_uninterrupted_one_to_the_bit(
     system: str, parts: dict[str, str], tmp_path: Path
 ) -> None:
     assert not differs(system, tmp_path, parts)
+
+
+def test_a_job_resumed_in_the_middle_of_an_epoch_repeats_an_uninterrupted_one_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three questions, two a step: the second step ends in the second epoch, the third in the next to it."""
+    assert not differs("bebop", tmp_path / "same", {}, size=3)
+    asked: list[int] = []
+
+    def counted(self: Epochs, index: int, attempt: int = 0) -> tuple[int, int]:
+        asked.append(index)
+        return index // self.count, len(asked) % self.count
+
+    monkeypatch.setattr(Epochs, "place", counted)
+    assert differs("bebop", tmp_path / "other", {}, size=3)
 
 
 def test_the_evidence_of_a_certificate_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

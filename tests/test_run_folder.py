@@ -139,6 +139,7 @@ CHANGES = [
     (["trainer.group_size=4"], "trainer.group_size cannot change from 8 to 4 in a run (finished groups"),
     (["task=lcm"], "task.name cannot change from 'gcd' to 'lcm' in a run (questions are known by their numbers"),
     (["task.seed=1"], "task.seed cannot change from 0 to 1"),
+    (["task.size=64"], "task.size cannot change from None to 64"),
     (["algorithm.clip_high=.3"], "algorithm.clip_high cannot change from 0.28 to 0.3 in a run (it would be another"),
     (["rollout.engine=sglang"], "rollout.engine cannot change from 'torch' to 'sglang' in a run (log-probs"),
     (["model.dtype=bfloat16"], "model.dtype cannot change from 'float32' to 'bfloat16' in a run"),

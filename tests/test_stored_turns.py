@@ -6,10 +6,12 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from bebop.token_trace import NONE, VERDICTS
-from bebop.trajectories import FORMAT, NAME, SCHEMA, StoredAnswer, Trajectories
+from bebop.trajectories import NAME, StoredAnswer, Trajectories
 from bebop.trajectory_log import TrajectoryLog
+from bebop.trajectory_schema import FORMAT, SCHEMA
 from bebop.view.drift_tokens import _tested
 from bebop.view.queries import facets, listing
 from bebop.view.tokens import answer
@@ -81,44 +83,50 @@ def test_the_viewer_is_told_what_was_read(tmp_path: Path) -> None:
     assert whole["turns"][0] == {"role": "prompt", "text": "123"}  # of its tokens: an environment's has no text
 
 
-def first_schema() -> str:
-    """The tables as they were before there were turns."""
-    before = re.sub(r"(  text TEXT NOT NULL),( +-- what the policy wrote).*?\n\)", r"\1\2\n)", SCHEMA, flags=re.DOTALL)
-    before = re.sub(r"(  draft_top BLOB),(.*?)\n.*?\n\)", r"\1\2\n)", before)
-    assert "turns" not in before.replace("between turns", "") and before.count("CREATE TABLE") == 5
-    return before
+LATER = {  # columns that a format has beside those of the one before
+    2: {"answers": ("turns", "written", "ended", "restarts"), "tokens": ("turns",)},
+    3: {"answers": ("cycles", "tested"), "prompts": ("question", "epoch")},
+}
 
 
-def as_format_one(folder: Path) -> None:
-    """Two groups of answers in a file of the first format."""
+def as_format(folder: Path, form: int) -> None:
+    """Two groups of answers in a file of an older format."""
     log = opened(folder)
     write(log, 1)
     log.close()
     (folder / NAME).rename(folder / "new")
     with closing(sqlite3.connect(folder / NAME)) as file, file:
-        file.executescript(first_schema())
+        file.executescript(re.sub("--.*", "", SCHEMA))  # comments would be cut in two
+        for later in range(form + 1, FORMAT + 1):
+            for table, names in LATER[later].items():
+                for name in names:
+                    file.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
         file.execute("ATTACH ? AS new", (str(folder / "new"),))
         for table in ("meta", "prompts", "answers", "tokens", "pieces"):
             names = ", ".join(row[1] for row in file.execute(f"PRAGMA main.table_info({table})"))
             file.execute(f"INSERT INTO main.{table} SELECT {names} FROM new.{table}")
-        file.execute("UPDATE main.meta SET value = '1' WHERE key = 'format'")
+        file.execute("UPDATE main.meta SET value = ? WHERE key = 'format'", (str(form),))
 
 
-def test_a_file_of_the_first_format_is_read(tmp_path: Path) -> None:
-    as_format_one(tmp_path)
+@pytest.mark.parametrize("form", LATER)
+def test_a_file_of_an_older_format_is_read(form: int, tmp_path: Path) -> None:
+    as_format(tmp_path, form - 1)
     with Trajectories(tmp_path / NAME) as store:
         found = store.answers(range(1, 2))
         assert [(one.turns, one.written, one.ended, one.restarts) for one in found] == [
             (1, one.length, "answered", 0) for one in found
         ]
         assert len(found) == 4 and all(not one.marks.any() for one in found)
+        assert {(one.question, one.epoch, one.cycles, one.tested) for one in found} == {(None, 0, None, None)}
+        assert facets(store)["ranges"]["question"] == [None, None]
         assert listing(store, {"sort": "written", "min_turns": "1"})["total"] == 4
         shown = answer(store, 0)
         assert shown is not None and shown["answer"]["ended"] == "answered"
 
 
-def test_a_run_goes_on_in_a_file_of_the_first_format(tmp_path: Path) -> None:
-    as_format_one(tmp_path)
+@pytest.mark.parametrize("form", LATER)
+def test_a_run_goes_on_in_a_file_of_an_older_format(form: int, tmp_path: Path) -> None:
+    as_format(tmp_path, form - 1)
     log = opened(tmp_path, resume_from=1)
     write(log, 2)
     log.write(3, [group(9, trajectory())], 2, "bebop", {})
@@ -127,6 +135,7 @@ def test_a_run_goes_on_in_a_file_of_the_first_format(tmp_path: Path) -> None:
         assert store.query("SELECT value FROM meta WHERE key = 'format'")[0][0] == str(FORMAT)
         assert [one.turns for one in store.answers(range(1, 4))] == [1] * 8 + [3]
         assert all(one.written == one.length for one in store.answers(range(1, 3)))
+        assert [one.cycles for one in store.answers(range(1, 3))] == [None] * 4 + [2] * 4
 
 
 def columns(file: sqlite3.Connection, table: str) -> set[tuple[str, str, int, str | None]]:
@@ -136,10 +145,11 @@ def columns(file: sqlite3.Connection, table: str) -> set[tuple[str, str, int, st
     }
 
 
-def test_an_older_file_that_was_gone_on_with_has_the_tables_of_a_new_one(tmp_path: Path) -> None:
-    as_format_one(tmp_path)
+@pytest.mark.parametrize("form", LATER)
+def test_an_older_file_that_was_gone_on_with_has_the_tables_of_a_new_one(form: int, tmp_path: Path) -> None:
+    as_format(tmp_path, form - 1)
     opened(tmp_path, resume_from=1).close()
     with closing(sqlite3.connect(":memory:")) as new, closing(sqlite3.connect(tmp_path / NAME)) as old:
         new.executescript(SCHEMA)
-        for table in ("answers", "tokens"):
+        for table in ("prompts", "answers", "tokens"):
             assert columns(old, table) == columns(new, table)

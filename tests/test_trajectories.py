@@ -11,9 +11,10 @@ import pytest
 
 from bebop.errors import UserError
 from bebop.token_trace import NONE
-from bebop.trajectories import COLUMNS, NAME, SCHEMA, StoredAnswer, Trajectories
+from bebop.trajectories import NAME, StoredAnswer, Trajectories
 from bebop.trajectory import Completion, Group, Prompt, Trajectory
 from bebop.trajectory_log import TrajectoryLog, piece_of
+from bebop.trajectory_schema import COLUMNS, SCHEMA
 from tests.builders import letters
 from tests.stored_answers import SIZE, TOKENS, group, opened, same, trace, write
 
@@ -32,6 +33,7 @@ def test_an_answer_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert (other.reward, other.timed_out, other.exact, other.length) == (4.5, True, False, TOKENS + 1)
     assert (one.version_first, one.version_last, one.staleness) == (0, 2, 2)
     assert (one.accept_length, one.accept_rate, one.overlap, one.target_entropy) == (2.5, 0.75, 0.375, 1.0)
+    assert (one.cycles, one.tested, one.question, one.epoch) == (2, 4, None, 0)
     assert one.trainer_logprobs is not None and one.trainer_logprobs.tolist() == [-0.75] * TOKENS
     assert other.trainer_logprobs is None and other.trace is None
 

@@ -85,7 +85,7 @@ def question_streams(config: AdaptConfig, policy: Policy) -> tuple[list[Prompt],
     encode = chat_encoder(policy.tokenizer, instruction(config.task, policy.tokenizer))
     source = PromptSource(config.task, encode, room)
     training = [source.prompt(i) for i in range(config.data.sequences)]
-    other = dataclasses.replace(config.task, seed=config.task.seed + HELD_OUT_SEED)
+    other = dataclasses.replace(config.task, seed=config.task.seed + HELD_OUT_SEED, size=None)
     fresh, known = PromptSource(other, encode, room), {p.token_ids for p in training}
     held_out: list[Prompt] = []
     for place in range(config.evaluation.prompts):

@@ -32,7 +32,7 @@ def sampled_turns(
     ranks: Ranks = ALONE,
 ) -> tuple[list[Prompt], list[TokenRow], list[Prompt]]:
     """Prompts to train on, the model's turns after them, and held-out prompts; see ``corpus.sampled``."""
-    other = dataclasses.replace(config.task, seed=config.task.seed + HELD_OUT_SEED)
+    other = dataclasses.replace(config.task, seed=config.task.seed + HELD_OUT_SEED, size=None)
     # Draws go by seed and tokens: with the seeds of the training games, a held-out one would begin as one of them.
     seed = (config.seed + HELD_OUT_SEED) % MAX_SEED
     held_out = [p for p, _ in play(config, other, config.evaluation.prompts, policy, decoding, None, ranks, seed)]

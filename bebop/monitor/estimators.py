@@ -27,7 +27,13 @@ def rollout_metrics(groups: Sequence[Group], version: int | None = None, solved:
     stats = sum((completion.stats for completion in turns), DecodeStats())
     stale = {} if version is None else staleness_metrics(completions, version)
     answers = {**reward_metrics(groups, solved), **response_metrics(completions), **decode_metrics(stats), **stale}
-    return {**answers, **turn_metrics(groups)}
+    return {**answers, **turn_metrics(groups), **epoch_metrics(groups)}
+
+
+def epoch_metrics(groups: Sequence[Group]) -> Metrics:
+    """The newest epoch among the questions; nothing where each is asked once."""
+    epochs = [group.prompt.epoch for group in groups if group.prompt.question is not None]
+    return {"samples/epoch": Max(float(max(epochs)))} if epochs else {}
 
 
 def reward_metrics(groups: Sequence[Group], solved: float = 1.0) -> Metrics:

@@ -134,7 +134,7 @@ def same_scale(panels: list[Panel], zero: bool) -> list[Panel]:
         return panels
     low, high = min(heights + [0.0] * zero), max(heights)
     room = 0.06 * (high - low)
-    y_range = [low if zero else low - room, high + room] if high > low else _around(high, zero)
+    y_range = [low if zero else low - room, high + room] if high > low else around(high, zero)
     return [replace(p, layout={**p.layout, "yaxis": {**p.layout["yaxis"], "range": y_range}}) for p in panels]
 
 
@@ -214,7 +214,7 @@ def _layout(chart: Chart, runs: Sequence[Run], traces: Sequence[Trace]) -> dict[
     frame = over_steps(len(steps), max(steps) - min(steps) < 8, chart.zero)
     heights = _heights(traces)
     if min(heights) == max(heights):
-        frame["yaxis"]["range"] = _around(heights[0], chart.zero)
+        frame["yaxis"]["range"] = around(heights[0], chart.zero)
     return frame
 
 
@@ -225,7 +225,7 @@ def over_steps(count: int, few: bool, zero: bool = False) -> dict[str, Any]:
     return frame
 
 
-def _around(level: float, zero: bool) -> list[float]:
+def around(level: float, zero: bool) -> list[float]:
     """The y range of a flat line, which plotly.js would put anywhere: at mid-height, but 0 at the bottom."""
     room = abs(level) / 4 or 1.0
     low = min(0.0, level) if zero or level == 0 else level - room

@@ -1,6 +1,5 @@
 """Questions from a JSONL or parquet file: every row once per epoch, in an order shuffled anew for each epoch."""
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -8,21 +7,29 @@ import pyarrow
 import pyarrow.parquet
 
 from bebop.errors import UserError
+from bebop.parsing import check
 from bebop.reading import parse_json
+from bebop.tasks.epochs import Epochs
 
 
 class FileItems:
     """The rows of a file, without end; ``item`` is a pure function of its arguments, the file and the seed.
 
     ``prompt_key`` and ``answer_key`` may go into nested rows with dots, as in verl's ``reward_model.ground_truth``. A
-    prompt is a text or a list of messages with role and content. The whole file is read and checked at the start.
+    prompt is a text or a list of messages with role and content. All that is asked is read and checked at the start.
     """
 
-    def __init__(self, path: str, prompt_key: str, answer_key: str, seed: int) -> None:
-        """Read and check the file; ``UserError`` names the line or row that cannot be used."""
-        self.prompt_key, self.answer_key, self.seed = prompt_key, answer_key, seed
-        self.rows = read_rows(Path(path), "task.path")
-        self._orders: dict[tuple[int, int], list[int]] = {}
+    def __init__(self, path: str, prompt_key: str, answer_key: str, seed: int, size: int | None = None) -> None:
+        """Read and check the file; ``UserError`` names the line or row that cannot be used.
+
+        ``size``: the first so many rows are all there are, as if the file ended there; None: all of it.
+        """
+        self.prompt_key, self.answer_key = prompt_key, answer_key
+        rows = read_rows(Path(path), "task.path")
+        allowed = f"{path} has {len(rows)} rows: give as many or fewer, or null for all"
+        check(size is None or size <= len(rows), "task.size", size, allowed)
+        self.rows = rows[:size]
+        self._epochs = Epochs(len(self.rows), seed)
         for where, row in self.rows:
             question = lookup(row, prompt_key, "task.prompt_key", where)
             _check_question(question, f"task.prompt_key={prompt_key!r}: {where}")
@@ -31,22 +38,17 @@ class FileItems:
 
     def item(self, index: int, attempt: int = 0) -> dict[str, Any]:
         """Keys question, answer and metadata (the whole row); other attempts shuffle the epoch differently."""
-        epoch, place = divmod(index, len(self.rows))
-        where, row = self.rows[self._order(epoch, attempt)[place]]
+        _, question = self.asked(index, attempt)
+        where, row = self.rows[question]
         return {
             "question": lookup(row, self.prompt_key, "task.prompt_key", where),
             "answer": lookup(row, self.answer_key, "task.answer_key", where),
             "metadata": row,
         }
 
-    def _order(self, epoch: int, attempt: int) -> list[int]:
-        if (epoch, attempt) not in self._orders:
-            if len(self._orders) >= 4:
-                self._orders.pop(next(iter(self._orders)))
-            count = len(self.rows)
-            order = random.Random(f"{self.seed}/{epoch}/{attempt}").sample(range(count), count)
-            self._orders[epoch, attempt] = order
-        return self._orders[epoch, attempt]
+    def asked(self, index: int, attempt: int = 0) -> tuple[int, int]:
+        """The epoch, from 0, and the row, from 0, that ``item`` gives for the same arguments."""
+        return self._epochs.place(index, attempt)
 
 
 def lookup(row: dict[str, Any], key: str, setting: str, where: str) -> Any:

@@ -8,6 +8,7 @@ from reasoning_gym.composite import DatasetSpec
 from reasoning_gym.factory import DATASETS, create_dataset
 
 from bebop.errors import UserError
+from bebop.tasks.epochs import Epochs
 
 BLOCK = 10**6  # items of one data set object; free, since items are made when asked for
 PRECOMPUTED = {"acre": 500, "word_ladder": 20_000}  # these build all items at once, or refuse more than that
@@ -31,7 +32,7 @@ def make_dataset(name: str, args: dict[str, Any], seed: int = 0) -> Any:
     known = [f.name for f in dataclasses.fields(DATASETS[name][1]) if f.name not in ("seed", "size")]
     for key in args:
         if key in ("seed", "size"):
-            raise UserError(f"task.args.{key}={args[key]!r} is not possible: the stream is endless, give task.seed")
+            raise UserError(f"task.args.{key}={args[key]!r} is not possible: it is of the stream, give task.{key}")
         if key not in known:
             raise UserError(f"task.args.{key}={args[key]!r}: {name} has no such argument; {_suggest(key, known)}")
     try:
@@ -47,23 +48,33 @@ def block_size(name: str, args: dict[str, Any]) -> int:
 
 
 class ProceduralItems:
-    """Endless questions of one reasoning-gym data set; ``item`` is a pure function of settings and arguments."""
+    """Questions of one reasoning-gym data set; ``item`` is a pure function of settings and arguments."""
 
-    def __init__(self, name: str, args: dict[str, Any], seed: int) -> None:
-        """Make the first item, so that arguments that cannot work show up here and not in the middle of a job."""
+    def __init__(self, name: str, args: dict[str, Any], seed: int, size: int | None = None) -> None:
+        """Make the first item, so that arguments that cannot work show up here and not in the middle of a job.
+
+        ``size``: the first so many questions are all there are, and come again each epoch; None: they are endless.
+        """
         self.name, self.args, self.seed = name, args, seed
+        self._epochs = None if size is None else Epochs(size, seed)
         self._datasets: dict[tuple[int, int], Any] = {}
         self.item(0)
 
+    def asked(self, index: int, attempt: int = 0) -> tuple[int, int | None]:
+        """The epoch and the question of place ``index``, whatever the attempt; None: it is asked once."""
+        return (0, None) if self._epochs is None else self._epochs.place(index)
+
     def item(self, index: int, attempt: int = 0) -> dict[str, Any]:
-        """Item ``index``, with keys question, answer, metadata; other attempts give other items for the same index."""
-        block, offset = divmod(index, block_size(self.name, self.args))
+        """The item of place ``index``, with keys question, answer, metadata; other attempts give others for it."""
+        _, asked = self.asked(index)
+        number = index if asked is None else asked
+        block, offset = divmod(number, block_size(self.name, self.args))
         try:
             return self._dataset(block, attempt)[offset]
         except BUILD_ERRORS as error:
             if isinstance(error, UserError):
                 raise
-            message = f"task.args={self.args!r}: {self.name} cannot make item {index}: {_one_line(error)}"
+            message = f"task.args={self.args!r}: {self.name} cannot make item {number}: {_one_line(error)}"
             raise UserError(message) from error
 
     def _dataset(self, block: int, attempt: int) -> Any:

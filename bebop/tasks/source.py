@@ -1,4 +1,8 @@
-"""The prompt stream: endless, and addressed by number, so that a job resumes from one integer."""
+"""The prompt stream: without end, and addressed by number, so that a job resumes from one integer.
+
+Questions are endless, or a finite set (``task.size``, the rows of a file) that is asked again each epoch: prompt i of N
+questions is of epoch i // N, and its place there goes through a permutation that seed and epoch alone determine.
+"""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -8,6 +12,7 @@ from reasoning_gym.utils import SYSTEM_PROMPTS
 from bebop.config import TaskConfig
 from bebop.errors import UserError
 from bebop.tasks.environment import find_kind, question
+from bebop.tasks.epochs import Epochs
 from bebop.tasks.files import FileItems
 from bebop.tasks.procedural import ProceduralItems
 from bebop.trajectory import Prompt
@@ -25,12 +30,17 @@ class Items(Protocol):
         """The candidate number ``attempt`` for place ``index``, the same on every call."""
         ...
 
+    def asked(self, index: int, attempt: int = 0) -> tuple[int, int | None]:
+        """Its epoch, from 0, and the number of its question, the same in each; None: it is asked once."""
+        ...
+
 
 class PromptSource:
     """The prompts of a job. ``prompt(n)`` depends on the settings and n alone: n is the whole state of the stream.
 
-    A question that takes more than ``max_prompt_tokens`` is replaced by another candidate for the same place (for a
-    file that is another row, which the epoch then holds twice); the places of all others stay as they are.
+    A question that takes more than ``max_prompt_tokens`` is replaced by another candidate for the same place; the
+    places of all others stay as they are. Of a finite set the candidate is the same in each epoch; of a file it is
+    another of its rows, which the epoch then holds twice.
     """
 
     def __init__(self, config: TaskConfig, encode: Encode, max_prompt_tokens: int) -> None:
@@ -46,7 +56,16 @@ class PromptSource:
             item = self.items.item(index, attempt)
             text, token_ids = self.encode(item["question"])
             if len(token_ids) <= self.max_prompt_tokens:
-                return Prompt(index=index, task=self._task(item), text=text, token_ids=token_ids, item=item)
+                epoch, number = self.items.asked(index, attempt)
+                return Prompt(
+                    index=index,
+                    task=self._task(item),
+                    text=text,
+                    token_ids=token_ids,
+                    item=item,
+                    question=number,
+                    epoch=epoch,
+                )
             lengths.append(len(token_ids))
         raise UserError(
             f"task.name={self.config.name!r}: {MAX_TRIES} prompts in a row take {min(lengths)} to {max(lengths)} "
@@ -64,11 +83,17 @@ class EnvironmentSource:
     def __init__(self, config: TaskConfig) -> None:
         """``UserError`` if there is no such environment."""
         self.config, self.kind = config, find_kind(config.name)
+        self._epochs = None if config.size is None else Epochs(config.size, config.seed)
 
     def prompt(self, index: int) -> Prompt:
-        """Prompt number ``index`` >= 0, from the settings and the number alone."""
-        item = question(self.kind, index, self.config.seed, self.config.args)
-        return Prompt(index=index, task=self.config.name, text="", token_ids=(), item=item)
+        """Prompt number ``index`` >= 0, from the settings and the number alone.
+
+        A question that is asked again begins as before: its environment is given the same item and the same seed.
+        """
+        epoch, number = (0, None) if self._epochs is None else self._epochs.place(index)
+        item = question(self.kind, index if number is None else number, self.config.seed, self.config.args)
+        task = self.config.name
+        return Prompt(index=index, task=task, text="", token_ids=(), item=item, question=number, epoch=epoch)
 
 
 def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Question], tuple[str, tuple[int, ...]]]:
@@ -115,5 +140,5 @@ def instruction(config: TaskConfig, tokenizer: Any) -> str | None:
 def _items(config: TaskConfig) -> Items:
     if config.source == "file":
         assert config.path is not None, "TaskConfig checks this"
-        return FileItems(config.path, config.prompt_key, config.answer_key, config.seed)
-    return ProceduralItems(config.name, config.args, config.seed)
+        return FileItems(config.path, config.prompt_key, config.answer_key, config.seed, config.size)
+    return ProceduralItems(config.name, config.args, config.seed, config.size)

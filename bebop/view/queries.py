@@ -10,7 +10,7 @@ from bebop.trajectories import Trajectories
 # What a row of the list has. Numbers can be filtered by ``min_NAME`` and ``max_NAME``, the others by their value.
 NUMBERS = (
     "step", "prompt", "member", "reward", "length", "staleness", "accept_length", "accept_rate", "overlap",
-    "target_entropy", "version_first", "version_last", "traced", "turns", "written", "restarts",
+    "target_entropy", "version_first", "version_last", "traced", "turns", "written", "restarts", "epoch", "question",
 )  # fmt: skip
 WORDS = ("task", "system", "finish", "ended")
 SHOWN = (*NUMBERS, *WORDS, "id", "timed_out", "exact")
@@ -50,7 +50,7 @@ def facets(store: Trajectories) -> dict[str, Any]:
         for name in WORDS
     }
     ends = ", ".join(f"min({name}), max({name})" for name in NUMBERS)
-    [row] = store.query(f"SELECT {ends} FROM answers")
+    [row] = store.query(f"SELECT {ends} {_FROM}")
     return {"words": words, "ranges": {name: [row[2 * i], row[2 * i + 1]] for i, name in enumerate(NUMBERS)}}
 
 

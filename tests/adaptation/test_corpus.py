@@ -77,3 +77,17 @@ def test_held_out_prompts_do_not_occur_in_training() -> None:
     assert texts & {p.text for p in plain[:20]}
     other = dataclasses.replace(settings, seed=5)  # data of another seed of the run: the same questions
     assert [p.text for p in question_streams(other, policy)[0]] == [p.text for p in training]
+
+
+def test_held_out_questions_are_none_of_a_finite_set(tmp_path: Path) -> None:
+    """Training goes through the set again and again; of a file the rows behind it are held out."""
+    policy = dataclasses.replace(tiny_policy(64), tokenizer=load_tokenizer(ModelConfig(path="tiny")))
+    rows = [{"question": f"What is {n} + {n}?", "answer": 2 * n} for n in range(20)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    of_file = {"source": "file", "name": "sums", "path": str(tmp_path / "q.jsonl")}
+    for task in ({"name": "gcd"}, of_file):
+        settings = config(task={**task, "size": 8}, data={"sequences": 24}, evaluation={"prompts": 6})
+        training, held_out = question_streams(settings, policy)
+        assert {p.question for p in training} == {*range(8)} and len({p.text for p in training}) == 8
+        assert len(held_out) == 6 and not {p.text for p in held_out} & {p.text for p in training}
+    assert all(p.number >= 8 for p in held_out)

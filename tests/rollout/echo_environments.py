@@ -38,6 +38,14 @@ class Echo:
         self.step_number = -1
 
 
+class Spelled(Echo):
+    """Its numbers are spelled in letters, which the tokenizer of the tests tells apart."""
+
+    async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
+        [message] = await super().reset(item, seed)
+        return ({**message, "content": message["content"].translate(str.maketrans("0123456789", "abcdefghij"))},)
+
+
 class TokenEcho:
     """Says how many tokens there were so far, as a token; done after three turns."""
 

@@ -1,6 +1,7 @@
 """Trajectories of several turns on the real engine: tokens in, tokens out, losses, budgets."""
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.chat_delta import ChatDelta, GivenTokens
 from bebop.tasks.environment import find_kind, load_class
+from bebop.tasks.source import EnvironmentSource
 from bebop.trajectory import Prompt, Trajectory
 from tests.builders import letters, tiny_policy
 from tests.rollout import echo_environments
@@ -72,10 +74,11 @@ def worker(made: list[RolloutWorker], environment: dict[str, Any] | None = None,
     return one
 
 
-def played(one: RolloutWorker, count: int = 1) -> list[PartialGroup]:
-    """What becomes of the groups of ``count`` prompts."""
+def played(one: RolloutWorker, count: int = 1, asked: Callable[[int], Prompt] | None = None) -> list[PartialGroup]:
+    """What becomes of the groups of ``count`` prompts, by default of questions without end."""
     one.start()
-    prompts = [Prompt(index=i, task="echo", text="", token_ids=(), item={"index": i}) for i in range(count)]
+    prompt = asked or (lambda i: Prompt(index=i, task="echo", text="", token_ids=(), item={"index": i}))
+    prompts = [prompt(i) for i in range(count)]
     one.submit([Assignment(prompt=p, members=tuple(range(SIZE))) for p in prompts])
     parts: list[PartialGroup] = []
     seen = 0
@@ -153,6 +156,16 @@ def test_budgets(ended: str, made: list[RolloutWorker]) -> None:
         assert trajectory.counts["letters"] == sum(
             len(t.completion.text) for t in trajectory.turns if t.completion.finish_reason == "stop"
         )
+
+
+def test_a_question_that_is_asked_again_begins_as_before(made: list[RolloutWorker]) -> None:
+    one = worker(made, name=ECHO.replace(":Echo", ":Spelled"), turns=1)
+    assert one.agents is not None
+    source = EnvironmentSource(dataclasses.replace(one.agents.task, size=2))
+    begun = {prompt.index: prompt for prompt, _ in trajectories(played(one, 6, source.prompt))}
+    tokens = {number: {p.token_ids for p in begun.values() if p.number == number} for number in range(2)}
+    assert [p.epoch for _, p in sorted(begun.items())] == [0, 0, 1, 1, 2, 2]
+    assert [len(known) for known in tokens.values()] == [1, 1] and tokens[0] != tokens[1]
 
 
 def test_a_lost_environment_begins_again_from_the_first_turn(made: list[RolloutWorker]) -> None:

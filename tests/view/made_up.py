@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.token_trace import NONE, TOP, VERDICTS
-from bebop.trajectories import FORMAT, NAME, SCHEMA
+from bebop.trajectories import NAME
+from bebop.trajectory_schema import FORMAT, SCHEMA
 
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 PIECES = (
@@ -52,11 +53,11 @@ class Places:
 
 def write_run(
     folder: Path, answers: int = 40, length: int = 30, *, seed: int = 0, first_step: int = 1, trace: str = "all",
-    forgets: tuple[int, int] | None = None, prompts: str = "What is the gcd?",
+    forgets: tuple[int, int] | None = None, prompts: str = "What is the gcd?", questions: int | None = None,
 ) -> Path:  # fmt: skip
     """A run folder with ``answers`` answers of about ``length`` tokens, 16 a step, and an alarm at its last step.
 
-    ``forgets``: a token, and the step from which on the head forgets it.
+    ``forgets``: a token, and the step from which on the head forgets it. ``questions``: asked again each epoch.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(f"monitor:\n  trace: {trace}\ndecoding:\n  system: bebop\n")
@@ -70,7 +71,7 @@ def write_run(
         store.executemany("INSERT INTO pieces VALUES (?, ?)", enumerate(PIECES))
         token, spoiled = forgets or (None, steps + 1)
         before = min(answers, (spoiled - 1) * STEP)
-        given = {"seed": seed, "prompts": prompts, "first_step": first_step}
+        given = {"seed": seed, "prompts": prompts, "first_step": first_step, "questions": questions}
         add_answers(store, 0, before, length, **given)
         add_answers(store, before, answers - before, length, **given, forgets=token)
     return folder
@@ -94,7 +95,7 @@ def write_metrics(folder: Path, steps: int) -> None:
 
 def add_answers(
     store: sqlite3.Connection, first: int, count: int, length: int, *, seed: int, prompts: str, first_step: int = 1,
-    forgets: int | None = None,
+    forgets: int | None = None, questions: int | None = None,
 ) -> None:  # fmt: skip
     """Answers ``first`` ... ``first + count - 1``, the last of each group not traced; ``forgets`` as in ``Places``."""
     random = np.random.default_rng([seed, first])
@@ -105,8 +106,9 @@ def add_answers(
         step = first_step + number // STEP
         text = f"<|user|>{prompts} ({prompt})<|assistant|>"
         if member == 0 or number == first:
-            row = (prompt, "gcd", text, np.arange(5, dtype=np.int32).tobytes())
-            store.execute("INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?)", row)
+            epoch, question = (0, None) if questions is None else divmod(prompt, questions)
+            row = (prompt, "gcd", text, np.arange(5, dtype=np.int32).tobytes(), question, epoch)
+            store.execute("INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?, ?, ?)", row)
         tokens = _tokens(places, tops, max(2, int(random.normal(length, length / 5))), step, random)
         traced = member != GROUP - 1
         store.execute(*_insert("answers", _answer(number, step, tokens, traced, random)))

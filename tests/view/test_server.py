@@ -100,6 +100,20 @@ def test_facets_are_what_the_list_can_be_filtered_by(run: Path, rows: list[dict]
     assert found["ranges"]["step"] == [1, 13] and found["ranges"]["reward"] == [0.0, 1.0]
 
 
+def test_answers_are_found_by_epoch_and_question(run: Path, tmp_path: Path) -> None:
+    again = write_run(tmp_path / "again", answers=40, questions=4)  # ten prompts of four answers
+    ranges = got(again, f"{RUN}/facets")["ranges"]
+    assert ranges["epoch"] == [0, 2] and ranges["question"] == [0, 3]
+    found = got(again, f"{RUN}/answers?min_question=1&max_question=1&sort=epoch&order=asc")
+    assert [(row["prompt"], row["epoch"]) for row in found["rows"]] == [
+        (p, p // 4) for p in (1, 5, 9) for _ in range(4)
+    ]
+    assert got(again, f"{RUN}/answers?min_epoch=2")["total"] == 8
+    assert got(again, f"{RUN}/answers/36")["answer"]["question"] == 1
+    assert got(run, f"{RUN}/facets")["ranges"]["question"] == [None, None]
+    assert got(run, f"{RUN}/answers/5")["answer"]["question"] is None
+
+
 def test_an_answer_has_every_number_that_is_stored(run: Path) -> None:
     found = got(run, f"{RUN}/answers/5")
     with closing(sqlite3.connect(run / NAME)) as store:

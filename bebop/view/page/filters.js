@@ -7,7 +7,10 @@ export const COLUMNS = [
   { name: "step", head: "step", show: (row) => row.step },
   {
     name: "prompt", head: "prompt", show: (row) => `${row.prompt}.${row.member}`,
-    title: () => "number of the prompt, and which of its answers",
+    title: (row) => {
+      const asked = row.question === null ? "" : `; question ${row.question}, epoch ${row.epoch}`;
+      return `number of the prompt, and which of its answers${asked}`;
+    },
   },
   { name: "task", head: "task", kind: "word", show: (row) => row.task, title: (row) => row.task },
   {
@@ -36,8 +39,10 @@ export const COLUMNS = [
 const RANGES = [
   ["step", "step"], ["prompt", "prompt"], ["reward", "reward"], ["length", "length"], ["staleness", "staleness"],
   ["accept_length", "accept length"], ["accept_rate", "accept rate"], ["overlap", "overlap"],
-  ["turns", "turns"], ["written", "written"], ["restarts", "restarts"],
+  ["turns", "turns"], ["written", "written"], ["restarts", "restarts"], ["epoch", "epoch"], ["question", "question"],
 ];
+const OF_TURNS = ["ended", "turns", "written", "restarts"];
+const OF_EPOCHS = ["epoch", "question"];
 const ANSWERED = "answered"; // the only ending without environments
 
 /** The heads, which sort; `asked` is changed, then `changed` called. */
@@ -80,7 +85,8 @@ export function filterBar(facets, asked, changed) {
   });
   search.addEventListener("input", () => set("q", search.value));
   const several = Object.keys(facets.words.ended ?? {}).some((ending) => ending !== ANSWERED);
-  const shown = (name) => several || !["ended", "turns", "written", "restarts"].includes(name);
+  const again = facets.ranges.epoch?.[1] > 0;
+  const shown = (name) => (several || !OF_TURNS.includes(name)) && (again || !OF_EPOCHS.includes(name));
   const chosenFrom = Object.entries(facets.words).filter(([name]) => shown(name));
   const words = chosenFrom.map(([name, values]) => {
     const options = [["", "all"], ...Object.entries(values).map(([value, count]) => [value, `${value} (${count})`])];

@@ -16,6 +16,7 @@ CASES = {
         ("rollout.sampling.stop=x", "rollout.sampling.stop='x'"), ("model.init_mtp=1", "model.init_mtp=1"),
         ("trainer.betas=[0.9]", "trainer.betas"), ("monitor.wandb=maybe", "monitor.wandb='maybe'"),
         ("rollout=sglang rollout.sglang.urls=[1]", "rollout.sglang.urls"), ("model=5", "model=5"),
+        ("task.size=all", "task.size='all'"),
     ],
     "numbers": [
         ("trainer.steps=" + "9" * 30, "trainer.steps"), ("trainer.steps=" + "9" * 5000, "trainer.steps"),
@@ -33,6 +34,8 @@ CASES = {
         ("rollout.sampling.max_new_tokens=512", "rollout.max_length=512"), ("runtime.dir=''", "runtime.dir=''"),
         ("runtime.address=''", "runtime.address=''"), ("runtime.temp_dir=''", "runtime.temp_dir=''"),
         ("model.path=''", "model.path=''"), ("task.name=''", "task.name=''"), ("task.seed=-1", "task.seed=-1"),
+        ("task.size=0", "task.size=0"), ("task.size=-1", "task.size=-1"), ("task.size=10000000", "task.size=10000000"),
+        ("task=environment task.size=0", "task.size=0"),
         ("task.reward=''", "task.reward=''"), ("rollout=sglang rollout.sglang.cache_tokens=0", "cache_tokens=0"),
     ],
     "choices": [
@@ -75,6 +78,8 @@ CASES = {
         ("task=file", "task.path=None"), ("task=file task.path=no.jsonl", "'no.jsonl'"),
         ("task=file task.path=empty.jsonl", "'empty.jsonl'"), ("task=file task.path=torn.jsonl", "torn.jsonl"),
         ("task=file task.path=torn.parquet", "'torn.parquet'"),
+        ("task=file task.path=rows.jsonl task.size=2", "task.size=2"),
+        ("+task.args.size=3", "task.args.size=3"),
         ("task=file task.path=rows.jsonl task.prompt_key=q", "'q'"),
         ("task=file task.path=rows.jsonl task.answer_key=a", "task.answer_key='a'"), ("task.name=warp", "'warp'"),
         ("task.args.terms=1", "task.args.terms"), ("+task.args.terms=1", "task.args.terms=1"),

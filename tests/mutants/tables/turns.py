@@ -83,7 +83,7 @@ FAULTS = (
     ),
     fault(
         "turns/first-format-not-brought-up",
-        "bebop/trajectories.py",
+        "bebop/trajectory_schema.py",
         '    "UPDATE answers SET written = length",\n',
         "",
         STORED,

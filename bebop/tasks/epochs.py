@@ -1,0 +1,29 @@
+"""A finite set of questions as a stream without end: each once an epoch, in an order shuffled anew for each epoch."""
+
+import random
+
+KEPT = 4  # orders: of neighbouring epochs, and of the candidates that stand in for long questions
+
+
+class Epochs:
+    """Numbers 0 ... ``count`` - 1, epoch after epoch; ``place`` is a pure function of its arguments, count and seed."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        """``count``: of the questions; ``seed``: of the orders."""
+        assert count > 0, count
+        self.count, self.seed = count, seed
+        self._orders: dict[tuple[int, int], list[int]] = {}
+
+    def place(self, index: int, attempt: int = 0) -> tuple[int, int]:
+        """The epoch, from 0, and the question of place ``index`` >= 0; other attempts shuffle the epoch differently."""
+        epoch, place = divmod(index, self.count)
+        return epoch, self._order(epoch, attempt)[place]
+
+    def _order(self, epoch: int, attempt: int) -> list[int]:
+        """[count] the questions of an epoch."""
+        if (epoch, attempt) not in self._orders:
+            if len(self._orders) >= KEPT:
+                self._orders.pop(next(iter(self._orders)))
+            shuffle = random.Random(f"{self.seed}/{epoch}/{attempt}")
+            self._orders[epoch, attempt] = shuffle.sample(range(self.count), self.count)
+        return self._orders[epoch, attempt]

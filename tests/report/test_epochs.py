@@ -1,0 +1,145 @@
+"""The report on runs whose questions are asked again: reward and acceptance by epoch; other runs have nothing of it."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from bebop.metrics import values
+from bebop.monitor.estimators import rollout_metrics
+from bebop.report.__main__ import main
+from bebop.report.epochs import ENDS, read_epochs
+from bebop.trajectories import NAME
+from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
+from bebop.trajectory_log import TrajectoryLog
+from tests.browser import CHROMIUM, browse
+from tests.report.test_report import headings, specs, write_run
+
+QUESTIONS, BATCH, SIZE = 5, 3, 2  # every other batch lies across two epochs
+
+
+def group(index: int, endless: bool = False, measured: bool = True) -> Group:
+    """The longer answers of a group have the fewer cycles a token, and each epoch is better than the one before."""
+    epoch, number = (0, None) if endless else divmod(index, QUESTIONS)
+
+    def one(member: int) -> Trajectory:
+        cycles, tokens = 2 + 8 * member, (epoch + 2) * (2 + 8 * member) - 4 * member
+        stats = DecodeStats(cycles=cycles, tokens=tokens, reached=np.array([float(cycles)]), accepted=np.array([1.0]))
+        stats.overlap = np.array([(0.9 - 0.6 * member) * cycles if measured else 0.0])
+        completion = Completion(
+            token_ids=np.arange(tokens), logprobs=np.zeros(tokens, np.float32), versions=np.zeros(tokens, np.int64),
+            stats=stats,
+        )  # fmt: skip
+        return Trajectory.single(completion, reward=float(epoch > 0) * member + index % QUESTIONS)
+
+    prompt = Prompt(index=index, task="t", text="", token_ids=(1,), item={}, question=number, epoch=epoch)
+    return Group(prompt=prompt, trajectories=tuple(map(one, range(SIZE))))
+
+
+def run(folder: Path, steps: int = 5, kept: bool = True, endless: bool = False, measured: bool = True) -> Path:
+    """A run folder as a job leaves it, of ``BATCH`` groups a step."""
+    write_run(folder, steps=steps)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    log = TrajectoryLog(folder / NAME, "all", str, SIZE) if kept else None
+    for row in rows:
+        step = row["step"]
+        groups = [group(i, endless, measured) for i in range((step - 1) * BATCH, step * BATCH)]
+        found = values(rollout_metrics(groups))
+        row |= {"samples/epoch": found["samples/epoch"]} if "samples/epoch" in found else {}
+        if log is not None:
+            log.write(step, groups, step - 1, "bebop", {})
+    if log is not None:
+        log.close()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def page(*folders: Path) -> str:
+    assert main([str(folder) for folder in folders]) == 0
+    return (folders[0] / "report.html").read_text()
+
+
+def card(text: str) -> str:
+    return next(part for part in text.split("<section")[1:] if "<h2>By epoch</h2>" in part)
+
+
+def cells(text: str) -> list[tuple[str, ...]]:
+    rows = re.findall(r"<tr><th scope='row'>(.*?)</th>(.*?)</tr>", card(text))
+    return [(name, *re.findall(r"<td[^>]*>(.*?)</td>", rest)) for name, rest in rows]
+
+
+def plots(text: str) -> list[dict]:
+    return [specs(text)[int(number)] for number in re.findall(r"id='plot-(\d+)'", card(text))]
+
+
+def test_reward_and_acceptance_by_epoch(tmp_path: Path) -> None:
+    text = page(run(tmp_path / "finite"))
+    # Over cycles: of epoch 0 (2 * 2 + 16) / 12, not the mean of 2 and 1.6 over answers; likewise the overlap.
+    assert cells(text) == [
+        ("epoch 0", "5", "10", "2.000", "1.667", "0.400"),
+        ("epoch 1", "5", "10", "2.500", "2.667", "0.400"),
+        ("epoch 2", "5", "10", "2.500", "3.667", "0.400"),
+    ]
+    reward, length, overlap = plots(text)
+    assert all(plot["data"][0]["x"] == [0, 1, 2] for plot in (reward, length, overlap))
+    assert reward["data"][0]["y"] == [2.0, 2.5, 2.5] and length["data"][0]["y"] == [1.66667, 2.66667, 3.66667]
+    assert overlap["layout"]["yaxis"]["range"] == [pytest.approx(0.3), pytest.approx(0.5)]  # a flat line at mid-height
+    for plot in plots(text):
+        go.Figure(plot)
+
+
+def test_an_epoch_that_is_not_over_says_how_much_of_it_there_is(tmp_path: Path) -> None:
+    text = page(run(tmp_path / "cut", steps=3))
+    assert [row[:3] for row in cells(text)] == [("epoch 0", "5", "10"), ("epoch 1", "4", "8")]
+    assert all(plot["data"][0]["marker"]["symbol"] == ["circle", "circle-open"] for plot in plots(text))
+
+
+def test_what_is_not_measured_has_no_panel(tmp_path: Path) -> None:
+    text = page(run(tmp_path / "plain", measured=False))
+    assert len(plots(text)) == 2 and {row[-1] for row in cells(text)} == {"–"}  # noqa: RUF001
+
+
+@pytest.mark.parametrize("missing", ["a second epoch", "epochs", "answers"])
+def test_other_runs_have_nothing_of_it(missing: str, tmp_path: Path) -> None:
+    steps, endless, kept = 1 if missing == "a second epoch" else 5, missing == "epochs", missing != "answers"
+    assert "By epoch" not in headings(page(run(tmp_path / "other", steps, kept, endless)))
+
+
+def test_several_runs_are_overlaid(tmp_path: Path) -> None:
+    without = write_run(tmp_path / "without")
+    text = page(without, run(tmp_path / "one"), run(tmp_path / "two", kept=False), run(tmp_path / "three", steps=4))
+    assert [row[0] for row in cells(text)] == [
+        f"{name}, epoch {number}" for name in ("one", "three") for number in range(3)
+    ]
+    assert [trace["name"] for trace in plots(text)[0]["data"]] == ["one", "three"]
+    assert [trace["legendgroup"] for trace in plots(text)[0]["data"]] == ["run 1", "run 3"]
+    assert f"Not recorded in two: {NAME}." in card(text)
+
+
+def test_of_many_epochs_the_table_has_the_ends(tmp_path: Path) -> None:
+    text = page(run(tmp_path / "long", steps=2 * ENDS * QUESTIONS // BATCH + 7))
+    count = len(plots(text)[0]["data"][0]["x"])
+    assert count > 2 * ENDS and len(cells(text)) == 2 * ENDS and cells(text)[-1][0] == f"epoch {count - 1}"
+    assert f"epochs {ENDS} to {count - ENDS - 1} are in the figure alone" in card(text)
+
+
+def test_questions_that_are_asked_once_are_in_no_epoch(tmp_path: Path) -> None:
+    """A run of before, gone on with by a version that knows epochs."""
+    log = TrajectoryLog(tmp_path / NAME, "all", str, SIZE)
+    log.write(1, [group(0, endless=True), group(1, endless=True)], 0, "bebop", {})
+    log.write(2, [replace(group(7), prompt=replace(group(7).prompt, index=7))], 1, "bebop", {})
+    log.close()
+    assert [(one.epoch, one.questions, one.answers) for one in read_epochs(tmp_path / NAME)] == [(1, 1, SIZE)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+@pytest.mark.parametrize("width", [360, 1200])
+def test_a_browser_draws_it(width: int, tmp_path: Path) -> None:
+    folder = run(tmp_path / "finite")
+    seen = browse(folder / "report.html" if page(folder) else folder, tmp_path, width)
+    assert seen.errors == [] and seen.overflow <= seen.width and seen.drawn == len(specs(page(folder)))
