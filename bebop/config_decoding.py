@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from bebop.decoding import SYSTEMS
 from bebop.options import parsed
@@ -19,10 +19,10 @@ class DecodingConfig:
 
     system: str = setting("bebop", "a row of bebop/decoding.py", SYSTEM)
     draft_tokens: int = setting(3, "K, drafts per cycle; 0 for a system without drafts alone", NOT_NEGATIVE)
-    draft_temperature: float | None = setting(
+    draft_temperature: float | Literal["auto"] | None = setting(
         None,
-        "of the drafts; null: the target's",
-        Limit(lambda t: t == 0 or 1e-4 <= t < math.inf, "give 0 (greedy), 0.0001 or more, or null"),
+        "of the drafts; null: the target's; auto: what would have been accepted most, by position and request",
+        Limit(lambda t: t in ("auto", 0) or 1e-4 <= t < math.inf, "give 0 (greedy), 0.0001 or more, auto, or null"),
     )
     cost_ratio: float = setting(0.15, "adaptive length: time of a draft step over that of a plain step", NOT_NEGATIVE)
     verify_ratio: float = setting(0.05, "adaptive length: the same of one more verified position", NOT_NEGATIVE)
@@ -36,6 +36,10 @@ class DecodingConfig:
         room = f"give 1 to {most} with decoding.system={self.system}{' and its shape' * (most < system.width)}"
         check(self.draft_tokens <= most, "decoding.draft_tokens", self.draft_tokens, room)
         check(self.draft_tokens > 0 or not system.drafts, "decoding.draft_tokens", self.draft_tokens, room)
+        able = system.self_tempered or not (system.drafts and system.sampled)
+        others = ", ".join(name for name, row in SYSTEMS.items() if row.self_tempered)
+        alone = f"give a number or null with decoding.system={self.system}; auto is for {others}"
+        check(able or self.draft_temperature != "auto", "decoding.draft_temperature", self.draft_temperature, alone)
 
     def of(self, cls: type[T]) -> T:
         """The system's own options, as the dataclass that its row names."""
@@ -58,6 +62,12 @@ class DecodingConfig:
 
     @property
     def temperature_of_drafts(self) -> float | None:
-        """What drafts are sampled at, 0 for greedy ones; None: the target's temperature."""
+        """What drafts are sampled at, 0 for greedy ones; None: the target's temperature, or about that (``auto``)."""
         own = SYSTEMS[self.system].draft_temperature
-        return self.draft_temperature if own is None else own
+        given = None if self.draft_temperature == "auto" else self.draft_temperature
+        return given if own is None else own
+
+    @property
+    def chooses_temperature(self) -> bool:
+        """Whether that follows what would have been accepted."""
+        return SYSTEMS[self.system].self_tempered and self.draft_temperature == "auto"

@@ -33,6 +33,7 @@ class System:
     decoder: str = "draft_verify"  # a module of rollout/decoding
     head: bool = False  # drafts with the model's MTP head
     draft_temperature: float | None = None  # 0: always greedy; None: decoding.draft_temperature, or the target's
+    self_tempered: bool = False  # its drafter can choose the temperature (decoding.draft_temperature=auto)
     draft_tokens: int = 3  # K where it is chosen by its name alone
     tree: bool = False  # drafts are the nodes of a tree: draft_tokens counts them, statistics go by their depth
     width: int = 16  # the most drafts that a cycle may hold
@@ -72,6 +73,7 @@ SYSTEMS = {
         summary="sampled MTP drafts, accepted with the overlap of draft and target",
         drafter="mtp",
         head=True,
+        self_tempered=True,
         other="target_only",
     ),
     "bebop_adaptive": System(
@@ -79,11 +81,16 @@ SYSTEMS = {
         drafter="mtp",
         length="entropy",
         head=True,
+        self_tempered=True,
         draft_tokens=5,
     ),
     "ngram": System(summary="drafts looked up in the context", drafter="ngram", sampled=False),
     "bebop_block": System(
-        summary="bebop, the drafts of a cycle verified as a whole", drafter="mtp", rule="block", head=True
+        summary="bebop, the drafts of a cycle verified as a whole",
+        drafter="mtp",
+        rule="block",
+        head=True,
+        self_tempered=True,
     ),
     "bebop_tree": System(
         summary="bebop, several drafts for a place: a tree, of which the accepted path is kept",
@@ -100,6 +107,7 @@ SYSTEMS = {
         drafter="mtp",
         rule="pivot_override",
         head=True,
+        self_tempered=True,
         needs=("pivot",),
         options=PadOptions,
         exact=False,
