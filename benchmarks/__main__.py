@@ -1,5 +1,5 @@
-"""Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``loop``, ``kernels``,
-``monitor``, ``trace``, ``certify``, ``agents``, ``balance``, ``simulate`` and ``simulate_cost``."""
+"""Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``loop``, ``kernels``, ``monitor``,
+``trace``, ``certify``, ``draft_temperature``, ``agents``, ``balance``, ``simulate`` and ``simulate_cost``."""
 
 import argparse
 import time
@@ -12,6 +12,7 @@ from bebop.bench import (
     agents,
     balance,
     certify,
+    draft_temperature,
     engines,
     first_token,
     kernels,
@@ -73,12 +74,7 @@ def parser() -> Parser:
     kernel = kinds.add_parser("kernels", help="draft losses and verification against what others offer")
     kernel.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     kernel.add_argument("--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1)")
-    watching = kinds.add_parser("monitor", help="what watching acceptance costs")
-    watching.add_argument("--rounds", type=whole(2), default=8, help="turns with and without statistics (default: 8)")
-    watching.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
-    holding = kinds.add_parser("certify", help="what holding a job's answers against the trainer's distributions costs")
-    holding.add_argument("--rounds", type=whole(2), default=20, help="turns with and without readings (default: 20)")
-    holding.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
+    _add_watching(kinds)
     _add_simulations(kinds)
     serving = kinds.add_parser("sglang", help="tokens/s of SGLang, with and without the plugin that measures drafts")
     serving.add_argument(
@@ -102,9 +98,21 @@ def parser() -> Parser:
     return top
 
 
+def _add_watching(kinds: "argparse._SubParsersAction[Parser]") -> None:
+    watching = kinds.add_parser("monitor", help="what watching acceptance costs")
+    watching.add_argument("--rounds", type=whole(2), default=8, help="turns with and without statistics (default: 8)")
+    watching.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
+    holding = kinds.add_parser("certify", help="what holding a job's answers against the trainer's distributions costs")
+    holding.add_argument("--rounds", type=whole(2), default=20, help="turns with and without readings (default: 20)")
+    holding.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
+
+
 def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
     playing = kinds.add_parser("agents", help="trajectories of several turns: parked caches, slow environments")
     playing.add_argument("--rounds", type=whole(2), default=agents.ROUNDS, help="of each arm (default: 5)")
+    tempering = kinds.add_parser("draft_temperature", help="draft temperatures that are chosen against fixed ones")
+    tempering.add_argument("--heads", nargs="+", default=[], help="of recipes.reproduce.objectives (default: all)")
+    tempering.add_argument("--seeds", type=whole(0), nargs="+", default=[0, 1, 2], help="default: 0 1 2")
     kinds.add_parser("simulate", help="predictions of bebop.simulate against six real jobs")
     kinds.add_parser("balance", help="prompts to who has room against a fixed order, in virtual time")
     own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
@@ -160,8 +168,9 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
         rows = loop.run(options.steps, options.rounds, options.overrides)
         return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "arm", "samples/s")]
     if kind == "simulate":
-        rows, _ = simulation.run(options.out)
-        return rows, []
+        return simulation.run(options.out)[0], []
+    if kind == "draft_temperature":
+        return draft_temperature.run(options.heads, options.seeds), []
     if kind == "agents":
         torch.set_num_threads(1)
         return agents.run(options.rounds), []
