@@ -52,6 +52,11 @@ class System:
         return self.drafter != "none" or self.own_cycle
 
     @property
+    def free_length(self) -> bool:
+        """Whether its cycles may have any number of drafts, the same in all rows, none included."""
+        return self.drafts and not self.own_cycle and not self.tree and self.length == "fixed"
+
+    @property
     def own_cycle(self) -> bool:
         """Whether it decodes in another way than by drafting for the model and verifying."""
         return self.decoder != "draft_verify"

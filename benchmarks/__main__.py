@@ -64,7 +64,8 @@ def parser() -> Parser:
     reading.add_argument("--rounds", type=whole(2), default=20, help="turns of each arm (default: 20)")
     for timed, batches, waves in ((decoding, [1, 8, 32], 3), (several, [1, 8, 32, 64], 6)):
         timed.add_argument("--batches", type=whole(1), nargs="+", default=batches)
-        timed.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
+        kind, words = (_drafts, ", or auto beside 1 to 5") if timed is decoding else (whole(1, 16), "")
+        timed.add_argument("--draft-tokens", type=kind, default=3, help=f"K{words} (default: 3)")
         timed.add_argument("--rounds", type=whole(1), default=3, help="turns of each arm; the best counts (default: 3)")
         timed.add_argument("--waves", type=whole(1), default=waves, help=f"requests per slot (default: {waves})")
     jobs = kinds.add_parser("loop", help="asynchronous against synchronous jobs")
@@ -129,6 +130,11 @@ def _add_tracing(kind: argparse.ArgumentParser) -> None:
 def _model(options: argparse.Namespace) -> ModelConfig:
     parts = dict(getattr(options, "parts", []))
     return ModelConfig(path=options.model, device=options.device, dtype=options.dtype, parts=parts)
+
+
+def _drafts(text: str) -> int | str:
+    """A type for ``add_argument``: auto, or a number of drafts."""
+    return text if text == "auto" else whole(1, 16)(text)
 
 
 def _part(text: str) -> tuple[str, str]:

@@ -33,7 +33,7 @@ BAD: list[tuple[str, Any]] = [
     ("rollout.sampling.repetition_penalty", 0.0), ("rollout.sampling.repetition_penalty", INF),
     ("cotrain.head.depth", 0), ("rollout.sampling.max_new_tokens", 0), ("rollout.sampling.stop", ["x", ""]),
     ("decoding.draft_tokens", -1), ("decoding.draft_tokens", 17), ("decoding.draft_temperature", -1.0),
-    ("decoding.cost_ratio", -0.1), ("decoding.verify_ratio", NAN),
+    ("decoding.most_drafts", 0), ("decoding.cost_ratio", -0.1), ("decoding.verify_ratio", NAN),
     ("algorithm.advantage", "gae"), ("algorithm.aggregation", "mean"), ("algorithm.clip_low", 0.0),
     ("algorithm.policy_loss", "ppo"),
     ("algorithm.clip_low", 1.1), ("algorithm.clip_high", 0.0), ("algorithm.kl_coefficient", -1.0),

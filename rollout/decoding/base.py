@@ -170,11 +170,11 @@ class Rows:
 class DraftLength(Protocol):
     """Chooses how many tokens to draft."""
 
-    limit: int  # the most drafts in a cycle, K
+    limit: int  # the most drafts in the cycle that ``start`` began, K; may be 0
     counts: tuple[str, ...]  # statistics of its own, summed over the positions that were reached
 
     def start(self, rows: Rows) -> Tensor | None:
-        """Drafts wanted [B] in this cycle as far as is known beforehand; None: ``limit``."""
+        """Drafts wanted [B] in this cycle as far as is known beforehand; None: ``limit``. Once, before all else."""
         ...
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:

@@ -19,6 +19,7 @@ from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.drafters.mtp import MTPDrafter
+from bebop.rollout.decoding.lengths.cost import CostLength
 from bebop.rollout.decoding.temperature import GRID
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests, tiny_policy
@@ -48,8 +49,13 @@ def draw(
     policy: Policy, system: DecodingConfig, prompt: list[int], temperature: float, fault: Fault = None
 ) -> np.ndarray:
     """Counts [V, V, V] of the first three tokens in DRAWS answers of the engine, with a part of one's own."""
-    engine = TorchEngine(policy, system, slots=1000, max_length=16)
+    numbers = np.random.default_rng(0)
+    seconds = numbers.lognormal(size=100_000).cumsum().tolist()  # by which as many drafts as pay are made
+    engine = TorchEngine(policy, system, slots=1000, max_length=16, clock=iter(seconds).__next__)
     assert isinstance(engine.decoder, DraftVerify)
+    if isinstance(engine.decoder.length, CostLength):
+        pace, paying = engine.decoder.length.pace, engine.decoder.length.pace.choose
+        pace.choose = lambda rows: (paying(rows) + int(numbers.integers(3))) % 3  # type: ignore[method-assign]
     if isinstance(fault, type):
         replaced = engine.decoder.drafter if issubclass(fault, MTPDrafter) else engine.decoder.target.cache
         replaced.__class__ = fault  # type: ignore[assignment]
@@ -97,6 +103,12 @@ def test_the_output_distribution_is_the_target(policy: Policy, name: str, temper
 def test_the_output_distribution_is_the_target_at_draft_temperatures_that_are_chosen(policy: Policy, name: str) -> None:
     system = DecodingConfig(system=name, draft_tokens=2, draft_temperature="auto")
     assert smallest_p(policy, system, 0.7) > LEVEL
+
+
+@pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.exact and system.free_length])
+def test_the_output_distribution_is_the_target_with_as_many_drafts_as_pay(policy: Policy, name: str) -> None:
+    """The number changes from cycle to cycle, in some of them to a chosen one and in others to any, 0 among them."""
+    assert smallest_p(policy, DecodingConfig(system=name, draft_tokens="auto", most_drafts=2), 1.0) > LEVEL
 
 
 class BonusFromTheLastDraftRow:
@@ -204,3 +216,19 @@ class OtherTemperature(MTPDrafter):
 def test_a_draft_temperature_that_peeks_or_is_not_told_is_caught(policy: Policy, drafter: type[MTPDrafter]) -> None:
     system = DecodingConfig(draft_tokens=2, draft_temperature="auto")
     assert smallest_p(policy, system, 0.7, drafter) < LEVEL / 100
+
+
+class OnlyWhatWillStand:
+    """Makes no more drafts than the target is going to accept, as if it had seen what comes of them."""
+
+    exact, layers = True, ()
+
+    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
+        stand, _ = chain_verify(draft.tokens, draft.probs, out.probs, uniforms)
+        accepted, token = chain_verify(draft.tokens, draft.probs, out.probs, uniforms, stand)
+        return Accepted.chain(draft, accepted, token)
+
+
+def test_a_number_of_drafts_that_knows_their_fate_is_caught(policy: Policy) -> None:
+    system = DecodingConfig(draft_tokens="auto", most_drafts=2)
+    assert smallest_p(policy, system, 1.0, OnlyWhatWillStand()) < LEVEL / 100

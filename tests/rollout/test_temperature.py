@@ -96,6 +96,18 @@ def test_overlaps_are_those_of_drafts_that_were_tested_under_each_request_s_own_
                 assert float(chosen.kept[row, step, i]) == pytest.approx(float(overlap), abs=1e-6)
 
 
+def test_a_row_is_measured_by_itself_while_others_are_not() -> None:
+    """Under its own temperature, wherever it is among the rows."""
+    _, rows, chosen = state([SamplingParams(temperature=t) for t in (0.5, 2.0)])
+    chosen.cycles[0] = ALWAYS + 1
+    p = observe(rows, chosen, [3, 3])
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3, 6)[1, 0]
+    wanted = [float(torch.minimum(p[1, 0], (logits / (2 * factor)).softmax(-1)).sum()) for factor in GRID]
+    assert chosen.kept[1, 0, :-1].tolist() == pytest.approx(wanted, abs=1e-6)
+    assert not chosen.kept[0].any() and chosen.cycles[:2].tolist() == [ALWAYS + 2, 1]
+
+
 def test_temperatures_are_those_of_each_request_and_greedy_rows_draft_greedily() -> None:
     _, rows, chosen = state([SamplingParams(temperature=t) for t in (0.5, 0.0, 1.0)])
     chosen.kept[0] = seen(peak(3), 9, [True] * 16).kept[0]

@@ -24,6 +24,8 @@ CASES = {
         ("algorithm.kl_coefficient=inf", "algorithm.kl_coefficient=inf"), ("algorithm.tis_cap=nan", "tis_cap=nan"),
         ("algorithm.clip_high=nan", "clip_high=nan"), ("decoding.cost_ratio=inf", "decoding.cost_ratio=inf"),
         ("rollout.sampling.temperature=1e-30", "temperature=1e-30"), ("decoding.draft_temperature=1e-9", "1e-09"),
+        ("decoding.draft_tokens=many", "'many'"), ("decoding=bebop_tree decoding.draft_tokens=auto", "'auto'"),
+        ("decoding.draft_tokens=auto decoding.most_drafts=17", "decoding.most_drafts=17"),
         ("decoding.draft_temperature=warm", "'warm'"), ("decoding=block decoding.draft_temperature=auto", "'auto'"),
         ("rollout.sampling.top_p=nan", "rollout.sampling.top_p=nan"),
         ("rollout=sglang rollout.sglang.timeout=inf", "timeout=inf"),
