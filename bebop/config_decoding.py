@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from bebop.decoding import SYSTEMS
 from bebop.options import parsed
@@ -18,11 +18,18 @@ class DecodingConfig:
     """How tokens are drafted and verified."""
 
     system: str = setting("bebop", "a row of bebop/decoding.py", SYSTEM)
-    draft_tokens: int = setting(3, "K, drafts per cycle; 0 for a system without drafts alone", NOT_NEGATIVE)
-    draft_temperature: float | None = setting(
+    draft_tokens: int | Literal["auto"] = setting(
+        3,
+        "K, drafts per cycle; 0 for a system without drafts alone; auto: in every cycle as many as give most tokens a "
+        "second, 0 to most_drafts. They depend on measured time, so answers are not a function of seeds: a job that is "
+        "resumed or run again has others, of the same distribution",
+        Limit(lambda k: k == "auto" or k >= 0, "give 0 or more, or auto"),
+    )
+    most_drafts: int = setting(5, "draft_tokens=auto: the most drafts of a cycle", at_least(1))
+    draft_temperature: float | Literal["auto"] | None = setting(
         None,
-        "of the drafts; null: the target's",
-        Limit(lambda t: t == 0 or 1e-4 <= t < math.inf, "give 0 (greedy), 0.0001 or more, or null"),
+        "of the drafts; null: the target's; auto: what would have been accepted most, by position and request",
+        Limit(lambda t: t in ("auto", 0) or 1e-4 <= t < math.inf, "give 0 (greedy), 0.0001 or more, auto, or null"),
     )
     cost_ratio: float = setting(0.15, "adaptive length: time of a draft step over that of a plain step", NOT_NEGATIVE)
     verify_ratio: float = setting(0.05, "adaptive length: the same of one more verified position", NOT_NEGATIVE)
@@ -34,14 +41,34 @@ class DecodingConfig:
         options = parsed(system.options, self.options, "decoding.options.", f"decoding.system={self.system}")
         most = min(system.width, getattr(options, "most_drafts", system.width))
         room = f"give 1 to {most} with decoding.system={self.system}{' and its shape' * (most < system.width)}"
-        check(self.draft_tokens <= most, "decoding.draft_tokens", self.draft_tokens, room)
-        check(self.draft_tokens > 0 or not system.drafts, "decoding.draft_tokens", self.draft_tokens, room)
+        given = "decoding.most_drafts" if self.draft_tokens == "auto" else "decoding.draft_tokens"
+        check(self.limit <= most, given, self.limit, room)
+        check(self.limit > 0 or not system.drafts, given, self.limit, room)
+        free = [name for name, row in SYSTEMS.items() if row.free_length]
+        alone = f"give a number with decoding.system={self.system}; auto is for {', '.join(free)}"
+        known = self.draft_tokens != "auto" or system.free_length or not system.drafts
+        check(known, "decoding.draft_tokens", self.draft_tokens, alone)
+        able = system.self_tempered or not (system.drafts and system.sampled)
+        others = ", ".join(name for name, row in SYSTEMS.items() if row.self_tempered)
+        alone = f"give a number or null with decoding.system={self.system}; auto is for {others}"
+        check(able or self.draft_temperature != "auto", "decoding.draft_temperature", self.draft_temperature, alone)
 
     def of(self, cls: type[T]) -> T:
         """The system's own options, as the dataclass that its row names."""
         options = parsed(cls, self.options, "decoding.options.", f"decoding.system={self.system}")
         assert isinstance(options, cls)
         return options
+
+    @property
+    def limit(self) -> int:
+        """The most drafts of a cycle."""
+        return self.most_drafts if self.draft_tokens == "auto" else self.draft_tokens
+
+    @property
+    def length(self) -> str:
+        """The module of ``rollout/decoding/lengths`` that says how many there are."""
+        system = SYSTEMS[self.system]
+        return "cost" if self.draft_tokens == "auto" and system.free_length else system.length
 
     @property
     def tree(self) -> bool:
@@ -52,12 +79,18 @@ class DecodingConfig:
     def depth(self) -> int:
         """Most drafts that may follow one another in a cycle: K, of a tree how deep so many nodes go."""
         if not self.tree:
-            return self.draft_tokens
+            return self.limit
         options = parsed(SYSTEMS[self.system].options, self.options, "decoding.options.", "")
-        return max(map(len, options.paths(self.draft_tokens)))
+        return max(map(len, options.paths(self.limit)))
 
     @property
     def temperature_of_drafts(self) -> float | None:
-        """What drafts are sampled at, 0 for greedy ones; None: the target's temperature."""
+        """What drafts are sampled at, 0 for greedy ones; None: the target's temperature, or about that (``auto``)."""
         own = SYSTEMS[self.system].draft_temperature
-        return self.draft_temperature if own is None else own
+        given = None if self.draft_temperature == "auto" else self.draft_temperature
+        return given if own is None else own
+
+    @property
+    def chooses_temperature(self) -> bool:
+        """Whether that follows what would have been accepted."""
+        return SYSTEMS[self.system].self_tempered and self.draft_temperature == "auto"

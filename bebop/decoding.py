@@ -33,6 +33,7 @@ class System:
     decoder: str = "draft_verify"  # a module of rollout/decoding
     head: bool = False  # drafts with the model's MTP head
     draft_temperature: float | None = None  # 0: always greedy; None: decoding.draft_temperature, or the target's
+    self_tempered: bool = False  # its drafter can choose the temperature (decoding.draft_temperature=auto)
     draft_tokens: int = 3  # K where it is chosen by its name alone
     tree: bool = False  # drafts are the nodes of a tree: draft_tokens counts them, statistics go by their depth
     width: int = 16  # the most drafts that a cycle may hold
@@ -49,6 +50,11 @@ class System:
     def drafts(self) -> bool:
         """Whether its cycles have drafts, which are kept or not."""
         return self.drafter != "none" or self.own_cycle
+
+    @property
+    def free_length(self) -> bool:
+        """Whether its cycles may have any number of drafts, the same in all rows, none included."""
+        return self.drafts and not self.own_cycle and not self.tree and self.length == "fixed"
 
     @property
     def own_cycle(self) -> bool:
@@ -72,6 +78,7 @@ SYSTEMS = {
         summary="sampled MTP drafts, accepted with the overlap of draft and target",
         drafter="mtp",
         head=True,
+        self_tempered=True,
         other="target_only",
     ),
     "bebop_adaptive": System(
@@ -79,11 +86,16 @@ SYSTEMS = {
         drafter="mtp",
         length="entropy",
         head=True,
+        self_tempered=True,
         draft_tokens=5,
     ),
     "ngram": System(summary="drafts looked up in the context", drafter="ngram", sampled=False),
     "bebop_block": System(
-        summary="bebop, the drafts of a cycle verified as a whole", drafter="mtp", rule="block", head=True
+        summary="bebop, the drafts of a cycle verified as a whole",
+        drafter="mtp",
+        rule="block",
+        head=True,
+        self_tempered=True,
     ),
     "bebop_tree": System(
         summary="bebop, several drafts for a place: a tree, of which the accepted path is kept",
@@ -100,6 +112,7 @@ SYSTEMS = {
         drafter="mtp",
         rule="pivot_override",
         head=True,
+        self_tempered=True,
         needs=("pivot",),
         options=PadOptions,
         exact=False,

@@ -166,9 +166,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return from_dict(hint, value, where + ".")  # type: ignore[arg-type]
     origin = get_origin(hint)
     if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in get_args(hint):
-            return None
-        return _convert(next(t for t in get_args(hint) if t is not type(None)), value, where)
+        return _one_of(get_args(hint), value, where)
     if origin is Literal:
         # YAML reads on/off as booleans.
         return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
@@ -186,3 +184,15 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     right = right and not (isinstance(value, float) and math.isnan(value))  # it would pass every comparison as False
     check(right, where, value, f"{WANTED[wanted]} is wanted here")
     return value
+
+
+def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    """``value`` as one of several types: None, a word of a ``Literal``, or else the first other one."""
+    literal = [kind for kind in kinds if get_origin(kind) is Literal]
+    words = [word for kind in literal for word in get_args(kind)]
+    if (value is None and type(None) in kinds) or value in words:
+        return value
+    kind = next((k for k in kinds if k not in (*literal, type(None))), *literal)
+    known = not words or kind in (*literal, str) or not isinstance(value, str)
+    check(known, where, value, f"{' or '.join([WANTED.get(kind, 'a list'), *words])} is wanted here")
+    return _convert(kind, value, where)

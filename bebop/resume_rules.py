@@ -72,7 +72,9 @@ JOB: Mapping[str, str | None] = {
     **dict.fromkeys(
         (
             f"decoding.{name}"
-            for name in ("system", "draft_tokens", "draft_temperature", "cost_ratio", "verify_ratio", "options")
+            for name in (
+                "system", "draft_tokens", "most_drafts", "draft_temperature", "cost_ratio", "verify_ratio", "options",
+            )
         ),
         MAY,  # the distribution of the answers is the same; whether a system is exact travels with each answer
     ),

@@ -133,7 +133,7 @@ def _allowed(one: Setting) -> str:
         words = word + words.removeprefix("a number")
     elif not words.startswith((word, "one of ")):
         words = f"{word}: {words}"
-    return words + (", or null" if union and "null" not in words else "")
+    return words + (", or null" if type(None) in get_args(one.kind) and "null" not in words else "")
 
 
 def main(arguments: list[str]) -> int:

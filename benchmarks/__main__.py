@@ -1,5 +1,5 @@
-"""Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``loop``, ``kernels``,
-``monitor``, ``trace``, ``certify``, ``agents``, ``balance``, ``simulate`` and ``simulate_cost``."""
+"""Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``loop``, ``kernels``, ``monitor``,
+``trace``, ``certify``, ``draft_temperature``, ``agents``, ``balance``, ``simulate`` and ``simulate_cost``."""
 
 import argparse
 import time
@@ -12,6 +12,7 @@ from bebop.bench import (
     agents,
     balance,
     certify,
+    draft_temperature,
     engines,
     first_token,
     kernels,
@@ -63,7 +64,8 @@ def parser() -> Parser:
     reading.add_argument("--rounds", type=whole(2), default=20, help="turns of each arm (default: 20)")
     for timed, batches, waves in ((decoding, [1, 8, 32], 3), (several, [1, 8, 32, 64], 6)):
         timed.add_argument("--batches", type=whole(1), nargs="+", default=batches)
-        timed.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
+        kind, words = (_drafts, ", or auto beside 1 to 5") if timed is decoding else (whole(1, 16), "")
+        timed.add_argument("--draft-tokens", type=kind, default=3, help=f"K{words} (default: 3)")
         timed.add_argument("--rounds", type=whole(1), default=3, help="turns of each arm; the best counts (default: 3)")
         timed.add_argument("--waves", type=whole(1), default=waves, help=f"requests per slot (default: {waves})")
     jobs = kinds.add_parser("loop", help="asynchronous against synchronous jobs")
@@ -73,12 +75,7 @@ def parser() -> Parser:
     kernel = kinds.add_parser("kernels", help="draft losses and verification against what others offer")
     kernel.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     kernel.add_argument("--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1)")
-    watching = kinds.add_parser("monitor", help="what watching acceptance costs")
-    watching.add_argument("--rounds", type=whole(2), default=8, help="turns with and without statistics (default: 8)")
-    watching.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
-    holding = kinds.add_parser("certify", help="what holding a job's answers against the trainer's distributions costs")
-    holding.add_argument("--rounds", type=whole(2), default=20, help="turns with and without readings (default: 20)")
-    holding.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
+    _add_watching(kinds)
     _add_simulations(kinds)
     serving = kinds.add_parser("sglang", help="tokens/s of SGLang, with and without the plugin that measures drafts")
     serving.add_argument(
@@ -102,9 +99,21 @@ def parser() -> Parser:
     return top
 
 
+def _add_watching(kinds: "argparse._SubParsersAction[Parser]") -> None:
+    watching = kinds.add_parser("monitor", help="what watching acceptance costs")
+    watching.add_argument("--rounds", type=whole(2), default=8, help="turns with and without statistics (default: 8)")
+    watching.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
+    holding = kinds.add_parser("certify", help="what holding a job's answers against the trainer's distributions costs")
+    holding.add_argument("--rounds", type=whole(2), default=20, help="turns with and without readings (default: 20)")
+    holding.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
+
+
 def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
     playing = kinds.add_parser("agents", help="trajectories of several turns: parked caches, slow environments")
     playing.add_argument("--rounds", type=whole(2), default=agents.ROUNDS, help="of each arm (default: 5)")
+    tempering = kinds.add_parser("draft_temperature", help="draft temperatures that are chosen against fixed ones")
+    tempering.add_argument("--heads", nargs="+", default=[], help="of recipes.reproduce.objectives (default: all)")
+    tempering.add_argument("--seeds", type=whole(0), nargs="+", default=[0, 1, 2], help="default: 0 1 2")
     kinds.add_parser("simulate", help="predictions of bebop.simulate against six real jobs")
     kinds.add_parser("balance", help="prompts to who has room against a fixed order, in virtual time")
     own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
@@ -121,6 +130,11 @@ def _add_tracing(kind: argparse.ArgumentParser) -> None:
 def _model(options: argparse.Namespace) -> ModelConfig:
     parts = dict(getattr(options, "parts", []))
     return ModelConfig(path=options.model, device=options.device, dtype=options.dtype, parts=parts)
+
+
+def _drafts(text: str) -> int | str:
+    """A type for ``add_argument``: auto, or a number of drafts."""
+    return text if text == "auto" else whole(1, 16)(text)
 
 
 def _part(text: str) -> tuple[str, str]:
@@ -160,8 +174,9 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
         rows = loop.run(options.steps, options.rounds, options.overrides)
         return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "arm", "samples/s")]
     if kind == "simulate":
-        rows, _ = simulation.run(options.out)
-        return rows, []
+        return simulation.run(options.out)[0], []
+    if kind == "draft_temperature":
+        return draft_temperature.run(options.heads, options.seeds), []
     if kind == "agents":
         torch.set_num_threads(1)
         return agents.run(options.rounds), []

@@ -7,10 +7,10 @@ and the best of the rounds counts, since other work on the machine can only slow
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tqdm import tqdm
@@ -26,6 +26,10 @@ from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import DecodeStats, SamplingParams
 
+# The rule for draft_tokens=auto, older than the run: at every batch size so much of the speed of plain decoding, and of
+# the best fixed number of drafts.
+PLAIN, BEST = 0.98, 0.95
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBench:
@@ -35,10 +39,26 @@ class RolloutBench:
     task: TaskConfig
     systems: tuple[str, ...]
     batches: tuple[int, ...]
-    draft_tokens: int
+    draft_tokens: int | Literal["auto"]  # auto: beside every number up to ``most_drafts``
     rounds: int
     waves: int  # requests = waves * batch
     max_new_tokens: int = 160
+    most_drafts: int = 5
+
+    def arms(self) -> dict[str, DecodingConfig]:
+        """What is measured, by the name of its row."""
+        made = {}
+        for name in self.systems:
+            system = SYSTEMS[name]
+            if self.draft_tokens == "auto" and system.free_length:
+                most = min(self.most_drafts, system.width)
+                for drafts in range(1, most + 1):
+                    made[f"{name} {drafts}"] = DecodingConfig(system=name, draft_tokens=drafts)
+                made[f"{name} auto"] = DecodingConfig(system=name, draft_tokens="auto", most_drafts=most)
+            else:
+                drafts = system.draft_tokens if self.draft_tokens == "auto" else self.draft_tokens
+                made[name] = DecodingConfig(system=name, draft_tokens=min(drafts, system.width))
+        return made
 
 
 def run(bench: RolloutBench) -> list[dict[str, Any]]:
@@ -47,22 +67,36 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
     needs = sorted({part for system in chosen for part in system.needs})
     policy = load_policy(bench.model, need_head=any(system.head for system in chosen), needs=needs)
     source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
-    arms = ["hf_generate", *bench.systems]
+    configs = bench.arms()
+    arms = [*configs] if bench.draft_tokens == "auto" else ["hf_generate", *configs]
     rows = []
     progress = tqdm(total=len(bench.batches) * bench.rounds * len(arms), desc="rollout")
     for batch in bench.batches:
         asked = requests(bench, policy, source, max(12, batch * bench.waves))
         best = best_of(bench.rounds, arms, partial(measure, bench, policy, asked, batch), "tokens/s", progress)
-        undrafted = next((arm for arm in bench.systems if not SYSTEMS[arm].drafts), "hf_generate")
+        undrafted = next((arm for arm in bench.systems if not SYSTEMS[arm].drafts), arms[0])
         plain = best[undrafted]["tokens/s"]
         for arm in arms:
             speed = best[arm]["tokens/s"]
             row = {"batch": batch, "arm": arm, "tokens/s": speed, "x plain": speed / plain, **best[arm]}
-            if arm in bench.systems:  # apart from what is timed, as counting takes time
-                row["MFLOP/token"] = _megaflops(bench, policy, asked[:batch], arm)
+            row |= _held(best, arm, plain)
+            if arm in configs:  # apart from what is timed, as counting takes time
+                row["MFLOP/token"] = _megaflops(policy, asked[:batch], configs[arm])
             rows.append(row)
     progress.close()
     return rows
+
+
+def _held(best: Mapping[str, dict[str, Any]], arm: str, plain: float) -> dict[str, Any]:
+    """Of a number of drafts that is chosen: its speed beside the best fixed one, plain decoding included."""
+    name, chosen, rest = arm.partition(" auto")
+    if not chosen or rest:
+        return {}
+    speed = best[arm]["tokens/s"]
+    of_best = speed / max(
+        plain, *(best[other]["tokens/s"] for other in best if other.partition(" ")[0] == name and other != arm)
+    )
+    return {"x best fixed": of_best, "holds": speed >= PLAIN * plain and of_best >= BEST}
 
 
 def requests(bench: RolloutBench, policy: Policy, source: PromptSource, count: int) -> list[Request]:
@@ -83,8 +117,7 @@ def measure(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch
     """A row of one turn of an arm: a system, or ``hf_generate``."""
     if arm == "hf_generate":
         return _hugging_face(bench, policy, asked, batch)
-    config = DecodingConfig(system=arm, draft_tokens=min(bench.draft_tokens, SYSTEMS[arm].width))
-    engine = TorchEngine(policy, config, slots=batch, max_length=512)
+    engine = TorchEngine(policy, bench.arms()[arm], slots=batch, max_length=512)
     with split(engine) as seconds:
         started = time.perf_counter()
         answers = generate(engine, asked)
@@ -163,8 +196,8 @@ def split(engine: TorchEngine) -> Iterator[dict[str, float]]:
             delattr(owner, name)
 
 
-def _megaflops(bench: RolloutBench, policy: Policy, asked: Sequence[Request], arm: str) -> float:
-    engine = TorchEngine(policy, DecodingConfig(system=arm, draft_tokens=bench.draft_tokens), slots=len(asked))
+def _megaflops(policy: Policy, asked: Sequence[Request], config: DecodingConfig) -> float:
+    engine = TorchEngine(policy, config, slots=len(asked))
     with products(policy, engine) as spent:
         answers = generate(engine, asked)
     return spent[0] / sum(len(answer.token_ids) for answer in answers) / 1e6

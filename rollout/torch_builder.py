@@ -38,6 +38,6 @@ def make(config: JobConfig) -> tuple[TorchEngine, tuple[int, ...]]:
         on_update=config.rollout.on_update,
         parked_bytes=config.rollout.parked_bytes,
         measure=config.monitor.decode_stats,
-        room=config.decoding.draft_tokens + 1 if config.monitor.actions else 0,
+        room=config.decoding.limit + 1 if config.monitor.actions else 0,
     )
     return engine, policy.eos_token_ids

@@ -1,8 +1,9 @@
 """The embedded engine: continuous batching over slots, speculative cycles, weights swapped in flight; torch alone."""
 
 import dataclasses
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from bebop.rollout.parking import Parking
 from bebop.rollout.room import check_memory, check_parked, check_positions
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.text import AnswerText, completed_at
+from bebop.rollout.warm import time_cycles
 from bebop.trajectory import OPENING, Completion, DecodeStats, FinishReason, add_stretches
 
 
@@ -41,12 +43,14 @@ class TorchEngine:
         room: int = 0,
         keep_state: bool = False,
         parked_bytes: int = PARKED_BYTES,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute.
 
         ``room``: drafts that a later ``configure`` may want; the system's own always fit. ``keep_state``: finished
         answers, too, come with what the decoding system kept of them (``Completion.state``). ``parked_bytes``: for
-        caches of answers whose requests say ``park``.
+        caches of answers whose requests say ``park``. ``clock``: seconds, by which ``draft_tokens=auto`` goes; measured
+        now and at every cycle.
         """
         self.policy, self.decoding = policy, decoding
         self.text = AnswerText(policy.tokenizer)
@@ -57,7 +61,7 @@ class TorchEngine:
         sizes = SlotSizes(
             slots=slots,
             length=max_length,
-            drafts=max(decoding.draft_tokens, room) if SYSTEMS[decoding.system].drafts else 0,
+            drafts=max(decoding.limit, room) if SYSTEMS[decoding.system].drafts else 0,
             vocab=policy.vocab_size,
         )
         self.slots = Slots(sizes, policy.device)
@@ -69,6 +73,9 @@ class TorchEngine:
             self.decoder.observers.append(self.tracer)
         self.parking = Parking(self.slots, parked_bytes)
         self.admission = Admission(self.slots, self.decoder, self.parking)
+        self.clock = clock
+        if isinstance(self.decoder, DraftVerify) and decoding.length == "cost":
+            time_cycles(self.decoder, self.slots, clock)
         self.version = 0
         self.head = self.policy.head_fingerprint()
         self.waiting: deque[Request] = deque()
@@ -98,9 +105,12 @@ class TorchEngine:
         if not self.active:
             return []
         batch = len(self.active)
+        began = self.clock()
         done = self.decoder.cycle(batch, max(self.fed), self.version)
         # The only wait for the device in a cycle: who is done, how far each row has come, and its newest token.
         flags, self.fed, last = torch.stack([done.long(), self.slots.fed[:batch], self.slots.last[:batch]]).tolist()
+        if isinstance(self.decoder, DraftVerify):
+            self.decoder.took(self.clock() - began)
         ended: dict[int, FinishReason] = {slot: "stop" for slot in self._stop_strings()}
         for slot in (slot for slot, flag in enumerate(flags) if flag):
             stopped = last[slot] in self.active[slot].params.stop_token_ids
@@ -132,9 +142,9 @@ class TorchEngine:
     def configure(self, decoding: DecodingConfig) -> None:
         """Running requests go on with it, whose output distribution is the same if both systems are exact."""
         now, then, room = SYSTEMS[self.decoding.system], SYSTEMS[decoding.system], self.slots.sizes.drafts
-        if then.drafts and not 0 < decoding.draft_tokens <= room:
+        if then.drafts and not 0 < decoding.limit <= room:
             raise UserError(
-                f"decoding.draft_tokens={decoding.draft_tokens} is not possible now: the engine has room for {room}"
+                f"decoding.draft_tokens={decoding.limit} is not possible now: the engine has room for {room}"
             )
         missing = [part for part in then.needs if part not in self.policy.parts]
         if missing:

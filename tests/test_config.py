@@ -33,7 +33,7 @@ BAD: list[tuple[str, Any]] = [
     ("rollout.sampling.repetition_penalty", 0.0), ("rollout.sampling.repetition_penalty", INF),
     ("cotrain.head.depth", 0), ("rollout.sampling.max_new_tokens", 0), ("rollout.sampling.stop", ["x", ""]),
     ("decoding.draft_tokens", -1), ("decoding.draft_tokens", 17), ("decoding.draft_temperature", -1.0),
-    ("decoding.cost_ratio", -0.1), ("decoding.verify_ratio", NAN),
+    ("decoding.most_drafts", 0), ("decoding.cost_ratio", -0.1), ("decoding.verify_ratio", NAN),
     ("algorithm.advantage", "gae"), ("algorithm.aggregation", "mean"), ("algorithm.clip_low", 0.0),
     ("algorithm.policy_loss", "ppo"),
     ("algorithm.clip_low", 1.1), ("algorithm.clip_high", 0.0), ("algorithm.kl_coefficient", -1.0),
@@ -123,7 +123,8 @@ WRONG_TYPES = [
     ("trainer.steps", "5", "a whole number"), ("trainer.steps", None, "a whole number"),
     ("trainer.lr", "", "a number"), ("trainer.lr", False, "a number"), ("trainer.lr", "2e-4", "a number"),
     ("model.init_mtp", 1, "true or false"), ("model.init_mtp", "true", "true or false"),
-    ("model.device", 0, "a text"), ("runtime.dir", 5, "a text"), ("decoding.draft_temperature", "cold", "a number"),
+    ("model.device", 0, "a text"), ("runtime.dir", 5, "a text"), 
+    ("decoding.draft_temperature", "cold", "a number or auto"), ("decoding.draft_temperature", True, "a number"),
     ("task.args", [1], "a mapping"), ("trainer", 3, "a mapping"), ("rollout.sampling", None, "a mapping"),
     ("rollout.sampling.stop", "\n\n", "a list"), ("rollout.sampling.stop", [1], "a text"),
     ("trainer.betas", 0.9, "a list"), ("trainer.betas", [0.9], "2 values"),
@@ -155,6 +156,7 @@ def test_values_take_the_annotated_type() -> None:
     made = from_dict(TrainerConfig, {"lr": 1, "betas": [0, 0.5], "max_grad_norm": INF})
     assert made.lr == 1.0 and type(made.lr) is float
     assert made.betas == (0.0, 0.5) and [type(b) for b in made.betas] == [float, float]
+    assert from_dict(JobConfig, {"decoding": {"draft_temperature": "auto"}}).decoding.chooses_temperature
     nothing = from_dict(JobConfig, {"decoding": {"draft_temperature": None}, "runtime": {"dir": None}})
     assert nothing == JobConfig()
     sampling = from_dict(RolloutConfig, {"sampling": {"stop": ["a", "b"]}}).sampling

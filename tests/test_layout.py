@@ -61,8 +61,8 @@ DOORS = {
 # Drafters, rules and lengths: what they are, and all of ours that they may know.
 PARTS = tuple(f"bebop.rollout.decoding.{kind}" for kind in ("drafters", "rules", "lengths"))
 SEAMS = ("bebop.rollout.decoding.base", "bebop.rollout.decoding.sampling", "bebop.rollout.decoding.head",
-         "bebop.rollout.slots", "bebop.model", "bebop.kernels", "bebop.config", "bebop.options",
-         "bebop.tree_shape", "bebop.errors")  # fmt: skip
+         "bebop.rollout.decoding.temperature", "bebop.rollout.decoding.pace", "bebop.rollout.slots", "bebop.model",
+         "bebop.kernels", "bebop.config", "bebop.options", "bebop.tree_shape", "bebop.errors")  # fmt: skip
 # Where a rollout may know of the MTP head.
 HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.decoding.head", "bebop.rollout.served_weights",
           "bebop.rollout.sglang", "bebop.rollout.vllm")  # fmt: skip

@@ -77,7 +77,7 @@ def measure(
 ) -> Measured:
     """Decode an answer to each prompt. Two heads measured with one seed draw the same random numbers."""
     answers = run_engine(policy, prompts, data, decoding, seed, label, ranks)
-    return measured([p.task for p in prompts], answers, decoding.draft_tokens)
+    return measured([p.task for p in prompts], answers, decoding.limit)
 
 
 def measured(tasks: Sequence[str], answers: Sequence[Completion], drafts: int) -> Measured:

@@ -210,8 +210,8 @@ def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None
         costs=Costs(draft=decoding.cost_ratio, verify=decoding.verify_ratio),
         controller=ControllerConfig(
             system=decoding.system if system.other else None,
-            drafts=decoding.draft_tokens if system.drafts and chain and system.length == "fixed" else None,
-            most_drafts=decoding.draft_tokens + 1 if monitor.actions else None,
+            drafts=decoding.limit if system.drafts and chain and decoding.length == "fixed" else None,
+            most_drafts=decoding.limit + 1 if monitor.actions else None,
         ),
     )
 

@@ -106,7 +106,7 @@ def made(name: str, file: RecipeFile) -> Recipe:
             **file.simulate,
             "fleet": {**file.simulate.get("fleet", {}), **_fleet(job)},
             "answers": asdict(answers),
-            "costs": asdict(roofline.costs(job.decoding.draft_tokens)),
+            "costs": asdict(roofline.costs(job.decoding.limit)),
         },
         "simulate.",
     )
@@ -114,7 +114,7 @@ def made(name: str, file: RecipeFile) -> Recipe:
 
 
 def _answers(job: JobConfig) -> dict[str, Any]:
-    return {"longest": job.rollout.sampling.max_new_tokens, "draft_tokens": job.decoding.draft_tokens}
+    return {"longest": job.rollout.sampling.max_new_tokens, "draft_tokens": job.decoding.limit}
 
 
 def _fleet(job: JobConfig) -> dict[str, Any]:

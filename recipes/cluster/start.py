@@ -18,7 +18,7 @@ def verl_overrides(recipe: Recipe) -> list[str]:
     rollout, trainer, sampling = job.rollout, job.trainer, job.rollout.sampling
     engines = rollout.workers * rollout.sglang.tensor_parallel
     actor, ours = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-    drafts, split = job.decoding.draft_tokens, recipe.file.sequence_parallel
+    drafts, split = job.decoding.limit, recipe.file.sequence_parallel
     return [
         f"data.train_batch_size={trainer.groups_per_step}",
         f"data.max_prompt_length={recipe.file.prompt_tokens}",

@@ -59,7 +59,7 @@ class EmbeddedServer:
         )
         self.thread = EngineThread(torch_engine)
         self.thread.start()
-        self.drafts = decoding.draft_tokens if SYSTEMS[decoding.system].drafts else 0
+        self.drafts = decoding.limit if SYSTEMS[decoding.system].drafts else 0
         self.version = 0
         self._open = asyncio.Event()
         self._open.set()

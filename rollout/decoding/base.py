@@ -155,14 +155,14 @@ class Rows:
         room = self.slots.sizes.drafts
         return torch.cat([self.uniforms[:, room : room + drafts], self.uniforms[:, 2 * room :]], 1)
 
-    def probs(self, logits: Tensor, seen: Tensor | None = None, temperature: float | None = None) -> Tensor:
-        """The sampling distributions [B, n, V] of logits [B, n, V], at a temperature other than the rows' own if given.
+    def probs(self, logits: Tensor, seen: Tensor | None = None, temperature: float | Tensor | None = None) -> Tensor:
+        """The sampling distributions [B, n, V] of logits [B, n, V].
 
-        ``seen`` [B, n, V]: what penalties see.
+        ``seen`` [B, n, V]: what penalties see; ``temperature``: other than the rows' own, of all or of each [B].
         """
         sampling = self.sampling
         if temperature is not None:
-            own = torch.full((self.batch,), temperature, dtype=torch.float32, device=logits.device)
+            own = torch.as_tensor(temperature, dtype=torch.float32, device=logits.device).expand(self.batch)
             sampling = replace(sampling, temperature=own)
         return sampling.probs(logits, seen)
 
@@ -170,11 +170,11 @@ class Rows:
 class DraftLength(Protocol):
     """Chooses how many tokens to draft."""
 
-    limit: int  # the most drafts in a cycle, K
+    limit: int  # the most drafts in the cycle that ``start`` began, K; may be 0
     counts: tuple[str, ...]  # statistics of its own, summed over the positions that were reached
 
     def start(self, rows: Rows) -> Tensor | None:
-        """Drafts wanted [B] in this cycle as far as is known beforehand; None: ``limit``."""
+        """Drafts wanted [B] in this cycle as far as is known beforehand; None: ``limit``. Once, before all else."""
         ...
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:

@@ -22,6 +22,8 @@ from bebop.rollout.decoding.base import (
     TargetPass,
 )
 from bebop.rollout.decoding.emit import end, measure, remember, seen_at, write
+from bebop.rollout.decoding.lengths.cost import CostLength
+from bebop.rollout.decoding.pace import Pace
 from bebop.rollout.decoding.registry import make_part
 from bebop.rollout.slots import Slots
 from bebop.rollout.target import Target
@@ -45,6 +47,7 @@ class DraftVerify:
         self.target = Target(policy, slots)
         self.drafters: dict[str, Drafter] = {}  # all that were ever in charge: they read on, and may return at any time
         self.measure = True
+        self.pace: Pace | None = None  # what is known of costs, also when another length comes between
         self.observers: list[Observer] = []  # are shown every cycle
         self.configure(config)
 
@@ -57,7 +60,9 @@ class DraftVerify:
             self.drafter = make_part(f"drafters.{system.drafter}", self.policy, self.slots, config)
             self.drafters[system.drafter] = self.drafter
         self.rule = make_part(f"rules.{system.rule}", self.policy, self.slots, config)
-        self.length = make_part(f"lengths.{system.length}", self.policy, self.slots, config)
+        self.length = make_part(f"lengths.{config.length}", self.policy, self.slots, config)
+        if isinstance(self.length, CostLength):
+            self.pace = self.length.take(self.pace)
         self.slots.extend_stats((*self.rule.counts, *self.length.counts))
         return new
 
@@ -116,6 +121,11 @@ class DraftVerify:
         slots.count[:batch] += emitted
         slots.last[:batch] = accepted.tokens[torch.arange(batch, device=slots.device), emitted - 1]
         return done
+
+    def took(self, seconds: float) -> None:
+        """Learn what the latest cycle took, its results having arrived."""
+        if isinstance(self.length, CostLength) and self.drafter is not None:
+            self.length.took(seconds)
 
     def stages(self) -> list[tuple[Any, str, str]]:
         """See ``Decoder``."""

@@ -30,7 +30,7 @@ def server_arguments(config: JobConfig, own: SglangConfig, folder: Path, device:
     arguments: dict[str, Any] = {
         "model_path": str(folder),
         "dtype": config.model.dtype,
-        "context_length": rollout.max_length + 1 + config.decoding.draft_tokens,
+        "context_length": rollout.max_length + 1 + config.decoding.limit,
         "max_running_requests": rollout.slots,
         "random_seed": config.runtime.seed,
         "tp_size": own.tensor_parallel,
@@ -83,6 +83,11 @@ def refuse_system(decoding: DecodingConfig, own: SglangConfig, device: str) -> N
         raise UserError(
             f"decoding.draft_temperature={temperature} is not possible with SGLang: it drafts at the target's "
             "temperature; give null, or decoding.system=target_only for greedy drafts"
+        )
+    if decoding.draft_tokens == "auto" and system.drafts:
+        raise UserError(
+            "decoding.draft_tokens=auto is not possible with SGLang: it drafts as it was started; give a number, or "
+            "rollout.sglang.adaptive_steps"
         )
     sampled = system.drafts and system.sampled
     if own.block_verification and (device != "cuda" or not sampled):

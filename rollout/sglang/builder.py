@@ -48,7 +48,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         make_transfer(own, folder, find_device(config.model)),
         head,
         own,
-        drafts=config.decoding.draft_tokens if SYSTEMS[config.decoding.system].drafts else 0,
+        drafts=config.decoding.limit if SYSTEMS[config.decoding.system].drafts else 0,
         drafter=SYSTEMS[config.decoding.system].drafter,
         layout=layout or "mimo",
         layers=layers,

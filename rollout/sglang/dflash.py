@@ -26,7 +26,7 @@ def arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) -> dict
     return {
         "speculative_algorithm": "DFLASH",
         "speculative_draft_model_path": own.draft,
-        "speculative_num_draft_tokens": decoding.draft_tokens + 1,
+        "speculative_num_draft_tokens": decoding.limit + 1,
         **EXACT,
     }
 
@@ -34,7 +34,7 @@ def arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) -> dict
 def wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
     """What a running server has to say of itself: names, and the values that are right."""
     exact = {name: (value,) for name, value in EXACT.items()}
-    return {**exact, "speculative_num_draft_tokens": (decoding.draft_tokens + 1,)}
+    return {**exact, "speculative_num_draft_tokens": (decoding.limit + 1,)}
 
 
 def refuse_drafter(decoding: DecodingConfig, own: SglangConfig, folder: Path) -> None:
@@ -53,9 +53,9 @@ def refuse_drafter(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
     for theirs, ours in pairs.items():
         if settings[theirs] != target.get(ours):
             raise UserError(f"{name}: it is of a model with {ours} {settings[theirs]}, this one has {target.get(ours)}")
-    if (slots := settings["block_size"]) != decoding.draft_tokens + 1:
+    if (slots := settings["block_size"]) != decoding.limit + 1:
         raise UserError(
-            f"decoding.draft_tokens={decoding.draft_tokens} is not possible with SGLang: the drafter's blocks have "
+            f"decoding.draft_tokens={decoding.limit} is not possible with SGLang: the drafter's blocks have "
             f"{slots} slots, so decoding.draft_tokens={slots - 1}"
         )
 

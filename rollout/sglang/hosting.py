@@ -31,9 +31,9 @@ def head_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
     arguments: dict[str, Any] = {
         "speculative_algorithm": "NEXTN",
         "speculative_draft_model_path": str(folder),
-        "speculative_num_steps": decoding.draft_tokens,
+        "speculative_num_steps": decoding.limit,
         "speculative_eagle_topk": 1,
-        "speculative_num_draft_tokens": decoding.draft_tokens + 1,
+        "speculative_num_draft_tokens": decoding.limit + 1,
         "speculative_use_rejection_sampling": SYSTEMS[decoding.system].sampled,
     }
     if own.block_verification:
@@ -48,7 +48,7 @@ def head_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
 def head_wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
     """The same of a running server."""
     system = SYSTEMS[decoding.system]
-    steps = {"speculative_num_steps": (decoding.draft_tokens,)} if system.length == "fixed" else {}
+    steps = {"speculative_num_steps": (decoding.limit,)} if system.length == "fixed" else {}
     return {
         "speculative_eagle_topk": (1,),
         "speculative_use_rejection_sampling": (system.sampled,),

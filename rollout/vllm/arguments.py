@@ -30,7 +30,7 @@ ENVIRONMENT = {
 
 def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, Any]:
     """Arguments of ``vllm.EngineArgs`` for a job; ``device`` is cpu or cuda."""
-    rollout, own, drafts = config.rollout, config.rollout.vllm, config.decoding.draft_tokens
+    rollout, own, drafts = config.rollout, config.rollout.vllm, config.decoding.limit
     length = rollout.max_length + 1 + drafts
     arguments: dict[str, Any] = {
         "model": str(folder),
@@ -84,6 +84,10 @@ def refuse_system(decoding: DecodingConfig) -> None:
         raise UserError(
             f"decoding.draft_temperature={temperature} is not possible with vLLM: it drafts at the target's "
             "temperature; give null, or decoding.system=target_only for greedy drafts"
+        )
+    if decoding.draft_tokens == "auto" and system.drafts:
+        raise UserError(
+            "decoding.draft_tokens=auto is not possible with vLLM: it drafts as it was started; give a number"
         )
 
 

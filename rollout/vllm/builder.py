@@ -40,7 +40,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     core = Core(
         engine_arguments(config, folder, device),
         environment,
-        drafts=config.decoding.draft_tokens if system.drafts else 0,
+        drafts=config.decoding.limit if system.drafts else 0,
         head=model,
     )
     names = weight_names(folder, layout, layers)

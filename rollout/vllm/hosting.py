@@ -21,14 +21,14 @@ class Hosting:
 def head_arguments(decoding: DecodingConfig) -> dict[str, Any]:
     """Drafts of the MTP head in the target's checkpoint; vLLM's own default is greedy."""
     method = "probabilistic" if SYSTEMS[decoding.system].sampled else "greedy"
-    return {"method": "mtp", "num_speculative_tokens": decoding.draft_tokens, "draft_sample_method": method}
+    return {"method": "mtp", "num_speculative_tokens": decoding.limit, "draft_sample_method": method}
 
 
 def ngram_arguments(decoding: DecodingConfig) -> dict[str, Any]:
     """What followed the longest suffix that occurred before, as the embedded engine looks it up."""
     return {
         "method": "ngram",
-        "num_speculative_tokens": decoding.draft_tokens,
+        "num_speculative_tokens": decoding.limit,
         "prompt_lookup_max": LONGEST,
         "prompt_lookup_min": 1,
     }

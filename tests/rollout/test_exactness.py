@@ -4,6 +4,7 @@ seen."""
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,13 @@ from torch import Tensor
 from bebop.config import DecodingConfig
 from bebop.decoding import SYSTEMS
 from bebop.kernels.verify import chain_verify, sample
-from bebop.model.attention import PackedContext, SlotContext
+from bebop.model.attention import CausalContext, PackedContext, SlotContext
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.drafters.mtp import MTPDrafter
+from bebop.rollout.decoding.lengths.cost import CostLength
+from bebop.rollout.decoding.temperature import GRID
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests, tiny_policy
 from tests.goodness_of_fit import p_value
@@ -24,7 +28,7 @@ from tests.goodness_of_fit import p_value
 VOCAB, DRAWS, TOKENS = 5, 10_000, 3
 PROMPTS = [[0, 1, 2], [3, 3, 1, 0]]
 LEVEL = 1e-3
-Fault = AcceptanceRule | type[SlotContext] | None
+Fault = AcceptanceRule | type[SlotContext] | type[MTPDrafter] | None
 
 
 def exact_distribution(policy: Policy, prompt: Sequence[int], temperature: float) -> np.ndarray:
@@ -44,11 +48,17 @@ def exact_distribution(policy: Policy, prompt: Sequence[int], temperature: float
 def draw(
     policy: Policy, system: DecodingConfig, prompt: list[int], temperature: float, fault: Fault = None
 ) -> np.ndarray:
-    """Counts [V, V, V] of the first three tokens in DRAWS answers of the engine, with a rule or cache of one's own."""
-    engine = TorchEngine(policy, system, slots=1000, max_length=16)
+    """Counts [V, V, V] of the first three tokens in DRAWS answers of the engine, with a part of one's own."""
+    numbers = np.random.default_rng(0)
+    seconds = numbers.lognormal(size=100_000).cumsum().tolist()  # by which as many drafts as pay are made
+    engine = TorchEngine(policy, system, slots=1000, max_length=16, clock=iter(seconds).__next__)
     assert isinstance(engine.decoder, DraftVerify)
+    if isinstance(engine.decoder.length, CostLength):
+        pace, paying = engine.decoder.length.pace, engine.decoder.length.pace.choose
+        pace.choose = lambda rows: (paying(rows) + int(numbers.integers(3))) % 3  # type: ignore[method-assign]
     if isinstance(fault, type):
-        engine.decoder.target.cache.__class__ = fault
+        replaced = engine.decoder.drafter if issubclass(fault, MTPDrafter) else engine.decoder.target.cache
+        replaced.__class__ = fault  # type: ignore[assignment]
     elif fault is not None:
         engine.decoder.rule = fault
     drafts = engine.decoder.drafter is not None
@@ -87,6 +97,18 @@ def policy() -> Policy:
 def test_the_output_distribution_is_the_target(policy: Policy, name: str, temperature: float) -> None:
     drafts = 4 if SYSTEMS[name].tree else 2  # two nodes would have no siblings
     assert smallest_p(policy, DecodingConfig(system=name, draft_tokens=drafts), temperature) > LEVEL
+
+
+@pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.exact and system.self_tempered])
+def test_the_output_distribution_is_the_target_at_draft_temperatures_that_are_chosen(policy: Policy, name: str) -> None:
+    system = DecodingConfig(system=name, draft_tokens=2, draft_temperature="auto")
+    assert smallest_p(policy, system, 0.7) > LEVEL
+
+
+@pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.exact and system.free_length])
+def test_the_output_distribution_is_the_target_with_as_many_drafts_as_pay(policy: Policy, name: str) -> None:
+    """The number changes from cycle to cycle, in some of them to a chosen one and in others to any, 0 among them."""
+    assert smallest_p(policy, DecodingConfig(system=name, draft_tokens="auto", most_drafts=2), 1.0) > LEVEL
 
 
 class BonusFromTheLastDraftRow:
@@ -161,3 +183,52 @@ def test_a_draft_dropped_for_being_unlikely_is_caught(policy: Policy) -> None:
             return Accepted.chain(draft, accepted, token)
 
     assert smallest_p(policy, DecodingConfig(draft_tokens=2), 1.0, DropUnlikely()) < LEVEL / 100
+
+
+class PeekingTemperature(MTPDrafter):
+    """Draws the first draft at each temperature, and takes the one whose token the target accepts most readily."""
+
+    def propose(self, rows: Rows, length: DraftLength) -> Draft:
+        context, sizes = rows.context(), rows.sizes
+        positions = torch.arange(context.shape[1]).expand_as(context)
+        hidden = self.policy.hidden(context, positions, CausalContext())
+        p = rows.probs(self.policy.logits(hidden[torch.arange(rows.batch), sizes - 1])[:, None])[:, 0]
+        own, logits = rows.sampling.temperature, self.policy.logits(self.hidden[: rows.batch])[:, None]
+        assert own is not None and self.tempered is not None
+        q = torch.stack([rows.probs(logits, None, factor * own)[:, 0] for factor in GRID])  # [G, B, V]
+        token = sample(q, rows.uniforms[:, 0].expand(len(GRID), -1))[..., None]
+        best = (p.expand_as(q).gather(-1, token) / q.gather(-1, token))[..., 0].argmax(0)
+        chosen = (torch.tensor(GRID)[best] * own)[:, None].expand(-1, length.limit)
+        self.tempered.choose = lambda rows, drafts: chosen  # type: ignore[method-assign]
+        return super().propose(rows, length)
+
+
+class OtherTemperature(MTPDrafter):
+    """Says that its drafts were drawn at the target's temperature, whatever they were drawn at."""
+
+    def propose(self, rows: Rows, length: DraftLength) -> Draft:
+        draft = super().propose(rows, length)
+        assert self.drawn is not None
+        return replace(draft, probs=rows.probs(torch.stack(self.drawn.logits, 1)))
+
+
+@pytest.mark.parametrize("drafter", [PeekingTemperature, OtherTemperature])
+def test_a_draft_temperature_that_peeks_or_is_not_told_is_caught(policy: Policy, drafter: type[MTPDrafter]) -> None:
+    system = DecodingConfig(draft_tokens=2, draft_temperature="auto")
+    assert smallest_p(policy, system, 0.7, drafter) < LEVEL / 100
+
+
+class OnlyWhatWillStand:
+    """Makes no more drafts than the target is going to accept, as if it had seen what comes of them."""
+
+    exact, layers = True, ()
+
+    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
+        stand, _ = chain_verify(draft.tokens, draft.probs, out.probs, uniforms)
+        accepted, token = chain_verify(draft.tokens, draft.probs, out.probs, uniforms, stand)
+        return Accepted.chain(draft, accepted, token)
+
+
+def test_a_number_of_drafts_that_knows_their_fate_is_caught(policy: Policy) -> None:
+    system = DecodingConfig(draft_tokens="auto", most_drafts=2)
+    assert smallest_p(policy, system, 1.0, OnlyWhatWillStand()) < LEVEL / 100

@@ -95,9 +95,9 @@ class FirpDrafter:
         steps = len(network.layers)
         self.policy, self.network = policy, network.to(policy.backbone.dtype)
         self.shape = _shape(policy, network, slots, config) if config.tree else None
-        if not config.tree and config.draft_tokens > steps:
+        if not config.tree and config.limit > steps:
             raise UserError(
-                f"decoding.draft_tokens={config.draft_tokens} is not possible: the part firp predicts {steps} tokens"
+                f"decoding.draft_tokens={config.limit} is not possible: the part firp predicts {steps} tokens"
             )
         self.target_pass = PseudoPass(policy, self.network)
         self.temperature = config.temperature_of_drafts
@@ -184,10 +184,10 @@ def _shape(policy: Policy, network: PseudoStates, slots: Slots, config: Decoding
     """The tree that is drafted; ``UserError`` for one that cannot be."""
     options, steps = config.of(FirpOptions), len(network.layers)
     known = getattr(network, "chances", ())
-    paths = options.paths(config.draft_tokens, known, steps)
-    if len(paths) < config.draft_tokens:
+    paths = options.paths(config.limit, known, steps)
+    if len(paths) < config.limit:
         raise UserError(
-            f"decoding.draft_tokens={config.draft_tokens} is not possible: {steps} tokens ahead, and chances for so "
+            f"decoding.draft_tokens={config.limit} is not possible: {steps} tokens ahead, and chances for so "
             f"many children, make {len(paths)} nodes"
         )
     deepest, widest = max(map(len, paths)), 1 + max(path[-1] for path in paths)

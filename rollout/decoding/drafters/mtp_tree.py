@@ -68,7 +68,7 @@ class MTPTreeDrafter(HeadDrafter):
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         super().__init__(policy, slots, config)
-        paths = config.of(TreeOptions).paths(config.draft_tokens)
+        paths = config.of(TreeOptions).paths(config.limit)
         widest = 1 + max(path[-1] for path in paths)
         if widest > policy.vocab_size:
             raise UserError(

@@ -30,8 +30,8 @@ class NgramDrafter:
         """See ``Drafter``. The width is that of the longest draft, so that no pass is widened for nothing."""
         context, newest = rows.context(), rows.sizes - 1
         end, matched = last_match(context, newest)
-        counts = torch.where(matched, (newest - end).clamp_max(length.limit), 0)
         wanted = length.start(rows)
+        counts = torch.where(matched, (newest - end).clamp_max(length.limit), 0)
         counts = counts if wanted is None else torch.minimum(counts, wanted)
         after = end[:, None] + 1 + torch.arange(int(counts.max()), device=context.device)
         return Draft(tokens=context.gather(1, after.clamp_max(context.shape[1] - 1)), probs=None, lengths=counts)

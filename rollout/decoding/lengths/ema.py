@@ -25,7 +25,7 @@ class EmaLength:
     counts = ("block_size",)
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
-        self.limit, self.decay = config.draft_tokens, config.of(EmaOptions).decay
+        self.limit, self.decay = config.limit, config.of(EmaOptions).decay
         self.pass_cost, self.verify_cost = config.cost_ratio, config.verify_ratio
         self.seen = slots.add("ema/seen", torch.tensor(PRIOR, dtype=torch.float64))  # [S, 2] accepted, tested
 

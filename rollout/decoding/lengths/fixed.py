@@ -16,7 +16,7 @@ class FixedLength:
     counts: tuple[str, ...] = ()
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
-        self.limit = config.draft_tokens
+        self.limit = config.limit
 
     def start(self, rows: Rows) -> Tensor | None:
         """All K."""

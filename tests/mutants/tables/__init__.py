@@ -3,6 +3,7 @@
 from tests.mutants.tables import (
     adapters,
     agents,
+    auto,
     bad_input,
     balance,
     bugfix,
@@ -49,6 +50,7 @@ from tests.mutants.tables import (
 FAULTS = (
     *adapters.FAULTS,
     *agents.FAULTS,
+    *auto.FAULTS,
     *balance.FAULTS,
     *sampling.FAULTS,
     *security.FAULTS,

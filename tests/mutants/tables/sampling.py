@@ -149,8 +149,8 @@ FAULTS = (
     fault(
         "sampling/temperature-of-draft",
         "rollout/decoding/drafters/mtp.py",
-        "None if seen is None else seen[:, None], self.temperature)",
-        "None if seen is None else seen[:, None], self.temperature or None)",
+        "temperature = self.temperature if chosen",
+        "temperature = (self.temperature or None) if chosen",
         "rollout/test_drafts.py",
     ),
     fault(

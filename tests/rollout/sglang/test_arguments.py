@@ -77,6 +77,8 @@ def test_a_cpu_takes_what_it_can_run() -> None:
     ("decoding", "own", "device", "word"),
     [
         (DecodingConfig(draft_temperature=0.5), SglangConfig(), "cuda", "draft_temperature"),
+        (DecodingConfig(draft_tokens="auto"), SglangConfig(), "cuda", "draft_tokens=auto"),
+        (DecodingConfig(draft_temperature="auto"), SglangConfig(), "cuda", "draft_temperature=auto"),
         (DecodingConfig(draft_temperature=0.0), SglangConfig(), "cuda", "target_only"),
         (DecodingConfig(), SglangConfig(block_verification=True), "cpu", "GPU"),
         (DecodingConfig(system="target_only"), SglangConfig(block_verification=True), "cuda", "sampled drafts"),

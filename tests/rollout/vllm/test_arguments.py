@@ -84,6 +84,8 @@ def test_a_cpu_has_room_for_all_slots() -> None:
         (DecodingConfig(system="firp"), "firp"),
         (DecodingConfig(system="pipo", draft_tokens=1), "choose one of"),
         (DecodingConfig(draft_temperature=0.5), "draft_temperature=0.5"),
+        (DecodingConfig(draft_tokens="auto"), "draft_tokens=auto"),
+        (DecodingConfig(draft_temperature="auto"), "draft_temperature=auto"),
         (DecodingConfig(draft_temperature=0.0), "target_only"),
     ],
 )

@@ -1,0 +1,113 @@
+"""How many drafts give most tokens per second: seconds of a cycle by rows and drafts, acceptance by position.
+
+With acceptance a_1 .. a_L of drafts that were tested, a cycle of B rows with K drafts emits B (1 + a_1 + ... +
+a_1 .. a_K) tokens on average. K = 0 is plain decoding. Both tables follow what is measured; a number of drafts that is
+not the best one is tried now and then, so that they stay known, at a cost that is bounded.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+START, WEIGHT = 0.8, 8.0  # acceptance that is assumed before anything was drafted, and for how many tests that counts
+FADE = 0.98  # weight of a cycle's acceptance over that of the next one
+ALL, ONE = 0.1, 0.05  # how far a cycle's seconds move the row of its size, and its own number of drafts beyond that:
+STALE, MOST = 20, 0.5  # once more for each so many cycles since that number was last measured, up to so far
+OUTLIER = 2.0  # a cycle that seems so many times slower or faster than it should be counts as if it were so many times
+SHORTEST = 1e-9  # seconds that a clock may say
+TRIALS = 0.01  # of the time may be lost to numbers of drafts that are not the best one
+REST = 16  # cycles before a number is tried again: two that are as good as one another shall both be measured
+
+
+def sizes(most: int) -> tuple[int, ...]:
+    """Batch sizes that have a row of their own: powers of two, and the largest one."""
+    return (*(1 << i for i in range((most - 1).bit_length())), most)
+
+
+class Pace:
+    """The two tables, and the choice. Rows between two sizes are on a straight line."""
+
+    def __init__(self, most: int, slots: int, draft: float, verify: float) -> None:
+        """At most ``most`` drafts, L, and ``slots`` rows; seconds begin as plain ones * (1 + K (draft + verify))."""
+        self.most, self.sizes = most, sizes(slots)
+        self.seconds = [[1.0 + k * (draft + verify) for k in range(most + 1)] for _ in self.sizes]
+        self.tested, self.passed = [WEIGHT] * most, [WEIGHT * START] * most  # by position
+        self.known = False  # whether any of it was measured
+        self.owed = [0.0] * (most + 1)  # seconds that trials of each number of drafts may lose
+        self.idle = [0] * (most + 1)  # cycles since each was measured
+
+    def tokens(self) -> list[float]:
+        """Expected of a row in a cycle with 0, 1, ..., L drafts."""
+        chances = [passed / tested for passed, tested in zip(self.passed, self.tested, strict=True)]
+        return list(accumulate(accumulate(chances, mul), initial=1.0))
+
+    def costs(self, rows: int) -> list[float]:
+        """Seconds of a cycle with 0, 1, ..., L drafts."""
+        low, high, share = self._between(rows)
+        return [(1 - share) * a + share * b for a, b in zip(self.seconds[low], self.seconds[high], strict=True)]
+
+    def best(self, rows: int) -> int:
+        """The number of drafts with most tokens a second; of some that tie, the smallest."""
+        return _largest(self.tokens(), self.costs(rows))
+
+    def choose(self, rows: int) -> int:
+        """Drafts of the next cycle: the best number, or one that is tried since it has earned what that loses.
+
+        What is lost is how much sooner the best one would have had as many tokens. Each number earns its share of
+        ``TRIALS``, so that those that lose little are tried often, and all of them some time.
+        """
+        tokens, costs = self.tokens(), self.costs(rows)
+        best = _largest(tokens, costs)
+        each, pace = TRIALS * costs[best] / self.most, costs[best] / tokens[best]
+        self.owed = [owed + each for owed in self.owed]
+        self.owed[best] = 0.0
+        for other in range(self.most + 1):
+            loss = costs[other] - tokens[other] * pace
+            if other != best and loss <= self.owed[other] and self.idle[other] >= REST:
+                self.owed[other] = 0.0
+                return other
+        return best
+
+    def measured(self, rows: int, drafts: int, seconds: float) -> None:
+        """Take in what a cycle took.
+
+        Machines and contexts change for all numbers of drafts alike, so a surprise moves the whole row; what was not
+        measured for long is moved farther.
+        """
+        surprise = math.log(max(seconds, SHORTEST) / self.costs(rows)[drafts])
+        if not self.known:  # so far a cycle had no unit of time
+            self.seconds = [[one * math.exp(surprise) for one in row] for row in self.seconds]
+            self.known, surprise = True, 0.0
+        surprise = max(-math.log(OUTLIER), min(math.log(OUTLIER), surprise))
+        own = min(MOST, ONE * (1 + self.idle[drafts] / STALE))
+        low, high, share = self._between(rows)
+        for size, weight in {low: 1 - share, high: share}.items() if low != high else [(low, 1.0)]:
+            for k in range(self.most + 1):
+                self.seconds[size][k] *= math.exp(weight * surprise * (ALL + own * (k == drafts)))
+        self.idle = [0 if k == drafts else idle + 1 for k, idle in enumerate(self.idle)]
+
+    def timed(self, rows: int, drafts: int, seconds: float) -> None:
+        """Set what a cycle takes, for a size that has a row of its own."""
+        self.seconds[self.sizes.index(rows)][drafts], self.known = max(seconds, SHORTEST), True
+
+    def accepted(self, lengths: Sequence[int], drafts: int) -> None:
+        """Take in how many drafts stood in each row [B] of a cycle that had ``drafts``: all up to the first that fell
+        were tested."""
+        for k in range(drafts):
+            tested, passed = sum(length >= k for length in lengths), sum(length > k for length in lengths)
+            self.tested[k] = FADE * self.tested[k] + tested
+            self.passed[k] = FADE * self.passed[k] + passed
+
+    def _between(self, rows: int) -> tuple[int, int, float]:
+        """The neighbouring sizes, and how far ``rows`` is on the way from one to the other."""
+        high = next((i for i, size in enumerate(self.sizes) if size >= rows), len(self.sizes) - 1)
+        low = high if self.sizes[high] <= rows else high - 1
+        width = self.sizes[high] - self.sizes[low]
+        return low, high, (rows - self.sizes[low]) / width if width else 0.0
+
+
+def _largest(tokens: Sequence[float], costs: Sequence[float]) -> int:
+    """Where tokens a second are most."""
+    rates = [emitted / spent for emitted, spent in zip(tokens, costs, strict=True)]
+    return rates.index(max(rates))
