@@ -23,8 +23,8 @@ TABLE = {
     "processes events resume_rules run_folder override_merge intervals parsing reading options catalogue "
     "catalogue_turns tree_shape conf",
     # parts that know no engine, no worker and no trainer
-    1: "model identity tasks rollout.engine rollout.slots rollout.decoding trainer.advantages trainer.chains "
-    "trainer.logprobs trainer.losses trainer.optim trainer.packing trainer.schedule trainer.scorer "
+    1: "model identity tasks rollout.engine rollout.slots rollout.history rollout.decoding trainer.advantages "
+    "trainer.chains trainer.logprobs trainer.losses trainer.optim trainer.packing trainer.schedule trainer.scorer "
     "trainer.block_loss trainer.block_choice trainer.firp_loss trainer.firp_ranks trainer.pipo_rows trainer.pipo_loss "
     "certify.answers certify.two_sample certify.evidence certify.directions certify.bets certify.bigram "
     "certify.cohort certify.marginals certify.tilt certify.ledger certify.causes certify.columns certify.structure "
@@ -61,8 +61,8 @@ DOORS = {
 # Drafters, rules and lengths: what they are, and all of ours that they may know.
 PARTS = tuple(f"bebop.rollout.decoding.{kind}" for kind in ("drafters", "rules", "lengths"))
 SEAMS = ("bebop.rollout.decoding.base", "bebop.rollout.decoding.sampling", "bebop.rollout.decoding.head",
-         "bebop.rollout.slots", "bebop.model", "bebop.kernels", "bebop.config", "bebop.options",
-         "bebop.tree_shape", "bebop.errors")  # fmt: skip
+         "bebop.rollout.slots", "bebop.model", "bebop.kernels", "bebop.config",
+         "bebop.options", "bebop.tree_shape", "bebop.errors")  # fmt: skip
 # Where a rollout may know of the MTP head.
 HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.decoding.head", "bebop.rollout.served_weights",
           "bebop.rollout.sglang", "bebop.rollout.vllm")  # fmt: skip
