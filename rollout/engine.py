@@ -74,6 +74,10 @@ class Engine(Protocol):
         """Decode otherwise from the next cycle on; ``UserError`` if its drafts do not fit."""
         ...
 
+    def remember(self, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> None:
+        """Past answers to a prompt, all that count, for ways of decoding that draft from them; else nothing happens."""
+        ...
+
     @property
     def unfinished(self) -> int:
         """Requests queued or running."""

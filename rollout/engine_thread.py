@@ -77,6 +77,10 @@ class EngineThread:
         """Another way of decoding, between two steps; requests in progress go on with it."""
         return self._post([partial(self._configure, decoding)])[0]
 
+    def remember(self, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> Future[None]:
+        """Past answers to a prompt, before any request that is submitted later."""
+        return self._post([partial(self._remember, prompt, answers)])[0]
+
     def progress(self) -> Progress:
         """Seconds since the last call; version and head."""
         with self._news:
@@ -178,6 +182,10 @@ class EngineThread:
 
     def _configure(self, decoding: DecodingConfig, future: Future[None]) -> None:
         self.engine.configure(decoding)
+        future.set_result(None)
+
+    def _remember(self, prompt: Sequence[int], answers: Sequence[Sequence[int]], future: Future[None]) -> None:
+        self.engine.remember(prompt, answers)
         future.set_result(None)
 
     def _answer(self, ended: Sequence[Finished]) -> None:

@@ -181,6 +181,9 @@ class ServedEngine:
             why = f"{self.server.name} runs {self.system!r}"
             raise UserError(f"decoding.system={decoding.system!r} is not possible now: {why}")
 
+    def remember(self, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> None:
+        """A server drafts with what it has: ways of decoding that would use them are refused (``System.unserved``)."""
+
     def close(self) -> None:
         """End the server and its processes, dead or alive."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(self.timeout)

@@ -149,6 +149,10 @@ class TorchEngine:
                 self._recompute()
         self.decoding, self.tracer.drafter = decoding, then.drafter
 
+    def remember(self, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> None:
+        """For requests that come from now on; running ones go on with what they have."""
+        self.slots.history.remember(prompt, answers)
+
     def _recompute(self) -> None:
         """Read the contexts of running requests anew, with the weights of now."""
         self.fed = self.admission.prefill(0, [self._context(slot) for slot in range(len(self.active))])
