@@ -30,8 +30,8 @@ TABLE = {
     "certify.cohort certify.marginals certify.tilt certify.ledger certify.causes certify.columns certify.structure "
     "certify.declared certify.family certify.checkpoint certify.white_box",
     # engines, workers, trainers, the buffer and the monitor
-    2: "buffer trajectories trajectory_log trajectory_rows protocols weight_manifest hangs watchdog monitor "
-    "dashboards rollout rollout.decoding.draft_verify rollout.decoding.registry trainer",
+    2: "buffer trajectories trajectory_log trajectory_rows protocols weight_manifest hangs watchdog "
+    "monitor dashboards rollout rollout.decoding.draft_verify rollout.decoding.registry trainer",
     # what joins them, without Ray and with it
     3: "clock dispatch lane pool loop",
     4: "runtime adaptation report view remote placement preflight certify simulation "
@@ -61,7 +61,7 @@ DOORS = {
 # Drafters, rules and lengths: what they are, and all of ours that they may know.
 PARTS = tuple(f"bebop.rollout.decoding.{kind}" for kind in ("drafters", "rules", "lengths"))
 SEAMS = ("bebop.rollout.decoding.base", "bebop.rollout.decoding.sampling", "bebop.rollout.decoding.head",
-         "bebop.rollout.slots", "bebop.model", "bebop.kernels", "bebop.config",
+         "bebop.rollout.decoding.recall", "bebop.rollout.slots", "bebop.model", "bebop.kernels", "bebop.config",
          "bebop.options", "bebop.tree_shape", "bebop.errors")  # fmt: skip
 # Where a rollout may know of the MTP head.
 HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.decoding.head", "bebop.rollout.served_weights",
