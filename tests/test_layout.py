@@ -30,7 +30,7 @@ TABLE = {
     "certify.cohort certify.marginals certify.tilt certify.ledger certify.causes certify.columns certify.structure "
     "certify.declared certify.family certify.checkpoint certify.white_box",
     # engines, workers, trainers, the buffer and the monitor
-    2: "buffer trajectories trajectory_log trajectory_rows protocols weight_manifest hangs watchdog "
+    2: "buffer trajectories trajectory_log trajectory_rows past_answers protocols weight_manifest hangs watchdog "
     "monitor dashboards rollout rollout.decoding.draft_verify rollout.decoding.registry trainer",
     # what joins them, without Ray and with it
     3: "clock dispatch lane pool loop",

@@ -1,8 +1,8 @@
-"""Faults in drafts from history: what is matched and counted, drawn and reported and trusted."""
+"""Faults in drafts from history: what is matched and counted, drawn and reported, trusted, kept and sent along."""
 
 from tests.mutants.fault import fault
 
-TEXTS, RECALL = "rollout/history.py", "rollout/decoding/recall.py"
+TEXTS, RECALL, PAST = "rollout/history.py", "rollout/decoding/recall.py", "bebop/past_answers.py"
 ALONE, MIXED = "rollout/decoding/drafters/history.py", "rollout/decoding/drafters/history_mtp.py"
 GROWN = "rollout/test_history.py::test_texts_that_grow_in_turns_are_matched_as_a_search_finds_them"
 READ = "rollout/test_history.py::test_a_reader_matches_what_a_search_finds"
@@ -14,6 +14,9 @@ TRUST = "rollout/test_recall.py::test_trust_follows_the_share_of_tokens_that_cam
 SOURCE = "rollout/test_recall.py::test_what_was_said_before_is_drafted_and_counted_by_its_source"
 EXACT = "rollout/test_history_exactness.py::test_the_output_distribution_is_the_target"
 FREQUENT = "rollout/test_recall.py::test_drafts_are_drawn_as_often_as_tokens_followed"
+KNOWN = "test_past_answers.py::test_what_is_known_is_a_function_of_what_was_said_last"
+RESUMED = "test_past_answers.py::test_a_resumed_run_knows_what_it_knew"
+SENT = "test_past_answers.py::test_workers_are_told_what_was_trained_on_before"
 
 FAULTS = (
     fault("history/split-without-count", TEXTS, "self.link[there], self.count[there])", "self.link[there], 0)", GROWN),
@@ -52,4 +55,12 @@ FAULTS = (
     fault("history/head-left-in", MIXED, "line.headed = False", "pass",
           "rollout/test_recall.py::test_the_head_is_left_out_once_history_is_sure"),
     fault("history/limit-ignored", ALONE, "while len(line) < limits[row] and", "while len(line) < 99 and", SOURCE),
+    fault("history/past-oldest-first", PAST, "[-self.answers :]", "[: self.answers]", KNOWN),
+    fault("history/past-unbounded", PAST, "while self.tokens > self.limit:", "while False:", KNOWN),
+    fault("history/recall-one-step-short", PAST, "range(step, step + 1)", "range(step, step)", RESUMED),
+    fault("history/recall-stops-early", PAST, "in found) <= self.limit:", "in found) <= self.limit // 2:", RESUMED),
+    fault("history/nothing-sent", "bebop/pool.py", "members=members, past=past)", "members=members)", SENT),
+    fault("history/not-told", "rollout/worker.py", "            if a.past:", "            if False:",
+          "rollout/test_worker.py::test_an_engine_knows_past_answers_before_it_begins_with_their_prompt"),
+    fault("history/nothing-taken", "bebop/loop.py", "self.past.take(batch.groups)", "pass", SENT),
 )  # fmt: skip
