@@ -6,7 +6,7 @@ new weights reach every request that is submitted after them, and an abort ends 
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -77,7 +77,7 @@ class EngineThread:
         """Another way of decoding, between two steps; requests in progress go on with it."""
         return self._post([partial(self._configure, decoding)])[0]
 
-    def remember(self, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> Future[None]:
+    def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> Future[None]:
         """Past answers to a prompt, before any request that is submitted later."""
         return self._post([partial(self._remember, prompt, answers)])[0]
 
@@ -184,7 +184,7 @@ class EngineThread:
         self.engine.configure(decoding)
         future.set_result(None)
 
-    def _remember(self, prompt: Sequence[int], answers: Sequence[Sequence[int]], future: Future[None]) -> None:
+    def _remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]], future: Future[None]) -> None:
         self.engine.remember(prompt, answers)
         future.set_result(None)
 

@@ -125,7 +125,7 @@ class History:
         """Prompts."""
         return len(self._held)
 
-    def remember(self, prompt: Sequence[int], answers: Iterable[Sequence[int]]) -> None:
+    def remember(self, prompt: Sequence[int], answers: Iterable[Iterable[int]]) -> None:
         """Past answers to a prompt, all that count: in place of others that were told before, and of what was decoded
         here meanwhile, which is among them. The same ones told again change nothing."""
         key, told = tuple(prompt), tuple(tuple(map(int, answer)) for answer in answers)

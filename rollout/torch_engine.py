@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -149,7 +149,7 @@ class TorchEngine:
                 self._recompute()
         self.decoding, self.tracer.drafter = decoding, then.drafter
 
-    def remember(self, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> None:
+    def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
         """For requests that come from now on; running ones go on with what they have."""
         self.slots.history.remember(prompt, answers)
 

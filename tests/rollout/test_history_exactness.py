@@ -89,10 +89,10 @@ def test_the_output_distribution_is_the_target(
 class HeadReported(HistoryMTPDrafter):
     """Draws from the mixture, and hands the head's part of it to verification."""
 
-    def _draft(self, rows: Rows, lines: Any, followers: Followers, tokens: Any, probs: Any, shares: Any) -> Draft:
-        draft = super()._draft(rows, lines, followers, tokens, probs, shares)
+    def _draft(self, lines: Any, followers: Followers, tokens: Tensor, probs: Tensor, shares: Any) -> Draft:
+        draft = super()._draft(lines, followers, tokens, probs, shares)
         assert draft.probs is not None
-        row, step, token, _, chance, weight = followers.tensors(rows.last.device)
+        row, step, token, _, chance, weight = followers.tensors(tokens.device)
         own = draft.probs.index_put((row, step, token), -(chance * weight).float(), accumulate=True).clamp_min(0)
         mass = own.sum(-1, keepdim=True)
         return Draft(
@@ -109,7 +109,7 @@ class Peeking(HistoryMTPDrafter):
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         uniforms, lines = rows.uniforms[:, 0], self.recall.ahead(rows)
-        own = self._head(rows, self.hidden[: rows.batch], None)
+        own = rows.probs(self.policy.logits(self.hidden[: rows.batch])[:, None])[:, 0]
         past = own.clone()
         found = [Next.of(line, greedy=False) for line in lines]
         for row, one in enumerate(found):

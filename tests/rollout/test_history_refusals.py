@@ -49,7 +49,7 @@ def test_nothing_is_concluded_from_how_often_history_is_right(system: str, tmp_p
     [
         ({"tokens": 0}, "options.tokens=0 is not possible: give"),
         ({"answers": 0}, "options.answers=0 is not possible: give"),
-        ({"siblings": 3}, "options.siblings=3 is not possible: give"),
+        ({"siblings": 3}, "options.siblings=3 is not possible: true or false"),
         ({"token": 3}, "options.token"),
     ],
 )

@@ -44,9 +44,9 @@ class HistoryDrafter:
         tokens = torch.tensor(padded, dtype=torch.long, device=rows.last.device).reshape(rows.batch, width)
         probs = None
         if width:
-            row, step, token, _, chance, _ = followers.tensors(tokens.device)
+            at_row, at_step, token, _, chance, _ = followers.tensors(tokens.device)
             probs = torch.zeros(rows.batch, width, self.vocabulary, device=tokens.device)
-            probs[row, step, token] = chance.float()
+            probs[at_row, at_step, token] = chance.float()
         self.recall.drafted = Cycle(followers=followers, probs=probs, lengths=lengths, passes=0.0)
         sources = {"history": torch.ones_like(tokens)}
         return Draft(tokens=tokens, probs=probs, lengths=lengths, sources=sources)

@@ -1,11 +1,12 @@
 """Drafts from a mixture of history and the model's own MTP head: q = w * history + (1 - w) * MTP, sampled."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bebop.config import DecodingConfig
 from bebop.kernels.verify import sample
@@ -28,10 +29,10 @@ class _Row:
     greedy: bool
     limit: int  # drafts
     chance: float = 1.0  # that all its drafts so far are accepted, as predicted
-    length: int = 0  # drafts that count
     passes: int = 1  # of the head; that of ``commit`` is made anyway
-    alive: bool = True  # drafts on
-    headed: bool = True  # the head still follows
+    headed: int = 0  # drafts with the head
+    tail: list[int] = field(default_factory=list)  # those of history alone, after them
+    alive: bool = True  # drafts on with the head
 
 
 class HistoryMTPDrafter(HeadDrafter):
@@ -54,38 +55,37 @@ class HistoryMTPDrafter(HeadDrafter):
         self.recall.forget(span, len(tokens))
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        """See ``Drafter``. A step waits for its tokens, which say what may follow in history."""
+        """See ``Drafter``. A step with the head waits for its tokens, which say what may follow in history."""
         wanted = length.start(rows)
         limits = [length.limit] * rows.batch if wanted is None else wanted.tolist()
         if not max(limits):
             return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None, lengths=wanted)
         lines, followers = self._rows(rows, limits), Followers()
+        uniforms = rows.uniforms[:, : max(limits)].tolist()
         hidden, seen = self.hidden[: rows.batch], rows.seen
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         shares: list[list[float]] = []
         for step in range(max(limits)):
-            found = [Next.of(line.match, line.greedy) if line.alive else None for line in lines]
-            shares.append([self._weight(line, one, step) for line, one in zip(lines, found, strict=True)])
-            headed = any(line.alive and line.headed for line in lines)
-            if headed and step:
-                hidden = self._feed(rows, step - 1, tokens[-1][:, None], hidden[:, None])[:, 0]
-            own = self._head(rows, hidden, seen) if headed else None
-            self._go_on(lines, found, own, step)
+            found = [self._found(row, line, step, followers, uniforms[row]) for row, line in enumerate(lines)]
             if not any(line.alive for line in lines):
                 break
+            if step:
+                hidden = self._feed(rows, step - 1, tokens[-1][:, None], hidden[:, None])[:, 0]
+            logits = self.policy.logits(hidden)[:, None]
+            own = rows.probs(logits, None if seen is None else seen[:, None], self.temperature)[:, 0]
             start = len(followers.places)
-            for row, (line, one, weight) in enumerate(zip(lines, found, shares[-1], strict=True)):
-                if line.alive and one is not None and weight:
-                    followers.add(row, step, one, weight)
-            probs.append(self._mixture(rows, own, shares[-1], followers, start))
+            shares.append(self._go_on(lines, found, own, step, followers))
+            if not any(line.alive for line in lines):
+                break
+            probs.append(self._mixture(own, shares[-1], followers, start))
             tokens.append(sample(probs[-1], rows.uniforms[:, step]))
             for line, token in zip(lines, tokens[-1].tolist(), strict=True):
                 if line.alive:
                     line.match.advance(token)
             if seen is not None:
                 seen = seen.scatter(-1, tokens[-1][:, None], True)
-        return self._draft(rows, lines, followers, tokens, probs, shares)
+        return self._draft(lines, followers, torch.stack(tokens, 1), torch.stack(probs, 1), shares)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
         """See ``Drafter``."""
@@ -98,71 +98,77 @@ class HistoryMTPDrafter(HeadDrafter):
         parts = zip(recall.ahead(rows), recall.weights(rows), recall.paces(rows), greedy, limits, strict=True)
         return [_Row(*part) for part in parts]
 
-    def _weight(self, line: _Row, found: Next | None, step: int) -> float:
-        """w of a row's next draft; whether the head follows it from here on."""
+    def _found(self, row: int, line: _Row, step: int, followers: Followers, uniforms: list[float]) -> Next | None:
+        """What followed a row's match, while the head follows it; else it is finished by history alone."""
         line.alive = line.alive and step < line.limit
-        if not line.alive or found is None:
-            line.alive = line.alive and line.headed  # nobody has anything to say
-            return 0.0
-        weight = line.weights[found.bucket]
-        if step and line.headed and line.chance * (1 - weight) <= line.pace * self.recall.pass_cost:
-            line.headed = False
-        if not line.headed:
-            return 1.0
-        return float(weight >= 0.5) if line.greedy else weight  # of a greedy target's two candidates, the likelier
+        found = Next.of(line.match, line.greedy) if line.alive else None
+        if found is None or not step:
+            return found
+        if line.chance * (1 - line.weights[found.bucket]) > line.pace * self.recall.pass_cost:
+            return found
+        line.alive, least = False, line.pace * self.recall.verify_cost
+        while found is not None and step < line.limit:
+            line.chance *= line.weights[found.bucket]
+            if line.chance <= least:
+                break
+            followers.add(row, step, found, 1.0)
+            line.tail.append(found.draw(uniforms[step]))
+            line.match.advance(line.tail[-1])
+            step, found = step + 1, Next.of(line.match, line.greedy)
+        return None
 
-    def _head(self, rows: Rows, hidden: Tensor, seen: Tensor | None) -> Tensor:
-        """The head's distributions [B, V]."""
-        logits = self.policy.logits(hidden)[:, None]
-        return rows.probs(logits, None if seen is None else seen[:, None], self.temperature)[:, 0]
-
-    def _go_on(self, lines: list[_Row], found: list[Next | None], own: Tensor | None, step: int) -> None:
-        """End the rows whose next draft is not worth what it costs; the first draft is always made."""
-        entropies = [0.0] * len(lines) if own is None else entropy(own).tolist()
-        for line, one, nats in zip(lines, found, entropies, strict=True):
+    def _go_on(
+        self, lines: list[_Row], found: list[Next | None], own: Tensor, step: int, followers: Followers
+    ) -> list[float]:
+        """w of each row's next draft; ends those that are not worth what they cost, the first always being made."""
+        shares = [0.0] * len(lines)
+        for row, (line, one, nats) in enumerate(zip(lines, found, entropy(own).tolist(), strict=True)):
             if not line.alive:
                 continue
-            line.passes += line.headed and step > 0
+            line.passes += step > 0
             trust = 0.0 if one is None else line.weights[one.bucket]
-            line.chance *= trust + (1 - trust) * exp(-0.7 * nats) if line.headed else trust
-            cost = self.recall.verify_cost + (self.recall.pass_cost if line.headed else 0.0)
-            if step and line.chance <= line.pace * cost:
-                line.alive = False
-                continue
-            line.length += 1
+            line.chance *= trust + (1 - trust) * exp(-0.7 * nats)
+            line.alive = not step or line.chance > line.pace * (self.recall.verify_cost + self.recall.pass_cost)
+            line.headed += line.alive
+            # Of the two that a greedy target could mean, the likelier.
+            shares[row] = float(trust >= 0.5) if line.greedy else trust
+            if line.alive and one is not None and shares[row]:
+                followers.add(row, step, one, shares[row])
+        return shares
 
-    def _mixture(
-        self, rows: Rows, own: Tensor | None, weights: list[float], followers: Followers, start: int
-    ) -> Tensor:
-        """q [B, V] of this step, whose followers begin at number ``start``."""
-        if own is None:
-            mixed = torch.zeros(rows.batch, self.policy.vocab_size, device=rows.last.device)
-        else:
-            mixed = own * torch.tensor([1 - weight for weight in weights], device=own.device)[:, None]
-        row, _, token, _, chance, weight = followers.tensors(mixed.device, start)
-        return mixed.index_put((row, token), (chance * weight).to(mixed.dtype), accumulate=True)
+    def _mixture(self, own: Tensor, shares: list[float], followers: Followers, start: int) -> Tensor:
+        """q [B, V] of a step, whose followers begin at number ``start``."""
+        mixed = own * torch.tensor([1 - share for share in shares], device=own.device)[:, None]
+        row, _, token, _, chance, share = followers.tensors(own.device, start)
+        return mixed.index_put((row, token), (chance * share).to(mixed.dtype), accumulate=True)
 
     def _draft(
-        self,
-        rows: Rows,
-        lines: list[_Row],
-        followers: Followers,
-        tokens: list[Tensor],
-        probs: list[Tensor],
-        shares: list[list[float]],
+        self, lines: list[_Row], followers: Followers, tokens: Tensor, probs: Tensor, shares: list[list[float]]
     ) -> Draft:
-        lengths, passes = torch.tensor([[line.length, line.passes] for line in lines], device=rows.last.device).unbind(
-            1
-        )
-        drawn = torch.stack(probs, 1)
-        self.recall.drafted = Cycle(followers=followers, probs=drawn, lengths=lengths, passes=passes.double())
-        share = torch.tensor(shares[: len(tokens)], device=lengths.device).T
+        """Tokens [B, n] and probs [B, n, V] with the head, and the tails of rows that went on without."""
+        counts = torch.tensor([[line.headed, len(line.tail), line.passes] for line in lines], device=tokens.device)
+        headed, tails, passes = counts.unbind(1)
+        lengths = headed + tails
+        wider = int(lengths.max()) - tokens.shape[1]
+        if wider > 0:
+            tokens, probs = (pad(tokens, (0, wider)), pad(probs, (0, 0, 0, wider)))
+        width = tokens.shape[1]
+        share = torch.tensor(shares[:width], device=tokens.device).T
+        share = pad(share, (0, width - share.shape[1]), value=1.0)
+        if any(line.tail for line in lines):
+            alone = torch.arange(width, device=tokens.device) >= headed[:, None]
+            said = [token for line in lines for token in line.tail]
+            tokens[alone & (torch.arange(width, device=tokens.device) < lengths[:, None])] = torch.tensor(
+                said, device=tokens.device
+            )
+            probs = torch.where(alone[..., None], 0, probs)
+            row, step, token, _, chance, weight = followers.tensors(tokens.device)
+            sure = weight == 1
+            probs[row[sure], step[sure], token[sure]] = chance[sure].to(probs.dtype)
+            share = torch.where(alone, 1.0, share)
+        self.recall.drafted = Cycle(followers=followers, probs=probs, lengths=lengths, passes=passes.double())
         return Draft(
-            tokens=torch.stack(tokens, 1),
-            probs=drawn,
-            lengths=lengths,
-            forwards=int(passes.max()),
-            sources={"history": share},
+            tokens=tokens, probs=probs, lengths=lengths, forwards=int(passes.max()), sources={"history": share}
         )
 
 
