@@ -29,7 +29,12 @@ from bebop.trajectory import DecodeStats, SamplingParams
 
 ARMS = ("autoregressive", "bebop", "ngram", "history", "bebop_history")
 Past = Mapping[tuple[int, ...], Sequence[Sequence[int]]]  # prompt -> answers
-METHODS = ("ahead", "weights", "paces", "learn", "follow")  # of Recall, beside the lookups themselves
+# What is timed within a cycle: lookups themselves, and what is kept and learned of rows beside them.
+TIMED: tuple[tuple[str, type, tuple[str, ...]], ...] = (
+    ("lookup", Match, ("advance",)),
+    ("lookup", Next, ("of",)),
+    ("bookkeeping", Recall, ("ahead", "weights", "paces", "learn", "follow")),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,22 +149,22 @@ def decoded(make: Callable[[str], TorchEngine], asked: Sequence[Request], past: 
         row |= {"history/draft": float(share / drafts), "history accepted": float(share_kept / share)}
         if drafts > share:
             row["head accepted"] = float((kept - share_kept) / (drafts - share))
-        row |= {"remember %": 100 * told / total, "lookup %": 100 * spent[0] / total}
+        row |= {"remember %": 100 * told / total, **{f"{part} %": 100 * s / total for part, s in spent.items()}}
     return row
 
 
 @contextmanager
-def looking_up(history: bool) -> Iterator[list[float]]:
-    """Seconds within all that looks up, draws from and follows history, statistics of it included."""
-    spent = [0.0]
+def looking_up(history: bool) -> Iterator[dict[str, float]]:
+    """Seconds by the parts of TIMED; of calls within one another the outer one counts."""
+    spent = dict.fromkeys(("lookup", "bookkeeping"), 0.0)
     if not history:
         yield spent
         return
-    owners: list[tuple[type, str]] = [*((Recall, name) for name in METHODS), (Match, "advance"), (Next, "of")]
-    before = [owner.__dict__[name] for owner, name in owners]
+    places = [(part, owner, name) for part, owner, names in TIMED for name in names]
+    before = [owner.__dict__[name] for _, owner, name in places]
     depth = [0]
 
-    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(function: Callable[..., Any], part: str) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
             started = time.process_time()
             depth[0] += 1
@@ -168,15 +173,15 @@ def looking_up(history: bool) -> Iterator[list[float]]:
             finally:
                 depth[0] -= 1
                 if not depth[0]:
-                    spent[0] += time.process_time() - started
+                    spent[part] += time.process_time() - started
 
         return call
 
-    for (owner, name), plain in zip(owners, before, strict=True):
+    for (part, owner, name), plain in zip(places, before, strict=True):
         bound = isinstance(plain, classmethod)
-        setattr(owner, name, classmethod(timed(plain.__func__)) if bound else timed(plain))
+        setattr(owner, name, classmethod(timed(plain.__func__, part)) if bound else timed(plain, part))
     try:
         yield spent
     finally:
-        for (owner, name), plain in zip(owners, before, strict=True):
+        for (_, owner, name), plain in zip(places, before, strict=True):
             setattr(owner, name, plain)

@@ -26,5 +26,8 @@ def test_lookups_and_arms_are_measured() -> None:
     assert plain["accept length"] == 1 < mixed["accept length"] and "lookup %" not in plain
     assert 0 < mixed["history/draft"] < 1 == pytest.approx(alone["history/draft"])
     for row in (mixed, alone):
-        assert 0 < row["history accepted"] < 1 and row["lookup %"] > 0 and row["remember %"] > 0
+        assert (
+            0 < row["history accepted"] < 1
+            and min(row[f"{part} %"] for part in ("lookup", "bookkeeping", "remember")) > 0
+        )
     assert 0 < mixed["head accepted"] < 1 and "head accepted" not in alone
