@@ -83,6 +83,27 @@ def test_matches_are_those_of_a_search(system: str, siblings: bool) -> None:
     assert len(said) == len(PROMPTS) and checked > 30
 
 
+def test_rows_that_share_a_context_keep_their_own_prompts() -> None:
+    """What is answer to one is prompt to the other, and new weights are read through one of them for both."""
+    one = TorchEngine(
+        tiny_policy(seed=3, dtype=torch.float64),
+        DecodingConfig(system="history", draft_tokens=4, options={"siblings": False}),
+        slots=2, max_length=64, on_update="recompute",
+    )  # fmt: skip
+    [token] = generate(one, requests([[1, 2, 3]], temperature=0.0, max_new_tokens=1))[0].token_ids.tolist()
+    first, second = requests([[1, 2, 3], [1, 2, 3, token]], temperature=0.0, max_new_tokens=20)
+    one.add(first)
+    one.step()  # nothing is known, so it is a token a cycle
+    one.add(second)
+    one.step()
+    assert one._context(0) == one._context(1)
+    one.load_weights(one.policy.weights(), 1)
+    one.step()
+    matches = one.slots.caches["history"].of
+    assert [match.texts for match in matches] == [one.slots.history.of(r.token_ids) for r in (first, second)]
+    assert [match.read for match in matches] == [3, 2]
+
+
 def test_answers_with_and_without_the_others() -> None:
     """Alone with the past an answer is the same in any company; beside siblings it is drafted otherwise."""
 

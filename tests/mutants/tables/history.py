@@ -13,6 +13,7 @@ ROWS = "rollout/test_recall.py::test_matches_are_those_of_a_search"
 TRUST = "rollout/test_recall.py::test_trust_follows_the_share_of_tokens_that_came_from_history"
 SOURCE = "rollout/test_recall.py::test_what_was_said_before_is_drafted_and_counted_by_its_source"
 EXACT = "rollout/test_history_exactness.py::test_the_output_distribution_is_the_target"
+OF_ALONE, OF_MIXED = (f"{EXACT}[{system}-1.0-False-overlapping]" for system in ("history", "bebop_history"))
 FREQUENT = "rollout/test_recall.py::test_drafts_are_drawn_as_often_as_tokens_followed"
 KNOWN = "test_past_answers.py::test_what_is_known_is_a_function_of_what_was_said_last"
 RESUMED = "test_past_answers.py::test_a_resumed_run_knows_what_it_knew"
@@ -37,7 +38,7 @@ FAULTS = (
     fault("history/match-shared-with-the-draft", RECALL, "return [copy(match) for match", "return [match for match",
           ROWS),
     fault("history/matches-kept-over-a-prefill", RECALL, "self.begun[span.first : span.first + rows] = False", "pass",
-          ROWS),
+          "rollout/test_recall.py::test_rows_that_share_a_context_keep_their_own_prompts"),
     fault("history/followed-twice", RECALL, " and match.read == count:", ":", ROWS),
     fault("history/siblings-always", RECALL, "if self.siblings:\n            match.state = self.slots.history.extend",
           "if True:\n            match.state = self.slots.history.extend", f"{ROWS}[history-False]"),
@@ -45,14 +46,14 @@ FAULTS = (
           "reached = torch.ones_like(p)", TRUST),
     fault("history/trust-without-the-target", RECALL, "reached * p * weight", "reached * weight", TRUST),
     fault("history/source-not-counted", "rollout/decoding/draft_verify.py", "share * kept for name", "share for name",
-          SOURCE),
+          "benchmarks/test_history.py::test_lookups_and_arms_are_measured"),
     fault("history/counts-as-probabilities", RECALL, "tuple(c / total for _, c in found)",
           "tuple(1 / len(found) for _ in found)", FREQUENT),
     fault("history/drawn-flatter-than-reported", RECALL, "sums = accumulate(self.chances)",
-          "sums = accumulate([1 / len(self.chances)] * len(self.chances))", EXACT),
+          "sums = accumulate([1 / len(self.chances)] * len(self.chances))", OF_ALONE),
     fault("history/weights-of-the-head-alone", MIXED, "mixed = own * torch.tensor([1 - share for share in shares],",
-          "mixed = own * torch.tensor([1.0 for share in shares],", EXACT),
-    fault("history/tail-over-the-head", MIXED, "followers.add(row, step, found, 1.0)", "pass", EXACT),
+          "mixed = own * torch.tensor([1.0 for share in shares],", OF_MIXED),
+    fault("history/tail-over-the-head", MIXED, "followers.add(row, step, found, 1.0)", "pass", OF_MIXED),
     fault("history/head-left-in", MIXED, "if line.chance * (1 - line.weights[found.bucket]) >", "if True or 0 >",
           "rollout/test_recall.py::test_the_head_is_left_out_once_history_is_sure"),
     fault("history/limit-ignored", ALONE, "while len(line) < limits[row] and", "while len(line) < 99 and", SOURCE),
