@@ -234,6 +234,18 @@ METRICS: tuple[MetricRow, ...] = (
         "system",
     ),
     MetricRow(
+        "rollout/history/K",
+        "`history`, `bebop_history`: mean weight w that history had in what the draft was drawn from",
+        "share",
+        "system",
+    ),
+    MetricRow(
+        "rollout/history_accepted/K",
+        "the same, of accepted drafts alone: over rollout/history/K it is how often history's drafts are accepted",
+        "share",
+        "system",
+    ),
+    MetricRow(
         "rollout/siblings/K", "`bebop_tree`: mean number of drafts that were tried at depth K", "drafts", "system"
     ),
     MetricRow("rollout/confidence/K", "`pipo`: mean confidence in the drafts of second tokens", "share", "system"),

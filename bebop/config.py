@@ -269,8 +269,8 @@ class JobConfig:
         word = "it changes the distribution of answers: set algorithm.rescore=true to train on the trainer's log-probs"
         known = SYSTEMS[system].exact or SYSTEMS[system].weighable
         check(known or rescored, "decoding.system", system, word)
-        watched = self.monitor.drift and SYSTEMS[self.decoding.system].head
-        word = "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head"
+        watched = self.monitor.drift and SYSTEMS[system].head and SYSTEMS[system].watched
+        word = "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head alone"
         check(self.cotrain.mode != "auto" or watched, "cotrain.mode", self.cotrain.mode, word)
         chosen = self.algorithm.dynamic_sampling
         word = "algorithm.dynamic_sampling keeps groups by their rewards, so that answers are no fair sample: give 0"

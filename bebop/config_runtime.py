@@ -16,7 +16,9 @@ class MonitorConfig:
     """What is measured during a run and where it is sent."""
 
     decode_stats: bool = setting(True, "overlap and entropies of every verified position")
-    drift: bool = setting(True, "why acceptance moved: drift/* metrics, drift.jsonl, controller.jsonl")
+    drift: bool = setting(
+        True, "why acceptance moved: drift/* metrics, drift.jsonl, controller.jsonl; not with history"
+    )
     probe_every: int = setting(
         10, "steps between readings of the probe set, fewer when in doubt", at_least(0, "never"), formerly="bank_every"
     )

@@ -13,6 +13,7 @@ from bebop.options import (
     EmaOptions,
     FirpOptions,
     FirpTraining,
+    HistoryOptions,
     PadOptions,
     PipoOptions,
     PipoTraining,
@@ -32,6 +33,7 @@ class System:
     length: str = "fixed"  # a module of rollout/decoding/lengths
     decoder: str = "draft_verify"  # a module of rollout/decoding
     head: bool = False  # drafts with the model's MTP head
+    history: bool = False  # drafts from other answers to the same prompt, which engines are told of
     draft_temperature: float | None = None  # 0: always greedy; None: decoding.draft_temperature, or the target's
     self_tempered: bool = False  # its drafter can choose the temperature (decoding.draft_temperature=auto)
     draft_tokens: int = 3  # K where it is chosen by its name alone
@@ -54,7 +56,13 @@ class System:
     @property
     def free_length(self) -> bool:
         """Whether its cycles may have any number of drafts, the same in all rows, none included."""
-        return self.drafts and not self.own_cycle and not self.tree and self.length == "fixed"
+        return self.drafts and not self.own_cycle and not self.tree and not self.history and self.length == "fixed"
+
+    @property
+    def watched(self) -> bool:
+        """Whether the drift monitor can say why acceptance moves: of drafts from history it moves with what is asked
+        again and how answers repeat, which also decides where the head is left to draft."""
+        return self.drafts and not self.history
 
     @property
     def own_cycle(self) -> bool:
@@ -62,6 +70,7 @@ class System:
         return self.decoder != "draft_verify"
 
 
+TOLD = "its drafts come from other answers to a prompt, of which the embedded engine alone is told"
 WITHIN = "its drafts come out of the target's own passes, between whose layers positions of its own enter"
 
 SYSTEMS = {
@@ -90,6 +99,23 @@ SYSTEMS = {
         draft_tokens=5,
     ),
     "ngram": System(summary="drafts looked up in the context", drafter="ngram", sampled=False),
+    "history": System(
+        summary="drafts sampled from what followed the same words in other answers to the prompt",
+        drafter="history",
+        history=True,
+        draft_tokens=16,
+        options=HistoryOptions,
+        unserved=TOLD,
+    ),
+    "bebop_history": System(
+        summary="drafts sampled from a mixture of history and MTP head, weighted by how far history was right",
+        drafter="history_mtp",
+        head=True,
+        history=True,
+        draft_tokens=16,
+        options=HistoryOptions,
+        unserved=TOLD,
+    ),
     "bebop_block": System(
         summary="bebop, the drafts of a cycle verified as a whole",
         drafter="mtp",

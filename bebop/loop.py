@@ -15,6 +15,7 @@ from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.monitor.controller import Action
 from bebop.monitor.watch import Monitor, NoMonitor
+from bebop.past_answers import PastAnswers
 from bebop.pool import WorkerPool
 from bebop.protocols import Trainer, Worker
 from bebop.sinks import Sink
@@ -36,18 +37,21 @@ class Loop:
         sinks: Sequence[Sink],
         monitor: Monitor | None = None,
         trajectories: TrajectoryLog | None = None,
+        past: PastAnswers | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         """``prompt(i)`` gives prompt number i of the stream; ``monitor`` None: nobody asks why acceptance moves.
 
-        ``trajectories`` None: no answers are kept. ``now``: seconds by which the step is timed.
+        ``trajectories`` None: no answers are kept. ``past``: those that workers are told of, None: none. ``now``:
+        seconds by which the step is timed.
         """
         self.config, self.trainer, self.sinks = config, trainer, sinks
         self.monitor, self.trajectories = monitor or NoMonitor(config), trajectories
         keeps = has_spread if config.algorithm.dynamic_sampling else None
         self.buffer = GroupBuffer(config.trainer.groups_per_step, config.rollout.staleness, keeps=keeps)
         self.clock = Clock(len(workers), now)
-        self.pool = WorkerPool(config, prompt, workers, self.buffer, self.clock)
+        self.past = past
+        self.pool = WorkerPool(config, prompt, workers, self.buffer, self.clock, past)
         self.stopping = asyncio.Event()
         self._saved: int | None = None  # version of the newest checkpoint
 
@@ -115,6 +119,8 @@ class Loop:
         with timed("update"):
             learned, _ = await self.trainer.update(batch, self.monitor.cotraining)
         self.buffer.advance()
+        if self.past is not None:
+            self.past.take(batch.groups)
         with timed("sync"):
             await self._publish()
         with timed("monitor"):

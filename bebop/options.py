@@ -105,6 +105,17 @@ class EmaOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryOptions:
+    """Which other answers to a prompt are drafted from."""
+
+    tokens: int = setting(1 << 18, "tokens of answers that are kept, by the driver and by each worker", at_least(1))
+    answers: int = setting(16, "past answers of a prompt that count, the newest", at_least(1))
+    siblings: bool = setting(
+        True, "answers in progress count, too: which tokens come, not their distribution, depends on those beside them"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PipoOptions:
     """Which drafts stand in the second place of a pair (SPEC 2.5)."""
 

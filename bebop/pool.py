@@ -12,6 +12,7 @@ from bebop.dispatch import DISPATCH
 from bebop.errors import UserError
 from bebop.lane import Lane, Orders
 from bebop.monitor.controller import Health
+from bebop.past_answers import PastAnswers
 from bebop.protocols import Assignment, PartialGroup, Trainer, Worker, WorkerDied, WorkerReport
 from bebop.trajectory import Group, Prompt, Trajectory, same_beginning
 
@@ -28,10 +29,11 @@ class WorkerPool:
         workers: Sequence[Worker],
         buffer: GroupBuffer,
         clock: Clock,
+        past: PastAnswers | None = None,
     ) -> None:
-        """``prompt(i)`` gives prompt number i of the stream."""
+        """``prompt(i)`` gives prompt number i of the stream; ``past``: sent along with prompts, None: nothing."""
         self.config, self.prompt, self.workers, self.buffer, self.clock = config, prompt, workers, buffer, clock
-        self.restarts = 0
+        self.past, self.restarts = past, 0
         # Prompts below had been handed out when a worker died, or when the job was resumed: answers that had ended by
         # then were kept and others drawn again, so which tokens became of them depends on the tokens.
         self.disturbed = 0
@@ -148,7 +150,9 @@ class WorkerPool:
     def _hand_out(self) -> None:
         """Put what is to be asked for now on its way."""
         for i, index, members in self._dispatch.hand_out():
-            assignment = Assignment(prompt=self.prompt(index), members=members)
+            prompt = self.prompt(index)
+            past = () if self.past is None else self.past.of(prompt.token_ids)
+            assignment = Assignment(prompt=prompt, members=members, past=past)
             self._lanes[i].outbox.append((self._orders.published, assignment))
             self._lanes[i].news.set()
 

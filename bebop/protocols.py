@@ -38,6 +38,7 @@ class Assignment:
 
     prompt: Prompt
     members: tuple[int, ...]  # of the group's G answers, counted from 0
+    past: tuple[NDArray[np.int32], ...] = ()  # answers to it that were trained on, where drafts are made from them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

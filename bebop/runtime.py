@@ -22,6 +22,7 @@ from bebop.events import EventLog
 from bebop.loop import Loop
 from bebop.model.checkpoint import load_tokenizer
 from bebop.monitor.watch import Monitor, NoMonitor, Watch
+from bebop.past_answers import PastAnswers
 from bebop.placement import pools, reserve
 from bebop.protocols import TrainerDied, WorkerDied
 from bebop.remote.actors import RayTrainer, RayWorker
@@ -166,8 +167,11 @@ class Job:
             self.sinks = _sinks(self.config, self.run_dir, start)
             self.trajectories = _trajectories(self.config, self.run_dir, start)
         self.monitor = _monitor(self.config, self.run_dir, start)
+        past = PastAnswers.wanted(self.config)
+        if past is not None and start:
+            past.recall(self.run_dir / NAME, start)
         self.loop = Loop(
-            self.config, self.prompt, self.workers, self.trainer, self.sinks, self.monitor, self.trajectories
+            self.config, self.prompt, self.workers, self.trainer, self.sinks, self.monitor, self.trajectories, past
         )
         if self.stop.is_set():
             self.loop.stopping.set()
@@ -209,9 +213,9 @@ def _name(newest: Path | None) -> str:
 
 
 def _monitor(config: JobConfig, run_dir: Path, start: int) -> Monitor:
-    """The monitor, going on after step ``start``; it does nothing if it is off or nothing is drafted."""
-    drafts = SYSTEMS[config.decoding.system].drafts
-    return Watch(config, run_dir, start) if config.monitor.drift and drafts else NoMonitor(config)
+    """The monitor, going on after step ``start``; it does nothing if it is off or cannot tell (``System.watched``)."""
+    watched = SYSTEMS[config.decoding.system].watched
+    return Watch(config, run_dir, start) if config.monitor.drift and watched else NoMonitor(config)
 
 
 def _trajectories(config: JobConfig, run_dir: Path, start: int) -> TrajectoryLog | None:

@@ -1,5 +1,6 @@
-"""Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``loop``, ``kernels``, ``monitor``,
-``trace``, ``certify``, ``draft_temperature``, ``agents``, ``balance``, ``simulate`` and ``simulate_cost``."""
+"""Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``engines``, ``loop``, ``kernels``,
+``monitor``, ``trace``, ``history``, ``certify``, ``draft_temperature``, ``agents``, ``balance``, ``simulate`` and
+``simulate_cost``."""
 
 import argparse
 import time
@@ -15,6 +16,7 @@ from bebop.bench import (
     draft_temperature,
     engines,
     first_token,
+    history,
     kernels,
     loop,
     monitor,
@@ -48,7 +50,10 @@ def parser() -> Parser:
     reading = kinds.add_parser("first_token", help="time to the first token, by length of the prompt")
     several = kinds.add_parser("engines", help="tokens/s of the embedded engine, vLLM and Hugging Face generate")
     looking = kinds.add_parser("trace", help="what keeping how each token came about costs the embedded engine")
-    for embedded in (decoding, reading, looking, several):
+    repeating = kinds.add_parser(
+        "history", help="drafts from past answers: lookups, and decoding beside plain and bebop"
+    )
+    for embedded in (decoding, reading, looking, several, repeating):
         embedded.add_argument("--model", default="tiny", help="tiny, smollm2 or a Hugging Face folder (default: tiny)")
         embedded.add_argument("--device", default="auto")
         embedded.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
@@ -62,6 +67,7 @@ def parser() -> Parser:
     _add_tracing(looking)
     reading.add_argument("--lengths", type=whole(1), nargs="+", default=[64, 256, 1024], help="tokens of a prompt")
     reading.add_argument("--rounds", type=whole(2), default=20, help="turns of each arm (default: 20)")
+    _add_history(repeating)
     for timed, batches, waves in ((decoding, [1, 8, 32], 3), (several, [1, 8, 32, 64], 6)):
         timed.add_argument("--batches", type=whole(1), nargs="+", default=batches)
         kind, words = (_drafts, ", or auto beside 1 to 5") if timed is decoding else (whole(1, 16), "")
@@ -77,6 +83,18 @@ def parser() -> Parser:
     kernel.add_argument("--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1)")
     _add_watching(kinds)
     _add_simulations(kinds)
+    _add_serving(kinds)
+    return top
+
+
+def _add_history(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8])
+    kind.add_argument("--prompts", type=whole(1), default=32, help="each is asked once (default: 32)")
+    kind.add_argument("--answers", type=whole(1), default=8, help="past ones of each prompt (default: 8)")
+    kind.add_argument("--rounds", type=whole(1), default=3, help="turns of each arm; the best counts (default: 3)")
+
+
+def _add_serving(kinds: "argparse._SubParsersAction[Parser]") -> None:
     serving = kinds.add_parser("sglang", help="tokens/s of SGLang, with and without the plugin that measures drafts")
     serving.add_argument(
         "--model", default="tiny", help="tiny or a Hugging Face folder with MTP weights (default: tiny)"
@@ -96,7 +114,6 @@ def parser() -> Parser:
     )
     serving.add_argument("--memory-fraction", type=float, help="of the GPU (default: SGLang decides)")
     serving.add_argument("--cache-tokens", type=whole(1, LARGEST), help="room for keys and values (default: what fits)")
-    return top
 
 
 def _add_watching(kinds: "argparse._SubParsersAction[Parser]") -> None:
@@ -219,10 +236,17 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
         )
         rows = first_token.run(asked)
         return rows, [(kind, rows, "prompt tokens", "arm", "ms")]
-    if kind == "trace":
-        return _trace(options)
+    if kind in SPLIT:
+        return SPLIT[kind](options)
     rows = (engines if kind == "engines" else rollout).run(_rollout(options))
     return rows, [(kind, rows, "batch", "arm", "tokens/s")]
+
+
+def _history(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
+    asked = {name: getattr(options, name) for name in ("prompts", "answers", "rounds")}
+    task = TaskConfig(name="chain_sum", args=CHAIN_SUM)
+    rows = history.run(history.HistoryBench(model=_model(options), task=task, batches=tuple(options.batches), **asked))
+    return rows, [(options.kind, rows[1:], "batch", "arm", "tokens/s")]
 
 
 def _trace(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
@@ -236,6 +260,9 @@ def _trace(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
     rows = tracing.run(bench)
     charted = [{**row, "case": f"{row['model']}, batch {row['batch']}"} for row in rows]
     return rows, [(options.kind, charted, "case", "trace", "added %")]
+
+
+SPLIT = {"trace": _trace, "history": _history}  # those with rows that a chart shows otherwise, or leaves out
 
 
 def main(arguments: list[str]) -> int:

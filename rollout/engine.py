@@ -1,6 +1,6 @@
 """What every rollout engine offers: requests in, completions out, weights swapped in between."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -72,6 +72,10 @@ class Engine(Protocol):
 
     def configure(self, decoding: DecodingConfig) -> None:
         """Decode otherwise from the next cycle on; ``UserError`` if its drafts do not fit."""
+        ...
+
+    def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
+        """Past answers to a prompt, all that count, for ways of decoding that draft from them; else nothing happens."""
         ...
 
     @property

@@ -6,7 +6,7 @@ new weights reach every request that is submitted after them, and an abort ends 
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -76,6 +76,10 @@ class EngineThread:
     def configure(self, decoding: DecodingConfig) -> Future[None]:
         """Another way of decoding, between two steps; requests in progress go on with it."""
         return self._post([partial(self._configure, decoding)])[0]
+
+    def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> Future[None]:
+        """Past answers to a prompt, before any request that is submitted later."""
+        return self._post([partial(self._remember, prompt, answers)])[0]
 
     def progress(self) -> Progress:
         """Seconds since the last call; version and head."""
@@ -178,6 +182,10 @@ class EngineThread:
 
     def _configure(self, decoding: DecodingConfig, future: Future[None]) -> None:
         self.engine.configure(decoding)
+        future.set_result(None)
+
+    def _remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]], future: Future[None]) -> None:
+        self.engine.remember(prompt, answers)
         future.set_result(None)
 
     def _answer(self, ended: Sequence[Finished]) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -180,6 +180,9 @@ class ServedEngine:
         if decoding.system != self.system:
             why = f"{self.server.name} runs {self.system!r}"
             raise UserError(f"decoding.system={decoding.system!r} is not possible now: {why}")
+
+    def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
+        """A server drafts with what it has: ways of decoding that would use them are refused (``System.unserved``)."""
 
     def close(self) -> None:
         """End the server and its processes, dead or alive."""

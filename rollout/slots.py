@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.rollout.decoding.sampling import BatchSampling
+from bebop.rollout.history import History
 from bebop.trajectory import DRAFT_STATS, STRETCH, SamplingParams
 
 PREFIX_STEP = 32  # the looked-at part of a cache grows in steps, so that few shapes occur
@@ -94,6 +95,7 @@ class Slots:
         self.seen: Tensor | None = None  # [S, V] tokens in the context; made when a request has a penalty
         self.columns: dict[str, Tensor] = {}  # name -> [S, ...] what a part keeps per request
         self.caches: dict[str, Any] = {}  # name -> Cache of a part
+        self.history = History()  # other answers to the prompts of these requests, for parts that draft from them
         self._fresh: dict[str, Tensor] = {}  # name -> [...] what a new request starts from
         self._derived: set[str] = set()  # columns that follow from the context
         self.recorded: set[str] = set()  # names that were ever given to ``record``

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -158,6 +158,10 @@ class TorchEngine:
             if self.active:
                 self._recompute()
         self.decoding, self.tracer.drafter = decoding, then.drafter
+
+    def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
+        """For requests that come from now on; running ones go on with what they have."""
+        self.slots.history.remember(prompt, answers)
 
     def _recompute(self) -> None:
         """Read the contexts of running requests anew, with the weights of now."""

@@ -93,6 +93,9 @@ class RolloutWorker:
         requests = [self._request(part.prompt, member) for part, member in places]
         with self._news:
             self._decoding += len(requests)
+        for a in assignments:
+            if a.past:
+                self.thread.remember(a.prompt.token_ids, a.past).add_done_callback(self._heard)
         if self.agents is not None:
             for (part, member), request in zip(places, requests, strict=True):
                 played = self.agents.play(part.prompt, request.params, request.trace)

@@ -6,6 +6,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from bebop.decoding import SYSTEMS
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
 from bebop.model.block import BlockDraftNetwork
@@ -96,6 +97,11 @@ def requests(prompts: Sequence[Sequence[int]], **params: object) -> list[Request
         Request(id=i, token_ids=tuple(p), params=SamplingParams(seed=seed + i, **params))  # type: ignore[arg-type]
         for i, p in enumerate(prompts)
     ]
+
+
+def alone(system: str) -> dict[str, bool]:
+    """Options under which an answer depends on its own request alone, whoever is decoded beside it."""
+    return {"siblings": False} if SYSTEMS[system].history else {}
 
 
 def oldest_version(group: Group) -> int:

@@ -23,14 +23,15 @@ TABLE = {
     "processes events resume_rules run_folder override_merge intervals parsing reading options catalogue "
     "catalogue_turns tree_shape conf",
     # parts that know no engine, no worker and no trainer
-    1: "model identity tasks rollout.engine rollout.slots rollout.decoding trainer.advantages trainer.chains "
-    "trainer.logprobs trainer.losses trainer.optim trainer.packing trainer.schedule trainer.scorer "
+    1: "model identity tasks rollout.engine rollout.slots rollout.history rollout.decoding trainer.advantages "
+    "trainer.chains trainer.logprobs trainer.losses trainer.optim trainer.packing trainer.schedule trainer.scorer "
     "trainer.block_loss trainer.block_choice trainer.firp_loss trainer.firp_ranks trainer.pipo_rows trainer.pipo_loss "
     "certify.answers certify.two_sample certify.evidence certify.directions certify.bets certify.bigram "
     "certify.cohort certify.marginals certify.tilt certify.ledger certify.causes certify.columns certify.structure "
     "certify.declared certify.family certify.checkpoint certify.white_box",
     # engines, workers, trainers, the buffer and the monitor
-    2: "buffer trajectories trajectory_log trajectory_rows trajectory_schema protocols weight_manifest hangs watchdog "
+    2: "buffer trajectories trajectory_log trajectory_rows trajectory_schema past_answers protocols weight_manifest "
+    "hangs watchdog "
     "monitor dashboards rollout rollout.decoding.draft_verify rollout.decoding.registry trainer",
     # what joins them, without Ray and with it
     3: "clock dispatch lane pool loop",
@@ -61,7 +62,8 @@ DOORS = {
 # Drafters, rules and lengths: what they are, and all of ours that they may know.
 PARTS = tuple(f"bebop.rollout.decoding.{kind}" for kind in ("drafters", "rules", "lengths"))
 SEAMS = ("bebop.rollout.decoding.base", "bebop.rollout.decoding.sampling", "bebop.rollout.decoding.head",
-         "bebop.rollout.decoding.temperature", "bebop.rollout.decoding.pace", "bebop.rollout.slots", "bebop.model",
+         "bebop.rollout.decoding.temperature", "bebop.rollout.decoding.pace", "bebop.rollout.decoding.recall",
+         "bebop.rollout.slots", "bebop.model",
          "bebop.kernels", "bebop.config", "bebop.options", "bebop.tree_shape", "bebop.errors")  # fmt: skip
 # Where a rollout may know of the MTP head.
 HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.decoding.head", "bebop.rollout.served_weights",

@@ -53,6 +53,11 @@ def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[s
     system = _system(config)
     if system is not None and not system.drafts:
         return "nothing was drafted", f"Decode speculatively to be faster, for instance decoding={_default_system()}."
+    if system is not None and system.history:
+        return (
+            "acceptance of drafts from history moves with how answers repeat, so nothing was concluded from it",
+            NOTHING,
+        )
     if not explanations:
         return "why acceptance moved was not watched", "Watch it with monitor.drift=true."
     last = explanations[-1]

@@ -29,6 +29,7 @@ class Draft:
     forwards: int = 0  # passes of the drafter in this cycle, that of ``commit`` included
     parents: Tensor | None = None  # [B, K] the node that each follows; -1: the newest token. None: a chain
     depth: int | None = None  # D, of the tree; None: K
+    sources: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [B, K] share of another source; counted
 
     def widths(self) -> Tensor:
         """Tokens of each row's cycle before verification [B, K], the newest included: at every position the same."""

@@ -110,7 +110,7 @@ class DraftVerify:
         write(rows, accepted, out.probs, version, self.exact)
         slots.exact[:batch] &= self.exact
         if self.drafter is not None:
-            counts = {**accepted.counts, **self.length.count(draft)}
+            counts = {**accepted.counts, **_by_source(draft, accepted), **self.length.count(draft)}
             measure(rows, draft, accepted, counts, out.probs, emitted, self.measure)
             self.length.observe(rows, draft, out, accepted)
         for drafter in self.drafters.values():
@@ -157,6 +157,12 @@ class DraftVerify:
         if draft.lengths is None:
             return each.sum()
         return torch.where(torch.arange(len(each), device=each.device) <= draft.lengths[:, None], each, 0).sum(1)
+
+
+def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
+    """What came from each source [B, K], and the same of what was accepted: ``NAME`` and ``NAME_accepted``."""
+    kept = torch.arange(draft.tokens.shape[1], device=draft.tokens.device) < accepted.lengths[:, None]
+    return dict(draft.sources) | {f"{name}_accepted": share * kept for name, share in draft.sources.items()}
 
 
 EntryClass = DraftVerify

@@ -149,5 +149,10 @@ for _name in NAMES:
     SCENARIOS[f"{_name} interrupted"] = lambda name=_name: interrupted(name)  # type: ignore[misc]
     SCENARIOS[f"{_name} keep"] = lambda name=_name: updated(name, "keep")  # type: ignore[misc]
     SCENARIOS[f"{_name} recompute"] = lambda name=_name: updated(name, "recompute")  # type: ignore[misc]
+LATER = ("history", "bebop_history")  # recorded when they came; answers in progress beside one another count
+for _name in LATER:
+    SCENARIOS[f"{_name} plain"] = lambda name=_name: plain(name)  # type: ignore[misc]
+    SCENARIOS[f"{_name} interrupted"] = lambda name=_name: interrupted(name)  # type: ignore[misc]
+    SCENARIOS[f"{_name} keep"] = lambda name=_name: updated(name, "keep")  # type: ignore[misc]
 for _name in NAMES[1:]:
     SCENARIOS[f"{_name} changed"] = lambda name=_name: changed(name)  # type: ignore[misc]

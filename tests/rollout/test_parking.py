@@ -16,19 +16,32 @@ from bebop.rollout.decoding import base
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
-from tests.builders import requests, tiny_policy
+from tests.builders import alone, requests, tiny_policy
 
 STOP = 11
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9, 9, 2, 4], [2, 2]]
 OBSERVED = [[], [3], [7, 7, 1, 0, 5, 2], [4, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7]]
 # Each drafter, and the cycle that cannot go on, once; the others are slow tests.
-DIFFERENT = ("autoregressive", "bebop", "bebop_tree", "ngram", "block", "firp", "firp_chain", "pipo")
+DIFFERENT = (
+    "autoregressive",
+    "bebop",
+    "bebop_tree",
+    "ngram",
+    "block",
+    "firp",
+    "firp_chain",
+    "pipo",
+    "history",
+    "bebop_history",
+)
 EXTENDING = [name for name, system in SYSTEMS.items() if not system.own_cycle]
 
 
 def engine(policy: Policy, system: str = "bebop", **settings: object) -> TorchEngine:
     drafts = min(3, SYSTEMS[system].width)
-    config = DecodingConfig(system=system, draft_tokens=drafts, cost_ratio=0.04, verify_ratio=0.02)
+    config = DecodingConfig(
+        system=system, draft_tokens=drafts, cost_ratio=0.04, verify_ratio=0.02, options=alone(system)
+    )
     settings = {"slots": 4, "max_length": 160, **settings}
     return TorchEngine(policy, config, **settings)  # type: ignore[arg-type]
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -256,3 +257,20 @@ def test_reports_name_weights_and_head_together() -> None:
     one.turn()
     report = one.collect(0, LAST)
     assert report.version == 4 and report.head == one.engine.head != start.head
+
+
+def test_an_engine_knows_past_answers_before_it_begins_with_their_prompt() -> None:
+    """They come with the assignment; what is not told of leaves what is known."""
+    one = worker()
+    heard: list[tuple[str, tuple[int, ...]]] = []
+    engine = one.engine
+    assert isinstance(engine, TorchEngine)
+    remember, add = engine.remember, engine.add
+    engine.remember = lambda ids, past: (heard.append(("told", tuple(ids))), remember(ids, past))[1]  # type: ignore[method-assign]
+    engine.add = lambda asked: (heard.append(("asked", asked.token_ids)), add(asked))[1]  # type: ignore[method-assign]
+    past = (np.array([1, 2], dtype=np.int32), np.array([3], dtype=np.int32))
+    told, other = prompt(0), prompt(1)
+    one.submit([Assignment(prompt=told, members=(0,), past=past), Assignment(prompt=other, members=(0,))])
+    one.turn()
+    assert heard == [("told", told.token_ids), ("asked", told.token_ids), ("asked", other.token_ids)]
+    assert engine.slots.history.of(told.token_ids).tokens == 5, "with a mark before each"

@@ -1,0 +1,80 @@
+"""Drafts from history alone: sampled from what followed the longest match in other answers to the same prompt."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.model.attention import Span
+from bebop.model.backbone import Policy
+from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
+from bebop.rollout.decoding.recall import Cycle, Followers, Next, Recall, greedy_rows
+from bebop.rollout.slots import Slots
+
+
+class HistoryDrafter:
+    """No model: q is the empirical distribution, and a row without a match drafts nothing.
+
+    A row drafts on while the chance that all so far are accepted, as ``Recall`` trusts in its matches, exceeds what a
+    verified position costs: ``verify_ratio`` times the tokens that the request makes in the time of a plain step. The
+    first draft is always made, so that trust keeps learning.
+    """
+
+    layers: tuple[int, ...] = ()
+    target_pass = None
+
+    def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
+        self.recall, self.vocabulary = Recall(slots, config), policy.vocab_size
+        self.temperature = config.temperature_of_drafts
+
+    def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
+        """See ``Drafter``."""
+        self.recall.forget(span, len(tokens))
+
+    def propose(self, rows: Rows, length: DraftLength) -> Draft:
+        """See ``Drafter``. The width is that of the longest draft, so that no pass is widened for nothing."""
+        drawn, followers = self._draw(rows, length), Followers()
+        width = max(map(len, drawn))
+        for row, line in enumerate(drawn):
+            for step, (_, found) in enumerate(line):
+                followers.add(row, step, found, 1.0)
+        lengths = torch.tensor([len(line) for line in drawn], device=rows.last.device)
+        padded = [[token for token, _ in line] + [0] * (width - len(line)) for line in drawn]
+        tokens = torch.tensor(padded, dtype=torch.long, device=rows.last.device).reshape(rows.batch, width)
+        probs = None
+        if width:
+            at_row, at_step, token, _, chance, _ = followers.tensors(tokens.device)
+            probs = torch.zeros(rows.batch, width, self.vocabulary, device=tokens.device)
+            probs[at_row, at_step, token] = chance.float()
+        self.recall.drafted = Cycle(followers=followers, probs=probs, lengths=lengths, passes=0.0)
+        sources = {"history": torch.ones_like(tokens)}
+        return Draft(tokens=tokens, probs=probs, lengths=lengths, sources=sources)
+
+    def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
+        """See ``Drafter``."""
+        self.recall.learn(rows, out, emitted)
+        self.recall.follow(rows, tokens, emitted)
+
+    def _draw(self, rows: Rows, length: DraftLength) -> list[list[tuple[int, Next]]]:
+        """The drafts of each row, with what each was drawn from."""
+        recall, wanted = self.recall, length.start(rows)
+        limits = [length.limit] * rows.batch if wanted is None else wanted.tolist()
+        uniforms, greedy = rows.uniforms[:, : length.limit].tolist(), greedy_rows(rows, self.temperature)
+        drawn: list[list[tuple[int, Next]]] = []
+        for row, (match, weights, pace) in enumerate(
+            zip(recall.ahead(rows), recall.weights(rows), recall.paces(rows), strict=True)
+        ):
+            line: list[tuple[int, Next]] = []
+            chance, least = 1.0, pace * recall.verify_cost
+            while len(line) < limits[row] and (found := Next.of(match, greedy[row])) is not None:
+                chance *= weights[found.bucket]
+                if line and chance <= least:
+                    break
+                line.append((found.draw(uniforms[row][len(line)]), found))
+                match.advance(line[-1][0])
+            drawn.append(line)
+        return drawn
+
+
+EntryClass = HistoryDrafter

@@ -1,0 +1,220 @@
+"""What drafters from history keep of a request: how far it has matched, and how much such matches were worth to it.
+
+Which tokens followed is a walk through dictionaries, a few microseconds a token and row; all else is tensors.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.model.attention import Span
+from bebop.options import HistoryOptions
+from bebop.rollout.decoding.base import Rows, TargetOutput
+from bebop.rollout.history import BEGIN, ROOT, Automaton
+from bebop.rollout.slots import Slots
+
+LENGTHS, TOTALS = 6, 3  # buckets: matches of 1, 2, 3-4, 5-8, 9-16 and more tokens; followed once, twice, more often
+PRIOR = 4.0  # positions that the prior is worth
+DOUBT = 2.0  # how long a match, times how often it was followed, is as likely to be wrong as to be right
+
+
+@dataclass(slots=True)
+class Match:
+    """How far a row has matched the other answers to its prompt; a copy of it runs ahead while it drafts."""
+
+    texts: Automaton
+    state: int = ROOT
+    tokens: int = 0  # matched
+    read: int = 0  # tokens of the answer
+
+    def advance(self, token: int) -> None:
+        """Read a token."""
+        self.state, self.tokens = self.texts.advance(self.state, self.tokens, token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Next:
+    """What followed the longest match of a row."""
+
+    tokens: tuple[int, ...]
+    chances: tuple[float, ...]  # of each, they sum to 1
+    bucket: int
+
+    @classmethod
+    def of(cls, match: Match, greedy: bool) -> Self | None:
+        """None where nothing did. ``greedy``: what followed most often alone."""
+        match.state, match.tokens = match.texts.followed(match.state, match.tokens)
+        if match.state == ROOT:
+            return None
+        found = match.texts.followers(match.state)
+        total = sum(count for _, count in found)
+        length, often = ((size - 1).bit_length() for size in (match.tokens, total))
+        bucket = min(length, LENGTHS - 1) * TOTALS + min(often, TOTALS - 1)
+        if greedy:
+            found = [max(found, key=lambda one: one[1])]
+            total = found[0][1]
+        return cls(tokens=tuple(t for t, _ in found), chances=tuple(c / total for _, c in found), bucket=bucket)
+
+    def draw(self, uniform: float) -> int:
+        """The token at a number in [0, 1), by inverting the distribution."""
+        sums = accumulate(self.chances)
+        return next((t for t, total in zip(self.tokens, sums, strict=True) if uniform < total), self.tokens[-1])
+
+
+class Matches:
+    """Matches by slot, a ``Cache``: they follow from the context, so that a row in a new place begins anew."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.of: list[Match | None] = [None] * slots.sizes.slots
+
+    def copy_slot(self, source: int, first: int, end: int, length: int) -> None:
+        """See ``Cache``."""
+        for slot in range(first, end):
+            self.of[slot] = copy(self.of[source])
+
+    def taken(self, slot: int, length: int) -> tuple[Tensor, ...]:
+        """Nothing that could not be found again."""
+        return ()
+
+    def give(self, slot: int, held: Any, length: int) -> None:
+        """See ``taken``."""
+
+
+class Followers:
+    """The followers in a cycle's distributions one by one, each with the place of its draft."""
+
+    def __init__(self) -> None:
+        self.places: list[tuple[int, int, int, int]] = []  # row, step, token, bucket
+        self.chances: list[tuple[float, float]] = []  # in history, and the weight w that history has there
+
+    def add(self, row: int, step: int, found: Next, weight: float) -> None:
+        """The distribution of a draft has what was found in it, with this weight."""
+        self.places += [(row, step, token, found.bucket) for token in found.tokens]
+        self.chances += [(chance, weight) for chance in found.chances]
+
+    def tensors(self, device: torch.device, start: int = 0) -> tuple[Tensor, ...]:
+        """Row, step, token, bucket, chance, weight [N] of those from number ``start`` on."""
+        places = torch.tensor(self.places[start:], dtype=torch.long, device=device).reshape(-1, 4)
+        chances = torch.tensor(self.chances[start:], dtype=torch.float64, device=device).reshape(-1, 2)
+        return (*places.unbind(1), *chances.unbind(1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cycle:
+    """What a cycle drafted."""
+
+    followers: Followers
+    probs: Tensor | None  # [B, K, V]; None: nothing
+    lengths: Tensor  # [B]
+    passes: Tensor | float  # [B] of the head
+
+
+class Recall:
+    """The matches of all rows, the trust in them, and the pace of each request.
+
+    ``trust`` is the weight w that history has in a mixture, by length of the match and how often it was followed: the
+    expected share of tokens that came from history, given past cycles of the same request (expectation maximisation of
+    the mixture's likelihood), from a prior that grows with both. It decides before a token is drawn and looks at no
+    distribution of the target's at a position that is still to be drafted: exact. As in ``EntropyLength``, each request
+    learns for itself.
+    """
+
+    def __init__(self, slots: Slots, config: DecodingConfig) -> None:
+        options = config.of(HistoryOptions)
+        self.slots, self.siblings = slots, options.siblings
+        self.pass_cost, self.verify_cost = config.cost_ratio, config.verify_ratio
+        slots.history.limit = options.tokens
+        self.matches = slots.own("history", Matches)
+        self.begun = slots.add("history/begun", torch.tensor(False), of_context=True)  # [S] whether it has a match
+        lengths = 2.0 ** torch.arange(LENGTHS, dtype=torch.float64)[:, None]
+        strength = (lengths * torch.arange(1, TOTALS + 1, dtype=torch.float64)).flatten()
+        prior = PRIOR * torch.stack([strength / (strength + DOUBT), torch.ones_like(strength)], 1)
+        self.trust = slots.add("history/trust", prior)  # [S, buckets, 2] tokens from history, positions
+        pace = torch.tensor([2.0, 1.0 + self.verify_cost], dtype=torch.float64)
+        self.rate = slots.add("history/rate", pace)  # [S, 2] tokens, time in plain steps
+        self.drafted: Cycle | None = None  # between drafting and commitment
+        slots.extend_stats(("history", "history_accepted"))
+
+    def forget(self, span: Span, rows: int) -> None:
+        """Rows whose contexts are read anew match anew."""
+        self.begun[span.first : span.first + rows] = False
+
+    def ahead(self, rows: Rows) -> list[Match]:
+        """A match of each row, to run ahead with."""
+        for slot in (~self.begun[: rows.batch]).nonzero()[:, 0].tolist():
+            self.matches.of[slot] = self._begin(slot)
+        self.begun[: rows.batch] = True
+        return [copy(match) for match in self.matches.of[: rows.batch] if match is not None]
+
+    def weights(self, rows: Rows) -> list[list[float]]:
+        """w of each row by bucket, at the start of a cycle."""
+        came, seen = self.trust[: rows.batch].unbind(-1)
+        weights: list[list[float]] = (came / seen).tolist()
+        return weights
+
+    def paces(self, rows: Rows) -> list[float]:
+        """Tokens that each row emits in the time of a plain step."""
+        tokens, time = self.rate[: rows.batch].unbind(-1)
+        paces: list[float] = (tokens / time).tolist()
+        return paces
+
+    def learn(self, rows: Rows, out: TargetOutput, emitted: Tensor) -> None:
+        """From the cycle that was ``drafted``; nothing where another drafter was in charge."""
+        cycle, self.drafted = self.drafted, None
+        if cycle is None:
+            return
+        time = 1.0 + cycle.passes * self.pass_cost + cycle.lengths.double() * self.verify_cost
+        self.rate[: rows.batch] = 0.999 * self.rate[: rows.batch] + torch.stack([emitted.double(), time], 1)
+        if cycle.probs is None or not cycle.followers.places:
+            return
+        row, step, token, bucket, chance, weight = cycle.followers.tensors(emitted.device)
+        p, q = (probs[row, step, token].double() for probs in (out.probs, cycle.probs))
+        reached = (step < emitted[row]).double()
+        came = reached * p * weight * chance / q
+        self.trust.index_put_((row, bucket), torch.stack([came, reached * chance], 1), accumulate=True)
+
+    def follow(self, rows: Rows, tokens: Tensor, emitted: Tensor) -> None:
+        """Take in what was emitted: match on, and let the others match it; once, whoever else keeps these matches."""
+        known = torch.stack([self.begun[: rows.batch].long(), self.slots.count[: rows.batch], emitted]).tolist()
+        for slot, (begun, count, new, line) in enumerate(zip(*known, tokens.tolist(), strict=True)):
+            match = self.matches.of[slot]
+            if begun and match is not None and match.read == count:
+                self._read(match, line[:new])
+
+    def _begin(self, slot: int) -> Match:
+        asked, count = int(self.slots.asked[slot]), int(self.slots.count[slot])
+        match = Match(self.slots.history.of(self.slots.prompts[slot, :asked].tolist()))
+        answer = self.slots.tokens[slot, :count].tolist()
+        match.read = len(answer)
+        if self.siblings:
+            match.state = self.slots.history.enter(match.texts, answer)
+            match.tokens = match.texts.length[match.state]
+        else:
+            for token in (BEGIN, *answer):
+                match.advance(token)
+        return match
+
+    def _read(self, match: Match, tokens: Sequence[int]) -> None:
+        """A row that writes is at the end of its own text, which is matched as far as others, or itself, said it."""
+        match.read += len(tokens)
+        if self.siblings:
+            match.state = self.slots.history.extend(match.texts, match.state, tokens)
+            match.tokens = match.texts.length[match.state]
+        else:
+            for token in tokens:
+                match.advance(token)
+
+
+def greedy_rows(rows: Rows, temperature: float | None) -> list[bool]:
+    """Which rows draft what is likeliest: those of a greedy target, or all at draft temperature 0."""
+    own = rows.sampling.temperature
+    if temperature == 0 or own is None:
+        return [temperature == 0] * rows.batch
+    greedy: list[bool] = (own == 0).tolist()
+    return greedy

@@ -1,0 +1,185 @@
+"""What followed the same words in other answers to the same prompt: a suffix automaton a prompt, grown as answers are.
+
+Our own, and not the suffix tree of arctic-inference (0.1.1): its ``speculate`` gives a path of tokens with scores,
+whereas rejection sampling against a mixture needs the whole distribution of what followed, again after each token that
+was sampled; and a tree of many answers that grow in turns can be held against brute force when it is this small.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+TOKENS = 1 << 18  # kept, where nobody says how many
+ROOT = 0  # the state of the empty text: no match
+BEGIN = -1  # a mark before every text, which is no token
+
+
+class Automaton:
+    """The generalised suffix automaton of some texts (Blumer et al. 1985), each of which may grow at any time.
+
+    A state stands for all texts that occur at the same places; the shorter ones among their endings are those of its
+    link. Every text begins with a mark that occurs nowhere else, so a text as a whole is the longest of its state, and
+    no split moves it: whoever makes it longer can hold on to its state. A token more costs a step for each of its
+    endings that occur elsewhere.
+    """
+
+    __slots__ = ("count", "follow", "held", "length", "link", "tokens")
+
+    def __init__(self) -> None:
+        self.follow: list[dict[int, int]] = [{}]  # token -> state
+        self.link = [-1]
+        self.length = [0]  # of the longest text
+        self.count = [0]  # places at which it occurs; not kept of ROOT
+        self.tokens = 0  # in all texts, marks included
+        self.held = False  # by a ``History``
+
+    def append(self, text: int, token: int) -> int:
+        """A text whose state is given, a token longer -> its state then. A new text is BEGIN after ROOT."""
+        state = self.follow[text].get(token)
+        if state is None:
+            state = self._new(text, token)
+        assert self.length[state] == self.length[text] + 1, "no text as a whole"
+        at = state
+        while at != ROOT:
+            self.count[at] += 1
+            at = self.link[at]
+        self.tokens += 1
+        return state
+
+    def advance(self, state: int, matched: int, token: int) -> tuple[int, int]:
+        """The longest ending that occurs, of a match of so many tokens and the token after it: state and length."""
+        follow = self.follow
+        state, matched = self._settled(state, matched)
+        while state != ROOT and token not in follow[state]:
+            state = self.link[state]
+            matched = self.length[state]
+        after = follow[state].get(token)
+        return (ROOT, 0) if after is None else (after, matched + 1)
+
+    def followed(self, state: int, matched: int) -> tuple[int, int]:
+        """The longest ending of a match that something followed: state and length."""
+        state, matched = self._settled(state, matched)
+        while state != ROOT and not self.follow[state]:
+            state = self.link[state]
+            matched = self.length[state]
+        return state, matched
+
+    def followers(self, state: int) -> list[tuple[int, int]]:
+        """Which tokens followed and how often, in the order of tokens: whoever came first makes no difference."""
+        count = self.count
+        return sorted((token, count[after]) for token, after in self.follow[state].items())
+
+    def _settled(self, state: int, matched: int) -> tuple[int, int]:
+        """The state of a match that may have been split since it was found: the shorter texts have left it."""
+        while state != ROOT and matched <= self.length[self.link[state]]:
+            state = self.link[state]
+        return state, matched
+
+    def _new(self, text: int, token: int) -> int:
+        state, at = self._add(self.length[text] + 1, {}, ROOT, 0), text
+        while at >= 0 and token not in self.follow[at]:
+            self.follow[at][token] = state
+            at = self.link[at]
+        if at >= 0:
+            self.link[state] = self._alone(at, token)
+        return state
+
+    def _alone(self, at: int, token: int) -> int:
+        """The state whose longest text is that of ``at`` and the token, split off the one that has it."""
+        there, length = self.follow[at][token], self.length[at] + 1
+        if self.length[there] == length:
+            return there
+        split = self._add(length, dict(self.follow[there]), self.link[there], self.count[there])
+        self.link[there] = split
+        while at >= 0 and self.follow[at].get(token) == there:
+            self.follow[at][token] = split
+            at = self.link[at]
+        return split
+
+    def _add(self, length: int, follow: dict[int, int], link: int, count: int) -> int:
+        self.follow.append(follow)
+        self.link.append(link)
+        self.length.append(length)
+        self.count.append(count)
+        return len(self.link) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    texts: Automaton
+    told: tuple[tuple[int, ...], ...]  # the answers that it was made of
+
+
+class History:
+    """Automata by prompt, ``limit`` tokens of them; those of prompts that were asked longest ago go first, whole.
+
+    An automaton cannot forget a text. What rows in progress read stays with them until they end.
+    """
+
+    def __init__(self, limit: int = TOKENS) -> None:
+        self.limit = limit
+        self.tokens = 0  # held, marks included
+        self._held: OrderedDict[tuple[int, ...], _Held] = OrderedDict()  # the next to go first
+
+    def __len__(self) -> int:
+        """Prompts."""
+        return len(self._held)
+
+    def remember(self, prompt: Sequence[int], answers: Iterable[Iterable[int]]) -> None:
+        """Past answers to a prompt, all that count: in place of others that were told before, and of what was decoded
+        here meanwhile, which is among them. The same ones told again change nothing."""
+        key, told = tuple(prompt), tuple(tuple(map(int, answer)) for answer in answers)
+        held = self._held.get(key)
+        if held is not None and held.told == told:
+            self._held.move_to_end(key)
+            return
+        texts = Automaton()
+        for answer in told:
+            state = ROOT
+            for token in (BEGIN, *answer):
+                state = texts.append(state, token)
+        self._hold(key, _Held(texts, told))
+
+    def of(self, prompt: Sequence[int]) -> Automaton:
+        """What is known of a prompt, perhaps nothing yet; it counts as asked now."""
+        key = tuple(prompt)
+        if key not in self._held:
+            self._hold(key, _Held(Automaton(), ()))
+        self._held.move_to_end(key)
+        return self._held[key].texts
+
+    def enter(self, texts: Automaton, answer: Iterable[int]) -> int:
+        """The state of an answer that goes on from here. Of its tokens those that are there are not counted again: it
+        may have been here before."""
+        state = ROOT
+        for token in (BEGIN, *answer):
+            there = texts.follow[state].get(token)
+            state = self.extend(texts, state, (token,)) if there is None else there
+        return state
+
+    def extend(self, texts: Automaton, text: int, tokens: Iterable[int]) -> int:
+        """A text of an automaton, some tokens longer -> its state then."""
+        before = texts.tokens
+        for token in tokens:
+            text = texts.append(text, token)
+        if texts.held:
+            self.tokens += texts.tokens - before
+            self._evict()
+        return text
+
+    def _hold(self, key: tuple[int, ...], new: _Held) -> None:
+        if key in self._held:
+            self._drop(key)
+        self._held[key] = new
+        new.texts.held = True
+        self.tokens += new.texts.tokens
+        self._evict()
+
+    def _evict(self) -> None:
+        while self.tokens > self.limit:
+            self._drop(next(iter(self._held)))
+
+    def _drop(self, key: tuple[int, ...]) -> None:
+        gone = self._held.pop(key).texts
+        gone.held = False
+        self.tokens -= gone.tokens

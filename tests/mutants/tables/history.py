@@ -1,0 +1,68 @@
+"""Faults in drafts from history: what is matched and counted, drawn and reported, trusted, kept and sent along."""
+
+from tests.mutants.fault import fault
+
+TEXTS, RECALL, PAST = "rollout/history.py", "rollout/decoding/recall.py", "bebop/past_answers.py"
+ALONE, MIXED = "rollout/decoding/drafters/history.py", "rollout/decoding/drafters/history_mtp.py"
+GROWN = "rollout/test_history.py::test_texts_that_grow_in_turns_are_matched_as_a_search_finds_them"
+READ = "rollout/test_history.py::test_a_reader_matches_what_a_search_finds"
+BOUND = "rollout/test_history.py::test_what_is_kept_stays_within_the_bound_and_the_oldest_goes"
+OLDEST = "rollout/test_history.py::test_the_prompt_asked_longest_ago_goes_first"
+TOLD = "rollout/test_history.py::test_the_same_answers_told_again_leave_what_was_decoded_meanwhile"
+ROWS = "rollout/test_recall.py::test_matches_are_those_of_a_search"
+TRUST = "rollout/test_recall.py::test_trust_follows_the_share_of_tokens_that_came_from_history"
+SOURCE = "rollout/test_recall.py::test_what_was_said_before_is_drafted_and_counted_by_its_source"
+EXACT = "rollout/test_history_exactness.py::test_the_output_distribution_is_the_target"
+OF_ALONE, OF_MIXED = (f"{EXACT}[{system}-1.0-False-overlapping]" for system in ("history", "bebop_history"))
+FREQUENT = "rollout/test_recall.py::test_drafts_are_drawn_as_often_as_tokens_followed"
+KNOWN = "test_past_answers.py::test_what_is_known_is_a_function_of_what_was_said_last"
+RESUMED = "test_past_answers.py::test_a_resumed_run_knows_what_it_knew"
+SENT = "test_past_answers.py::test_workers_are_told_what_was_trained_on_before"
+
+FAULTS = (
+    fault("history/split-without-count", TEXTS, "self.link[there], self.count[there])", "self.link[there], 0)", GROWN),
+    fault("history/link-not-split", TEXTS, "self.link[state] = self._alone(at, token)",
+          "self.link[state] = self.follow[at][token]", GROWN),
+    fault("history/one-suffix-counted", TEXTS, "            at = self.link[at]\n        self.tokens",
+          "            at = ROOT\n        self.tokens", GROWN),
+    fault("history/reader-not-settled", TEXTS, "while state != ROOT and matched <= self.length[self.link[state]]:",
+          "while False:", READ),
+    fault("history/match-as-long-as-its-state", TEXTS, "(after, matched + 1)", "(after, self.length[after])", READ),
+    fault("history/bound-exceeded", TEXTS, "while self.tokens > self.limit:", "while self.tokens > self.limit + 1:",
+          BOUND),
+    fault("history/newest-goes", TEXTS, "self._drop(next(iter(self._held)))", "self._drop(next(reversed(self._held)))",
+          OLDEST),
+    fault("history/what-is-gone-still-counts", TEXTS, "if texts.held:", "if True:", TOLD),
+    fault("history/told-again-starts-anew", TEXTS, "held.told == told", "False", TOLD),
+    fault("history/match-of-another-row", RECALL, "self.of[slot] = copy(self.of[source])", "pass", ROWS),
+    fault("history/match-shared-with-the-draft", RECALL, "return [copy(match) for match", "return [match for match",
+          ROWS),
+    fault("history/matches-kept-over-a-prefill", RECALL, "self.begun[span.first : span.first + rows] = False", "pass",
+          "rollout/test_recall.py::test_rows_that_share_a_context_keep_their_own_prompts"),
+    fault("history/followed-twice", RECALL, " and match.read == count:", ":", ROWS),
+    fault("history/siblings-always", RECALL, "if self.siblings:\n            match.state = self.slots.history.extend",
+          "if True:\n            match.state = self.slots.history.extend", f"{ROWS}[history-False]"),
+    fault("history/trust-of-what-was-not-reached", RECALL, "reached = (step < emitted[row]).double()",
+          "reached = torch.ones_like(p)", TRUST),
+    fault("history/trust-without-the-target", RECALL, "reached * p * weight", "reached * weight", TRUST),
+    fault("history/source-not-counted", "rollout/decoding/draft_verify.py", "share * kept for name", "share for name",
+          "benchmarks/test_history.py::test_lookups_and_arms_are_measured"),
+    fault("history/counts-as-probabilities", RECALL, "tuple(c / total for _, c in found)",
+          "tuple(1 / len(found) for _ in found)", FREQUENT),
+    fault("history/drawn-flatter-than-reported", RECALL, "sums = accumulate(self.chances)",
+          "sums = accumulate([1 / len(self.chances)] * len(self.chances))", OF_ALONE),
+    fault("history/weights-of-the-head-alone", MIXED, "mixed = own * torch.tensor([1 - share for share in shares],",
+          "mixed = own * torch.tensor([1.0 for share in shares],", OF_MIXED),
+    fault("history/tail-over-the-head", MIXED, "followers.add(row, step, found, 1.0)", "pass", OF_MIXED),
+    fault("history/head-left-in", MIXED, "if line.chance * (1 - line.weights[found.bucket]) >", "if True or 0 >",
+          "rollout/test_recall.py::test_the_head_is_left_out_once_history_is_sure"),
+    fault("history/limit-ignored", ALONE, "while len(line) < limits[row] and", "while len(line) < 99 and", SOURCE),
+    fault("history/past-oldest-first", PAST, "[-self.answers :]", "[: self.answers]", KNOWN),
+    fault("history/past-unbounded", PAST, "while self.tokens > self.limit:", "while False:", KNOWN),
+    fault("history/recall-one-step-short", PAST, "range(step, step + 1)", "range(step, step)", RESUMED),
+    fault("history/recall-stops-early", PAST, "in found) <= self.limit:", "in found) <= self.limit // 2:", RESUMED),
+    fault("history/nothing-sent", "bebop/pool.py", "members=members, past=past)", "members=members)", SENT),
+    fault("history/not-told", "rollout/worker.py", "            if a.past:", "            if False:",
+          "rollout/test_worker.py::test_an_engine_knows_past_answers_before_it_begins_with_their_prompt"),
+    fault("history/nothing-taken", "bebop/loop.py", "self.past.take(batch.groups)", "pass", SENT),
+)  # fmt: skip

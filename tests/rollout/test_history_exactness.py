@@ -1,0 +1,151 @@
+"""Drafts from history leave the output distribution as it is, whatever history says; and faults that must be seen."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bebop.config import DecodingConfig
+from bebop.kernels.verify import sample
+from bebop.model.attention import PackedContext
+from bebop.model.backbone import Policy
+from bebop.rollout.decoding.base import Draft, DraftLength, Rows
+from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.drafters.history import HistoryDrafter
+from bebop.rollout.decoding.drafters.history_mtp import HistoryMTPDrafter
+from bebop.rollout.decoding.recall import Cycle, Followers, Next
+from bebop.rollout.torch_engine import TorchEngine, generate
+from tests.builders import requests, tiny_policy
+from tests.goodness_of_fit import p_value
+from tests.rollout.test_exactness import DRAWS, LEVEL, PROMPTS, TOKENS, VOCAB, exact_distribution
+
+SYSTEMS = ("history", "bebop_history")
+TELLING = ("overlapping", "misleading")
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    return tiny_policy(VOCAB, seed=11, sharp=16.0)
+
+
+def told(expected: np.ndarray, how: str) -> list[tuple[int, ...]]:
+    """Past answers: twelve that the policy gives, or two each of its least likely ones."""
+    if how == "overlapping":
+        chosen = np.random.default_rng(0).choice(expected.size, 12, p=expected.ravel() / expected.sum())
+    else:
+        chosen = np.repeat(expected.ravel().argsort()[:6], 2)
+    return [tuple(int(i) for i in np.unravel_index(place, expected.shape)) for place in chosen]
+
+
+def smallest_p(
+    policy: Policy, system: str, how: str, temperature: float = 1.0, siblings: bool = False, fault: type | None = None
+) -> float:
+    """As in ``test_exactness``, of an engine that was told of past answers; ``fault``: a drafter in the place of its
+    own."""
+    config = DecodingConfig(system=system, draft_tokens=3, verify_ratio=0.0, options={"siblings": siblings})
+    values = []
+    for prompt in PROMPTS[:1]:
+        engine = TorchEngine(policy, config, slots=1000, max_length=16)
+        assert isinstance(engine.decoder, DraftVerify)
+        if fault is not None:
+            engine.decoder.drafter = fault(policy, engine.slots, config)
+            engine.decoder.drafters = {"fault": engine.decoder.drafter}
+        expected = exact_distribution(policy, prompt, temperature)
+        engine.remember(prompt, told(expected, how))
+        asked = requests([prompt] * DRAWS, temperature=temperature, max_new_tokens=TOKENS + 2)
+        answers = generate(engine, asked)
+        reached, accepted, history = (
+            sum(part.sum() for part in parts)
+            for parts in zip(
+                *((a.stats.reached, a.stats.accepted, a.stats.counts["history"]) for a in answers), strict=True
+            )
+        )
+        assert (
+            reached > DRAWS and accepted > (0.1 * reached if how == "overlapping" else 0) and history > 0.05 * reached
+        ), "nothing is tested"
+        counts = np.zeros((VOCAB,) * TOKENS)
+        for tokens, count in Counter(tuple(a.token_ids[:TOKENS].tolist()) for a in answers).items():
+            counts[tokens] = count
+        axes = [tuple(a for a in range(TOKENS) if a != axis) for axis in range(TOKENS)]
+        values += [p_value(counts, expected)]
+        values += [p_value(counts.sum(others), expected.sum(others)) for others in axes]
+    return min(values) * len(values)
+
+
+@pytest.mark.parametrize("how", TELLING)
+@pytest.mark.parametrize(
+    ("system", "temperature", "siblings"),
+    [("history", 1.0, False), ("bebop_history", 1.0, False), ("bebop_history", 0.7, True)],
+)
+def test_the_output_distribution_is_the_target(
+    policy: Policy, system: str, temperature: float, siblings: bool, how: str
+) -> None:
+    assert smallest_p(policy, system, how, temperature, siblings) > LEVEL
+
+
+class HeadReported(HistoryMTPDrafter):
+    """Draws from the mixture, and hands the head's part of it to verification."""
+
+    def _draft(self, lines: Any, followers: Followers, tokens: Tensor, probs: Tensor, shares: Any) -> Draft:
+        draft = super()._draft(lines, followers, tokens, probs, shares)
+        assert draft.probs is not None
+        row, step, token, _, chance, weight = followers.tensors(tokens.device)
+        own = draft.probs.index_put((row, step, token), -(chance * weight).float(), accumulate=True).clamp_min(0)
+        mass = own.sum(-1, keepdim=True)
+        return Draft(
+            tokens=draft.tokens,
+            probs=torch.where(mass > 0, own / mass, draft.probs),
+            lengths=draft.lengths,
+            sources=draft.sources,
+        )
+
+
+class Peeking(HistoryMTPDrafter):
+    """Draws from history and from the head with one number, and gives w = 1 to the one whose token the target likes
+    better: a w that knows the target at the position being drafted, and what would come of it."""
+
+    def propose(self, rows: Rows, length: DraftLength) -> Draft:
+        uniforms, lines = rows.uniforms[:, 0], self.recall.ahead(rows)
+        own = rows.probs(self.policy.logits(self.hidden[: rows.batch])[:, None])[:, 0]
+        past = own.clone()
+        found = [Next.of(line, greedy=False) for line in lines]
+        for row, one in enumerate(found):
+            if one is not None:
+                past[row] = torch.zeros(VOCAB).index_put((torch.tensor(one.tokens),), torch.tensor(one.chances))
+        target = self.target(rows)
+        tokens = torch.stack([sample(probs, uniforms) for probs in (own, past)], 1)  # [B, 2]
+        better = target.gather(1, tokens).argmax(1)
+        probs = torch.where((better == 1)[:, None], past, own)[:, None]
+        lengths = torch.ones_like(better)
+        self.recall.drafted = Cycle(followers=Followers(), probs=None, lengths=lengths, passes=1.0)
+        chosen = tokens.gather(1, better[:, None])
+        return Draft(tokens=chosen, probs=probs, sources={"history": better[:, None].float()})
+
+    def target(self, rows: Rows) -> Tensor:
+        """p [B, V] at the position that is being drafted, by a pass over the whole context."""
+        sizes = rows.sizes
+        ids = torch.cat([line[:size] for line, size in zip(rows.context(), sizes.tolist(), strict=True)])
+        places = torch.cat([torch.arange(size) for size in sizes.tolist()])
+        hidden = self.policy.hidden(ids[None], places[None], PackedContext(sizes))
+        return rows.probs(self.policy.logits(hidden)[0, sizes.cumsum(0) - 1][:, None])[:, 0]
+
+
+@pytest.mark.parametrize("fault", [HeadReported, Peeking])
+def test_broken_mixtures_are_caught(policy: Policy, fault: type) -> None:
+    assert smallest_p(policy, "bebop_history", "overlapping", fault=fault) < LEVEL / 100
+
+
+def test_a_mixture_that_is_not_the_one_drawn_from_is_caught(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of history alone: what is handed to verification is flatter than what was drawn from."""
+    propose = HistoryDrafter.propose
+
+    def flatter(self: HistoryDrafter, rows: Rows, length: DraftLength) -> Draft:
+        draft = propose(self, rows, length)
+        probs = None if draft.probs is None else 0.5 * draft.probs + 0.5 / VOCAB
+        return Draft(tokens=draft.tokens, probs=probs, lengths=draft.lengths, sources=draft.sources)
+
+    monkeypatch.setattr(HistoryDrafter, "propose", flatter)
+    assert smallest_p(policy, "history", "overlapping") < LEVEL / 100

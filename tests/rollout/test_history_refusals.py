@@ -1,0 +1,59 @@
+"""What drafts from history do not go with is refused, or left out, in words."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bebop.config import DecodingConfig, JobConfig
+from bebop.config_engines import SglangConfig
+from bebop.decoding import SYSTEMS
+from bebop.errors import UserError
+from bebop.monitor.watch import NoMonitor, Watch
+from bebop.parsing import from_dict
+from bebop.report.runs import Run
+from bebop.report.verdict import NOTHING, said
+from bebop.rollout.sglang import arguments as sglang
+from bebop.rollout.vllm import arguments as vllm
+from bebop.runtime import _monitor
+
+HISTORY = [name for name, system in SYSTEMS.items() if system.history]
+
+
+@pytest.mark.parametrize("system", HISTORY)
+def test_other_engines_say_what_they_lack(system: str) -> None:
+    for engine, refuse in (
+        ("SGLang", lambda decoding: sglang.refuse_system(decoding, SglangConfig(), "cuda")),
+        ("vLLM", vllm.refuse_system),
+    ):
+        with pytest.raises(UserError) as error:
+            refuse(DecodingConfig(system=system))
+        text = str(error.value)
+        assert text.startswith(f"decoding.system={system!r} is not possible with {engine}: its drafts come from other")
+        assert "\n" not in text and len(text) < 400
+
+
+@pytest.mark.parametrize("system", HISTORY)
+def test_nothing_is_concluded_from_how_often_history_is_right(system: str, tmp_path: Path) -> None:
+    config = from_dict(JobConfig, {"decoding": {"system": system}})
+    assert config.monitor.drift and isinstance(_monitor(config, tmp_path, 0), NoMonitor)
+    assert isinstance(_monitor(from_dict(JobConfig, {}), tmp_path, 0), Watch)
+    with pytest.raises(UserError, match=r"cotrain.mode='auto' is not possible: it takes the monitor's word"):
+        from_dict(JobConfig, {"decoding": {"system": system}, "cotrain": {"mode": "auto"}})
+    told = said(Run(name="r", config={"decoding": {"system": system}}, steps=[1], columns={"reward/mean": [0.5]}), [])
+    assert "drafts from history" in told.verdict and "draft head" not in told.verdict and told.advice == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tokens": 0}, "options.tokens=0 is not possible: give"),
+        ({"answers": 0}, "options.answers=0 is not possible: give"),
+        ({"siblings": 3}, "options.siblings=3 is not possible: true or false"),
+        ({"token": 3}, "options.token"),
+    ],
+)
+def test_a_mistake_in_its_options_is_one_line(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        DecodingConfig(system="history", options=options)
+    assert words in str(error.value) and "\n" not in str(error.value)

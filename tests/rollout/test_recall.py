@@ -1,0 +1,218 @@
+"""What rows have matched, wherever they go, against a search through all that was said; and what they learn of it."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from bebop.config import DecodingConfig
+from bebop.rollout.decoding.base import Rows, TargetOutput
+from bebop.rollout.decoding.recall import PRIOR, TOTALS, Cycle, Followers, Match, Next, Recall
+from bebop.rollout.history import BEGIN, ROOT, Automaton
+from bebop.rollout.slots import Slots, SlotSizes
+from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.trajectory import Completion, DecodeStats
+from tests.builders import requests, tiny_policy
+from tests.rollout.test_history import found, searched
+
+PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6], [1, 2, 3], [4, 5, 6], [1, 2, 3], [9], [1, 2, 3]]
+PAST = {(1, 2, 3): [[5, 6, 7, 5, 6], [2, 2, 2]], (4, 5, 6): [[7, 7, 8]]}
+SYSTEMS = ("history", "bebop_history")
+
+
+def engine(system: str = "history", siblings: bool = True, slots: int = 3, **settings: object) -> TorchEngine:
+    config = DecodingConfig(system=system, draft_tokens=4, verify_ratio=0.01, options={"siblings": siblings})
+    policy = tiny_policy(seed=3, dtype=torch.float64)
+    one = TorchEngine(policy, config, slots=slots, max_length=64, room=4, **settings)  # type: ignore[arg-type]
+    for prompt, answers in PAST.items():
+        one.remember(prompt, answers)
+    return one
+
+
+def check(one: TorchEngine, said: dict[int, Completion], siblings: bool, counted: bool) -> int:
+    """Each running row that has drafted has matched what a search finds; how many there are.
+
+    ``counted``: how often tokens followed, too; a row that comes with tokens is not counted where they are known.
+    """
+    now = {r.id: one._context(slot)[len(r.token_ids) :] for slot, r in enumerate(one.active)}
+    every = {**{i: a.token_ids.tolist() for i, a in said.items()}, **now}
+    checked = 0
+    for slot, request in enumerate(one.active):
+        match = one.slots.caches["history"].of[slot]
+        if not one.slots.columns["history/begun"][slot]:
+            continue
+        texts = [[BEGIN, *answer] for answer in PAST.get(request.token_ids, ())]
+        if siblings:
+            texts += [[BEGIN, *ids] for i, ids in every.items() if tuple(PROMPTS[i]) == request.token_ids]
+        (size, follow), (wanted, known) = (
+            found(match.texts, match.state, match.tokens),
+            searched(texts, [BEGIN, *now[request.id]]),
+        )
+        assert size == wanted and [token for token, _ in follow] == [token for token, _ in known]
+        assert follow == known or not counted
+        checked += 1
+    return checked
+
+
+@pytest.mark.parametrize("siblings", [True, False])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_matches_are_those_of_a_search(system: str, siblings: bool) -> None:
+    """Rows come, move and go; new weights; another system for a while, another drafter from history; an abort."""
+    one, said, checked = engine(system, siblings, on_update="recompute"), dict[int, Completion](), 0
+    asked = requests(PROMPTS, max_new_tokens=14, stop_token_ids=(11,), seed=4)
+    for request in asked:
+        one.add(request)
+    other = SYSTEMS[system == "history"]
+    changes = {
+        8: lambda: one.configure(DecodingConfig(system="bebop", draft_tokens=2)),
+        10: lambda: one.configure(dataclasses.replace(one.decoding, system=other, options={"siblings": siblings})),
+        11: lambda: one.load_weights({n: w.detach() * 1.01 for n, w in one.policy.weights().items()}, 1),
+        13: lambda: one.configure(DecodingConfig(system=system, draft_tokens=4, options={"siblings": siblings})),
+    }
+    for turn in range(60):
+        changes.get(turn, lambda: None)()
+        said |= {f.id: f.completion for f in one.step()}
+        checked += check(one, said, siblings, counted=turn < 8)
+        if turn == 15:
+            parts = {f.id: f.completion for f in one.abort()}
+            for request in asked:
+                if request.id in parts:
+                    one.add(dataclasses.replace(request, partial=parts[request.id]))
+    assert len(said) == len(PROMPTS) and checked > 30
+
+
+def test_rows_that_share_a_context_keep_their_own_prompts() -> None:
+    """What is answer to one is prompt to the other, and new weights are read through one of them for both."""
+    one = TorchEngine(
+        tiny_policy(seed=3, dtype=torch.float64),
+        DecodingConfig(system="history", draft_tokens=4, options={"siblings": False}),
+        slots=2, max_length=64, on_update="recompute",
+    )  # fmt: skip
+    [token] = generate(one, requests([[1, 2, 3]], temperature=0.0, max_new_tokens=1))[0].token_ids.tolist()
+    first, second = requests([[1, 2, 3], [1, 2, 3, token]], temperature=0.0, max_new_tokens=20)
+    one.add(first)
+    one.step()  # nothing is known, so it is a token a cycle
+    one.add(second)
+    one.step()
+    assert one._context(0) == one._context(1)
+    one.load_weights(one.policy.weights(), 1)
+    one.step()
+    matches = one.slots.caches["history"].of
+    assert [match.texts for match in matches] == [one.slots.history.of(r.token_ids) for r in (first, second)]
+    assert [match.read for match in matches] == [3, 2]
+
+
+def test_answers_with_and_without_the_others() -> None:
+    """Alone with the past an answer is the same in any company; beside siblings it is drafted otherwise."""
+
+    def counts(siblings: bool, slots: int) -> list[tuple[list[int], int]]:
+        answers = generate(engine("bebop_history", siblings, slots), requests(PROMPTS, max_new_tokens=30))
+        return [(answer.token_ids.tolist(), answer.stats.cycles) for answer in answers]
+
+    assert counts(False, 1) == counts(False, 3) == counts(False, 8)
+    assert counts(True, 3) != counts(False, 3)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_what_was_said_before_is_drafted_and_counted_by_its_source(system: str) -> None:
+    """Greedy answers that were told: nearly all drafts are history's, and stand."""
+    asked = requests([[1, 2, 3], [4, 5, 6, 7]], temperature=0.0, max_new_tokens=40)
+    plain = TorchEngine(tiny_policy(seed=3, dtype=torch.float64), DecodingConfig(), slots=2, max_length=64)
+    answers = generate(plain, asked)
+    one = engine(system, siblings=False)
+    for request, answer in zip(asked, answers, strict=True):
+        one.remember(request.token_ids, [answer.token_ids])
+    again = generate(one, asked)
+    assert [a.token_ids.tolist() for a in again] == [a.token_ids.tolist() for a in answers]
+    stats = sum((a.stats for a in again), DecodeStats())
+    history, kept = stats.counts["history"], stats.counts["history_accepted"]
+    assert stats.accept_length > 3 and history.sum() > 0.9 * stats.reached.sum()
+    assert (kept <= history).all() and (kept <= stats.accepted).all() and kept.sum() > 0.9 * history.sum()
+    assert system == "bebop_history" or stats.draft_forwards == 0
+
+
+def test_the_head_is_left_out_once_history_is_sure() -> None:
+    """And costs a pass a draft where it is not asked again."""
+    asked = requests([[1, 2, 3]], temperature=0.0, max_new_tokens=40)
+    [answer] = generate(engine("bebop_history", siblings=False), asked)
+    one = engine("bebop_history", siblings=False)
+    one.remember([1, 2, 3], [answer.token_ids] * 4)
+    [again] = generate(one, asked)
+    sure, unsure = (a.stats.draft_forwards / (a.stats.reached.sum()) for a in (again, answer))
+    assert sure < 0.5 < unsure
+
+
+# ---- what is learned
+
+
+def recall(slots: int = 2) -> tuple[Recall, Slots]:
+    made = Slots(SlotSizes(slots=slots, length=8, drafts=2, vocab=4), torch.device("cpu"))
+    return Recall(made, DecodingConfig(system="history", draft_tokens=2)), made
+
+
+def after(matched: int, counts: Sequence[int], greedy: bool = False) -> Next:
+    """What a match of so many tokens finds, after which tokens 0, 1, ... came so often."""
+    texts = Automaton()
+    for token, count in enumerate(counts):
+        for _ in range(count):
+            state = ROOT
+            for said in (BEGIN, *[9] * matched, token):
+                state = texts.append(state, said)
+    match = Match(texts)
+    for said in [9] * matched:
+        match.advance(said)
+    found = Next.of(match, greedy)
+    assert found is not None and match.tokens == matched
+    return found
+
+
+def test_longer_matches_and_more_followers_are_trusted_more() -> None:
+    one, _ = recall()
+    weights = (one.trust[0, :, 0] / one.trust[0, :, 1]).tolist()
+    by_length = [after(matched, [1]).bucket for matched in (1, 2, 3, 4, 5, 8, 9, 16, 17, 40)]
+    assert by_length == [TOTALS * place for place in (0, 1, 2, 2, 3, 3, 4, 4, 5, 5)]
+    assert [after(2, counts).bucket - TOTALS for counts in ([1], [1, 1], [2, 1], [5])] == [0, 1, 2, 2]
+    assert all(0 < weight < 1 for weight in weights)
+    assert weights[::TOTALS] == sorted(weights[::TOTALS]) and weights[:TOTALS] == sorted(weights[:TOTALS])
+
+
+def test_drafts_are_drawn_as_often_as_tokens_followed() -> None:
+    """The most frequent one alone where the target is greedy."""
+    found, greedy = after(3, [1, 0, 3]), after(3, [1, 0, 3], greedy=True)
+    assert found.tokens == (0, 2) and found.chances == (0.25, 0.75)
+    assert greedy.tokens == (2,) and greedy.chances == (1.0,) and greedy.bucket == found.bucket
+
+
+def test_draws_invert_the_distribution_of_what_followed() -> None:
+    found = Next(tokens=(2, 5, 7), chances=(0.5, 0.25, 0.25), bucket=0)
+    assert [found.draw(u) for u in (0.0, 0.499, 0.5, 0.74, 0.75, 0.999999)] == [2, 2, 5, 5, 7, 7]
+
+
+def test_trust_follows_the_share_of_tokens_that_came_from_history() -> None:
+    """Worked by hand: of a tested position, the target's mass times history's share of the mixture at each token."""
+    one, slots = recall()
+    followers = Followers()
+    found = Next(tokens=(1, 2), chances=(0.75, 0.25), bucket=4)
+    followers.add(0, 0, found, 0.6)
+    followers.add(0, 1, found, 0.6)  # not reached
+    q = torch.tensor([0.1, 0.55, 0.25, 0.1]).repeat(2, 2, 1)  # 0.6 * history + 0.4 * (0.25, 0.25, 0.25, 0.25)
+    p = torch.tensor([0.5, 0.3, 0.2, 0.0]).repeat(2, 3, 1)
+    one.drafted = Cycle(followers=followers, probs=q, lengths=torch.tensor([2, 2]), passes=0.5)
+    before, pace = one.trust.clone(), one.rate.clone()
+    one.learn(Rows(slots, 2, 1), TargetOutput(hidden=p, logits=p, probs=p), torch.tensor([1, 1]))
+    change = one.trust - before
+    assert change[0, 4].tolist() == pytest.approx([0.3 * 0.45 / 0.55 + 0.2 * 0.15 / 0.25, 1.0])
+    change[0, 4] = 0
+    assert not change.any()
+    time = 1 + 0.5 * one.pass_cost + 2 * one.verify_cost
+    assert torch.allclose(one.rate, 0.999 * pace + torch.tensor([1.0, time], dtype=torch.float64))
+    assert one.drafted is None and before[0, 0, 1] == PRIOR
+
+
+def test_an_engine_without_such_drafts_takes_past_answers_and_does_nothing() -> None:
+    one = TorchEngine(tiny_policy(seed=3), DecodingConfig(draft_tokens=2), slots=2, max_length=64)
+    plain = [a.token_ids.tolist() for a in generate(one, requests(PROMPTS[:3], max_new_tokens=9))]
+    one.remember([1, 2, 3], [np.array([5, 6, 7])])
+    assert [a.token_ids.tolist() for a in generate(one, requests(PROMPTS[:3], max_new_tokens=9))] == plain
