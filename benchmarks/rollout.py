@@ -21,6 +21,7 @@ from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
+from bebop.model.lean import as_modules
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
@@ -163,7 +164,8 @@ def products(policy: Policy, engine: TorchEngine) -> Iterator[list[float]]:
     hooks = [layer.register_forward_pre_hook(count) for layer in layers.values()]
     setattr(decoder, "cycle", cycle)  # noqa: B010
     try:
-        yield spent
+        with as_modules():  # a lean pass does not call them
+            yield spent
     finally:
         delattr(decoder, "cycle")
         for hook in hooks:

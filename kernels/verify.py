@@ -17,9 +17,19 @@ def sample(probs: Tensor, uniforms: Tensor) -> Tensor:
     be monotone: what such a flaw would let through is replaced by the likeliest token.
     """
     cdf = probs.cumsum(-1)
-    total = cdf[..., -1:]
-    token = (cdf <= uniforms[..., None].to(cdf.dtype) * total).sum(-1)
-    # The CDF is flat over a tail of zeros, so the first index that reaches the total is the last of positive mass.
+    total = cdf[..., -1:].contiguous()
+    bound = uniforms[..., None].to(cdf.dtype) * total
+    if cdf.is_cuda:
+        return _count(probs, cdf, bound, total)
+    # Sums one after another are monotone: there is no need to look at all of them. The CDF is flat over a tail of
+    # zeros, so the first index that reaches the total is the last of positive mass.
+    token = torch.searchsorted(cdf, bound, right=True)
+    return torch.minimum(token, torch.searchsorted(cdf, total))[..., 0]
+
+
+def _count(probs: Tensor, cdf: Tensor, bound: Tensor, total: Tensor) -> Tensor:
+    """``sample`` where sums may not be monotone."""
+    token = (cdf <= bound).sum(-1)
     token = torch.minimum(token, (cdf < total).sum(-1))
     possible = probs.gather(-1, token[..., None])[..., 0] > 0
     return torch.where(possible, token, probs.argmax(-1))

@@ -8,6 +8,7 @@ from torch import Tensor
 from bebop.kernels.trees import visible
 from bebop.model.attention import SlotContext, Span
 from bebop.model.backbone import Policy
+from bebop.model.lean import lean_hidden
 from bebop.model.taps import tapped
 from bebop.rollout.decoding.base import Rows, TargetPass
 from bebop.rollout.slots import Slots
@@ -19,6 +20,7 @@ class Target:
     def __init__(self, policy: Policy, slots: Slots) -> None:
         self.policy, self.slots = policy, slots
         self.cache = slots.own("target", self._cache)
+        self.hidden = lean_hidden(policy, slots.capacity)
 
     def _cache(self, slots: Slots) -> SlotContext:
         like = self.policy.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
@@ -79,7 +81,7 @@ class Target:
     ) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         with tapped(self.policy.backbone.get_decoder().layers, layers) as states:
             if beside is None:
-                return self.policy.hidden(tokens, positions, self.cache), states, None
+                return self.hidden(tokens, positions, self.cache), states, None
             hidden, extra = beside(tokens, positions, self.cache, anchors)
         own = {layer: after[:, : tokens.shape[1]] for layer, after in states.items()}
         return hidden, own, extra

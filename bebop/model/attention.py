@@ -184,6 +184,9 @@ class SlotContext:
         self.first_slot = 0
         self.index: Tensor
         self.bias: Tensor
+        # What layers of a pass have in common, and passes of one size: kept, for at few tokens making it is the work.
+        self._views: tuple[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = ((0, 0, 0), [])
+        self._rows: tuple[Tensor | None, int, Tensor] = (None, 0, self.keys)
 
     @classmethod
     def for_model(cls, config: PreTrainedConfig, slots: int, length: int, like: Tensor, layers: int = 0) -> Self:
@@ -209,14 +212,28 @@ class SlotContext:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See ``AttentionContext``."""
         batch, heads, width, size = query.shape
-        keys, values = self.write(layer, key, value)
-        kv_heads, used = key.shape[1], self.bias.shape[-1]
+        group = heads // key.shape[1]
+        self.write(layer, key, value)
+        keys, values = self._looked_at(batch)[layer - self.first_layer]
         # The query heads of a group become rows of one query: keys and values are read once, without a copy.
-        rows_per_head = heads // kv_heads * width
-        q = query.reshape(batch, kv_heads, rows_per_head, size)
-        bias = self.bias.expand(batch, 1, heads // kv_heads, width, used).reshape(batch, 1, rows_per_head, used)
-        out = scaled_dot_product_attention(q, keys[:, :, :used], values[:, :, :used], bias, scale=scaling)
+        q = query.reshape(batch, -1, group * width, size)
+        out = scaled_dot_product_attention(q, keys, values, self._bias_of(group), scale=scaling)
         return out.view(batch, heads, width, size).transpose(1, 2)
+
+    def _looked_at(self, batch: int) -> list[tuple[Tensor, Tensor]]:
+        """Of every layer, the keys and values [B,Hkv,P,D] that a pass may see."""
+        size = (self.first_slot, batch, self.bias.shape[-1])
+        if self._views[0] != size:
+            rows, used = slice(size[0], size[0] + batch), slice(size[2])
+            whole = zip(self.keys[:, rows, :, used], self.values[:, rows, :, used], strict=True)
+            self._views = (size, list(whole))
+        return self._views[1]
+
+    def _bias_of(self, group: int) -> Tensor:
+        """The bias [B,1,group*n,P] where ``group`` query heads are rows of one."""
+        if self._rows[0] is not self.bias or self._rows[1] != group:
+            self._rows = (self.bias, group, self.bias.expand(-1, 1, group, -1, -1).flatten(2, 3))
+        return self._rows[2]
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store keys and values [B,Hkv,n,D] where ``place`` says -> all that these rows hold [B,Hkv,C,D]."""

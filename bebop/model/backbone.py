@@ -11,6 +11,7 @@ from bebop.errors import UserError
 from bebop.model.attention import AttentionContext
 from bebop.model.fingerprint import fingerprint
 from bebop.model.mtp import MTPHead
+from bebop.model.products import product
 
 
 def stop_token_ids(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -39,7 +40,11 @@ class Policy:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Language-model head: [..., d] -> [..., V]."""
-        return self.backbone.get_output_embeddings()(hidden)
+        head = self.backbone.get_output_embeddings()
+        if torch.is_grad_enabled() or type(head) is not nn.Linear or head._forward_pre_hooks:
+            out: Tensor = head(hidden)
+            return out
+        return product(hidden, head.weight, head.bias)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Token embeddings: [...] -> [..., d]."""

@@ -39,6 +39,11 @@ class MTPHead(nn.Module):
         self._rotary = (decoder.rotary_emb,)
         self.to(dtype=decoder.embed_tokens.weight.dtype, device=decoder.embed_tokens.weight.device)
 
+    @property
+    def rotary(self) -> nn.Module:
+        """The backbone's rotary embeddings."""
+        return self._rotary[0]
+
     def forward(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """One step for n anchors: embeddings of tokens t+1 and hidden states of t, both [B,n,d] -> hidden [B,n,d].
 
@@ -52,7 +57,7 @@ class MTPHead(nn.Module):
             x,
             attention_mask=None,
             position_ids=positions,
-            position_embeddings=self._rotary[0](x, positions),
+            position_embeddings=self.rotary(x, positions),
             context=context,
         )
         return self.final_norm(x)

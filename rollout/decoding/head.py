@@ -9,6 +9,7 @@ from bebop.config import DecodingConfig
 from bebop.errors import UserError
 from bebop.model.attention import SlotContext, Span
 from bebop.model.backbone import Policy
+from bebop.model.lean import lean_head
 from bebop.rollout.decoding.base import Rows, TargetOutput
 from bebop.rollout.slots import Slots
 
@@ -22,8 +23,9 @@ class HeadDrafter:
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         if policy.mtp is None:
             raise UserError(f"decoding.system={config.system!r} drafts with MTP weights, and the model has none")
-        self.policy, self.head = policy, policy.mtp
+        self.policy, self.head = policy, lean_head(policy.mtp, slots.capacity)
         self.temperature = config.temperature_of_drafts
+        self.layer = policy.mtp.layer_index
         self.cache = slots.own("mtp", self._cache)
         # [S, d] state for the first draft; zero where there is no context but one token
         fresh = torch.zeros(policy.backbone.config.hidden_size, dtype=policy.backbone.dtype)
@@ -33,7 +35,7 @@ class HeadDrafter:
         like = self.policy.embed(torch.zeros(1, dtype=torch.long, device=slots.device))
         config = self.policy.backbone.config
         cache = SlotContext.for_model(config, slots.sizes.slots, slots.capacity, like, layers=1)
-        cache.first_layer = self.head.layer_index
+        cache.first_layer = self.layer
         return cache
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:

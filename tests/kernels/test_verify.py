@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bebop.kernels.block_verify import block_verify
-from bebop.kernels.verify import chain_verify, one_hot, sample
+from bebop.kernels.verify import _count, chain_verify, one_hot, sample
 
 BELOW_ONE = 1 - 2.0**-53
 Verify = Callable[..., tuple[Tensor, Tensor]]
@@ -109,6 +109,18 @@ def test_sample_at_the_ends_of_the_unit_interval(dtype: torch.dtype) -> None:
     assert sample(probs, u).tolist() == [1, 3 if dtype == torch.float64 else sample(probs[:1], u[1:2]).item(), 5, 5]
     wrong = (probs.cumsum(-1) < u[:, None].to(dtype) * probs.sum(-1, keepdim=True)).sum(-1)  # ">=" in place of ">"
     assert wrong[0] == 0 and probs[0, 0] == 0  # picks a token of probability zero at u = 0
+
+
+def test_sums_that_may_not_be_monotone_are_sampled_alike() -> None:
+    probs = torch.randn(64, 300, generator=torch.Generator().manual_seed(0)).mul(3).softmax(-1)
+    probs[:, 250:] = 0
+    u = torch.linspace(0, BELOW_ONE, 64, dtype=torch.float64)
+    cdf = probs.cumsum(-1)
+    total = cdf[:, -1:]
+    bound = u[:, None].float() * total
+    assert torch.equal(_count(probs, cdf, bound, total), sample(probs, u))
+    cdf[:, 7] = 0  # as parallel sums might
+    assert (probs.gather(-1, _count(probs, cdf, bound, total)[:, None]) > 0).all()
 
 
 def test_sample_follows_the_distribution() -> None:

@@ -8,15 +8,15 @@ FAULTS = (
     fault(
         "sampling/sample-not-strict",
         "kernels/verify.py",
-        "(cdf <= uniforms",
-        "(cdf < uniforms",
+        "bound, right=True",
+        "bound",
         "kernels/test_verify.py::test_equals_the_plain_loop",
     ),
     fault(
         "sampling/sample-last-index",
         "kernels/verify.py",
-        "(cdf < total)",
-        "(cdf <= total)",
+        "searchsorted(cdf, total)",
+        "searchsorted(cdf, total, right=True)",
         "kernels/test_verify.py::test_sample_at_the_ends_of_the_unit_interval",
     ),
     fault(

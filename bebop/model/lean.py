@@ -1,0 +1,229 @@
+"""A lean forward pass through the usual decoder layers: weights and numbers of transformers' modules, fewer calls.
+
+A pass over a small model, or over few tokens, is mostly calls: of modules, of their keyword arguments, of operators on
+little. Here q, k and v are one product, gate and up another, rotary embeddings come from a table, and nothing is passed
+on but what is used. The matrices of a product lie one after the other in memory, and the modules' own parameters are
+views of that: new weights are written through, checkpoints keep their names, nothing is held twice.
+
+For decoding alone: it gives no gradients. Families that are not listed here, and layers that somebody has hooked onto,
+run as the modules that they are.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from bebop.model.attention import AttentionContext
+from bebop.model.backbone import Policy
+from bebop.model.mtp import MTPHead
+from bebop.model.products import product
+
+# Those of transformers 5 whose forward is the one below: norm, attention, sum, norm, gated MLP, sum.
+FAMILIES = ("Llama", "Qwen2", "Qwen3")
+LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+Rotary = tuple[Tensor, Tensor]  # cosines and signed sines [B,1,n,D]
+_as_modules = [False]
+
+
+@contextmanager
+def as_modules() -> Iterator[None]:
+    """Within this block, everything runs as transformers' modules do: for those who watch or replace them."""
+    before, _as_modules[0] = _as_modules[0], True
+    try:
+        yield
+    finally:
+        _as_modules[0] = before
+
+
+def lean_hidden(policy: Policy, length: int) -> Callable[[Tensor, Tensor, AttentionContext], Tensor]:
+    """``Policy.hidden`` for decoding, at position ids below ``length``."""
+    decoder = policy.backbone.get_decoder()
+    known = type(decoder).__name__ in [f"{family}Model" for family in FAMILIES] and all(map(_known, decoder.layers))
+    return LeanDecoder(policy, length) if known else policy.hidden
+
+
+def lean_head(head: MTPHead, length: int) -> Callable[[Tensor, Tensor, Tensor, AttentionContext], Tensor]:
+    """An MTP head for decoding, at position ids below ``length``; called as the module is."""
+    return LeanHead(head, length) if _known(head.layer) else head
+
+
+def _known(layer: Any) -> bool:
+    own = {name: module for part in (layer.self_attn, layer.mlp) for name, module in part.named_children()}
+    return (
+        type(layer).__name__ in [f"{family}DecoderLayer" for family in FAMILIES]
+        and type(layer).__module__.startswith("transformers.models.")
+        and all(type(own[name]) is nn.Linear for name in LINEAR)
+        and getattr(layer.self_attn, "sliding_window", None) is None
+    )
+
+
+class LeanDecoder:
+    """See ``lean_hidden``."""
+
+    def __init__(self, policy: Policy, length: int) -> None:
+        self.policy, self.decoder = policy, policy.backbone.get_decoder()
+        self.length = length
+        self._read()
+
+    def _read(self) -> None:
+        self.layers = [LeanLayer(layer) for layer in self.decoder.layers]
+        self.table = RotaryTable(self.decoder.rotary_emb, self.length, self.decoder.norm.weight)
+        self.norm = Norm(self.decoder.norm)
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """See ``Policy.hidden``."""
+        if _as_modules[0]:
+            return self.policy.hidden(token_ids, positions, context)
+        if self.layers[0].replaced():
+            self._read()
+        x = embedding(token_ids, self.decoder.embed_tokens.weight)
+        rotary = self.table.at(positions)
+        for layer in self.layers:
+            if layer.hooked():
+                given = {"position_ids": positions, "position_embeddings": self.decoder.rotary_emb(x, positions)}
+                x = layer.module(x, attention_mask=None, context=context, **given)
+            else:
+                x = layer(x, rotary, context)
+        return self.norm(x)
+
+
+class LeanHead:
+    """See ``lean_head``."""
+
+    def __init__(self, head: MTPHead, length: int) -> None:
+        self.head, self.length = head, length
+        self._read()
+
+    def _read(self) -> None:
+        head = self.head
+        self.layer = LeanLayer(head.layer)
+        self.norms = [Norm(module) for module in (head.token_norm, head.hidden_norm, head.final_norm)]
+        self.table = RotaryTable(head.rotary, self.length, head.project.weight)
+
+    def __call__(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
+        """See ``MTPHead``."""
+        head = self.head
+        if _as_modules[0] or self.layer.hooked() or any(norm.hooked() for norm in self.norms):
+            out: Tensor = head(embeddings, hidden, positions, context)
+            return out
+        if self.layer.replaced():
+            self._read()
+        if head.zero_first:
+            embeddings = embeddings.masked_fill((positions == 0)[..., None], 0)
+        token_norm, hidden_norm, final_norm = self.norms
+        x = product(torch.cat([token_norm(embeddings), hidden_norm(hidden)], -1), head.project.weight)
+        return final_norm(self.layer(x, self.table.at(positions), context))
+
+
+class LeanLayer:
+    """A decoder layer."""
+
+    def __init__(self, module: Any) -> None:
+        attention, mlp = module.self_attn, module.mlp
+        self.module = module
+        self.layer, self.scaling, size = attention.layer_idx, attention.scaling, attention.head_dim
+        self.heads = [p.weight.shape[0] // size for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        self.size, self.rotated = size, sum(self.heads[:2])
+        self.qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.gate_up = joined([mlp.gate_proj, mlp.up_proj])
+        self.out, self.down = ((p.weight, p.bias) for p in (attention.o_proj, mlp.down_proj))
+        self.before, self.between = Norm(module.input_layernorm), Norm(module.post_attention_layernorm)
+        own = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        self.own_norms = [Norm(norm) for norm in own if norm is not None]
+        self.activation = mlp.act_fn.forward
+
+    def replaced(self) -> bool:
+        """Whether the module's matrices are others than those that were joined: after a move, or another type."""
+        return bool(self.module.self_attn.q_proj.weight.data_ptr() != self.qkv[0].data_ptr())
+
+    def hooked(self) -> bool:
+        """Whether somebody watches or changes what goes through the module."""
+        return bool(self.module._forward_hooks or self.module._forward_pre_hooks)
+
+    def __call__(self, x: Tensor, rotary: Rotary, context: AttentionContext) -> Tensor:
+        """States [B,n,d] of the layer before -> [B,n,d]."""
+        batch, width, _ = x.shape
+        qkv = product(self.before(x), *self.qkv).view(batch, width, -1, self.size).transpose(1, 2)
+        turned, value = qkv.split_with_sizes([self.rotated, self.heads[2]], 1)
+        if self.own_norms:
+            parts = turned.split_with_sizes(self.heads[:2], 1)
+            turned = torch.cat([norm(part) for norm, part in zip(self.own_norms, parts, strict=True)], 1)
+        query, key = rotate(turned, rotary).split_with_sizes(self.heads[:2], 1)
+        attended = context.attend(self.layer, query, key, value, self.scaling)
+        x = x + product(attended.reshape(batch, width, -1), *self.out)
+        gate, up = product(self.between(x), *self.gate_up).chunk(2, -1)
+        return product(self.activation(gate).mul_(up), *self.down).add_(x)
+
+
+class Norm:
+    """A root mean square norm, in fp32 whatever the type, as transformers has it."""
+
+    def __init__(self, module: Any) -> None:
+        self.module, self.weight, self.eps = module, module.weight, module.variance_epsilon
+        self.shape = module.weight.shape
+
+    def hooked(self) -> bool:
+        """See ``LeanLayer``."""
+        return bool(self.module._forward_hooks or self.module._forward_pre_hooks)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """States [..., d] -> [..., d]."""
+        if x.dtype == torch.float32:
+            return torch.rms_norm(x, self.shape, self.weight, self.eps)
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class RotaryTable:
+    """What a module of rotary embeddings gives, at all positions."""
+
+    def __init__(self, module: Any, length: int, like: Tensor) -> None:
+        """``length``: positions; ``like``: of whose type and device."""
+        with _plain_tensors():
+            self.cos, sin = (x[0] for x in module(like, torch.arange(length, device=like.device)[None]))
+            half = sin.shape[-1] // 2
+            # rotate_half negates the first half of what it moves; the sign is taken by what that is multiplied with.
+            self.sin = torch.cat([-sin[:, :half], sin[:, half:]], -1)
+
+    def at(self, positions: Tensor) -> Rotary:
+        """Of position ids [B,n]."""
+        return self.cos[positions][:, None], self.sin[positions][:, None]
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """Rotary embeddings of x [B,H,n,D]."""
+    cos, sin = rotary
+    return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
+
+
+def joined(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weights [N,K] and biases [N] of linear layers with one input as those of one, of which theirs become views."""
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    assert len(biases) in (0, len(layers)), "all have a bias, or none"
+    return _join([layer.weight for layer in layers]), _join(biases) if biases else None
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    first, whole = parts[0].data, (sum(map(len, parts)), *parts[0].shape[1:])
+    size, sizes = first.element_size(), [part.numel() for part in parts]
+    places = [first.data_ptr() + size * sum(sizes[:i]) for i in range(len(parts))]
+    storages = {part.untyped_storage().data_ptr() for part in parts}
+    if len(storages) == 1 and [part.data_ptr() for part in parts] == places:  # by another engine of this policy
+        return first.as_strided(whole, first.stride())
+    with _plain_tensors():
+        together = torch.cat([part.data for part in parts])
+        for part, own in zip(parts, together.split([len(part) for part in parts]), strict=True):
+            part.data = own
+    return together
+
+
+@contextmanager
+def _plain_tensors() -> Iterator[None]:
+    """Tensors made in this block may be trained on afterwards, wherever it is entered."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield

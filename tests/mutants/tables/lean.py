@@ -1,0 +1,33 @@
+"""Faults in the lean pass of the engine: what it leaves out, joins and looks up."""
+
+from tests.mutants.fault import fault
+
+LEAN, FILE = "model/test_lean.py", "bebop/model/lean.py"
+
+FAULTS = (
+    fault("lean/sign-of-sines", FILE, "torch.cat([-sin[:, :half]", "torch.cat([sin[:, :half]", LEAN),
+    fault("lean/no-norm-of-queries", FILE, "if self.own_norms:", "if False:", LEAN),
+    fault("lean/no-residual", FILE, "*self.down).add_(x)", "*self.down)", LEAN),
+    fault("lean/gate-and-up", FILE, "gate, up = product", "up, gate = product", LEAN),
+    fault("lean/weights-copied", FILE, "            part.data = own\n", "            own\n", LEAN),
+    fault("lean/moved-unnoticed", FILE, "if self.layers[0].replaced():", "if False:", LEAN),
+    fault("lean/hooks-ignored", FILE, "            if layer.hooked():", "            if False:", LEAN),
+    fault("lean/inference-tensors", FILE, "torch.inference_mode(False), torch", "torch", LEAN),
+    fault("lean/window", FILE, 'FAMILIES = ("Llama",', 'FAMILIES = ("Llama", "Mistral",', LEAN),
+    fault("lean/adapters", FILE, "is nn.Linear for name", "is not None for name", LEAN),
+    fault("lean/fp64-norm", FILE, "if x.dtype == torch.float32:", "if True:", LEAN),
+    fault(
+        "lean/bias-of-another-pass",
+        "bebop/model/attention.py",
+        "if self._rows[0] is not self.bias or",
+        "if self._rows[0] is None or",
+        "model/test_attention.py",
+    ),
+    fault(
+        "lean/views-of-another-pass",
+        "bebop/model/attention.py",
+        "size = (self.first_slot, batch,",
+        "size = (0, batch,",
+        "model/test_attention.py",
+    ),
+)
