@@ -41,7 +41,7 @@ def test_the_compiled_core(kind: str, dtype: torch.dtype) -> None:
         row_losses_cpu.run_in_chunks(compiled, draft[1:], target[1:], kind, 0.7, None, 3.0, True),
         reference(draft[1:].double(), target[1:].double(), kind=kind, temperature=0.7),
     )
-    assert compiled.call is not row_losses_cpu.core, "compilation failed"
+    assert row_losses_cpu.core not in compiled.calls.values(), "compilation failed"
 
 
 def test_without_a_compiler_the_eager_core_takes_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -53,7 +53,7 @@ def test_without_a_compiler_the_eager_core_takes_over(caplog: pytest.LogCaptureF
     for _ in range(2):
         result = row_losses_cpu.run_in_chunks(fallen, draft, target, "tv", 1.0, None, 3.0, True)
         agree(result, reference(draft.double(), target.double(), kind="tv"))
-    assert fallen.call is row_losses_cpu.core
+    assert fallen.calls == {False: row_losses_cpu.core}
     (warning,) = (x.message for x in caplog.records if x.name == row_losses_cpu.__name__)
     assert "no C++ compiler here" in warning and "\n" not in warning
 
