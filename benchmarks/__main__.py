@@ -14,6 +14,7 @@ from bebop.bench import (
     certify,
     engines,
     first_token,
+    kernel_threads,
     kernels,
     loop,
     monitor,
@@ -28,6 +29,7 @@ from bebop.compose import job_config
 from bebop.config import ModelConfig, TaskConfig
 from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
+from bebop.errors import UserError
 from bebop.model.parts import has_part
 from bebop.parsing import LARGEST, MOST
 from bebop.preflight import check_model, checked
@@ -70,9 +72,7 @@ def parser() -> Parser:
     jobs.add_argument("--steps", type=whole(loop.WARM_UP + 2), default=15, help="steps of each job (default: 15)")
     jobs.add_argument("--rounds", type=whole(1), default=1, help="turns of each arm; the best counts (default: 1)")
     jobs.add_argument("overrides", nargs="*", help="settings for every job, as for python -m bebop.run")
-    kernel = kinds.add_parser("kernels", help="draft losses and verification against what others offer")
-    kernel.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    kernel.add_argument("--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1)")
+    _add_kernels(kinds.add_parser("kernels", help="draft losses and verification against what others offer"))
     watching = kinds.add_parser("monitor", help="what watching acceptance costs")
     watching.add_argument("--rounds", type=whole(2), default=8, help="turns with and without statistics (default: 8)")
     watching.add_argument("overrides", nargs="*", help="settings of the job, as for python -m bebop.run")
@@ -110,6 +110,14 @@ def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
     own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
     most = "the most trajectories of a job (default: 1000000)"
     own.add_argument("--most", type=whole(10_000, LARGEST), default=1_000_000, help=most)
+
+
+def _add_kernels(kernel: argparse.ArgumentParser) -> None:
+    kernel.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    counts = "CPU threads (default: 1); several: the CPU kernels of every kind on each of these"
+    kernel.add_argument("--threads", type=whole(1, MOST), nargs="+", default=[1], help=counts)
+    beside = "the CPU kernels once more beside so many processes that keep a core busy (default: 0)"
+    kernel.add_argument("--busy", type=whole(0, MOST), default=0, help=beside)
 
 
 def _add_tracing(kind: argparse.ArgumentParser) -> None:
@@ -190,11 +198,9 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
         torch.set_num_threads(config.trainer.threads)
         rows = certify.run(config, options.rounds)
         return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "part", "added %")]
-    torch.set_num_threads(options.threads)
     if kind == "kernels":
-        choice = {"auto": kernels.default, "cpu": kernels.on_cpu, "cuda": kernels.on_gpu}[options.device]
-        rows = kernels.run(choice())
-        return rows, [(what, chosen, "shape", "arm", "ms") for what, chosen in kernels.charts(rows).items()]
+        return _kernels(options)
+    torch.set_num_threads(options.threads)
     if kind == "first_token":
         asked = first_token.FirstTokenBench(
             model=_model(options),
@@ -208,6 +214,19 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
         return _trace(options)
     rows = (engines if kind == "engines" else rollout).run(_rollout(options))
     return rows, [(kind, rows, "batch", "arm", "tokens/s")]
+
+
+def _kernels(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
+    if len(options.threads) > 1 or options.busy:
+        if options.device == "cuda":
+            raise UserError("--busy, and several --threads, are for the kernels of a CPU, not for --device cuda")
+        rows = kernel_threads.run(kernel_threads.default(options.threads, options.busy))
+        charted = [{**row, "arm": f"{row['arm']}, {row.get('threads')} threads"} for row in rows]
+        return rows, [(what, chosen, "shape", "arm", "ms") for what, chosen in kernels.charts(charted).items()]
+    torch.set_num_threads(*options.threads)
+    choice = {"auto": kernels.default, "cpu": kernels.on_cpu, "cuda": kernels.on_gpu}[options.device]
+    rows = kernels.run(choice())
+    return rows, [(what, chosen, "shape", "arm", "ms") for what, chosen in kernels.charts(rows).items()]
 
 
 def _trace(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:

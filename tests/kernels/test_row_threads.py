@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,23 +18,14 @@ from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
 from bebop.kernels.losses import tv_loss
 from bebop.kernels.row_losses import KINDS
 from bebop.kernels.row_threads import GRAIN, share
+from bebop.kernels.stats import FIELDS, pair_stats
 from bebop.kernels.truncation import truncate_
-from tests.kernels.builders import logits
+from tests.kernels.builders import logits, on
 from tests.kernels.hidden_states import states
 from tests.kernels.unfused import INF, close, labels_for
 from tests.tree import ROOT
 
 CPU = torch.device("cpu")
-
-
-@contextlib.contextmanager
-def on(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def shared(work: Callable[[int], object], blocks: int, then: Callable[[object], object] | None = None) -> None:
@@ -116,6 +107,16 @@ def test_all_threads_together_hold_the_rows_of_a_chunk() -> None:
 def test_truncation_is_equal_to_the_bit() -> None:
     target = logits(301, 3001)[1]
     alike(lambda: [truncate_(target.clone(), 0.7, 0.8, 50)])
+
+
+def test_statistics_are_equal_to_the_bit() -> None:
+    draft, target = logits(301, 3001)
+
+    def call() -> list[Tensor]:
+        stats = pair_stats(draft, target)
+        return [getattr(stats, name) for name in FIELDS]
+
+    alike(call)
 
 
 def test_every_block_once_and_a_slow_one_costs_its_own_share() -> None:
