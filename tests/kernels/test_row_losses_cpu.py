@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from bebop.kernels import row_losses_cpu
 from bebop.kernels.losses import tv_loss
 from bebop.kernels.row_losses import RowLosses, reference, row_losses
-from tests.kernels.builders import logits
+from tests.kernels.builders import logits, on
 from tests.kernels.unfused import INF, peak_bytes, within
 from tests.tree import ROOT
 
@@ -42,6 +43,24 @@ def test_the_compiled_core(kind: str, dtype: torch.dtype) -> None:
         reference(draft[1:].double(), target[1:].double(), kind=kind, temperature=0.7),
     )
     assert row_losses_cpu.core not in compiled.calls.values(), "compilation failed"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
+def test_the_compiled_core_of_several_threads_gives_the_same_bits() -> None:
+    """It is another one, which lets go of the interpreter's lock."""
+    compiled, pair = row_losses_cpu.CompiledCore(), logits(131, 5001)
+
+    def call(draft: Tensor, target: Tensor) -> RowLosses:
+        return row_losses_cpu.run_in_chunks(compiled, draft, target, "hybrid", 0.7, None, 3.0, True)
+
+    found = []
+    for threads in (1, 2):
+        with on(threads):
+            found.append(call(*pair))
+    for one, two in zip(*([*x.numbers(), x.grad] for x in found), strict=True):
+        assert torch.equal(one, two)
+    assert set(compiled.calls) == {False, True} and row_losses_cpu.core not in compiled.calls.values()
 
 
 def test_without_a_compiler_the_eager_core_takes_over(caplog: pytest.LogCaptureFixture) -> None:
