@@ -17,6 +17,7 @@ from bebop.bench import (
     engines,
     first_token,
     history,
+    kernel_threads,
     kernels,
     loop,
     monitor,
@@ -31,6 +32,7 @@ from bebop.compose import job_config
 from bebop.config import ModelConfig, TaskConfig
 from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
+from bebop.errors import UserError
 from bebop.model.parts import has_part
 from bebop.parsing import LARGEST, MOST
 from bebop.preflight import check_model, checked
@@ -78,9 +80,7 @@ def parser() -> Parser:
     jobs.add_argument("--steps", type=whole(loop.WARM_UP + 2), default=15, help="steps of each job (default: 15)")
     jobs.add_argument("--rounds", type=whole(1), default=1, help="turns of each arm; the best counts (default: 1)")
     jobs.add_argument("overrides", nargs="*", help="settings for every job, as for python -m bebop.run")
-    kernel = kinds.add_parser("kernels", help="draft losses and verification against what others offer")
-    kernel.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    kernel.add_argument("--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1)")
+    _add_kernels(kinds.add_parser("kernels", help="draft losses and verification against what others offer"))
     _add_watching(kinds)
     _add_simulations(kinds)
     _add_serving(kinds)
@@ -136,6 +136,14 @@ def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
     own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
     most = "the most trajectories of a job (default: 1000000)"
     own.add_argument("--most", type=whole(10_000, LARGEST), default=1_000_000, help=most)
+
+
+def _add_kernels(kernel: argparse.ArgumentParser) -> None:
+    kernel.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    counts = "CPU threads (default: 1); several: the CPU kernels of every kind on each of these"
+    kernel.add_argument("--threads", type=whole(1, MOST), nargs="+", default=[1], help=counts)
+    beside = "the CPU kernels once more beside so many processes that keep a core busy (default: 0)"
+    kernel.add_argument("--busy", type=whole(0, MOST), default=0, help=beside)
 
 
 def _add_tracing(kind: argparse.ArgumentParser) -> None:
@@ -222,11 +230,9 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
         torch.set_num_threads(config.trainer.threads)
         rows = certify.run(config, options.rounds)
         return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "part", "added %")]
-    torch.set_num_threads(options.threads)
     if kind == "kernels":
-        choice = {"auto": kernels.default, "cpu": kernels.on_cpu, "cuda": kernels.on_gpu}[options.device]
-        rows = kernels.run(choice())
-        return rows, [(what, chosen, "shape", "arm", "ms") for what, chosen in kernels.charts(rows).items()]
+        return _kernels(options)
+    torch.set_num_threads(options.threads)
     if kind == "first_token":
         asked = first_token.FirstTokenBench(
             model=_model(options),
@@ -247,6 +253,19 @@ def _history(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
     task = TaskConfig(name="chain_sum", args=CHAIN_SUM)
     rows = history.run(history.HistoryBench(model=_model(options), task=task, batches=tuple(options.batches), **asked))
     return rows, [(options.kind, rows[1:], "batch", "arm", "tokens/s")]
+
+
+def _kernels(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
+    if len(options.threads) > 1 or options.busy:
+        if options.device == "cuda":
+            raise UserError("--busy, and several --threads, are for the kernels of a CPU, not for --device cuda")
+        rows = kernel_threads.run(kernel_threads.default(options.threads, options.busy))
+        charted = [{**row, "arm": f"{row['arm']}, {row.get('threads')} threads"} for row in rows]
+        return rows, [(what, chosen, "shape", "arm", "ms") for what, chosen in kernels.charts(charted).items()]
+    torch.set_num_threads(*options.threads)
+    choice = {"auto": kernels.default, "cpu": kernels.on_cpu, "cuda": kernels.on_gpu}[options.device]
+    rows = kernels.run(choice())
+    return rows, [(what, chosen, "shape", "arm", "ms") for what, chosen in kernels.charts(rows).items()]
 
 
 def _trace(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:

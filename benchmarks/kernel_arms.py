@@ -6,6 +6,7 @@ PYTHONPATH is enough.
 
 import importlib
 import importlib.util
+import math
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -14,9 +15,11 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div
 
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.block_verify import reference as block_reference
+from bebop.kernels.draft_losses import needs_labels
 from bebop.kernels.verify import chain_verify, reference
 
 
@@ -28,6 +31,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # draft, target -> [N]
 Linear = Callable[[Tensor, Tensor, Tensor], Tensor]  # hidden, weight, target hidden -> [N]
 MakeLoss = Callable[[str], Loss]
 MakeLinear = Callable[[str], Linear]
+LabelledLoss = Callable[[Tensor, Tensor, Tensor], Tensor]  # draft, target, labels -> [N]
 MakeVerify = Callable[..., Callable[[], object]]  # device, tokens, draft, target, uniforms
 
 
@@ -105,6 +109,67 @@ LOSSES: dict[str, MakeLoss] = {
     "torch.compile": _compiled_loss,
     "speculators": _speculators_loss,
     "liger": _liger_loss,
+}
+
+
+# ---- losses of every kind from logits, on a CPU
+
+
+def _bebop_kind(kind: str) -> LabelledLoss:
+    losses, labelled = _own("bebop.kernels.losses"), needs_labels(kind)
+    return lambda draft, target, labels: (
+        losses.tv_loss(draft, target, kind=kind, labels=labels if labelled else None).loss
+    )
+
+
+def _hybrid(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+    tv = tv_of_softmaxes(draft, target)
+    weight = (-3 * (1 - tv.detach())).exp()
+    return weight * EAGER["kl"](draft, target, labels) + (1 - weight) * tv
+
+
+def _jensen_shannon(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+    q, p = draft.log_softmax(-1), target.log_softmax(-1)
+    middle = torch.logaddexp(q, p) - math.log(2)
+    both = [kl_div(middle, x, reduction="none", log_target=True).sum(-1) for x in (q, p)]
+    return (both[0] + both[1]) / 2
+
+
+# What one writes first. All compute less than ours, which also give the overlap and both entropies; ce, hard_ce least.
+EAGER: dict[str, LabelledLoss] = {
+    "tv": lambda q, p, labels: tv_of_softmaxes(q, p),
+    "ce": lambda q, p, labels: cross_entropy(q, p.softmax(-1), reduction="none"),
+    "hard_ce": lambda q, p, labels: cross_entropy(q, labels, reduction="none"),
+    "kl": lambda q, p, labels: kl_div(q.log_softmax(-1), p.softmax(-1), reduction="none").sum(-1),
+    "rkl": lambda q, p, labels: kl_div(p.log_softmax(-1), q.log_softmax(-1), reduction="none", log_target=True).sum(-1),
+    "jsd": _jensen_shannon,
+    "nla": lambda q, p, labels: -(1 - tv_of_softmaxes(q, p)).log(),
+    "hybrid": _hybrid,
+}
+# Of 0.9; its ce looks at the target's likeliest token, as the labels here do.
+SPECULATORS = {"tv": "tv_loss", "hard_ce": "ce_loss", "kl": "kl_div_loss", "rkl": "reverse_kl_div_loss",
+               "jsd": "js_div_loss", "nla": "neg_log_acceptance_loss", "hybrid": "lk_hybrid_loss"}  # fmt: skip
+
+
+def _eager_kind(kind: str) -> LabelledLoss:
+    if kind not in EAGER:
+        raise Skip(f"there is no plain {kind}")
+    return EAGER[kind]
+
+
+def _speculators_kind(kind: str) -> LabelledLoss:
+    """Those for a CPU."""
+    peer = _peer("speculators.losses.eager", "speculators")
+    if kind not in SPECULATORS:
+        raise Skip(f"speculators has no {kind}")
+    loss = getattr(peer, SPECULATORS[kind])
+    return lambda draft, target, labels: loss(draft[None], target[None])[0]
+
+
+KINDS: dict[str, Callable[[str], LabelledLoss]] = {
+    "bebop": _bebop_kind,
+    "eager": _eager_kind,
+    "speculators": _speculators_kind,
 }
 
 

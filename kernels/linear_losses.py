@@ -53,8 +53,9 @@ def linear_draft_loss(
         target_top_p: the target's distribution is cut to its nucleus, at this temperature, before the loss; 1 for all
         of it.
         target_top_k: the same for the K likeliest tokens, before the nucleus; 0 for all.
-        chunk_rows: rows whose logits exist at a time; None for 1024 on a GPU and 256 on a CPU.
-        weight_grad: also give the head its gradient, for one more product per chunk and a second pass over the logits.
+        chunk_rows: rows whose logits exist at a time, in all threads; None for 1024 on a GPU and 256 on a CPU.
+        weight_grad: also give the head its gradient, for one more product per chunk and a second pass over the logits;
+            each thread then holds a tensor of the head's size.
         group: processes between which the vocabulary is split: the heads are then [V / size, .] parts in the order of
             ranks, the hidden states and the results the same in every process. Not together with a truncated target.
 

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from bebop.kernels.row_losses import NUMBERS, row_losses
+from bebop.kernels.row_threads import share
+
+SCALED = 2**16  # elements of rows that a CPU scales together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +79,15 @@ class _RowLoss(torch.autograd.Function):
 
 
 def _scale(grad: Tensor, upstream: Tensor) -> Tensor:
-    """Multiply rows [N, V] in place. On a CPU a bf16 tensor times fp32 numbers would be copied to fp32 as a whole."""
-    if grad.is_cuda or grad.dtype == upstream.dtype:
+    """Multiply rows [N, V] in place; on a CPU a few at a time: a bf16 tensor times fp32 numbers would be copied to fp32
+    as a whole."""
+    if grad.is_cuda:
         return grad.mul_(upstream[:, None])
-    step = max(1, 2**16 // grad.shape[-1])
-    for some, factors in zip(grad.split(step), upstream.split(step), strict=True):
-        some.mul_(factors[:, None])
+    step = max(1, SCALED // grad.shape[-1])
+
+    def scale(block: int) -> None:
+        some = slice(block * step, block * step + step)
+        grad[some].mul_(upstream[some, None])
+
+    share(scale, -(-len(grad) // step), elements=grad.numel(), device=grad.device)
     return grad

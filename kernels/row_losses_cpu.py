@@ -1,5 +1,8 @@
 """Draft losses of whole rows on a CPU: a few rows at a time, so that everything but the gradient stays in the cache.
 
+Threads share chunks of rows (``row_threads.py``). A chunk is what it is for one thread, so the numbers are the same to
+the bit on any number of them.
+
 Beyond its inputs it holds the gradient, [N, V] in the draft's dtype, and some ten tensors of one chunk. Plain autograd
 holds 4.5 tensors of [N, V] instead and waits for memory most of the time.
 
@@ -21,8 +24,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from bebop.kernels.draft_losses import LOSSES, gradient, needs_labels
 from bebop.kernels.row_losses import NUMBERS, RowLosses, accumulator
+from bebop.kernels.row_threads import share, sharing
 
-# Elements of a chunk per thread. 2 rows of V = 32,768: 64 ms for 512 rows compiled, the same as 8 rows at best, but 8
+# Elements of a chunk. 2 rows of V = 32,768: 64 ms for 512 rows compiled, the same as 8 rows at best, but 8
 # rows fall out of the cache in some kinds (100 ms; one thread, 1 MB of second-level cache).
 CHUNK_ELEMENTS = 2**16
 SMALLEST_CHUNK = 2**14  # elements below which a chunk costs what its operators cost to call
@@ -75,50 +79,67 @@ def run_in_chunks(
     need_grad: bool,
 ) -> RowLosses:
     """Fill the results chunk by chunk. All chunks have the same number of rows, or a compiled core would be compiled
-    again for the last: that one goes back over rows which are done."""
+    again for the last: that one goes back over rows which are done, by the same thread, or two would write them."""
     rows, vocabulary = draft_logits.shape
     dtype, device = accumulator(draft_logits, target_logits), draft_logits.device
     scale, slope = (torch.tensor(x, dtype=dtype, device=device) for x in (1 / temperature, eta))
     numbers = torch.empty(5 if needs_labels(kind) else 4, rows, dtype=dtype, device=device)
     grad = torch.empty(rows, vocabulary, dtype=draft_logits.dtype, device=device) if need_grad else None
     step = chunk_rows(rows, vocabulary)
-    for start in range(0, rows, step):
-        some = slice(min(start, rows - step), min(start, rows - step) + step)
-        draft, target = draft_logits[some].contiguous(), target_logits[some].contiguous()
-        out = None if grad is None else grad[some]
-        chunk = core(draft, target, None if labels is None else labels[some], scale, slope, kind, out)
-        for row, number in zip(numbers, chunk, strict=True):
-            row[some] = number
+    starts = [min(start, rows - step) for start in range(0, rows, step)]
+    whole = rows // step
+
+    def fill(block: int) -> None:
+        for start in starts[block:] if block == whole - 1 else starts[block : block + 1]:
+            some = slice(start, start + step)
+            draft, target = draft_logits[some].contiguous(), target_logits[some].contiguous()
+            out = None if grad is None else grad[some]
+            chunk = core(draft, target, None if labels is None else labels[some], scale, slope, kind, out)
+            for row, number in zip(numbers, chunk, strict=True):
+                row[some] = number
+
+    share(fill, whole, elements=draft_logits.numel(), device=device)
     return RowLosses(grad=grad, **dict(zip(NUMBERS, numbers, strict=False)))
 
 
 def chunk_rows(rows: int, vocabulary: int) -> int:
     """Rows that fit the cache, at most 1/64 of all unless those are tiny: a chunk takes about ten times its logits."""
-    cached = min(CHUNK_ELEMENTS * torch.get_num_threads() // vocabulary, rows // 64)
+    cached = min(CHUNK_ELEMENTS // vocabulary, rows // 64)
     return max(1, cached, min(SMALLEST_CHUNK // vocabulary, rows))
 
 
 class CompiledCore:
-    """``core``, compiled at its first call; from a failure on, the eager one."""
+    """``core``, compiled at its first call; from a failure on, the eager one.
+
+    What ``torch.compile`` makes by default runs under the interpreter's lock, one thread at a time. With a wrapper in
+    C++ it lets go of it; headers take some ten seconds once a machine, so only threads that share rows have it. The
+    loops are the same, and so are their numbers.
+    """
 
     def __init__(self, backend: str | Callable[..., Any] = "inductor") -> None:
         self.backend = backend
-        self.call: Core | None = None
+        self.calls: dict[bool, Core] = {}  # by whether threads share rows
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         """What ``core`` returns and writes."""
-        if self.call is core:
+        shared = sharing()
+        call = self.calls.get(shared)
+        if call is core:
             return core(*arguments)
-        if self.call is None:
-            self.call = torch.compile(core, dynamic=True, fullgraph=True, backend=self.backend)
-        try:
+        if call is None:
+            options = {"cpp_wrapper": True} if shared and self.backend == "inductor" else None
             # Seven kinds in three dtypes, for one row and for many, are more variants than torch allows by default.
-            with torch._dynamo.config.patch(recompile_limit=128):
-                return self.call(*arguments)
+            call = torch.compile(  # type: ignore[call-overload]  # its overloads leave recompile_limit out
+                core, dynamic=True, fullgraph=True, backend=self.backend, options=options, recompile_limit=128
+            )
+            call = self.calls.setdefault(shared, call)
+        try:
+            return call(*arguments)
         except torch._dynamo.exc.TorchDynamoException as error:  # no compiler, most of the time; nothing is written yet
-            reason = " ".join(str(error).strip().splitlines()[:2])  # the first names the backend, the second the cause
-            logger.warning("draft losses run uncompiled, several times slower: %s", reason)
-            self.call = core
+            if self.calls[shared] is not core:
+                reason = " ".join(str(error).strip().splitlines()[:2])  # the backend's name, then the cause
+                logger.warning("draft losses run uncompiled, several times slower: %s", reason)
+            self.calls[shared] = core
             return core(*arguments)
 
 

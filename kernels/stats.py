@@ -4,7 +4,6 @@ split.
 Plain PyTorch reference; Triton on a CUDA device (two passes over logits, one over probabilities).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 
 from bebop.errors import UserError
+from bebop.kernels.row_threads import share
 
-CHUNK = 1 << 22  # elements of a chunk of rows on the CPU: 16 MB in fp32 per intermediate
+CHUNK = {"cpu": 1 << 17}  # elements of a chunk of rows: 512 kB in fp32 per intermediate; 4 M elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +55,21 @@ def pair_stats(draft: Tensor, target: Tensor, *, temperature: float = 1.0, from_
             from bebop.kernels import stats_triton
 
             return stats_triton.launch(draft, target, temperature, from_logits)
-        chunks = list(_chunks(draft, target, temperature, from_logits))
-        parts = [torch.cat([getattr(one, name) for one in chunks]) for name in FIELDS]
-        return PairStats(**dict(zip(FIELDS, parts, strict=True)))
+        return _in_chunks(draft, target, temperature, from_logits)
 
 
-def _chunks(draft: Tensor, target: Tensor, temperature: float, from_logits: bool) -> Iterator[PairStats]:
-    """Rows a few at a time, so that intermediates stay small."""
-    rows = max(1, CHUNK // max(1, draft.shape[-1]))
-    for q, p in zip(draft.split(rows), target.split(rows), strict=True):
-        yield reference(q, p, temperature, from_logits)
+def _in_chunks(draft: Tensor, target: Tensor, temperature: float, from_logits: bool) -> PairStats:
+    """Rows a few at a time, so that intermediates stay small, shared between the threads of a CPU."""
+    rows = max(1, CHUNK.get(draft.device.type, 1 << 22) // max(1, draft.shape[-1]))
+    pairs = list(zip(draft.split(rows), target.split(rows), strict=True))
+    parts: dict[int, PairStats] = {}
+
+    def fill(block: int) -> None:
+        parts[block] = reference(*pairs[block], temperature, from_logits)
+
+    share(fill, len(pairs), elements=draft.numel(), device=draft.device)
+    columns = [torch.cat([getattr(parts[block], name) for block in range(len(pairs))]) for name in FIELDS]
+    return PairStats(**dict(zip(FIELDS, columns, strict=True)))
 
 
 def reference(draft: Tensor, target: Tensor, temperature: float = 1.0, from_logits: bool = True) -> PairStats:

@@ -1,5 +1,7 @@
 """Logits for tests of draft losses, and what the public function makes of them."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,3 +30,14 @@ def found(draft: Tensor, target: Tensor, kind: str = "tv", **options: Any) -> tu
     z = draft.detach().clone(memory_format=torch.preserve_format).requires_grad_()
     loss = tv_loss(z, target, kind=kind, labels=labels_for(kind, *draft.shape), **options).loss
     return loss.detach(), torch.autograd.grad(loss.sum(), z)[0]
+
+
+@contextlib.contextmanager
+def on(threads: int) -> Iterator[None]:
+    """As many threads of PyTorch's within."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from bebop.kernels import row_losses_cpu
 from bebop.kernels.losses import tv_loss
 from bebop.kernels.row_losses import RowLosses, reference, row_losses
-from tests.kernels.builders import logits
+from tests.kernels.builders import logits, on
 from tests.kernels.unfused import INF, peak_bytes, within
 from tests.tree import ROOT
 
@@ -41,7 +42,25 @@ def test_the_compiled_core(kind: str, dtype: torch.dtype) -> None:
         row_losses_cpu.run_in_chunks(compiled, draft[1:], target[1:], kind, 0.7, None, 3.0, True),
         reference(draft[1:].double(), target[1:].double(), kind=kind, temperature=0.7),
     )
-    assert compiled.call is not row_losses_cpu.core, "compilation failed"
+    assert row_losses_cpu.core not in compiled.calls.values(), "compilation failed"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
+def test_the_compiled_core_of_several_threads_gives_the_same_bits() -> None:
+    """It is another one, which lets go of the interpreter's lock."""
+    compiled, pair = row_losses_cpu.CompiledCore(), logits(131, 5001)
+
+    def call(draft: Tensor, target: Tensor) -> RowLosses:
+        return row_losses_cpu.run_in_chunks(compiled, draft, target, "hybrid", 0.7, None, 3.0, True)
+
+    found = []
+    for threads in (1, 2):
+        with on(threads):
+            found.append(call(*pair))
+    for one, two in zip(*([*x.numbers(), x.grad] for x in found), strict=True):
+        assert torch.equal(one, two)
+    assert set(compiled.calls) == {False, True} and row_losses_cpu.core not in compiled.calls.values()
 
 
 def test_without_a_compiler_the_eager_core_takes_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -53,7 +72,7 @@ def test_without_a_compiler_the_eager_core_takes_over(caplog: pytest.LogCaptureF
     for _ in range(2):
         result = row_losses_cpu.run_in_chunks(fallen, draft, target, "tv", 1.0, None, 3.0, True)
         agree(result, reference(draft.double(), target.double(), kind="tv"))
-    assert fallen.call is row_losses_cpu.core
+    assert fallen.calls == {False: row_losses_cpu.core}
     (warning,) = (x.message for x in caplog.records if x.name == row_losses_cpu.__name__)
     assert "no C++ compiler here" in warning and "\n" not in warning
 

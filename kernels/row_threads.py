@@ -1,0 +1,160 @@
+"""Blocks of rows on several CPU threads, which meet once, at the end.
+
+PyTorch splits every operator over its threads and has them meet after each. A loss is some thirty operators a chunk:
+threads mostly wait, and where a neighbour takes a part of one core, all wait for that one, spinning. Here a thread
+takes the next block when it is done with one, and its operators run on it alone. A slow thread costs its own share.
+"""
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+# Elements up to which PyTorch does not split an operator (at::internal::GRAIN_SIZE): nothing to be kept from it.
+GRAIN = 2**15
+MOST = 1024  # threads; they begin when they are needed
+
+_this = threading.local()
+
+
+def threads_for(elements: int, device: torch.device) -> int:
+    """How many threads share blocks of so many ``elements`` in all.
+
+    One where the caller has but one, as within ``work``; where elements are few; on a GPU; and where somebody watches
+    operators, which is of a thread as well.
+    """
+    few = elements <= GRAIN or device.type != "cpu"
+    return 1 if few or is_in_torch_dispatch_mode() else torch.get_num_threads()
+
+
+def share(
+    work: Callable[[int], Any],
+    blocks: int,
+    *,
+    elements: int,
+    device: torch.device,
+    then: Callable[[Any], object] | None = None,
+) -> None:
+    """Call ``work`` of 0 ... ``blocks`` - 1, each once, on ``torch.get_num_threads()`` threads.
+
+    Blocks are taken in ascending order and may end in any other: what ``work`` writes must not overlap. ``then`` gets
+    what it returned, of one block after the other in ascending order, so that sums do not depend on the number of
+    threads. Gradient mode, inference mode and autocast are the caller's. Of several errors that of the lowest block is
+    raised, once no thread is at work any more.
+
+    The caller's own thread does all where there is but one (see ``threads_for``).
+    """
+    threads = threads_for(elements, device)
+    if threads == 1:
+        for block in range(blocks):
+            if then is None:
+                work(block)
+            else:
+                then(work(block))
+        return
+    sharing = _Sharing(work, blocks, then)
+    running = [_pool().submit(sharing.run) for _ in range(min(threads, blocks))]
+    try:
+        wait(running)
+    finally:  # also where the caller is interrupted: they write into its tensors
+        sharing.stop()
+        wait(running)
+    if sharing.errors:
+        raise sharing.errors.pop(min(sharing.errors))
+    for one in running:
+        one.result()  # what was not a block's error
+
+
+class _Sharing:
+    """One call of ``share``, as its threads see it."""
+
+    def __init__(self, work: Callable[[int], Any], blocks: int, then: Callable[[Any], object] | None) -> None:
+        self.work, self.blocks, self.then = work, blocks, then
+        self.errors: dict[int, BaseException] = {}  # by block
+        self._modes = _modes()
+        self._turns = threading.Condition()
+        self._taken, self._ended, self._stopped = 0, 0, False  # blocks, those that ``then`` has seen
+
+    def run(self) -> None:
+        """Take blocks until there are none, or one has failed."""
+        with self._modes():
+            while (block := self._take()) is not None:
+                try:
+                    result = self.work(block)
+                    if self.then is not None:
+                        self._in_turn(block, result)
+                    del result  # or it would live on beside the next one
+                except BaseException as error:
+                    self.errors[block] = error
+                    self.stop()
+
+    def stop(self) -> None:
+        """No more blocks."""
+        with self._turns:
+            self._stopped = True
+            self._turns.notify_all()
+
+    def _take(self) -> int | None:
+        with self._turns:
+            if self._stopped or self._taken == self.blocks:
+                return None
+            self._taken += 1
+            return self._taken - 1
+
+    def _in_turn(self, block: int, result: Any) -> None:
+        """``then`` of a result, after those of all blocks before it; they were taken before, so somebody is at them."""
+        assert self.then is not None
+        with self._turns:
+            self._turns.wait_for(lambda: self._ended == block or self._stopped)
+            if not self._stopped:
+                self.then(result)
+                self._ended += 1
+                self._turns.notify_all()
+
+
+def sharing() -> bool:
+    """Whether this thread does blocks of rows beside others: what holds the interpreter's lock holds up all of them."""
+    return getattr(_this, "shares", False)
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    """Of this process; a forked child has none of its parent's threads and makes its own."""
+    return ThreadPoolExecutor(MOST, "rows", functools.partial(_begin, threading.Lock()))
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+def _begin(one_by_one: threading.Lock) -> None:
+    """Operators of this thread run on it alone.
+
+    What ``set_num_threads`` says is also what threads that begin later begin with; one that ends at once says again
+    what it was. This thread has just begun, so it knows.
+    """
+    _this.shares = True
+    with one_by_one:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        restoring = threading.Thread(target=torch.set_num_threads, args=(before,))
+        restoring.start()
+        restoring.join()
+
+
+def _modes() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What this thread has set of what PyTorch keeps for each thread, for another one to enter."""
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    autocast, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+    @contextlib.contextmanager
+    def modes() -> Iterator[None]:
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad), torch.autocast("cpu", dtype, autocast):
+            yield
+
+    return modes

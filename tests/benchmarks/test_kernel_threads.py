@@ -1,0 +1,85 @@
+import dataclasses
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bebop.bench import kernel_arms, kernel_threads
+from bebop.bench.__main__ import main
+from bebop.errors import UserError
+from bebop.kernels.draft_losses import LOSSES
+from tests.kernels.builders import logits
+from tests.kernels.unfused import by_definition, labels_of
+
+TINY = dataclasses.replace(
+    kernel_threads.default([1, 2], 1), losses=((8, 500),), linear=((4, 500),), chains=((2, 3, 500),), hidden=16, turns=1
+)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_row_for_every_arm_number_of_threads_and_of_neighbours() -> None:
+    before = torch.get_num_threads()
+    rows = kernel_threads.run(TINY)
+    assert torch.get_num_threads() == before
+    own = [(row["what"], row["threads"], row["busy neighbours"]) for row in rows if row["arm"] == "bebop"]
+    what = [*LOSSES, "linear tv", "verify probs", "verify block", "pair stats", "top-p 0.9"]
+    assert sorted(own) == sorted((name, threads, busy) for name in what for threads in (1, 2) for busy in (0, 1))
+    measured = [row for row in rows if not row.get("skipped")]
+    assert all(row["ms"] > 0 and row["peak MB"] >= 0 for row in measured)
+    assert all(row["x one thread"] == 1 for row in measured if row["threads"] == 1)
+    eager = [row["x eager"] for row in measured if row["arm"] == "eager"]
+    assert len(eager) == 9 * 4 and max(eager) == 1
+
+
+def test_time_that_is_up_leaves_shapes_out() -> None:
+    rows = kernel_threads.run(dataclasses.replace(TINY, seconds=0.0))
+    assert len(rows) == 13 and {row["skipped"] for row in rows} == {"time is up"}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_plain_losses_are_those_of_the_definition(kind: str) -> None:
+    draft, target = logits(5, 40)
+    found = kernel_arms.EAGER[kind](draft, target, labels_of(5, 40))
+    torch.testing.assert_close(found, by_definition(draft, target, kind).loss, rtol=1e-5, atol=1e-5)
+
+
+def test_neighbours_keep_cores_busy_and_end() -> None:
+    with kernel_threads.neighbours(2) as pids:
+        ends = time.monotonic() + 60
+        while time.monotonic() < ends and min(map(seconds, pids)) < 0.05:
+            time.sleep(0.02)
+        assert min(map(seconds, pids)) >= 0.05
+    assert not any(map(alive, pids))
+
+
+def seconds(pid: int) -> float:
+    """Processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_memory_of_other_threads_counts() -> None:
+    def call() -> None:
+        held = [torch.ones(1 << 22) for _ in range(2)]  # 16 MB each
+        other = threading.Thread(target=lambda: held.append(torch.ones(1 << 22)))
+        other.start()
+        other.join()
+
+    call()
+    found = kernel_threads.peak(call)
+    assert found is not None and 47 < found < 60
+
+
+def test_a_gpu_has_no_such_threads(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="for the kernels of a CPU, not for --device cuda"):
+        main(["--out", str(tmp_path / "out"), "kernels", "--device", "cuda", "--threads", "1", "2"])
