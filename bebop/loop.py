@@ -118,9 +118,9 @@ class Loop:
             reading = await self.monitor.read(version + 1, batch.groups, self.trainer, undisturbed)
         with timed("update"):
             learned, _ = await self.trainer.update(batch, self.monitor.cotraining)
-        self.buffer.advance()
         if self.past is not None:
             self.past.take(batch.groups)
+        self.buffer.advance()
         with timed("sync"):
             await self._publish()
         with timed("monitor"):
