@@ -225,8 +225,9 @@ class SlotContext:
         size = (self.first_slot, batch, self.bias.shape[-1])
         if self._views[0] != size:
             rows, used = slice(size[0], size[0] + batch), slice(size[2])
-            whole = zip(self.keys[:, rows, :, used], self.values[:, rows, :, used], strict=True)
-            self._views = (size, list(whole))
+            # Layer by layer: views that come out of one call may not be written through where gradients are tracked.
+            each = [(self.keys[i, rows, :, used], self.values[i, rows, :, used]) for i in range(len(self.keys))]
+            self._views = (size, each)
         return self._views[1]
 
     def _bias_of(self, group: int) -> Tensor:

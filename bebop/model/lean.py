@@ -142,11 +142,19 @@ class LeanLayer:
         return bool(self.module.self_attn.q_proj.weight.data_ptr() != self.qkv[0].data_ptr())
 
     def hooked(self) -> bool:
-        """Whether somebody watches or changes what goes through the module."""
-        return bool(self.module._forward_hooks or self.module._forward_pre_hooks)
+        """Whether somebody wants the module's own arguments. Hooks that see what comes out are called from here: who
+        reads states between layers does not change their rounding."""
+        return bool(self.module._forward_pre_hooks or self.module._forward_hooks_with_kwargs)
 
     def __call__(self, x: Tensor, rotary: Rotary, context: AttentionContext) -> Tensor:
         """States [B,n,d] of the layer before -> [B,n,d]."""
+        out = self._states(x, rotary, context)
+        for hook in self.module._forward_hooks.values():
+            changed = hook(self.module, (x,), out)
+            out = out if changed is None else changed
+        return out
+
+    def _states(self, x: Tensor, rotary: Rotary, context: AttentionContext) -> Tensor:
         batch, width, _ = x.shape
         qkv = product(self.before(x), *self.qkv).view(batch, width, -1, self.size).transpose(1, 2)
         turned, value = qkv.split_with_sizes([self.rotated, self.heads[2]], 1)

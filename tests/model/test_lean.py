@@ -152,9 +152,23 @@ def test_hooks_see_and_change_what_they_would_of_modules() -> None:
         found.append(dict(seen))
     assert found[0].keys() == found[1].keys() == {0, -1}
     assert all(torch.allclose(found[0][layer], found[1][layer], atol=1e-5) for layer in found[0])
+    doubled = layers[0].register_forward_hook(lambda _module, _inputs, out: 2 * out)
+    assert torch.allclose(states(policy, hidden), states(policy, policy.hidden), atol=1e-5)
+    doubled.remove()
     hook = layers[1].register_forward_pre_hook(lambda _module, inputs: (0 * inputs[0], *inputs[1:]))
     assert torch.allclose(states(policy, hidden), states(policy, policy.hidden), atol=1e-5)
     hook.remove()
+
+
+@torch.no_grad()
+def test_reading_states_between_layers_changes_no_bit() -> None:
+    policy = tiny_policy()
+    hidden = lean_hidden(policy, LENGTH)
+    own = states(policy, hidden)
+    with tapped(policy.backbone.model.layers, (0, 1)):
+        assert torch.equal(states(policy, hidden), own)
+    with as_modules():
+        assert not torch.equal(states(policy, hidden), own)
 
 
 def test_an_engine_answers_as_it_does_on_modules(monkeypatch: pytest.MonkeyPatch) -> None:

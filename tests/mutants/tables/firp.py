@@ -67,8 +67,8 @@ FAULTS = (
     fault(
         "firp/nodes-for-steps",
         "bebop/config_decoding.py",
-        "max(map(len, options.paths(self.draft_tokens)))",
-        "self.draft_tokens",
+        "max(map(len, options.paths(self.limit)))",
+        "self.limit",
         "trainer/test_probe_set.py::test_a_tree_is_swept_as_deep_as_it_goes",
     ),
 )
