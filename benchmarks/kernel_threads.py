@@ -30,6 +30,7 @@ from bebop.kernels.truncation import truncate_
 from bebop.kernels.verify import chain_verify, sample
 
 Call = Callable[[], object]
+M_TRIM_THRESHOLD, STAYS = -1, (1 << 17, 1 << 26)  # glibc's malloc.h; bytes: the least, and what glibc itself comes to
 WARM_UP = 2  # calls of an arm before it is timed: one compiles, one touches its memory
 
 
@@ -136,11 +137,19 @@ def peak(call: Call) -> float | None:
     PyTorch's profiler sees what the calling thread allocates alone.
     """
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # what was freed and kept would be used again, unseen
-        Path("/proc/self/clear_refs").write_text("5")  # the most so far is what is resident now
-        before = _resident("VmRSS")
-        call()
-        return (_resident("VmHWM") - before) / 1024
+        libc = ctypes.CDLL(None)
+        # What was freed and kept would be used again, unseen. malloc_trim gives it back, but for what lies at the end
+        # of a thread's own heap: that goes when it is freed while little may stay there.
+        libc.mallopt(M_TRIM_THRESHOLD, STAYS[0])
+        try:
+            call()
+            libc.malloc_trim(0)
+            Path("/proc/self/clear_refs").write_text("5")  # the most so far is what is resident now
+            before = _resident("VmRSS")
+            call()
+            return (_resident("VmHWM") - before) / 1024
+        finally:
+            libc.mallopt(M_TRIM_THRESHOLD, STAYS[1])
     except (OSError, AttributeError):
         return None
 
