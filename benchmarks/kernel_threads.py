@@ -1,11 +1,10 @@
-"""The CPU kernels on several threads, alone and beside neighbours that keep a core busy: wall time and peak memory.
+"""The CPU kernels on several threads, alone and beside neighbours that keep a core busy: wall time.
 
 Processor time does not show what threads gain, and other work on the machine can only slow a run down: arms take turns,
 and the best of each counts.
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import os
 import subprocess
@@ -13,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -30,7 +28,6 @@ from bebop.kernels.truncation import truncate_
 from bebop.kernels.verify import chain_verify, sample
 
 Call = Callable[[], object]
-M_TRIM_THRESHOLD, STAYS = -1, (1 << 17, 1 << 26)  # glibc's malloc.h; bytes: the least, and what glibc itself comes to
 WARM_UP = 2  # calls of an arm before it is timed: one compiles, one touches its memory
 
 
@@ -96,12 +93,10 @@ def _measure(case: Case, bench: ThreadsBench) -> list[Row]:
             calls[arm] = make()
         except Skip as reason:
             rows.append({"what": case.what, "shape": case.shape, "arm": arm, "skipped": str(reason)})
-    peaks = {}
     for arm, threads in ((arm, threads) for arm in calls for threads in bench.threads):
         torch.set_num_threads(threads)
         for _ in range(WARM_UP):
             calls[arm]()
-        peaks[arm, threads] = peak(calls[arm])
     measured = list[Row]()
     for busy in dict.fromkeys((0, bench.busy)):
         with neighbours(busy):
@@ -112,7 +107,7 @@ def _measure(case: Case, bench: ThreadsBench) -> list[Row]:
                 {
                     "what": case.what, "shape": case.shape, "arm": arm, "threads": threads, "busy neighbours": busy,
                     "ms": ms, "x one thread": best[arm, 1] / ms if (arm, 1) in best else None,
-                    "x eager": None if eager is None else eager / ms, "peak MB": peaks[arm, threads],
+                    "x eager": None if eager is None else eager / ms,
                 }
             )  # fmt: skip
     return measured + rows
@@ -129,35 +124,6 @@ def _best(calls: dict[str, Call], bench: ThreadsBench) -> dict[tuple[str, int], 
             ms = 1e3 * (time.perf_counter() - began)
             best[arm, threads] = min(ms, best.get((arm, threads), ms))
     return best
-
-
-def peak(call: Call) -> float | None:
-    """MB that became resident in a call beyond what was before, on whatever thread; None where Linux does not say.
-
-    PyTorch's profiler sees what the calling thread allocates alone.
-    """
-    try:
-        libc = ctypes.CDLL(None)
-        # What was freed and kept would be used again, unseen. malloc_trim gives it back, but for what lies at the end
-        # of a thread's own heap: that goes when it is freed while little may stay there.
-        libc.mallopt(M_TRIM_THRESHOLD, STAYS[0])
-        try:
-            call()
-            libc.malloc_trim(0)
-            Path("/proc/self/clear_refs").write_text("5")  # the most so far is what is resident now
-            before = _resident("VmRSS")
-            call()
-            return (_resident("VmHWM") - before) / 1024
-        finally:
-            libc.mallopt(M_TRIM_THRESHOLD, STAYS[1])
-    except (OSError, AttributeError):
-        return None
-
-
-def _resident(name: str) -> int:
-    """kB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(name)))
 
 
 @contextlib.contextmanager

@@ -1,7 +1,5 @@
 import dataclasses
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +12,6 @@ from bebop.errors import UserError
 from bebop.kernels.draft_losses import LOSSES
 from tests.kernels.builders import logits
 from tests.kernels.unfused import by_definition, labels_of
-from tests.tree import ROOT
 
 TINY = dataclasses.replace(
     kernel_threads.default([1, 2], 1), losses=((8, 500),), linear=((4, 500),), chains=((2, 3, 500),), hidden=16, turns=1
@@ -37,7 +34,7 @@ def test_a_row_for_every_arm_number_of_threads_and_of_neighbours() -> None:
     what = [*LOSSES, "linear tv", "verify probs", "verify block", "pair stats", "top-p 0.9"]
     assert sorted(own) == sorted((name, threads, busy) for name in what for threads in (1, 2) for busy in (0, 1))
     measured = [row for row in rows if not row.get("skipped")]
-    assert all(row["ms"] > 0 and row["peak MB"] >= 0 for row in measured)
+    assert all(row["ms"] > 0 for row in measured)
     assert all(row["x one thread"] == 1 for row in measured if row["threads"] == 1)
     eager = [row["x eager"] for row in measured if row["arm"] == "eager"]
     assert len(eager) == 9 * 4 and max(eager) == 1
@@ -68,36 +65,6 @@ def seconds(pid: int) -> float:
     """Processor time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-# Once a larger block was freed, malloc takes such ones from a thread's own heap, where they stay for the next call.
-HELD = """
-import sys, threading, torch
-from bebop.bench import kernel_threads
-
-def call():
-    held = [torch.ones(1 << 22) for _ in range(2)]  # 16 MB each
-    other = threading.Thread(target=lambda: held.append(torch.ones(1 << 22)))
-    other.start()
-    other.join()
-
-kept = []
-other = threading.Thread(target=lambda: (torch.ones(1 << 22), kept.append(torch.ones(10))))
-other.start()
-other.join()
-call(), call(), torch.ones(7 << 20)
-kernel_threads.STAYS = (int(sys.argv[1]), 1 << 26)
-print(kernel_threads.peak(call))
-"""
-
-
-@pytest.mark.parametrize(("stays", "right"), [(1 << 17, True), (1 << 26, False)])
-def test_memory_of_other_threads_counts(stays: int, right: bool) -> None:
-    """Broken on purpose: what a thread's heap may keep is not seen."""
-    done = subprocess.run(
-        [sys.executable, "-c", HELD, str(stays)], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert (47 < float(done.stdout) < 60) == right, done.stdout
 
 
 def test_a_gpu_has_no_such_threads(tmp_path: Path) -> None:
