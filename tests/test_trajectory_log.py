@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -129,9 +130,12 @@ def test_a_reader_sees_whole_steps_while_they_are_written(tmp_path: Path) -> Non
     watcher = threading.Thread(target=watch)
     watcher.start()
     for step in range(1, 500):
+        before = len(seen)
         write(log, step)
         if len({len(found) for found in seen}) > 4:
             break
+        while len(seen) == before and watcher.is_alive():  # else a writer that never rests may keep the reader out
+            time.sleep(0.001)
     done.set()
     watcher.join()
     log.close()
