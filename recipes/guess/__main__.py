@@ -11,7 +11,8 @@ from bebop.command import Parser, check_writable, run_main, whole
 from bebop.errors import UserError
 from bebop.parsing import MOST
 from recipes.guess.results import keep, page, result, told
-from recipes.guess.stages import Plan, carried_out, read
+from recipes.guess.stages import Plan, carried_out
+from recipes.stages import read
 
 WHAT = {
     "seeds": "jobs of GRPO",

@@ -12,7 +12,8 @@ from bebop.command import writing
 from bebop.sinks import read_jsonl
 from bebop.trajectories import NAME, Trajectories
 from recipes.guess import rule
-from recipes.guess.stages import Plan, read
+from recipes.guess.stages import Plan
+from recipes.stages import read
 
 REWARDS = "SELECT step, prompt, AVG(reward) AS reward FROM answers GROUP BY step, prompt ORDER BY step, prompt"
 METRICS = "metrics.jsonl"

@@ -1,13 +1,7 @@
-"""The stages in their order; each leaves a folder, whole or not at all, and a finished one is not done again."""
+"""The stages in their order."""
 
-import dataclasses
 import json
-import os
-import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +10,10 @@ import torch
 
 from bebop.command import writing
 from bebop.config import ModelConfig
-from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, save_policy
 from recipes.guess import playing, sft
+from recipes.stages import bebop, claim, once
 
-SETTINGS = "settings.json"
-STAGE = "stage.json"  # of a finished stage: its seconds, and what it measured
 DRAFTS = 3
 
 
@@ -52,40 +44,6 @@ def carried_out(plan: Plan, out: Path) -> list[Path]:
     for seed, job in enumerate(jobs):
         once(job, lambda folder, seed=seed: reinforced(plan, head / "model", seed, folder))  # type: ignore[misc]
     return jobs
-
-
-def claim(plan: Plan, out: Path) -> None:
-    """Make the folder, or find it to be of the same plan."""
-    path, wanted = out / SETTINGS, dataclasses.asdict(plan)
-    if path.is_file():
-        found = json.loads(path.read_text())
-        # More seeds only add jobs to what is there.
-        if {**found, "seeds": 0} != {**wanted, "seeds": 0}:
-            differing = ", ".join(name for name in wanted if found.get(name) != wanted[name])
-            raise UserError(f"--out {out} was begun with other settings ({differing}): give another folder")
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(wanted, indent=1) + "\n")
-
-
-def once(folder: Path, stage: Callable[[Path], dict[str, Any]]) -> None:
-    """Carry out a stage unless it is finished; what a stopped one left is begun again."""
-    if (folder / STAGE).is_file():
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    began, processor = time.perf_counter(), processor_seconds()
-    measured = stage(folder)
-    took = {"seconds": time.perf_counter() - began, "processor_seconds": processor_seconds() - processor}
-    scratch = folder / f"{STAGE}.new"
-    with writing(folder):
-        scratch.write_text(json.dumps({**took, **measured}, indent=1) + "\n")
-        scratch.replace(folder / STAGE)
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """What a finished stage measured."""
-    found: dict[str, Any] = json.loads((folder / STAGE).read_text())
-    return found
 
 
 def supervised(plan: Plan, folder: Path) -> dict[str, Any]:
@@ -134,16 +92,3 @@ def measured(plan: Plan, model: Path, label: str) -> dict[str, Any]:
     config = ModelConfig(path=str(model), device="cpu", check=False)
     played = playing.play(config, load_policy(config), plan.games, DRAFTS, label)
     return {"won": playing.won(played), "accept_length_by_turn": playing.accept_lengths(played)}
-
-
-def bebop(command: str, *overrides: str) -> None:
-    """One of the commands, in a process of its own with its own progress bars; ``UserError`` if it fails."""
-    done = subprocess.run([sys.executable, "-m", f"bebop.{command}", *overrides], check=False)
-    if done.returncode != 0:
-        raise UserError(f"bebop.{command} ended with status {done.returncode}; run it again to go on from this stage")
-
-
-def processor_seconds() -> float:
-    """Of this process and of its children that have ended."""
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system

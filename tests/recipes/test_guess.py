@@ -27,7 +27,8 @@ from recipes.guess import rule, sft
 from recipes.guess.__main__ import main
 from recipes.guess.demonstrations import Row, batches, collate, encode
 from recipes.guess.playing import LONGEST, TURN, task
-from recipes.guess.stages import STAGE, Plan, claim, once
+from recipes.guess.stages import Plan
+from recipes.stages import STAGE, claim, once
 from recipes.tiny.sft import IGNORE
 from tests.builders import tiny_policy
 

@@ -40,7 +40,7 @@ FAULTS = (
     fault("guess/least-ratio-error", RULE, "max(ratio_errors)", "min(ratio_errors)", MISSED),
     fault(
         "guess/stopped-stage-counts",
-        "recipes/guess/stages.py",
+        "recipes/stages.py",
         "if (folder / STAGE).is_file():",
         "if folder.exists():",
         "recipes/test_guess.py::test_a_finished_stage_is_not_done_again_and_a_stopped_one_is",
