@@ -44,9 +44,9 @@ def test_what_is_known_is_a_function_of_what_was_said_last(
         assert found == plainly(said, tokens, answers, prompt)
 
 
-def group(index: int, texts: Sequence[Sequence[int]]) -> Group:
-    """Answers to one of three questions."""
-    prompt = Prompt(index=index, task="test", text="", token_ids=(index % 3, 7), item={})
+def group(index: int, texts: Sequence[Sequence[int]], question: tuple[int, ...] | None = None) -> Group:
+    """Answers to a question, or to one of three."""
+    prompt = Prompt(index=index, task="test", text="", token_ids=question or (index % 3, 7), item={})
     answers = [
         Completion(token_ids=np.array(ids), logprobs=np.zeros(len(ids), np.float32), versions=np.zeros(len(ids), int))
         for ids in texts

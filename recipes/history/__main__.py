@@ -1,0 +1,80 @@
+"""Drafts from history in jobs of several epochs: train the jobs, then decode with all arms what the jobs decoded.
+
+A folder that was stopped goes on with the job or the measurement that was not finished:
+``python -m recipes.history [--out DIR]``.
+"""
+
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bebop.bench import record
+from bebop.command import Parser, check_writable, run_main, whole
+from bebop.errors import UserError
+from bebop.parsing import LARGEST
+from recipes.history.jobs import Plan, carried_out
+from recipes.history.replay import measured
+from recipes.history.results import keep, page, result
+from recipes.stages import once, read
+
+WHAT = {
+    "seeds": "jobs",
+    "questions": "of the set that a job goes through",
+    "epochs": "times that it does",
+    "groups": "prompts of a step",
+    "group_size": "answers to a prompt",
+    "points": "of an epoch, at which all arms decode",
+}
+LEAST = {"group_size": 2, "epochs": 2}
+
+
+def main(arguments: list[str]) -> None:
+    """Carry out what is left, print and store what was found."""
+    parser = Parser(prog="python -m recipes.history", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/history"), help="folder of all stages (runs/history)")
+    parser.add_argument("--record", type=Path, help="folder for history.json, .md and .svg (--out)")
+    parser.add_argument("--jobs-only", action="store_true", help="leave the measurement for a time that is quiet")
+    for field in fields(Plan):
+        limits, option = whole(LEAST.get(field.name, 1), LARGEST), f"--{field.name.replace('_', '-')}"
+        parser.add_argument(option, type=limits, default=field.default, help=f"{WHAT[field.name]} (%(default)s)")
+    options = vars(parser.parse_args(arguments))
+    out, stored, jobs_only = (options.pop(name) for name in ("out", "record", "jobs_only"))
+    plan = checked(Plan(**options))
+    check_writable("--out", out)
+    if stored is not None:
+        check_writable("--record", stored)
+    origin = record.begin()
+    runs = carried_out(plan, out)
+    if jobs_only:
+        return
+    torch.set_num_threads(1)
+    places = [out / f"measured-{seed}" for seed in range(plan.seeds)]
+    for seed, (run, place) in enumerate(zip(runs, places, strict=True)):
+        once(place, partial(_measured, plan, run, seed))
+    content = result(plan, [read(place) for place in places], origin)
+    keep(stored or out, content)
+    record.show(page(content))
+
+
+def _measured(plan: Plan, run: Path, seed: int, folder: Path) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    return measured(plan, run, seed)
+
+
+def checked(plan: Plan) -> Plan:
+    """``UserError`` where the steps of an epoch, or the points among them, do not come out even."""
+    if plan.questions % plan.groups:
+        raise UserError(f"--questions {plan.questions} is not possible: give a multiple of --groups {plan.groups}")
+    if plan.epoch_steps % (2 * plan.points):
+        steps = plan.epoch_steps
+        raise UserError(
+            f"--points {plan.points} is not possible: twice as many must divide the {steps} steps of an epoch"
+        )
+    return plan
+
+
+if __name__ == "__main__":
+    run_main(main)

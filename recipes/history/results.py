@@ -1,0 +1,143 @@
+"""What the arms did in all jobs, by epoch and by age of what is remembered, judged by ``rule``: JSON, table, plot."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bebop.bench import record
+from bebop.command import writing
+from bebop.intervals import Interval, across_seeds
+from recipes.history import rule
+from recipes.history.jobs import Plan
+from recipes.history.replay import ARMS, BATCH_OF_AGES, MAX_LENGTH, PROMPTS, ROUNDS
+
+NAME = "history"
+AGE = "epochs ago"
+
+
+def by_epoch(rows: rule.Rows) -> list[dict[str, Any]]:
+    """A line for each batch, epoch and arm; intervals over seeds."""
+    lines = []
+    for batch in sorted({row["batch"] for row in rows}):
+        for epoch in sorted({row["epoch"] for row in rows}):
+            here = rule.of(rows, batch=batch, epoch=epoch)
+            for arm in ARMS:
+                lines.append({"batch": batch, "epoch": epoch, "arm": arm, **_line(here, arm)})
+    return lines
+
+
+def _line(here: rule.Rows, arm: str) -> dict[str, Any]:
+    """Of one arm at one batch and epoch; ratios of a seed are of rows that took turns with one another."""
+    seeds = sorted({row["seed"] for row in here})
+    own = [rule.of(here, seed=seed, arm=arm) for seed in seeds]
+    others = {name: [rule.of(here, seed=seed, arm=name) for seed in seeds] for name in ("plain", "bebop")}
+    line: dict[str, Any] = {
+        "accept length": _over(map(rule.accept_length, own)),
+        "tokens/s": sum(map(rule.speed, own)) / len(own),
+    }
+    for name, rows in others.items():
+        pairs = zip(own, rows, strict=True)
+        line[f"tokens/s, x {name}"] = _over(rule.speed(mine) / rule.speed(its) for mine, its in pairs)
+    looked = [row["lookup"] for rows in own for row in rows if "lookup" in row]
+    if looked:
+        line["lookups %"] = 100 * sum(looked) / len(looked)
+    return line
+
+
+def by_age(rows: rule.Rows) -> list[dict[str, Any]]:
+    """A line for each epoch and age of the only answers that are remembered."""
+    lines = []
+    for epoch, ago in sorted({(row["epoch"], row[AGE]) for row in rows}):
+        here = [row for row in rows if (row["epoch"], row[AGE]) == (epoch, ago)]
+        seeds = sorted({row["seed"] for row in here})
+        lengths = _over(rule.accept_length(rule.of(here, seed=seed)) for seed in seeds)
+        lines.append({"epoch": epoch, AGE: ago, "accept length": lengths})
+    return lines
+
+
+def _over(values: Any) -> dict[str, float]:
+    return asdict(across_seeds(list(values)))
+
+
+def result(plan: Plan, found: Sequence[Mapping[str, Any]], origin: Mapping[str, object]) -> dict[str, Any]:
+    """All that is stored; ``found``: of each seed, see ``replay.measured``."""
+    arms = [row for one in found for row in one["arms"]]
+    epochs = range(plan.epochs)
+    return {
+        "settings": {
+            **asdict(plan), "arms": ARMS, "prompts of a point by batch": PROMPTS, "rounds": ROUNDS,
+            "batch by age": BATCH_OF_AGES, "max_length": MAX_LENGTH,
+        },
+        "place": record.place(origin),
+        "rule": {"hash": rule.hash_of_rule(), "file": "recipes/history/rule.py", "findings": dict(rule.judge(arms))},
+        "times": {
+            f"batch {batch}": {
+                "accept length, x bebop": asdict(rule.against(arms, rule.accept_length, batch, "bebop")),
+                **{f"tokens/s, x {other}": asdict(rule.against(arms, rule.speed, batch, other)) for other in ARMS
+                   if other != rule.ARM},
+            }
+            for batch in PROMPTS
+        },
+        "reward by epoch": [_over(one["rewards"][epoch]["reward"] for one in found) for epoch in epochs],
+        "rows": by_epoch(arms),
+        "by age": by_age([row for one in found for row in one["ages"]]),
+    }  # fmt: skip
+
+
+def keep(folder: Path, content: Mapping[str, Any]) -> None:
+    """``history.json``, ``history.md`` and ``history.svg``."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{NAME}.json").write_text(json.dumps(content, indent=1) + "\n")
+        (folder / f"{NAME}.md").write_text(page(content))
+        picture(content, folder / f"{NAME}.svg")
+
+
+def page(content: Mapping[str, Any]) -> str:
+    """What the rule says, what it says it of, the tables."""
+    findings = content["rule"]["findings"]
+    lines = [f"- {name}: {'yes' if met else 'no'}" for name, met in findings.items()]
+    lines += [f"- {batch}: {name} {told(one)}" for batch, all in content["times"].items() for name, one in all.items()]
+    rewards = ", ".join(map(told, content["reward by epoch"]))
+    lines += [f"- reward by epoch: {rewards}", f"- rule: {content['rule']['hash']}"]
+    tables = [record.table([_cells(row) for row in content[name]]) for name in ("rows", "by age")]
+    return "\n\n".join([tables[0].rstrip(), tables[1].rstrip(), "\n".join(lines)]) + "\n"
+
+
+def told(value: Mapping[str, float]) -> str:
+    """A number with its interval."""
+    return str(Interval(**value))
+
+
+def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: told(value) if isinstance(value, Mapping) else value for name, value in row.items()}
+
+
+def picture(content: Mapping[str, Any], path: Path) -> None:
+    """Accept length and speed against plain decoding by epoch, a column of plots for each batch."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    rows = content["rows"]
+    batches = sorted({row["batch"] for row in rows})
+    figure, axes = plt.subplots(2, len(batches), figsize=(3.4 * len(batches), 5.6), sharex=True, sharey="row")
+    for column, batch in enumerate(batches):
+        for line, what in enumerate(("accept length", "tokens/s, x plain")):
+            axis = axes[line][column]
+            for arm in ARMS:
+                values = [row[what] for row in rows if row["batch"] == batch and row["arm"] == arm]
+                low, mid, high = ([value[end] for value in values] for end in ("low", "value", "high"))
+                axis.plot([1 + i for i in range(len(mid))], mid, marker="o", markersize=3, label=arm)
+                axis.fill_between([1 + i for i in range(len(mid))], low, high, alpha=0.15)
+            axis.grid(alpha=0.3)
+            axis.set_xlabel("epoch" if line else "")
+            axis.set_ylabel(what if column == 0 else "")
+            axis.set_title(f"batch {batch}" if line == 0 else "")
+    axes[0][-1].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)

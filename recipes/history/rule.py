@@ -1,0 +1,80 @@
+"""What history is asked to gain from the second epoch on: a rule that is older than the run that it judges.
+
+A result stores the hash of this code (``hash_of_rule``), so a rule that was changed after its result is found out.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bebop.intervals import Interval, across_seeds
+from recipes.reproduce import rule_hash
+
+SEEDS = 3  # jobs of the same settings, of other questions and draws
+SINCE = 1  # the first epoch, from 0, whose questions have past answers
+ARM, PARTS = "bebop_history", ("bebop", "history")
+ACCEPT = 1.5  # least accept length, in that of bebop
+SPEED = 1.25  # least tokens/s, in that of bebop
+BATCHES = (1, 8)  # at which speed is asked for
+LOOKUP = 0.01  # largest share of decoding that lookups take
+
+Rows = Sequence[Mapping[str, Any]]  # see replay.by_arm
+
+
+def total(rows: Rows, what: str) -> float:
+    """tokens, cycles or seconds of some rows."""
+    return float(sum(row[what] if what == "seconds" else sum(row[what]) for row in rows))
+
+
+def accept_length(rows: Rows) -> float:
+    """Tokens a cycle."""
+    return total(rows, "tokens") / total(rows, "cycles")
+
+
+def speed(rows: Rows) -> float:
+    """Tokens a second of the processor."""
+    return total(rows, "tokens") / total(rows, "seconds")
+
+
+def of(rows: Rows, **wanted: Any) -> Rows:
+    """The rows with these values."""
+    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def against(rows: Rows, number: Any, batch: int, other: str) -> Interval:
+    """How many times ``other``'s number the arm's is from the second epoch on, over seeds."""
+    late = [row for row in rows if row["epoch"] >= SINCE and row["batch"] == batch]
+    seeds = sorted({row["seed"] for row in late})
+    return across_seeds(
+        [number(of(late, seed=seed, arm=ARM)) / number(of(late, seed=seed, arm=other)) for seed in seeds]
+    )
+
+
+def judge(rows: Rows) -> Mapping[str, bool]:
+    """What was asked for, and whether it is so; ``confirmed`` if all of it is.
+
+    A number of times is reached where its mean over seeds is, and its 95 % interval over seeds lies above 1.
+    """
+    batches = sorted({row["batch"] for row in rows})
+    met = {f"{SEEDS} seeds": len({row["seed"] for row in rows}) >= SEEDS}
+    for batch in batches:
+        met[f"accept length, batch {batch}: {ACCEPT} x bebop's"] = _reached(
+            against(rows, accept_length, batch, "bebop"), ACCEPT
+        )
+    for batch in BATCHES:
+        met[f"tokens/s, batch {batch}: {SPEED} x bebop's"] = _reached(against(rows, speed, batch, "bebop"), SPEED)
+        for part in PARTS:
+            met[f"tokens/s, batch {batch}: more than {part}'s"] = against(rows, speed, batch, part).low > 1
+    for batch in batches:
+        shares = [row["lookup"] for row in of(rows, batch=batch, arm=ARM)]
+        met[f"lookups, batch {batch}: at most {100 * LOOKUP:g} % of decoding"] = sum(shares) / len(shares) <= LOOKUP
+    return {**met, "confirmed": all(met.values())}
+
+
+def _reached(times: Interval, bar: float) -> bool:
+    return times.value >= bar and times.low > 1
+
+
+def hash_of_rule() -> str:
+    """Of the definitions that make up ``judge``."""
+    return rule_hash.of_sources([Path(__file__).read_text()], ("judge",))
