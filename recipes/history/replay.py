@@ -118,7 +118,7 @@ def decoded(at: Point, batch: int, group: int, past: Past, arm: str, *, looked: 
     name, drafts = ARMS[arm]
     system = SYSTEMS[name]
     asked = requests(at, PROMPTS[batch], group)
-    config = DecodingConfig(system=name) if drafts is None else DecodingConfig(system=name, draft_tokens=drafts)
+    config = DecodingConfig(system=name, draft_tokens=system.draft_tokens if drafts is None else drafts)
     engine = TorchEngine(at.policy, config, slots=batch, max_length=MAX_LENGTH)
     with looking_up(system.history and looked) as spent:
         began = time.process_time()

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from bebop.bench.record import ROOT
 from bebop.config import DecodingConfig
+from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectories import NAME, Trajectories
@@ -191,6 +193,26 @@ def share_of_own(at: replay.Point, own: Any) -> float:
     ]
     answers = generate(TorchEngine(at.policy, DecodingConfig(), slots=4), requests)
     return float(np.mean([np.array_equal(a.ids, b.token_ids) for a, b in zip(own, answers, strict=True)]))
+
+
+def test_an_arm_drafts_as_many_as_its_system_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not as many as the first one that a configuration names, which is too few for history."""
+    seen: dict[str, int] = {}
+
+    class Engine:
+        def __init__(self, policy: Any, config: DecodingConfig, **sizes: int) -> None:
+            seen[config.system] = max(seen.get(config.system, 0), config.limit)
+
+        def remember(self, *told: Any) -> None: ...
+
+    stats = SimpleNamespace(stats=SimpleNamespace(tokens=1, cycles=1))
+    monkeypatch.setattr(replay, "TorchEngine", Engine)
+    monkeypatch.setattr(replay, "generate", lambda engine, asked: [stats] * len(asked))
+    policy: Any = SimpleNamespace(eos_token_ids=(0,))
+    at = replay.Point(seed=0, epoch=0, step=0, policy=policy, prompts=[(1,)] * 8, past={}, ages={})
+    for arm in ARMS:
+        replay.decoded(at, 8, 2, {}, arm)
+    assert seen["bebop"] == 5 and seen["bebop_history"] == SYSTEMS["bebop_history"].draft_tokens > 5
 
 
 @pytest.mark.slow
