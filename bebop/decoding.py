@@ -61,8 +61,8 @@ class System:
     @property
     def watched(self) -> bool:
         """Whether the drift monitor can say why acceptance moves: of drafts from history it moves with what is asked
-        again and how answers repeat, which also decides where the head is left to draft."""
-        return self.drafts and not self.history
+        again and how answers repeat, so of those the head alone is watched."""
+        return self.drafts and (self.head or not self.history)
 
     @property
     def own_cycle(self) -> bool:
