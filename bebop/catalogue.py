@@ -246,6 +246,13 @@ METRICS: tuple[MetricRow, ...] = (
         "system",
     ),
     MetricRow(
+        "rollout/head_overlap/K",
+        "`bebop_history`: mean Σ min(p, m) over first drafts (K is 1), m being the head's own distribution: the "
+        "acceptance of the head by itself",
+        "share",
+        "system",
+    ),
+    MetricRow(
         "rollout/siblings/K", "`bebop_tree`: mean number of drafts that were tried at depth K", "drafts", "system"
     ),
     MetricRow("rollout/confidence/K", "`pipo`: mean confidence in the drafts of second tokens", "share", "system"),

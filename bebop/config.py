@@ -270,7 +270,11 @@ class JobConfig:
         known = SYSTEMS[system].exact or SYSTEMS[system].weighable
         check(known or rescored, "decoding.system", system, word)
         watched = self.monitor.drift and SYSTEMS[system].head and SYSTEMS[system].watched
-        word = "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head alone"
+        watched &= bool(not SYSTEMS[system].history or (self.monitor.decode_stats and self.monitor.probe_every))
+        word = (
+            "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head; beside"
+        )
+        word += " history monitor.decode_stats=true and monitor.probe_every above 0 as well"
         check(self.cotrain.mode != "auto" or watched, "cotrain.mode", self.cotrain.mode, word)
         chosen = self.algorithm.dynamic_sampling
         word = "algorithm.dynamic_sampling keeps groups by their rewards, so that answers are no fair sample: give 0"

@@ -17,7 +17,7 @@ class MonitorConfig:
 
     decode_stats: bool = setting(True, "overlap and entropies of every verified position")
     drift: bool = setting(
-        True, "why acceptance moved: drift/* metrics, drift.jsonl, controller.jsonl; not with history"
+        True, "why acceptance moved: drift/* metrics, drift.jsonl, controller.jsonl; of history, the head alone"
     )
     probe_every: int = setting(
         10, "steps between readings of the probe set, fewer when in doubt", at_least(0, "never"), formerly="bank_every"

@@ -61,8 +61,8 @@ class System:
     @property
     def watched(self) -> bool:
         """Whether the drift monitor can say why acceptance moves: of drafts from history it moves with what is asked
-        again and how answers repeat, which also decides where the head is left to draft."""
-        return self.drafts and not self.history
+        again and how answers repeat, so of those the head alone is watched."""
+        return self.drafts and (self.head or not self.history)
 
     @property
     def own_cycle(self) -> bool:
@@ -70,6 +70,8 @@ class System:
         return self.decoder != "draft_verify"
 
 
+# What systems count that mix the head's distribution m with others: sum of sum_v min(p, m), over first drafts alone.
+HEAD_OVERLAP = "head_overlap"
 TOLD = "its drafts come from other answers to a prompt, of which the embedded engine alone is told"
 WITHIN = "its drafts come out of the target's own passes, between whose layers positions of its own enter"
 

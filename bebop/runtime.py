@@ -16,12 +16,11 @@ from ray.util.metrics import Gauge
 
 from bebop.command import writing
 from bebop.config import JobConfig
-from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.events import EventLog
 from bebop.loop import Loop
 from bebop.model.checkpoint import load_tokenizer
-from bebop.monitor.watch import Monitor, NoMonitor, Watch
+from bebop.monitor.watch import Monitor, NoMonitor, Watch, tells
 from bebop.past_answers import PastAnswers
 from bebop.placement import pools, reserve
 from bebop.protocols import TrainerDied, WorkerDied
@@ -213,9 +212,8 @@ def _name(newest: Path | None) -> str:
 
 
 def _monitor(config: JobConfig, run_dir: Path, start: int) -> Monitor:
-    """The monitor, going on after step ``start``; it does nothing if it is off or cannot tell (``System.watched``)."""
-    watched = SYSTEMS[config.decoding.system].watched
-    return Watch(config, run_dir, start) if config.monitor.drift and watched else NoMonitor(config)
+    """The monitor, going on after step ``start``; it does nothing if it is off or cannot tell (``tells``)."""
+    return Watch(config, run_dir, start) if tells(config) else NoMonitor(config)
 
 
 def _trajectories(config: JobConfig, run_dir: Path, start: int) -> TrajectoryLog | None:

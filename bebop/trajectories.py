@@ -59,6 +59,7 @@ class StoredAnswer:
     restarts: int
     cycles: int | None
     tested: int | None
+    counts: dict[str, float] | None  # what the decoding system counts, summed over draft positions; None: not kept
     question: int | None
     epoch: int
     marks: NDArray[np.int32]  # [T] the turn that wrote the token; -i: it was read before turn i
@@ -190,6 +191,7 @@ def _answer(row: sqlite3.Row) -> StoredAnswer:
     own = {field.name for field in fields(StoredAnswer)}
     flags = {name: bool(row[name]) for name in ("timed_out", "exact")}
     plain = {name: row[name] for name in row.keys() if name in own}
+    plain["counts"] = None if row["counts"] is None else json.loads(row["counts"])
     arrays = {name: tokens[name] for name in ("ids", "logprobs", "versions", "trainer_logprobs")}
     prompt = np.frombuffer(row["prompt_ids"], dtype="<i4")
     marks = np.zeros(row["length"], dtype=np.int32) if tokens["turns"] is None else tokens["turns"]

@@ -110,7 +110,7 @@ class DecodeStats:
     target_only: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] sum of p(argmax q)
     draft_entropy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] nats
     target_entropy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] nats
-    counts: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # name -> [K], what the rule counts beside
+    counts: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # name -> [K], what the parts count beside
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
         summed: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in STAT_COUNTS}

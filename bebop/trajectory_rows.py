@@ -57,6 +57,7 @@ def summary_row(trajectory: Trajectory, version: int) -> dict[str, Any]:
         "restarts": trajectory.restarts,
         "cycles": stats.cycles,
         "tested": int(tested),
+        "counts": json.dumps({name: round(float(sums.sum()), 4) for name, sums in stats.counts.items()}),
     }
 
 

@@ -3,8 +3,8 @@
 Arrays are little-endian blobs of one number a token (``[T, M]`` row by row), as ``numpy.frombuffer`` reads them.
 """
 
-FORMAT = 3
-FORMATS = (1, 2, 3)  # that can be read; the first knew no turns, the second no epochs
+FORMAT = 4
+FORMATS = (1, 2, 3, 4)  # that can be read; the first knew no turns, the second no epochs, the third no counts
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);  -- format; mode (of monitor.trace); top (M at most)
@@ -41,7 +41,8 @@ CREATE TABLE answers (
   ended TEXT NOT NULL DEFAULT 'answered',  -- answered (no environment), done, length, turns, tokens, seconds
   restarts INTEGER NOT NULL DEFAULT 0,  -- times that it began again, as its environment was lost
   cycles INTEGER,               -- that accept_length is a mean over; NULL: not kept
-  tested INTEGER                -- draft positions that accept_rate and overlap are means over; NULL: not kept
+  tested INTEGER,               -- draft positions that accept_rate and overlap are means over; NULL: not kept
+  counts TEXT                   -- JSON, name -> sum over draft positions of what the system counts; NULL: not kept
 );
 CREATE INDEX answers_step ON answers (step);
 CREATE INDEX answers_prompt ON answers (prompt);
@@ -93,15 +94,17 @@ UPGRADES = {
         "ALTER TABLE answers ADD COLUMN cycles INTEGER",
         "ALTER TABLE answers ADD COLUMN tested INTEGER",
     ),
+    3: ("ALTER TABLE answers ADD COLUMN counts TEXT",),
 }
 _NO_TURNS = "1 AS turns, length AS written, 'answered' AS ended, 0 AS restarts, "
 _NO_EPOCHS = """
 CREATE TEMP VIEW prompts AS SELECT *, NULL AS question, 0 AS epoch FROM main.prompts;
-CREATE TEMP VIEW answers AS SELECT *, {turns}NULL AS cycles, NULL AS tested FROM main.answers;
+CREATE TEMP VIEW answers AS SELECT *, {turns}NULL AS cycles, NULL AS tested, NULL AS counts FROM main.answers;
 """
 AS_IF = {
     1: _NO_EPOCHS.format(turns=_NO_TURNS) + "CREATE TEMP VIEW tokens AS SELECT *, NULL AS turns FROM main.tokens;\n",
     2: _NO_EPOCHS.format(turns=""),
+    3: "CREATE TEMP VIEW answers AS SELECT *, NULL AS counts FROM main.answers;\n",
 }
 
 

@@ -6,13 +6,19 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from bebop.decoding import HEAD_OVERLAP
 from bebop.monitor.estimate import Array
 from bebop.monitor.records import StepRecords
 from bebop.trajectory import DRAFT_STATS, MEASURED, OPENING, STRETCH, Completion, DecodeStats, Group
 
 
-def from_groups(groups: Sequence[Group], step: int, version: int | None = None) -> StepRecords:
-    """A step's records from its finished groups; ``version`` is the trainer's, for the lag. O(answers)."""
+def from_groups(
+    groups: Sequence[Group], step: int, version: int | None = None, head_alone: bool = False
+) -> StepRecords:
+    """A step's records from its finished groups; ``version`` is the trainer's, for the lag. O(answers).
+
+    ``head_alone``: drafts come from a mixture, of which the head by itself is recorded, see ``of_head``.
+    """
     answers = [(group.prompt, t) for group in groups for t in group.trajectories]
     drafted = [
         (number, prompt, place, turn.completion, start, stats)
@@ -22,7 +28,7 @@ def from_groups(groups: Sequence[Group], step: int, version: int | None = None) 
         if stats.cycles
     ]
     versions = [_version(c, start) for *_, c, start, _ in drafted]
-    return from_stats(
+    records = from_stats(
         [stats for *_, stats in drafted],
         step,
         unit=[prompt.index for _, prompt, *_ in drafted],
@@ -33,6 +39,29 @@ def from_groups(groups: Sequence[Group], step: int, version: int | None = None) 
         version=versions,
         lag=[-1 if version is None or v < 0 else version - v for v in versions],
     )
+    return of_head(records, [stats for *_, stats in drafted]) if head_alone else records
+
+
+def of_head(records: StepRecords, stats: Sequence[DecodeStats]) -> StepRecords:
+    """The same rows as if every cycle had a single draft, which the head makes by itself: what it measured of first
+    drafts, ``HEAD_OVERLAP``, is what would be accepted. Rows without a first draft are left out."""
+    overlap = np.array([s.counts[HEAD_OVERLAP][:1].sum() if HEAD_OVERLAP in s.counts else np.nan for s in stats])
+    reached, entropy = (getattr(records, name)[:, :1] for name in ("reached", "target_entropy"))
+    first = overlap[:, None]
+    own = dataclasses.replace(
+        records,
+        cycles=reached.sum(1),
+        emitted=reached.sum(1) + overlap,
+        entropy_sum=entropy.sum(1),
+        entropy_count=reached.sum(1),
+        reached=reached,
+        accepted=first,
+        overlap=first,
+        target_only=np.full_like(reached, np.nan),
+        draft_entropy=np.full_like(reached, np.nan),
+        target_entropy=entropy,
+    )
+    return own.select((own.cycles > 0) & np.isfinite(overlap))
 
 
 def from_stats(

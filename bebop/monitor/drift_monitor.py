@@ -33,6 +33,7 @@ class MonitorSettings:
     draws: int = 400  # bootstrap replicates
     seed: int = 0
     units: int = 2048  # prompts of a step beyond which a random part is taken
+    head_alone: bool = False  # records are of the head's first drafts beside history: see ``_signals``
     costs: Costs | None = None  # needed to propose another draft length
     controller: ControllerConfig = field(default_factory=ControllerConfig)
 
@@ -91,6 +92,7 @@ class DriftMonitor:
         self._first_reading: ProbeReading | None = None
         self._sweep: Sweep | None = None
         self._drift: Decomposition | None = None  # on the probe set, at a step that has a reading
+        self._newest: Decomposition | None = None  # the same at the last step that had one
 
     @property
     def has_reading(self) -> bool:
@@ -120,12 +122,13 @@ class DriftMonitor:
         self._remember(records, window)
         if sweep is not None:
             self._sweep = sweep
-            if sweep.entropy:
+            if sweep.entropy and not s.head_alone:
                 slope = temperature_slope(sweep.entropy, sweep.length, sweep.sums, s.draws, s.seed)
                 self._slopes["temperature", self._length] = slope
         if reading is not None:
             first, known = self._first_reading, () if self._sweep is None else self._sweep.readings
             self._drift = None if first is None else direct(first, reading, known, s.draws, s.seed)
+            self._newest = self._drift
             self._first_reading = first or reading
         else:
             self._drift = None  # what an earlier reading said is no evidence about this step
@@ -138,7 +141,7 @@ class DriftMonitor:
         ``turn`` it is the acceptance rate of the first draft instead, held against itself: turns of different length
         have accept lengths that cannot be compared.
         """
-        if self._reference is None:
+        if self._reference is None or self.settings.head_alone:
             return {}
         measure = Measure(position=1, rate=self.settings.rate) if key == "turn" else self._length
         if measure.position is not None and not self._reference.drafts:
@@ -190,7 +193,9 @@ class DriftMonitor:
                 self._slopes["early", measure] = early_slope(entropies, values, s.draws, s.seed, need)
 
     def _measures(self, window: Window) -> list[Measure]:
-        """The accept length, then each draft position."""
+        """The accept length, then each draft position; none where the probe set alone says why."""
+        if self.settings.head_alone:
+            return []
         return [self._length, *(Measure(position=k, rate=self.settings.rate) for k in range(1, window.drafts + 1))]
 
     def _slope(self, measure: Measure) -> Slope:
@@ -222,7 +227,7 @@ class DriftMonitor:
             step=step,
             verdict=self.controller.judge(replace(signals, health=health, uncertified=uncertified)),
             length=now.value(self._length),
-            length_by_request=now.by_request()[0],
+            length_by_request=Estimate.unknown(s.draws) if (s := self.settings).head_alone else now.by_request()[0],
             entropy=now.entropy(self._length),
             boundary=compared,
             parts=parts,
@@ -238,7 +243,11 @@ class DriftMonitor:
         others: tuple[Decomposition, ...],
         edge: Estimate | None,
     ) -> Signals:
-        """What the controller needs; the probe set counts more than a slope."""
+        """What the controller needs; the probe set counts more than a slope.
+
+        Beside history it alone counts, and what it said last holds until it is read again: cycles begin where drafts
+        from history end, so first drafts of the same head are accepted otherwise as soon as there is more history.
+        """
         s, controller = self.settings, self.controller
         earlier = list(self._recent)[:-1][-s.window_steps :]
         drafts = None
@@ -247,7 +256,7 @@ class DriftMonitor:
         before = self._pool(earlier).value(self._length) if earlier else None
         return Signals(
             step=step,
-            cause=parts.get("bank", parts.get("length")),
+            cause=self._newest if s.head_alone else parts.get("bank", parts.get("length")),
             now=_alone(self._recent[-1][1].value(self._length), before, len(earlier)),
             before=before,
             others=others,

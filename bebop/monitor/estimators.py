@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from bebop.decoding import HEAD_OVERLAP
 from bebop.metrics import Max, Mean, Metrics, Sum
 from bebop.monitor.turns import turn_metrics
 from bebop.trajectory import Completion, DecodeStats, Group
@@ -76,7 +77,7 @@ def decode_metrics(stats: DecodeStats) -> Metrics:
         if stats.extra_positions:
             metrics["rollout/extra_positions"] = Mean(stats.extra_positions, stats.target_forwards)
     per_position = {"accept_rate": stats.accepted, "overlap": stats.overlap, "target_only": stats.target_only}
-    per_position |= stats.counts
+    per_position |= {name: sums[:1] if name == HEAD_OVERLAP else sums for name, sums in stats.counts.items()}
     for name, sums in per_position.items():
         rates = _over_reached(sums, stats.reached)
         metrics.update({f"rollout/{name}/{k}": rate for k, rate in enumerate(rates, 1) if rate.count})

@@ -123,7 +123,10 @@ class Watch:
     ) -> tuple[ProbeReading | None, Sweep | None, Certified | None]:
         """Before update ``step``: the fixed texts under the weights of now and the certificate, where they are due."""
         due = self.probe_due(step, groups)
-        reading, sweep = (None, None) if due is None else await trainer.read_probe_set(*due, self.decoding)
+        # Of more drafts than one there are slopes, which nobody asks for where the head alone is watched.
+        alone, decoding = self.monitor.settings.head_alone, self.decoding
+        decoding = dataclasses.replace(decoding, draft_tokens=1) if alone else decoding
+        reading, sweep = (None, None) if due is None else await trainer.read_probe_set(*due, decoding)
         return reading, sweep, await self.certificate.read(step, groups, trainer, undisturbed)
 
     def observe(
@@ -140,7 +143,7 @@ class Watch:
         restart = self._restart_at is not None and step >= self._restart_at
         self._restart_at = None if restart else self._restart_at
         s = self.monitor.settings
-        records = from_groups(groups, step, version).sample(s.units, s.seed)
+        records = from_groups(groups, step, version, s.head_alone).sample(s.units, s.seed)
         ill = health if health is not None and health.complaint() else None
         row = log_row(records, reading, sweep, certified, ill, restart)
         explanation = read_row(row).tell(self.monitor)
@@ -199,18 +202,26 @@ class Watch:
 Monitor = Watch | NoMonitor
 
 
+def tells(config: JobConfig) -> bool:
+    """Whether a job can be watched: of a head beside history, overlaps have to be measured."""
+    system, monitor = SYSTEMS[config.decoding.system], config.monitor
+    return monitor.drift and system.watched and (monitor.decode_stats or not system.history)
+
+
 def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None = None) -> MonitorSettings:
     """How a job is watched. A greedy draft's distribution is one-hot, so its overlap is p(argmax q), what accepts
     it."""
     system = SYSTEMS[decoding.system]
+    fixed = decoding.length == "fixed" and not system.history  # history drafts as many as it is sure of
     chain = not system.tree  # the overlap is that of a single draft, and more nodes need not be deeper
     return MonitorSettings(
+        head_alone=system.history,
         rate="overlap" if monitor.decode_stats and chain else "accepted",
         steps=steps,
         costs=Costs(draft=decoding.cost_ratio, verify=decoding.verify_ratio),
         controller=ControllerConfig(
             system=decoding.system if system.other else None,
-            drafts=decoding.limit if system.drafts and chain and decoding.length == "fixed" else None,
+            drafts=decoding.limit if system.drafts and chain and fixed else None,
             most_drafts=decoding.limit + 1 if monitor.actions else None,
         ),
     )

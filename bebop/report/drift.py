@@ -168,6 +168,7 @@ def _entropy(replays: Sequence[Replay]) -> list[Card]:
     panels = []
     for replay in replays:
         seen = [e for e in replay.explanations if math.isfinite(e.entropy.point) and math.isfinite(e.length.point)]
+        seen = [e for e in seen if e.slopes]  # none: the head alone beside history, whose cycles begin ever elsewhere
         if len(seen) > 1:
             caption = f"{replay.name if len(replays) > 1 else 'accept length'}, tokens per pass"
             frame = layout("entropy, nats") | {"hovermode": "closest"}

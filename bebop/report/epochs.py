@@ -1,9 +1,13 @@
-"""The card of runs whose questions are asked again: reward and acceptance of their answers, epoch by epoch."""
+"""The card of runs whose questions are asked again: reward, acceptance and speed of their answers, epoch by epoch."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from sqlite3 import Row
 
+from bebop.intervals import Interval, ratio
 from bebop.report import figures
 from bebop.report.document import Card, table
 from bebop.report.figures import Panel
@@ -11,48 +15,111 @@ from bebop.report.runs import DASH, Run
 from bebop.trajectories import NAME, Trajectories
 
 EPOCH = "samples/epoch"
-HEADS = ("Epoch", "Questions", "Answers", "Reward", "Accept length", "Overlap")
+HEADS = ("Epoch", "Questions", "Answers", "Reward", "Accept length", "Overlap", "Tokens/s", "Trainer busy")
 ENDS = 10  # rows of the table at either end; those between are in the figure alone
+CLUSTERS = 4096  # that are resampled at most: of more questions, those of one remainder together
 TEXT = (
     "The answers that were trained on, by epoch: how often all questions had been asked before, so the first is 0. "
     "Every epoch asks the same questions in another order. A hollow point has fewer of them than others: its epoch is "
     "not over, or groups were passed over. Reward: mean over answers. Accept length: tokens per cycle, overlap: mean "
-    "Σ min(p, q) over tested drafts, both over all cycles of an epoch. What rises from epoch to epoch was learned on "
-    "these very questions: on others it may be less."
+    "Σ min(p, q) over tested drafts, both over all cycles of an epoch. Intervals of 95 %: of other questions under the "
+    "same weights, the answers to one question taken together. Tokens/s: those that came in from all workers for each "
+    "second in which a worker decoded (mean over workers), in the steps that trained on this epoch; its interval is "
+    "over those steps. It is of the machine as it was: Trainer busy is the share of these steps in which the trainer "
+    "computed, beside the workers unless the run is synchronous, and what else ran there is not known. What rises from "
+    "epoch to epoch was learned on these very questions: on others it may be less."
 )
-QUERY = """
-SELECT epoch, count(DISTINCT question) AS questions, count(*) AS answers, avg(reward) AS reward,
-  sum(accept_length * cycles) / sum(CASE WHEN accept_length IS NOT NULL THEN cycles END) AS accept_length,
-  sum(overlap * tested) / sum(CASE WHEN overlap IS NOT NULL THEN tested END) AS overlap
-FROM answers JOIN prompts USING (prompt) WHERE question IS NOT NULL GROUP BY epoch ORDER BY epoch
+QUERY = f"""
+SELECT epoch, count(DISTINCT question) AS questions, count(*) AS answers, sum(reward) AS reward,
+  sum(accept_length * cycles) AS tokens, sum(CASE WHEN accept_length IS NOT NULL THEN cycles END) AS cycles,
+  sum(overlap * tested) AS overlap, sum(CASE WHEN overlap IS NOT NULL THEN tested END) AS tested
+FROM answers JOIN prompts USING (prompt) WHERE question IS NOT NULL
+GROUP BY epoch, question % {CLUSTERS} ORDER BY epoch
+"""
+# How much of each step was of which epoch.
+STEPS = """
+SELECT epoch, step, sum(question IS NOT NULL) * 1.0 / sum(count(*)) OVER (PARTITION BY step) AS share
+FROM answers JOIN prompts USING (prompt) GROUP BY step, epoch
 """
 # Columns with a panel: caption, whether its axis begins at 0.
 DRAWN = {
     "reward": ("reward per answer", True),
     "accept_length": ("accept length, tokens per pass", False),
     "overlap": ("overlap, share", False),
+    "speed": ("tokens per second of decoding", True),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """All answers of one epoch.
+    """All answers of one epoch, with intervals over questions; a single question has none.
 
-    >>> Epoch(epoch=1, questions=256, answers=2048, reward=0.5, accept_length=2.7, overlap=None)  # doctest: +SKIP
+    >>> Epoch(epoch=1, questions=256, answers=2048, reward=Interval(0.5, 0.4, 0.6), accept_length=None,
+    ...       overlap=None, speed=None, trainer=None)  # doctest: +SKIP
     """
 
     epoch: int  # from 0
     questions: int
     answers: int
-    reward: float
-    accept_length: float | None  # tokens a cycle; None: not known
-    overlap: float | None  # None: not measured
+    reward: Interval
+    accept_length: Interval | None  # tokens a cycle; None: not known
+    overlap: Interval | None  # None: not measured
+    speed: Interval | None  # tokens of all workers for a second of decoding, over steps; None: not known
+    trainer: float | None  # share of the steps' time in which the trainer computed; None: not known
 
 
-def read_epochs(path: Path) -> list[Epoch]:
-    """The epochs in a ``trajectories.sqlite``, in order; those of its questions that are asked once have none."""
+def read_epochs(path: Path, run: Run | None = None) -> list[Epoch]:
+    """The epochs in a ``trajectories.sqlite``, in order; those of its questions that are asked once have none.
+
+    ``run``: where the seconds of its steps are.
+    """
     with Trajectories(path) as stored:
-        return [Epoch(**dict(row)) for row in stored.query(QUERY)]
+        rows, shares = stored.query(QUERY), stored.query(STEPS)
+    times = {} if run is None else _times(run)
+    return [_epoch(number, list(of), shares, times) for number, of in groupby(rows, lambda row: int(row["epoch"]))]
+
+
+def _epoch(number: int, rows: Sequence[Row], shares: Sequence[Row], times: Mapping[int, "_Times"]) -> Epoch:
+    """From the sums of its questions, and the steps that it had a share in."""
+    own = [(row["share"], times[row["step"]]) for row in shares if row["epoch"] == number and row["step"] in times]
+    whole = sum(share * step.whole for share, step in own)
+    return Epoch(
+        epoch=number,
+        questions=sum(row["questions"] for row in rows),
+        answers=sum(row["answers"] for row in rows),
+        reward=ratio([row["reward"] for row in rows], [row["answers"] for row in rows]),
+        accept_length=_mean(rows, "tokens", "cycles"),
+        overlap=_mean(rows, "overlap", "tested"),
+        speed=ratio([share * t.tokens for share, t in own], [share * t.decoding for share, t in own]) if own else None,
+        trainer=sum(share * t.trainer for share, t in own) / whole if whole else None,
+    )
+
+
+def _mean(rows: Sequence[Row], top: str, bottom: str) -> Interval | None:
+    """Of sums over questions, some of which may have none; None: all of them."""
+    known = [(row[top], row[bottom]) for row in rows if row[bottom]]
+    return ratio(*zip(*known, strict=True)) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """A step: tokens that came in, and seconds."""
+
+    tokens: float
+    decoding: float  # mean over workers
+    trainer: float  # in which the trainer computed
+    whole: float
+
+
+def _times(run: Run) -> dict[int, _Times]:
+    """Of the steps that have them all."""
+    names = ("rollout/tokens_per_s", "time/rollout", "time/idle", "time/step")
+    columns = [run.columns.get(name, [None] * len(run.steps)) for name in names]
+    found = dict[int, _Times]()
+    for step, speed, decoding, idle, whole in zip(run.steps, *columns, strict=True):
+        if speed is not None and decoding and idle is not None and whole is not None:
+            found[step] = _Times(speed * whole, decoding, whole - idle, whole)
+    return found
 
 
 def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
@@ -62,7 +129,7 @@ def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
         if max((epoch for epoch in run.columns.get(EPOCH, []) if epoch is not None), default=0.0) < 1:
             continue
         if (folder / NAME).is_file():
-            found.append((i, run, read_epochs(folder / NAME)))
+            found.append((i, run, read_epochs(folder / NAME, run)))
         else:
             absent.append(run.name)
     if not found:
@@ -93,16 +160,20 @@ def _panel(name: str, found: Sequence[tuple[int, Run, list[Epoch]]]) -> Panel | 
 
 
 def _heights(name: str, epochs: Sequence[Epoch]) -> list[float]:
-    return [value for epoch in epochs if (value := getattr(epoch, name)) is not None]
+    """How far a line with its intervals reaches, as it is drawn."""
+    found = [interval for epoch in epochs if (interval := getattr(epoch, name)) is not None]
+    ends = (figures.rounded(end) for one in found for end in (one.value, one.low, one.high))
+    return [end for end in ends if end is not None]
 
 
 def _line(name: str, epochs: Sequence[Epoch], run: str, place: int) -> figures.Trace:
     """One column of a run, the ``place``-th of the page."""
-    y = [getattr(epoch, name) for epoch in epochs]
+    intervals: list[Interval | None] = [getattr(epoch, name) for epoch in epochs]
+    y = [None if one is None else one.value for one in intervals]
     line = figures.line_trace([epoch.epoch for epoch in epochs], y, run, figures.color(place), f"run {place}")
     most = max(epoch.questions for epoch in epochs)
     line["marker"] |= {"symbol": ["circle" if e.questions == most else "circle-open" for e in epochs], "size": 7}
-    return line | {"mode": "lines+markers"}
+    return figures.with_ends(line | {"mode": "lines+markers"}, intervals)
 
 
 def _rows(found: Sequence[tuple[int, Run, list[Epoch]]], many: bool) -> tuple[list[tuple[str, ...]], list[str]]:
@@ -118,6 +189,14 @@ def _rows(found: Sequence[tuple[int, Run, list[Epoch]]], many: bool) -> tuple[li
 
 
 def _cells(epoch: Epoch) -> tuple[str, ...]:
-    measures = (epoch.reward, epoch.accept_length, epoch.overlap)
-    numbers = (DASH if value is None else f"{value:.3f}" for value in measures)
-    return (f"{epoch.questions:,}", f"{epoch.answers:,}", *numbers)
+    measures = (shown(one) for one in (epoch.reward, epoch.accept_length, epoch.overlap))
+    busy = DASH if epoch.trainer is None else f"{epoch.trainer:.0%}"
+    return (f"{epoch.questions:,}", f"{epoch.answers:,}", *measures, shown(epoch.speed, 0), busy)
+
+
+def shown(one: Interval | None, digits: int = 3) -> str:
+    """A number with its interval, where it has one."""
+    if one is None or not math.isfinite(one.value):
+        return DASH
+    ends = f" [{one.low:,.{digits}f}, {one.high:,.{digits}f}]" if math.isfinite(one.low + one.high) else ""
+    return f"{one.value:,.{digits}f}{ends}"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bebop.intervals import Interval
 from bebop.report.charts import WINDOW, Chart, Series, metrics
 from bebop.report.runs import Run
 
@@ -177,6 +178,15 @@ def line_trace(x: Sequence[float], y: Sequence[float | None], name: str, shade: 
     mode = "lines" if len(x) > 20 else "lines+markers"
     style = {"line": {"color": shade, "width": 2}, "marker": {"color": shade, "size": 5}, "mode": mode}
     return _trace("scatter", x, y, name, group) | style
+
+
+def with_ends(trace: Trace, intervals: Sequence[Interval | None]) -> Trace:
+    """A line or bars with the intervals of its points; one that is not known has none."""
+    ends = [None if one is None else (one.value - one.low, one.high - one.value) for one in intervals]
+    down, up = ([rounded(0.0 if pair is None else pair[i]) or 0.0 for pair in ends] for i in range(2))
+    bars = {"type": "data", "symmetric": False, "array": up, "arrayminus": down}
+    bars |= {"color": trace["marker"]["color"], "thickness": 1.2, "width": 3}
+    return trace | {"error_y": bars, "hovertemplate": "%{y:.4~g} +%{error_y.array:.2~g} -%{error_y.arrayminus:.2~g}"}
 
 
 def bar_trace(x: Sequence[Any], y: Sequence[float | None], name: str, shade: str, group: str | None = None) -> Trace:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bebop.command import writing
 from bebop.errors import UserError
-from bebop.report import epochs
+from bebop.report import epochs, history
 from bebop.report.charts import charts, metrics
 from bebop.report.document import Card, document, opened, table
 from bebop.report.drift import Replay, cards, replay_log, replay_runs
@@ -55,7 +55,7 @@ def render(runs: Sequence[Run], replays: Sequence[Replay] = (), folders: Sequenc
     """The whole page as HTML; ``replays``: the logs of those that were watched; ``folders``: where the runs are."""
     figures = [draw(chart, runs) for chart in (*charts(runs), *turn_charts(runs))]
     drawn = [_card(figure, len(runs)) for figure in figures if figure.panels]
-    drawn += epochs.cards(runs, folders) if folders else []
+    drawn += [*epochs.cards(runs, folders), *history.cards(runs, folders)] if folders else []
     drawn += cards(replays)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     watched = {replay.name: replay.explanations for replay in replays}

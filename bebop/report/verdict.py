@@ -53,7 +53,7 @@ def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[s
     system = _system(config)
     if system is not None and not system.drafts:
         return "nothing was drafted", f"Decode speculatively to be faster, for instance decoding={_default_system()}."
-    if system is not None and system.history:
+    if system is not None and system.history and not (system.head and explanations):
         return (
             "acceptance of drafts from history moves with how answers repeat, so nothing was concluded from it",
             NOTHING,
@@ -64,6 +64,8 @@ def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[s
     if last.state == "broken":
         since = _since(explanations)
         return f"the engine has not drafted or drawn as it should since step {since}", _repair(last)
+    if system is not None and system.history:
+        return _beside_history(explanations, system, config)
     cause = last.parts.get("bank", last.parts.get("length"))
     if cause is None:
         return (
@@ -74,6 +76,21 @@ def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[s
         return _moved(cause, last.state, system, config)
     held = f"acceptance held, at {last.length.text()} tokens a cycle"
     return held, _proposed(explanations) or NOTHING
+
+
+def _beside_history(explanations: Sequence[Explanation], system: System, config: Mapping[str, Any]) -> tuple[str, str]:
+    """Of the head alone, as the fixed texts say it: whatever comes from history is no matter of its."""
+    state = explanations[-1].state
+    read = [bank for e in explanations if (bank := e.parts.get("bank")) is not None]
+    if not read:
+        return (
+            "the head, which drafts beside history, was not read on the same texts twice, so nothing is said of it",
+            "Let it run on, with monitor.probe_every above 0.",
+        )
+    if state in CAUSES:
+        said, advice = _moved(read[-1], state, system, config)
+        return f"{said} (the head by itself, whatever came from history)", advice
+    return "the head by itself held, whatever came from history", NOTHING
 
 
 def _moved(cause: Decomposition, state: State, system: System | None, config: Mapping[str, Any]) -> tuple[str, str]:

@@ -1,8 +1,7 @@
 """The seams of a decoding system: who drafts, who accepts, how long a draft is, and what they hand to one another.
 
-Parts are made of (policy, slots, config). What one keeps of a request is a column or a cache of the slots, which move
-it with its row. Randomness comes in as uniforms, so that an acceptance rule is a pure function and kernel, reference
-and test can share the numbers.
+Parts are made of (policy, slots, config). What one keeps of a request is a column or a cache of the slots. Randomness
+comes in as uniforms, so that a rule is a pure function and kernel, reference and test can share the numbers.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -30,6 +29,7 @@ class Draft:
     parents: Tensor | None = None  # [B, K] the node that each follows; -1: the newest token. None: a chain
     depth: int | None = None  # D, of the tree; None: K
     sources: Mapping[str, Tensor] = field(default_factory=dict)  # name -> [B, K] share of another source; counted
+    head: Tensor | None = None  # [B, V] the head's own distribution at the first draft, where ``probs`` mixes it
 
     def widths(self) -> Tensor:
         """Tokens of each row's cycle before verification [B, K], the newest included: at every position the same."""

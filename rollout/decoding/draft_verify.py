@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.decoding import SYSTEMS
+from bebop.decoding import HEAD_OVERLAP, SYSTEMS
 from bebop.kernels.trees import ancestry
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
@@ -111,6 +111,7 @@ class DraftVerify:
         slots.exact[:batch] &= self.exact
         if self.drafter is not None:
             counts = {**accepted.counts, **_by_source(draft, accepted), **self.length.count(draft)}
+            counts |= _of_head(draft, out.probs) if self.measure else {}
             measure(rows, draft, accepted, counts, out.probs, emitted, self.measure)
             self.length.observe(rows, draft, out, accepted)
         for drafter in self.drafters.values():
@@ -163,6 +164,15 @@ def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
     """What came from each source [B, K], and the same of what was accepted: ``NAME`` and ``NAME_accepted``."""
     kept = torch.arange(draft.tokens.shape[1], device=draft.tokens.device) < accepted.lengths[:, None]
     return dict(draft.sources) | {f"{name}_accepted": share * kept for name, share in draft.sources.items()}
+
+
+def _of_head(draft: Draft, probs: Tensor) -> dict[str, Tensor]:
+    """The overlap of the head's own distribution with the target's at the first draft, as a count [B, K]."""
+    if draft.head is None:
+        return {}
+    overlap = torch.zeros_like(draft.tokens, dtype=probs.dtype)
+    overlap[:, 0] = torch.minimum(probs[:, 0], draft.head).sum(-1)
+    return {HEAD_OVERLAP: overlap}
 
 
 EntryClass = DraftVerify

@@ -1,18 +1,21 @@
-"""The report on runs whose questions are asked again: reward and acceptance by epoch; other runs have nothing of it."""
+"""The report on runs whose questions are asked again: reward, acceptance, speed by epoch; others have none of it."""
 
 import json
 import re
-from dataclasses import replace
+from collections import Counter
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from bebop.intervals import ratio
 from bebop.metrics import values
 from bebop.monitor.estimators import rollout_metrics
 from bebop.report.__main__ import main
 from bebop.report.epochs import ENDS, read_epochs
+from bebop.report.runs import load_runs
 from bebop.trajectories import NAME
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
 from bebop.trajectory_log import TrajectoryLog
@@ -49,6 +52,7 @@ def run(folder: Path, steps: int = 5, kept: bool = True, endless: bool = False, 
         step = row["step"]
         groups = [group(i, endless, measured) for i in range((step - 1) * BATCH, step * BATCH)]
         found = values(rollout_metrics(groups))
+        row |= {"rollout/tokens_per_s": 100.0 * step, "time/step": 10.0, "time/rollout": 5.0, "time/idle": 4.0}
         row |= {"samples/epoch": found["samples/epoch"]} if "samples/epoch" in found else {}
         if log is not None:
             log.write(step, groups, step - 1, "bebop", {})
@@ -79,12 +83,14 @@ def plots(text: str) -> list[dict]:
 def test_reward_and_acceptance_by_epoch(tmp_path: Path) -> None:
     text = page(run(tmp_path / "finite"))
     # Over cycles: of epoch 0 (2 * 2 + 16) / 12, not the mean of 2 and 1.6 over answers; likewise the overlap.
-    assert cells(text) == [
-        ("epoch 0", "5", "10", "2.000", "1.667", "0.400"),
-        ("epoch 1", "5", "10", "2.500", "2.667", "0.400"),
-        ("epoch 2", "5", "10", "2.500", "3.667", "0.400"),
+    assert [(*row[:3], *(cell.split(" [")[0] for cell in row[3:])) for row in cells(text)] == [
+        ("epoch 0", "5", "10", "2.000", "1.667", "0.400", "280", "60%"),
+        ("epoch 1", "5", "10", "2.500", "2.667", "0.400", "600", "60%"),
+        ("epoch 2", "5", "10", "2.500", "3.667", "0.400", "920", "60%"),
     ]
-    reward, length, overlap = plots(text)
+    reward, length, overlap, speed = plots(text)
+    # Of three groups each, step 2 has two of epoch 0 and one of epoch 1: (3 * 200 + 2 * 400) / 5 tokens a second.
+    assert speed["data"][0]["y"] == [280.0, 600.0, 920.0]
     assert all(plot["data"][0]["x"] == [0, 1, 2] for plot in (reward, length, overlap))
     assert reward["data"][0]["y"] == [2.0, 2.5, 2.5] and length["data"][0]["y"] == [1.66667, 2.66667, 3.66667]
     assert overlap["layout"]["yaxis"]["range"] == [pytest.approx(0.3), pytest.approx(0.5)]  # a flat line at mid-height
@@ -100,7 +106,38 @@ def test_an_epoch_that_is_not_over_says_how_much_of_it_there_is(tmp_path: Path) 
 
 def test_what_is_not_measured_has_no_panel(tmp_path: Path) -> None:
     text = page(run(tmp_path / "plain", measured=False))
-    assert len(plots(text)) == 2 and {row[-1] for row in cells(text)} == {"–"}  # noqa: RUF001
+    assert len(plots(text)) == 3 and {row[5] for row in cells(text)} == {"–"}  # noqa: RUF001
+
+
+def test_intervals_are_over_questions_and_those_of_speed_over_steps(tmp_path: Path) -> None:
+    """Not over answers, which depend on one another: the same sums by question, resampled by ``ratio`` here."""
+    folder = run(tmp_path / "finite", steps=10)
+    [loaded] = load_runs([folder])
+    for epoch in read_epochs(folder / NAME, loaded):
+        groups = [group(i) for i in range(QUESTIONS * epoch.epoch, QUESTIONS * (epoch.epoch + 1))]
+        groups.sort(key=lambda one: one.prompt.number)
+        reward = ratio([sum(t.reward for t in one.trajectories) for one in groups], [SIZE] * QUESTIONS)
+        assert reward.low < epoch.reward.value < reward.high and epoch.reward == reward
+        stats = [[t.completion.stats for t in one.trajectories] for one in groups]
+        length = ratio(*([sum(getattr(s, name) for s in one) for one in stats] for name in ("tokens", "cycles")))
+        assert epoch.accept_length is not None
+        assert astuple(epoch.accept_length) == pytest.approx(astuple(length))
+        shares = Counter(i // BATCH + 1 for i in range(QUESTIONS * epoch.epoch, QUESTIONS * (epoch.epoch + 1)))
+        weights = np.array([shares[step] / BATCH for step in sorted(shares)])
+        speed = ratio(1000.0 * np.array(sorted(shares)) * weights, 5.0 * weights)
+        assert epoch.speed is not None and astuple(epoch.speed) == pytest.approx(astuple(speed))
+    drawn = plots(page(folder))[0]["data"][0]["error_y"]
+    assert drawn["array"][0] == pytest.approx(reward.high - reward.value, rel=1e-5) and min(drawn["arrayminus"]) > 0
+
+
+def test_a_run_without_its_seconds_says_nothing_of_speed(tmp_path: Path) -> None:
+    folder = run(tmp_path / "old")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["time/rollout"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = page(folder)
+    assert len(plots(text)) == 3 and {row[6:] for row in cells(text)} == {("–", "–")}  # noqa: RUF001
 
 
 @pytest.mark.parametrize("missing", ["a second epoch", "epochs", "answers"])

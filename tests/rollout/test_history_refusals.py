@@ -33,15 +33,28 @@ def test_other_engines_say_what_they_lack(system: str) -> None:
         assert "\n" not in text and len(text) < 400
 
 
-@pytest.mark.parametrize("system", HISTORY)
-def test_nothing_is_concluded_from_how_often_history_is_right(system: str, tmp_path: Path) -> None:
-    config = from_dict(JobConfig, {"decoding": {"system": system}})
-    assert config.monitor.drift and isinstance(_monitor(config, tmp_path, 0), NoMonitor)
+@pytest.mark.parametrize(
+    ("system", "monitor"),
+    [("history", {}), ("bebop_history", {"decode_stats": False}), ("bebop_history", {"drift": False})],
+)
+def test_nothing_is_concluded_from_how_often_history_is_right(
+    system: str, monitor: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without a head, or without its own overlap, there is nothing to watch."""
+    config = from_dict(JobConfig, {"decoding": {"system": system}, "monitor": monitor})
+    assert isinstance(_monitor(config, tmp_path, 0), NoMonitor)
     assert isinstance(_monitor(from_dict(JobConfig, {}), tmp_path, 0), Watch)
     with pytest.raises(UserError, match=r"cotrain.mode='auto' is not possible: it takes the monitor's word"):
-        from_dict(JobConfig, {"decoding": {"system": system}, "cotrain": {"mode": "auto"}})
+        from_dict(JobConfig, {"decoding": {"system": system}, "monitor": monitor, "cotrain": {"mode": "auto"}})
     told = said(Run(name="r", config={"decoding": {"system": system}}, steps=[1], columns={"reward/mean": [0.5]}), [])
     assert "drafts from history" in told.verdict and "draft head" not in told.verdict and told.advice == NOTHING
+
+
+def test_the_head_beside_history_is_watched_by_its_probe_set(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {"decoding": {"system": "bebop_history"}, "cotrain": {"mode": "auto"}}
+    assert isinstance(_monitor(from_dict(JobConfig, sections), tmp_path, 0), Watch)
+    with pytest.raises(UserError, match=r"beside history monitor.decode_stats=true and monitor.probe_every above 0"):
+        from_dict(JobConfig, {**sections, "monitor": {"probe_every": 0}})
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.rollout.decoding.base import Rows, TargetOutput
+from bebop.decoding import HEAD_OVERLAP
+from bebop.metrics import values
+from bebop.monitor.estimators import decode_metrics
+from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.recall import PRIOR, TOTALS, Cycle, Followers, Match, Next, Recall
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.slots import Slots, SlotSizes
@@ -131,6 +135,30 @@ def test_what_was_said_before_is_drafted_and_counted_by_its_source(system: str) 
     assert stats.accept_length > 3 and history.sum() > 0.9 * stats.reached.sum()
     assert (kept <= history).all() and (kept <= stats.accepted).all() and kept.sum() > 0.9 * history.sum()
     assert system == "bebop_history" or stats.draft_forwards == 0
+
+
+def test_the_overlap_of_the_head_alone_is_that_of_plain_drafts() -> None:
+    """Whatever history adds to the mixture: of first drafts, a forward pass over the whole text gives the same."""
+    asked = requests(PROMPTS[:3], max_new_tokens=24, seed=2)
+    policy, found = tiny_policy(seed=3, dtype=torch.float64), []
+    one = engine("bebop_history")
+
+    def observe(rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted, emitted: Tensor) -> None:
+        """What the head's own state says at the newest token, against the target there."""
+        own = rows.probs(policy.logits(one.slots.columns["mtp/hidden"][: rows.batch])[:, None])[:, 0]
+        found.extend(torch.minimum(own, out.probs[:, 0]).sum(-1).tolist())
+
+    one.decoder.observers.append(observe)
+    answers = generate(one, asked)
+    stats = sum((a.stats for a in answers), DecodeStats())
+    overlap = stats.counts[HEAD_OVERLAP]
+    assert overlap[0] == pytest.approx(sum(found)) and not overlap[1:].any() and len(found) == stats.cycles
+    assert abs(overlap[0] - stats.overlap[0]) > 0.01 * stats.cycles, "the mixture's is another"
+    logged = values(decode_metrics(stats))
+    assert logged["rollout/head_overlap/1"] == pytest.approx(overlap[0] / stats.cycles)
+    assert "rollout/head_overlap/2" not in logged and "rollout/history/2" in logged
+    blind = engine("bebop_history", measure=False)
+    assert not any(a.stats.counts[HEAD_OVERLAP].any() for a in generate(blind, asked))
 
 
 def test_the_head_is_left_out_once_history_is_sure() -> None:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -115,3 +117,7 @@ def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
     log.close()
     (bare / "controller.jsonl").write_text(json.dumps({"step": 9, "state": "broken", "evidence": "x"}) + "\n")
     assert "No tested drafts were traced" in explain(bare, 9)["note"]
+    mixed = a_run(tmp_path / "mixed")
+    with closing(sqlite3.connect(mixed / NAME)) as file, file:
+        file.execute("UPDATE answers SET system = 'bebop_history'")
+    assert "head and history mixed" in explain(mixed, 9)["note"] and not explain(mixed, 9)["tokens"]

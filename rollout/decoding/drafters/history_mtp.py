@@ -1,7 +1,7 @@
 """Drafts from a mixture of history and the model's own MTP head: q = w * history + (1 - w) * MTP, sampled."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp
 
 import torch
@@ -48,6 +48,7 @@ class HistoryMTPDrafter(HeadDrafter):
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         super().__init__(policy, slots, config)
         self.recall = Recall(slots, config)
+        slots.extend_stats(("head_overlap",))
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
         """See ``Drafter``."""
@@ -64,6 +65,7 @@ class HistoryMTPDrafter(HeadDrafter):
         uniforms = rows.uniforms[:, : max(limits)].tolist()
         hidden, seen = self.hidden[: rows.batch], rows.seen
         tokens: list[Tensor] = []
+        first: Tensor | None = None  # the head's distribution at the first draft
         probs: list[Tensor] = []
         shares: list[list[float]] = []
         for step in range(max(limits)):
@@ -74,6 +76,7 @@ class HistoryMTPDrafter(HeadDrafter):
                 hidden = self._feed(rows, step - 1, tokens[-1][:, None], hidden[:, None])[:, 0]
             logits = self.policy.logits(hidden)[:, None]
             own = rows.probs(logits, None if seen is None else seen[:, None], self.temperature)[:, 0]
+            first = own if step == 0 else first
             start = len(followers.places)
             shares.append(self._go_on(lines, found, own, step, followers))
             if not any(line.alive for line in lines):
@@ -85,7 +88,7 @@ class HistoryMTPDrafter(HeadDrafter):
                     line.match.advance(token)
             if seen is not None:
                 seen = seen.scatter(-1, tokens[-1][:, None], True)
-        return self._draft(lines, followers, torch.stack(tokens, 1), torch.stack(probs, 1), shares)
+        return replace(self._draft(lines, followers, torch.stack(tokens, 1), torch.stack(probs, 1), shares), head=first)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
         """See ``Drafter``."""

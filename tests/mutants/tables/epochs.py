@@ -9,6 +9,7 @@ ORDER = "tasks/test_epochs.py::test_every_epoch_has_every_question_once_in_an_or
 TOKENS = "tasks/test_epochs.py::test_a_question_has_the_same_tokens_in_every_epoch"
 LONG = "tasks/test_epochs.py::test_what_stands_in_for_a_long_question_is_the_same_in_every_epoch"
 FIRST = "tasks/test_epochs.py::test_a_size_takes_the_first_rows_as_if_the_file_ended_there"
+OVER = "report/test_epochs.py::test_intervals_are_over_questions_and_those_of_speed_over_steps"
 PAGE = "report/test_epochs.py::test_reward_and_acceptance_by_epoch"
 
 
@@ -99,15 +100,15 @@ FAULTS = (
     fault(
         "epochs/accept-length-over-answers",
         REPORT,
-        "sum(accept_length * cycles) / sum(CASE WHEN accept_length IS NOT NULL THEN cycles END)",
-        "avg(accept_length)",
+        "sum(accept_length * cycles) AS tokens, sum(CASE WHEN accept_length IS NOT NULL THEN cycles END)",
+        "sum(accept_length) AS tokens, sum(accept_length IS NOT NULL)",
         PAGE,
     ),
     fault(
         "epochs/overlap-over-answers",
         REPORT,
-        "sum(overlap * tested) / sum(CASE WHEN overlap IS NOT NULL THEN tested END)",
-        "avg(overlap)",
+        "sum(overlap * tested) AS overlap, sum(CASE WHEN overlap IS NOT NULL THEN tested END)",
+        "sum(overlap) AS overlap, sum(overlap IS NOT NULL)",
         PAGE,
     ),
     fault(
@@ -117,5 +118,20 @@ FAULTS = (
         "if e.questions else",
         "report/test_epochs.py::test_an_epoch_that_is_not_over_says_how_much_of_it_there_is",
     ),
+    fault(
+        "epochs/intervals-over-answers",
+        REPORT,
+        "GROUP BY epoch, question % {CLUSTERS} ORDER",
+        "GROUP BY epoch, answers.id ORDER",
+        OVER,
+    ),
+    fault(
+        "epochs/speed-of-whole-steps",
+        REPORT,
+        "share * t.tokens for share, t in own], [share * t.decoding",
+        "t.tokens for share, t in own], [t.decoding",
+        PAGE,
+    ),
+    fault("epochs/speed-of-the-loop", REPORT, "_Times(speed * whole, decoding,", "_Times(speed * whole, whole,", PAGE),
     fault("epochs/members-for-questions", REPORT, "count(DISTINCT question)", "count(DISTINCT member)", PAGE),
 )

@@ -1,0 +1,216 @@
+"""The cards of runs that drafted from history: how much of it, how it was accepted, and how that ages.
+
+An answer counts as remembered once it was trained on (``bebop.past_answers``). How old the newest one was is
+found here, from the weights that began both: engines do not know.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bebop.intervals import Interval, ratio
+from bebop.report import figures
+from bebop.report.document import Card, table
+from bebop.report.epochs import CLUSTERS, ENDS, shown
+from bebop.report.figures import Panel
+from bebop.report.runs import Run
+from bebop.trajectories import NAME, Trajectories
+
+METRIC = "rollout/history/1"  # of runs that draft from history
+NEVER = -1  # an age: nothing was remembered
+HEADS = ("", "Answers", "From history", "Accepted of history", "Accepted of the rest", "Head alone", "Accept length")
+BY_EPOCH = (
+    "Drafts that were tested, by epoch. From history: the mean weight that history had in what they were drawn from; "
+    "the rest is the head's. Accepted: share of either that stood, a draft from a mixture of the two counting for both "
+    "by its weight. As history takes the places where answers repeat, those that are left to the head are the harder "
+    "ones: the rest falls although the head is as good as before. Head alone: mean Σ min(p, m) over first drafts, m "
+    "being the head's own distribution: what would be accepted if it drafted by itself where cycles begin now. Accept "
+    "length: tokens per cycle. Intervals of 95 % over questions, the answers to one taken together."
+)
+BY_AGE = (
+    "The same by age of what was remembered: updates between the weights that began the newest earlier answer to the "
+    "question and those that began this one; of earlier answers those count that had been trained on by then, be they "
+    "still kept or not. Points are at the mean age. Nothing: no earlier answer, so history is what others of the group "
+    "had written by then, which takes part at every age. A line that falls is history growing stale as the policy "
+    "learns."
+)
+CAPTIONS = {
+    "share": "from history, share of drafts",
+    "history": "accepted of history's drafts",
+    "rest": "accepted of the rest",
+    "head": "overlap of the head alone, first drafts",
+    "length": "accept length, tokens per pass",
+}
+ACCEPTED = ("history", "rest", "head")  # shares of drafts that stand
+QUERY = f"""
+SELECT step, prompt, coalesce(question, -1 - prompt) AS question, epoch, version_first,
+  coalesce(question, prompt) % {CLUSTERS} AS cluster, cycles, accept_length * cycles AS tokens, tested,
+  accept_rate * tested AS accepted, json_extract(counts, '$.history') AS history,
+  json_extract(counts, '$.history_accepted') AS history_accepted, json_extract(counts, '$.head_overlap') AS head
+FROM answers JOIN prompts USING (prompt)
+WHERE json_extract(counts, '$.history') IS NOT NULL AND cycles > 0 ORDER BY answers.id
+"""
+Columns = dict[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some of the answers, with intervals over questions; None: not known, or of nothing."""
+
+    name: str
+    place: float  # on the x axis: the epoch, or the mean age; NEVER: nowhere
+    answers: int
+    share: Interval | None  # of tested drafts that came from history
+    history: Interval | None  # accepted of those
+    rest: Interval | None  # accepted of the others
+    head: Interval | None  # overlap of the head's own distribution with the target's, first drafts
+    length: Interval | None  # tokens a cycle
+
+
+def read_parts(path: Path) -> tuple[list[Part], list[Part]]:
+    """What a ``trajectories.sqlite`` says of drafts from history, by epoch and by age; empty without counts."""
+    with Trajectories(path) as stored:
+        rows = stored.query(QUERY)
+    if not rows:
+        return [], []
+    columns = {name: np.array([row[name] or 0 for row in rows], dtype=float) for name in rows[0].keys()}
+    columns["age"] = ages(columns)
+    epochs = [
+        _part(f"epoch {number:.0f}", number, columns, columns["epoch"] == number)
+        for number in np.unique(columns["epoch"])
+    ]
+    return epochs, _by_age(columns)
+
+
+def ages(columns: Columns) -> NDArray[np.float64]:
+    """[N] updates between the weights that began the newest answer remembered and those that began each answer."""
+    asked: dict[float, dict[tuple[float, float], float]] = defaultdict(dict)  # question -> (step, prompt) -> version
+    names = ("question", "step", "prompt", "version_first")
+    for question, step, prompt, version in zip(*(columns[name].tolist() for name in names), strict=True):
+        known = asked[question]
+        known[step, prompt] = max(version, known.get((step, prompt), version))
+    ordered = {question: sorted(known.items()) for question, known in asked.items()}
+    found = []
+    for question, first in zip(columns["question"].tolist(), columns["version_first"].tolist(), strict=True):
+        # Update number ``step`` makes version ``step``: what it trained on is known to whoever begins under it.
+        before = ordered[question][: bisect_right(ordered[question], first, key=lambda one: one[0][0])]
+        found.append(first - max(version for _, version in before) if before else NEVER)
+    return np.array(found, dtype=float)
+
+
+def _by_age(columns: Columns) -> list[Part]:
+    """Answers for which nothing was remembered, then ages of 1, 2, 3 to 4, 5 to 8 and so on."""
+    age = columns["age"]
+    parts = [_part("nothing", NEVER, columns, age == NEVER)] if (age == NEVER).any() else []
+    low, high = 0, 1
+    while low < age.max():
+        mask = (age > low) & (age <= high)
+        name = f"{low + 1} to {high} updates" if high > low + 1 else f"{high} update{'s' * (high > 1)}"
+        parts += [_part(name, float(age[mask].mean()), columns, mask)] if mask.any() else []
+        low, high = high, 2 * high
+    return parts
+
+
+def _part(name: str, place: float, columns: Columns, mask: NDArray[np.bool_]) -> Part:
+    """The answers where ``mask`` is true."""
+    _, cluster = np.unique(columns["cluster"][mask], return_inverse=True)
+    cycles, tokens, tested, accepted, history, kept, head = (
+        np.bincount(cluster, columns[key][mask]).astype(float)
+        for key in ("cycles", "tokens", "tested", "accepted", "history", "history_accepted", "head")
+    )
+    return Part(
+        name=name,
+        place=place,
+        answers=int(mask.sum()),
+        share=_mean(history, tested),
+        history=_mean(kept, history),
+        rest=_mean(accepted - kept, tested - history),
+        head=_mean(head, cycles) if head.any() else None,
+        length=_mean(tokens, cycles),
+    )
+
+
+def _mean(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> Interval | None:
+    """Over questions that have any; what rounding leaves of nothing is nothing."""
+    return ratio(top, bottom) if bottom.sum() > 1e-3 else None
+
+
+Found = list[tuple[int, Run, list[Part]]]  # place on the page, run, its parts
+
+
+def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
+    """The cards of those runs that drafted from history; empty without any."""
+    drafted = [(i, run, folders[i] / NAME) for i, run in enumerate(runs) if run.has(METRIC)]
+    read = {i: read_parts(path) if path.is_file() else ([], []) for i, _, path in drafted}
+    epochs: Found = [(i, run, read[i][0]) for i, run, _ in drafted if read[i][0]]
+    aged: Found = [(i, run, read[i][1]) for i, run, _ in drafted if len(read[i][1]) > 1]
+    notes = [f"Not recorded in {run.name}: what came from history, answer by answer." for i, run, _ in drafted
+             if not read[i][0]]  # fmt: skip
+    made = []
+    if epochs:
+        rows, left_out = _rows(epochs, runs)
+        panels = _panels(epochs, "epoch", ("share", "history", "rest", "head", "length"))
+        made.append(_card("Drafts from history", BY_EPOCH, panels, rows, epochs, runs, notes + left_out))
+    if aged:
+        panels = _panels(aged, "updates", ("history", "share", "length"))
+        rows, left_out = _rows(aged, runs)
+        made.append(_card("Drafts from history by age", BY_AGE, panels, rows, aged, runs, left_out))
+    return made
+
+
+def _card(
+    title: str,
+    text: str,
+    panels: list[Panel],
+    rows: list[tuple[str, ...]],
+    found: Found,
+    runs: Sequence[Run],
+    notes: list[str],
+) -> Card:
+    named = figures.run_keys(runs)
+    keys = [named[i] for i, _, _ in found] if len(runs) > 1 else []
+    return Card(title=title, text=text, panels=panels, keys=keys, notes=notes, table=table(HEADS, rows), wide=True)
+
+
+def _panels(found: Found, title: str, names: Sequence[str]) -> list[Panel]:
+    """A panel for each of the numbers, a line a run; shares that are accepted have one scale."""
+    panels = {name: panel for name in names if (panel := _panel(found, title, name)) is not None}
+    alike = figures.same_scale([panels[name] for name in names if name in ACCEPTED and name in panels], True)
+    panels |= dict(zip([name for name in names if name in ACCEPTED and name in panels], alike, strict=True))
+    return [*panels.values()]
+
+
+def _panel(found: Found, title: str, name: str) -> Panel | None:
+    traces = []
+    for i, run, parts in found:
+        drawn = [part for part in parts if part.place != NEVER and getattr(part, name) is not None]
+        if drawn:
+            intervals: list[Interval | None] = [getattr(part, name) for part in drawn]
+            y = [None if one is None else one.value for one in intervals]
+            places = [figures.rounded(part.place) or 0.0 for part in drawn]
+            line = figures.line_trace(places, y, run.name, figures.color(i), f"run {i}")
+            traces.append(figures.with_ends(line | {"mode": "lines+markers"}, intervals))
+    frame = figures.layout(title, name != "length")
+    if title == "epoch":
+        few = max((len(trace["x"]) for trace in traces), default=0) <= 2 * ENDS
+        frame["xaxis"] |= {"tickformat": "d"} | ({"dtick": 1} if few else {})
+    return Panel(caption=CAPTIONS[name], traces=traces, layout=frame) if traces else None
+
+
+def _rows(found: Found, runs: Sequence[Run]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """The rows of the table, and what it leaves out."""
+    rows, notes = list[tuple[str, ...]](), list[str]()
+    for _, run, parts in found:
+        kept = parts if len(parts) <= 2 * ENDS else [*parts[:ENDS], *parts[-ENDS:]]
+        if len(kept) < len(parts):
+            notes.append(f"{run.name}: {parts[ENDS].name} to {parts[-ENDS - 1].name} are in the figure alone.")
+        for part in kept:
+            measures = (part.share, part.history, part.rest, part.head, part.length)
+            name = f"{run.name}, {part.name}" if len(runs) > 1 else part.name
+            rows.append((name, f"{part.answers:,}", *map(shown, measures)))
+    return rows, notes
