@@ -11,6 +11,7 @@ from bebop.decoding import SYSTEMS
 from bebop.kernels.trees import ancestry
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
+from bebop.model.ragged import Ragged
 from bebop.rollout.decoding.base import (
     AcceptanceRule,
     Accepted,
@@ -31,6 +32,9 @@ from bebop.rollout.target import Target
 # Called once a cycle, before anything is written: rows, draft, target's output, what was accepted, and how many tokens
 # of it count [B]. A tree has become the chain of its accepted path. May keep what it is shown and change nothing.
 Observer = Callable[[Rows, Draft, TargetOutput, Accepted, Tensor], None]
+
+# Rows are laid end to end if that leaves at most this share of their padded positions: it costs a few calls a layer.
+WORTH_PACKING = 0.8
 
 
 class DraftVerify:
@@ -135,10 +139,17 @@ class DraftVerify:
     def _verify(self, rows: Rows, draft: Draft) -> TargetOutput:
         fed = torch.cat([rows.last[:, None], draft.tokens], 1)
         ways = None if draft.parents is None else ancestry(draft.parents)
-        hidden, layers, extra = self.target.verify(rows, fed, self._layers(), ways, self._beside())
-        logits = self.policy.logits(hidden)
-        probs = rows.probs(logits, seen_at(rows, draft, ways))
-        return TargetOutput(hidden=hidden, logits=logits, probs=probs, layers=layers, extra=extra)
+        beside = self._beside()
+        ragged = _ragged(draft) if beside is None else None
+        hidden, layers, extra = self.target.verify(rows, fed, self._layers(), ways, beside, ragged)
+        logits, seen = self.policy.logits(hidden), seen_at(rows, draft, ways)
+        if ragged is None:
+            probs = rows.probs(logits, seen)
+            return TargetOutput(hidden=hidden, logits=logits, probs=probs, layers=layers, extra=extra)
+        seen = None if seen is None else ragged.packed(seen).transpose(0, 1)
+        probs = rows.sampling.of(ragged.rows).probs(logits.transpose(0, 1), seen).transpose(0, 1)
+        hidden, logits, probs, *states = map(ragged.padded, (hidden, logits, probs, *layers.values()))
+        return TargetOutput(hidden=hidden, logits=logits, probs=probs, layers=dict(zip(layers, states, strict=True)))
 
     def _layers(self) -> set[int]:
         return {layer for drafter in self.drafters.values() for layer in drafter.layers} | {*self.rule.layers}
@@ -157,6 +168,14 @@ class DraftVerify:
         if draft.lengths is None:
             return each.sum()
         return torch.where(torch.arange(len(each), device=each.device) <= draft.lengths[:, None], each, 0).sum(1)
+
+
+def _ragged(draft: Draft) -> Ragged | None:
+    """How rows are laid end to end, where that saves a good part of the positions; nobody asks the device for it."""
+    batch, width = draft.tokens.shape
+    if draft.lengths is None or draft.total is None or (draft.total + batch) > WORTH_PACKING * batch * (width + 1):
+        return None
+    return Ragged.of(draft.lengths + 1, width + 1)
 
 
 def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
