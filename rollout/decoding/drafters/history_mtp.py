@@ -96,9 +96,8 @@ class HistoryMTPDrafter(HeadDrafter):
         ragged = Ragged.of(emitted, width)
         self.cache.place(positions, rows.used, ragged=ragged)
         fed, states, places = (ragged.packed(x[:, :width]) for x in (tokens, out.hidden, positions))
-        self.hidden[: rows.batch] = self.head(self.policy.embed(fed), states, places, self.cache)[
-            0, emitted.cumsum(0) - 1
-        ]
+        states = self.head(self.policy.embed(fed), states, places, self.cache)
+        self.hidden[: rows.batch] = states[0, emitted.cumsum(0) - 1]
         self.recall.learn(rows, out, emitted)
         self.recall.follow(rows, tokens, emitted)
 
