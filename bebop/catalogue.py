@@ -248,7 +248,7 @@ METRICS: tuple[MetricRow, ...] = (
     MetricRow(
         "rollout/head_overlap/K",
         "`bebop_history`: mean Σ min(p, m) over first drafts (K is 1), m being the head's own distribution: the "
-        "acceptance of the head by itself",
+        "acceptance of the head by itself, where it is asked",
         "share",
         "system",
     ),

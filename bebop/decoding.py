@@ -71,7 +71,7 @@ class System:
 
 
 # What systems count that mix the head's distribution m with others: sum of sum_v min(p, m), over first drafts alone.
-HEAD_OVERLAP = "head_overlap"
+HEAD_OVERLAP, HEAD_READ = "head_overlap", "head_read"
 TOLD = "its drafts come from other answers to a prompt, of which the embedded engine alone is told"
 WITHIN = "its drafts come out of the target's own passes, between whose layers positions of its own enter"
 

@@ -33,7 +33,7 @@ Past = Mapping[tuple[int, ...], Sequence[Sequence[int]]]  # prompt -> answers
 TIMED: tuple[tuple[str, type, tuple[str, ...]], ...] = (
     ("lookup", Match, ("advance",)),
     ("lookup", Next, ("of",)),
-    ("bookkeeping", Recall, ("ahead", "weights", "paces", "learn", "follow")),
+    ("bookkeeping", Recall, ("ahead", "trusted", "paces", "learn", "follow")),
 )
 
 

@@ -9,6 +9,7 @@ from bebop.kernels.trees import visible
 from bebop.model.attention import SlotContext, Span
 from bebop.model.backbone import Policy
 from bebop.model.lean import lean_hidden
+from bebop.model.ragged import Ragged
 from bebop.model.taps import tapped
 from bebop.rollout.decoding.base import Rows, TargetPass
 from bebop.rollout.slots import Slots
@@ -33,15 +34,21 @@ class Target:
         layers: Collection[int] = (),
         ways: Tensor | None = None,
         beside: TargetPass | None = None,
+        ragged: Ragged | None = None,
     ) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         """Feed tokens [B, n] from each row's fed length on -> hidden [B, n, d], and after ``layers`` [B, n, d] each.
 
-        The third is what ``beside`` has for every token [B, n, ...].
+        The third is what ``beside`` has for every token [B, n, ...]. ``ragged``: a chain whose rows are fed end to
+        end, and come out so: [1, N, d].
 
         ``ways`` [B, n - 1, n - 1]: all but the first are nodes of a tree, each of which sees those on its way, itself
         included, and the text before. Entries go on by node, position ids by depth.
         """
         entries = rows.fed[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        if ragged is not None:
+            assert ways is None and beside is None, "rows of chains alone are laid end to end"
+            self.cache.place(entries, rows.used, ragged=ragged)
+            return self._run(ragged.packed(tokens), ragged.packed(entries), layers, None, entries)
         if ways is None:
             self.cache.place(entries, rows.used)
             return self._run(tokens, entries, layers, beside, entries - rows.fed[:, None])

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bebop.model.allowed import refuse_call
+from bebop.model.ragged import Ragged
 
 ATTENTION = "bebop"
 
@@ -184,6 +185,7 @@ class SlotContext:
         self.first_slot = 0
         self.index: Tensor
         self.bias: Tensor
+        self.ragged: Ragged | None = None
         # What layers of a pass have in common, and passes of one size: kept, for at few tokens making it is the work.
         self._views: tuple[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = ((0, 0, 0), [])
         self._rows: tuple[Tensor | None, int, Tensor] = (None, 0, self.keys)
@@ -195,13 +197,16 @@ class SlotContext:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(layers or config.num_hidden_layers, slots, length, kv_heads, head_dim, like)
 
-    def place(self, entries: Tensor, used: int, seen: Tensor | None = None) -> None:
+    def place(self, entries: Tensor, used: int, seen: Tensor | None = None, ragged: Ragged | None = None) -> None:
         """Set the entries [B,n] that the next pass writes; ``used`` (P) bounds those that are looked at.
 
+        ``ragged``: the pass has its rows end to end, [1,N] of these; padding writes what is overwritten before anybody
+        sees it.
         ``seen`` [B,n,P]: the entries that each sees, its own among them; None: a chain, all up to its own. Position ids
         are given to the model, apart from this: siblings in a tree have one position and an entry each.
         """
         batch, width = entries.shape
+        self.ragged = ragged
         kv_heads, head_dim = self.keys.shape[2], self.keys.shape[4]
         self.index = entries[:, None, :, None].expand(batch, kv_heads, width, head_dim)
         if seen is None:
@@ -211,6 +216,13 @@ class SlotContext:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See ``AttentionContext``."""
+        if self.ragged is not None:
+            padded = [self.ragged.padded(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value)]
+            return self.ragged.packed(self.attend_padded(layer, padded[0], padded[1], padded[2], scaling))
+        return self.attend_padded(layer, query, key, value, scaling)
+
+    def attend_padded(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """``attend`` for rows side by side, [B,H,n,D] -> [B,n,H,D], whatever the rest of a pass does."""
         batch, heads, width, size = query.shape
         group = heads // key.shape[1]
         self.write(layer, key, value)

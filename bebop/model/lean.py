@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from bebop.model.attention import AttentionContext
+from bebop.model.attention import AttentionContext, SlotContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
 from bebop.model.products import product
+from bebop.model.ragged import Ragged
 
 # Those of transformers 5 whose forward is the one below: norm, attention, sum, norm, gated MLP, sum.
 FAMILIES = ("Llama", "Qwen2", "Qwen3")
@@ -82,7 +83,7 @@ class LeanDecoder:
         if self.layers[0].replaced():
             self._read()
         x = embedding(token_ids, self.decoder.embed_tokens.weight)
-        rotary = self.table.at(positions)
+        rotary = self.table.at(positions, context)
         for layer in self.layers:
             if layer.hooked():
                 given = {"position_ids": positions, "position_embeddings": self.decoder.rotary_emb(x, positions)}
@@ -117,7 +118,7 @@ class LeanHead:
             embeddings = embeddings.masked_fill((positions == 0)[..., None], 0)
         token_norm, hidden_norm, final_norm = self.norms
         x = product(torch.cat([token_norm(embeddings), hidden_norm(hidden)], -1), head.project.weight)
-        return final_norm(self.layer(x, self.table.at(positions), context))
+        return final_norm(self.layer(x, self.table.at(positions, context), context))
 
 
 class LeanLayer:
@@ -155,15 +156,24 @@ class LeanLayer:
         return out
 
     def _states(self, x: Tensor, rotary: Rotary, context: AttentionContext) -> Tensor:
-        batch, width, _ = x.shape
-        qkv = product(self.before(x), *self.qkv).view(batch, width, -1, self.size).transpose(1, 2)
+        qkv = product(self.before(x), *self.qkv)
+        ragged = ragged_of(context)
+        if ragged is not None:  # once for q, k and v
+            qkv = ragged.padded(qkv)
+        batch, width, _ = qkv.shape
+        qkv = qkv.view(batch, width, -1, self.size).transpose(1, 2)
         turned, value = qkv.split_with_sizes([self.rotated, self.heads[2]], 1)
         if self.own_norms:
             parts = turned.split_with_sizes(self.heads[:2], 1)
             turned = torch.cat([norm(part) for norm, part in zip(self.own_norms, parts, strict=True)], 1)
         query, key = rotate(turned, rotary).split_with_sizes(self.heads[:2], 1)
-        attended = context.attend(self.layer, query, key, value, self.scaling)
-        x = x + product(attended.reshape(batch, width, -1), *self.out)
+        if ragged is None:
+            attended = context.attend(self.layer, query, key, value, self.scaling).reshape(batch, width, -1)
+        else:
+            assert isinstance(context, SlotContext)
+            side_by_side = context.attend_padded(self.layer, query, key, value, self.scaling)
+            attended = ragged.packed(side_by_side.reshape(batch, width, -1))
+        x = x + product(attended, *self.out)
         gate, up = product(self.between(x), *self.gate_up).chunk(2, -1)
         return product(self.activation(gate).mul_(up), *self.down).add_(x)
 
@@ -198,9 +208,16 @@ class RotaryTable:
             # rotate_half negates the first half of what it moves; the sign is taken by what that is multiplied with.
             self.sin = torch.cat([-sin[:, :half], sin[:, half:]], -1)
 
-    def at(self, positions: Tensor) -> Rotary:
-        """Of position ids [B,n]."""
+    def at(self, positions: Tensor, context: AttentionContext) -> Rotary:
+        """Of position ids [B,n], side by side where a pass of ``context`` has rows end to end."""
+        ragged = ragged_of(context)
+        positions = positions if ragged is None else ragged.padded(positions)
         return self.cos[positions][:, None], self.sin[positions][:, None]
+
+
+def ragged_of(context: AttentionContext) -> Ragged | None:
+    """How a pass has its rows end to end; None: side by side."""
+    return context.ragged if isinstance(context, SlotContext) else None
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:

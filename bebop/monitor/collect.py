@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.decoding import HEAD_OVERLAP
+from bebop.decoding import HEAD_OVERLAP, HEAD_READ
 from bebop.monitor.estimate import Array
 from bebop.monitor.records import StepRecords
 from bebop.trajectory import DRAFT_STATS, MEASURED, OPENING, STRETCH, Completion, DecodeStats, Group
@@ -44,9 +44,15 @@ def from_groups(
 
 def of_head(records: StepRecords, stats: Sequence[DecodeStats]) -> StepRecords:
     """The same rows as if every cycle had a single draft, which the head makes by itself: what it measured of first
-    drafts, ``HEAD_OVERLAP``, is what would be accepted. Rows without a first draft are left out."""
-    overlap = np.array([s.counts[HEAD_OVERLAP][:1].sum() if HEAD_OVERLAP in s.counts else np.nan for s in stats])
-    reached, entropy = (getattr(records, name)[:, :1] for name in ("reached", "target_entropy"))
+    drafts, ``HEAD_OVERLAP``, is what would be accepted. Cycles that did not ask the head (``HEAD_READ``) are left out;
+    the entropy is that of all first drafts."""
+    overlap, read = (
+        np.array([s.counts[name][:1].sum() if name in s.counts else np.nan for s in stats])
+        for name in (HEAD_OVERLAP, HEAD_READ)
+    )
+    reached = read[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = records.target_entropy[:, :1] * reached / records.reached[:, :1]
     first = overlap[:, None]
     own = dataclasses.replace(
         records,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.decoding import HEAD_OVERLAP
+from bebop.decoding import HEAD_OVERLAP, HEAD_READ
 from bebop.metrics import Max, Mean, Metrics, Sum
 from bebop.monitor.turns import turn_metrics
 from bebop.trajectory import Completion, DecodeStats, Group
@@ -77,10 +77,12 @@ def decode_metrics(stats: DecodeStats) -> Metrics:
         if stats.extra_positions:
             metrics["rollout/extra_positions"] = Mean(stats.extra_positions, stats.target_forwards)
     per_position = {"accept_rate": stats.accepted, "overlap": stats.overlap, "target_only": stats.target_only}
-    per_position |= {name: sums[:1] if name == HEAD_OVERLAP else sums for name, sums in stats.counts.items()}
+    per_position |= {name: sums for name, sums in stats.counts.items() if name not in (HEAD_OVERLAP, HEAD_READ)}
     for name, sums in per_position.items():
         rates = _over_reached(sums, stats.reached)
         metrics.update({f"rollout/{name}/{k}": rate for k, rate in enumerate(rates, 1) if rate.count})
+    if HEAD_READ in stats.counts and (read := float(stats.counts[HEAD_READ][0])):
+        metrics[f"rollout/{HEAD_OVERLAP}/1"] = Mean(float(stats.counts[HEAD_OVERLAP][0]), read)
     for name, sums in {"draft/entropy": stats.draft_entropy, "rollout/target_entropy": stats.target_entropy}.items():
         rates = _over_reached(sums, stats.reached)
         mean = Mean(sum(r.total for r in rates), sum(r.count for r in rates))

@@ -29,8 +29,9 @@ BY_EPOCH = (
     "the rest is the head's. Accepted: share of either that stood, a draft from a mixture of the two counting for both "
     "by its weight. As history takes the places where answers repeat, those that are left to the head are the harder "
     "ones: the rest falls although the head is as good as before. Head alone: mean Σ min(p, m) over first drafts, m "
-    "being the head's own distribution: what would be accepted if it drafted by itself where cycles begin now. Accept "
-    "length: tokens per cycle. Intervals of 95 % over questions, the answers to one taken together."
+    "being the head's own distribution: what would be accepted if it drafted by itself where it is asked, "
+    "which it is not where history is sure. Accept length: tokens per cycle. Intervals of 95 % over questions, the "
+    "answers to one taken together."
 )
 BY_AGE = (
     "The same by age of what was remembered: updates between the weights that began the newest earlier answer to the "
@@ -51,7 +52,8 @@ QUERY = f"""
 SELECT step, prompt, coalesce(question, -1 - prompt) AS question, epoch, version_first,
   coalesce(question, prompt) % {CLUSTERS} AS cluster, cycles, accept_length * cycles AS tokens, tested,
   accept_rate * tested AS accepted, json_extract(counts, '$.history') AS history,
-  json_extract(counts, '$.history_accepted') AS history_accepted, json_extract(counts, '$.head_overlap') AS head
+  json_extract(counts, '$.history_accepted') AS history_accepted, json_extract(counts, '$.head_overlap') AS head,
+  json_extract(counts, '$.head_read') AS read
 FROM answers JOIN prompts USING (prompt)
 WHERE json_extract(counts, '$.history') IS NOT NULL AND cycles > 0 ORDER BY answers.id
 """
@@ -119,9 +121,9 @@ def _by_age(columns: Columns) -> list[Part]:
 def _part(name: str, place: float, columns: Columns, mask: NDArray[np.bool_]) -> Part:
     """The answers where ``mask`` is true."""
     _, cluster = np.unique(columns["cluster"][mask], return_inverse=True)
-    cycles, tokens, tested, accepted, history, kept, head = (
+    cycles, tokens, tested, accepted, history, kept, head, read = (
         np.bincount(cluster, columns[key][mask]).astype(float)
-        for key in ("cycles", "tokens", "tested", "accepted", "history", "history_accepted", "head")
+        for key in ("cycles", "tokens", "tested", "accepted", "history", "history_accepted", "head", "read")
     )
     return Part(
         name=name,
@@ -130,7 +132,7 @@ def _part(name: str, place: float, columns: Columns, mask: NDArray[np.bool_]) ->
         share=_mean(history, tested),
         history=_mean(kept, history),
         rest=_mean(accepted - kept, tested - history),
-        head=_mean(head, cycles) if head.any() else None,
+        head=_mean(head, read),
         length=_mean(tokens, cycles),
     )
 

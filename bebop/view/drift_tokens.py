@@ -68,7 +68,7 @@ def explain(run: Path, step: int) -> dict[str, Any]:
         before, after = (_tested(stored.traced_tokens(steps)) for steps in (first, now))
         if not len(before.places) or not len(after.places):
             return found | {"note": "No tested drafts were traced in these steps: see monitor.trace."}
-        if any(row.history for answer in after.answers if (row := SYSTEMS.get(answer.system)) is not None):
+        if any(system.history for answer in after.answers if (system := SYSTEMS.get(answer.system)) is not None):
             return found | {"note": "Traces have drafts of head and history mixed: see what the probe set says."}
         return found | _explained(stored, before, after)
 

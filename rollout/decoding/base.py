@@ -24,6 +24,7 @@ class Draft:
     tokens: Tensor  # [B, K]; K may differ from cycle to cycle, and be 0
     probs: Tensor | None  # [B, K, V] that each token was drawn from; None: one-hot (greedy, looked up)
     lengths: Tensor | None = None  # [B] drafts that count in each row; None: all K
+    total: int | None = None  # the sum of ``lengths``, where it is known without asking the device
     entropies: Tensor | None = None  # [B, K] of ``probs``, nats; None: 0
     forwards: int = 0  # passes of the drafter in this cycle, that of ``commit`` included
     parents: Tensor | None = None  # [B, K] the node that each follows; -1: the newest token. None: a chain
@@ -149,10 +150,8 @@ class Rows:
         return self.slots.context(self.batch, self.used)
 
     def tests(self, drafts: int) -> Tensor:
-        """Uniforms [B, drafts + 2] to verify with.
-
-        The last two have their place whatever this cycle drafted: its width is that of the longest draft in the batch.
-        """
+        """Uniforms [B, drafts + 2] to verify with. The last two have their place whatever this cycle drafted: its
+        width is that of the longest draft in the batch."""
         room = self.slots.sizes.drafts
         return torch.cat([self.uniforms[:, room : room + drafts], self.uniforms[:, 2 * room :]], 1)
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.decoding import HEAD_OVERLAP, SYSTEMS
+from bebop.decoding import HEAD_OVERLAP, HEAD_READ, SYSTEMS
 from bebop.kernels.trees import ancestry
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
+from bebop.model.ragged import Ragged
 from bebop.rollout.decoding.base import (
     AcceptanceRule,
     Accepted,
@@ -31,6 +32,9 @@ from bebop.rollout.target import Target
 # Called once a cycle, before anything is written: rows, draft, target's output, what was accepted, and how many tokens
 # of it count [B]. A tree has become the chain of its accepted path. May keep what it is shown and change nothing.
 Observer = Callable[[Rows, Draft, TargetOutput, Accepted, Tensor], None]
+
+# Rows are laid end to end if that leaves at most this share of their padded positions: it costs a few calls a layer.
+WORTH_PACKING = 0.8
 
 
 class DraftVerify:
@@ -136,10 +140,17 @@ class DraftVerify:
     def _verify(self, rows: Rows, draft: Draft) -> TargetOutput:
         fed = torch.cat([rows.last[:, None], draft.tokens], 1)
         ways = None if draft.parents is None else ancestry(draft.parents)
-        hidden, layers, extra = self.target.verify(rows, fed, self._layers(), ways, self._beside())
-        logits = self.policy.logits(hidden)
-        probs = rows.probs(logits, seen_at(rows, draft, ways))
-        return TargetOutput(hidden=hidden, logits=logits, probs=probs, layers=layers, extra=extra)
+        beside = self._beside()
+        ragged = _ragged(draft) if beside is None else None
+        hidden, layers, extra = self.target.verify(rows, fed, self._layers(), ways, beside, ragged)
+        logits, seen = self.policy.logits(hidden), seen_at(rows, draft, ways)
+        if ragged is None:
+            probs = rows.probs(logits, seen)
+            return TargetOutput(hidden=hidden, logits=logits, probs=probs, layers=layers, extra=extra)
+        seen = None if seen is None else ragged.packed(seen).transpose(0, 1)
+        probs = rows.sampling.of(ragged.rows).probs(logits.transpose(0, 1), seen).transpose(0, 1)
+        hidden, logits, probs, *states = map(ragged.padded, (hidden, logits, probs, *layers.values()))
+        return TargetOutput(hidden=hidden, logits=logits, probs=probs, layers=dict(zip(layers, states, strict=True)))
 
     def _layers(self) -> set[int]:
         return {layer for drafter in self.drafters.values() for layer in drafter.layers} | {*self.rule.layers}
@@ -160,6 +171,14 @@ class DraftVerify:
         return torch.where(torch.arange(len(each), device=each.device) <= draft.lengths[:, None], each, 0).sum(1)
 
 
+def _ragged(draft: Draft) -> Ragged | None:
+    """How rows are laid end to end, where that saves a good part of the positions; nobody asks the device for it."""
+    batch, width = draft.tokens.shape
+    if draft.lengths is None or draft.total is None or (draft.total + batch) > WORTH_PACKING * batch * (width + 1):
+        return None
+    return Ragged.of(draft.lengths + 1, width + 1)
+
+
 def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
     """What came from each source [B, K], and the same of what was accepted: ``NAME`` and ``NAME_accepted``."""
     kept = torch.arange(draft.tokens.shape[1], device=draft.tokens.device) < accepted.lengths[:, None]
@@ -167,12 +186,12 @@ def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
 
 
 def _of_head(draft: Draft, probs: Tensor) -> dict[str, Tensor]:
-    """The overlap of the head's own distribution with the target's at the first draft, as a count [B, K]."""
+    """The overlap of the head's own distribution with the target's at the first draft, and where it is known [B, K]."""
     if draft.head is None:
         return {}
-    overlap = torch.zeros_like(draft.tokens, dtype=probs.dtype)
-    overlap[:, 0] = torch.minimum(probs[:, 0], draft.head).sum(-1)
-    return {HEAD_OVERLAP: overlap}
+    overlap, read = (torch.zeros_like(draft.tokens, dtype=probs.dtype) for _ in range(2))
+    overlap[:, 0], read[:, 0] = torch.minimum(probs[:, 0], draft.head).sum(-1), 1.0
+    return {HEAD_OVERLAP: overlap, HEAD_READ: read}
 
 
 EntryClass = DraftVerify

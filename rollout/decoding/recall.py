@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,9 +19,12 @@ from bebop.rollout.decoding.base import Rows, TargetOutput
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.slots import Slots
 
-LENGTHS, TOTALS = 6, 3  # buckets: matches of 1, 2, 3-4, 5-8, 9-16 and more tokens; followed once, twice, more often
+# Buckets: matches of 1, 2, 3-4, 5-8, 9-16 and more tokens; what followed came once, twice, more often, or in several
+# ways, of which the most frequent one is hardly better known than what came once.
+LENGTHS, KINDS = 6, 4
 PRIOR = 4.0  # positions that the prior is worth
 DOUBT = 2.0  # how long a match, times how often it was followed, is as likely to be wrong as to be right
+SEVERAL = 1.0  # the same product, of whatever length, where several tokens followed
 
 
 @dataclass(slots=True)
@@ -38,8 +41,7 @@ class Match:
         self.state, self.tokens = self.texts.advance(self.state, self.tokens, token)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Next:
+class Next(NamedTuple):
     """What followed the longest match of a row."""
 
     tokens: tuple[int, ...]
@@ -49,20 +51,25 @@ class Next:
     @classmethod
     def of(cls, match: Match, greedy: bool) -> Self | None:
         """None where nothing did. ``greedy``: what followed most often alone."""
-        match.state, match.tokens = match.texts.followed(match.state, match.tokens)
+        texts = match.texts
+        match.state, match.tokens = texts.followed(match.state, match.tokens)
         if match.state == ROOT:
             return None
-        found = match.texts.followers(match.state)
-        total = sum(count for _, count in found)
-        length, often = ((size - 1).bit_length() for size in (match.tokens, total))
-        bucket = min(length, LENGTHS - 1) * TOTALS + min(often, TOTALS - 1)
+        length = KINDS * min((match.tokens - 1).bit_length(), LENGTHS - 1)
+        follow = texts.follow[match.state]
+        if len(follow) == 1:  # mostly
+            [(token, after)] = follow.items()
+            return cls((token,), (1.0,), length + min(texts.count[after], KINDS - 1) - 1)
+        found = texts.followers(match.state)
         if greedy:
-            found = [max(found, key=lambda one: one[1])]
-            total = found[0][1]
-        return cls(tokens=tuple(t for t, _ in found), chances=tuple(c / total for _, c in found), bucket=bucket)
+            return cls((max(found, key=lambda one: one[1])[0],), (1.0,), length + KINDS - 1)
+        total = sum(count for _, count in found)
+        return cls(tuple(t for t, _ in found), tuple(c / total for _, c in found), length + KINDS - 1)
 
     def draw(self, uniform: float) -> int:
         """The token at a number in [0, 1), by inverting the distribution."""
+        if len(self.tokens) == 1:
+            return self.tokens[0]
         sums = accumulate(self.chances)
         return next((t for t, total in zip(self.tokens, sums, strict=True) if uniform < total), self.tokens[-1])
 
@@ -118,11 +125,13 @@ class Cycle:
 class Recall:
     """The matches of all rows, the trust in them, and the pace of each request.
 
-    ``trust`` is the weight w that history has in a mixture, by length of the match and how often it was followed: the
-    expected share of tokens that came from history, given past cycles of the same request (expectation maximisation of
-    the mixture's likelihood), from a prior that grows with both. It decides before a token is drawn and looks at no
-    distribution of the target's at a position that is still to be drafted: exact. As in ``EntropyLength``, each request
-    learns for itself.
+    ``trust`` holds two shares by length of the match and what followed it, given past cycles of the same request, from
+    a prior that grows with both. One is the weight w that history has in a mixture: the expected share of tokens that
+    came from history (expectation maximisation of the mixture's likelihood). The other is the chance that a draft of
+    history's own stands, the overlap of its distribution and the target's: where several tokens followed, the target
+    may well mean one of them, and yet not the one that was drawn. Both are of cycles that have ended, so what they
+    decide depends on no target's distribution at a position that is still to be drafted: exact. As in
+    ``EntropyLength``, each request learns for itself.
     """
 
     def __init__(self, slots: Slots, config: DecodingConfig) -> None:
@@ -133,9 +142,12 @@ class Recall:
         self.matches = slots.own("history", Matches)
         self.begun = slots.add("history/begun", torch.tensor(False), of_context=True)  # [S] whether it has a match
         lengths = 2.0 ** torch.arange(LENGTHS, dtype=torch.float64)[:, None]
-        strength = (lengths * torch.arange(1, TOTALS + 1, dtype=torch.float64)).flatten()
-        prior = PRIOR * torch.stack([strength / (strength + DOUBT), torch.ones_like(strength)], 1)
-        self.trust = slots.add("history/trust", prior)  # [S, buckets, 2] tokens from history, positions
+        strength = lengths * torch.arange(1, KINDS + 1, dtype=torch.float64)
+        strength[:, -1] = SEVERAL
+        share = (strength / (strength + DOUBT)).flatten()
+        prior = PRIOR * torch.stack([share, share, torch.ones_like(share)], 1)
+        # [S, buckets, 3] tokens from history, overlaps of history and the target, positions
+        self.trust = slots.add("history/trust", prior)
         pace = torch.tensor([2.0, 1.0 + self.verify_cost], dtype=torch.float64)
         self.rate = slots.add("history/rate", pace)  # [S, 2] tokens, time in plain steps
         self.drafted: Cycle | None = None  # between drafting and commitment
@@ -152,11 +164,10 @@ class Recall:
         self.begun[: rows.batch] = True
         return [copy(match) for match in self.matches.of[: rows.batch] if match is not None]
 
-    def weights(self, rows: Rows) -> list[list[float]]:
-        """w of each row by bucket, at the start of a cycle."""
-        came, seen = self.trust[: rows.batch].unbind(-1)
-        weights: list[list[float]] = (came / seen).tolist()
-        return weights
+    def trusted(self, rows: Rows) -> list[tuple[list[float], list[float]]]:
+        """Of each row by bucket, at the start of a cycle: w, and the chance that history's own draft stands."""
+        shares = self.trust[: rows.batch, :, :2] / self.trust[: rows.batch, :, 2:]
+        return [(weights, chances) for weights, chances in shares.transpose(1, 2).tolist()]
 
     def paces(self, rows: Rows) -> list[float]:
         """Tokens that each row emits in the time of a plain step."""
@@ -176,8 +187,8 @@ class Recall:
         row, step, token, bucket, chance, weight = cycle.followers.tensors(emitted.device)
         p, q = (probs[row, step, token].double() for probs in (out.probs, cycle.probs))
         reached = (step < emitted[row]).double()
-        came = reached * p * weight * chance / q
-        self.trust.index_put_((row, bucket), torch.stack([came, reached * chance], 1), accumulate=True)
+        came, stood = reached * p * weight * chance / q, reached * torch.minimum(p, chance)
+        self.trust.index_put_((row, bucket), torch.stack([came, stood, reached * chance], 1), accumulate=True)
 
     def follow(self, rows: Rows, tokens: Tensor, emitted: Tensor) -> None:
         """Take in what was emitted: match on, and let the others match it; once, whoever else keeps these matches."""

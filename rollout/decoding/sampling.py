@@ -4,7 +4,7 @@ Penalty -> temperature -> top-k -> top-p -> min-p -> renormalise. Losslessness n
 exactly the distributions that tokens are drawn from, so there is one function for both.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -41,6 +41,11 @@ class BatchSampling:
             probs = probs * (probs >= floor)
             probs = probs / probs.sum(-1, keepdim=True)
         return probs
+
+    def of(self, rows: Tensor) -> "BatchSampling":
+        """That of some rows, in their order."""
+        columns = {one.name: getattr(self, one.name) for one in fields(self)}
+        return BatchSampling(**{name: None if column is None else column[rows] for name, column in columns.items()})
 
     def _nucleus(self, probs: Tensor) -> Tensor:
         """Top-k, then top-p of what is left; ties at the border are kept in index order (stable sort)."""

@@ -6,13 +6,12 @@ the temperature of the largest mean so far, and that q is what verification gets
 cycles alone, so the output distribution stays the target's.
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from bebop.rollout.decoding.base import Rows
-from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.slots import Slots
 
 GRID = (0.32, 0.42, 0.56, 0.75, 1.0, 1.33)  # times the target's, a third apart: the overlap is flat around its peak
@@ -104,16 +103,10 @@ class DraftTemperature:
         tested = emitted if drawn.lengths is None else torch.minimum(emitted, drawn.lengths)
         reached = torch.arange(drafts, device=emitted.device) < tested[chosen, None]
         logits, seen = drawn.of(chosen)
-        target, sampling = p[chosen, :drafts], _of(rows.sampling, chosen)
+        target, sampling = p[chosen, :drafts], rows.sampling.of(chosen)
         own = torch.ones(len(chosen), device=p.device) if sampling.temperature is None else sampling.temperature
         overlaps = [
             torch.minimum(target, replace(sampling, temperature=factor * own).probs(logits, seen)).sum(-1)
             for factor in GRID
         ]
         self.kept[chosen, :drafts] = Overlaps(self.kept[chosen, :drafts]).after(torch.stack(overlaps, -1), reached)
-
-
-def _of(sampling: BatchSampling, rows: Tensor) -> BatchSampling:
-    """That of some rows."""
-    columns = {one.name: getattr(sampling, one.name) for one in fields(sampling)}
-    return BatchSampling(**{name: None if column is None else column[rows] for name, column in columns.items()})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bebop.config import JobConfig
-from bebop.decoding import HEAD_OVERLAP
+from bebop.decoding import HEAD_OVERLAP, HEAD_READ
 from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import Sweep
 from bebop.monitor.watch import Seen, Watch, settings
@@ -41,9 +41,10 @@ def groups(step: int) -> list[Group]:
 
     def counted(trajectory: Trajectory, prompt: int) -> Trajectory:
         completion = trajectory.completion
-        first = np.zeros(len(completion.stats.reached))
-        first[0] = rate(step, prompt) * completion.stats.reached[0]
-        stats = replace(completion.stats, counts={HEAD_OVERLAP: first})
+        first, read = np.zeros((2, len(completion.stats.reached)))
+        read[0] = completion.stats.reached[0] - 1  # once history was sure
+        first[0] = rate(step, prompt) * read[0]
+        stats = replace(completion.stats, counts={HEAD_OVERLAP: first, HEAD_READ: read})
         return Trajectory.single(completion=replace(completion, stats=stats), reward=0.0)
 
     return [

@@ -32,7 +32,8 @@ def group(index: int, begun: int, finite: bool = True, counted: bool = True) -> 
         reached, accepted = np.array([cycles, cycles]), np.array([cycles, 0.0])
         history = share * reached
         counts = {"history": history, "history_accepted": kept * history}
-        counts |= {"head_overlap": np.array([(0.6 + 0.1 * (index % 2)) * cycles, 0.0])}
+        counts |= {"head_overlap": np.array([(0.6 + 0.1 * (index % 2)) * (cycles - 1), 0.0])}
+        counts |= {"head_read": np.array([cycles - 1, 0.0])}  # in the last cycle history was sure
         stats = DecodeStats(cycles=int(cycles), tokens=int(2 * cycles), reached=reached, accepted=accepted)
         stats.counts = counts if counted else {}
         tokens = int(2 * cycles)

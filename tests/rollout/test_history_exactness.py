@@ -89,10 +89,11 @@ def test_the_output_distribution_is_the_target(
 class HeadReported(HistoryMTPDrafter):
     """Draws from the mixture, and hands the head's part of it to verification."""
 
-    def _draft(self, lines: Any, followers: Followers, tokens: Tensor, probs: Tensor, shares: Any) -> Draft:
-        draft = super()._draft(lines, followers, tokens, probs, shares)
-        assert draft.probs is not None
-        row, step, token, _, chance, weight = followers.tensors(tokens.device)
+    def _draft(self, rows: Rows, lines: Any, followers: Followers, *given: Any) -> Draft:
+        draft = super()._draft(rows, lines, followers, *given)
+        if draft.probs is None:
+            return draft
+        row, step, token, _, chance, weight = followers.tensors(draft.tokens.device)
         own = draft.probs.index_put((row, step, token), -(chance * weight).float(), accumulate=True).clamp_min(0)
         mass = own.sum(-1, keepdim=True)
         return Draft(

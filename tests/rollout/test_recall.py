@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.decoding import HEAD_OVERLAP
+from bebop.decoding import HEAD_OVERLAP, HEAD_READ
 from bebop.metrics import values
 from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.recall import PRIOR, TOTALS, Cycle, Followers, Match, Next, Recall
+from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.drafters.history_mtp import HistoryMTPDrafter, _Row
+from bebop.rollout.decoding.recall import DOUBT, KINDS, PRIOR, SEVERAL, Cycle, Followers, Match, Next, Recall
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.torch_engine import TorchEngine, generate
@@ -146,17 +148,22 @@ def test_the_overlap_of_the_head_alone_is_that_of_plain_drafts() -> None:
     def observe(rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted, emitted: Tensor) -> None:
         """What the head's own state says at the newest token, against the target there."""
         own = rows.probs(policy.logits(one.slots.columns["mtp/hidden"][: rows.batch])[:, None])[:, 0]
-        found.extend(torch.minimum(own, out.probs[:, 0]).sum(-1).tolist())
+        if draft.head is not None:
+            found.extend(torch.minimum(own, out.probs[:, 0]).sum(-1).tolist())
 
     one.decoder.observers.append(observe)
     answers = generate(one, asked)
     stats = sum((a.stats for a in answers), DecodeStats())
     overlap = stats.counts[HEAD_OVERLAP]
-    assert overlap[0] == pytest.approx(sum(found)) and not overlap[1:].any() and len(found) == stats.cycles
+    read = stats.counts[HEAD_READ]
+    assert overlap[0] == pytest.approx(sum(found)) and not overlap[1:].any()
+    assert read.tolist() == [len(found), 0, 0, 0] and found
     assert abs(overlap[0] - stats.overlap[0]) > 0.01 * stats.cycles, "the mixture's is another"
     logged = values(decode_metrics(stats))
-    assert logged["rollout/head_overlap/1"] == pytest.approx(overlap[0] / stats.cycles)
-    assert "rollout/head_overlap/2" not in logged and "rollout/history/2" in logged
+    assert logged["rollout/head_overlap/1"] == pytest.approx(overlap[0] / len(found))
+    assert (
+        "rollout/head_overlap/2" not in logged and "rollout/head_read/1" not in logged and "rollout/history/2" in logged
+    )
     blind = engine("bebop_history", measure=False)
     assert not any(a.stats.counts[HEAD_OVERLAP].any() for a in generate(blind, asked))
 
@@ -170,6 +177,29 @@ def test_the_head_is_left_out_once_history_is_sure() -> None:
     [again] = generate(one, asked)
     sure, unsure = (a.stats.draft_forwards / (a.stats.reached.sum()) for a in (again, answer))
     assert sure < 0.5 < unsure
+    asked_in = [a.stats.counts[HEAD_READ].sum() / a.stats.cycles for a in (again, answer)]
+    assert asked_in[0] < asked_in[1] == 1, "nothing of the head is known where it is not asked"
+
+
+@pytest.mark.parametrize(("siblings", "headed"), [(True, [False] * 4), (False, [True, False, False, False])])
+def test_rows_earn_a_pass_of_the_head_together(siblings: bool, headed: list[bool]) -> None:
+    """A token that one of four rows may gain is worth its own share of the pass, and not all of it."""
+    one = engine("bebop_history", siblings, slots=4)
+    assert isinstance(one.decoder, DraftVerify)
+    drafter = one.decoder.drafter
+    assert isinstance(drafter, HistoryMTPDrafter)
+
+    def going_on(chances: list[float]) -> list[bool]:
+        lines = [
+            _Row(match=Match(Automaton()), trusted=([], []), pace=2.0, greedy=False, limit=4, chance=chance)
+            for chance in chances
+        ]
+        drafter._found(lines, 1, Followers(), [[0.0] * 4] * 4)
+        return [line.alive for line in lines]
+
+    cost = 2.0 * drafter.recall.pass_cost
+    assert going_on([1.5 * cost, 0.0, 0.0, 0.0]) == headed
+    assert going_on([1.5 * cost] * 4) == [True] * 4 and going_on([0.9 * cost] * 4) == [False] * 4
 
 
 # ---- what is learned
@@ -197,13 +227,15 @@ def after(matched: int, counts: Sequence[int], greedy: bool = False) -> Next:
 
 
 def test_longer_matches_and_more_followers_are_trusted_more() -> None:
+    """Several tokens after a match are a kind of their own, trusted alike whatever its length."""
     one, _ = recall()
-    weights = (one.trust[0, :, 0] / one.trust[0, :, 1]).tolist()
+    shares = (one.trust[0, :, 0] / one.trust[0, :, 2]).reshape(-1, KINDS)
     by_length = [after(matched, [1]).bucket for matched in (1, 2, 3, 4, 5, 8, 9, 16, 17, 40)]
-    assert by_length == [TOTALS * place for place in (0, 1, 2, 2, 3, 3, 4, 4, 5, 5)]
-    assert [after(2, counts).bucket - TOTALS for counts in ([1], [1, 1], [2, 1], [5])] == [0, 1, 2, 2]
-    assert all(0 < weight < 1 for weight in weights)
-    assert weights[::TOTALS] == sorted(weights[::TOTALS]) and weights[:TOTALS] == sorted(weights[:TOTALS])
+    assert by_length == [KINDS * place for place in (0, 1, 2, 2, 3, 3, 4, 4, 5, 5)]
+    assert [after(2, counts).bucket - KINDS for counts in ([1], [2], [3], [5])] == [0, 1, 2, 2]
+    assert [after(2, counts).bucket - KINDS for counts in ([1, 1], [2, 1], [5, 5])] == [3, 3, 3]
+    assert ((shares > 0) & (shares < 1)).all() and (shares[:, 3] == SEVERAL / (SEVERAL + DOUBT)).all()
+    assert (shares[:, :3].diff(dim=0) > 0).all() and (shares[:, :3].diff(dim=1) > 0).all()
 
 
 def test_drafts_are_drawn_as_often_as_tokens_followed() -> None:
@@ -219,24 +251,25 @@ def test_draws_invert_the_distribution_of_what_followed() -> None:
 
 
 def test_trust_follows_the_share_of_tokens_that_came_from_history() -> None:
-    """Worked by hand: of a tested position, the target's mass times history's share of the mixture at each token."""
+    """Worked by hand: of a tested position, the target's mass times history's share of the mixture at each token; and
+    beside it what history has in common with the target, whatever the mixture."""
     one, slots = recall()
     followers = Followers()
     found = Next(tokens=(1, 2), chances=(0.75, 0.25), bucket=4)
     followers.add(0, 0, found, 0.6)
     followers.add(0, 1, found, 0.6)  # not reached
     q = torch.tensor([0.1, 0.55, 0.25, 0.1]).repeat(2, 2, 1)  # 0.6 * history + 0.4 * (0.25, 0.25, 0.25, 0.25)
-    p = torch.tensor([0.5, 0.3, 0.2, 0.0]).repeat(2, 3, 1)
+    p = torch.tensor([0.2, 0.4, 0.4, 0.0]).repeat(2, 3, 1)
     one.drafted = Cycle(followers=followers, probs=q, lengths=torch.tensor([2, 2]), passes=0.5)
     before, pace = one.trust.clone(), one.rate.clone()
     one.learn(Rows(slots, 2, 1), TargetOutput(hidden=p, logits=p, probs=p), torch.tensor([1, 1]))
     change = one.trust - before
-    assert change[0, 4].tolist() == pytest.approx([0.3 * 0.45 / 0.55 + 0.2 * 0.15 / 0.25, 1.0])
+    assert change[0, 4].tolist() == pytest.approx([0.4 * 0.45 / 0.55 + 0.4 * 0.15 / 0.25, 0.4 + 0.25, 1.0])
     change[0, 4] = 0
     assert not change.any()
     time = 1 + 0.5 * one.pass_cost + 2 * one.verify_cost
     assert torch.allclose(one.rate, 0.999 * pace + torch.tensor([1.0, time], dtype=torch.float64))
-    assert one.drafted is None and before[0, 0, 1] == PRIOR
+    assert one.drafted is None and before[0, 0, 2] == PRIOR
 
 
 def test_an_engine_without_such_drafts_takes_past_answers_and_does_nothing() -> None:

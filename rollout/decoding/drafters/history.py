@@ -49,7 +49,8 @@ class HistoryDrafter:
             probs[at_row, at_step, token] = chance.float()
         self.recall.drafted = Cycle(followers=followers, probs=probs, lengths=lengths, passes=0.0)
         sources = {"history": torch.ones_like(tokens)}
-        return Draft(tokens=tokens, probs=probs, lengths=lengths, sources=sources)
+        total = sum(map(len, drawn))
+        return Draft(tokens=tokens, probs=probs, lengths=lengths, total=total, sources=sources)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
         """See ``Drafter``."""
@@ -62,13 +63,13 @@ class HistoryDrafter:
         limits = [length.limit] * rows.batch if wanted is None else wanted.tolist()
         uniforms, greedy = rows.uniforms[:, : length.limit].tolist(), greedy_rows(rows, self.temperature)
         drawn: list[list[tuple[int, Next]]] = []
-        for row, (match, weights, pace) in enumerate(
-            zip(recall.ahead(rows), recall.weights(rows), recall.paces(rows), strict=True)
+        for row, (match, (_, chances), pace) in enumerate(
+            zip(recall.ahead(rows), recall.trusted(rows), recall.paces(rows), strict=True)
         ):
             line: list[tuple[int, Next]] = []
             chance, least = 1.0, pace * recall.verify_cost
             while len(line) < limits[row] and (found := Next.of(match, greedy[row])) is not None:
-                chance *= weights[found.bucket]
+                chance *= chances[found.bucket]
                 if line and chance <= least:
                     break
                 line.append((found.draw(uniforms[row][len(line)]), found))

@@ -12,6 +12,7 @@ from bebop.config import DecodingConfig
 from bebop.kernels.verify import sample
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
+from bebop.model.ragged import Ragged
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.head import HeadDrafter
 from bebop.rollout.decoding.recall import Cycle, Followers, Match, Next, Recall, greedy_rows
@@ -24,7 +25,7 @@ class _Row:
     """A row while it drafts."""
 
     match: Match
-    weights: list[float]  # w by bucket
+    trusted: tuple[list[float], list[float]]  # w by bucket, and the chance that a draft of history alone stands
     pace: float  # tokens in the time of a plain step
     greedy: bool
     limit: int  # drafts
@@ -38,17 +39,18 @@ class _Row:
 class HistoryMTPDrafter(HeadDrafter):
     """The mixture as a whole is what drafts are drawn from and verified against, so w may be anything that looks back.
 
-    The first draft's state of the head is there anyway. After that the head follows a row for as long as what it may
-    add, (1 - w) of a token that is reached with the chance so far, exceeds the cost of its pass; then history goes on
-    alone (w = 1), and the pass is left out once no row needs it. As in ``EntropyLength``, a row drafts on while its
-    predicted chance exceeds what the step costs; a draft stands with w + (1 - w) exp(-0.7 H), H being the entropy of
-    the head's distribution.
+    The head is asked for a draft where what it may add, a token that history alone would miss and that is reached with
+    the chance so far, exceeds the cost of its pass; then history goes on alone (w = 1). Of the first draft the state is
+    there, and costs half a pass to read. Where answers in progress count, so that rows depend on one another anyway,
+    all of them have to earn the pass together: it takes the same time for one of them. As in ``EntropyLength``, a row
+    drafts on while its predicted chance exceeds what the step costs; a draft stands with c + (1 - w) exp(-0.7 H), c
+    being w times the chance that history's own would stand, and H the entropy of the head's distribution.
     """
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         super().__init__(policy, slots, config)
         self.recall = Recall(slots, config)
-        slots.extend_stats(("head_overlap",))
+        slots.extend_stats(("head_overlap", "head_read"))
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
         """See ``Drafter``."""
@@ -65,11 +67,11 @@ class HistoryMTPDrafter(HeadDrafter):
         uniforms = rows.uniforms[:, : max(limits)].tolist()
         hidden, seen = self.hidden[: rows.batch], rows.seen
         tokens: list[Tensor] = []
-        first: Tensor | None = None  # the head's distribution at the first draft
+        first: Tensor | None = None  # the head's distribution at the first draft, where it was asked for it
         probs: list[Tensor] = []
         shares: list[list[float]] = []
         for step in range(max(limits)):
-            found = [self._found(row, line, step, followers, uniforms[row]) for row, line in enumerate(lines)]
+            found = self._found(lines, step, followers, uniforms)
             if not any(line.alive for line in lines):
                 break
             if step:
@@ -88,37 +90,60 @@ class HistoryMTPDrafter(HeadDrafter):
                     line.match.advance(token)
             if seen is not None:
                 seen = seen.scatter(-1, tokens[-1][:, None], True)
-        return replace(self._draft(lines, followers, torch.stack(tokens, 1), torch.stack(probs, 1), shares), head=first)
+        return replace(self._draft(rows, lines, followers, tokens, probs, shares), head=first)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """See ``Drafter``."""
-        super().commit(rows, out, tokens, emitted)
+        """See ``Drafter``. A row may emit many tokens beside others that emit one: the head reads them end to end."""
+        width = int(emitted.max())
+        positions = rows.fed[:, None] + torch.arange(width, device=tokens.device)
+        ragged = Ragged.of(emitted, width)
+        self.cache.place(positions, rows.used, ragged=ragged)
+        fed, states, places = (ragged.packed(x[:, :width]) for x in (tokens, out.hidden, positions))
+        states = self.head(self.policy.embed(fed), states, places, self.cache)
+        self.hidden[: rows.batch] = states[0, emitted.cumsum(0) - 1]
         self.recall.learn(rows, out, emitted)
         self.recall.follow(rows, tokens, emitted)
 
     def _rows(self, rows: Rows, limits: list[int]) -> list[_Row]:
         recall, greedy = self.recall, greedy_rows(rows, self.temperature)
-        parts = zip(recall.ahead(rows), recall.weights(rows), recall.paces(rows), greedy, limits, strict=True)
+        parts = zip(recall.ahead(rows), recall.trusted(rows), recall.paces(rows), greedy, limits, strict=True)
         return [_Row(*part) for part in parts]
 
-    def _found(self, row: int, line: _Row, step: int, followers: Followers, uniforms: list[float]) -> Next | None:
-        """What followed a row's match, while the head follows it; else it is finished by history alone."""
-        line.alive = line.alive and step < line.limit
-        found = Next.of(line.match, line.greedy) if line.alive else None
-        if found is None or not step:
-            return found
-        if line.chance * (1 - line.weights[found.bucket]) > line.pace * self.recall.pass_cost:
-            return found
-        line.alive, least = False, line.pace * self.recall.verify_cost
+    def _found(
+        self, lines: list[_Row], step: int, followers: Followers, uniforms: list[list[float]]
+    ) -> list[Next | None]:
+        """What followed the match of each row that goes on with the head; the others are finished by history alone."""
+        found: list[Next | None] = []
+        gains: list[float] = []
+        for line in lines:
+            line.alive = line.alive and step < line.limit
+            one = Next.of(line.match, line.greedy) if line.alive else None
+            found.append(one)
+            gains.append(line.chance * (1.0 if one is None else 1 - line.trusted[1][one.bucket]) * line.alive)
+        cost = self.recall.pass_cost * (1.0 if step else 0.5)
+        wanted = [gain > line.pace * cost for gain, line in zip(gains, lines, strict=True)]
+        if self.recall.siblings and sum(gains) <= sum(line.pace for line in lines) * cost:
+            wanted = [False] * len(lines)
+        for row, line in enumerate(lines):
+            if line.alive and not wanted[row]:
+                line.alive = False
+                self._finish(row, line, step, found[row], followers, uniforms[row])
+                found[row] = None
+        return found
+
+    def _finish(
+        self, row: int, line: _Row, step: int, found: Next | None, followers: Followers, uniforms: list[float]
+    ) -> None:
+        """Draft the rest of a row from history alone."""
+        least = line.pace * self.recall.verify_cost
         while found is not None and step < line.limit:
-            line.chance *= line.weights[found.bucket]
-            if line.chance <= least:
+            line.chance *= line.trusted[1][found.bucket]
+            if step and line.chance <= least:
                 break
             followers.add(row, step, found, 1.0)
             line.tail.append(found.draw(uniforms[step]))
             line.match.advance(line.tail[-1])
             step, found = step + 1, Next.of(line.match, line.greedy)
-        return None
 
     def _go_on(
         self, lines: list[_Row], found: list[Next | None], own: Tensor, step: int, followers: Followers
@@ -129,8 +154,8 @@ class HistoryMTPDrafter(HeadDrafter):
             if not line.alive:
                 continue
             line.passes += step > 0
-            trust = 0.0 if one is None else line.weights[one.bucket]
-            line.chance *= trust + (1 - trust) * exp(-0.7 * nats)
+            trust, alone = (0.0, 0.0) if one is None else (of[one.bucket] for of in line.trusted)
+            line.chance *= trust * alone + (1 - trust) * exp(-0.7 * nats)
             line.alive = not step or line.chance > line.pace * (self.recall.verify_cost + self.recall.pass_cost)
             line.headed += line.alive
             # Of the two that a greedy target could mean, the likelier.
@@ -146,32 +171,44 @@ class HistoryMTPDrafter(HeadDrafter):
         return mixed.index_put((row, token), (chance * share).to(mixed.dtype), accumulate=True)
 
     def _draft(
-        self, lines: list[_Row], followers: Followers, tokens: Tensor, probs: Tensor, shares: list[list[float]]
+        self,
+        rows: Rows,
+        lines: list[_Row],
+        followers: Followers,
+        headed: list[Tensor],
+        mixed: list[Tensor],
+        shares: list[list[float]],
     ) -> Draft:
-        """Tokens [B, n] and probs [B, n, V] with the head, and the tails of rows that went on without."""
-        counts = torch.tensor([[line.headed, len(line.tail), line.passes] for line in lines], device=tokens.device)
-        headed, tails, passes = counts.unbind(1)
-        lengths = headed + tails
-        wider = int(lengths.max()) - tokens.shape[1]
-        if wider > 0:
-            tokens, probs = (pad(tokens, (0, wider)), pad(probs, (0, 0, 0, wider)))
-        width = tokens.shape[1]
-        share = torch.tensor(shares[:width], device=tokens.device).T
-        share = pad(share, (0, width - share.shape[1]), value=1.0)
+        """Drafts with the head, n of [B] from ``mixed`` [B, V], and the tails of rows that went on without."""
+        device, batch = rows.last.device, rows.batch
+        counts = torch.tensor([[line.headed, len(line.tail), line.passes] for line in lines], device=device)
+        ends, tails, passes = counts.unbind(1)
+        lengths, total = ends + tails, sum(line.headed + len(line.tail) for line in lines)
+        width = max(len(headed), *(line.headed + len(line.tail) for line in lines))
+        wider = width - len(headed)
+        none, nothing = rows.last.new_zeros(batch, 0), torch.zeros(batch, 0, self.policy.vocab_size, device=device)
+        tokens = pad(torch.stack(headed, 1) if headed else none, (0, wider))
+        probs = pad(torch.stack(mixed, 1) if mixed else nothing, (0, 0, 0, wider))
+        share = torch.tensor(shares[: len(headed)], device=device).reshape(len(headed), batch).T
+        share = pad(share, (0, wider), value=1.0)
         if any(line.tail for line in lines):
-            alone = torch.arange(width, device=tokens.device) >= headed[:, None]
+            alone = torch.arange(width, device=device) >= ends[:, None]
             said = [token for line in lines for token in line.tail]
-            tokens[alone & (torch.arange(width, device=tokens.device) < lengths[:, None])] = torch.tensor(
-                said, device=tokens.device
-            )
-            probs = torch.where(alone[..., None], 0, probs)
-            row, step, token, _, chance, weight = followers.tensors(tokens.device)
+            drafted = torch.arange(width, device=device) < lengths[:, None]
+            tokens[alone & drafted] = torch.tensor(said, device=device)
+            row, step, token, _, chance, weight = followers.tensors(device)
             sure = weight == 1
+            probs = torch.where(alone[..., None], 0, probs)
             probs[row[sure], step[sure], token[sure]] = chance[sure].to(probs.dtype)
             share = torch.where(alone, 1.0, share)
         self.recall.drafted = Cycle(followers=followers, probs=probs, lengths=lengths, passes=passes.double())
         return Draft(
-            tokens=tokens, probs=probs, lengths=lengths, forwards=int(passes.max()), sources={"history": share}
+            tokens=tokens,
+            probs=probs if width else None,
+            lengths=lengths,
+            total=total,
+            forwards=int(passes.max()),
+            sources={"history": share},
         )
 
 

@@ -11,6 +11,10 @@ OLDEST = "rollout/test_history.py::test_the_prompt_asked_longest_ago_goes_first"
 TOLD = "rollout/test_history.py::test_the_same_answers_told_again_leave_what_was_decoded_meanwhile"
 ROWS = "rollout/test_recall.py::test_matches_are_those_of_a_search"
 TRUST = "rollout/test_recall.py::test_trust_follows_the_share_of_tokens_that_came_from_history"
+TOGETHER = "rollout/test_recall.py::test_rows_earn_a_pass_of_the_head_together"
+PRIORS = "rollout/test_recall.py::test_longer_matches_and_more_followers_are_trusted_more"
+RAGGED, PACKED = "bebop/model/ragged.py", "model/test_ragged.py"
+HEAD = f"{PACKED}::test_the_head_has_read_what_rows_emitted"
 SOURCE = "rollout/test_recall.py::test_what_was_said_before_is_drafted_and_counted_by_its_source"
 EXACT = "rollout/test_history_exactness.py::test_the_output_distribution_is_the_target"
 HEAD = "rollout/test_recall.py::test_the_overlap_of_the_head_alone_is_that_of_plain_drafts"
@@ -60,8 +64,23 @@ FAULTS = (
     fault("history/weights-of-the-head-alone", MIXED, "mixed = own * torch.tensor([1 - share for share in shares],",
           "mixed = own * torch.tensor([1.0 for share in shares],", OF_MIXED),
     fault("history/tail-over-the-head", MIXED, "followers.add(row, step, found, 1.0)", "pass", OF_MIXED),
-    fault("history/head-left-in", MIXED, "if line.chance * (1 - line.weights[found.bucket]) >", "if True or 0 >",
+    fault("history/head-left-in", MIXED, "wanted = [gain > line.pace * cost for", "wanted = [True for",
           "rollout/test_recall.py::test_the_head_is_left_out_once_history_is_sure"),
+    fault("history/head-for-one-row", MIXED, "if self.recall.siblings and sum(gains)", "if False and sum(gains)",
+          f"{TOGETHER}[True-headed0]"),
+    fault("history/stands-as-much-as-it-is-meant", RECALL, "reached * torch.minimum(p, chance)", "reached * p", TRUST),
+    fault("history/several-like-one", RECALL, "strength[:, -1] = SEVERAL", "pass", PRIORS),
+    fault("history/several-told-apart-by-counts", RECALL, "for _, c in found), length + KINDS - 1)",
+          "for _, c in found), length + min(total, KINDS - 1) - 1)", PRIORS),
+    fault("history/state-of-another-row", MIXED, "states[0, emitted.cumsum(0) - 1]", "states[0, emitted - 1]", HEAD),
+    fault("history/padding-of-the-row-before", RAGGED, "starts = (lengths.cumsum(0) - lengths)[:, None]",
+          "starts = (lengths.cumsum(0) - 1)[:, None]", f"{PACKED}::test_rows_go_end_to_end_and_back"),
+    fault("history/sampled-as-the-first-rows", "rollout/decoding/draft_verify.py", "rows.sampling.of(ragged.rows)",
+          "rows.sampling.of(0 * ragged.rows)", f"{PACKED}::test_each_row_keeps_its_own_sampling"),
+    fault("history/end-to-end-at-positions-of-padding", "bebop/model/lean.py",
+          "positions if ragged is None else ragged.padded(positions)",
+          "positions if ragged is None else ragged.padded(positions).flip(1)",
+          f"{PACKED}::test_verification_end_to_end_is_that_of_padded_rows[True]"),
     fault("history/limit-ignored", ALONE, "while len(line) < limits[row] and", "while len(line) < 99 and", SOURCE),
     fault("history/past-oldest-first", PAST, "[-self.answers :]", "[: self.answers]", KNOWN),
     fault("history/past-unbounded", PAST, "while self.tokens > self.limit:", "while False:", KNOWN),
