@@ -1,6 +1,6 @@
 """Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``engines``, ``loop``, ``kernels``,
-``monitor``, ``trace``, ``history``, ``certify``, ``draft_temperature``, ``agents``, ``balance``, ``simulate`` and
-``simulate_cost``."""
+``bound``, ``monitor``, ``trace``, ``history``, ``certify``, ``draft_temperature``, ``agents``, ``balance``,
+``simulate`` and ``simulate_cost``."""
 
 import argparse
 import time
@@ -12,6 +12,7 @@ import torch
 from bebop.bench import (
     agents,
     balance,
+    bound,
     certify,
     draft_temperature,
     engines,
@@ -107,8 +108,8 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
         torch.set_num_threads(config.trainer.threads)
         rows = certify.run(config, options.rounds)
         return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "part", "added %")]
-    if kind == "kernels":
-        return _kernels(options)
+    if kind in ON_THEIR_THREADS:
+        return ON_THEIR_THREADS[kind](options)
     torch.set_num_threads(options.threads)
     if kind == "first_token":
         asked = first_token.FirstTokenBench(
@@ -158,6 +159,18 @@ def _trace(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
     return rows, [(options.kind, charted, "case", "trace", "added %")]
 
 
+def _bound(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
+    torch.set_num_threads(1)
+    models = tuple(ModelConfig(path=path, device="cpu", dtype="float32") for path in options.models)
+    for model in models:
+        check_model(model)
+    asked = {name: getattr(options, name) for name in ("rounds", "cycles")}
+    task = TaskConfig(name="chain_sum", args=CHAIN_SUM)
+    rows = bound.run(bound.BoundBench(models=models, task=task, batches=tuple(options.batches), **asked))
+    return rows, [(options.kind, bound.charted(rows), "case", "what", "tokens/s")]
+
+
+ON_THEIR_THREADS = {"kernels": _kernels, "bound": _bound}
 SPLIT = {"trace": _trace, "history": _history}  # those with rows that a chart shows otherwise, or leaves out
 
 
