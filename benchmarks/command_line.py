@@ -99,6 +99,14 @@ def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
     tempering = kinds.add_parser("draft_temperature", help="draft temperatures that are chosen against fixed ones")
     tempering.add_argument("--heads", nargs="+", default=[], help="of recipes.reproduce.objectives (default: all)")
     tempering.add_argument("--seeds", type=whole(0), nargs="+", default=[0, 1, 2], help="default: 0 1 2")
+    costing = kinds.add_parser("draft_temperature_cost", help="what choosing draft temperatures takes of a cycle")
+    costing.add_argument("--models", nargs="+", default=["tiny"], help="tiny, smollm2, or folders (default: tiny)")
+    costing.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
+    costing.add_argument("--rounds", type=whole(1), default=3, help="turns; the fastest counts (default: 3)")
+    costing.add_argument(
+        "--cycles", type=whole(1), default=28, help="of a request, as the built-in model's (default: 28)"
+    )
+    costing.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
     kinds.add_parser("simulate", help="predictions of bebop.simulate against six real jobs")
     kinds.add_parser("balance", help="prompts to who has room against a fixed order, in virtual time")
     own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
