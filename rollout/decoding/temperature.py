@@ -15,17 +15,19 @@ from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.slots import Slots
 
-GRID = (0.32, 0.42, 0.56, 0.75, 1.0, 1.33)  # times the target's, a third apart: the overlap is flat around its peak
+GRID = (0.32, 0.4, 0.5, 0.6, 0.8, 1.1)  # times the target's: the overlap is flat around its peak, and closest by START
 POSITIONS = 16  # of a chain that a state has room for, whatever is drafted now
-# A request begins as if it had seen PRIOR overlaps that fall off by SLOPE a squared third on both sides of START. A
-# score has to be seen before the difference of means between two temperatures stands out from that between tokens.
-# Heads trained on cross-entropy draft best near .4 and lose much at 1, those trained on the overlap itself lose little
-# anywhere (recipes/reproduce/beyond says how much).
-START, PRIOR, SLOPE = 1, 24.0, 0.003
+# A request begins as if it had seen PRIOR overlaps that fall off by SLOPE a squared step on both sides of START. A
+# score has to be seen before the difference of means between two temperatures stands out from that between tokens, more
+# than an answer may have where it is small. So the start has to do for every head, next to its peak or not: at half the
+# target's temperature neither heads trained on cross-entropy, which draft best near .4 and lose much at 1, nor those
+# trained on the overlap itself, which draft best near .6, lose a tenth of what any choice would gain
+# (benchmarks/cpu/draft_temperature.md).
+START, PRIOR, SLOPE = 2, 24.0, 0.002
 SHARED = 64.0  # overlaps that the mean of all positions counts for at each: later positions are reached less often
 DECAY = 0.99  # weight of an overlap over that of the one after it
 # One position of a cycle is measured, each in its turn: after the first cycles of a request, and after one in so many.
-ALWAYS, EVERY = 8, 4
+ALWAYS, EVERY = 8, 8
 CHUNK = 2**17  # numbers that are worked on at a time: they stay in a core's cache
 
 
