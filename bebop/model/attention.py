@@ -185,7 +185,7 @@ class SlotContext:
         self.index: Tensor
         self.bias: Tensor
         # What layers of a pass have in common, and passes of one size: kept, for at few tokens making it is the work.
-        self._views: tuple[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = ((0, 0, 0), [])
+        self._views: tuple[tuple[int, int, int], list[tuple[Tensor, Tensor, Tensor, Tensor]]] = ((0, 0, 0), [])
         self._rows: tuple[Tensor | None, int, Tensor] = (None, 0, self.keys)
 
     @classmethod
@@ -213,21 +213,23 @@ class SlotContext:
         """See ``AttentionContext``."""
         batch, heads, width, size = query.shape
         group = heads // key.shape[1]
-        self.write(layer, key, value)
-        keys, values = self._looked_at(batch)[layer - self.first_layer]
+        all_keys, all_values, keys, values = self._looked_at(batch)[layer - self.first_layer]
+        all_keys.scatter_(2, self.index, key)
+        all_values.scatter_(2, self.index, value)
         # The query heads of a group become rows of one query: keys and values are read once, without a copy.
         q = query.reshape(batch, -1, group * width, size)
         out = scaled_dot_product_attention(q, keys, values, self._bias_of(group), scale=scaling)
         return out.view(batch, heads, width, size).transpose(1, 2)
 
-    def _looked_at(self, batch: int) -> list[tuple[Tensor, Tensor]]:
-        """Of every layer, the keys and values [B,Hkv,P,D] that a pass may see."""
+    def _looked_at(self, batch: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Of every layer, keys and values [B,Hkv,C,D] that a pass writes into, and those [B,Hkv,P,D] that it sees."""
         size = (self.first_slot, batch, self.bias.shape[-1])
         if self._views[0] != size:
             rows, used = slice(size[0], size[0] + batch), slice(size[2])
             # Layer by layer: views that come out of one call may not be written through where gradients are tracked.
-            each = [(self.keys[i, rows, :, used], self.values[i, rows, :, used]) for i in range(len(self.keys))]
-            self._views = (size, each)
+            stores = [(self.keys[i, rows], self.values[i, rows]) for i in range(len(self.keys))]
+            seen = [(self.keys[i, rows, :, used], self.values[i, rows, :, used]) for i in range(len(self.keys))]
+            self._views = (size, [(*store, *views) for store, views in zip(stores, seen, strict=True)])
         return self._views[1]
 
     def _bias_of(self, group: int) -> Tensor:
