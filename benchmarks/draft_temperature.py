@@ -72,8 +72,8 @@ def walk(known: Table, temperature: int | None, grid: slice, walks: int = WALKS,
     count, longest, depth, _ = survive.shape
     uniforms = torch.rand(count, longest, depth, generator=torch.Generator().manual_seed(seed))
     every, steps = torch.arange(count), torch.arange(depth)
-    places = [-1 if (place := measured(cycle, depth)) is None else place for cycle in range(longest + 1)]
-    turns = torch.tensor(places)  # the position that is measured in each cycle
+    known_turns = [measured(cycle, depth) for cycle in range(longest + 1)]
+    turns = torch.tensor([-1 if turn is None else turn for turn in known_turns])  # the position measured in each cycle
     kept = Overlaps.fresh(depth).repeat(count, 1, 1)
     place, cycles = torch.zeros_like(lengths), torch.zeros_like(lengths)
     while (alive := place < lengths).any():
