@@ -7,6 +7,7 @@ cycles alone, so the output distribution stays the target's.
 """
 
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -78,6 +79,13 @@ class Drawn:
             self.seen.append(seen)
 
 
+@lru_cache
+def _prior(device: torch.device) -> Tensor:
+    """Sums [G + 1] that a request begins with."""
+    fall = [-SLOPE * (place - START) ** 2 for place in range(len(GRID))]
+    return torch.tensor([PRIOR * one for one in (*fall, 1.0)], dtype=torch.float64, device=device)
+
+
 @dataclass(frozen=True, slots=True)
 class Overlaps:
     """Decayed sums [B, K, G + 1] by position and temperature of the grid, and in the last column their number."""
@@ -91,9 +99,8 @@ class Overlaps:
 
     def best(self) -> Tensor:
         """Index [B, K] in the grid of the temperature to draft at."""
-        kept, grid = self.kept, torch.arange(len(GRID), dtype=torch.float64, device=self.kept.device)
-        prior = PRIOR * torch.cat([-SLOPE * (grid - START) ** 2, torch.ones_like(grid[:1])])
-        pooled = kept.sum(1, keepdim=True) + prior
+        kept = self.kept
+        pooled = kept.sum(1, keepdim=True) + _prior(kept.device)
         return (kept[..., :-1] + SHARED * pooled[..., :-1] / pooled[..., -1:]).argmax(-1)
 
     def after(self, overlaps: Tensor, reached: Tensor) -> Tensor:

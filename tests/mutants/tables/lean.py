@@ -29,7 +29,9 @@ FAULTS = (
     fault("lean/moved-unnoticed", FILE, "if self.layers[0].replaced():", "if False:", LEAN),
     fault("lean/hooks-ignored", FILE, "            if layer.hooked():", "            if False:", LEAN),
     fault("lean/outputs-unseen", FILE, "in self.module._forward_hooks.values()", "in ()", LEAN),
-    fault("lean/outputs-unchanged", FILE, "out = out if changed is None else changed", "del changed", LEAN),
+    fault(
+        "lean/outputs-unchanged", FILE, "out = out if changed is None else changed.flatten(0, 1)", "del changed", LEAN
+    ),
     fault(
         "lean/states-of-modules",
         FILE,
