@@ -1,6 +1,6 @@
 """Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``engines``, ``loop``, ``kernels``,
-``monitor``, ``trace``, ``history``, ``certify``, ``draft_temperature``, ``agents``, ``balance``, ``simulate`` and
-``simulate_cost``."""
+``bound``, ``monitor``, ``trace``, ``history``, ``certify``, ``draft_temperature``,
+``draft_temperature_cost``, ``agents``, ``balance``, ``simulate`` and ``simulate_cost``."""
 
 import argparse
 import time
@@ -12,6 +12,7 @@ import torch
 from bebop.bench import (
     agents,
     balance,
+    bound,
     certify,
     draft_temperature,
     engines,
@@ -25,6 +26,7 @@ from bebop.bench import (
     rollout,
     served,
     simulation,
+    temperature_cost,
     tracing,
 )
 from bebop.bench.command_line import parser
@@ -107,8 +109,8 @@ def _measure(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
         torch.set_num_threads(config.trainer.threads)
         rows = certify.run(config, options.rounds)
         return rows, [(kind, [{**r, "job": ""} for r in rows], "job", "part", "added %")]
-    if kind == "kernels":
-        return _kernels(options)
+    if kind in ON_THEIR_THREADS:
+        return ON_THEIR_THREADS[kind](options)
     torch.set_num_threads(options.threads)
     if kind == "first_token":
         asked = first_token.FirstTokenBench(
@@ -158,6 +160,30 @@ def _trace(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
     return rows, [(options.kind, charted, "case", "trace", "added %")]
 
 
+def _on_a_thread(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[ModelConfig, ...]]:
+    """What benchmarks of several models on one thread have in common, and the models."""
+    torch.set_num_threads(1)
+    models = tuple(ModelConfig(path=path, device="cpu", dtype="float32") for path in options.models)
+    for model in models:
+        check_model(model)
+    common = {name: getattr(options, name) for name in ("rounds", "cycles")}
+    return common | {"task": TaskConfig(name="chain_sum", args=CHAIN_SUM), "batches": tuple(options.batches)}, models
+
+
+def _bound(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
+    common, models = _on_a_thread(options)
+    rows = bound.run(bound.BoundBench(models=models, **common))
+    return rows, [(options.kind, bound.charted(rows), "case", "what", "tokens/s")]
+
+
+def _temperature_cost(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
+    common, models = _on_a_thread(options)
+    bench = temperature_cost.CostBench(models=models, draft_tokens=options.draft_tokens, **common)
+    rows = temperature_cost.run(bench)
+    return rows, [(options.kind, rows, "batch", "model", "share %")]
+
+
+ON_THEIR_THREADS = {"kernels": _kernels, "bound": _bound, "draft_temperature_cost": _temperature_cost}
 SPLIT = {"trace": _trace, "history": _history}  # those with rows that a chart shows otherwise, or leaves out
 
 

@@ -48,6 +48,7 @@ def parser(about: str) -> Parser:
     jobs.add_argument("--rounds", type=whole(1), default=1, help="turns of each arm; the best counts (default: 1)")
     jobs.add_argument("overrides", nargs="*", help="settings for every job, as for python -m bebop.run")
     _add_kernels(kinds.add_parser("kernels", help="draft losses and verification against what others offer"))
+    _add_bound(kinds.add_parser("bound", help="plain decoding beside what memory and arithmetic of this machine allow"))
     _add_watching(kinds)
     _add_simulations(kinds)
     _add_serving(kinds)
@@ -98,6 +99,14 @@ def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
     tempering = kinds.add_parser("draft_temperature", help="draft temperatures that are chosen against fixed ones")
     tempering.add_argument("--heads", nargs="+", default=[], help="of recipes.reproduce.objectives (default: all)")
     tempering.add_argument("--seeds", type=whole(0), nargs="+", default=[0, 1, 2], help="default: 0 1 2")
+    costing = kinds.add_parser("draft_temperature_cost", help="what choosing draft temperatures takes of a cycle")
+    costing.add_argument("--models", nargs="+", default=["tiny"], help="tiny, smollm2, or folders (default: tiny)")
+    costing.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
+    costing.add_argument("--rounds", type=whole(1), default=3, help="turns; the fastest counts (default: 3)")
+    costing.add_argument(
+        "--cycles", type=whole(1), default=28, help="of a request, as the built-in model's (default: 28)"
+    )
+    costing.add_argument("--draft-tokens", type=whole(1, 16), default=3, help="K (default: 3)")
     kinds.add_parser("simulate", help="predictions of bebop.simulate against six real jobs")
     kinds.add_parser("balance", help="prompts to who has room against a fixed order, in virtual time")
     own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
@@ -117,6 +126,15 @@ def _add_tracing(kind: argparse.ArgumentParser) -> None:
     kind.add_argument("--batches", type=whole(1), nargs="+", default=[8, 32])
     kind.add_argument("--rounds", type=whole(2), default=8, help="turns of each arm (default: 8)")
     kind.add_argument("--vocabulary", type=whole(0), default=151_936, help="of a random model; 0: none")
+
+
+def _add_bound(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument(
+        "--models", nargs="+", default=["tiny"], help="tiny, smollm2, Hugging Face folders (default: tiny)"
+    )
+    kind.add_argument("--batches", type=whole(1), nargs="+", default=[1, 8, 32])
+    kind.add_argument("--rounds", type=whole(1), default=5, help="turns; the best counts (default: 5)")
+    kind.add_argument("--cycles", type=whole(1), default=40, help="of a turn (default: 40)")
 
 
 def _drafts(text: str) -> int | str:

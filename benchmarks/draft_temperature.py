@@ -17,7 +17,7 @@ from tqdm import tqdm
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.parsing import check
-from bebop.rollout.decoding.temperature import GRID, Overlaps, due
+from bebop.rollout.decoding.temperature import GRID, Overlaps, measured
 from bebop.trainer.chains import TokenRow
 
 FIXED = (0.25, 0.32, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)  # times the target's temperature
@@ -72,6 +72,8 @@ def walk(known: Table, temperature: int | None, grid: slice, walks: int = WALKS,
     count, longest, depth, _ = survive.shape
     uniforms = torch.rand(count, longest, depth, generator=torch.Generator().manual_seed(seed))
     every, steps = torch.arange(count), torch.arange(depth)
+    known_turns = [measured(cycle, depth) for cycle in range(longest + 1)]
+    turns = torch.tensor([-1 if turn is None else turn for turn in known_turns])  # the position measured in each cycle
     kept = Overlaps.fresh(depth).repeat(count, 1, 1)
     place, cycles = torch.zeros_like(lengths), torch.zeros_like(lengths)
     while (alive := place < lengths).any():
@@ -83,7 +85,7 @@ def walk(known: Table, temperature: int | None, grid: slice, walks: int = WALKS,
         chance = survive[every, at].gather(-1, index[..., None])[..., 0]
         accepted = (uniforms[every, at] < chance).long().cumprod(1).sum(1)
         emitted = torch.minimum(accepted + 1, lengths - place)
-        tested = (steps < emitted[:, None]) & (alive & due(cycles))[:, None]
+        tested = (steps < emitted[:, None]) & (steps == turns[cycles][:, None]) & alive[:, None]
         kept = Overlaps(kept).after(overlap[every, at][..., grid], tested)
         place, cycles = torch.where(alive, place + emitted, place), cycles + alive
     return float(lengths.sum() / cycles.sum())

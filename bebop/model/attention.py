@@ -187,7 +187,7 @@ class SlotContext:
         self.bias: Tensor
         self.ragged: Ragged | None = None
         # What layers of a pass have in common, and passes of one size: kept, for at few tokens making it is the work.
-        self._views: tuple[tuple[int, int, int], list[tuple[Tensor, Tensor]]] = ((0, 0, 0), [])
+        self._views: tuple[tuple[int, int, int], list[tuple[Tensor, Tensor, Tensor, Tensor]]] = ((0, 0, 0), [])
         self._rows: tuple[Tensor | None, int, Tensor] = (None, 0, self.keys)
 
     @classmethod
@@ -200,8 +200,7 @@ class SlotContext:
     def place(self, entries: Tensor, used: int, seen: Tensor | None = None, ragged: Ragged | None = None) -> None:
         """Set the entries [B,n] that the next pass writes; ``used`` (P) bounds those that are looked at.
 
-        ``ragged``: the pass has its rows end to end, [1,N] of these; padding writes what is overwritten before anybody
-        sees it.
+        ``ragged``: rows end to end, [1,N] of these; what padding writes is overwritten before anybody sees it.
         ``seen`` [B,n,P]: the entries that each sees, its own among them; None: a chain, all up to its own. Position ids
         are given to the model, apart from this: siblings in a tree have one position and an entry each.
         """
@@ -225,21 +224,22 @@ class SlotContext:
         """``attend`` for rows side by side, [B,H,n,D] -> [B,n,H,D], whatever the rest of a pass does."""
         batch, heads, width, size = query.shape
         group = heads // key.shape[1]
-        self.write(layer, key, value)
-        keys, values = self._looked_at(batch)[layer - self.first_layer]
+        *kept, keys, values = self._looked_at(batch)[layer - self.first_layer]
+        stores = self.held(layer, batch) if torch.is_grad_enabled() else kept
+        for store, new in zip(stores, (key, value), strict=True):
+            store.scatter_(2, self.index, new)
         # The query heads of a group become rows of one query: keys and values are read once, without a copy.
         q = query.reshape(batch, -1, group * width, size)
         out = scaled_dot_product_attention(q, keys, values, self._bias_of(group), scale=scaling)
         return out.view(batch, heads, width, size).transpose(1, 2)
 
-    def _looked_at(self, batch: int) -> list[tuple[Tensor, Tensor]]:
-        """Of every layer, the keys and values [B,Hkv,P,D] that a pass may see."""
+    def _looked_at(self, batch: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Of each layer, keys and values [B,Hkv,C,D] to write into, without gradients, and those [B,Hkv,P,D] to see."""
         size = (self.first_slot, batch, self.bias.shape[-1])
         if self._views[0] != size:
             rows, used = slice(size[0], size[0] + batch), slice(size[2])
-            # Layer by layer: views that come out of one call may not be written through where gradients are tracked.
-            each = [(self.keys[i, rows, :, used], self.values[i, rows, :, used]) for i in range(len(self.keys))]
-            self._views = (size, each)
+            both = [(self.keys[i, rows], self.values[i, rows]) for i in range(len(self.keys))]
+            self._views = (size, [(keys, values, keys[:, :, used], values[:, :, used]) for keys, values in both])
         return self._views[1]
 
     def _bias_of(self, group: int) -> Tensor:

@@ -20,7 +20,7 @@ from torch.nn.functional import embedding
 from bebop.model.attention import AttentionContext, SlotContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
-from bebop.model.products import product
+from bebop.model.products import Matrix
 from bebop.model.ragged import Ragged
 
 # Those of transformers 5 whose forward is the one below: norm, attention, sum, norm, gated MLP, sum.
@@ -83,14 +83,16 @@ class LeanDecoder:
         if self.layers[0].replaced():
             self._read()
         x = embedding(token_ids, self.decoder.embed_tokens.weight)
-        rotary = self.table.at(positions, context)
+        rotary, shape = self.table.at(positions, context), x.shape
+        x = x.flatten(0, 1)  # a product of two matrices is one call, one of more dimensions several
         for layer in self.layers:
             if layer.hooked():
-                given = {"position_ids": positions, "position_embeddings": self.decoder.rotary_emb(x, positions)}
-                x = layer.module(x, attention_mask=None, context=context, **given)
+                wide = x.view(shape)
+                given = {"position_ids": positions, "position_embeddings": self.decoder.rotary_emb(wide, positions)}
+                x = layer.module(wide, attention_mask=None, context=context, **given).flatten(0, 1)
             else:
-                x = layer(x, rotary, context)
-        return self.norm(x)
+                x = layer(x, shape, rotary, context)
+        return self.norm(x).view(shape)
 
 
 class LeanHead:
@@ -104,6 +106,7 @@ class LeanHead:
         head = self.head
         self.layer = LeanLayer(head.layer)
         self.norms = [Norm(module) for module in (head.token_norm, head.hidden_norm, head.final_norm)]
+        self.project = Matrix(head.project.weight)
         self.table = RotaryTable(head.rotary, self.length, head.project.weight)
 
     def __call__(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
@@ -117,8 +120,8 @@ class LeanHead:
         if head.zero_first:
             embeddings = embeddings.masked_fill((positions == 0)[..., None], 0)
         token_norm, hidden_norm, final_norm = self.norms
-        x = product(torch.cat([token_norm(embeddings), hidden_norm(hidden)], -1), head.project.weight)
-        return final_norm(self.layer(x, self.table.at(positions, context), context))
+        x = self.project(torch.cat([token_norm(embeddings), hidden_norm(hidden)], -1).flatten(0, 1))
+        return final_norm(self.layer(x, hidden.shape, self.table.at(positions, context), context)).view(hidden.shape)
 
 
 class LeanLayer:
@@ -130,9 +133,9 @@ class LeanLayer:
         self.layer, self.scaling, size = attention.layer_idx, attention.scaling, attention.head_dim
         self.heads = [p.weight.shape[0] // size for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
         self.size, self.rotated = size, sum(self.heads[:2])
-        self.qkv = joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.gate_up = joined([mlp.gate_proj, mlp.up_proj])
-        self.out, self.down = ((p.weight, p.bias) for p in (attention.o_proj, mlp.down_proj))
+        self.qkv = Matrix(*joined([attention.q_proj, attention.k_proj, attention.v_proj]))
+        self.gate_up = Matrix(*joined([mlp.gate_proj, mlp.up_proj]))
+        self.out, self.down = (Matrix(p.weight, p.bias) for p in (attention.o_proj, mlp.down_proj))
         self.before, self.between = Norm(module.input_layernorm), Norm(module.post_attention_layernorm)
         own = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         self.own_norms = [Norm(norm) for norm in own if norm is not None]
@@ -140,24 +143,23 @@ class LeanLayer:
 
     def replaced(self) -> bool:
         """Whether the module's matrices are others than those that were joined: after a move, or another type."""
-        return bool(self.module.self_attn.q_proj.weight.data_ptr() != self.qkv[0].data_ptr())
+        return bool(self.module.self_attn.q_proj.weight.data_ptr() != self.qkv.weight.data_ptr())
 
     def hooked(self) -> bool:
         """Whether somebody wants the module's own arguments. Hooks that see what comes out are called from here: who
         reads states between layers does not change their rounding."""
         return bool(self.module._forward_pre_hooks or self.module._forward_hooks_with_kwargs)
 
-    def __call__(self, x: Tensor, rotary: Rotary, context: AttentionContext) -> Tensor:
-        """States [B,n,d] of the layer before -> [B,n,d]."""
-        out = self._states(x, rotary, context)
+    def __call__(self, x: Tensor, shape: torch.Size, rotary: Rotary, context: AttentionContext) -> Tensor:
+        """States [B*n,d] of the layer before -> [B*n,d]; ``shape`` [B,n,d], which hooks see."""
+        out = self._states(x, shape, rotary, context)
         for hook in self.module._forward_hooks.values():
-            changed = hook(self.module, (x,), out)
-            out = out if changed is None else changed
+            changed = hook(self.module, (x.view(shape),), out.view(shape))
+            out = out if changed is None else changed.flatten(0, 1)
         return out
 
-    def _states(self, x: Tensor, rotary: Rotary, context: AttentionContext) -> Tensor:
-        qkv = product(self.before(x), *self.qkv)
-        ragged = ragged_of(context)
+    def _states(self, x: Tensor, shape: torch.Size, rotary: Rotary, context: AttentionContext) -> Tensor:
+        qkv, ragged = self.qkv(self.before(x)).view(*shape[:2], -1), ragged_of(context)
         if ragged is not None:  # once for q, k and v
             qkv = ragged.padded(qkv)
         batch, width, _ = qkv.shape
@@ -168,14 +170,14 @@ class LeanLayer:
             turned = torch.cat([norm(part) for norm, part in zip(self.own_norms, parts, strict=True)], 1)
         query, key = rotate(turned, rotary).split_with_sizes(self.heads[:2], 1)
         if ragged is None:
-            attended = context.attend(self.layer, query, key, value, self.scaling).reshape(batch, width, -1)
+            attended = context.attend(self.layer, query, key, value, self.scaling).reshape(batch * width, -1)
         else:
             assert isinstance(context, SlotContext)
             side_by_side = context.attend_padded(self.layer, query, key, value, self.scaling)
-            attended = ragged.packed(side_by_side.reshape(batch, width, -1))
-        x = x + product(attended, *self.out)
-        gate, up = product(self.between(x), *self.gate_up).chunk(2, -1)
-        return product(self.activation(gate).mul_(up), *self.down).add_(x)
+            attended = ragged.packed(side_by_side.reshape(batch, width, -1))[0]
+        x = x + self.out(attended)
+        gate, up = self.gate_up(self.between(x)).chunk(2, -1)
+        return self.down(self.activation(gate).mul_(up)).add_(x)
 
 
 class Norm:

@@ -5,6 +5,8 @@ what is large half the time on processors that MKL has no kernels of their own f
 measurement at start-up, so that a job that goes on elsewhere rounds as before.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -22,3 +24,22 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             out: Tensor = ONEDNN(x, weight, bias, "none", [], "")
             return out
     return linear(x, weight, bias)
+
+
+class Matrix:
+    """A linear layer without gradients, of which all is settled that does not depend on what it is applied to."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """``weight`` [N, K] and ``bias`` [N]: seen, not copied, so that what is written into them counts."""
+        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+        self.turned = self.weight.t()
+        able = ONEDNN is not None and weight.dtype == torch.float32 and weight.device.type == "cpu"
+        rows = 0 if weight.numel() >= LARGE_MATRIX else math.ceil(LARGE / weight.numel())
+        self.onednn = rows if able else math.inf  # rows from which oneDNN is the faster one; see ``product``
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, K] -> [n, N]."""
+        if x.shape[0] >= self.onednn:
+            out: Tensor = ONEDNN(x, self.weight, self.bias, "none", [], "")  # type: ignore[misc]
+            return out
+        return torch.mm(x, self.turned) if self.bias is None else torch.addmm(self.bias, x, self.turned)

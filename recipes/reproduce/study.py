@@ -16,10 +16,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
@@ -148,7 +150,8 @@ def head(arm: Arm) -> Policy:
     assert model.mtp is not None
     if not arm.path.is_file():
         data = [f"data.sampling.top_p={arm.sampling.target_top_p}"] if arm.sampling.target_top_p < 1 else []
-        train(model, arm, corpus(arm.seed, *data)[: arm.sequences])
+        rows, states = _with_states(arm.seed, *data)
+        train(model, arm, rows[: arm.sequences], states=states[: arm.sequences])
         arm.path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(model.mtp.state_dict(), arm.path)
     model.mtp.load_state_dict(torch.load(arm.path, weights_only=True))
@@ -156,11 +159,25 @@ def head(arm: Arm) -> Policy:
     return model
 
 
-def train(model: Policy, arm: Arm, rows: Sequence[TokenRow], objective: Any = None) -> list[dict[str, float]]:
-    """Train the head of ``model`` in place; the backbone's states are computed once, as it does not change."""
+@lru_cache(maxsize=len(SEEDS))
+def _with_states(seed: int, *overrides: str) -> tuple[list[TokenRow], list[Tensor]]:
+    """The sequences of a seed, and the built-in backbone's states: all heads of a seed see the same."""
+    rows = corpus(seed, *overrides)
+    return rows, backbone_states(policy(), rows)
+
+
+def train(
+    model: Policy,
+    arm: Arm,
+    rows: Sequence[TokenRow],
+    objective: Any = None,
+    states: Sequence[Tensor] | None = None,
+) -> list[dict[str, float]]:
+    """Train the head of ``model`` in place; the backbone's states of ``rows`` are computed once, unless they are known:
+    it does not change."""
     config = HeadConfig(objective=arm.objective, depth=arm.depth, lr=arm.lr, lr_warmup_steps=6, max_tokens=2048)
     trainer = HeadTrainer(FSDPBackend(model, arm.sampling), config)
-    states = backbone_states(model, rows)
+    states = backbone_states(model, rows) if states is None else states
     numbers = []
     for step in range(arm.steps):
         chosen = rows_of_step(len(rows), arm.rows_per_step, 1000 * arm.seed + arm.order, step)

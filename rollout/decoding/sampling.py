@@ -23,10 +23,7 @@ class BatchSampling:
     def probs(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
         """BatchSampling [B, n, V] (float32) of logits [B, n, V]; ``seen`` [B, n, V] marks the tokens that are
         penalised."""
-        logits = logits.float()
-        if self.penalty is not None and seen is not None:
-            factor = self.penalty[:, None, None]
-            logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+        logits = self.penalised(logits.float(), seen)
         if self.temperature is None:
             probs = logits.softmax(-1)
         else:
@@ -46,6 +43,18 @@ class BatchSampling:
         """That of some rows, in their order."""
         columns = {one.name: getattr(self, one.name) for one in fields(self)}
         return BatchSampling(**{name: None if column is None else column[rows] for name, column in columns.items()})
+
+    @property
+    def truncates(self) -> bool:
+        """Whether any row leaves tokens out."""
+        return self.top_k is not None or self.top_p is not None or self.min_p is not None
+
+    def penalised(self, logits: Tensor, seen: Tensor | None) -> Tensor:
+        """Logits [B, n, V] with penalties on the tokens that ``seen`` [B, n, V] marks."""
+        if self.penalty is None or seen is None:
+            return logits
+        factor = self.penalty[:, None, None]
+        return torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
 
     def _nucleus(self, probs: Tensor) -> Tensor:
         """Top-k, then top-p of what is left; ties at the border are kept in index order (stable sort)."""

@@ -7,23 +7,60 @@ cycles alone, so the output distribution stays the target's.
 """
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from bebop.rollout.decoding.base import Rows
+from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.slots import Slots
 
-GRID = (0.32, 0.42, 0.56, 0.75, 1.0, 1.33)  # times the target's, a third apart: the overlap is flat around its peak
+GRID = (0.32, 0.4, 0.5, 0.6, 0.8, 1.1)  # times the target's: the overlap is flat around its peak, and closest by START
 POSITIONS = 16  # of a chain that a state has room for, whatever is drafted now
-# A request begins as if it had seen PRIOR overlaps that fall off by SLOPE a squared third on both sides of START. A
-# score has to be seen before the difference of means between two temperatures stands out from that between tokens.
-# Heads trained on cross-entropy draft best near .4 and lose much at 1, those trained on the overlap itself lose little
-# anywhere (recipes/reproduce/beyond says how much).
-START, PRIOR, SLOPE = 1, 24.0, 0.003
+# A request begins as if it had seen PRIOR overlaps that fall off by SLOPE a squared step on both sides of START. A
+# score has to be seen before the difference of means between two temperatures stands out from that between tokens, more
+# than an answer may have where it is small. So the start has to do for every head, next to its peak or not: heads
+# trained on cross-entropy draft best near .4 and lose much at 1, those trained on the overlap itself near .6. Grid,
+# start and slope were chosen on one seed's heads (start, hard_ce, ce, e2e_tv, rkl), among fifteen variants.
+START, PRIOR, SLOPE = 2, 24.0, 0.002
 SHARED = 64.0  # overlaps that the mean of all positions counts for at each: later positions are reached less often
 DECAY = 0.99  # weight of an overlap over that of the one after it
-ALWAYS, EVERY = 8, 8  # measured are the first cycles of a request, and one in so many after that
+# One position of a cycle is measured, each in its turn: after the first cycles of a request, and after one in so many.
+ALWAYS, EVERY = 8, 8
+CHUNK = 2**17  # numbers that are worked on at a time: they stay in a core's cache
+
+
+def measured(cycles: int, drafts: int) -> int | None:
+    """The position of the draft whose overlap is measured in the cycle that comes after so many; None: none is.
+
+    A function of their number alone: which positions are reached says how well drafts went, and a choice by that would
+    see poor contexts more often than they come.
+    """
+    if cycles < ALWAYS:
+        return cycles % drafts
+    turn, rest = divmod(cycles - ALWAYS, EVERY)
+    return None if rest else (ALWAYS + turn) % drafts
+
+
+def overlaps(p: Tensor, logits: Tensor, temperatures: Tensor) -> Tensor:
+    """Overlap [n, G] of distributions p [n, V] with softmax(logits / t) of logits [n, V], at temperatures t > 0 [n, G].
+
+    In one pass over blocks of a row and a few temperatures, or of a few rows: nothing of the size [n, G, V] is made.
+    """
+    (count, vocabulary), grid = logits.shape, temperatures.shape[1]
+    pairs = max(1, CHUNK // vocabulary)
+    found = torch.empty(count, grid, device=logits.device)
+    for first in range(0, count, size := max(1, pairs // grid)):
+        rows = slice(first, first + size)
+        below = logits[rows].float()
+        below = (below - below.amax(-1, keepdim=True))[:, None]
+        for start in range(0, grid, pairs):
+            part = slice(start, start + pairs)
+            q = (below / temperatures[rows, part, None]).exp_()
+            q /= q.sum(-1, keepdim=True)
+            found[rows, part] = torch.minimum(q, p[rows, None], out=q).sum(-1)
+    return found
 
 
 @dataclass(slots=True)
@@ -40,10 +77,12 @@ class Drawn:
         if seen is not None:
             self.seen.append(seen)
 
-    def of(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits, and what penalties saw, of some rows [b] -> [b, K, V]."""
-        logits, seen = ([each[rows] for each in steps] for steps in (self.logits, self.seen))
-        return torch.stack(logits, 1), torch.stack(seen, 1) if seen else None
+
+@lru_cache
+def _prior(device: torch.device) -> Tensor:
+    """Sums [G + 1] that a request begins with."""
+    fall = [-SLOPE * (place - START) ** 2 for place in range(len(GRID))]
+    return torch.tensor([PRIOR * one for one in (*fall, 1.0)], dtype=torch.float64, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +98,8 @@ class Overlaps:
 
     def best(self) -> Tensor:
         """Index [B, K] in the grid of the temperature to draft at."""
-        kept, grid = self.kept, torch.arange(len(GRID), dtype=torch.float64, device=self.kept.device)
-        prior = PRIOR * torch.cat([-SLOPE * (grid - START) ** 2, torch.ones_like(grid[:1])])
-        pooled = kept.sum(1, keepdim=True) + prior
+        kept = self.kept
+        pooled = kept.sum(1, keepdim=True) + _prior(kept.device)
         return (kept[..., :-1] + SHARED * pooled[..., :-1] / pooled[..., -1:]).argmax(-1)
 
     def after(self, overlaps: Tensor, reached: Tensor) -> Tensor:
@@ -70,23 +108,20 @@ class Overlaps:
         return torch.where(reached[..., None], DECAY * self.kept + seen, self.kept)
 
 
-def due(cycles: Tensor) -> Tensor:
-    """Which requests [B] measure the cycle that comes after so many [B]."""
-    return (cycles < ALWAYS) | (cycles % EVERY == 0)
-
-
 class DraftTemperature:
     """The temperatures of the drafts of each request, learned from its own cycles: nobody beside it matters."""
 
     def __init__(self, slots: Slots) -> None:
-        self.kept = slots.add("temperature/overlaps", Overlaps.fresh(POSITIONS))  # [S, POSITIONS, G + 1]
+        fresh = Overlaps.fresh(POSITIONS)
+        self.kept = slots.add("temperature/overlaps", fresh)  # [S, POSITIONS, G + 1]
         self.cycles = slots.add("temperature/cycles", torch.tensor(0))  # [S]
+        self.grid = torch.tensor(GRID, device=slots.device)
+        # [S, POSITIONS] what follows from the overlaps, times the target's temperature
+        self.factors = slots.add("temperature/factors", self.grid[Overlaps(fresh[None]).best()[0].to(slots.device)])
 
     def choose(self, rows: Rows, drafts: int) -> Tensor:
         """Temperatures [B, K] of the next drafts; a row that samples greedily drafts so."""
-        best = Overlaps(self.kept[: rows.batch, :drafts]).best()
-        own = rows.sampling.temperature
-        factors = torch.tensor(GRID, device=best.device)[best]
+        factors, own = self.factors[: rows.batch, :drafts], rows.sampling.temperature
         return factors if own is None else factors * own[:, None]
 
     def observe(self, rows: Rows, drawn: Drawn, p: Tensor, emitted: Tensor) -> None:
@@ -94,19 +129,39 @@ class DraftTemperature:
 
         A position counts if its draft was tested: it was reached, and is not beyond the end of the answer.
         """
-        count = self.cycles[: rows.batch]
-        chosen = due(count).nonzero()[:, 0]
-        count += 1
-        drafts = len(drawn.logits)
-        if not len(chosen) or not drafts:
+        cycles, own = self.cycles[: rows.batch].tolist(), rows.sampling.temperature
+        self.cycles[: rows.batch] += 1
+        if not (drafts := len(drawn.logits)):
+            return
+        places = [(row, place) for row, c in enumerate(cycles) if (place := measured(c, drafts)) is not None]
+        if not places:
             return
         tested = emitted if drawn.lengths is None else torch.minimum(emitted, drawn.lengths)
-        reached = torch.arange(drafts, device=emitted.device) < tested[chosen, None]
-        logits, seen = drawn.of(chosen)
-        target, sampling = p[chosen, :drafts], rows.sampling.of(chosen)
-        own = torch.ones(len(chosen), device=p.device) if sampling.temperature is None else sampling.temperature
-        overlaps = [
-            torch.minimum(target, replace(sampling, temperature=factor * own).probs(logits, seen)).sum(-1)
-            for factor in GRID
-        ]
-        self.kept[chosen, :drafts] = Overlaps(self.kept[chosen, :drafts]).after(torch.stack(overlaps, -1), reached)
+        if own is not None:  # greedy drafts are the same at every temperature
+            tested = torch.where(own > 0, tested, 0)
+        known = tested.tolist()
+        for place in {place for _, place in places}:
+            if chosen := [row for row, turn in places if turn == place and place < known[row]]:
+                self._learn(rows, torch.tensor(chosen, device=p.device), place, drawn, p)
+
+    def _learn(self, rows: Rows, chosen: Tensor, place: int, drawn: Drawn, p: Tensor) -> None:
+        """Of some rows [b], from their drafts at one position."""
+        seen = drawn.seen[place][chosen] if drawn.seen else None
+        found = _overlaps(rows.sampling.of(chosen), p[chosen, place], drawn.logits[place][chosen], seen, self.grid)
+        kept, one = self.kept[chosen], slice(place, place + 1)
+        reached = torch.ones(len(chosen), 1, dtype=torch.bool, device=p.device)
+        kept[:, one] = Overlaps(kept[:, one]).after(found[:, None], reached)
+        self.kept[chosen], self.factors[chosen] = kept, self.grid[Overlaps(kept).best()]
+
+
+def _overlaps(sampling: BatchSampling, p: Tensor, logits: Tensor, seen: Tensor | None, grid: Tensor) -> Tensor:
+    """[b, G] of distributions p [b, V] and logits [b, V], of whose tokens penalties saw some (``seen`` [b, V])."""
+    own = torch.ones(len(p), device=p.device) if sampling.temperature is None else sampling.temperature
+    logits = sampling.penalised(logits[:, None], None if seen is None else seen[:, None])[:, 0]
+    if not sampling.truncates:
+        return overlaps(p, logits, own[:, None] * grid)
+    found = []
+    for factor in grid:
+        q = replace(sampling, temperature=factor * own, penalty=None).probs(logits[:, None])[:, 0]
+        found.append(torch.minimum(p, q).sum(-1))
+    return torch.stack(found, -1)

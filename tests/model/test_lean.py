@@ -51,13 +51,34 @@ def test_known_families_give_the_modules_states(
     kind: str, settings: dict[str, Any], onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = made(kind, **settings)
-    wanted, hidden = states(policy, policy.hidden), lean_hidden(policy, LENGTH)
-    assert isinstance(hidden, LeanDecoder)
+    wanted = states(policy, policy.hidden)
     if onednn:
         monkeypatch.setattr(products, "LARGE_MATRIX", 1)
+    hidden = lean_hidden(policy, LENGTH)
+    assert isinstance(hidden, LeanDecoder)
     assert torch.allclose(states(policy, hidden), wanted, atol=2e-5, rtol=2e-5)
     monkeypatch.setattr(lean, "rotate", lambda x, rotary: rotate(x, (rotary[0], -rotary[1])))
     assert not torch.allclose(states(policy, hidden), wanted, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("biased", [False, True])
+@torch.no_grad()
+def test_a_matrix_multiplies_as_a_product_does(
+    dtype: torch.dtype, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, and by the library that its size asks for: of 64 numbers and 256 multiplications, from 4 rows on."""
+    used: list[int] = []
+    own = products.ONEDNN
+    assert own is not None
+    monkeypatch.setattr(products, "LARGE", 256)
+    monkeypatch.setattr(products, "ONEDNN", lambda x, *rest: used.append(len(x)) or own(x, *rest))
+    weight, bias = torch.randn(4, 16, dtype=dtype), torch.randn(4, dtype=dtype) if biased else None
+    for rows in (1, 3, 4, 5):
+        x = torch.randn(rows, 16, dtype=dtype)
+        used.clear()
+        assert torch.equal(products.Matrix(weight, bias)(x), products.product(x, weight, bias))
+        assert used == ([rows] * 2 if rows >= 4 and dtype == torch.float32 else [])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -115,14 +136,14 @@ def test_new_weights_are_seen_and_no_weight_is_held_twice() -> None:
     again = lean_hidden(policy, LENGTH)
     assert isinstance(hidden, LeanDecoder) and isinstance(again, LeanDecoder)
     for one, two in zip(hidden.layers, again.layers, strict=True):
-        assert one.qkv[0].data_ptr() == two.qkv[0].data_ptr()  # engines of one policy share
+        assert one.qkv.weight.data_ptr() == two.qkv.weight.data_ptr()  # engines of one policy share
     held = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in policy.backbone.parameters()}
     assert sum(held.values()) == 4 * before
     policy.load(other.weights())
     assert torch.allclose(states(policy, hidden), states(other, other.hidden), atol=1e-5)
     policy.backbone.to(torch.float64)  # parameters of their own again
     assert torch.allclose(states(policy, hidden), states(policy, policy.hidden), atol=1e-5)
-    assert not isinstance(hidden.layers[0].qkv[0], torch.nn.Parameter)
+    assert not isinstance(hidden.layers[0].qkv.weight, torch.nn.Parameter)
 
 
 def test_a_policy_can_be_trained_saved_and_copied_as_before(tmp_path: Path) -> None:

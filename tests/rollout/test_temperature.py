@@ -2,17 +2,30 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.decoding.base import Rows
-from bebop.rollout.decoding.temperature import ALWAYS, EVERY, GRID, START, DraftTemperature, Drawn, Overlaps
+from bebop.rollout.decoding.temperature import (
+    ALWAYS,
+    CHUNK,
+    EVERY,
+    GRID,
+    START,
+    DraftTemperature,
+    Drawn,
+    Overlaps,
+    measured,
+    overlaps,
+)
 from bebop.rollout.engine import Request
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.torch_engine import TorchEngine, generate
@@ -75,25 +88,57 @@ def observe(rows: Rows, chosen: DraftTemperature, emitted: list[int], lengths: l
 
 
 def test_overlaps_are_those_of_drafts_that_were_tested_under_each_request_s_own_sampling() -> None:
-    """By hand: temperature, truncation and penalty of the row, as verification has them."""
+    """By hand: temperature, truncation and penalty of the row, as verification has them; a cycle a position."""
     params = [{}, {"temperature": 0.5}, {"top_k": 2, "temperature": 2.0}, {"repetition_penalty": 3.0}, {}]
-    _, rows, chosen = state([SamplingParams(**one) for one in params])  # type: ignore[arg-type]
-    p = observe(rows, chosen, emitted=[3, 1, 2, 3, 3], lengths=[2, 2, 2, 2, 1])
-    torch.manual_seed(0)
-    logits = torch.randn(5, 3, 6)[:, :2] + torch.tensor([0.0, 1.0])[:, None]
-    reached = [[1, 1], [1, 0], [1, 1], [1, 1], [1, 0]]
-    assert chosen.kept[:5, :, -1].tolist() == [[*row, *[0] * 14] for row in reached]
-    for row, one in enumerate(params):
-        for step in range(sum(reached[row])):
-            own = logits[row, step].clone()
-            if "repetition_penalty" in one:
-                own[1:3] = torch.where(own[1:3] > 0, own[1:3] / 3, own[1:3] * 3)
-            for i, factor in enumerate(GRID):
-                q = (own / (factor * one.get("temperature", 1.0))).softmax(-1)
-                if "top_k" in one:
-                    q = q * (q >= q.sort().values[-2])
-                overlap = torch.minimum(p[row, step], q / q.sum()).sum()
-                assert float(chosen.kept[row, step, i]) == pytest.approx(float(overlap), abs=1e-6)
+    for some in (params, [one for one in params if "top_k" not in one]):
+        _, rows, chosen = state([SamplingParams(**one) for one in some])  # type: ignore[arg-type]
+        lengths = [2] * (len(some) - 1) + [1]
+        emitted = [3, 1, 2, 3, 3][: len(some)]
+        p = observe(rows, chosen, emitted, lengths)
+        observe(rows, chosen, emitted, lengths)
+        torch.manual_seed(0)
+        logits = torch.randn(len(some), 3, 6)[:, :2] + torch.tensor([0.0, 1.0])[:, None]
+        reached = [[1, int(tested > 1)] for tested in map(min, emitted, lengths)]
+        assert chosen.kept[: len(some), :, -1].tolist() == [[*row, *[0] * 14] for row in reached]
+        assert any(0 in row for row in reached)
+        for row, one in enumerate(some):
+            for step in range(sum(reached[row])):
+                own = logits[row, step].clone()
+                if "repetition_penalty" in one:
+                    own[1:3] = torch.where(own[1:3] > 0, own[1:3] / 3, own[1:3] * 3)
+                for i, factor in enumerate(GRID):
+                    q = (own / (factor * one.get("temperature", 1.0))).softmax(-1)
+                    if "top_k" in one:
+                        q = q * (q >= q.sort().values[-2])
+                    overlap = torch.minimum(p[row, step], q / q.sum()).sum()
+                    assert float(chosen.kept[row, step, i]) == pytest.approx(float(overlap), abs=1e-6)
+
+
+@pytest.mark.parametrize("vocabulary", [6, CHUNK // 20, CHUNK // 4, CHUNK + 5])
+def test_overlaps_in_blocks_are_those_of_whole_distributions(vocabulary: int) -> None:
+    """Several rows a block, some temperatures of one row, one; a token that is ruled out; logits that overflow."""
+    torch.manual_seed(1)
+    logits, temperatures = 3 * torch.randn(5, vocabulary), torch.rand(5, 6) + 0.2
+    p = (logits + torch.randn(5, vocabulary)).softmax(-1)
+    logits[:, 2], logits[3] = -torch.inf, logits[3] + 1e4
+    q = (logits.double()[:, None] / temperatures.double()[..., None]).softmax(-1)
+    assert torch.allclose(overlaps(p, logits, temperatures), torch.minimum(q, p[:, None]).sum(-1).float(), atol=2e-5)
+
+
+def test_blocks_stay_small() -> None:
+    """Of a large vocabulary no more is made at a time than a few temperatures of one row."""
+    made: list[int] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            made.extend([out.numel()] if isinstance(out, Tensor) else [])
+            return out
+
+    logits = torch.randn(20, CHUNK // 4)
+    with Watch():
+        overlaps(logits.softmax(-1), logits, torch.ones(20, 6))
+    assert max(made[1:]) <= CHUNK  # the first is the softmax of this test
 
 
 def test_a_row_is_measured_by_itself_while_others_are_not() -> None:
@@ -108,9 +153,24 @@ def test_a_row_is_measured_by_itself_while_others_are_not() -> None:
     assert not chosen.kept[0].any() and chosen.cycles[:2].tolist() == [ALWAYS + 2, 1]
 
 
+def test_what_was_measured_is_drawn_at_in_the_next_cycle() -> None:
+    """Logits of half the target's draft best at half the temperature: the choice moves down, in that row alone."""
+    _, rows, chosen = state([SamplingParams(), SamplingParams(temperature=0.0)])
+    torch.manual_seed(0)
+    target = 4 * torch.randn(2, 3, 6)
+    for _ in range(40):
+        drawn = Drawn()
+        for step in range(2):
+            drawn.add(target[:, step] / 3, None)
+        chosen.observe(rows, drawn, rows.probs(target), torch.tensor([3, 3]))
+    assert chosen.choose(rows, 2).tolist() == [[pytest.approx(GRID[0])] * 2, [0.0, 0.0]]
+    assert not chosen.kept[1].any()  # greedy drafts are the same at every temperature
+    assert torch.equal(chosen.factors[0], torch.tensor(GRID)[Overlaps(chosen.kept[:1]).best()[0]])
+
+
 def test_temperatures_are_those_of_each_request_and_greedy_rows_draft_greedily() -> None:
     _, rows, chosen = state([SamplingParams(temperature=t) for t in (0.5, 0.0, 1.0)])
-    chosen.kept[0] = seen(peak(3), 9, [True] * 16).kept[0]
+    chosen.factors[0] = GRID[3]
     assert chosen.choose(rows, 2).tolist() == [
         pytest.approx([0.5 * GRID[3]] * 2), [0.0, 0.0], pytest.approx([GRID[START]] * 2)
     ]  # fmt: skip
@@ -118,7 +178,16 @@ def test_temperatures_are_those_of_each_request_and_greedy_rows_draft_greedily()
     assert neutral[2].choose(neutral[1], 1).tolist() == [[pytest.approx(GRID[START])]] * 2
 
 
-def test_the_first_cycles_are_measured_then_one_in_so_many() -> None:
+def test_every_position_has_its_turn_in_the_first_cycles_and_in_one_of_so_many_after_that() -> None:
+    for drafts in (1, 2, 3, 4, 5):
+        places = [measured(cycle, drafts) for cycle in range(ALWAYS + 10 * EVERY)]
+        assert places[:ALWAYS] == [cycle % drafts for cycle in range(ALWAYS)]
+        later = places[ALWAYS::EVERY]
+        assert later == [(ALWAYS + turn) % drafts for turn in range(10)]
+        assert sum(place is not None for place in places) == ALWAYS + 10
+
+
+def test_cycles_that_are_not_measured_change_nothing() -> None:
     _, rows, chosen = state([SamplingParams()])
     counts = []
     for _ in range(ALWAYS + 2 * EVERY):

@@ -26,8 +26,8 @@ FAULTS = (
     fault(
         "auto/temperature-forgets-the-target-s",
         FILE,
-        "temperature=factor * own)",
-        "temperature=factor + 0 * own)",
+        "own[:, None] * grid",
+        "0 * own[:, None] + grid",
         TABLE,
     ),
     fault(
@@ -37,7 +37,9 @@ FAULTS = (
         "else column[: len(rows)] for",
         f"{HERE}::test_a_row_is_measured_by_itself_while_others_are_not",
     ),
-    fault("auto/temperature-forgets-penalties", FILE, "torch.stack(seen, 1) if seen else None", "None", TABLE),
+    fault(
+        "auto/temperature-forgets-penalties", FILE, "drawn.seen[place][chosen] if drawn.seen else None", "None", TABLE
+    ),
     fault(
         "auto/temperature-of-the-smallest-overlap",
         FILE,
@@ -62,9 +64,65 @@ FAULTS = (
     fault(
         "auto/temperature-always-measured",
         FILE,
-        "(cycles < ALWAYS) | (cycles % EVERY == 0)",
-        "cycles >= 0",
-        f"{HERE}::test_the_first_cycles_are_measured_then_one_in_so_many",
+        "divmod(cycles - ALWAYS, EVERY)",
+        "divmod(cycles - ALWAYS, 1)",
+        f"{HERE}::test_every_position_has_its_turn_in_the_first_cycles_and_in_one_of_so_many_after_that",
+    ),
+    fault(
+        "auto/temperature-one-position-alone",
+        FILE,
+        "return None if rest else (ALWAYS + turn) % drafts",
+        "return None if rest else cycles % drafts",
+        f"{HERE}::test_every_position_has_its_turn_in_the_first_cycles_and_in_one_of_so_many_after_that",
+    ),
+    fault(
+        "auto/temperature-learned-and-not-used",
+        FILE,
+        "self.kept[chosen], self.factors[chosen] = kept, self.grid[Overlaps(kept).best()]",
+        "self.kept[chosen] = kept",
+        f"{HERE}::test_what_was_measured_is_drawn_at_in_the_next_cycle",
+    ),
+    fault(
+        "auto/temperature-greedy-rows-learn",
+        FILE,
+        "tested = torch.where(own > 0, tested, 0)",
+        "pass",
+        f"{HERE}::test_what_was_measured_is_drawn_at_in_the_next_cycle",
+    ),
+    fault(
+        "auto/temperature-blocks-overlap",
+        FILE,
+        "part = slice(start, start + pairs)",
+        "part = slice(0, pairs)",
+        f"{HERE}::test_overlaps_in_blocks_are_those_of_whole_distributions",
+    ),
+    fault(
+        "auto/temperature-blocks-of-everything",
+        FILE,
+        "pairs = max(1, CHUNK // vocabulary)",
+        "pairs = grid * count",
+        f"{HERE}::test_blocks_stay_small",
+    ),
+    fault(
+        "auto/temperature-logits-overflow",
+        FILE,
+        "below - below.amax(-1, keepdim=True)",
+        "below",
+        f"{HERE}::test_overlaps_in_blocks_are_those_of_whole_distributions",
+    ),
+    fault(
+        "auto/temperature-choosing-untimed",
+        "benchmarks/temperature_cost.py",
+        'names = ("choose", "observe")',
+        'names = ("observe",)',
+        "benchmarks/test_temperature_cost.py",
+    ),
+    fault(
+        "auto/temperature-learning-untimed",
+        "benchmarks/temperature_cost.py",
+        'names = ("choose", "observe")',
+        'names = ("choose",)',
+        "benchmarks/test_temperature_cost.py",
     ),
     fault(
         "auto/temperature-greedy-rows",

@@ -237,8 +237,8 @@ FAULTS = (
     fault(
         "engine/bf16-distribution",
         "rollout/decoding/sampling.py",
-        "logits = logits.float()",
-        "logits = logits * 1",
+        "self.penalised(logits.float(), seen)",
+        "self.penalised(logits, seen)",
         ENDS,
     ),
 )

@@ -7,13 +7,31 @@ LEAN, FILE = "model/test_lean.py", "bebop/model/lean.py"
 FAULTS = (
     fault("lean/sign-of-sines", FILE, "torch.cat([-sin[:, :half]", "torch.cat([sin[:, :half]", LEAN),
     fault("lean/no-norm-of-queries", FILE, "if self.own_norms:", "if False:", LEAN),
-    fault("lean/no-residual", FILE, "*self.down).add_(x)", "*self.down)", LEAN),
-    fault("lean/gate-and-up", FILE, "gate, up = product", "up, gate = product", LEAN),
+    fault("lean/no-residual", FILE, "mul_(up)).add_(x)", "mul_(up))", LEAN),
+    fault("lean/gate-and-up", FILE, "gate, up = self.gate_up", "up, gate = self.gate_up", LEAN),
+    fault("lean/shape-of-hooks", FILE, "(x.view(shape),), out.view(shape))", "(x,), out)", LEAN),
+    fault(
+        "lean/library-of-one-row-more",
+        "bebop/model/products.py",
+        "x.shape[0] >= self.one",
+        "x.shape[0] > self.one",
+        LEAN,
+    ),
+    fault("lean/library-for-every-type", "bebop/model/products.py", "rows if able else math.inf", "rows", LEAN),
+    fault(
+        "lean/bias-left-out",
+        "bebop/model/products.py",
+        "torch.addmm(self.bias, x, self.turned)",
+        "torch.mm(x, self.turned)",
+        LEAN,
+    ),
     fault("lean/weights-copied", FILE, "            part.data = own\n", "            own\n", LEAN),
     fault("lean/moved-unnoticed", FILE, "if self.layers[0].replaced():", "if False:", LEAN),
     fault("lean/hooks-ignored", FILE, "            if layer.hooked():", "            if False:", LEAN),
     fault("lean/outputs-unseen", FILE, "in self.module._forward_hooks.values()", "in ()", LEAN),
-    fault("lean/outputs-unchanged", FILE, "out = out if changed is None else changed", "del changed", LEAN),
+    fault(
+        "lean/outputs-unchanged", FILE, "out = out if changed is None else changed.flatten(0, 1)", "del changed", LEAN
+    ),
     fault(
         "lean/states-of-modules",
         FILE,

@@ -1,0 +1,211 @@
+"""How far plain decoding is from what this machine can do: its speed beside the bounds by memory and by arithmetic.
+
+A cycle of B rows reads every matrix once and what the cache holds of each row, and multiplies each weight with B
+vectors. Bytes and operations follow from the model's settings, what one thread can do of each is measured
+(``roofs.py``), and the smaller of the two bounds is the roof. Small models do not come near it, for what calls take is
+in neither: a model of as many layers, so narrow that it computes next to nothing, makes the same calls. Sampling, norms
+and what is written are left out of the bounds, which makes them no less true.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from bebop.bench import roofs
+from bebop.config import DecodingConfig, ModelConfig, TaskConfig
+from bebop.model.attention import ATTENTION
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy
+from bebop.model.products import product
+from bebop.rollout.engine import Request
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.tasks.source import PromptSource, chat_encoder
+from bebop.trajectory import SamplingParams
+
+BYTES = 4  # of a number: fp32
+HEAD, INNER, VOCABULARY = 2, 8, 16  # sizes of a head, the MLP and the vocabulary where next to nothing is computed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundBench:
+    """What is measured."""
+
+    models: tuple[ModelConfig, ...]
+    task: TaskConfig
+    batches: tuple[int, ...]
+    rounds: int
+    cycles: int  # of a turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a cycle of plain decoding has to do, from a model's settings."""
+
+    matrices: dict[tuple[int, int], int]  # [N, K] as the engine joins them: how many
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> Self:
+        """Of a decoder with grouped queries and a gated MLP; embeddings are looked up, which reads next to nothing."""
+        heads, hidden, inner = config.num_attention_heads, config.hidden_size, config.intermediate_size
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        size = getattr(config, "head_dim", None) or hidden // heads
+        layers = config.num_hidden_layers
+        shapes = [((heads + 2 * kv_heads) * size, hidden), (hidden, heads * size), (2 * inner, hidden), (hidden, inner)]
+        matrices = {shape: layers * shapes.count(shape) for shape in shapes}
+        head = (config.vocab_size, hidden)
+        matrices[head] = matrices.get(head, 0) + 1
+        return cls(matrices=matrices, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=size)
+
+    @property
+    def weights(self) -> int:
+        """Numbers in the matrices."""
+        return sum(rows * columns * count for (rows, columns), count in self.matrices.items())
+
+    def cache(self, context: float) -> float:
+        """Keys and values of a row with so many entries."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * context
+
+    def operations(self, context: float) -> float:
+        """Multiplications and additions for a token behind so many entries."""
+        return 2 * self.weights + 4 * self.layers * self.heads * self.head_dim * context
+
+
+class Turn(NamedTuple):
+    """A measured one."""
+
+    seconds: float  # processor time of a cycle
+    context: float  # entries that a row looks at, on average
+
+
+def run(bench: BoundBench) -> list[dict[str, Any]]:
+    """One row a model and batch size; the engine and its hollow twin take turns, and the best counts."""
+    rows = []
+    call = roofs.call()
+    with tqdm(total=len(bench.models) * len(bench.batches), desc="bound") as progress:
+        for model in bench.models:
+            policy = load_policy(model, need_head=False)
+            source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
+            hollow, work = narrow(policy), Work.of(policy.backbone.config)
+            for batch in bench.batches:
+                prompts = [source.prompt(i // 4).token_ids for i in range(batch)]
+                found, calls = Turn(float("inf"), 0), float("inf")
+                for _ in range(bench.rounds):
+                    found = min(found, turn(policy, prompts, bench.cycles))
+                    calls = min(calls, turn(hollow, [[1] * len(p) for p in prompts], bench.cycles).seconds)
+                counted = operators(policy, prompts)
+                rows.append({"model": model.path, **bound(work, batch, found, calls, (counted, call))})
+                progress.update()
+    return rows
+
+
+def bound(work: Work, batch: int, found: Turn, calls: float, operators: tuple[int, float]) -> dict[str, Any]:
+    """A row. ``calls``: seconds of a cycle that computes next to nothing; ``operators``: of a cycle, seconds of one."""
+    weights, cache = BYTES * work.weights, BYTES * batch * work.cache(found.context)
+    read = roofs.bandwidth(int(weights + cache))
+    rate = roofs.arithmetic(batch, [*work.matrices])
+    memory, arithmetic = (weights + cache) / read, batch * work.operations(found.context) / rate
+    return {
+        **{"batch": batch, "context": found.context, "tokens/s": batch / found.seconds},
+        **{"bound by memory": batch / memory, "bound by arithmetic": batch / arithmetic},
+        **{"roof": batch / max(memory, arithmetic), "of the roof %": 100 * max(memory, arithmetic) / found.seconds},
+        **{"products alone": batch / products(work, batch)},
+        **{"weights MB": weights / 1e6, "cache MB": cache / 1e6, "GB/s": read / 1e9},
+        **{"MFLOP/token": work.operations(found.context) / 1e6, "GFLOP/s": rate / 1e9},
+        **{"cycle ms": 1e3 * found.seconds, "calls ms": 1e3 * calls},
+        **{"operators": operators[0], "us each": 1e6 * operators[1], "operators ms": 1e3 * operators[0] * operators[1]},
+        "of roof and calls %": 100 * (max(memory, arithmetic) + calls) / found.seconds,
+    }
+
+
+def charted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A bar for each of the speeds in a row."""
+    speeds = ("tokens/s", "products alone", "bound by memory", "bound by arithmetic")
+    return [
+        {"case": f"{row['model']}, batch {row['batch']}", "what": "measured" if what == "tokens/s" else what}
+        | {"tokens/s": row[what]}
+        for row in rows
+        for what in speeds
+    ]
+
+
+def turn(policy: Policy, prompts: Sequence[Sequence[int]], cycles: int) -> Turn:
+    """Cycles in which all rows go on, without those that read the prompts."""
+    engine = started(policy, prompts, cycles + 3)
+    engine.step()
+    engine.step()
+    entries, begun = 0, time.process_time()
+    for _ in range(cycles):
+        entries += sum(engine.fed) + len(prompts)
+        engine.step()
+    return Turn((time.process_time() - begun) / cycles, entries / cycles / len(prompts))
+
+
+def started(policy: Policy, prompts: Sequence[Sequence[int]], tokens: int) -> TorchEngine:
+    """An engine whose requests have so many tokens each."""
+    longest = max(map(len, prompts)) + tokens
+    engine = TorchEngine(policy, DecodingConfig(system="autoregressive"), slots=len(prompts), max_length=longest)
+    for i, prompt in enumerate(prompts):
+        engine.add(Request(id=i, token_ids=tuple(prompt), params=SamplingParams(max_new_tokens=tokens, seed=i)))
+    return engine
+
+
+@torch.inference_mode()
+def products(work: Work, batch: int) -> float:
+    """Seconds of a cycle's products with matrices, one after the other, and nothing else."""
+    layer = [shape for shape, count in work.matrices.items() if count >= work.layers]
+    order = [*layer * work.layers, *(shape for shape in work.matrices if shape not in layer)]
+    held = [(torch.randn(batch, 1, shape[1]), torch.randn(shape)) for shape in order]
+
+    def every() -> Tensor:
+        for x, weight in held:
+            out = product(x, weight)
+        return out
+
+    return roofs.fastest(every)
+
+
+def narrow(policy: Policy) -> Policy:
+    """A model of the same family with as many layers and heads, which computes next to nothing."""
+    config = type(policy.backbone.config)(**policy.backbone.config.to_dict())
+    config.head_dim, config.hidden_size = HEAD, HEAD * config.num_attention_heads
+    config.intermediate_size, config.vocab_size = INNER, VOCABULARY
+    config.pad_token_id = config.bos_token_id = config.eos_token_id = 0
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        backbone = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION).eval()
+    return Policy(backbone=backbone, tokenizer=policy.tokenizer, mtp=None, layout=policy.layout)
+
+
+def operators(policy: Policy, prompts: Sequence[Sequence[int]]) -> int:
+    """Operators that a cycle calls."""
+    engine = started(policy, prompts, 8)
+    engine.step()
+    with counted() as calls:
+        engine.step()
+    return calls[0]
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """How many operators reach a backend within this block."""
+    calls = [0]
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls[0] += 1
+            return func(*args, **(kwargs or {}))
+
+    with Count():
+        yield calls

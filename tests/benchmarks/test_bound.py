@@ -1,0 +1,96 @@
+"""Bounds by memory and arithmetic: what a cycle has to do, by hand and against the modules, and a row made of it."""
+
+import time
+
+import pytest
+import torch
+from transformers import Qwen2Config
+
+from bebop.bench import bound, roofs
+from bebop.bench.bound import BoundBench, Turn, Work
+from bebop.config import ModelConfig, TaskConfig
+from bebop.model.checkpoint import load_policy
+from tests.builders import tiny_policy
+
+PROMPTS = [[1, 2, 3], [4, 5]]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofs, "TURNS", 2)
+    monkeypatch.setattr(roofs, "SECONDS", 0.001)
+
+
+def test_work_is_that_of_the_modules() -> None:
+    for policy in (tiny_policy(), load_policy(ModelConfig(device="cpu"))):
+        linear = [m for m in policy.backbone.modules() if isinstance(m, torch.nn.Linear)]
+        assert Work.of(policy.backbone.config).weights == sum(m.weight.numel() for m in linear)
+
+
+def test_work_by_hand() -> None:
+    """Heads of 8, a group of two, 3 layers; where two shapes are equal both count."""
+    config = Qwen2Config(
+        vocab_size=100, hidden_size=32, intermediate_size=16, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    work = Work.of(config)
+    assert work.matrices == {(64, 32): 3, (32, 32): 6, (32, 16): 3, (100, 32): 1}
+    weights = 3 * (64 * 32 + 2 * 32 * 32 + 32 * 16) + 3200
+    assert work.weights == weights and work.cache(10) == 3 * 10 * 2 * 2 * 8
+    assert work.operations(10) == 2 * weights + 3 * 10 * 4 * 4 * 8
+
+
+def test_a_row_holds_a_cycle_against_the_larger_of_two_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work(matrices={(100, 50): 2}, layers=2, heads=4, kv_heads=2, head_dim=5)
+    read = []
+    monkeypatch.setattr(roofs, "bandwidth", lambda size: read.append(size) or 1e6)
+    monkeypatch.setattr(roofs, "arithmetic", lambda rows, shapes: 1e8)
+    monkeypatch.setattr(bound, "products", lambda work, batch: 0.25)
+    row = bound.bound(work, 8, Turn(0.2, 10.0), 0.05, (40, 1e-5))
+    cache = 8 * 4 * 2 * 2 * 2 * 5 * 10
+    assert read == [40_000 + cache] and row["bound by memory"] == pytest.approx(8e6 / (40_000 + cache))
+    assert row["bound by arithmetic"] == pytest.approx(1e8 / (20_000 + 1_600))
+    assert row["roof"] == row["bound by memory"] and row["tokens/s"] == 40
+    assert row["of the roof %"] == pytest.approx(100 * 40 / row["roof"]) and row["products alone"] == 32
+    assert row["of roof and calls %"] == pytest.approx(row["of the roof %"] + 25)
+    assert row["operators ms"] == pytest.approx(0.4)
+    monkeypatch.setattr(roofs, "arithmetic", lambda rows, shapes: 1e4)
+    assert bound.bound(work, 8, Turn(0.2, 10.0), 0.05, (40, 1e-5))["roof"] == pytest.approx(1e4 / 21_600)
+
+
+@pytest.mark.parametrize("built_in", [False, True])
+def test_the_narrow_model_makes_the_same_calls(built_in: bool) -> None:
+    policy = load_policy(ModelConfig(device="cpu")) if built_in else tiny_policy(layers=3)
+    hollow = bound.narrow(policy)
+    calls = bound.operators(policy, PROMPTS)
+    assert calls > 100 and bound.operators(hollow, [[1] * len(p) for p in PROMPTS]) == calls
+    layers = policy.backbone.config.num_hidden_layers
+    assert Work.of(hollow.backbone.config).weights == layers * (128 + 64 + 128 + 64) + 128  # states of 8 numbers
+    assert bound.operators(bound.narrow(tiny_policy(layers=2)), PROMPTS) < calls
+
+
+def test_a_turn_counts_what_rows_look_at() -> None:
+    """Behind a prompt of three tokens, the third of four cycles looks at five entries and its own."""
+    assert bound.turn(tiny_policy(), [[1, 2, 3]], 4).context == 3 + 2 + 1.5
+    assert bound.turn(tiny_policy(), PROMPTS, 2).context == pytest.approx((5.5 + 4.5) / 2)
+
+
+def test_rates_are_work_over_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert roofs.fastest(lambda: time.sleep(0.0005) or sum(range(2000))) < 0.0004  # sleep is no processor time
+    monkeypatch.setattr(roofs, "fastest", lambda work: work() is not None and 0.5)
+    assert roofs.bandwidth(4096 * 40 + 3) == 2 * 4096 * 40
+    assert roofs.arithmetic(3, [(8, 16), (16, 32)]) == 2 * 2 * 3 * 16 * 32
+    assert roofs.call() == 0.005
+
+
+def test_every_model_and_batch_has_a_row_and_its_bars() -> None:
+    model = ModelConfig(path="tiny", device="cpu", dtype="float32")
+    rows = bound.run(BoundBench(models=(model,), task=TaskConfig(), batches=(1, 2), rounds=1, cycles=2))
+    assert [(row["model"], row["batch"]) for row in rows] == [("tiny", 1), ("tiny", 2)]
+    for row in rows:
+        assert row["cycle ms"] > 0 and row["operators"] > 300
+        assert row["roof"] == min(row["bound by memory"], row["bound by arithmetic"])
+    bars = bound.charted(rows)
+    assert len(bars) == 8 and bars[0] == {
+        "case": "tiny, batch 1", "what": "measured", "tokens/s": rows[0]["tokens/s"]
+    }  # fmt: skip
