@@ -119,13 +119,6 @@ FAULTS = (
         f"{COMPILED_TESTS}::test_kinds_are_not_mixed_up",
     ),
     fault(
-        "compiled-losses/for-one-row",
-        COMPILED,
-        "ROWS, VOCABULARY = 3,",
-        "ROWS, VOCABULARY = 1,",
-        f"{COMPILED_TESTS}::test_no_shape_makes_a_kind_compile_again",
-    ),
-    fault(
         "compiled-losses/target-dtype-left-out",
         "kernels/row_losses_cpu.py",
         "target=target.dtype,",
