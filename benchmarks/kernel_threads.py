@@ -55,7 +55,7 @@ def default(threads: Sequence[int], busy: int) -> ThreadsBench:
         chains=((8, 3, 32_768), (8, 7, 49_152), (8, 7, 151_936)),
         hidden=256,
         turns=5,
-        seconds=540,
+        seconds=360,
     )
 
 
@@ -66,13 +66,15 @@ class Case:
     what: str
     shape: str
     arms: Mapping[str, Callable[[], Call]]  # each makes what is timed; raises Skip where it cannot be had
+    inputs: Sequence[Tensor] = ()  # of what learns, once an arm is made
 
 
 def run(bench: ThreadsBench) -> list[Row]:
     """A row per case, arm, number of threads and of neighbours, times in ms.
 
     ``x one thread`` is the speed relative to the same arm on one thread, ``x eager`` relative to the fastest that plain
-    PyTorch is on any of the numbers of threads; both beside as many neighbours.
+    PyTorch is on any of the numbers of threads; both beside as many neighbours. ``saved MB`` is what lives between
+    forward and backward pass beyond the inputs, which is the same on every run.
     """
     before, ends, rows = torch.get_num_threads(), time.monotonic() + bench.seconds, list[Row]()
     try:
@@ -97,6 +99,7 @@ def _measure(case: Case, bench: ThreadsBench) -> list[Row]:
         torch.set_num_threads(threads)
         for _ in range(WARM_UP):
             calls[arm]()
+    saved = {arm: saved_bytes(call, case.inputs) for arm, call in calls.items()}
     measured = list[Row]()
     for busy in dict.fromkeys((0, bench.busy)):
         with neighbours(busy):
@@ -108,9 +111,25 @@ def _measure(case: Case, bench: ThreadsBench) -> list[Row]:
                     "what": case.what, "shape": case.shape, "arm": arm, "threads": threads, "busy neighbours": busy,
                     "ms": ms, "x one thread": best[arm, 1] / ms if (arm, 1) in best else None,
                     "x eager": None if eager is None else eager / ms,
+                    "saved MB": saved[arm] / 2**20 if case.inputs else None,
                 }
             )  # fmt: skip
     return measured + rows
+
+
+def saved_bytes(call: Call, inputs: Sequence[Tensor]) -> int:
+    """Of all tensors that autograd keeps for a backward pass in ``call``; each memory once, without that of inputs."""
+    own, kept = {x.untyped_storage().data_ptr() for x in inputs}, dict[int, int]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        call()
+    return sum(kept.values())
 
 
 def _best(calls: dict[str, Call], bench: ThreadsBench) -> dict[tuple[str, int], float]:
@@ -162,14 +181,14 @@ def _logits(rows: int, vocabulary: int) -> tuple[Tensor, Tensor]:
 
 def _loss(kind: str, rows: int, vocabulary: int) -> Case:
     """Forward and backward from logits. Inputs are made when the first arm is."""
-    inputs: list[tuple[Tensor, Tensor, Tensor]] = []
+    inputs: list[Tensor] = []
 
     def prepared(make: Callable[[str], kernel_arms.LabelledLoss]) -> Call:
         loss = make(kind)
         if not inputs:
             draft, target = _logits(rows, vocabulary)
-            inputs.append((draft.requires_grad_(), target, target.argmax(-1)))
-        draft, target, labels = inputs[0]
+            inputs.extend((draft.requires_grad_(), target, target.argmax(-1)))
+        draft, target, labels = inputs
 
         def step() -> None:
             loss(draft, target, labels).sum().backward()
@@ -178,7 +197,7 @@ def _loss(kind: str, rows: int, vocabulary: int) -> Case:
         return step
 
     arms = {name: partial(prepared, make) for name, make in kernel_arms.KINDS.items()}
-    return Case(what=kind, shape=f"N={rows} V={vocabulary}", arms=arms)
+    return Case(what=kind, shape=f"N={rows} V={vocabulary}", arms=arms, inputs=inputs)
 
 
 def _linear(rows: int, vocabulary: int, width: int) -> Case:
@@ -196,7 +215,8 @@ def _linear(rows: int, vocabulary: int, width: int) -> Case:
         "bebop": lambda: lambda: step(lambda: linear_draft_loss(hidden, weight, states, weight).loss),
         "eager": lambda: lambda: step(lambda: kernel_arms.tv_of_softmaxes(hidden @ weight.T, states @ weight.T)),
     }
-    return Case(what="linear tv", shape=f"N={rows} d={width} V={vocabulary}", arms=arms)
+    inputs = hidden, states, weight
+    return Case(what="linear tv", shape=f"N={rows} d={width} V={vocabulary}", arms=arms, inputs=inputs)
 
 
 def _decoding(batch: int, drafts: int, vocabulary: int) -> Iterator[Case]:

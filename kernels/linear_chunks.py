@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bebop.kernels.draft_losses import needs_labels
+from bebop.kernels.large_tensors import product
 from bebop.kernels.losses import DraftLossOutput
 from bebop.kernels.row_losses import NUMBERS, RowLosses, accumulator, check, row_losses
 from bebop.kernels.row_threads import share, threads_for
@@ -122,8 +123,8 @@ def _chunk(inputs: Inputs, rows: slice, plan: Plan, numbers: Tensor, gradient: T
 def _logits(inputs: Inputs, rows: slice, plan: Plan) -> tuple[Tensor, Tensor]:
     """Of draft and target [R, V]; the target's are truncated."""
     hidden, weight, target_hidden, target_weight, _ = inputs
-    target = target_hidden[rows] @ target_weight.T
-    return hidden[rows] @ weight.T, truncate_(target, plan.temperature, plan.target_top_p, plan.target_top_k)
+    target = product(target_hidden[rows], target_weight.T)
+    return product(hidden[rows], weight.T), truncate_(target, plan.temperature, plan.target_top_p, plan.target_top_k)
 
 
 def _row_losses(
@@ -153,8 +154,8 @@ def _weight_gradient(upstream: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
         return products
 
     def add(products: list[Tensor]) -> None:
-        for product in products:
-            total.add_(product)
+        for part in products:
+            total.add_(part)
 
     _each_chunk(inputs, plan, parts, add)
     return total.to(weight.dtype)

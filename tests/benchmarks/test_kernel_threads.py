@@ -38,6 +38,22 @@ def test_a_row_for_every_arm_number_of_threads_and_of_neighbours() -> None:
     assert all(row["x one thread"] == 1 for row in measured if row["threads"] == 1)
     eager = [row["x eager"] for row in measured if row["arm"] == "eager"]
     assert len(eager) == 9 * 4 and max(eager) == 1
+    logits_of_one = 8 * 500 * 4 / 2**20
+    saved = {(row["what"], row["arm"]): row["saved MB"] / logits_of_one for row in measured if row["what"] in LOSSES}
+    assert all(saved[kind, "bebop"] == 1 for kind in LOSSES), "the gradient alone"
+    assert saved["tv", "eager"] >= 2, "both distributions"
+
+
+def test_saved_bytes_are_each_memory_once_without_the_inputs() -> None:
+    x = torch.ones(100, requires_grad=True)
+
+    def step() -> None:
+        y = x.exp()
+        (y * y * y.view(10, 10).flatten() * x).sum().backward()
+
+    assert kernel_threads.saved_bytes(step, (x,)) == 3 * 400, "y, y * y, y * y * y"
+    assert kernel_threads.saved_bytes(step, ()) == 4 * 400
+    assert kernel_threads.saved_bytes(lambda: x.detach().exp(), (x,)) == 0
 
 
 def test_time_that_is_up_leaves_shapes_out() -> None:

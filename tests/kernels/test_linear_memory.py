@@ -91,7 +91,7 @@ class Products(TorchDispatchMode):
         self.vocabulary, self.count = vocabulary, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.mm.default and args[1].shape[1] == self.vocabulary:
+        if func.overloadpacket is torch.ops.aten.mm and args[1].shape[1] == self.vocabulary:
             self.count += 1
         return func(*args, **(kwargs or {}))
 

@@ -1,6 +1,5 @@
 """How the draft losses are computed on a CPU: compiled, in chunks, in little memory, by several processes."""
 
-import shutil
 import subprocess
 import sys
 import time
@@ -9,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from bebop.kernels import row_losses_cpu
+from bebop.kernels import compiled_losses, row_losses_cpu
+from bebop.kernels.compiled_losses import CompiledLosses
 from bebop.kernels.losses import tv_loss
 from bebop.kernels.row_losses import RowLosses, reference, row_losses
-from tests.kernels.builders import logits, on
-from tests.kernels.unfused import INF, peak_bytes, within
+from tests.kernels.builders import logits
+from tests.kernels.unfused import peak_bytes, within
 from tests.tree import ROOT
 
 
@@ -27,53 +26,18 @@ def agree(a: RowLosses, b: RowLosses) -> None:
     torch.testing.assert_close(a.grad.double(), b.grad.double(), rtol=ulp, atol=1e-6, equal_nan=True)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [("tv", torch.bfloat16), pytest.param("hybrid", torch.float32, marks=pytest.mark.slow)]
-)
-def test_the_compiled_core(kind: str, dtype: torch.dtype) -> None:
-    """Rows that start at odd addresses; the last chunk goes back over finished rows instead of being smaller."""
-    draft, target = logits(132, 5001, dtype)
-    draft[:, :2500] = target[:, :2500] = -INF
-    draft[70] = -INF
-    compiled = row_losses_cpu.CompiledCore()
-    assert row_losses_cpu.chunk_rows(131, 5001) == 3
-    agree(
-        row_losses_cpu.run_in_chunks(compiled, draft[1:], target[1:], kind, 0.7, None, 3.0, True),
-        reference(draft[1:].double(), target[1:].double(), kind=kind, temperature=0.7),
-    )
-    assert row_losses_cpu.core not in compiled.calls.values(), "compilation failed"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
-def test_the_compiled_core_of_several_threads_gives_the_same_bits() -> None:
-    """It is another one, which lets go of the interpreter's lock."""
-    compiled, pair = row_losses_cpu.CompiledCore(), logits(131, 5001)
-
-    def call(draft: Tensor, target: Tensor) -> RowLosses:
-        return row_losses_cpu.run_in_chunks(compiled, draft, target, "hybrid", 0.7, None, 3.0, True)
-
-    found = []
-    for threads in (1, 2):
-        with on(threads):
-            found.append(call(*pair))
-    for one, two in zip(*([*x.numbers(), x.grad] for x in found), strict=True):
-        assert torch.equal(one, two)
-    assert set(compiled.calls) == {False, True} and row_losses_cpu.core not in compiled.calls.values()
-
-
 def test_without_a_compiler_the_eager_core_takes_over(caplog: pytest.LogCaptureFixture) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("no C++ compiler here")
 
-    fallen = row_losses_cpu.CompiledCore(backend=broken)
+    fallen = CompiledLosses(row_losses_cpu.core, backend=broken)
     draft, target = logits(9, 50)
-    for _ in range(2):
-        result = row_losses_cpu.run_in_chunks(fallen, draft, target, "tv", 1.0, None, 3.0, True)
-        agree(result, reference(draft.double(), target.double(), kind="tv"))
-    assert fallen.calls == {False: row_losses_cpu.core}
-    (warning,) = (x.message for x in caplog.records if x.name == row_losses_cpu.__name__)
+    for kind in ("tv", "tv", "kl"):
+        chosen = fallen.get(row_losses_cpu.variant(draft, target, kind, None, True))
+        assert chosen is row_losses_cpu.core
+        result = row_losses_cpu.run_in_chunks(chosen, draft, target, kind, 1.0, None, 3.0, True)
+        agree(result, reference(draft.double(), target.double(), kind=kind))
+    (warning,) = (x.message for x in caplog.records if x.name == compiled_losses.__name__)
     assert "no C++ compiler here" in warning and "\n" not in warning
 
 

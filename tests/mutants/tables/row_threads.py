@@ -1,8 +1,9 @@
-"""Faults in what shares rows between CPU threads: numbers, errors, modes, settings, processes."""
+"""Faults in what shares rows between CPU threads: numbers, errors, modes, settings, processes; in compiled ones."""
 
 from tests.mutants.fault import fault
 
 FILE, TESTS = "kernels/row_threads.py", "kernels/test_row_threads.py"
+COMPILED, COMPILED_TESTS = "kernels/compiled_losses.py", "kernels/test_compiled_losses.py"
 
 FAULTS = (
     fault(
@@ -92,8 +93,8 @@ FAULTS = (
     fault(
         "row-threads/last-rows-left-out",
         "kernels/row_losses_cpu.py",
-        "starts[block:] if block == whole - 1 else starts[block : block + 1]",
-        "starts[block : block + 1]",
+        "share(fill, -(-rows // step)",
+        "share(fill, rows // step",
         f"{TESTS}::test_losses_are_equal_to_the_bit",
     ),
     fault(
@@ -102,5 +103,26 @@ FAULTS = (
         "rows // threads, -(-count",
         "rows, -(-count",
         f"{TESTS}::test_all_threads_together_hold_the_rows_of_a_chunk",
+    ),
+    fault(
+        "compiled-losses/looked-at-before-every-call",
+        COMPILED,
+        'options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}',
+        "options: dict[str, Any] = {}",
+        f"{COMPILED_TESTS}::test_no_shape_makes_a_kind_compile_again",
+    ),
+    fault(
+        "compiled-losses/one-code-object-for-all",
+        COMPILED,
+        """call.__code__.replace(co_name=f"{kind}_loss")""",
+        "call.__code__",
+        f"{COMPILED_TESTS}::test_kinds_are_not_mixed_up",
+    ),
+    fault(
+        "compiled-losses/target-dtype-left-out",
+        "kernels/row_losses_cpu.py",
+        "target=target.dtype,",
+        "target=draft.dtype,",
+        f"{COMPILED_TESTS}::test_a_variant_for_all_that_it_depends_on",
     ),
 )
