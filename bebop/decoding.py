@@ -70,7 +70,7 @@ class System:
         return self.decoder != "draft_verify"
 
 
-TOLD = "its drafts come from other answers to a prompt, of which the embedded engine alone is told"
+MIXED = "its drafts are drawn from a mixture of history and MTP head, which the embedded engine alone computes"
 WITHIN = "its drafts come out of the target's own passes, between whose layers positions of its own enter"
 
 SYSTEMS = {
@@ -105,7 +105,6 @@ SYSTEMS = {
         history=True,
         draft_tokens=16,
         options=HistoryOptions,
-        unserved=TOLD,
     ),
     "bebop_history": System(
         summary="drafts sampled from a mixture of history and MTP head, weighted by how far history was right",
@@ -114,7 +113,7 @@ SYSTEMS = {
         history=True,
         draft_tokens=16,
         options=HistoryOptions,
-        unserved=TOLD,
+        unserved=MIXED,
     ),
     "bebop_block": System(
         summary="bebop, the drafts of a cycle verified as a whole",

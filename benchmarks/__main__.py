@@ -1,6 +1,6 @@
 """Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``engines``, ``loop``, ``kernels``,
-``monitor``, ``trace``, ``history``, ``certify``, ``draft_temperature``, ``agents``, ``balance``, ``simulate`` and
-``simulate_cost``."""
+``monitor``, ``trace``, ``history``, ``told``, ``certify``, ``draft_temperature``, ``agents``, ``balance``, ``simulate``
+and ``simulate_cost``."""
 
 import argparse
 import time
@@ -25,6 +25,7 @@ from bebop.bench import (
     rollout,
     served,
     simulation,
+    told,
     tracing,
 )
 from bebop.bench.command_line import parser
@@ -132,6 +133,14 @@ def _history(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
     return rows, [(options.kind, rows[1:], "batch", "arm", "tokens/s")]
 
 
+def _told(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
+    task = TaskConfig(name="chain_sum", args=CHAIN_SUM)
+    sizes = {name: getattr(options, name) for name in ("prompts", "answers")}
+    rows = told.run(told.ToldBench(model=_model(options), task=task, **sizes))
+    charted = [{**row, "accept length": row["accept length"]["value"]} for row in rows]
+    return rows, [(options.kind, charted, "known", "arm", "accept length")]
+
+
 def _kernels(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
     if len(options.threads) > 1 or options.busy:
         if options.device == "cuda":
@@ -158,7 +167,11 @@ def _trace(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
     return rows, [(options.kind, charted, "case", "trace", "added %")]
 
 
-SPLIT = {"trace": _trace, "history": _history}  # those with rows that a chart shows otherwise, or leaves out
+SPLIT = {
+    "trace": _trace,
+    "history": _history,
+    "told": _told,
+}  # those with rows that a chart shows otherwise, or leaves out
 
 
 def main(arguments: list[str]) -> int:
