@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import subprocess
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bebop.trajectory import DecodeStats
 from tests.goodness_of_fit import p_value
 from tests.integration.vllm.builders import core, engine, held
 from tests.integration.vllm.test_distributions import DRAWS, LEVEL, PROMPTS, SAMPLINGS, drawn, exact, residual
+from tests.integration.vllm.test_job import STEPS, command, rows
 from tests.served_models import VOCAB, answers, ask, checkpoint, job, logprobs, policy, reload
 
 DRAFTS, TOKENS = 8, 1 << 17
@@ -157,3 +159,15 @@ def test_the_self_test_notices_that_nothing_told_is_drafted(
     with pytest.raises(UserError, match="drafts nothing of a past answer") as caught:
         self_test(core(vllm), sampled=False)
     assert "\n" not in str(caught.value)
+
+
+def test_a_job_tells_what_was_said_before(tmp_path: Path) -> None:
+    """Two questions, asked again in every step: answers are trained on as any other engine's."""
+    plain = command(tmp_path, checkpoint(tmp_path / "model"))
+    kept = [one for one in plain if not one.startswith(("cotrain=", "decoding."))]
+    chosen = ["decoding=history", "decoding.draft_temperature=0", f"decoding.draft_tokens={DRAFTS}"]
+    run = subprocess.run([*kept, *chosen], capture_output=True, text=True, timeout=900, check=False)
+    assert run.returncode == 0, run.stderr
+    found = rows(tmp_path)
+    assert found[-1]["step"] == STEPS and all(row["rollout/accept_length"] > 1 for row in found)
+    assert found[0]["rollout/logprob_diff_current"] < 1e-4 and found[0]["train/ratio_error_max"] < 1e-3
