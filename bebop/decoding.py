@@ -72,7 +72,7 @@ class System:
 
 # What systems count that mix the head's distribution m with others: sum of sum_v min(p, m), over first drafts alone.
 HEAD_OVERLAP, HEAD_READ = "head_overlap", "head_read"
-TOLD = "its drafts come from other answers to a prompt, of which the embedded engine alone is told"
+MIXED = "its drafts are drawn from a mixture of history and MTP head, which the embedded engine alone computes"
 WITHIN = "its drafts come out of the target's own passes, between whose layers positions of its own enter"
 
 SYSTEMS = {
@@ -107,7 +107,6 @@ SYSTEMS = {
         history=True,
         draft_tokens=16,
         options=HistoryOptions,
-        unserved=TOLD,
     ),
     "bebop_history": System(
         summary="drafts sampled from a mixture of history and MTP head, weighted by how far history was right",
@@ -116,7 +115,7 @@ SYSTEMS = {
         history=True,
         draft_tokens=16,
         options=HistoryOptions,
-        unserved=TOLD,
+        unserved=MIXED,
     ),
     "bebop_block": System(
         summary="bebop, the drafts of a cycle verified as a whole",

@@ -1,5 +1,5 @@
 """Benchmarks: ``python -m bebop.bench rollout``, ``first_token``, ``sglang``, ``engines``, ``loop``, ``kernels``,
-``bound``, ``monitor``, ``trace``, ``history``, ``certify``, ``draft_temperature``,
+``bound``, ``monitor``, ``trace``, ``history``, ``told``, ``certify``, ``draft_temperature``,
 ``draft_temperature_cost``, ``agents``, ``balance``, ``simulate`` and ``simulate_cost``."""
 
 import argparse
@@ -27,6 +27,7 @@ from bebop.bench import (
     served,
     simulation,
     temperature_cost,
+    told,
     tracing,
 )
 from bebop.bench.command_line import parser
@@ -134,6 +135,14 @@ def _history(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
     return rows, [(options.kind, rows[1:], "batch", "arm", "tokens/s")]
 
 
+def _told(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
+    task = TaskConfig(name="chain_sum", args=CHAIN_SUM)
+    sizes = {name: getattr(options, name) for name in ("prompts", "answers")}
+    rows = told.run(told.ToldBench(model=_model(options), task=task, **sizes))
+    charted = [{**row, "accept length": row["accept length"]["value"]} for row in rows]
+    return rows, [(options.kind, charted, "known", "arm", "accept length")]
+
+
 def _kernels(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
     if len(options.threads) > 1 or options.busy:
         if options.device == "cuda":
@@ -184,7 +193,11 @@ def _temperature_cost(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
 
 
 ON_THEIR_THREADS = {"kernels": _kernels, "bound": _bound, "draft_temperature_cost": _temperature_cost}
-SPLIT = {"trace": _trace, "history": _history}  # those with rows that a chart shows otherwise, or leaves out
+SPLIT = {
+    "trace": _trace,
+    "history": _history,
+    "told": _told,
+}  # those with rows that a chart shows otherwise, or leaves out
 
 
 def main(arguments: list[str]) -> int:

@@ -22,7 +22,10 @@ def parser(about: str) -> Parser:
     repeating = kinds.add_parser(
         "history", help="drafts from past answers: lookups, and decoding beside plain and bebop"
     )
-    for embedded in (decoding, reading, looking, several, repeating):
+    telling = kinds.add_parser("told", help="acceptance of drafts from past answers, in vLLM and the embedded engine")
+    telling.add_argument("--prompts", type=whole(2), default=96, help="each is asked once (default: 96)")
+    telling.add_argument("--answers", type=whole(1), default=8, help="past ones of each prompt (default: 8)")
+    for embedded in (decoding, reading, looking, several, repeating, telling):
         embedded.add_argument("--model", default="tiny", help="tiny, smollm2 or a Hugging Face folder (default: tiny)")
         embedded.add_argument("--device", default="auto")
         embedded.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])

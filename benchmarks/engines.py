@@ -69,7 +69,7 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
                 found = {name: row[name] for name in KEPT if name in row}
                 ratio = row["tokens/s"] / plain
                 about = {"batch": batch, "requests": len(asked), "arm": arm}
-                rows.append(about | {"x embedded plain": ratio, **found, "version": _version(every[arm][0])})
+                rows.append(about | {"x embedded plain": ratio, **found, "version": version_of(every[arm][0])})
     return rows
 
 
@@ -156,7 +156,8 @@ def timed(answer: Any) -> dict[str, Any]:
     }
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """Name and version of a program, or of its build for a CPU."""
     for known in (name, f"{name}-cpu"):
         try:
             return f"{known} {version(known)}"

@@ -102,6 +102,8 @@ def show(text: str) -> None:
 
 
 def _cell(value: object) -> str:
+    if isinstance(value, dict) and {"value", "low", "high"} <= value.keys():
+        return f"{_cell(value['value'])} [{_cell(value['low'])}, {_cell(value['high'])}]"
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return "" if value is None else str(value)

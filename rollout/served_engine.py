@@ -76,6 +76,9 @@ class Server(Protocol):
     async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Replace weights between two cycles. Names as in ``Policy.weights``; those that are not sent stay."""
 
+    async def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
+        """Past answers to a prompt, see ``Engine.remember``; a server that does not draft from them does nothing."""
+
     async def rest(self) -> None:
         """All answers were handed out: new weights may come next."""
 
@@ -182,7 +185,8 @@ class ServedEngine:
             raise UserError(f"decoding.system={decoding.system!r} is not possible now: {why}")
 
     def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """A server drafts with what it has: ways of decoding that would use them are refused (``System.unserved``)."""
+        """See ``Engine``."""
+        self.run(self.server.remember(prompt, answers))
 
     def close(self) -> None:
         """End the server and its processes, dead or alive."""

@@ -21,6 +21,7 @@ from tests.tree import ROOT, files, imports, module_name, parsed, sources, under
 EXTRAS = {
     "bebop.rollout.sglang": ("sglang",),
     "bebop.rollout.vllm": ("vllm",),
+    "recipes.upstream.sglang_": ("sglang",),
     "recipes.upstream.vllm_": ("vllm",),
     "bebop.verl_job": ("verl",),
     "bebop.verl_job.megatron_": ("megatron",),

@@ -50,7 +50,7 @@ DOORS = {
     "ray": ("bebop.runtime", "bebop.placement", "bebop.remote", "bebop.verl_job"),
     "hydra": ("bebop.compose",),
     "omegaconf": ("bebop.compose",),
-    "sglang": ("bebop.rollout.sglang",),
+    "sglang": ("bebop.rollout.sglang", "recipes.upstream.sglang_"),
     "vllm": ("bebop.rollout.vllm", "recipes.upstream.vllm_"),
     "verl": ("bebop.verl_job",),
     "megatron": ("bebop.megatron_job", "bebop.verl_job.megatron_"),

@@ -1,9 +1,10 @@
-"""SGLang, read without importing it."""
+"""SGLang, read without importing it; but for its look-up of n-grams, which a compiler makes and which is asked."""
 
 import ast
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from recipes.upstream.defect import Defect
 
@@ -24,6 +25,39 @@ def errors_of_plugins_are_swallowed() -> bool:
     return any(not any(isinstance(node, ast.Raise) for node in ast.walk(handler)) for handler in handlers)
 
 
+def padding_is_drafted_again_and_again() -> bool:
+    """A look-up that finds fewer drafts than there is room for is filled up with token 0, each of them a draft of its
+    own for the next place. Verification adds p(0) once for each (``prob_acc`` in ``speculative/sampling.cuh``)."""
+    corpus = _corpus(nodes=6)
+    corpus.batch_put([[1, 2, 3]])
+    corpus.synchronize()
+    return _next(corpus, [1, 2], nodes=6) == [3, 0, 0, 0, 0]
+
+
+def corpora_have_one_budget() -> bool:
+    """More external corpora than nodes that were set apart for all of them: none is looked at, without a word."""
+    corpus = _corpus(nodes=6, external_sam_budget=3)
+    found = []
+    for count in range(4):
+        name = f"corpus {count}"
+        corpus.commit_external_corpus_load(name, corpus.load_external_corpus_named(name, [[1, 2, 3 + count]]))
+        found.append(max(_next(corpus, [1, 2], nodes=6)) > 0)
+    return found == [True, True, True, False]
+
+
+def _corpus(nodes: int, **more: int) -> Any:
+    from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
+
+    return NgramCorpus(draft_token_num=nodes, min_bfs_breadth=1, max_bfs_breadth=1, **more)
+
+
+def _next(corpus: Any, context: list[int], nodes: int) -> list[int]:
+    """Drafts of the place after a context: nodes that have no other before them but the newest token."""
+    tokens, mask = corpus.batch_get([f"{id(context)}"], [context], [len(context)])
+    depth = mask.reshape(nodes, nodes).sum(1) - 1
+    return [int(token) for token, place in zip(tokens, depth, strict=True) if place == 1]
+
+
 @cache
 def _root() -> Path:
     spec = find_spec("sglang")
@@ -38,6 +72,8 @@ def _class(path: str, name: str) -> ast.ClassDef:
 
 
 DEFECTS = (
+    Defect(name="sglang-ngram-pads", program="sglang", version="0.5.23", there=padding_is_drafted_again_and_again),
+    Defect(name="sglang-corpora", program="sglang", version="0.5.23", there=corpora_have_one_budget),
     Defect(name="sglang-fields", program="sglang", version="0.5.23", there=the_engine_passes_fewer_fields_on),
     Defect(name="sglang-plugins", program="sglang", version="0.5.23", there=errors_of_plugins_are_swallowed),
 )

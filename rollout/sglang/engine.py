@@ -1,6 +1,6 @@
 """SGLang as a ``Server`` of the ``ServedEngine``: its requests, its weight updates, its memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -134,6 +134,9 @@ class SglangServer:
         self._watch.verify(await self._checksums(), load)
         self._cache = uuid4().hex  # before answers go on: those that were cut are asked again
         await self.backend.control("continue_generation", {"torch_empty_cache": torch.cuda.is_available()})
+
+    async def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
+        """See ``Server``: nothing that it hosts drafts from them."""
 
     async def rest(self) -> None:
         """Give the GPU to the trainer, if it is shared: weights and keys and values leave it."""

@@ -58,6 +58,12 @@ def head_wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
     }
 
 
+# What it has for these would be NGRAM, fed by /add_external_corpus.
+PADDED = (
+    "its NGRAM drafts are not verified exactly: they are filled up with token 0, and each of those counts as another "
+    "draft of it (docs/upstream.md); "
+)
+LACKING = {"ngram": PADDED, "history": PADDED}  # by drafter
 HOSTINGS = {  # by drafter
     "none": Hosting(algorithms=(None,), arguments=lambda decoding, own, folder: {}, wanted=lambda decoding: {}),
     "mtp": Hosting(
@@ -81,6 +87,8 @@ def missing(system: System) -> str | None:
     if system.unserved:
         return f"{system.unserved}; "
     hosting = HOSTINGS.get(system.drafter)
+    if system.drafter in LACKING:
+        return LACKING[system.drafter]
     if hosting is None or system.rule != "rejection" or system.own_cycle:
         return ""
     if system.length not in hosting.lengths:

@@ -9,6 +9,7 @@ from transformers import AutoConfig
 from bebop.config import DecodingConfig, JobConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
+from bebop.options import HistoryOptions
 from bebop.rollout.room import bytes_per_token
 from bebop.rollout.vllm.hosting import HOSTED, HOSTINGS, missing
 from bebop.trajectory import SamplingParams
@@ -80,7 +81,19 @@ def refuse_system(decoding: DecodingConfig) -> None:
     system = SYSTEMS[name]
     if (lack := missing(system)) is not None:
         raise UserError(f"decoding.system={name!r} is not possible with vLLM: {lack}choose one of {', '.join(HOSTED)}")
-    if temperature is not None and temperature != system.draft_temperature:
+    hosting = HOSTINGS[system.drafter]
+    greedy = system.sampled and not hosting.sampled
+    if greedy and temperature != 0:
+        raise UserError(
+            f"decoding.draft_temperature={temperature or 'null'} is not possible with decoding.system={name!r} on "
+            "vLLM: it drafts what is likeliest; give 0"
+        )
+    if hosting.past is not None and not decoding.of(HistoryOptions).siblings:
+        raise UserError(
+            "decoding.options.siblings=false is not possible with vLLM: what a request has written is drafted from at "
+            "once; give true"
+        )
+    if not greedy and temperature is not None and temperature != system.draft_temperature:
         raise UserError(
             f"decoding.draft_temperature={temperature} is not possible with vLLM: it drafts at the target's "
             "temperature; give null, or decoding.system=target_only for greedy drafts"

@@ -36,12 +36,14 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     head = stored_head(folder, layout, layers) if layout is not None else {}
     every = own.monitor_every if config.monitor.decode_stats else 0
     environment = {**ENVIRONMENT, EVERY: str(every), CPU: str(int(device == "cpu"))}
-    model = HOSTINGS[system.drafter].model
+    hosting = HOSTINGS[system.drafter]
+    model = hosting.model
     core = Core(
         engine_arguments(config, folder, device),
         environment,
         drafts=config.decoding.limit if system.drafts else 0,
         head=model,
+        past=None if hosting.past is None else hosting.past(config.decoding),
     )
     names = weight_names(folder, layout, layers)
     transfer = FileTransfer(Path(own.folder or ""), names) if own.transfer == "file" else MemoryTransfer(names)
@@ -78,6 +80,11 @@ def check(config: JobConfig) -> None:
         raise UserError("rollout=vllm needs vLLM: pip install 'bebop-rl[vllm]', see recipes/vllm")
     refuse_loop(config)
     refuse_system(config.decoding)
+    if (package := HOSTINGS[system.drafter].package) and find_spec(package) is None:
+        name = package.replace("_", "-")
+        raise UserError(
+            f"decoding.system={config.decoding.system!r} with vLLM needs {name}: pip install --no-deps {name}==0.1.1"
+        )
     params = SamplingParams(temperature=sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p)
     refuse_sampling(params, system.drafts)
     if system.head and mtp_layout(folder, _layers(folder)) is None:

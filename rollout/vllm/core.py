@@ -18,6 +18,7 @@ from bebop.rollout.served_weights import Sums
 from bebop.rollout.vllm.arguments import refuse_version, sampling_arguments
 from bebop.rollout.vllm.plugin import STEPS, Verified, register
 from bebop.rollout.vllm.stats import StepCounts
+from bebop.rollout.vllm.suffixes import Suffixes, suffix_cache
 from bebop.trajectory import FinishReason, SamplingParams
 
 
@@ -26,6 +27,7 @@ class _Answer:
     """What vLLM has decoded of a request: its outputs say what a step added, and an aborted one says nothing."""
 
     name: str  # vLLM's own of it
+    prompt: tuple[int, ...]
     counts: StepCounts
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -49,11 +51,19 @@ class Core:
     """``LLMEngine``, its open requests by numbers of their own, and the version of its weights."""
 
     def __init__(
-        self, arguments: Mapping[str, Any], environment: Mapping[str, str], *, drafts: int, head: bool
+        self,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str],
+        *,
+        drafts: int,
+        head: bool,
+        past: int | None = None,
     ) -> None:
         """``environment`` is set for this process, before vLLM is imported; ``drafts`` per cycle, 0 for plain decoding;
-        ``head``: whether a model drafts."""
+        ``head``: whether a model drafts; ``past``: tokens of other answers that are drafted from, None: none are."""
         self.arguments, self.environment, self.drafts, self.head = dict(arguments), dict(environment), drafts, head
+        self.limit = past
+        self.past: Suffixes | None = None
         self.engine: Any = None
         self.version = 0
         self._open: dict[str, _Answer] = {}
@@ -77,6 +87,8 @@ class Core:
             raise EngineDied(f"vLLM did not start: {_line(error)}") from error
         finally:
             torch.set_num_threads = set_num_threads  # vLLM puts a function in its place that does nothing
+        if self.limit is not None:
+            self.past = Suffixes(self.engine.collective_rpc(suffix_cache)[0], self.limit)
         self._salted()
 
     @property
@@ -99,7 +111,7 @@ class Core:
         except ValueError as error:
             raise UserError(f"vLLM refuses a request: {_line(error)}") from error
         counts = StepCounts(drafts=self.drafts, head=self.head)
-        self._open[key] = _Answer(name=name, counts=counts, greedy=params.temperature == 0)
+        self._open[key] = _Answer(name=name, prompt=tuple(token_ids), counts=counts, greedy=params.temperature == 0)
         return key
 
     def step(self) -> list[tuple[str, Part]]:
@@ -110,7 +122,7 @@ class Core:
             answer, given = self._open[output.request_id], output.outputs[0]
             self._take(answer, given, seen.get(answer.name))
             if output.finished:
-                del self._open[output.request_id]
+                self._ended(self._open.pop(output.request_id))
                 finished.append((output.request_id, answer.part(_reason(given.finish_reason), given)))
         return finished
 
@@ -135,7 +147,12 @@ class Core:
         if answer is None:
             return None
         self.engine.abort_request([answer.name], internal=True)
+        self._ended(answer)
         return answer.part("abort", "aborted")
+
+    def _ended(self, answer: _Answer) -> None:
+        if self.past is not None:
+            self.past.ended(answer.name, answer.prompt, len(answer.token_ids))
 
     def load(self, role: str, place: Mapping[str, Any]) -> None:
         """Weights of one model, ``target`` or ``draft``; ``place`` as in ``carrier.py``."""

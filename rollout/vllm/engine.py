@@ -1,7 +1,7 @@
 """vLLM as a ``Server`` of the ``ServedEngine``: a thread that steps it while requests are open."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -129,6 +129,11 @@ class VllmServer:
             self.core.loaded(version, self.recompute)
 
         await self._run("load", replace)
+
+    async def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
+        """See ``Server``."""
+        if (past := self.core.past) is not None:
+            await self._run("remember", partial(past.remember, prompt, answers))
 
     async def rest(self) -> None:
         """See ``Server``: it keeps its memory."""

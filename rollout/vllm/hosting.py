@@ -6,7 +6,9 @@ from typing import Any
 
 from bebop.config import DecodingConfig
 from bebop.decoding import SYSTEMS, System
+from bebop.options import HistoryOptions
 from bebop.rollout.decoding.drafters.ngram import LONGEST
+from bebop.rollout.vllm import suffixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +18,8 @@ class Hosting:
     arguments: Callable[[DecodingConfig], dict[str, Any] | None]  # its speculative_config
     sampled: bool = True  # drafts can be draws from q
     model: bool = False  # it drafts with weights, which updates may reach
+    package: str = ""  # what it needs beside vLLM, as it is imported
+    past: Callable[[DecodingConfig], int] | None = None  # tokens of past answers that it keeps; None: it takes none
 
 
 def head_arguments(decoding: DecodingConfig) -> dict[str, Any]:
@@ -34,10 +38,28 @@ def ngram_arguments(decoding: DecodingConfig) -> dict[str, Any]:
     }
 
 
+def suffix_arguments(decoding: DecodingConfig) -> dict[str, Any]:
+    """Suffix decoding (Oliaro et al. 2024), whose tree is kept within bounds from outside, see ``suffixes.py``."""
+    return {
+        "method": "suffix",
+        "num_speculative_tokens": decoding.limit,
+        "suffix_decoding_max_tree_depth": suffixes.LONGEST + decoding.limit,
+        "suffix_decoding_max_cached_requests": UNBOUNDED,
+        "suffix_decoding_max_spec_factor": suffixes.STRETCH,
+    }
+
+
+UNBOUNDED = (1 << 31) - 1  # requests, the most that it counts to
 HOSTINGS = {  # by drafter
     "none": Hosting(arguments=lambda decoding: None),
     "mtp": Hosting(arguments=head_arguments, model=True),
     "ngram": Hosting(arguments=ngram_arguments, sampled=False),
+    "history": Hosting(
+        arguments=suffix_arguments,
+        sampled=False,
+        package="arctic_inference",
+        past=lambda decoding: decoding.of(HistoryOptions).tokens,
+    ),
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from bebop.errors import UserError
 from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.plugin import Verified
+from bebop.rollout.vllm.suffixes import Suffixes
 from bebop.trajectory import SamplingParams
 
 PROMPT = (1, 2, 3, 1, 2, 3, 1, 2)  # with something to look up
@@ -38,7 +39,10 @@ def self_test(core: Core, *, sampled: bool) -> None:
             )
     if not core.drafts:
         return
-    if not seen:
+    if core.past is not None:
+        if not _told(core, core.past):
+            raise UserError("vLLM drafts nothing of a past answer that it was told; use rollout=torch")
+    elif not seen:
         raise UserError("vLLM verified no draft: the checkpoint's head does not draft there; use rollout=torch")
     if sampled and not all(one.sampled for one in seen):
         raise UserError("vLLM verifies drafts without the distributions they were drawn from; use rollout=torch")
@@ -64,6 +68,29 @@ def _answers(core: Core) -> tuple[list[tuple[float, list[int], list[Row]]], list
     for key in open_:
         core.abort(key)  # it has ended: forget it
     return list(open_.values()), seen
+
+
+def _told(core: Core, past: Suffixes) -> int:
+    """Drafts that are accepted in a greedy answer which was told before. None of the test's answers is kept."""
+    past.clear()
+    ids, _ = _greedy(core)
+    past.clear()
+    past.remember(PROMPT, [ids])
+    _, accepted = _greedy(core)
+    past.clear()
+    return accepted
+
+
+def _greedy(core: Core) -> tuple[list[int], int]:
+    """An answer, and how many drafts were accepted."""
+    fresh = min(core.drafts + 2, core.arguments["max_model_len"] - len(PROMPT) - 1)
+    key, ids, accepted = core.add(PROMPT, SamplingParams(temperature=0, max_new_tokens=fresh), fresh), list[int](), 0
+    while len(ids) < fresh:
+        outputs, steps = core.outputs()
+        ids += [token for output in outputs for token in output.outputs[0].token_ids]
+        accepted += sum(one.accepted for one in steps.values())
+    core.abort(key)  # it has ended: forget it
+    return ids, accepted
 
 
 def _scored(core: Core, ids: list[int]) -> list[Row]:

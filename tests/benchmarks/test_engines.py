@@ -29,5 +29,5 @@ def test_a_row_counts_tokens_and_passes() -> None:
 def test_every_arm_has_an_engine_whose_version_is_told() -> None:
     assert set(engines.arms(engines.CHOICE)) >= {"hf_generate", engines.PLAIN, "vllm, bebop"}
     assert list(engines.arms(["autoregressive"])) == ["hf_generate", engines.PLAIN, "vllm, autoregressive"]
-    assert engines._version("transformers").startswith("transformers ")
-    assert engines._version("nobody-has-it") == "unknown"
+    assert engines.version_of("transformers").startswith("transformers ")
+    assert engines.version_of("nobody-has-it") == "unknown"

@@ -1,5 +1,6 @@
 """What drafts from history do not go with is refused, or left out, in words."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,26 @@ from bebop.runtime import _monitor
 HISTORY = [name for name, system in SYSTEMS.items() if system.history]
 
 
-@pytest.mark.parametrize("system", HISTORY)
-def test_other_engines_say_what_they_lack(system: str) -> None:
-    for engine, refuse in (
-        ("SGLang", lambda decoding: sglang.refuse_system(decoding, SglangConfig(), "cuda")),
-        ("vLLM", vllm.refuse_system),
-    ):
-        with pytest.raises(UserError) as error:
-            refuse(DecodingConfig(system=system))
-        text = str(error.value)
-        assert text.startswith(f"decoding.system={system!r} is not possible with {engine}: its drafts come from other")
-        assert "\n" not in text and len(text) < 400
+def on_sglang(decoding: DecodingConfig) -> None:
+    sglang.refuse_system(decoding, SglangConfig(), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("engine", "refuse", "system", "why"),
+    [
+        ("SGLang", on_sglang, "history", "its NGRAM drafts"),
+        ("SGLang", on_sglang, "bebop_history", "its drafts are drawn from a mixture"),
+        ("vLLM", vllm.refuse_system, "bebop_history", "its drafts are drawn from a mixture"),
+    ],
+)
+def test_other_engines_say_what_they_lack(
+    engine: str, refuse: Callable[[DecodingConfig], None], system: str, why: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        refuse(DecodingConfig(system=system))
+    text = str(error.value)
+    assert text.startswith(f"decoding.system={system!r} is not possible with {engine}: {why}")
+    assert "\n" not in text and len(text) < 400
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ weights change. SGLang's own are in tests/rollout/sglang.
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -35,6 +35,7 @@ class Counter:
         self.recomputes, self.cuts, self.hasty = recomputes, cuts, hasty
         self.version, self.rested, self.why, self.slow = 0, 0, "", 0.0
         self.cut: dict[int, asyncio.Event] = {}
+        self.told: list[tuple[tuple[int, ...], list[list[int]]]] = []
 
     async def start(self) -> None: ...
 
@@ -70,6 +71,9 @@ class Counter:
         for event in self.cut.values() if self.cuts else ():
             event.set()
         self.version = version
+
+    async def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
+        self.told.append((tuple(prompt), [list(answer) for answer in answers]))
 
     async def rest(self) -> None:
         self.rested += 1
@@ -108,6 +112,12 @@ def drain(engine: ServedEngine) -> dict[int, Completion]:
     while engine.unfinished:
         done += engine.step()
     return {finished.id: finished.completion for finished in done}
+
+
+def test_past_answers_are_told_before_what_comes_after_them(engines: list[ServedEngine]) -> None:
+    server = Counter()
+    make(engines, server).remember((1, 2), [np.array([3, 4]), (5,)])
+    assert server.told == [((1, 2), [[3, 4], [5]])]
 
 
 @pytest.mark.parametrize("recomputes", [False, True])

@@ -10,10 +10,42 @@ STARTUP = "rollout/vllm/test_startup.py"
 STATS = "rollout/vllm/test_stats.py"
 TRANSFER = "rollout/vllm/test_transfer.py"
 SERVING = "rollout/vllm/test_serving.py"
+SUFFIXES, TREE = "rollout/vllm/test_suffixes.py", f"{ROOT}/suffixes.py"
 DRIVER = "recipes/verl/test_checks.py"
 COLLECTION = "recipes/verl/test_collection.py"
 
 FAULTS = (
+    fault("vllm/told-without-its-prompt", TREE, "(*key[-LONGEST:], *answer)", "(*answer,)", SUFFIXES),
+    fault("vllm/told-again-twice", TREE, "held.told == told", "False", SUFFIXES),
+    fault(
+        "vllm/told-beside-what-it-replaces",
+        TREE,
+        "            self._drop(key)\n        new",
+        "            pass\n        new",
+        SUFFIXES,
+    ),
+    fault("vllm/text-left-in-progress", TREE, "            self.cache.stop_request(name)\n", "", SUFFIXES),
+    fault(
+        "vllm/newest-text-goes",
+        TREE,
+        "self._drop(next(iter(self._held)))",
+        "self._drop(next(reversed(self._held)))",
+        SUFFIXES,
+    ),
+    fault("vllm/texts-without-bound", TREE, "while self.tokens > self.limit:", "while False:", SUFFIXES),
+    fault(
+        "vllm/text-counted-that-is-not-there", TREE, "if name not in self.cache.cached_requests:", "if False:", SUFFIXES
+    ),
+    fault(
+        "vllm/nothing-told",
+        "bebop/rollout/served_engine.py",
+        "self.run(self.server.remember(prompt, answers))",
+        "pass",
+        "rollout/test_served_engine.py",
+    ),
+    fault(
+        "vllm/history-as-if-sampled", f"{ROOT}/arguments.py", "if greedy and temperature != 0:", "if False:", ARGUMENTS
+    ),
     fault("vllm/steps-to-nobody", f"{ROOT}/serving.py", "if one.request_id in steps:", "if False:", SERVING),
     fault(
         "vllm/steps-in-place-of-others",

@@ -29,7 +29,8 @@ TINY = resolve("tiny")
 
 
 def job(system: str = "bebop", own: VllmConfig | None = None, drafts: int = 3, **rollout: Any) -> JobConfig:
-    decoding = DecodingConfig(system=system, draft_tokens=drafts)  # type: ignore[arg-type]
+    temperature = 0.0 if system == "history" else None
+    decoding = DecodingConfig(system=system, draft_tokens=drafts, draft_temperature=temperature)
     return JobConfig(decoding=decoding, rollout=RolloutConfig(engine="vllm", vllm=own or VllmConfig(), **rollout))
 
 
@@ -39,6 +40,16 @@ def job(system: str = "bebop", own: VllmConfig | None = None, drafts: int = 3, *
         ("bebop", {"method": "mtp", "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"}),
         ("target_only", {"method": "mtp", "num_speculative_tokens": 4, "draft_sample_method": "greedy"}),
         ("ngram", {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 1}),
+        (
+            "history",
+            {
+                "method": "suffix",
+                "num_speculative_tokens": 4,
+                "suffix_decoding_max_tree_depth": 28,
+                "suffix_decoding_max_cached_requests": 2147483647,
+                "suffix_decoding_max_spec_factor": 4.0,
+            },
+        ),
         ("autoregressive", None),
     ],
 )
@@ -87,6 +98,13 @@ def test_a_cpu_has_room_for_all_slots() -> None:
         (DecodingConfig(draft_tokens="auto"), "draft_tokens=auto"),
         (DecodingConfig(draft_temperature="auto"), "draft_temperature=auto"),
         (DecodingConfig(draft_temperature=0.0), "target_only"),
+        (DecodingConfig(system="history"), "draft_temperature=null .* likeliest; give 0"),
+        (DecodingConfig(system="history", draft_temperature=0.5), "draft_temperature=0.5 .* likeliest; give 0"),
+        (
+            DecodingConfig(system="history", draft_temperature=0.0, options={"siblings": False}),
+            "siblings=false is not possible with vLLM",
+        ),
+        (DecodingConfig(system="bebop_history"), "mixture of history and MTP head"),
     ],
 )
 def test_systems_that_vllm_lacks(decoding: DecodingConfig, word: str) -> None:
@@ -96,9 +114,9 @@ def test_systems_that_vllm_lacks(decoding: DecodingConfig, word: str) -> None:
 
 
 def test_systems_that_it_has() -> None:
-    assert set(HOSTED) == {"autoregressive", "target_only", "bebop", "ngram"}
+    assert set(HOSTED) == {"autoregressive", "target_only", "bebop", "ngram", "history"}
     for system in HOSTED:
-        refuse_system(DecodingConfig(system=system))  # type: ignore[arg-type]
+        refuse_system(DecodingConfig(system=system, draft_temperature=0.0 if system == "history" else None))
     refuse_system(DecodingConfig(system="target_only", draft_temperature=0.0))
 
 
@@ -186,6 +204,14 @@ def test_a_checkpoint_without_a_head_drafts_nothing(installed: None, tmp_path: P
     check(dataclasses.replace(job("autoregressive"), model=bare))
     with pytest.raises(UserError, match=r"has no MTP weights.*bebop\.adapt"):
         check(dataclasses.replace(job(), model=bare))
+
+
+def test_suffix_decoding_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder, "find_spec", lambda name: None if name == "arctic_inference" else True)
+    check(job("ngram"))
+    with pytest.raises(UserError, match=r"'history' with vLLM needs arctic-inference: pip install") as caught:
+        check(job("history"))
+    assert "\n" not in str(caught.value)
 
 
 def test_vllm_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ class Answers:
 
     def __init__(self, factor: float = 1.0, drafts: int = 3, sampled: bool = True, seen: bool = True) -> None:
         self.factor, self.drafts, self.sampled, self.seen = factor, drafts, sampled, seen
-        self.arguments = {"max_model_len": 64}
+        self.arguments, self.past = {"max_model_len": 64}, None
         self.logits = torch.randn(64, V, generator=torch.Generator().manual_seed(0)) * 3
         self.open: dict[str, Any] = {}
 

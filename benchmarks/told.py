@@ -1,0 +1,161 @@
+"""Drafts from past answers in real vLLM beside the embedded engine: acceptance before and after they are told of them.
+
+The past answers are the built-in model's own under the weights of now: the best case, as in ``history``. Every arm
+answers each prompt once, all of them at once, knowing nothing, past answers to other prompts alone, or those to the
+same: vLLM's tree is one for all prompts, the embedded engine looks among answers to the same alone. vLLM drafts what is
+likeliest (``decoding.draft_temperature=0``), the embedded engine that, too, or samples as is its own way. Intervals are
+over prompts, of differences those of the same prompts.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from bebop.bench.engines import version_of
+from bebop.bench.history import Past, remembered
+from bebop.config import (
+    DecodingConfig,
+    JobConfig,
+    ModelConfig,
+    MonitorConfig,
+    RolloutConfig,
+    SamplingConfig,
+    TaskConfig,
+)
+from bebop.decoding import SYSTEMS
+from bebop.errors import UserError
+from bebop.intervals import ratio, ratio_difference
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy
+from bebop.rollout.engine import Engine, Request
+from bebop.rollout.served_engine import ServedEngine
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.tasks.source import PromptSource, chat_encoder
+from bebop.trajectory import Completion, SamplingParams
+
+SYSTEM = "history"
+ARMS: Mapping[str, tuple[str, float | None]] = {  # name: program, draft temperature
+    "vllm, greedy drafts": ("vllm", 0.0),
+    "embedded, greedy drafts": ("bebop-rl", 0.0),
+    "embedded, sampled drafts": ("bebop-rl", None),
+}
+KNOWN = NOTHING, OTHERS, OWN = "nothing", "other prompts'", "the prompt's"  # whose past answers
+Counts = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldBench:
+    """What is measured."""
+
+    model: ModelConfig
+    task: TaskConfig
+    prompts: int = 96
+    answers: int = 8  # past ones of each prompt
+    draft_tokens: int = SYSTEMS[SYSTEM].draft_tokens
+    max_new_tokens: int = 160
+
+
+Turn = tuple[Sequence[Request], Past]  # what is asked, and what is told of before
+
+
+def run(bench: ToldBench) -> list[dict[str, Any]]:
+    """A row for each arm and what it knows."""
+    if find_spec("vllm") is None:
+        raise UserError("bench told needs vLLM: pip install 'bebop-rl[vllm]', see recipes/vllm")
+    policy = load_policy(bench.model)
+    source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
+    params = SamplingParams(max_new_tokens=bench.max_new_tokens, stop_token_ids=policy.eos_token_ids)
+    prompts = dict.fromkeys(source.prompt(i).token_ids for i in range(bench.prompts))
+    asked = [Request(id=i, token_ids=ids, params=replace(params, seed=i)) for i, ids in enumerate(prompts)]
+    past = remembered(TorchEngine(policy, DecodingConfig(system="autoregressive"), slots=32), asked, bench.answers)
+    rows = []
+    with ExitStack() as stack, tqdm(total=len(ARMS) * len(KNOWN), desc="told") as progress:
+        served = stack.enter_context(closing(vllm(bench)))
+        for arm, (program, temperature) in ARMS.items():
+            counts = {}
+            for known in KNOWN:
+                found: dict[int, Completion] = {}
+                for chosen, told in turns(asked, past, known):
+                    one = forgotten(served) if program == "vllm" else embedded(bench, policy, temperature)
+                    for prompt, answers in told.items():
+                        one.remember(prompt, answers)
+                    found |= answered(one, chosen)
+                counts[known] = by_prompt([found[one.id] for one in asked])
+                rows.append({"arm": arm, "known": known, **row(counts, known), "version": version_of(program)})
+                progress.update()
+    return rows
+
+
+def turns(asked: Sequence[Request], past: Past, known: str) -> list[Turn]:
+    """Everybody is asked once; where only others' answers are known, in two halves that know one another's."""
+    if known != OTHERS:
+        return [(asked, past if known == OWN else {})]
+    halves = asked[::2], asked[1::2]
+    return [
+        (chosen, {one.token_ids: past[one.token_ids] for one in others}) for chosen, others in (halves, halves[::-1])
+    ]
+
+
+def answered(engine: Engine, requests: Sequence[Request]) -> dict[int, Completion]:
+    """Answers by the numbers of their requests."""
+    for request in requests:
+        engine.add(request)
+    done: dict[int, Completion] = {}
+    while engine.unfinished:
+        done |= {ended.id: ended.completion for ended in engine.step()}
+    return done
+
+
+def by_prompt(found: Sequence[Completion]) -> Counts:
+    """Tokens, cycles, drafts and accepted ones of each answer [4, S], a column each."""
+    stats = [one.stats for one in found]
+    return np.array([[s.emitted, s.cycles, s.reached.sum(), s.accepted.sum()] for s in stats], dtype=float).T
+
+
+def row(counts: Mapping[str, Counts], known: str) -> dict[str, Any]:
+    """Rates of an arm, and how its accept length differs from that with nothing known."""
+    tokens, cycles, drafts, accepted = counts[known]
+    found = {"accept length": asdict(ratio(tokens, cycles)), "accepted": asdict(ratio(accepted, drafts))}
+    found["drafts/cycle"] = asdict(ratio(drafts, cycles))
+    if known != NOTHING:
+        before = counts[NOTHING]
+        found["gain"] = asdict(ratio_difference((tokens, cycles), (before[0], before[1])))
+    return found
+
+
+def embedded(bench: ToldBench, policy: Policy, temperature: float | None) -> TorchEngine:
+    """A new one."""
+    decoding = DecodingConfig(system=SYSTEM, draft_tokens=bench.draft_tokens, draft_temperature=temperature)
+    return TorchEngine(policy, decoding, slots=32)
+
+
+def vllm(bench: ToldBench) -> ServedEngine:
+    """In this process, with a seat for each prompt."""
+    from bebop.rollout.vllm.builder import make
+
+    config = JobConfig(
+        model=bench.model,
+        task=bench.task,
+        decoding=DecodingConfig(system=SYSTEM, draft_tokens=bench.draft_tokens, draft_temperature=0.0),
+        rollout=RolloutConfig(
+            engine="vllm",
+            slots=bench.prompts,
+            max_length=512,
+            sampling=SamplingConfig(max_new_tokens=bench.max_new_tokens),
+        ),
+        monitor=MonitorConfig(decode_stats=False),
+    )
+    return make(config)[0]
+
+
+def forgotten(engine: ServedEngine) -> ServedEngine:
+    """The same, which knows of no answer any more."""
+    server: Any = engine.server
+    server.core.past.clear()
+    return engine

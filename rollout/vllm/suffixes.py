@@ -1,0 +1,125 @@
+"""Past answers in the tree that vLLM's suffix decoding drafts from. No vllm needed.
+
+vLLM has one tree for all requests, of what each of them wrote, and a small one for the prompt and answer of each. It
+drafts the likeliest path after the match that promises most tokens. Past answers are put into the big tree behind the
+end of their prompt, so that where the prompt is asked again its own answers are the longest match, from the first token
+on. What others said counts too, whatever their prompt.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bebop.errors import UserError
+
+LONGEST = 24  # tokens of a match; of a prompt as many stand before its answers
+STRETCH = 4.0  # most drafts a token of the match; vLLM's 1 lets a short match, as most are, draft next to nothing
+
+
+class Cache(Protocol):
+    """What is used of arctic-inference's ``SuffixDecodingCache``: texts by name, started, written and ended."""
+
+    @property
+    def cached_requests(self) -> Iterable[Hashable]:
+        """Names whose texts are in the big tree."""
+
+    def start_request(self, req_id: Hashable, prompt_token_ids: Sequence[int]) -> None:
+        """Begin a text; the prompt goes into a tree that ends with it."""
+
+    def add_active_response(self, req_id: Hashable, token_ids: Sequence[int]) -> None:
+        """Write it on."""
+
+    def stop_request(self, req_id: Hashable) -> None:
+        """End it; it stays in the big tree."""
+
+    def evict_cached_response(self, req_id: Hashable) -> None:
+        """Take it out of there."""
+
+
+@dataclass(slots=True)
+class _Held:
+    told: tuple[tuple[int, ...], ...] = ()  # the past answers
+    names: list[Hashable] = field(default_factory=list)  # of their texts, and of answers that ended here since
+    tokens: int = 0
+
+
+class Suffixes:
+    """Texts in vLLM's tree by prompt, ``limit`` tokens of them beside those of answers in progress; those of prompts
+    that were asked longest ago go first, whole. As ``History`` of the embedded engine, but for its matches."""
+
+    def __init__(self, cache: Cache, limit: int) -> None:
+        self.cache, self.limit = cache, limit
+        self.tokens = 0  # held, ends of prompts included
+        self._held: OrderedDict[tuple[int, ...], _Held] = OrderedDict()  # the next to go first
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Prompts."""
+        return len(self._held)
+
+    def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
+        """Past answers to a prompt, all that count: in place of those told before, and of what ended here since, which
+        is among them. The same ones told again change nothing."""
+        key, told = tuple(prompt), tuple(tuple(map(int, answer)) for answer in answers)
+        held = self._held.get(key)
+        if held is not None and held.told == told:
+            self._held.move_to_end(key)
+            return
+        if held is not None:
+            self._drop(key)
+        new = self._held[key] = _Held(told=told)
+        for answer in filter(None, told):
+            self._count += 1
+            name = ("told", self._count)  # requests are called by strings
+            text = (*key[-LONGEST:], *answer)
+            self.cache.start_request(name, ())
+            self.cache.add_active_response(name, text)
+            self.cache.stop_request(name)
+            self._add(new, name, len(text))
+        self._evict()
+
+    def ended(self, name: str, prompt: Sequence[int], tokens: int) -> None:
+        """A request ended; what vLLM put into the tree of it stays until its prompt is told of or goes."""
+        if name not in self.cache.cached_requests:  # it ended with its first token
+            return
+        held = self._held.setdefault(tuple(prompt), _Held())
+        self._held.move_to_end(tuple(prompt))
+        self._add(held, name, tokens)
+        self._evict()
+
+    def clear(self) -> None:
+        """Forget all that ended or was told."""
+        for key in list(self._held):
+            self._drop(key)
+
+    def _add(self, held: _Held, name: Hashable, tokens: int) -> None:
+        held.names.append(name)
+        held.tokens += tokens
+        self.tokens += tokens
+
+    def _evict(self) -> None:
+        while self.tokens > self.limit:
+            self._drop(next(iter(self._held)))
+
+    def _drop(self, key: tuple[int, ...]) -> None:
+        gone = self._held.pop(key)
+        self.tokens -= gone.tokens
+        for name in gone.names:
+            if name in self.cache.cached_requests:
+                self.cache.evict_cached_response(name)
+
+
+CALLS = ("cached_requests", "start_request", "add_active_response", "stop_request", "evict_cached_response")
+
+
+def suffix_cache(worker: Any) -> Cache:
+    """Runs in vLLM's worker. ``UserError`` where its drafter is not what it was."""
+    found: Any = getattr(getattr(worker.model_runner, "drafter", None), "suffix_cache", None)
+    if lacking := [name for name in CALLS if not hasattr(found, name)]:
+        raise UserError(
+            f"vLLM's suffix decoding has no {lacking[0]} in this version: past answers cannot be put in; use "
+            "rollout=torch"
+        )
+    cache: Cache = found
+    return cache
