@@ -37,8 +37,8 @@ adapt: venv ## train the MTP head of the built-in model before RL
 test: venv ## all tests that take seconds
 	$(QUIET) $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile $(ARGS)
 
-test-slow: venv ## tests that take longer
-	$(QUIET) $(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile $(ARGS)
+test-slow: venv ## tests that take longer; the longest files begin (tests/order.py)
+	$(QUIET) $(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: venv ## tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
