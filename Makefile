@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help venv run adapt test test-slow test-gpu test-all test-sglang test-vllm test-verl test-megatron test-agents mutants lint format docs-check \
-        tiny reproduce bench chaos clean
+        environments tiny reproduce bench chaos clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,8 +37,8 @@ adapt: venv ## train the MTP head of the built-in model before RL
 test: venv ## all tests that take seconds
 	$(QUIET) $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile $(ARGS)
 
-test-slow: venv ## tests that take longer
-	$(QUIET) $(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile $(ARGS)
+test-slow: venv ## tests that take longer; the longest files begin (tests/order.py)
+	$(QUIET) $(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: venv ## tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -54,11 +54,10 @@ define environment
 	@touch $$@
 
 endef
-$(eval $(call environment,sglang))
-$(eval $(call environment,vllm))
-$(eval $(call environment,verl))
-$(eval $(call environment,megatron))
-$(eval $(call environment,agents))
+SUITES := megatron sglang verl vllm agents
+$(foreach suite,$(SUITES),$(eval $(call environment,$(suite))))
+
+environments: $(SUITES:%=.venv-%/.installed) ## all of these environments
 
 test-sglang: .venv-sglang/.installed ## real SGLang on the CPU, in .venv-sglang
 	$(QUIET) .venv-sglang/bin/python -m pytest tests/integration/sglang $(ARGS)

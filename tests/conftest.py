@@ -10,8 +10,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.order import longest_first
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In the order in which files are to begin."""
+    longest_first(items)
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,11 @@ Read from the source, since the suites are collected only in the environments of
 
 import ast
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
 import pytest
 
+from tests.order import LONGEST, longest_first
 from tests.tree import ROOT
 
 # The engine itself runs, drafts are made and judged, weights change once, a process is killed.
@@ -58,9 +60,23 @@ def test_every_suite_is_run() -> None:
     assert sorted(commands((ROOT / ".ci" / "run").read_text())) == sorted(["test", "lint", "test-slow", *smoke])
     makefile = (ROOT / "Makefile").read_text()
     assert "tests/integration/$* -m smoke $(ARGS)" in recipe(makefile, "smoke-%")
+    ready = makefile.split("\nSUITES := ")[1].split("\n")[0].split()
+    assert sorted(ready) == [*SUITES] and "$(SUITES:%=.venv-%/.installed)" in recipe(makefile, "environments")
     everything = recipe(makefile, "test-all").split(" ## ")[0].split()
     assert sorted(everything) == sorted(["test", "lint", "test-slow", *(f"test-{suite}" for suite in SUITES)])
     assert all(f"tests/integration/{suite} $(ARGS)" in recipe(makefile, f"test-{suite}") for suite in SUITES)
+
+
+def test_the_longest_files_of_the_slow_suite_begin() -> None:
+    slow = [file for file in LONGEST if "pytest.mark.slow" in (ROOT / file).read_text()]
+    assert sorted(slow) == sorted(set(LONGEST)), "each is there, once"
+    items = [
+        SimpleNamespace(path=ROOT / name, name=name) for name in ("tests/a.py", LONGEST[1], "tests/b.py", LONGEST[0])
+    ]
+    longest_first(items)
+    assert [item.name for item in items] == [LONGEST[0], LONGEST[1], "tests/a.py", "tests/b.py"]
+    # Otherwise xdist takes first the files with the most tests: two of the longest have one each.
+    assert "--no-loadscope-reorder" in recipe((ROOT / "Makefile").read_text(), "test-slow")
 
 
 def test_planted_gaps_are_caught() -> None:
