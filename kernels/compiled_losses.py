@@ -2,7 +2,7 @@
 
 ``torch.compile`` looks at what it was compiled for before every call and compiles again where that differs: for one row
 and for many, for rows at the beginning of a tensor and further on, for one backend and another; kinds and dtypes come
-on top. Past a limit it runs eagerly, several times slower, and says nothing. Here each variant is a function of its own
+on top. After some two dozen of these it was seen to run eagerly, several times slower, and said nothing. Here each variant is a function of its own
 whose sizes are all unknown to the compiler, and nothing is looked at: ``Variant`` has all that one depends on.
 """
 
