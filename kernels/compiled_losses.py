@@ -2,8 +2,9 @@
 
 ``torch.compile`` looks at what it was compiled for before every call and compiles again where that differs: for one row
 and for many, for rows at the beginning of a tensor and further on, for one backend and another; kinds and dtypes come
-on top. After some two dozen of these it was seen to run eagerly, several times slower, and said nothing. Here each variant is a function of its own
-whose sizes are all unknown to the compiler, and nothing is looked at: ``Variant`` has all that one depends on.
+on top. After some two dozen of these it was seen to run eagerly, several times slower, and said nothing. Here each
+variant is a function of its own whose sizes are all unknown to the compiler, and nothing is looked at: ``Variant`` has
+all that one depends on.
 """
 
 import logging

@@ -30,6 +30,7 @@ EXTRAS = {
     "bebop.model.smollm2": ("smollm2",),
     "bebop.sinks": ("wandb",),
     "recipes.reproduce.figures": ("reproduce",),
+    "recipes.history.results": ("reproduce",),
     "tests": ("dev",),
     "tests.integration.agents": ("agents",),
     "tests.integration.sglang": ("sglang",),

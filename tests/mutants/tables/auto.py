@@ -32,7 +32,7 @@ FAULTS = (
     ),
     fault(
         "auto/temperature-of-other-rows",
-        FILE,
+        "rollout/decoding/sampling.py",
         "else column[rows] for",
         "else column[: len(rows)] for",
         f"{HERE}::test_a_row_is_measured_by_itself_while_others_are_not",
