@@ -179,6 +179,8 @@ def test_the_head_is_left_out_once_history_is_sure() -> None:
     assert sure < 0.5 < unsure
     asked_in = [a.stats.counts[HEAD_READ].sum() / a.stats.cycles for a in (again, answer)]
     assert asked_in[0] < asked_in[1] == 1, "nothing of the head is known where it is not asked"
+    logged, read = values(decode_metrics(again.stats)), again.stats.counts[HEAD_READ].sum()
+    assert logged["rollout/head_overlap/1"] == pytest.approx(again.stats.counts[HEAD_OVERLAP].sum() / read)
 
 
 @pytest.mark.parametrize(("siblings", "headed"), [(True, [False] * 4), (False, [True, False, False, False])])
