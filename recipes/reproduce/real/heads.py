@@ -29,6 +29,7 @@ from bebop.trainer.chains import rows_of_step
 from bebop.trainer.head_backend import WholeBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
+from bebop.trainer.state import whole_copies
 from recipes.reproduce.real.curve import Look, best, flat, rise
 from recipes.reproduce.real.objectives import COMPARED
 from recipes.reproduce.real.plan import agree
@@ -36,7 +37,7 @@ from recipes.reproduce.real.runs import HeadRun
 from recipes.reproduce.real.starts import STARTS
 from recipes.reproduce.real.states import Text
 
-FIT_ROWS = 64  # answers that ``fitted`` looks at
+FIT_ROWS = 256  # answers that ``fitted`` looks at
 DROP = 0.25  # of the learning rate, where a curve is flat
 BEST, DONE, CURVE = "best.safetensors", "done.json", "curve.json"
 
@@ -72,12 +73,16 @@ class Training:
             self._restore(read(found))
 
     def _begin(self) -> None:
-        """The head as the run starts with it."""
-        if self.run.start in STARTS:
-            rows = [answer.row for answer in self.train.answers[:FIT_ROWS]]
-            STARTS[self.run.start](self.policy, rows)
+        """The head as the run starts with it; what a start of ``STARTS`` gives is kept for the other runs."""
+        if self.run.start not in STARTS:
+            load_head(self.policy, self.place / "heads" / self.run.start / BEST, self.run.start)
             return
-        load_head(self.policy, self.place / "heads" / self.run.start / BEST, self.run.start)
+        path = self.place / "starts" / f"{self.run.start}.safetensors"
+        if not path.is_file():
+            STARTS[self.run.start](self.policy, [answer.row for answer in self.train.answers[:FIT_ROWS]])
+            assert self.policy.mtp is not None
+            save(path, whole_copies(dict(self.policy.mtp.named_parameters())))
+        load_head(self.policy, path, self.run.start)
 
     def fit(self) -> dict[str, Any]:
         """Train to the end; what ``done.json`` says."""
@@ -137,10 +142,10 @@ class Training:
         """Keep the head where a mark was reached in this step; ``before``: seconds of processor time at its start."""
         version = self.trainer.version
         if version in self.run.marks:
-            self._keep(f"step-{version:05d}.safetensors", self.trainer.weights())
+            save(self.folder / f"step-{version:05d}.safetensors", self.trainer.weights())
         for mark in self.run.second_marks:
             if before < mark <= self.seconds:
-                self._keep(f"second-{mark:05.0f}.safetensors", self.trainer.weights())
+                save(self.folder / f"second-{mark:05.0f}.safetensors", self.trainer.weights())
 
     # ---- looking and keeping
 
@@ -186,14 +191,9 @@ class Training:
             "ended": why, "flat": why == "flat", "steps": self.trainer.version, "seconds": round(self.seconds, 1),
             "best step": top.step, "best length": top.length, "risen": None if math.isinf(risen) else risen,
         }  # fmt: skip
-        self._keep(BEST, self.kept)
+        save(self.folder / BEST, self.kept)
         self._write(DONE, told)
         return told
-
-    def _keep(self, name: str, weights: Mapping[str, Tensor]) -> None:
-        scratch = self.folder / f"{name}.new"
-        save_file(dict(weights), scratch)
-        scratch.replace(self.folder / name)
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         scratch = self.folder / f"{name}.new"
@@ -206,6 +206,14 @@ def look(policy: Policy, text: Text, run: HeadRun) -> np.ndarray[Any, np.dtype[n
     rows = [answer.row for answer in text.answers]
     found = probe(policy, rows, run.depth, Sampling(), batch=8, states=text.states, every=run.look_chains)
     return found.numbers["overlap"]
+
+
+def save(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Keep a head, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.new")
+    save_file(dict(weights), scratch)
+    scratch.replace(path)
 
 
 @torch.no_grad()

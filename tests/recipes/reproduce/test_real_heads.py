@@ -62,6 +62,17 @@ def test_least_squares_finds_a_linear_map() -> None:
     assert starts.least_squares(narrow, inputs @ true.T)[:, 4:].abs().max() < 1e-6
 
 
+def test_a_start_is_worked_out_once_for_all_runs(study: Study, tmp_path: Path) -> None:
+    model, text, _ = study
+    first = Training(head_run(), tmp_path, model, text).trainer.weights()
+    stamp = (tmp_path / "starts" / "fitted.safetensors").stat().st_mtime_ns
+    second = Training(head_run("two", seed=1, objective="tv"), tmp_path, model, text).trainer.weights()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert (tmp_path / "starts" / "fitted.safetensors").stat().st_mtime_ns == stamp
+    copied = Training(head_run("three", start="last"), tmp_path, model, text).trainer.weights()
+    assert not torch.equal(first["project.weight"], copied["project.weight"])
+
+
 # ---- losses
 
 
