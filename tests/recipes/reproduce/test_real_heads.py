@@ -195,6 +195,17 @@ def test_training_raises_the_accept_length_and_the_best_head_is_kept(study: Stud
     assert sum(training.curve[-1].overlaps) > sum(training.curve[0].overlaps)
 
 
+def test_a_head_that_was_better_before_is_the_one_that_counts(study: Study, tmp_path: Path) -> None:
+    model, text, _ = study
+    run = head_run(rise=-1.0, most_steps=4, drops=0, lr=0.1, marks=(), second_marks=(1e-6,))
+    training = Training(run, tmp_path, model, text)
+    began = training.trainer.weights()
+    assert training.fit()["best step"] == 0 and training.curve[-1].length < training.curve[0].length - 0.1
+    kept, marked = (load_file(run.folder(tmp_path) / name) for name in (BEST, "second-00000.safetensors"))
+    assert all(torch.equal(kept[name], began[name]) for name in began)
+    assert not torch.equal(marked["project.weight"], began["project.weight"])
+
+
 def test_a_run_goes_on_from_the_best_head_of_another(study: Study, tmp_path: Path) -> None:
     model, text, _ = study
     follower = head_run("next", start="one", objective="tv")
