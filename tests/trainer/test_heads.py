@@ -83,7 +83,7 @@ def test_micro_batches_add_up(objective: str, every: int) -> None:
 def test_a_share_of_the_chains_has_the_mean_loss_of_those(name: str) -> None:
     texts, training = rows(count=9), trainer(objective=name, max_tokens=20)
     few, whole = (spaced(chain_rows(texts, CONFIG.depth), every, seed=0) for every in (3, 1))
-    by_hand, of_all = (float(trainer().backend.loss(some, OBJECTIVES[name].loss, None)) for some in (few, whole))
+    by_hand, of_all = (trainer().backend.loss(some, OBJECTIVES[name].loss, None).item() for some in (few, whole))
     assert training.update(texts, every=3)["head/loss"] == pytest.approx(by_hand, rel=1e-5)
     assert by_hand != pytest.approx(of_all, rel=1e-3)
 
