@@ -8,6 +8,7 @@ the corpus alone, so a run that was stopped comes out as if it had not been.
 import dataclasses
 import json
 import math
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -193,6 +194,7 @@ class Training:
         }  # fmt: skip
         save(self.folder / BEST, self.kept)
         self._write(DONE, told)
+        shutil.rmtree(store(self.folder).folder)  # some 70 MB a run, which nobody goes on from
         return told
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:

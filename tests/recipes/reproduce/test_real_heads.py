@@ -167,6 +167,7 @@ def test_a_stopped_run_goes_on_and_comes_out_the_same(study: Study, tmp_path: Pa
     assert again.trainer.version == 4 and len(again.curve) == 3
     assert {**again.fit(), "seconds": 0} == {**told, "seconds": 0} and told["steps"] == 6
     assert looks(tmp_path / "stopped", run) == looks(tmp_path / "whole", run)
+    assert not (run.folder(tmp_path / "stopped") / "checkpoints").exists(), "what has ended needs none"
     for name in (BEST, "step-00003.safetensors"):
         one, two = (load_file(run.folder(tmp_path / place) / name) for place in ("whole", "stopped"))
         assert all(torch.equal(one[key], two[key]) for key in one)
@@ -193,6 +194,20 @@ def test_training_raises_the_accept_length_and_the_best_head_is_kept(study: Stud
     kept = load_file(run.folder(tmp_path) / BEST)
     assert all(torch.equal(kept[name], tensor) for name, tensor in training.kept.items())
     assert sum(training.curve[-1].overlaps) > sum(training.curve[0].overlaps)
+
+
+@pytest.mark.parametrize("objective", ["ce", "e2e_tv", "e2e_tv_corrected", "top_4"])
+def test_products_in_bfloat16_give_nearly_the_loss_and_keep_fp32_weights(
+    study: Study, tmp_path: Path, objective: str
+) -> None:
+    model, text, _ = study
+    losses = []
+    for mixed in (False, True):
+        training = Training(head_run(f"{mixed}", mixed=mixed, objective=objective), tmp_path, model, text)
+        rows, hidden = training._rows()
+        losses.append(training.trainer.update(rows, COMPARED[objective], hidden, 2)["head/loss"])
+        assert all(weight.dtype == torch.float32 for weight in training.trainer.backend.named.values())
+    assert losses[0] == pytest.approx(losses[1], rel=0.02) and losses[0] != losses[1]
 
 
 def test_a_head_that_was_better_before_is_the_one_that_counts(study: Study, tmp_path: Path) -> None:
