@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 
-from bebop.bench.record import show
+from bebop.bench.record import show, table
 from bebop.command import Parser, check_writable, run_main
 from bebop.errors import UserError
 from bebop.model.mtp import MTPHead
 from recipes.reproduce.real.corpus import make_corpus
 from recipes.reproduce.real.evaluation import evaluate
+from recipes.reproduce.real.fused import compare_losses
 from recipes.reproduce.real.heads import Training, done
 from recipes.reproduce.real.plan import HERE, PLAN, load
 from recipes.reproduce.real.runs import HeadRun, all_runs
@@ -80,9 +81,20 @@ def look_at_heads(runs: Sequence[HeadRun]) -> None:
     evaluate([run for run in runs if done(run, HERE)], HERE, replace(model, mtp=MTPHead(model.backbone)), text)
 
 
+def fused_losses(runs: Sequence[HeadRun]) -> None:
+    """Time and memory of the losses, and a table of them."""
+    lines = compare_losses(HERE, load(PLAN), read_text(HERE, PLAN))
+    show(
+        table(
+            [{name: cell if isinstance(cell, str) else f"{cell:.4g}" for name, cell in line.items()} for line in lines]
+        )
+    )
+
+
 STAGES: Mapping[str, Callable[[Sequence[HeadRun]], None]] = {
     "corpus": lambda runs: make_corpus(HERE, PLAN),
     "states": lambda runs: make_states(HERE, PLAN),
+    "fused": fused_losses,
     "heads": train_heads,
     "evaluation": look_at_heads,
 }

@@ -109,4 +109,11 @@ FAULTS = (
         "{split: text.only(*HELD_OUT) for split in HELD_OUT}",
         f"{RUNS}::test_held_out_chains_are_looked_at_once_by_split",
     ),
+    fault(
+        "real/peak-of-the-whole-process",
+        f"{REAL}/fused.py",
+        'RESET.write_text("5")  # the peak begins anew',
+        "pass",
+        "recipes/reproduce/test_real_fused.py",
+    ),
 )
