@@ -122,6 +122,27 @@ def masked_rows(token_ids: Tensor, answer: Tensor, depth: int, most: int = 0, se
     )
 
 
+def spaced(rows: ChainRows, every: int, seed: int) -> ChainRows:
+    """Each ``every``-th chain of a row, from one on that the row's tokens and ``seed`` determine; all for 1.
+
+    Neighbouring chains say nearly the same, and the price of a chain is that of its logits: with a large vocabulary a
+    share of the chains of more rows teaches more than all of few. Every chain is as likely to be among them, so means
+    over chains stay what they are; and a row's do not depend on the rows beside it.
+    """
+    if every == 1:
+        return rows
+    live = rows.steps > 0
+    first = (rows.token_ids.sum(1, keepdim=True) + random.Random(seed).randrange(every)) % every
+    chosen = live & ((live.cumsum(1) - 1) % every == first)
+    count = max(1, int(chosen.sum(1).max()))
+    order = chosen.long().sort(stable=True, dim=1, descending=True).indices[:, :count]
+    return ChainRows(
+        token_ids=rows.token_ids,
+        anchors=rows.anchors.gather(1, order),
+        steps=(rows.steps * chosen).gather(1, order),
+    )
+
+
 def side_by_side(packed: Tensor, starts: Tensor) -> Tensor:
     """Rows laid end to end [T, ...] that begin at ``starts`` [B + 1] (the last is their end) -> [B, L, ...]."""
     bounds = starts.tolist()

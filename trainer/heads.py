@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bebop.config import HeadConfig
 from bebop.errors import UserError
-from bebop.trainer.chains import ChainRows, KnownRow, TokenRow, chain_rows, known_chains
+from bebop.trainer.chains import ChainRows, KnownRow, TokenRow, chain_rows, known_chains, spaced
 from bebop.trainer.head_backend import HeadBackend
 from bebop.trainer.objectives import Objective, make_objective
 from bebop.trainer.optim import GuardedAdamW
@@ -35,12 +35,17 @@ class HeadTrainer:
         )
 
     def update(
-        self, rows: Sequence[TokenRow], objective: str | Objective | None = None, hidden: Sequence[Tensor] | None = None
+        self,
+        rows: Sequence[TokenRow],
+        objective: str | Objective | None = None,
+        hidden: Sequence[Tensor] | None = None,
+        every: int = 1,
     ) -> dict[str, float]:
         """One optimizer step on the mean loss of all rows (of all ranks, which are given the same rows).
 
         ``objective``: its name in ``OBJECTIVES``, or one of another kind; None: the configuration's.
         ``hidden``: the backbone's states [L, d] of each row, where they are known; else they are computed.
+        ``every``: on each so many-th chain of a row alone (see ``spaced``), others at each update.
 
         Returns:
             head/loss, head/grad_norm (before clipping), head/lr, head/skipped.
@@ -50,16 +55,17 @@ class HeadTrainer:
         """
         parts = self._micro_batches([len(row.token_ids) for row in rows])
         chosen = objective if isinstance(objective, Objective) else make_objective(objective or self.config.objective)
-        total = chain_rows(rows, self.config.depth).count(chosen.per)
-        return self._learn(self._batches(rows, parts, hidden), total, chosen)
+        total = spaced(chain_rows(rows, self.config.depth), every, self.version).count(chosen.per)
+        return self._learn(self._batches(rows, parts, hidden, every), total, chosen)
 
     def _batches(
-        self, rows: Sequence[TokenRow], parts: Sequence[Sequence[int]], hidden: Sequence[Tensor] | None
+        self, rows: Sequence[TokenRow], parts: Sequence[Sequence[int]], hidden: Sequence[Tensor] | None, every: int
     ) -> Iterator[MicroBatch]:
         """The rows of each part side by side, one part at a time."""
         for part in parts:
             known = None if hidden is None else pad_sequence([hidden[i] for i in part], batch_first=True)
-            yield chain_rows([rows[i] for i in part], self.config.depth, self.backend.device), known
+            layout = chain_rows([rows[i] for i in part], self.config.depth, self.backend.device)
+            yield spaced(layout, every, self.version), known
 
     def update_share(self, rows: Sequence[KnownRow]) -> dict[str, float]:
         """``update`` with rows that are this rank's own; a rank may have none."""

@@ -18,7 +18,7 @@ from bebop.kernels.stats import pair_stats
 from bebop.kernels.truncation import truncate_
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.trainer.chains import TokenRow, chain_rows
+from bebop.trainer.chains import TokenRow, chain_rows, spaced
 from bebop.trainer.objectives import Sampling, Steps, unroll
 
 Array = NDArray[np.float64]
@@ -57,16 +57,18 @@ def probe(
     sampling: Sampling,
     batch: int = 64,
     states: Sequence[Tensor] | None = None,
+    every: int = 1,
 ) -> Probe:
     """Probe the head of ``policy`` on rows of text, ``batch`` at a time.
 
     ``states``: the backbone's hidden states [L, d] of each row, where they are known: for many heads on one text.
+    ``every``: each so many-th anchor of a row alone (see ``spaced``), the same ones at every call.
     """
     assert policy.mtp is not None
     parts = []
     for start in range(0, len(rows), batch):
         some = rows[start : start + batch]
-        layout = chain_rows(some, depth, policy.device)
+        layout = spaced(chain_rows(some, depth, policy.device), every, seed=0)
         if int(layout.steps.max()) == 0:
             continue
         if states is None:

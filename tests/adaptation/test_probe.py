@@ -137,6 +137,19 @@ def test_batches_and_padding_change_nothing() -> None:
     assert np.allclose(one.numbers["overlap"], all_.numbers["overlap"], atol=1e-5, equal_nan=True)
 
 
+def test_every_third_anchor_has_the_numbers_that_it_has_among_all() -> None:
+    rng = np.random.default_rng(2)
+    texts = [TokenRow(prompt=PROMPT, answer=tuple(rng.integers(0, 4, n))) for n in (12, 5, 9, 20)]
+    run = partial(probe, tiny_policy(VOCAB), texts, 3, Sampling())
+    whole, some, again = run(), run(every=3), run(every=3, batch=1)
+    places = {place: i for i, place in enumerate(zip(whole.row.tolist(), whole.place.tolist(), strict=True))}
+    chosen = [places[place] for place in zip(some.row.tolist(), some.place.tolist(), strict=True)]
+    assert len(some.row) == pytest.approx(len(whole.row) / 3, abs=4) and again.place.tolist() == some.place.tolist()
+    assert np.allclose(some.accept, whole.accept[chosen], atol=1e-5)
+    assert np.allclose(some.numbers["overlap"], whole.numbers["overlap"][chosen], atol=1e-5, equal_nan=True)
+    assert not np.allclose(some.accept, whole.accept[: len(chosen)], atol=1e-5), "or nothing was compared"
+
+
 def test_means_are_bootstrapped_over_texts() -> None:
     rng = np.random.default_rng(1)
     texts = [TokenRow(prompt=PROMPT, answer=tuple(rng.integers(0, 4, 30))) for _ in range(8)]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.trainer.chains import ChainRows, TokenRow, chain_rows, masked_rows, rows_of_step
+from bebop.trainer.chains import ChainRows, TokenRow, chain_rows, masked_rows, rows_of_step, spaced
 from bebop.trainer.objectives import Sampling, Steps, unroll
 from tests.builders import tiny_policy
 from tests.model.test_mtp import LENGTH, STEPS, drafted, runner_at, successor_policy, text, trained
@@ -45,6 +45,34 @@ def test_rows_of_steps_go_through_every_row_once_an_epoch() -> None:
     assert all(sorted(epoch) == list(range(9)) for epoch in epochs) and epochs[0] != epochs[1]
     assert rows_of_step(9, 6, seed=3, step=5) == order[30:36], "a step can be asked for by itself, as a resume does"
     assert rows_of_step(9, 6, seed=4, step=5) != order[30:36]
+
+
+def live(rows: ChainRows) -> list[list[tuple[int, int]]]:
+    """Anchors that have a step, with their steps, a list a row."""
+    pairs = zip(rows.anchors.tolist(), rows.steps.tolist(), strict=True)
+    return [[(a, s) for a, s in zip(*row, strict=True) if s > 0] for row in pairs]
+
+
+def test_spaced_chains_are_every_so_many_th_and_each_is_as_likely() -> None:
+    some = texts(count=6)
+    rows = chain_rows(some, depth=3)
+    whole, seeds = live(rows), range(300)
+    found = [live(spaced(rows, 3, seed)) for seed in seeds]
+    assert spaced(rows, 1, seed=5) is rows
+    for row, every in enumerate(whole):
+        counts = {pair: sum(pair in one[row] for one in found) for pair in every}
+        assert all(75 < count < 125 for count in counts.values()), counts
+        assert {tuple(one[row]) for one in found} <= {tuple(every[first::3]) for first in range(3)}
+    assert len({tuple(one[0] == whole[0][first::3] for first in range(3)) for one in found}) == 3
+
+
+def test_spaced_chains_of_a_row_do_not_depend_on_the_rows_beside_it() -> None:
+    some = texts(count=6)
+    together = live(spaced(chain_rows(some, depth=3), 4, seed=1))
+    assert together == [live(spaced(chain_rows([row], depth=3), 4, seed=1))[0] for row in some]
+    whole = live(chain_rows(some, depth=3))
+    firsts = {every.index(row[0]) for row, every in zip(together, whole, strict=True) if row}
+    assert len(firsts) > 1, "rows begin at different places"
 
 
 def counting(first: int, prompt: int, answer: int) -> TokenRow:

@@ -15,7 +15,7 @@ from bebop.config import HeadConfig
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
-from bebop.trainer.chains import TokenRow, chain_rows
+from bebop.trainer.chains import TokenRow, chain_rows, spaced
 from bebop.trainer.head_backend import FSDPBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import OBJECTIVES, Objective, Sampling
@@ -67,15 +67,25 @@ def test_only_the_head_changes(name: str) -> None:
     assert all(not torch.equal(value, head[key]) for key, value in copied(policy.mtp).items())
 
 
+@pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("objective", ["ce", "e2e_tv", "e2e_tv_corrected"])
-def test_micro_batches_add_up(objective: str) -> None:
+def test_micro_batches_add_up(objective: str, every: int) -> None:
     texts, found = rows(count=9), {}
     for size in (20, 64, 100_000):
         training = trainer(objective=objective, max_tokens=size, max_grad_norm=1e9)
-        found[size] = training.update(texts), gradients(training)
+        found[size] = training.update(texts, every=every), gradients(training)
     whole, grads = found[100_000]
     for size in (20, 64):
         assert found[size][0] == pytest.approx(whole, rel=1e-5) and distance(found[size][1], grads) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["ce", "e2e_tv"])
+def test_a_share_of_the_chains_has_the_mean_loss_of_those(name: str) -> None:
+    texts, training = rows(count=9), trainer(objective=name, max_tokens=20)
+    few, whole = (spaced(chain_rows(texts, CONFIG.depth), every, seed=0) for every in (3, 1))
+    by_hand, of_all = (trainer().backend.loss(some, OBJECTIVES[name].loss, None).item() for some in (few, whole))
+    assert training.update(texts, every=3)["head/loss"] == pytest.approx(by_hand, rel=1e-5)
+    assert by_hand != pytest.approx(of_all, rel=1e-3)
 
 
 def test_a_plain_mean_over_micro_batches_would_be_caught() -> None:

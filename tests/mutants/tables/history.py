@@ -17,7 +17,7 @@ RAGGED, PACKED = "bebop/model/ragged.py", "model/test_ragged.py"
 HEAD = f"{PACKED}::test_the_head_has_read_what_rows_emitted"
 SOURCE = "rollout/test_recall.py::test_what_was_said_before_is_drafted_and_counted_by_its_source"
 EXACT = "rollout/test_history_exactness.py::test_the_output_distribution_is_the_target"
-HEAD = "rollout/test_recall.py::test_the_overlap_of_the_head_alone_is_that_of_plain_drafts"
+OVERLAP = "rollout/test_recall.py::test_the_overlap_of_the_head_alone_is_that_of_plain_drafts"
 OF_ALONE, OF_MIXED = (f"{EXACT}[{system}-1.0-False-overlapping]" for system in ("history", "bebop_history"))
 FREQUENT = "rollout/test_recall.py::test_drafts_are_drawn_as_often_as_tokens_followed"
 KNOWN = "test_past_answers.py::test_what_is_known_is_a_function_of_what_was_said_last"
@@ -51,10 +51,10 @@ FAULTS = (
           "reached = torch.ones_like(p)", TRUST),
     fault("history/trust-without-the-target", RECALL, "reached * p * weight", "reached * weight", TRUST),
     fault("history/mixture-for-the-head", "rollout/decoding/draft_verify.py", "torch.minimum(probs[:, 0], draft.head)",
-          "torch.minimum(probs[:, 0], draft.probs[:, 0])", HEAD),
-    fault("history/head-of-a-later-draft", MIXED, "first = own if step == 0 else first", "first = own", HEAD),
+          "torch.minimum(probs[:, 0], draft.probs[:, 0])", OVERLAP),
+    fault("history/head-of-a-later-draft", MIXED, "first = own if step == 0 else first", "first = own", OVERLAP),
     fault("history/head-measured-unasked", "rollout/decoding/draft_verify.py",
-          "_of_head(draft, out.probs) if self.measure else {}", "_of_head(draft, out.probs)", HEAD),
+          "_of_head(draft, out.probs) if self.measure else {}", "_of_head(draft, out.probs)", OVERLAP),
     fault("history/source-not-counted", "rollout/decoding/draft_verify.py", "share * kept for name", "share for name",
           "benchmarks/test_history.py::test_lookups_and_arms_are_measured"),
     fault("history/counts-as-probabilities", RECALL, "tuple(c / total for _, c in found)",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from recipes.reproduce.__main__ import RECIPES, run
+from recipes.reproduce.__main__ import LONG, RECIPES, ROOT, arguments, run
 from recipes.reproduce.claims import PAPERS, heading
 from recipes.reproduce.pages import verdicts
 from recipes.reproduce.summary import UNTESTED, page
@@ -130,3 +130,9 @@ def test_all_recipes_are_known() -> None:
     ours = {"objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond"}
     others = {"pad", "pad_training", "blockpilot", "firp", "trees", "pipo", "certificate", "frontier"}
     assert set(RECIPES) == ours | others
+
+
+def test_studies_of_days_run_by_name_alone() -> None:
+    assert arguments([]).only == RECIPES and not set(LONG) & set(RECIPES)
+    assert arguments(["--only", *LONG]).only == list(LONG)
+    assert all((ROOT / "recipes" / "reproduce" / name / "__main__.py").is_file() for name in LONG)

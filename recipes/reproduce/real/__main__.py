@@ -1,0 +1,104 @@
+"""The study on SmolLM2-135M-Instruct: its corpus, the states, the heads, and how they draft on held-out prompts.
+
+``python -m recipes.reproduce.real [--stage NAME ...] [--heads NAME ...] [--share I/N] [--quick]``: hours a stage, each
+of which goes on where it was stopped. All is kept in runs/reproduce/real ($BEBOP_REPRODUCE/real).
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
+
+from bebop.bench.record import show, table
+from bebop.command import Parser, check_writable, run_main
+from bebop.errors import UserError
+from bebop.model.mtp import MTPHead
+from recipes.reproduce.real.corpus import make_corpus
+from recipes.reproduce.real.evaluation import evaluate
+from recipes.reproduce.real.fused import compare_losses
+from recipes.reproduce.real.heads import Training, done
+from recipes.reproduce.real.plan import HERE, PLAN, load
+from recipes.reproduce.real.runs import HeadRun, all_runs
+from recipes.reproduce.real.states import make_states, read_text
+
+
+def main(given: list[str]) -> None:
+    """Run the stages that were asked for, in their order."""
+    options = arguments(given)
+    check_writable("BEBOP_REPRODUCE", HERE)
+    runs = chosen(all_runs(), options.heads)
+    for stage in [stage for stage in STAGES if stage in options.stage]:
+        show(f"{stage} ...\n")
+        STAGES[stage](runs[options.share[0] - 1 :: options.share[1]])
+
+
+def arguments(given: list[str]) -> argparse.Namespace:
+    """The command line; ``--quick`` itself is read in ``study.py``."""
+    parser = Parser(prog="python -m recipes.reproduce.real", description=__doc__)
+    names = ", ".join(STAGES)
+    parser.add_argument("--stage", nargs="+", choices=tuple(STAGES), default=list(STAGES), metavar="NAME", help=names)
+    parser.add_argument(
+        "--heads", nargs="+", default=["*"], metavar="NAME", help="only these heads, such as shared or 'e2e_tv-*'"
+    )
+    parser.add_argument(
+        "--share", type=share, default=(1, 1), metavar="I/N", help="every N-th head from the I-th: for N processes"
+    )
+    parser.add_argument("--quick", action="store_true", help="a smoke run on the built-in model and next to nothing")
+    return parser.parse_args(given)
+
+
+def share(text: str) -> tuple[int, int]:
+    """2/3 as (2, 3)."""
+    parts = text.split("/")
+    if len(parts) == 2 and all(part.isdecimal() for part in parts) and 1 <= int(parts[0]) <= int(parts[1]):
+        return int(parts[0]), int(parts[1])
+    raise argparse.ArgumentTypeError(f"{text[:80]!r} is not possible: give two numbers such as 1/2")
+
+
+def chosen(runs: Sequence[HeadRun], patterns: Sequence[str]) -> list[HeadRun]:
+    """The runs whose names match; ``UserError`` for a pattern that matches none."""
+    for pattern in patterns:
+        if not any(fnmatch(run.name, pattern) for run in runs):
+            names = ", ".join(run.name for run in runs)
+            raise UserError(f"--heads {pattern!r} is not possible: there are {names}")
+    return [run for run in runs if any(fnmatch(run.name, pattern) for pattern in patterns)]
+
+
+def train_heads(runs: Sequence[HeadRun]) -> None:
+    """Train every head that has not ended, one after the other."""
+    left = [run for run in runs if not done(run, HERE)]
+    if not left:
+        return
+    model, text = load(PLAN), read_text(HERE, PLAN)
+    for run in left:
+        told = Training(run, HERE, model, text).fit()
+        show(f"{run.name}: " + ", ".join(f"{name} {value}" for name, value in told.items()) + "\n")
+
+
+def look_at_heads(runs: Sequence[HeadRun]) -> None:
+    """Look at every head that has ended."""
+    model, text = load(PLAN), read_text(HERE, PLAN)
+    evaluate([run for run in runs if done(run, HERE)], HERE, replace(model, mtp=MTPHead(model.backbone)), text)
+
+
+def fused_losses(runs: Sequence[HeadRun]) -> None:
+    """Time and memory of the losses, and a table of them."""
+    lines = compare_losses(HERE, load(PLAN), read_text(HERE, PLAN))
+    show(
+        table(
+            [{name: cell if isinstance(cell, str) else f"{cell:.4g}" for name, cell in line.items()} for line in lines]
+        )
+    )
+
+
+STAGES: Mapping[str, Callable[[Sequence[HeadRun]], None]] = {
+    "corpus": lambda runs: make_corpus(HERE, PLAN),
+    "states": lambda runs: make_states(HERE, PLAN),
+    "fused": fused_losses,
+    "heads": train_heads,
+    "evaluation": look_at_heads,
+}
+
+
+if __name__ == "__main__":
+    run_main(main)

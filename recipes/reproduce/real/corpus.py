@@ -1,0 +1,139 @@
+"""Answers of the model itself at temperature 1: made in shards, each a run of the embedded engine of its own.
+
+What a shard holds depends on the plan and its number alone, so a stopped corpus goes on where it was and comes out as
+if it had not been stopped. ``corpus/shard-0007.jsonl`` has a line an answer: prompt, answer, seed, log-probs.
+"""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from bebop.adaptation.corpus import params
+from bebop.bench.record import show
+from bebop.config import DecodingConfig, SamplingConfig
+from bebop.model.backbone import Policy
+from bebop.rollout.engine import Request
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.trainer.chains import TokenRow
+from bebop.trajectory import Completion
+from recipes.reproduce.real.plan import Plan, agree, load, missing
+from recipes.reproduce.real.prompts import RealPrompt, make_prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A prompt with what the model said: Answer(number=812, kind="story", split="test", seed=812, ...)."""
+
+    number: int
+    kind: str
+    split: str
+    seed: int  # of the request
+    finish: str  # stop or length
+    prompt: tuple[int, ...]  # [P]
+    answer: tuple[int, ...]  # [T], the stop token included
+    logprobs: tuple[float, ...]  # [T] log p of each token, by the engine
+
+    @property
+    def row(self) -> TokenRow:
+        """As training takes it; the task is the kind."""
+        return TokenRow(prompt=self.prompt, answer=self.answer, task=self.kind)
+
+
+def shard_paths(folder: Path, plan: Plan) -> list[Path]:
+    """Of all shards of the plan, made or not."""
+    count = math.ceil(sum(kind.count for kind in plan.kinds) / plan.shard)
+    return [folder / "corpus" / f"shard-{shard:04d}.jsonl" for shard in range(count)]
+
+
+def make_corpus(folder: Path, plan: Plan, policy: Policy | None = None) -> None:
+    """Sample the shards that are not there yet; says how many tokens a second of processor time that makes.
+
+    Raises:
+        UserError: The folder holds a corpus of another plan.
+    """
+    agree(folder / "corpus" / "plan.json", plan.as_dict(), "a corpus")
+    paths = shard_paths(folder, plan)
+    left = [shard for shard, path in enumerate(paths) if not path.is_file()]
+    if not left:
+        return
+    policy = load(plan) if policy is None else policy
+    prompts = make_prompts(plan, policy)
+    tokens, began = 0, time.process_time()
+    with tqdm(
+        total=len(prompts), initial=len(prompts) - _answers(left, plan, prompts), desc="corpus", unit="answer"
+    ) as bar:
+        for shard in left:
+            answers = sample_shard(plan, policy, prompts[shard * plan.shard : (shard + 1) * plan.shard], bar)
+            write_shard(paths[shard], answers)
+            tokens += sum(len(answer.answer) for answer in answers)
+            bar.set_postfix_str(f"{tokens / (time.process_time() - began):.0f} tokens/CPU s", refresh=False)
+    seconds = time.process_time() - began
+    show(f"corpus: {tokens:,} tokens in {seconds:,.0f} s of processor time, {tokens / seconds:.0f} a second\n")
+
+
+def _answers(shards: Sequence[int], plan: Plan, prompts: Sequence[RealPrompt]) -> int:
+    return sum(len(prompts[shard * plan.shard : (shard + 1) * plan.shard]) for shard in shards)
+
+
+def sample_shard(plan: Plan, policy: Policy, prompts: Sequence[RealPrompt], bar: tqdm) -> list[Answer]:
+    """An answer to each prompt, all side by side; the seed of a request is that of the plan and the prompt's number."""
+    sampling = SamplingConfig(max_new_tokens=plan.max_new_tokens)
+    length = plan.max_prompt_tokens + plan.max_new_tokens
+    plain = DecodingConfig(system="autoregressive", draft_tokens=0)
+    engine = TorchEngine(policy, plain, slots=plan.shard, max_length=length)
+    for prompt in prompts:
+        engine.add(
+            Request(id=prompt.number, token_ids=prompt.token_ids, params=params(policy, sampling, _seed(plan, prompt)))
+        )
+    done: dict[int, Completion] = {}
+    while engine.unfinished:
+        ended = engine.step()
+        done |= {finished.id: finished.completion for finished in ended}
+        bar.update(len(ended))
+    return [_answer(plan, prompt, done[prompt.number]) for prompt in prompts]
+
+
+def _seed(plan: Plan, prompt: RealPrompt) -> int:
+    return (plan.seed << 40) + prompt.number
+
+
+def _answer(plan: Plan, prompt: RealPrompt, completion: Completion) -> Answer:
+    return Answer(
+        number=prompt.number, kind=prompt.kind, split=prompt.split, seed=_seed(plan, prompt),
+        finish=completion.finish_reason, prompt=prompt.token_ids, answer=tuple(completion.token_ids.tolist()),
+        logprobs=tuple(completion.logprobs.tolist()),
+    )  # fmt: skip
+
+
+def write_shard(path: Path, answers: Sequence[Answer]) -> None:
+    """Whole or not at all."""
+    lines = [
+        json.dumps({name: getattr(answer, name) for name in Answer.__slots__} | {"logprobs": _rounded(answer.logprobs)})
+        for answer in answers
+    ]
+    scratch = path.with_suffix(".new")
+    scratch.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    scratch.replace(path)
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, 5) for value in values]
+
+
+def read_shard(path: Path) -> list[Answer]:
+    """As ``write_shard`` wrote it."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lists = ("prompt", "answer", "logprobs")
+    return [Answer(**(row | {name: tuple(row[name]) for name in lists})) for row in rows]
+
+
+def read_corpus(folder: Path, plan: Plan, most: int | None = None) -> list[Answer]:
+    """Every answer in order; with ``most``, of the first shards only. ``UserError`` if one of them is not there."""
+    paths = shard_paths(folder, plan)[:most]
+    missing(paths, "corpus")
+    return [answer for path in paths for answer in read_shard(path)]

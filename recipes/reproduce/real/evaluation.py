@@ -1,0 +1,128 @@
+"""How a trained head drafts on prompts that it was not trained on: chain by chain, at several temperatures.
+
+The text is the same for every head: answers to the prompts of the test, and of kinds of prompts that no head has seen.
+It was drawn at temperature 1, so the estimate of the accept length is unbiased there alone; at other temperatures
+overlaps and entropies are those of the contexts that the text visits.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from bebop.adaptation.probe import NUMBERS, Probe, probe
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.trainer.objectives import Sampling
+from recipes.reproduce.real.heads import BEST, load_head
+from recipes.reproduce.real.runs import HeadRun
+from recipes.reproduce.real.states import Text
+from recipes.reproduce.study import QUICK
+
+EVERY = 2 if QUICK else 16  # of the chains, each so many-th
+HELD_OUT = ("test", "unseen")  # splits
+TEMPERATURES = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
+TOP_P = 0.9
+SWEPT = ("shared", "hard_ce", "ce", "tv", "e2e_tv", "e2e_tv_corrected")  # at every temperature; others at 1 alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """A head at a sampling, on a split: Evaluated(head="e2e_tv-0", file="best.safetensors", split="test", ...)."""
+
+    head: str  # name of its run
+    file: str  # of its folder: the best head, or one at a mark
+    sampling: Sampling
+    split: str
+
+    @property
+    def name(self) -> str:
+        """Of the file without its ending: e2e_tv-0, best, T0.40, test."""
+        cut = f" p{self.sampling.target_top_p:.2f}" if self.sampling.target_top_p < 1 else ""
+        return f"{self.head}, {Path(self.file).stem}, T{self.sampling.temperature:.2f}{cut}, {self.split}"
+
+    def path(self, place: Path) -> Path:
+        """Where its chains are kept."""
+        return place / "evaluation" / f"{self.name}.npz"
+
+
+def samplings(run: HeadRun, file: str) -> list[Sampling]:
+    """What a head is looked at with."""
+    plain = Sampling()
+    if file != BEST or run.name.startswith("fresh-") or run.objective not in SWEPT:
+        return [plain]
+    return [*(Sampling(temperature=t) for t in TEMPERATURES), Sampling(target_top_p=TOP_P)]
+
+
+def wanted(run: HeadRun, place: Path) -> Iterator[Evaluated]:
+    """All that is asked of a run that has ended: its best head, and those at its marks."""
+    for path in sorted(run.folder(place).glob("*.safetensors")):
+        for sampling in samplings(run, path.name):
+            for split in HELD_OUT:
+                yield Evaluated(head=run.name, file=path.name, sampling=sampling, split=split)
+
+
+def evaluate(runs: Sequence[HeadRun], place: Path, model: Policy, text: Text) -> list[dict[str, Any]]:
+    """Look at every head that has ended and was not looked at; the lines of the table, also in ``evaluation.json``."""
+    asked = [(run, each) for run in runs for each in wanted(run, place)]
+    if not asked:
+        raise UserError(f"{place / 'heads'} holds no head that has ended: run --stage heads first")
+    parts = {split: text.only(split) for split in HELD_OUT}
+    lines = []
+    for run, each in tqdm(asked, desc="evaluation", unit="look"):
+        part, path = parts[each.split], each.path(place)
+        if not path.is_file():
+            load_head(model, run.folder(place) / each.file, run.name)
+            rows = [answer.row for answer in part.answers]
+            found = probe(model, rows, run.depth, each.sampling, batch=8, states=part.states, every=EVERY)
+            write_chains(path, found, part)
+        lines.append(line(run, each, read_chains(path)))
+    scratch = place / "evaluation" / "evaluation.json.new"
+    scratch.write_text(json.dumps(lines, indent=1) + "\n")
+    scratch.replace(scratch.with_suffix(""))
+    return lines
+
+
+def write_chains(path: Path, found: Probe, text: Text) -> None:
+    """Numbers of n chains with K steps, and which prompt and kind each is of; whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    numbers = np.array([answer.number for answer in text.answers])[found.row]
+    columns = {name: found.numbers[name].astype(np.float32) for name in NUMBERS}
+    scratch = path.with_suffix(".new")
+    with scratch.open("wb") as file:
+        np.savez_compressed(
+            file, row=found.row, place=found.place, task=found.task, number=numbers, accept=found.accept,
+            accept_greedy=found.accept_greedy, **columns,
+        )  # fmt: skip
+    scratch.replace(path)
+
+
+def read_chains(path: Path) -> Probe:
+    """As ``write_chains`` wrote them."""
+    with np.load(path) as kept:
+        return Probe(
+            row=kept["row"], place=kept["place"], task=kept["task"], accept=kept["accept"],
+            accept_greedy=kept["accept_greedy"], numbers={name: kept[name].astype(float) for name in NUMBERS},
+        )  # fmt: skip
+
+
+def line(run: HeadRun, each: Evaluated, found: Probe) -> dict[str, Any]:
+    """Means over chains, with intervals over prompts."""
+
+    def mean(values: Any) -> Mapping[str, float]:
+        return asdict(found.mean(values))
+
+    overlaps = {f"overlap {k + 1}": mean(found.numbers["overlap"][:, k]) for k in range(run.depth)}
+    greedy = {f"greedy {k + 1}": mean(found.numbers["target_only"][:, k]) for k in range(run.depth)}
+    names = ("draft_entropy", "target_entropy", "kl_pq", "alpha_p_gt_q", "alpha_q_ge_p")
+    return {
+        "head": run.name, "objective": run.objective, "seed": run.seed, "start": run.start, "at": Path(each.file).stem,
+        "temperature": each.sampling.temperature, "top_p": each.sampling.target_top_p, "split": each.split,
+        "chains": len(found.row), "accept length": mean(found.accept),
+        "accept length, greedy": mean(found.accept_greedy), **overlaps, **greedy,
+        **{name: mean(found.numbers[name][:, 0]) for name in names},
+    }  # fmt: skip

@@ -1,0 +1,123 @@
+"""What a large vocabulary asks of a loss: processor time and memory of the fused losses, and of plain autograd.
+
+Both are given the same states of the same chains, in turns, in one process. Plain autograd makes all logits at once.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.trainer.chains import chain_rows, spaced
+from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps
+from recipes.reproduce.real.states import Text
+from recipes.reproduce.study import QUICK
+
+ROWS, EVERY, DEPTH = 16, 4, 5  # a step of ``runs.HeadRun``
+TURNS = 1 if QUICK else 3
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # of Linux
+
+Loss = Callable[[Steps], Tensor]
+
+
+def eager_tv(steps: Steps) -> Tensor:
+    """Mean total variation of the steps that exist."""
+    return 1 - torch.minimum(*_probs(steps)).sum(-1).mean()
+
+
+def eager_ce(steps: Steps) -> Tensor:
+    """Mean cross-entropy with soft labels."""
+    draft, target = _logits(steps)
+    return -(target.softmax(-1) * draft.log_softmax(-1)).sum(-1).mean()
+
+
+def eager_e2e_tv(steps: Steps) -> Tensor:
+    """1 - accepted drafts / K_eff, averaged over chains (SPEC Eq. 13)."""
+    overlap = torch.minimum(*_probs(steps)).sum(-1)
+    alpha = torch.zeros(steps.mask.shape, dtype=overlap.dtype).masked_scatter(steps.mask, overlap)
+    length = steps.mask.sum(-1)
+    chains = length > 0
+    return (1 - alpha.cumprod(-1).sum(-1)[chains] / length[chains]).mean()
+
+
+EAGER: Mapping[str, Loss] = {"ce": eager_ce, "tv": eager_tv, "e2e_tv": eager_e2e_tv}
+
+
+def _logits(steps: Steps) -> tuple[Tensor, Tensor]:
+    return steps.draft[steps.mask] @ steps.weight.T, steps.target[steps.mask] @ steps.weight.T
+
+
+def _probs(steps: Steps) -> tuple[Tensor, Tensor]:
+    draft, target = _logits(steps)
+    return draft.softmax(-1), target.softmax(-1)
+
+
+def example(model: Policy, text: Text) -> Steps:
+    """The chains of a training step; the draft's states are the target's of one token earlier, with noise."""
+    part = text.at(range(min(ROWS, len(text.answers))))
+    rows = spaced(chain_rows([answer.row for answer in part.answers], DEPTH), EVERY, seed=0)
+    hidden = torch.nn.utils.rnn.pad_sequence(list(part.states), batch_first=True)
+    places = rows.anchors[..., None] + torch.arange(1, DEPTH + 1)
+    gathered = [
+        hidden[i][(places[i] - late).clamp_max(hidden.shape[1] - 1)] for late in (0, 1) for i in range(len(hidden))
+    ]
+    target, draft = torch.stack(gathered[: len(hidden)]), torch.stack(gathered[len(hidden) :])
+    torch.manual_seed(0)
+    return Steps(
+        draft=(draft + 0.1 * torch.randn_like(draft)).requires_grad_(), target=target,
+        weight=model.backbone.get_output_embeddings().weight.detach(),
+        tokens=torch.stack([rows.tokens(step) for step in range(1, DEPTH + 1)], 2), mask=rows.mask(DEPTH),
+        sampling=Sampling(),
+    )  # fmt: skip
+
+
+def measured(loss: Loss, steps: Steps) -> tuple[float, float, float]:
+    """Forward and backward: the loss, seconds of processor time, and MB beyond what the process held before."""
+    steps.draft.grad = None
+    before = memory("VmRSS")
+    RESET.write_text("5")  # the peak begins anew
+    began = time.process_time()
+    value = loss(steps)
+    value.backward()
+    seconds = time.process_time() - began
+    return value.item(), seconds, memory("VmHWM") - before
+
+
+def memory(name: str) -> float:
+    """MB of this process: VmRSS now, VmHWM at its highest."""
+    found = re.search(rf"{name}:\s+(\d+) kB", STATUS.read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def compare_losses(place: Path, model: Policy, text: Text) -> list[dict[str, Any]]:
+    """A line a loss and arm, the best of some turns after one that is not counted; also in ``fused.json``.
+
+    Raises:
+        UserError: The system does not say what a process held at the highest.
+    """
+    if not RESET.is_file():
+        raise UserError(f"memory is measured by {RESET}, which this system does not have: leave --stage fused out")
+    steps = example(model, text)
+    arms = [(name, arm) for name in EAGER for arm in ("fused", "eager")]
+    found: dict[tuple[str, str], list[tuple[float, float, float]]] = {arm: [] for arm in arms}
+    for _ in tqdm(range(1 + TURNS), desc="fused", unit="turn"):
+        for name, arm in arms:
+            found[name, arm].append(measured(OBJECTIVES[name].loss if arm == "fused" else EAGER[name], steps))
+    lines = [
+        {
+            "loss": name, "arm": arm, "rows": int(steps.mask.sum()), "vocabulary": len(steps.weight),
+            "value": turns[-1][0], "CPU seconds": min(t[1] for t in turns[1:]), "MB": min(t[2] for t in turns[1:]),
+        }
+        for (name, arm), turns in found.items()
+    ]  # fmt: skip
+    (place / "fused.json").write_text(json.dumps(lines, indent=1) + "\n")
+    return lines

@@ -1,0 +1,232 @@
+"""Training of one head from stored states until its curve is flat; a stopped run goes on from its last validation.
+
+A run's folder holds ``run.json`` (its settings), ``curve.json`` (its validations), ``best.safetensors`` and the heads
+at its marks, ``done.json`` once it has ended, and until then a checkpoint. What is computed depends on the settings and
+the corpus alone, so a run that was stopped comes out as if it had not been.
+"""
+
+import dataclasses
+import json
+import math
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from bebop.adaptation.checkpoint import read, store, write
+from bebop.adaptation.probe import probe
+from bebop.config import HeadConfig
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.model.mtp import MTPHead
+from bebop.trainer.chains import rows_of_step
+from bebop.trainer.head_backend import WholeBackend
+from bebop.trainer.heads import HeadTrainer
+from bebop.trainer.objectives import Sampling
+from bebop.trainer.state import whole_copies
+from recipes.reproduce.real.curve import Look, best, flat, rise
+from recipes.reproduce.real.objectives import COMPARED
+from recipes.reproduce.real.plan import agree
+from recipes.reproduce.real.runs import HeadRun
+from recipes.reproduce.real.starts import STARTS
+from recipes.reproduce.real.states import Text
+
+FIT_ROWS = 256  # answers that ``fitted`` looks at
+DROP = 0.25  # of the learning rate, where a curve is flat
+BEST, DONE, CURVE = "best.safetensors", "done.json", "curve.json"
+
+
+class Training:
+    """One run: its head, its optimizer, its curve."""
+
+    def __init__(self, run: HeadRun, place: Path, model: Policy, text: Text) -> None:
+        """Begin the run, or go on from its checkpoint.
+
+        Raises:
+            UserError: The folder holds a run of other settings, or the head to begin from is not there.
+        """
+        self.run, self.place, self.folder = run, place, run.folder(place)
+        agree(self.folder / "run.json", json.loads(json.dumps(dataclasses.asdict(run))), "a head")
+        self.train, self.held_out = text.only("train"), text.only("validation")
+        if not self.train.answers or not self.held_out.answers:
+            raise UserError(
+                "the corpus has no answers to train on, or none for validation: give its kinds more prompts"
+            )
+        model.backbone.requires_grad_(False)
+        self.policy = dataclasses.replace(model, mtp=MTPHead(model.backbone))
+        self.config = HeadConfig(objective="ce", depth=run.depth, lr=run.lr, lr_warmup_steps=10)
+        self.curve: list[Look] = []
+        self.kept: dict[str, Tensor] = {}  # the head of the best look
+        self.seconds, self.drops, self.since = 0.0, 0, 0  # in updates; drops of the rate so far, the step of the last
+        self.losses: list[float] = []  # of the steps since the last look
+        found = store(self.folder).newest_sound()
+        if found is None:
+            self._begin()
+        self.trainer = HeadTrainer(WholeBackend(self.policy, Sampling(), mixed=run.mixed), self.config)
+        if found is not None:
+            self._restore(read(found))
+
+    def _begin(self) -> None:
+        """The head as the run starts with it; what a start of ``STARTS`` gives is kept for the other runs."""
+        if self.run.start not in STARTS:
+            load_head(self.policy, self.place / "heads" / self.run.start / BEST, self.run.start)
+            return
+        path = self.place / "starts" / f"{self.run.start}.safetensors"
+        if not path.is_file():
+            STARTS[self.run.start](self.policy, [answer.row for answer in self.train.answers[:FIT_ROWS]])
+            assert self.policy.mtp is not None
+            save(path, whole_copies(dict(self.policy.mtp.named_parameters())))
+        load_head(self.policy, path, self.run.start)
+
+    def fit(self) -> dict[str, Any]:
+        """Train to the end; what ``done.json`` says."""
+        objective = COMPARED[self.run.objective]
+        if not self.curve:
+            self._look()
+        bar = tqdm(desc=self.run.name, total=self.run.most_steps, initial=self.trainer.version, unit="step")
+        with bar:
+            self._warm_up()
+            while (why := self._ended()) is None:
+                chosen, hidden = self._rows()
+                before, began = self.seconds, time.process_time()
+                numbers = self.trainer.update(chosen, objective, hidden, self.run.every)
+                self.seconds += time.process_time() - began
+                self.losses.append(numbers["head/loss"])
+                self._mark(before)
+                if self.trainer.version % self.run.look_every == 0:
+                    self._look()
+                    bar.set_postfix_str(
+                        f"length {self.curve[-1].length:.3f}, loss {self.curve[-1].loss:.3f}", refresh=False
+                    )
+                bar.update()
+        return self._finish(why)
+
+    # ---- one step
+
+    def _rows(self) -> tuple[list[Any], list[Tensor]]:
+        """The answers of the next step, with their states."""
+        count = len(self.train.answers)
+        chosen = rows_of_step(count, self.run.rows_per_step, self.run.seed, self.trainer.version)
+        return [self.train.answers[i].row for i in chosen], [self.train.states[i] for i in chosen]
+
+    def _warm_up(self) -> None:
+        """One pass that teaches nothing: loops that are compiled at their first call do not count as training time."""
+        rows, hidden = self._rows()
+        state = self.trainer.state_dict()
+        self.trainer.update(rows, COMPARED[self.run.objective], hidden, self.run.every)
+        self.trainer.load_state_dict(state)
+
+    def _ended(self) -> str | None:
+        """Why the run is over; drops the learning rate where the curve is flat and another drop is left."""
+        since = [look for look in self.curve if look.step >= self.since]
+        at = [dataclasses.replace(look, step=look.step - self.since) for look in since]
+        if self.curve[-1].step == self.trainer.version and flat(at, self.run.patience, self.run.rise):
+            if self.drops == self.run.drops:
+                return "flat"
+            self.drops, self.since = self.drops + 1, self.trainer.version
+            self._set_rate()
+        if self.trainer.version >= self.run.most_steps:
+            return "steps"
+        return "seconds" if self.seconds >= self.run.most_seconds else None
+
+    def _set_rate(self) -> None:
+        self.trainer.config = dataclasses.replace(self.config, lr=self.run.lr * DROP**self.drops)
+
+    def _mark(self, before: float) -> None:
+        """Keep the head where a mark was reached in this step; ``before``: seconds of processor time at its start."""
+        version = self.trainer.version
+        if version in self.run.marks:
+            save(self.folder / f"step-{version:05d}.safetensors", self.trainer.weights())
+        for mark in self.run.second_marks:
+            if before < mark <= self.seconds:
+                save(self.folder / f"second-{mark:05.0f}.safetensors", self.trainer.weights())
+
+    # ---- looking and keeping
+
+    def _look(self) -> None:
+        """Validate, keep the head if it is the best so far, write curve and checkpoint."""
+        overlaps = look(self.policy, self.held_out, self.run)
+        chain = np.nan_to_num(overlaps).cumprod(1).sum(1)
+        self.curve.append(
+            Look(
+                step=self.trainer.version,
+                seconds=round(self.seconds, 2),
+                length=1 + float(chain.mean()),
+                loss=float(np.mean(self.losses)) if self.losses else math.nan,
+                overlaps=tuple(float(value) for value in np.nanmean(overlaps, 0)),
+            )
+        )
+        self.losses = []
+        if best(self.curve) is self.curve[-1]:
+            self.kept = self.trainer.weights()
+        write(self.folder, self._state(), keep=1)
+        self._write(CURVE, {"looks": [dataclasses.asdict(each) for each in self.curve]})
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            **self.trainer.state_dict(), "best": self.kept, "seconds": self.seconds, "drops": self.drops,
+            "since": self.since, "curve": [dataclasses.asdict(each) for each in self.curve],
+        }  # fmt: skip
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.trainer.load_state_dict(state)
+        self.kept, self.seconds = state["best"], state["seconds"]
+        self.drops, self.since = state["drops"], state["since"]
+        self.curve = [Look(**each) for each in state["curve"]]
+        self._set_rate()
+
+    def _finish(self, why: str) -> dict[str, Any]:
+        if self.curve[-1].step != self.trainer.version:
+            self._look()
+        top = best(self.curve)
+        last = [look for look in self.curve if look.step >= self.since]
+        risen = rise([dataclasses.replace(look, step=look.step - self.since) for look in last], self.run.patience)
+        told = {
+            "ended": why, "flat": why == "flat", "steps": self.trainer.version, "seconds": round(self.seconds, 1),
+            "best step": top.step, "best length": top.length, "risen": None if math.isinf(risen) else risen,
+        }  # fmt: skip
+        save(self.folder / BEST, self.kept)
+        self._write(DONE, told)
+        shutil.rmtree(store(self.folder).folder)  # some 70 MB a run, which nobody goes on from
+        return told
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        scratch = self.folder / f"{name}.new"
+        scratch.write_text(json.dumps(content, indent=1) + "\n")
+        scratch.replace(self.folder / name)
+
+
+def look(policy: Policy, text: Text, run: HeadRun) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Overlap of draft and target at each step of the validation chains [n, K], in fp32; NaN where there is no step."""
+    rows = [answer.row for answer in text.answers]
+    found = probe(policy, rows, run.depth, Sampling(), batch=8, states=text.states, every=run.look_chains)
+    return found.numbers["overlap"]
+
+
+def save(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Keep a head, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f"{path.name}.new")
+    save_file(dict(weights), scratch)
+    scratch.replace(path)
+
+
+@torch.no_grad()
+def load_head(policy: Policy, path: Path, name: str) -> None:
+    """Give a policy the head of another run."""
+    if not path.is_file():
+        raise UserError(f"{path} is not there: train the head {name!r} first, with --stage heads --heads {name}")
+    assert policy.mtp is not None
+    policy.mtp.load_state_dict(load_file(path))
+
+
+def done(run: HeadRun, place: Path) -> bool:
+    """Whether a run has ended."""
+    return (run.folder(place) / DONE).is_file()

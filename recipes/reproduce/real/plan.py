@@ -1,0 +1,114 @@
+"""What the study on a real model is made of: which model, which prompts, how many; a smoke run on the built-in one."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bebop.config import ModelConfig
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy
+from recipes.reproduce.study import FOLDER, QUICK
+
+SPLITS = ("train", "validation", "test", "unseen")  # unseen: whole kinds of prompts that no head is trained on
+SHARES = (0.80, 0.05)  # of the prompts of a kind, to train on and for validation; the rest is for the test
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of prompt: Kind(name="story", count=160, open=True)."""
+
+    name: str  # of reasoning-gym's data set, or of ``open_prompts.KINDS``
+    count: int
+    open: bool = False  # a question of our own, without a single answer
+    seen: bool = True  # whether heads are trained on it
+
+
+def _kinds() -> tuple[Kind, ...]:
+    reasoning = {
+        "gsm_symbolic": 240, "family_relationships": 80, "chain_sum": 70, "syllogism": 70, "leg_counting": 70,
+        "time_intervals": 70, "basic_arithmetic": 60, "calendar_arithmetic": 60, "aiw": 60, "word_sorting": 60,
+        "letter_counting": 60, "sentence_reordering": 60,
+    }  # fmt: skip
+    questions = {"story": 160, "list": 130, "code": 110, "explain": 110, "dialogue": 100, "letter": 55}
+    unseen = {"knights_knaves": 60, "simple_equations": 50, "recipe": 50, "poem": 50}
+    return (
+        *(Kind(name=name, count=count) for name, count in reasoning.items()),
+        *(Kind(name=name, count=count, open=True) for name, count in questions.items()),
+        *(Kind(name=n, count=c, open=n in ("recipe", "poem"), seen=False) for n, c in unseen.items()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that the corpus depends on: another plan is another corpus."""
+
+    model: str = "smollm2"
+    kinds: tuple[Kind, ...] = _kinds()
+    seed: int = 0
+    max_prompt_tokens: int = 224  # longer questions are passed over
+    max_new_tokens: int = 256
+    shard: int = 64  # answers that are decoded together, and lost if the run is stopped meanwhile
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a file."""
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return plain
+
+
+SMOKE = Plan(
+    model="tiny",
+    kinds=(Kind(name="chain_sum", count=20), Kind(name="gcd", count=20), Kind(name="lcm", count=8, seen=False)),
+    max_prompt_tokens=64,
+    max_new_tokens=24,
+    shard=16,
+)
+PLAN = SMOKE if QUICK else Plan()
+HERE = FOLDER / "real"
+
+
+def load(plan: Plan, init_mtp: bool = False) -> Policy:
+    """The plan's model in fp32 on the CPU, one thread; ``init_mtp``: with a head, if it brings none a fresh one."""
+    torch.set_num_threads(1)
+    return load_policy(ModelConfig(path=plan.model, device="cpu", init_mtp=init_mtp))
+
+
+def agree(path: Path, settings: dict[str, Any], what: str) -> None:
+    """Write down what something is made with, or hold it against what is written.
+
+    Raises:
+        UserError: What is there was made with other settings.
+    """
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(".new")
+        scratch.write_text(json.dumps(settings, indent=1) + "\n")
+        scratch.replace(path)
+        return
+    found = json.loads(path.read_text())
+    if found != settings:
+        name = next(n for n in {**settings, **found} if settings.get(n) != found.get(n))
+        raise UserError(
+            f"{path.parent} holds {what} made with another {name} ({_short(found.get(name))}, now "
+            f"{_short(settings.get(name))}): remove it, or set BEBOP_REPRODUCE to another folder"
+        )
+
+
+def missing(wanted: Sequence[Path], stage: str) -> None:
+    """``UserError`` that names the stage to run first, if one of the files is not there."""
+    lacking = [path for path in wanted if not path.is_file()]
+    if lacking:
+        raise UserError(
+            f"{lacking[0]} is not there ({len(lacking)} of {len(wanted)} files are missing): run first "
+            f"python -m recipes.reproduce.real --stage {stage}"
+        )
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,74 @@
+"""The prompts of the study: questions of several kinds under the chat template, each in one split, none twice."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.tasks.procedural import ProceduralItems
+from bebop.tasks.source import chat_encoder
+from recipes.reproduce.real.open_prompts import open_questions
+from recipes.reproduce.real.plan import SHARES, Kind, Plan
+
+TRIES = 20  # candidates for one prompt: items of some data sets repeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealPrompt:
+    """A prompt: RealPrompt(number=812, kind="story", split="test", text="Write a ...", token_ids=(1, 4093, ...))."""
+
+    number: int  # in the corpus
+    kind: str
+    split: str  # of ``plan.SPLITS``
+    text: str  # the question, without the chat template
+    token_ids: tuple[int, ...]  # [P] with it
+
+
+def make_prompts(plan: Plan, policy: Policy) -> list[RealPrompt]:
+    """Every prompt of the plan, kinds mixed, so that any stretch of them is like the whole.
+
+    Raises:
+        UserError: A kind has not so many different questions that are short enough.
+    """
+    encode = chat_encoder(policy.tokenizer)
+    chosen: list[tuple[Kind, str, str, tuple[int, ...]]] = []
+    for kind in plan.kinds:
+        known: set[str] = set()
+        for text in _questions(kind, plan.seed):
+            ids = encode(text)[1]
+            if text not in known and len(ids) <= plan.max_prompt_tokens:
+                chosen.append((kind, split_of(kind, len(known), plan.seed), text, ids))
+                known.add(text)
+            if len(known) == kind.count:
+                break
+        if len(known) < kind.count:
+            raise UserError(
+                f"{kind.name}: only {len(known)} of {kind.count} different questions take at most "
+                f"{plan.max_prompt_tokens} tokens"
+            )
+    random.Random(f"mixed/{plan.seed}").shuffle(chosen)
+    return [
+        RealPrompt(number=number, kind=kind.name, split=split, text=text, token_ids=ids)
+        for number, (kind, split, text, ids) in enumerate(chosen)
+    ]
+
+
+def split_of(kind: Kind, place: int, seed: int) -> str:
+    """The split of a kind's question number ``place``: exactly 80 %, 5 % and 15 % of each kind, up to rounding."""
+    if not kind.seen:
+        return "unseen"
+    order = random.Random(f"{kind.name}/split/{seed}").sample(range(kind.count), kind.count)
+    train, validation = (round(kind.count * share) for share in SHARES)
+    rank = order[place]
+    return "train" if rank < train else "validation" if rank < train + validation else "test"
+
+
+def _questions(kind: Kind, seed: int) -> Iterator[str]:
+    """Candidates, in order."""
+    if kind.open:
+        yield from open_questions(kind.name, kind.count, seed)
+        return
+    items = ProceduralItems(kind.name, {}, seed)
+    for index in range(TRIES * kind.count):
+        yield str(items.item(index)["question"])

@@ -1,0 +1,130 @@
+"""The backbone's hidden states of the corpus, computed once: memory-mapped, a file a shard.
+
+States are all that is kept of the target. A head reads them, and its targets are the language-model head times the same
+states: exact, over the whole vocabulary, for the price of one product a position, where a chain of five drafts takes
+ten of its own. The likeliest 64 tokens would be smaller (384 bytes a position against 4 d), but no training could do
+without the states beside them, and at high entropy they leave out what total variation is about.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.lib.format import open_memmap
+from torch import Tensor
+from tqdm import tqdm
+
+from bebop.adaptation.states import backbone_states
+from bebop.bench.record import show
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from recipes.reproduce.real.corpus import Answer, read_shard, shard_paths
+from recipes.reproduce.real.plan import Plan, load, missing
+
+BATCH = 8  # answers that go through the backbone side by side
+CLOSE = 0.01  # nats by which log p from the states may differ from the engine's, which has other products
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """Answers with the states of their tokens, which stay on disk until they are read."""
+
+    answers: tuple[Answer, ...]
+    states: tuple[Tensor, ...]  # of each answer [P + T, d], fp32; P + T tokens
+
+    def only(self, *splits: str) -> "Text":
+        """The answers of some splits."""
+        chosen = [i for i, answer in enumerate(self.answers) if answer.split in splits]
+        return self.at(chosen)
+
+    def at(self, chosen: Sequence[int]) -> "Text":
+        """Some answers, by number."""
+        return Text(answers=tuple(self.answers[i] for i in chosen), states=tuple(self.states[i] for i in chosen))
+
+
+def state_path(shard: Path) -> Path:
+    """Where the states of a shard of the corpus are."""
+    return shard.parent.parent / "states" / shard.with_suffix(".npy").name
+
+
+def make_states(folder: Path, plan: Plan, policy: Policy | None = None) -> None:
+    """Compute the states of every shard of the corpus that has none yet; holds them against the engine's log-probs.
+
+    Raises:
+        UserError: A shard of the corpus is missing, or was not sampled by this model.
+    """
+    shards = shard_paths(folder, plan)
+    missing(shards, "corpus")
+    make_states_of([shard for shard in shards if not state_path(shard).is_file()], plan, policy)
+
+
+def make_states_of(shards: Sequence[Path], plan: Plan, policy: Policy | None = None) -> None:
+    """Of some shards, one after the other."""
+    if not shards:
+        return
+    policy = load(plan) if policy is None else policy
+    tokens, began = 0, time.process_time()
+    for shard in tqdm(shards, desc="states", unit="shard"):
+        answers = read_shard(shard)
+        states = backbone_states(policy, [answer.row for answer in answers], BATCH)
+        check_states(policy, answers, states, shard)
+        write_states(state_path(shard), states)
+        tokens += sum(len(one) for one in states)
+    seconds = time.process_time() - began
+    show(f"states: {tokens:,} tokens in {seconds:,.0f} s of processor time, {tokens / seconds:.0f} a second\n")
+
+
+@torch.no_grad()
+def check_states(policy: Policy, answers: Sequence[Answer], states: Sequence[Tensor], shard: Path) -> None:
+    """Of one answer of a shard: its tokens have the log-probs under these states that the engine gave them."""
+    place = max(range(len(answers)), key=lambda i: len(answers[i].answer))
+    answer, hidden = answers[place], states[place]
+    first = len(answer.prompt) - 1
+    logits = policy.logits(hidden[first : first + len(answer.answer)])
+    logp = logits.log_softmax(-1).gather(1, torch.tensor(answer.answer)[:, None])[:, 0]
+    worst = float((logp - torch.tensor(answer.logprobs)).abs().max())
+    if worst > CLOSE:
+        raise UserError(
+            f"{shard}: log p of answer {answer.number} differs by {worst:.3f} nats from what the engine gave: it is "
+            "not this model's; remove the corpus and make it again"
+        )
+
+
+def write_states(path: Path, states: Sequence[Tensor]) -> None:
+    """All rows end to end [tokens, d], whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".new")
+    shape = (sum(len(one) for one in states), states[0].shape[1])
+    out = open_memmap(scratch, mode="w+", dtype=np.float32, shape=shape)
+    out[:] = torch.cat(list(states)).float().numpy()
+    out.flush()
+    scratch.replace(path)
+
+
+def read_text(folder: Path, plan: Plan, most: int | None = None) -> Text:
+    """Answers and states of all shards; with ``most``, of the first ones only.
+
+    Raises:
+        UserError: A shard of the corpus or its states are missing, or do not belong together.
+    """
+    shards = shard_paths(folder, plan)[:most]
+    missing(shards, "corpus")
+    missing([state_path(shard) for shard in shards], "states")
+    answers: list[Answer] = []
+    states: list[Tensor] = []
+    for shard in shards:
+        some = read_shard(shard)
+        lengths = [len(answer.prompt) + len(answer.answer) for answer in some]
+        # Copy on write: torch takes no array that may not be written, and nothing here writes.
+        whole = torch.from_numpy(np.load(state_path(shard), mmap_mode="c"))
+        if len(whole) != sum(lengths):
+            raise UserError(
+                f"{state_path(shard)} holds {len(whole)} states, its answers {sum(lengths)} tokens: remove it and run "
+                "python -m recipes.reproduce.real --stage states"
+            )
+        answers += some
+        states += whole.split(lengths)
+    return Text(answers=tuple(answers), states=tuple(states))
