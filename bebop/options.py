@@ -108,7 +108,12 @@ class EmaOptions:
 class HistoryOptions:
     """Which other answers to a prompt are drafted from."""
 
-    tokens: int = setting(1 << 18, "tokens of answers that are kept, by the driver and by each worker", at_least(1))
+    tokens: int = setting(1 << 18, "tokens of answers that each worker keeps ready to be matched", at_least(1))
+    past_tokens: int = setting(
+        1 << 24,
+        "tokens of past answers that the driver keeps, 4 bytes each: all of two epochs, or few of them serve",
+        at_least(1),
+    )
     answers: int = setting(16, "past answers of a prompt that count, the newest", at_least(1))
     siblings: bool = setting(
         True, "answers in progress count, too: which tokens come, not their distribution, depends on those beside them"

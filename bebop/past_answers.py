@@ -8,6 +8,7 @@ the newest ones back from ``trajectories.sqlite`` and knows the same.
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ class PastAnswers:
         if not SYSTEMS[config.decoding.system].history or config.task.turns:
             return None
         options = config.decoding.of(HistoryOptions)
-        return cls(options.tokens, options.answers)
+        return cls(options.past_tokens, options.answers)
 
     def take(self, groups: Iterable[Group]) -> None:
         """Groups of one turn that are trained on, in the order of their prompts."""
@@ -68,13 +69,15 @@ class PastAnswers:
         if not path.exists():
             log.warning("%s is not there (monitor.trace=off): drafts from history begin with nothing", path)
             return
-        found: list[tuple[NDArray[np.int32], NDArray[np.int32]]] = []
+        found: list[list[tuple[NDArray[np.int32], NDArray[np.int32]]]] = []  # by step
+        tokens = 0
         with Trajectories(path) as stored:
             # Steps from the newest back, until they hold more than can be kept: whatever was before is forgotten.
-            while step > 0 and sum(len(answer) for _, answer in found) <= self.limit:
-                found = [(one.prompt_ids, one.ids) for one in stored.answers(range(step, step + 1))] + found
+            while step > 0 and tokens <= self.limit:
+                found.append([(one.prompt_ids, one.ids) for one in stored.answers(range(step, step + 1))])
+                tokens += sum(len(answer) for _, answer in found[-1])
                 step -= 1
-        for prompt, answer in found:
+        for prompt, answer in chain.from_iterable(reversed(found)):
             self.add(prompt.tolist(), answer)
 
 

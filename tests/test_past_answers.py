@@ -44,6 +44,16 @@ def test_what_is_known_is_a_function_of_what_was_said_last(
         assert found == plainly(said, tokens, answers, prompt)
 
 
+def test_the_driver_keeps_more_than_a_worker() -> None:
+    """Of questions that are asked in turns nothing is there any more when they come again, if less than two epochs fit:
+    an answer from the beginning of one may be wanted at the end of the next."""
+    kept = PastAnswers.wanted(from_dict(JobConfig, {"decoding": {"system": "history", "options": {"tokens": 100}}}))
+    assert kept is not None
+    for question in [*range(20), *range(19)]:
+        kept.add([question], [question] * 10)
+    assert len(kept.of([19])) == 1 and kept.tokens == 390
+
+
 def group(index: int, texts: Sequence[Sequence[int]], question: tuple[int, ...] | None = None) -> Group:
     """Answers to a question, or to one of three."""
     prompt = Prompt(index=index, task="test", text="", token_ids=question or (index % 3, 7), item={})

@@ -21,6 +21,7 @@ OVERLAP = "rollout/test_recall.py::test_the_overlap_of_the_head_alone_is_that_of
 OF_ALONE, OF_MIXED = (f"{EXACT}[{system}-1.0-False-overlapping]" for system in ("history", "bebop_history"))
 FREQUENT = "rollout/test_recall.py::test_drafts_are_drawn_as_often_as_tokens_followed"
 KNOWN = "test_past_answers.py::test_what_is_known_is_a_function_of_what_was_said_last"
+DRIVER = "test_past_answers.py::test_the_driver_keeps_more_than_a_worker"
 RESUMED = "test_past_answers.py::test_a_resumed_run_knows_what_it_knew"
 SENT = "test_past_answers.py::test_workers_are_told_what_was_trained_on_before"
 
@@ -85,7 +86,9 @@ FAULTS = (
     fault("history/past-oldest-first", PAST, "[-self.answers :]", "[: self.answers]", KNOWN),
     fault("history/past-unbounded", PAST, "while self.tokens > self.limit:", "while False:", KNOWN),
     fault("history/recall-one-step-short", PAST, "range(step, step + 1)", "range(step, step)", RESUMED),
-    fault("history/recall-stops-early", PAST, "in found) <= self.limit:", "in found) <= self.limit // 2:", RESUMED),
+    fault("history/recall-stops-early", PAST, "step > 0 and tokens <= self.limit:", "step > 0 and tokens <= self.limit // 2:",
+          RESUMED),
+    fault("history/bound-of-the-workers", PAST, "cls(options.past_tokens, ", "cls(options.tokens, ", DRIVER),
     fault("history/nothing-sent", "bebop/pool.py", "members=members, past=past)", "members=members)", SENT),
     fault("history/not-told", "rollout/worker.py", "            if a.past:", "            if False:",
           "rollout/test_worker.py::test_an_engine_knows_past_answers_before_it_begins_with_their_prompt"),
