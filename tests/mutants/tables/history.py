@@ -86,7 +86,7 @@ FAULTS = (
     fault("history/past-oldest-first", PAST, "[-self.answers :]", "[: self.answers]", KNOWN),
     fault("history/past-unbounded", PAST, "while self.tokens > self.limit:", "while False:", KNOWN),
     fault("history/recall-one-step-short", PAST, "range(step, step + 1)", "range(step, step)", RESUMED),
-    fault("history/recall-stops-early", PAST, "step > 0 and tokens <= self.limit:", "step > 0 and tokens <= self.limit // 2:",
+    fault("history/recall-stops-early", PAST, "0 and tokens <= self.limit:", "0 and tokens <= self.limit // 2:",
           RESUMED),
     fault("history/bound-of-the-workers", PAST, "cls(options.past_tokens, ", "cls(options.tokens, ", DRIVER),
     fault("history/nothing-sent", "bebop/pool.py", "members=members, past=past)", "members=members)", SENT),
