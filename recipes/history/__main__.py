@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     """Carry out what is left, print and store what was found."""
     parser = Parser(prog="python -m recipes.history", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/history"), help="folder of all stages (runs/history)")
-    parser.add_argument("--record", type=Path, help="folder for history.json, .md and .svg (--out)")
+    parser.add_argument("--record", type=Path, help="folder for history_epochs.json, .md and .svg (--out)")
     parser.add_argument("--jobs-only", action="store_true", help="leave the measurement for a time that is quiet")
     for field in fields(Plan):
         limits, option = whole(LEAST.get(field.name, 1), LARGEST), f"--{field.name.replace('_', '-')}"

@@ -13,7 +13,7 @@ from recipes.history import rule
 from recipes.history.jobs import Plan
 from recipes.history.replay import ARMS, BATCH_OF_AGES, MAX_LENGTH, PROMPTS, ROUNDS
 
-NAME = "history"
+NAME = "history_epochs"
 AGE = "epochs ago"
 
 
@@ -87,7 +87,7 @@ def result(plan: Plan, found: Sequence[Mapping[str, Any]], origin: Mapping[str, 
 
 
 def keep(folder: Path, content: Mapping[str, Any]) -> None:
-    """``history.json``, ``history.md`` and ``history.svg``."""
+    """``history_epochs.json``, ``.md`` and ``.svg``."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{NAME}.json").write_text(json.dumps(content, indent=1) + "\n")

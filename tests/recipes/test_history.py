@@ -23,7 +23,7 @@ from recipes.history.jobs import RUN, Plan
 from recipes.history.replay import ARMS, PROMPTS
 from tests.test_past_answers import group
 
-STORED = ROOT / "benchmarks" / "cpu" / "history.json"
+STORED = ROOT / "benchmarks" / "cpu" / "history_epochs.json"
 SHORT = "--seeds 1 --questions 8 --groups 2 --epochs 2 --points 1 --group-size 2".split()
 SMALL = Plan(seeds=1, questions=8, groups=2, epochs=2, points=1, group_size=2)
 
@@ -106,9 +106,9 @@ def test_a_table_and_a_picture_of_all_that_was_found(tmp_path: Path) -> None:
     assert line["tokens/s, x bebop"]["value"] == pytest.approx(8 / 6) and line["lookups %"] == pytest.approx(0.9)
     assert [(a["epochs ago"], a["accept length"]["value"]) for a in content["by age"]] == [(1, 3.0), (2, 2.0)]
     results.keep(tmp_path, content)
-    assert json.loads((tmp_path / "history.json").read_text())["rule"]["findings"]["confirmed"]
-    assert "| 8 | 2 | bebop_history | 3.846 [3.846, 3.846] |" in (tmp_path / "history.md").read_text()
-    assert (tmp_path / "history.svg").read_text().startswith("<?xml")
+    assert json.loads((tmp_path / "history_epochs.json").read_text())["rule"]["findings"]["confirmed"]
+    assert "| 8 | 2 | bebop_history | 3.846 [3.846, 3.846] |" in (tmp_path / "history_epochs.md").read_text()
+    assert (tmp_path / "history_epochs.svg").read_text().startswith("<?xml")
 
 
 # ---- the jobs and what is read of them
@@ -217,7 +217,7 @@ def test_an_arm_drafts_as_many_as_its_system_does(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_all_stages_in_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    content = json.loads((folder / "history.json").read_text())
+    content = json.loads((folder / "history_epochs.json").read_text())
     assert content["place"]["commit"] and not content["rule"]["findings"]["confirmed"]
     assert len(content["rows"]) == 2 * len(PROMPTS) * len(ARMS) and len(content["by age"]) == 1
     of_history = [row for row in content["rows"] if row["arm"] == "history"]
