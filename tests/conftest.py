@@ -23,7 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def interrupts() -> Iterator[None]:
-    """An entry point that was interrupted ignores further interrupts, as its process ends; a test's goes on."""
+    """An entry point that was interrupted ignores further interrupts, as its process ends; a test's goes on. A shell
+    that runs tests in the background has them ignored from the start."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
