@@ -48,6 +48,11 @@ def command(folder: Path, *overrides: str) -> list[str]:
     ]  # fmt: skip
 
 
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """What the job logged of its steps."""
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
 def worker(folder: Path) -> int:
     """The process id of the rollout worker."""
     lines = (folder / "run" / "pids.txt").read_text().splitlines()
@@ -76,7 +81,7 @@ def run(arguments: list[str], folder: Path, victim: Callable[[int], int]) -> str
 
 def check(folder: Path) -> None:
     """Nothing is lost, the weights are those that they should be, and the job learns."""
-    found = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    found = rows(folder)
     assert [row["step"] for row in found] == [row["version"] for row in found] == list(range(1, STEPS + 1))
     assert found[-1]["rollout/restarts"] == 1
     assert found[-1]["samples/prompts"] == STEPS * PROMPTS and found[-1]["samples/trained"] == STEPS * PROMPTS * GROUP

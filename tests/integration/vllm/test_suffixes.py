@@ -21,7 +21,7 @@ from bebop.trajectory import DecodeStats
 from tests.goodness_of_fit import p_value
 from tests.integration.vllm.builders import core, engine, held
 from tests.integration.vllm.test_distributions import DRAWS, LEVEL, PROMPTS, SAMPLINGS, drawn, exact, residual
-from tests.integration.vllm.test_job import STEPS, command, rows
+from tests.killed_engine import STEPS, command, rows
 from tests.served_models import VOCAB, answers, ask, checkpoint, job, logprobs, policy, reload
 
 DRAFTS, TOKENS = 8, 1 << 17
@@ -163,7 +163,8 @@ def test_the_self_test_notices_that_nothing_told_is_drafted(
 
 def test_a_job_tells_what_was_said_before(tmp_path: Path) -> None:
     """Two questions, asked again in every step: answers are trained on as any other engine's."""
-    plain = command(tmp_path, checkpoint(tmp_path / "model"))
+    plain = command(tmp_path, "rollout=vllm", "rollout.vllm.monitor_every=1")
+    (tmp_path / "killed").touch()  # nobody is to be killed here, nor waited for
     kept = [one for one in plain if not one.startswith(("cotrain=", "decoding."))]
     chosen = ["decoding=history", "decoding.draft_temperature=0", f"decoding.draft_tokens={DRAFTS}"]
     run = subprocess.run([*kept, *chosen], capture_output=True, text=True, timeout=900, check=False)
