@@ -28,6 +28,20 @@ def by_epoch(rows: rule.Rows) -> list[dict[str, Any]]:
     return lines
 
 
+def sums(rows: rule.Rows) -> list[dict[str, Any]]:
+    """The points of an epoch taken together: of these the rule says the same."""
+    keys = ("seed", "epoch", "batch", "arm")
+    made = []
+    for key in dict.fromkeys(tuple(row[name] for name in keys) for row in rows):
+        own = dict(zip(keys, key, strict=True))
+        here = rule.of(rows, **own)
+        tokens, cycles = ([int(rule.total(here, what))] for what in ("tokens", "cycles"))
+        line = {**own, "tokens": tokens, "cycles": cycles, "seconds": rule.total(here, "seconds")}
+        looked = [row["lookup"] for row in here if "lookup" in row]
+        made.append({**line, "lookup": sum(looked) / len(looked)} if looked else line)
+    return made
+
+
 def _line(here: rule.Rows, arm: str) -> dict[str, Any]:
     """Of one arm at one batch and epoch; ratios of a seed are of rows that took turns with one another."""
     seeds = sorted({row["seed"] for row in here})
@@ -82,6 +96,7 @@ def result(plan: Plan, found: Sequence[Mapping[str, Any]], origin: Mapping[str, 
         },
         "reward by epoch": [_over(one["rewards"][epoch]["reward"] for one in found) for epoch in epochs],
         "rows": by_epoch(arms),
+        "sums": sums(arms),
         "by age": by_age([row for one in found for row in one["ages"]]),
     }  # fmt: skip
 
@@ -137,7 +152,9 @@ def picture(content: Mapping[str, Any], path: Path) -> None:
             axis.set_xlabel("epoch" if line else "")
             axis.set_ylabel(what if column == 0 else "")
             axis.set_title(f"batch {batch}" if line == 0 else "")
-    axes[0][-1].legend(fontsize=7)
-    figure.tight_layout()
+            axis.set_xticks([1 + i for i in range(len(mid))])
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(ARMS), fontsize=8)
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

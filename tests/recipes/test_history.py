@@ -104,11 +104,22 @@ def test_a_table_and_a_picture_of_all_that_was_found(tmp_path: Path) -> None:
     assert line["accept length"]["value"] == pytest.approx(100 / 26)
     assert line["tokens/s, x plain"]["value"] == pytest.approx(10 / 6)
     assert line["tokens/s, x bebop"]["value"] == pytest.approx(8 / 6) and line["lookups %"] == pytest.approx(0.9)
+    assert rule.judge(content["sums"]) == rule.judge(rows())
     assert [(a["epochs ago"], a["accept length"]["value"]) for a in content["by age"]] == [(1, 3.0), (2, 2.0)]
     results.keep(tmp_path, content)
     assert json.loads((tmp_path / "history_epochs.json").read_text())["rule"]["findings"]["confirmed"]
     assert "| 8 | 2 | bebop_history | 3.846 [3.846, 3.846] |" in (tmp_path / "history_epochs.md").read_text()
     assert (tmp_path / "history_epochs.svg").read_text().startswith("<?xml")
+
+
+def test_what_is_stored_was_judged_by_the_rule_as_it_stands() -> None:
+    content = json.loads(STORED.read_text())
+    assert content["rule"]["findings"] == dict(rule.judge(content["sums"]))
+    assert content["rule"]["hash"] == rule.hash_of_rule()
+    slower = [
+        {**row, "seconds": 2 * row["seconds"] if row["arm"] == rule.ARM else row["seconds"]} for row in content["sums"]
+    ]
+    assert dict(rule.judge(slower)) != content["rule"]["findings"]
 
 
 # ---- the jobs and what is read of them
