@@ -33,9 +33,9 @@ from bebop.errors import UserError
 from bebop.intervals import ratio, ratio_difference
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.rollout.engine import Engine, Request
+from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.torch_engine import TorchEngine
+from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import Completion, SamplingParams
 
@@ -85,7 +85,7 @@ def run(bench: ToldBench) -> list[dict[str, Any]]:
                     one = forgotten(served) if program == "vllm" else embedded(bench, policy, temperature)
                     for prompt, answers in told.items():
                         one.remember(prompt, answers)
-                    found |= answered(one, chosen)
+                    found |= zip([each.id for each in chosen], generate(one, chosen), strict=True)
                 counts[known] = by_prompt([found[one.id] for one in asked])
                 rows.append({"arm": arm, "known": known, **row(counts, known), "version": version_of(program)})
                 progress.update()
@@ -100,16 +100,6 @@ def turns(asked: Sequence[Request], past: Past, known: str) -> list[Turn]:
     return [
         (chosen, {one.token_ids: past[one.token_ids] for one in others}) for chosen, others in (halves, halves[::-1])
     ]
-
-
-def answered(engine: Engine, requests: Sequence[Request]) -> dict[int, Completion]:
-    """Answers by the numbers of their requests."""
-    for request in requests:
-        engine.add(request)
-    done: dict[int, Completion] = {}
-    while engine.unfinished:
-        done |= {ended.id: ended.completion for ended in engine.step()}
-    return done
 
 
 def by_prompt(found: Sequence[Completion]) -> Counts:

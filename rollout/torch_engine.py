@@ -19,7 +19,7 @@ from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.registry import make_part
 from bebop.rollout.decoding.tracing import Tracer
-from bebop.rollout.engine import Finished, Request, nothing
+from bebop.rollout.engine import Engine, Finished, Request, nothing
 from bebop.rollout.parking import Parking
 from bebop.rollout.room import check_memory, check_parked, check_positions
 from bebop.rollout.slots import Slots, SlotSizes
@@ -276,7 +276,7 @@ def _known(logprobs: NDArray[np.float32]) -> NDArray[np.float32] | None:
     return None if np.isnan(logprobs).any() else logprobs.copy()
 
 
-def generate(engine: TorchEngine, requests: Sequence[Request]) -> list[Completion]:
+def generate(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
     """Run requests to their end and return completions in their order."""
     requests = [dataclasses.replace(request, id=i) for i, request in enumerate(requests)]
     for request in requests:
