@@ -16,13 +16,18 @@ LARGE = 2**20  # multiplications from which oneDNN is the faster one, whatever t
 LARGE_MATRIX = 2**19  # ... and weights, even where each is used once: then reading them is what takes time
 
 
+def onednn_rows(weight: Tensor) -> float:
+    """Rows from which oneDNN is the faster one for ``weight`` [N, K]; infinite where it is not to be had."""
+    if ONEDNN is None or weight.dtype != torch.float32 or weight.device.type != "cpu":
+        return math.inf
+    return 0 if weight.numel() >= LARGE_MATRIX else math.ceil(LARGE / weight.numel())
+
+
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``linear`` without gradients: [..., K], [N, K], [N] -> [..., N]."""
-    size = weight.numel()
-    if ONEDNN is not None and (size >= LARGE_MATRIX or x.numel() * weight.shape[0] >= LARGE):
-        if x.dtype == torch.float32 and x.device.type == "cpu":
-            out: Tensor = ONEDNN(x, weight, bias, "none", [], "")
-            return out
+    if x.numel() >= onednn_rows(weight) * weight.shape[1]:
+        out: Tensor = ONEDNN(x, weight, bias, "none", [], "")  # type: ignore[misc]
+        return out
     return linear(x, weight, bias)
 
 
@@ -33,9 +38,7 @@ class Matrix:
         """``weight`` [N, K] and ``bias`` [N]: seen, not copied, so that what is written into them counts."""
         self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
         self.turned = self.weight.t()
-        able = ONEDNN is not None and weight.dtype == torch.float32 and weight.device.type == "cpu"
-        rows = 0 if weight.numel() >= LARGE_MATRIX else math.ceil(LARGE / weight.numel())
-        self.onednn = rows if able else math.inf  # rows from which oneDNN is the faster one; see ``product``
+        self.onednn = onednn_rows(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[n, K] -> [n, N]."""
