@@ -269,12 +269,12 @@ class JobConfig:
         word = "it changes the distribution of answers: set algorithm.rescore=true to train on the trainer's log-probs"
         known = SYSTEMS[system].exact or SYSTEMS[system].weighable
         check(known or rescored, "decoding.system", system, word)
-        watched = self.monitor.drift and SYSTEMS[system].head and SYSTEMS[system].watched
-        watched &= bool(not SYSTEMS[system].history or (self.monitor.decode_stats and self.monitor.probe_every))
+        read = (self.monitor.decode_stats and self.monitor.probe_every > 0) or not SYSTEMS[system].history
+        watched = self.monitor.drift and SYSTEMS[system].head and SYSTEMS[system].watched and read
         word = (
-            "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head; beside"
+            "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head; beside "
+            "history monitor.decode_stats=true and monitor.probe_every above 0 as well"
         )
-        word += " history monitor.decode_stats=true and monitor.probe_every above 0 as well"
         check(self.cotrain.mode != "auto" or watched, "cotrain.mode", self.cotrain.mode, word)
         chosen = self.algorithm.dynamic_sampling
         word = "algorithm.dynamic_sampling keeps groups by their rewards, so that answers are no fair sample: give 0"

@@ -79,7 +79,7 @@ def known(plan: Plan, path: Path, step: int) -> tuple[list[Tokens], Past, dict[i
     options = HistoryOptions()
     kept = PastAnswers(options.past_tokens, options.answers)
     kept.recall(path, step)
-    return asked, {ids: kept.of(ids) for ids in asked if kept.of(ids)}, ages
+    return asked, {ids: past for ids in asked if (past := kept.of(ids))}, ages
 
 
 def _epoch(plan: Plan, epoch: int) -> range:
@@ -94,12 +94,12 @@ def _in_order(answers: Sequence[StoredAnswer]) -> list[Tokens]:
 
 def _past(answers: Sequence[StoredAnswer], asked: Sequence[Tokens], ago: int) -> Past:
     """Those that answer one of the prompts."""
-    found: dict[Tokens, Answers] = {}
+    found: dict[Tokens, Answers] = dict.fromkeys(asked, ())
     for answer in answers:
         ids = tuple(answer.prompt_ids.tolist())
-        if ids in set(asked):
-            found[ids] = (*found.get(ids, ()), answer.ids)
-    assert len(found) == len(asked), f"an epoch asks every question once: {ago} epochs ago {len(found)}/{len(asked)}"
+        if ids in found:
+            found[ids] += (answer.ids,)
+    assert all(found.values()), f"an epoch asks every question once: {ago} epochs ago not all of {len(asked)}"
     return found
 
 
