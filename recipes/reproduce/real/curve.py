@@ -16,8 +16,8 @@ SMOOTHED = 3  # validations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """A validation: Look(step=200, seconds=812.0, length=1.41, loss=3.2, ...)."""
+class Validation:
+    """A validation: Validation(step=200, seconds=812.0, length=1.41, loss=3.2, ...)."""
 
     step: int  # updates before it
     seconds: float  # of processor time in updates before it
@@ -26,30 +26,30 @@ class Look:
     overlaps: tuple[float, ...]  # [K] mean at each step of a chain
 
 
-def smoothed(curve: Sequence[Look]) -> list[float]:
-    """The watched number of each look, averaged with the two before it."""
-    values = [look.length for look in curve]
+def smoothed(curve: Sequence[Validation]) -> list[float]:
+    """The watched number of each validation, averaged with the two before it."""
+    values = [one.length for one in curve]
     return [
         sum(some) / len(some) for end in range(1, len(values) + 1) if (some := values[max(0, end - SMOOTHED) : end])
     ]
 
 
-def rise(curve: Sequence[Look], patience: int) -> float:
+def rise(curve: Sequence[Validation], patience: int) -> float:
     """How much the best smoothed number of the last ``patience`` steps is above the best one before them; infinite
     while there were not so many steps."""
     if not curve or curve[-1].step < patience:
         return math.inf
     values, since = smoothed(curve), curve[-1].step - patience
-    before = [value for look, value in zip(curve, values, strict=True) if look.step <= since]
-    after = [value for look, value in zip(curve, values, strict=True) if look.step > since]
+    before = [value for one, value in zip(curve, values, strict=True) if one.step <= since]
+    after = [value for one, value in zip(curve, values, strict=True) if one.step > since]
     return max(after, default=-math.inf) - max(before)
 
 
-def flat(curve: Sequence[Look], patience: int, least: float) -> bool:
+def flat(curve: Sequence[Validation], patience: int, least: float) -> bool:
     """Whether the curve counts as flat."""
     return rise(curve, patience) < least
 
 
-def best(curve: Sequence[Look]) -> Look:
-    """The look whose head counts; the first of equal ones."""
-    return max(curve, key=lambda look: look.length)
+def best(curve: Sequence[Validation]) -> Validation:
+    """The validation whose head counts; the first of equal ones."""
+    return max(curve, key=lambda one: one.length)

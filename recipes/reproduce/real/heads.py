@@ -31,14 +31,14 @@ from bebop.trainer.head_backend import WholeBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
 from bebop.trainer.state import whole_copies
-from recipes.reproduce.real.curve import Look, best, flat, rise
+from recipes.reproduce.real.curve import Validation, best, flat, rise
 from recipes.reproduce.real.objectives import COMPARED
 from recipes.reproduce.real.plan import agree
 from recipes.reproduce.real.runs import HeadRun
 from recipes.reproduce.real.starts import STARTS
 from recipes.reproduce.real.states import Text
 
-FIT_ROWS = 256  # answers that ``fitted`` looks at
+FIT_ROWS = 256  # answers that ``fitted`` sees
 DROP = 0.25  # of the learning rate, where a curve is flat
 BEST, DONE, CURVE = "best.safetensors", "done.json", "curve.json"
 
@@ -62,10 +62,10 @@ class Training:
         model.backbone.requires_grad_(False)
         self.policy = dataclasses.replace(model, mtp=MTPHead(model.backbone))
         self.config = HeadConfig(objective="ce", depth=run.depth, lr=run.lr, lr_warmup_steps=10)
-        self.curve: list[Look] = []
-        self.kept: dict[str, Tensor] = {}  # the head of the best look
+        self.curve: list[Validation] = []
+        self.kept: dict[str, Tensor] = {}  # the head of the best validation
         self.seconds, self.drops, self.since = 0.0, 0, 0  # in updates; drops of the rate so far, the step of the last
-        self.losses: list[float] = []  # of the steps since the last look
+        self.losses: list[float] = []  # of the steps since the last validation
         found = store(self.folder).newest_sound()
         if found is None:
             self._begin()
@@ -89,7 +89,7 @@ class Training:
         """Train to the end; what ``done.json`` says."""
         objective = COMPARED[self.run.objective]
         if not self.curve:
-            self._look()
+            self._validate()
         bar = tqdm(desc=self.run.name, total=self.run.most_steps, initial=self.trainer.version, unit="step")
         with bar:
             self._warm_up()
@@ -100,8 +100,8 @@ class Training:
                 self.seconds += time.process_time() - began
                 self.losses.append(numbers["head/loss"])
                 self._mark(before)
-                if self.trainer.version % self.run.look_every == 0:
-                    self._look()
+                if self.trainer.version % self.run.validate_every == 0:
+                    self._validate()
                     bar.set_postfix_str(
                         f"length {self.curve[-1].length:.3f}, loss {self.curve[-1].loss:.3f}", refresh=False
                     )
@@ -125,8 +125,8 @@ class Training:
 
     def _ended(self) -> str | None:
         """Why the run is over; drops the learning rate where the curve is flat and another drop is left."""
-        since = [look for look in self.curve if look.step >= self.since]
-        at = [dataclasses.replace(look, step=look.step - self.since) for look in since]
+        since = [one for one in self.curve if one.step >= self.since]
+        at = [dataclasses.replace(one, step=one.step - self.since) for one in since]
         if self.curve[-1].step == self.trainer.version and flat(at, self.run.patience, self.run.rise):
             if self.drops == self.run.drops:
                 return "flat"
@@ -148,14 +148,14 @@ class Training:
             if before < mark <= self.seconds:
                 save(self.folder / f"second-{mark:05.0f}.safetensors", self.trainer.weights())
 
-    # ---- looking and keeping
+    # ---- validating and keeping
 
-    def _look(self) -> None:
+    def _validate(self) -> None:
         """Validate, keep the head if it is the best so far, write curve and checkpoint."""
-        overlaps = look(self.policy, self.held_out, self.run)
+        overlaps = overlaps_of(self.policy, self.held_out, self.run)
         chain = np.nan_to_num(overlaps).cumprod(1).sum(1)
         self.curve.append(
-            Look(
+            Validation(
                 step=self.trainer.version,
                 seconds=round(self.seconds, 2),
                 length=1 + float(chain.mean()),
@@ -167,7 +167,7 @@ class Training:
         if best(self.curve) is self.curve[-1]:
             self.kept = self.trainer.weights()
         write(self.folder, self._state(), keep=1)
-        self._write(CURVE, {"looks": [dataclasses.asdict(each) for each in self.curve]})
+        self._write(CURVE, {"validations": [dataclasses.asdict(each) for each in self.curve]})
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -179,15 +179,15 @@ class Training:
         self.trainer.load_state_dict(state)
         self.kept, self.seconds = state["best"], state["seconds"]
         self.drops, self.since = state["drops"], state["since"]
-        self.curve = [Look(**each) for each in state["curve"]]
+        self.curve = [Validation(**each) for each in state["curve"]]
         self._set_rate()
 
     def _finish(self, why: str) -> dict[str, Any]:
         if self.curve[-1].step != self.trainer.version:
-            self._look()
+            self._validate()
         top = best(self.curve)
-        last = [look for look in self.curve if look.step >= self.since]
-        risen = rise([dataclasses.replace(look, step=look.step - self.since) for look in last], self.run.patience)
+        last = [one for one in self.curve if one.step >= self.since]
+        risen = rise([dataclasses.replace(one, step=one.step - self.since) for one in last], self.run.patience)
         told = {
             "ended": why, "flat": why == "flat", "steps": self.trainer.version, "seconds": round(self.seconds, 1),
             "best step": top.step, "best length": top.length, "risen": None if math.isinf(risen) else risen,
@@ -203,10 +203,10 @@ class Training:
         scratch.replace(self.folder / name)
 
 
-def look(policy: Policy, text: Text, run: HeadRun) -> np.ndarray[Any, np.dtype[np.float64]]:
+def overlaps_of(policy: Policy, text: Text, run: HeadRun) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Overlap of draft and target at each step of the validation chains [n, K], in fp32; NaN where there is no step."""
     rows = [answer.row for answer in text.answers]
-    found = probe(policy, rows, run.depth, Sampling(), batch=8, states=text.states, every=run.look_chains)
+    found = probe(policy, rows, run.depth, Sampling(), batch=8, states=text.states, every=run.validation_chains)
     return found.numbers["overlap"]
 
 

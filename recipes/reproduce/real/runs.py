@@ -26,8 +26,8 @@ class HeadRun:
     every: int = 4  # of a row's chains in one step: each fourth
     most_steps: int = 4000
     most_seconds: float = 6 * 3600.0  # of processor time in updates
-    look_every: int = 50  # steps between validations, and between checkpoints
-    look_chains: int = 8  # validation looks at each eighth chain
+    validate_every: int = 50  # steps between validations, and between checkpoints
+    validation_chains: int = 8  # validation takes each eighth chain
     patience: int = 300  # steps, see ``curve.py``
     rise: float = 0.005  # tokens
     marks: tuple[int, ...] = (50, 200, 800)  # steps after which the head is kept as well: equal steps
@@ -40,7 +40,7 @@ class HeadRun:
 
 
 SMALL = {
-    "rows_per_step": 4, "most_steps": 6, "look_every": 2, "look_chains": 2, "patience": 2, "marks": (2,),
+    "rows_per_step": 4, "most_steps": 6, "validate_every": 2, "validation_chains": 2, "patience": 2, "marks": (2,),
     "second_marks": (), "mixed": False, "every": 2, "depth": 3,
 }  # fmt: skip
 

@@ -68,7 +68,7 @@ FAULTS = (
         f"{RUNS}::test_a_curve_is_flat_once_its_smoothed_best_rises_no_more",
     ),
     fault(
-        "real/lucky-looks-count",
+        "real/lucky-validations-count",
         f"{REAL}/curve.py",
         "SMOOTHED = 3",
         "SMOOTHED = 1",

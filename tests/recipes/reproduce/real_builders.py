@@ -25,7 +25,7 @@ def head_run(name: str = "one", **changes: object) -> HeadRun:
     """A run of a few steps with a drop of the learning rate on the way."""
     options: dict[str, object] = {
         "objective": "ce", "seed": 0, "start": "fitted", "depth": 2, "drops": 1, "rows_per_step": 4, "every": 2,
-        "most_steps": 8, "look_every": 2, "look_chains": 1, "patience": 2, "rise": 1.0, "marks": (3,),
+        "most_steps": 8, "validate_every": 2, "validation_chains": 1, "patience": 2, "rise": 1.0, "marks": (3,),
         "second_marks": (), "mixed": False,
     } | changes  # fmt: skip
     return HeadRun(name=name, **options)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from bebop.model.mtp import MTPHead
 from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps
 from recipes.reproduce.real import evaluation, starts
 from recipes.reproduce.real.__main__ import arguments, chosen
-from recipes.reproduce.real.curve import Look, best, flat, rise
+from recipes.reproduce.real.curve import Validation, best, flat, rise
 from recipes.reproduce.real.heads import BEST, Training, done
 from recipes.reproduce.real.objectives import CHUNK, COMPARED, top_k_mean
 from recipes.reproduce.real.runs import SHARED, HeadRun, all_runs
@@ -114,9 +114,10 @@ def test_every_loss_of_the_issue_is_compared_by_three_seeds_from_one_head() -> N
 # ---- the curve
 
 
-def curve(*lengths: float, every: int = 50) -> list[Look]:
+def curve(*lengths: float, every: int = 50) -> list[Validation]:
     return [
-        Look(step=every * i, seconds=float(i), length=length, loss=1.0, overlaps=()) for i, length in enumerate(lengths)
+        Validation(step=every * i, seconds=float(i), length=length, loss=1.0, overlaps=())
+        for i, length in enumerate(lengths)
     ]
 
 
@@ -151,9 +152,9 @@ class Stopped(Training):
         return super()._rows()
 
 
-def looks(place: Path, run: HeadRun) -> list[tuple[float, ...]]:
-    stored = json.loads((run.folder(place) / "curve.json").read_text())["looks"]
-    return [(look["step"], look["length"], *look["overlaps"]) for look in stored]
+def validations(place: Path, run: HeadRun) -> list[tuple[float, ...]]:
+    stored = json.loads((run.folder(place) / "curve.json").read_text())["validations"]
+    return [(one["step"], one["length"], *one["overlaps"]) for one in stored]
 
 
 def test_a_stopped_run_goes_on_and_comes_out_the_same(study: Study, tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_a_stopped_run_goes_on_and_comes_out_the_same(study: Study, tmp_path: Pa
     again = Training(run, tmp_path / "stopped", model, text)
     assert again.trainer.version == 4 and len(again.curve) == 3
     assert {**again.fit(), "seconds": 0} == {**told, "seconds": 0} and told["steps"] == 6
-    assert looks(tmp_path / "stopped", run) == looks(tmp_path / "whole", run)
+    assert validations(tmp_path / "stopped", run) == validations(tmp_path / "whole", run)
     assert not (run.folder(tmp_path / "stopped") / "checkpoints").exists(), "what has ended needs none"
     for name in (BEST, "step-00003.safetensors"):
         one, two = (load_file(run.folder(tmp_path / place) / name) for place in ("whole", "stopped"))
