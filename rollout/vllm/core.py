@@ -155,7 +155,7 @@ class Core:
             self.past.ended(answer.name, answer.prompt, len(answer.token_ids))
 
     def load(self, role: str, place: Mapping[str, Any]) -> None:
-        """Weights of one model, ``target`` or ``draft``; ``place`` as in ``carrier.py``."""
+        """Weights of one model, ``target`` or ``draft``; ``place`` as in ``transfer_engine.py``."""
         start = "start_weight_update" if role == "target" else "start_draft_weight_update"
         try:
             for call, arguments in ((start, ()), ("update_weights", (dict(place),)), ("finish_weight_update", ())):

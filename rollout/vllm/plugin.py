@@ -61,7 +61,7 @@ def register() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if CARRIER not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(CARRIER, "bebop.rollout.vllm.carrier", "BebopCarrier")
+        WeightTransferEngineFactory.register_engine(CARRIER, "bebop.rollout.vllm.transfer_engine", "BebopCarrier")
     if os.environ.get(CPU) == "1":
         from bebop.rollout.vllm.cpu import mend
 
