@@ -3,7 +3,7 @@
 ``BEBOP_VERIFY_EVERY``: what each verification step accepts is kept, and of one in so many its overlap and entropies (0:
 of none). ``BEBOP_VLLM_CPU=1``: what is broken in the CPU build is mended, see ``cpu.py``. ``BEBOP_VLLM_DRAFTS=K``: a
 server of vLLM's own hands the statistics out, see ``serving.py``. Without them it only makes
-the carrier of weights known. vLLM loads it into each of its processes, wherever bebop is installed beside it, unless
+the engine of weight transfers known. vLLM loads it into each of its processes, wherever bebop is installed beside it, unless
 ``VLLM_PLUGINS`` leaves it out: the engine's self-test looks for what it keeps.
 """
 
@@ -23,7 +23,7 @@ from bebop.trajectory import MEASURED
 EVERY = "BEBOP_VERIFY_EVERY"
 CPU = "BEBOP_VLLM_CPU"
 DRAFTS = "BEBOP_VLLM_DRAFTS"
-CARRIER = "bebop"
+TRANSFER_ENGINE = "bebop"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,8 +60,10 @@ def register() -> None:
     """Called by vLLM in each of its processes."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    if CARRIER not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(CARRIER, "bebop.rollout.vllm.transfer_engine", "BebopCarrier")
+    if TRANSFER_ENGINE not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(
+            TRANSFER_ENGINE, "bebop.rollout.vllm.transfer_engine", "BebopTransferEngine"
+        )
     if os.environ.get(CPU) == "1":
         from bebop.rollout.vllm.cpu import mend
 

@@ -1,4 +1,4 @@
-"""How weights get into vLLM's models: the carrier ``bebop``, which the plugin makes known to its factory.
+"""How weights get into vLLM's models: the transfer engine ``bebop``, which the plugin makes known to its factory.
 
 ``{"table": N}`` names weights that are in this process already, where Ray's object store brought them;
 ``{"path": FILE}`` a safetensors file. Names are those of checkpoints, and always all of a model's.
@@ -27,7 +27,7 @@ class Place(WeightTransferUpdateInfo):
     path: str | None = None
 
 
-class BebopCarrier(WeightTransferEngine[Nothing, Place]):
+class BebopTransferEngine(WeightTransferEngine[Nothing, Place]):
     """See vLLM's ``WeightTransferEngine``: one update of one model, the target or the draft."""
 
     init_info_cls, update_info_cls = Nothing, Place

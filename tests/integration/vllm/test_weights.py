@@ -86,7 +86,7 @@ def test_keys_and_values_of_old_weights_are_not_found_again(fresh: ServedEngine,
 
 
 def test_what_was_not_sent_must_not_change_and_what_was_must(fresh: ServedEngine, folder: Path, other: Path) -> None:
-    """Broken carriers: one that loads the draft's weights beside the target's, one that loads nothing."""
+    """Broken transfers: one that loads the draft's weights beside the target's, one that loads nothing."""
     server = core(fresh)
     own, load = reload(other).weights(mtp=True), server.load
     target = {n: t for n, t in own.items() if n.startswith("backbone.")}
