@@ -3,8 +3,8 @@
 ``BEBOP_VERIFY_EVERY``: what each verification step accepts is kept, and of one in so many its overlap and entropies (0:
 of none). ``BEBOP_VLLM_CPU=1``: what is broken in the CPU build is mended, see ``cpu.py``. ``BEBOP_VLLM_DRAFTS=K``: a
 server of vLLM's own hands the statistics out, see ``serving.py``. Without them it only makes
-the engine of weight transfers known. vLLM loads it into each of its processes, wherever bebop is installed beside it, unless
-``VLLM_PLUGINS`` leaves it out: the engine's self-test looks for what it keeps.
+the engine of weight transfers known. vLLM loads it into each of its processes, wherever bebop is installed beside it,
+unless ``VLLM_PLUGINS`` leaves it out: the engine's self-test looks for what it keeps.
 """
 
 import functools

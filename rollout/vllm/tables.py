@@ -1,4 +1,4 @@
-"""Weights in this process, by number: what a transfer engine that lives in vLLM's worker is told to take. No vllm needed."""
+"""Weights in this process, by number: what a transfer engine in vLLM's worker is told to take. No vllm needed."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
