@@ -20,9 +20,7 @@ A row of ``ENVIRONMENTS`` names a class and a function that draws its questions.
 import difflib
 import functools
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +28,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from bebop.errors import UserError
+from bebop.tasks.user_files import load_file
 
 Message = Mapping[str, str]  # {"role": one of ROLES, "content": text}
 ROLES = ("system", "user", "tool")
@@ -253,12 +252,7 @@ def _file(path: Path) -> ModuleType:
     """A file of the user's as a module."""
     if not path.is_file():
         raise UserError(f"environment {path}: there is no such Python file")
-    spec = importlib.util.spec_from_file_location(f"bebop_environment_{path.stem}", path)
-    assert spec is not None and spec.loader is not None, "a .py file has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the types of their fields
-    spec.loader.exec_module(module)
-    return module
+    return load_file(path, "environment")
 
 
 def checked_messages(value: Any, name: str, tokens: bool = False) -> tuple[Any, ...]:

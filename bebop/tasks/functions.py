@@ -6,7 +6,6 @@ sandbox. Time is wall time, since a function may wait for a server.
 
 import difflib
 import importlib
-import importlib.util
 import math
 import os
 import select
@@ -21,10 +20,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from numbers import Real
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 from bebop.errors import UserError
+from bebop.tasks.user_files import load_file
 
 LOAD_SECONDS = 300.0  # for the import of the function's module, which may load a model
 LEAVE_SECONDS = 2.0  # for the process to end by itself once nobody is there to ask it
@@ -45,6 +44,8 @@ class UserFunction:
 
     def __init__(self, spec: str, timeout: float) -> None:
         """Import ``spec`` (``package.module.function`` or ``path/to/file.py:function``) there; ``UserError``."""
+        if spec.endswith(".py"):
+            raise UserError(f"task.reward={spec!r} names a file and no function in it: give {spec}:FUNCTION")
         where, _, name = spec.rpartition(":" if ":" in spec else ".")
         if not where or not name:
             raise UserError(f"task.reward={spec!r} is not possible: give {ALLOWED}")
@@ -165,21 +166,13 @@ def _follow(descriptor: int) -> NoReturn:
 def load(spec: str) -> Callable[[str, dict[str, Any]], Any]:
     """The function behind ``package.module.function`` or ``path/to/file.py:function``; ``UserError`` without."""
     where, _, name = spec.rpartition(":" if ":" in spec else ".")
-    module = _load_file(Path(where)) if ":" in spec else importlib.import_module(where)
+    module = load_file(Path(where), "reward") if ":" in spec else importlib.import_module(where)
     function = getattr(module, name, None)
     if not callable(function):
         close = difflib.get_close_matches(name, [k for k, v in vars(module).items() if callable(v)])
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise UserError(f"is not possible: {where} has no function {name!r}{hint}")
     return function
-
-
-def _load_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"bebop_reward_{path.stem}", path)
-    assert spec is not None and spec.loader is not None, "a .py file has a loader"
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _one_line(error: BaseException) -> str:

@@ -8,6 +8,13 @@ OWN = "tasks/environments/"
 
 FAULTS = (
     fault(
+        "environments/bytecode-beside-the-file",
+        "bebop/tasks/user_files.py",
+        "    loader = _Unwritten(name, str(path))",
+        "    loader = SourceFileLoader(name, str(path))",
+        "tasks/test_user_files.py::test_nothing_is_left_beside_it",
+    ),
+    fault(
         "environments/crash-as-zero",
         "bebop/tasks/episodes.py",
         '            raise self._lost(f"raised {one_line(error)}") from error',
