@@ -1,5 +1,6 @@
 """Environments of the tests: they answer with what they were told, and one breaks when it is told to."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,16 @@ class Echo:
 
     resets = 0  # of all of them
 
-    def __init__(self, turns: int = 3, breaks: Sequence[int] = (), alike: bool = True, reward: float = 1.0) -> None:
-        """``breaks``: numbers of the resets, counted from 1, after whose first step it is lost."""
+    def __init__(
+        self, turns: int = 3, breaks: Sequence[int] = (), alike: bool = True, reward: float = 1.0, together: int = 0
+    ) -> None:
+        """``breaks``: numbers of the resets, counted from 1, after whose first step it is lost.
+
+        ``together``: nothing breaks before so many resets, so that what begins again has a later number than all that
+        begin with it, however slow they are.
+        """
         self.turns, self.breaks, self.alike, self.reward, self.step_number = turns, breaks, alike, reward, 0
+        self.together = together
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
         type(self).resets += 1
@@ -27,6 +35,8 @@ class Echo:
     async def step(self, text: str) -> EnvStep:
         self.step_number += 1
         if self.number in self.breaks:
+            while type(self).resets < self.together:
+                await asyncio.sleep(0.01)
             raise RuntimeError("the environment broke")
         done = self.step_number >= self.turns
         said = ({"role": "tool", "content": f"you wrote {len(text)}"},)
