@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 TOKENS = 1 << 18  # kept, where nobody says how many
 ROOT = 0  # the state of the empty text: no match
 BEGIN = -1  # a mark before every text, which is no token
@@ -23,7 +25,7 @@ class Automaton:
     endings that occur elsewhere.
     """
 
-    __slots__ = ("count", "follow", "held", "length", "link", "tokens")
+    __slots__ = ("count", "follow", "held", "learned", "length", "link", "tokens")
 
     def __init__(self) -> None:
         self.follow: list[dict[int, int]] = [{}]  # token -> state
@@ -32,6 +34,7 @@ class Automaton:
         self.count = [0]  # places at which it occurs; not kept of ROOT
         self.tokens = 0  # in all texts, marks included
         self.held = False  # by a ``History``
+        self.learned: Tensor | None = None  # what its matches were worth, see ``decoding.trust``; None: not known yet
 
     def append(self, text: int, token: int) -> int:
         """A text whose state is given, a token longer -> its state then. A new text is BEGIN after ROOT."""

@@ -16,15 +16,9 @@ from bebop.config import DecodingConfig
 from bebop.model.attention import Span
 from bebop.options import HistoryOptions
 from bebop.rollout.decoding.base import Rows, TargetOutput
+from bebop.rollout.decoding.trust import KINDS, LENGTHS, Ledger, Trusted, trusted
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.slots import Slots
-
-# Buckets: matches of 1, 2, 3-4, 5-8, 9-16 and more tokens; what followed came once, twice, more often, or in several
-# ways, of which the most frequent one is hardly better known than what came once.
-LENGTHS, KINDS = 6, 4
-PRIOR = 4.0  # positions that the prior is worth
-DOUBT = 2.0  # how long a match, times how often it was followed, is as likely to be wrong as to be right
-SEVERAL = 1.0  # the same product, of whatever length, where several tokens followed
 
 
 @dataclass(slots=True)
@@ -113,25 +107,28 @@ class Followers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What the head said at the first n drafts."""
+
+    probs: Tensor  # [B, n, V] its own distributions
+    places: Sequence[tuple[int, int, int]]  # row, step, bucket of those that it was asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
     """What a cycle drafted."""
 
     followers: Followers
-    probs: Tensor | None  # [B, K, V]; None: nothing
     lengths: Tensor  # [B]
     passes: Tensor | float  # [B] of the head
+    heard: Heard | None = None
 
 
 class Recall:
     """The matches of all rows, the trust in them, and the pace of each request.
 
-    ``trust`` holds two shares by length of the match and what followed it, given past cycles of the same request, from
-    a prior that grows with both. One is the weight w that history has in a mixture: the expected share of tokens that
-    came from history (expectation maximisation of the mixture's likelihood). The other is the chance that a draft of
-    history's own stands, the overlap of its distribution and the target's: where several tokens followed, the target
-    may well mean one of them, and yet not the one that was drawn. Both are of cycles that have ended, so what they
-    decide depends on no target's distribution at a position that is still to be drafted: exact. As in
-    ``EntropyLength``, each request learns for itself.
+    Trust is of cycles that have ended, so what it decides depends on no target's distribution at a position that is
+    still to be drafted: exact.
     """
 
     def __init__(self, slots: Slots, config: DecodingConfig) -> None:
@@ -141,13 +138,7 @@ class Recall:
         slots.history.limit = options.tokens
         self.matches = slots.own("history", Matches)
         self.begun = slots.add("history/begun", torch.tensor(False), of_context=True)  # [S] whether it has a match
-        lengths = 2.0 ** torch.arange(LENGTHS, dtype=torch.float64)[:, None]
-        strength = lengths * torch.arange(1, KINDS + 1, dtype=torch.float64)
-        strength[:, -1] = SEVERAL
-        share = (strength / (strength + DOUBT)).flatten()
-        prior = PRIOR * torch.stack([share, share, torch.ones_like(share)], 1)
-        # [S, buckets, 3] tokens from history, overlaps of history and the target, positions
-        self.trust = slots.add("history/trust", prior)
+        self.ledger = Ledger(slots, options.siblings)
         pace = torch.tensor([2.0, 1.0 + self.verify_cost], dtype=torch.float64)
         self.rate = slots.add("history/rate", pace)  # [S, 2] tokens, time in plain steps
         self.drafted: Cycle | None = None  # between drafting and commitment
@@ -164,10 +155,9 @@ class Recall:
         self.begun[: rows.batch] = True
         return [copy(match) for match in self.matches.of[: rows.batch] if match is not None]
 
-    def trusted(self, rows: Rows) -> list[tuple[list[float], list[float]]]:
-        """Of each row by bucket, at the start of a cycle: w, and the chance that history's own draft stands."""
-        shares = self.trust[: rows.batch, :, :2] / self.trust[: rows.batch, :, 2:]
-        return [(weights, chances) for weights, chances in shares.transpose(1, 2).tolist()]
+    def trusted(self, rows: Rows) -> list[Trusted]:
+        """Of each row, at the start of a cycle."""
+        return trusted(self.ledger.sums(self._texts(rows)))
 
     def paces(self, rows: Rows) -> list[float]:
         """Tokens that each row emits in the time of a plain step."""
@@ -182,13 +172,36 @@ class Recall:
             return
         time = 1.0 + cycle.passes * self.pass_cost + cycle.lengths.double() * self.verify_cost
         self.rate[: rows.batch] = 0.999 * self.rate[: rows.batch] + torch.stack([emitted.double(), time], 1)
-        if cycle.probs is None or not cycle.followers.places:
-            return
-        row, step, token, bucket, chance, weight = cycle.followers.tensors(emitted.device)
-        p, q = (probs[row, step, token].double() for probs in (out.probs, cycle.probs))
+        new = torch.zeros(rows.batch, *self.ledger.fresh.shape, dtype=torch.float64, device=emitted.device)
+        if cycle.followers.places:
+            row, step, token, bucket, chance, _ = cycle.followers.tensors(emitted.device)
+            reached = (step < emitted[row]).double()
+            stood = torch.minimum(out.probs[row, step, token].double(), chance)
+            for column, values in ((0, stood), (3, chance)):
+                new[..., column].index_put_((row, bucket), reached * values, accumulate=True)
+        if cycle.heard is not None:
+            self._listen(cycle.heard, cycle.followers, out, emitted, new)
+        self.ledger.add(self._texts(rows), new)
+
+    def _listen(self, heard: Heard, followers: Followers, out: TargetOutput, emitted: Tensor, new: Tensor) -> None:
+        """Add to ``new`` the overlaps where the head was asked: its own, and that of its mean with history."""
+        steps = heard.probs.shape[1]
+        p, half = out.probs[:, :steps], heard.probs / 2
+        own, both = torch.minimum(p, heard.probs).sum(-1).double(), torch.minimum(p, half).sum(-1).double()
+        row, step, token, _, chance, _ = followers.tensors(emitted.device)
+        row, step, token, chance = (x[step < steps] for x in (row, step, token, chance))
+        at, mine = p[row, step, token].double(), half[row, step, token].double()
+        more = torch.minimum(at, mine + chance / 2) - torch.minimum(at, mine)
+        both = both.index_put((row, step), more, accumulate=True)
+        row, step, bucket = torch.tensor(heard.places, device=emitted.device).unbind(1)
         reached = (step < emitted[row]).double()
-        came, stood = reached * p * weight * chance / q, reached * torch.minimum(p, chance)
-        self.trust.index_put_((row, bucket), torch.stack([came, stood, reached * chance], 1), accumulate=True)
+        after = (emitted[row] - step - 2).double()  # drafts that stood after this one, which did if that is 0 or more
+        stood, after = (after >= 0).double(), after.clamp_min(0)
+        for column, values in ((1, both[row, step]), (2, own[row, step]), (4, 1.0), (5, stood), (6, after)):
+            new[..., column].index_put_((row, bucket), reached * values, accumulate=True)
+
+    def _texts(self, rows: Rows) -> list[Automaton]:
+        return [match.texts for match in self.matches.of[: rows.batch] if match is not None]
 
     def follow(self, rows: Rows, tokens: Tensor, emitted: Tensor) -> None:
         """Take in what was emitted: match on, and let the others match it; once, whoever else keeps these matches."""
@@ -220,6 +233,20 @@ class Recall:
         else:
             for token in tokens:
                 match.advance(token)
+
+
+def alone(
+    lines: Sequence[Sequence[int]], followers: Followers, vocabulary: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Drafts of history alone by row: padded tokens [B, K], K being the most, and the q [B, K, V] of each, or None."""
+    batch, width = len(lines), max(map(len, lines))
+    padded = [[*line, *[0] * (width - len(line))] for line in lines]
+    tokens = torch.tensor(padded, dtype=torch.long, device=device).reshape(batch, width)
+    if not width:
+        return tokens, None
+    row, step, token, _, chance, weight = followers.tensors(device)
+    row, step, token, chance = (x[weight > 0] for x in (row, step, token, chance))
+    return tokens, torch.zeros(batch, width, vocabulary, device=device).index_put((row, step, token), chance.float())
 
 
 def greedy_rows(rows: Rows, temperature: float | None) -> list[bool]:

@@ -55,19 +55,6 @@ def test_verification_end_to_end_is_that_of_padded_rows(lean: bool) -> None:
         assert torch.allclose(target.cache.values[:, row, :, : fed + length], values[:, row, :, : fed + length])
 
 
-def test_the_head_has_read_what_rows_emitted() -> None:
-    """Of drafts from history and head, many in one row and few in another: its states are those of a head that read
-    it all at once."""
-    one = engine("bebop_history")
-    other = TorchEngine(tiny_policy(seed=3, dtype=torch.float64), DecodingConfig(), slots=3, max_length=64)
-    for _ in range(3):
-        one.step()
-        count = len(one.active)
-        other.decoder.prefill(0, [one._context(slot) for slot in range(count)])
-        states, wanted = (e.slots.columns["mtp/hidden"][:count] for e in (one, other))
-        assert torch.allclose(states, wanted) and states.abs().sum(1).min() > 0
-
-
 def test_each_row_keeps_its_own_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows end to end are sampled as they would be side by side, with a temperature and a penalty each."""
     asked = [

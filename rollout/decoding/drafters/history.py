@@ -9,7 +9,7 @@ from bebop.config import DecodingConfig
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
-from bebop.rollout.decoding.recall import Cycle, Followers, Next, Recall, greedy_rows
+from bebop.rollout.decoding.recall import Cycle, Followers, Next, Recall, alone, greedy_rows
 from bebop.rollout.slots import Slots
 
 
@@ -35,19 +35,13 @@ class HistoryDrafter:
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """See ``Drafter``. The width is that of the longest draft, so that no pass is widened for nothing."""
         drawn, followers = self._draw(rows, length), Followers()
-        width = max(map(len, drawn))
         for row, line in enumerate(drawn):
             for step, (_, found) in enumerate(line):
                 followers.add(row, step, found, 1.0)
         lengths = torch.tensor([len(line) for line in drawn], device=rows.last.device)
-        padded = [[token for token, _ in line] + [0] * (width - len(line)) for line in drawn]
-        tokens = torch.tensor(padded, dtype=torch.long, device=rows.last.device).reshape(rows.batch, width)
-        probs = None
-        if width:
-            at_row, at_step, token, _, chance, _ = followers.tensors(tokens.device)
-            probs = torch.zeros(rows.batch, width, self.vocabulary, device=tokens.device)
-            probs[at_row, at_step, token] = chance.float()
-        self.recall.drafted = Cycle(followers=followers, probs=probs, lengths=lengths, passes=0.0)
+        said = [[token for token, _ in line] for line in drawn]
+        tokens, probs = alone(said, followers, self.vocabulary, rows.last.device)
+        self.recall.drafted = Cycle(followers=followers, lengths=lengths, passes=0.0)
         sources = {"history": torch.ones_like(tokens)}
         total = sum(map(len, drawn))
         return Draft(tokens=tokens, probs=probs, lengths=lengths, total=total, sources=sources)
@@ -63,13 +57,13 @@ class HistoryDrafter:
         limits = [length.limit] * rows.batch if wanted is None else wanted.tolist()
         uniforms, greedy = rows.uniforms[:, : length.limit].tolist(), greedy_rows(rows, self.temperature)
         drawn: list[list[tuple[int, Next]]] = []
-        for row, (match, (_, chances), pace) in enumerate(
+        for row, (match, trust, pace) in enumerate(
             zip(recall.ahead(rows), recall.trusted(rows), recall.paces(rows), strict=True)
         ):
             line: list[tuple[int, Next]] = []
             chance, least = 1.0, pace * recall.verify_cost
             while len(line) < limits[row] and (found := Next.of(match, greedy[row])) is not None:
-                chance *= chances[found.bucket]
+                chance *= trust.alone[found.bucket]
                 if line and chance <= least:
                     break
                 line.append((found.draw(uniforms[row][len(line)]), found))

@@ -1,7 +1,7 @@
 """Drafts from a mixture of history and the model's own MTP head: q = w * history + (1 - w) * MTP, sampled."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import exp
 
 import torch
@@ -12,11 +12,12 @@ from bebop.config import DecodingConfig
 from bebop.kernels.verify import sample
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
-from bebop.model.ragged import Ragged
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.head import HeadDrafter
-from bebop.rollout.decoding.recall import Cycle, Followers, Match, Next, Recall, greedy_rows
+from bebop.rollout.decoding.recall import Cycle, Followers, Heard, Match, Next, Recall, alone, greedy_rows
 from bebop.rollout.decoding.sampling import entropy
+from bebop.rollout.decoding.trust import NONE, Trusted
+from bebop.rollout.decoding.unread import Unread
 from bebop.rollout.slots import Slots
 
 
@@ -25,12 +26,12 @@ class _Row:
     """A row while it drafts."""
 
     match: Match
-    trusted: tuple[list[float], list[float]]  # w by bucket, and the chance that a draft of history alone stands
+    trusted: Trusted
     pace: float  # tokens in the time of a plain step
     greedy: bool
     limit: int  # drafts
     chance: float = 1.0  # that all its drafts so far are accepted, as predicted
-    passes: int = 1  # of the head; that of ``commit`` is made anyway
+    passes: int = 0  # of the head
     headed: int = 0  # drafts with the head
     tail: list[int] = field(default_factory=list)  # those of history alone, after them
     alive: bool = True  # drafts on with the head
@@ -40,16 +41,19 @@ class HistoryMTPDrafter(HeadDrafter):
     """The mixture as a whole is what drafts are drawn from and verified against, so w may be anything that looks back.
 
     The head is asked for a draft where what it may add, a token that history alone would miss and that is reached with
-    the chance so far, exceeds the cost of its pass; then history goes on alone (w = 1). Of the first draft the state is
-    there, and costs half a pass to read. Where answers in progress count, so that rows depend on one another anyway,
-    all of them have to earn the pass together: it takes the same time for one of them. As in ``EntropyLength``, a row
-    drafts on while its predicted chance exceeds what the step costs; a draft stands with c + (1 - w) exp(-0.7 H), c
-    being w times the chance that history's own would stand, and H the entropy of the head's distribution.
+    the chance so far, exceeds the cost of its pass; then history goes on alone (w = 1). Until it is asked it reads
+    nothing: what came meanwhile is part of the first draft's pass. Where answers in progress count, so that rows depend
+    on one another anyway, all of them have to earn the pass together: it takes the same time for one of them. As in
+    ``EntropyLength``, a row drafts on while its predicted chance exceeds what the step costs; a draft stands with
+    c + (1 - w) exp(-0.7 H), c being w times the chance that history's own would stand, and H the entropy of the head's
+    distribution.
     """
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         super().__init__(policy, slots, config)
         self.recall = Recall(slots, config)
+        self.cache.unread = self.cache.unread or Unread(slots, self.hidden[0])
+        self.forced = 0  # passes that could not be put off, since the last draft
         slots.extend_stats(("head_overlap", "head_read"))
 
     def prefill(self, span: Span, tokens: Tensor, lengths: Sequence[int], out: TargetOutput) -> None:
@@ -65,20 +69,26 @@ class HistoryMTPDrafter(HeadDrafter):
             return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None, lengths=wanted)
         lines, followers = self._rows(rows, limits), Followers()
         uniforms = rows.uniforms[:, : max(limits)].tolist()
-        hidden, seen = self.hidden[: rows.batch], rows.seen
+        hidden, seen = self.hidden[: rows.batch], rows.seen  # a view, which catching up writes into
         tokens: list[Tensor] = []
-        first: Tensor | None = None  # the head's distribution at the first draft, where it was asked for it
+        heard: list[Tensor] = []  # the head's distributions, and where it was asked for them
+        asked: list[tuple[int, int, int]] = []
         probs: list[Tensor] = []
         shares: list[list[float]] = []
         for step in range(max(limits)):
             found = self._found(lines, step, followers, uniforms)
             if not any(line.alive for line in lines):
                 break
-            if step:
+            if step == 0:
+                self.catch_up(rows)
+            else:
                 hidden = self._feed(rows, step - 1, tokens[-1][:, None], hidden[:, None])[:, 0]
             logits = self.policy.logits(hidden)[:, None]
             own = rows.probs(logits, None if seen is None else seen[:, None], self.temperature)[:, 0]
-            first = own if step == 0 else first
+            heard.append(own)
+            asked += [
+                (row, step, NONE if one is None else one.bucket) for row, one in enumerate(found) if lines[row].alive
+            ]
             start = len(followers.places)
             shares.append(self._go_on(lines, found, own, step, followers))
             if not any(line.alive for line in lines):
@@ -90,17 +100,17 @@ class HistoryMTPDrafter(HeadDrafter):
                     line.match.advance(token)
             if seen is not None:
                 seen = seen.scatter(-1, tokens[-1][:, None], True)
-        return replace(self._draft(rows, lines, followers, tokens, probs, shares), head=first)
+        told = Heard(probs=torch.stack(heard, 1), places=asked) if heard else None
+        return self._draft(rows, lines, followers, tokens, probs, shares, told)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
-        """See ``Drafter``. A row may emit many tokens beside others that emit one: the head reads them end to end."""
+        """See ``Drafter``. What the head would read is put off until it is asked, or until there is no more room."""
+        unread = self.cache.unread
+        assert unread is not None
         width = int(emitted.max())
-        positions = rows.fed[:, None] + torch.arange(width, device=tokens.device)
-        ragged = Ragged.of(emitted, width)
-        self.cache.place(positions, rows.used, ragged=ragged)
-        fed, states, places = (ragged.packed(x[:, :width]) for x in (tokens, out.hidden, positions))
-        states = self.head(self.policy.embed(fed), states, places, self.cache)
-        self.hidden[: rows.batch] = states[0, emitted.cumsum(0) - 1]
+        if unread.full(width):
+            self.forced += self.catch_up(rows)
+        unread.put_off(rows, out, emitted, width)
         self.recall.learn(rows, out, emitted)
         self.recall.follow(rows, tokens, emitted)
 
@@ -119,8 +129,8 @@ class HistoryMTPDrafter(HeadDrafter):
             line.alive = line.alive and step < line.limit
             one = Next.of(line.match, line.greedy) if line.alive else None
             found.append(one)
-            gains.append(line.chance * (1.0 if one is None else 1 - line.trusted[1][one.bucket]) * line.alive)
-        cost = self.recall.pass_cost * (1.0 if step else 0.5)
+            gains.append(line.alive * line.chance * line.trusted.gain[NONE if one is None else one.bucket])
+        cost = self.recall.pass_cost
         wanted = [gain > line.pace * cost for gain, line in zip(gains, lines, strict=True)]
         if self.recall.siblings and sum(gains) <= sum(line.pace for line in lines) * cost:
             wanted = [False] * len(lines)
@@ -137,7 +147,7 @@ class HistoryMTPDrafter(HeadDrafter):
         """Draft the rest of a row from history alone."""
         least = line.pace * self.recall.verify_cost
         while found is not None and step < line.limit:
-            line.chance *= line.trusted[1][found.bucket]
+            line.chance *= line.trusted.alone[found.bucket]
             if step and line.chance <= least:
                 break
             followers.add(row, step, found, 1.0)
@@ -153,15 +163,18 @@ class HistoryMTPDrafter(HeadDrafter):
         for row, (line, one, nats) in enumerate(zip(lines, found, entropy(own).tolist(), strict=True)):
             if not line.alive:
                 continue
-            line.passes += step > 0
-            trust, alone = (0.0, 0.0) if one is None else (of[one.bucket] for of in line.trusted)
-            line.chance *= trust * alone + (1 - trust) * exp(-0.7 * nats)
+            line.passes += 1
+            share, alone = (
+                (0.0, 0.0) if one is None else (line.trusted.share[one.bucket], line.trusted.alone[one.bucket])
+            )
+            if line.greedy:  # of the two that a greedy target could mean, the likelier
+                share = float(share >= 0.5)
+            line.chance *= share * alone + (1 - share) * exp(-0.7 * nats)
             line.alive = not step or line.chance > line.pace * (self.recall.verify_cost + self.recall.pass_cost)
             line.headed += line.alive
-            # Of the two that a greedy target could mean, the likelier.
-            shares[row] = float(trust >= 0.5) if line.greedy else trust
-            if line.alive and one is not None and shares[row]:
-                followers.add(row, step, one, shares[row])
+            shares[row] = share
+            if one is not None:
+                followers.add(row, step, one, share * line.alive)
         return shares
 
     def _mixture(self, own: Tensor, shares: list[float], followers: Followers, start: int) -> Tensor:
@@ -178,38 +191,58 @@ class HistoryMTPDrafter(HeadDrafter):
         headed: list[Tensor],
         mixed: list[Tensor],
         shares: list[list[float]],
+        heard: Heard | None,
     ) -> Draft:
         """Drafts with the head, n of [B] from ``mixed`` [B, V], and the tails of rows that went on without."""
-        device, batch = rows.last.device, rows.batch
+        device = rows.last.device
         counts = torch.tensor([[line.headed, len(line.tail), line.passes] for line in lines], device=device)
         ends, tails, passes = counts.unbind(1)
         lengths, total = ends + tails, sum(line.headed + len(line.tail) for line in lines)
-        width = max(len(headed), *(line.headed + len(line.tail) for line in lines))
-        wider = width - len(headed)
-        none, nothing = rows.last.new_zeros(batch, 0), torch.zeros(batch, 0, self.policy.vocab_size, device=device)
-        tokens = pad(torch.stack(headed, 1) if headed else none, (0, wider))
-        probs = pad(torch.stack(mixed, 1) if mixed else nothing, (0, 0, 0, wider))
-        share = torch.tensor(shares[: len(headed)], device=device).reshape(len(headed), batch).T
-        share = pad(share, (0, wider), value=1.0)
-        if any(line.tail for line in lines):
-            alone = torch.arange(width, device=device) >= ends[:, None]
-            said = [token for line in lines for token in line.tail]
-            drafted = torch.arange(width, device=device) < lengths[:, None]
-            tokens[alone & drafted] = torch.tensor(said, device=device)
-            row, step, token, _, chance, weight = followers.tensors(device)
-            sure = weight == 1
-            probs = torch.where(alone[..., None], 0, probs)
-            probs[row[sure], step[sure], token[sure]] = chance[sure].to(probs.dtype)
-            share = torch.where(alone, 1.0, share)
-        self.recall.drafted = Cycle(followers=followers, probs=probs, lengths=lengths, passes=passes.double())
+        probs: Tensor | None
+        if headed:
+            tokens, probs, share = self._joined(lines, followers, headed, mixed, shares, ends)
+        else:
+            tokens, probs = alone([line.tail for line in lines], followers, self.policy.vocab_size, device)
+            share = torch.ones(tokens.shape, device=device)
+        self.recall.drafted = Cycle(followers=followers, lengths=lengths, passes=passes.double(), heard=heard)
+        forced, self.forced = self.forced, 0
         return Draft(
             tokens=tokens,
-            probs=probs if width else None,
+            probs=probs,
             lengths=lengths,
             total=total,
-            forwards=int(passes.max()),
+            forwards=max(line.passes for line in lines) + forced,
             sources={"history": share},
+            head=None if heard is None else heard.probs[:, 0],
         )
+
+    def _joined(
+        self,
+        lines: list[_Row],
+        followers: Followers,
+        headed: list[Tensor],
+        mixed: list[Tensor],
+        shares: list[list[float]],
+        ends: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [B, K], their q [B, K, V] and history's share [B, K]; ``ends`` [B]: drafts with the head."""
+        device = ends.device
+        width = max(len(headed), *(line.headed + len(line.tail) for line in lines))
+        wider = width - len(headed)
+        tokens, probs = pad(torch.stack(headed, 1), (0, wider)), pad(torch.stack(mixed, 1), (0, 0, 0, wider))
+        share = pad(torch.tensor(shares[: len(headed)], device=device).T, (0, wider), value=1.0)
+        places = [(row, line.headed + i) for row, line in enumerate(lines) for i in range(len(line.tail))]
+        if not places:
+            return tokens, probs, share
+        said = [token for line in lines for token in line.tail]
+        rows, steps = torch.tensor(places, device=device).unbind(1)
+        tokens[rows, steps] = torch.tensor(said, device=device)
+        history = torch.arange(width, device=device) >= ends[:, None]
+        row, step, token, _, chance, weight = followers.tensors(device)
+        sure = (weight == 1) & (step >= ends[row])
+        probs = torch.where(history[..., None], 0, probs)
+        probs[row[sure], step[sure], token[sure]] = chance[sure].to(probs.dtype)
+        return tokens, probs, torch.where(history, 1.0, share)
 
 
 EntryClass = HistoryMTPDrafter

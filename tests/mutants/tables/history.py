@@ -10,16 +10,19 @@ BOUND = "rollout/test_history.py::test_what_is_kept_stays_within_the_bound_and_t
 OLDEST = "rollout/test_history.py::test_the_prompt_asked_longest_ago_goes_first"
 TOLD = "rollout/test_history.py::test_the_same_answers_told_again_leave_what_was_decoded_meanwhile"
 ROWS = "rollout/test_recall.py::test_matches_are_those_of_a_search"
-TRUST = "rollout/test_recall.py::test_trust_follows_the_share_of_tokens_that_came_from_history"
+TRUSTED, UNREAD = "rollout/decoding/trust.py", "rollout/decoding/unread.py"
+TRUST = "rollout/test_recall.py::test_trust_follows_overlaps_with_the_target"
+BEST = "rollout/test_recall.py::test_history_is_mixed_in_where_overlaps_were_largest"
+PUT_OFF = "rollout/test_unread.py::test_what_was_put_off_is_read_at_once[5-10]"
 TOGETHER = "rollout/test_recall.py::test_rows_earn_a_pass_of_the_head_together"
 PRIORS = "rollout/test_recall.py::test_longer_matches_and_more_followers_are_trusted_more"
 RAGGED, PACKED = "bebop/model/ragged.py", "model/test_ragged.py"
-HEAD = f"{PACKED}::test_the_head_has_read_what_rows_emitted"
 SOURCE = "rollout/test_recall.py::test_what_was_said_before_is_drafted_and_counted_by_its_source"
 EXACT = "rollout/test_history_exactness.py::test_the_output_distribution_is_the_target"
 OVERLAP = "rollout/test_recall.py::test_the_overlap_of_the_head_alone_is_that_of_plain_drafts"
 OF_ALONE, OF_MIXED = (f"{EXACT}[{system}-1.0-False-overlapping]" for system in ("history", "bebop_history"))
 FREQUENT = "rollout/test_recall.py::test_drafts_are_drawn_as_often_as_tokens_followed"
+OVERLAPS = "torch.minimum(out.probs[row, step, token].double(), chance)"
 KNOWN = "test_past_answers.py::test_what_is_known_is_a_function_of_what_was_said_last"
 DRIVER = "test_past_answers.py::test_the_driver_keeps_more_than_a_worker"
 RESUMED = "test_past_answers.py::test_a_resumed_run_knows_what_it_knew"
@@ -48,12 +51,31 @@ FAULTS = (
     fault("history/followed-twice", RECALL, " and match.read == count:", ":", ROWS),
     fault("history/siblings-always", RECALL, "if self.siblings:\n            match.state = self.slots.history.extend",
           "if True:\n            match.state = self.slots.history.extend", f"{ROWS}[history-False]"),
-    fault("history/trust-of-what-was-not-reached", RECALL, "reached = (step < emitted[row]).double()",
-          "reached = torch.ones_like(p)", TRUST),
-    fault("history/trust-without-the-target", RECALL, "reached * p * weight", "reached * weight", TRUST),
+    fault("history/trust-of-what-was-not-reached", RECALL,
+          "reached = (step < emitted[row]).double()\n        after = (emitted[row] - step - 2).double()",
+          "reached = torch.ones_like(step).double()\n        after = (emitted[row] - step - 2).double()", TRUST),
+    fault("history/trust-without-the-target", RECALL, OVERLAPS, "chance", TRUST),
+    fault("history/mean-without-history", RECALL, "both = both.index_put((row, step), more, accumulate=True)", "pass",
+          TRUST),
+    fault("history/worth-of-what-fell", RECALL, "stood, after = (after >= 0).double(), after.clamp_min(0)",
+          "stood, after = (after >= -1).double(), after.clamp_min(0)", TRUST),
+    fault("history/least-overlap", TRUSTED, "best, which = overlaps.max(-1)", "best, which = overlaps.min(-1)", BEST),
+    fault("history/worth-a-token-alone", TRUSTED, "worth = 1 + sums[..., 6].sum(-1) / sums[..., 5].sum(-1)",
+          "worth = torch.ones_like(sums[..., 0, 0])", BEST),
+    fault("history/every-prompt-learns", TRUSTED, "rows.setdefault(id(one), []).append(row)",
+          "rows.setdefault(id(texts[0]), []).append(row)",
+          "rollout/test_recall.py::test_rows_of_a_prompt_learn_together_where_siblings_count"),
+    fault("unread/no-room", UNREAD, "return self.most + width > self.room", "return False", PUT_OFF),
+    fault("unread/of-rows-that-are-not-behind", "rollout/decoding/head.py", "torch.where(behind[:, None] > 0, states",
+          "torch.where(behind[:, None] > -1, states", PUT_OFF),
+    fault("unread/tokens-before", UNREAD, "(entries + 1 - slots.asked", "(entries - slots.asked", PUT_OFF),
+    fault("unread/not-before-others", "rollout/decoding/drafters/mtp.py", "        self.catch_up(rows)\n", "",
+          "rollout/test_unread.py::test_another_drafter_of_the_head_reads_first"),
+    fault("unread/parked-as-it-is", UNREAD, "        self.settle(slot)\n", "",
+          "rollout/test_unread.py::test_what_is_parked_has_been_read"),
     fault("history/mixture-for-the-head", "rollout/decoding/draft_verify.py", "torch.minimum(probs[:, 0], draft.head)",
           "torch.minimum(probs[:, 0], draft.probs[:, 0])", OVERLAP),
-    fault("history/head-of-a-later-draft", MIXED, "first = own if step == 0 else first", "first = own", OVERLAP),
+    fault("history/head-of-a-later-draft", MIXED, "heard.probs[:, 0]", "heard.probs[:, -1]", OVERLAP),
     fault("history/head-measured-unasked", "rollout/decoding/draft_verify.py",
           "_of_head(draft, out.probs) if self.measure else {}", "_of_head(draft, out.probs)", OVERLAP),
     fault("history/source-not-counted", "rollout/decoding/draft_verify.py", "share * kept for name", "share for name",
@@ -63,17 +85,19 @@ FAULTS = (
     fault("history/drawn-flatter-than-reported", RECALL, "sums = accumulate(self.chances)",
           "sums = accumulate([1 / len(self.chances)] * len(self.chances))", OF_ALONE),
     fault("history/weights-of-the-head-alone", MIXED, "mixed = own * torch.tensor([1 - share for share in shares],",
-          "mixed = own * torch.tensor([1.0 for share in shares],", OF_MIXED),
+          "mixed = own * torch.tensor([1.0 for share in shares],",
+          "rollout/test_history_exactness.py::test_the_output_distribution_of_mixtures_is_the_target[overlapping]"),
     fault("history/tail-over-the-head", MIXED, "followers.add(row, step, found, 1.0)", "pass", OF_MIXED),
     fault("history/head-left-in", MIXED, "wanted = [gain > line.pace * cost for", "wanted = [True for",
           "rollout/test_recall.py::test_the_head_is_left_out_once_history_is_sure"),
     fault("history/head-for-one-row", MIXED, "if self.recall.siblings and sum(gains)", "if False and sum(gains)",
           f"{TOGETHER}[True-headed0]"),
-    fault("history/stands-as-much-as-it-is-meant", RECALL, "reached * torch.minimum(p, chance)", "reached * p", TRUST),
-    fault("history/several-like-one", RECALL, "strength[:, -1] = SEVERAL", "pass", PRIORS),
+    fault("history/stands-as-much-as-it-is-meant", RECALL, OVERLAPS, "out.probs[row, step, token].double()", TRUST),
+    fault("history/several-like-one", TRUSTED, "share[:, -1] *= SEVERAL", "pass", PRIORS),
     fault("history/several-told-apart-by-counts", RECALL, "for _, c in found), length + KINDS - 1)",
           "for _, c in found), length + min(total, KINDS - 1) - 1)", PRIORS),
-    fault("history/state-of-another-row", MIXED, "states[0, emitted.cumsum(0) - 1]", "states[0, emitted - 1]", HEAD),
+    fault("history/state-of-another-row", "rollout/decoding/head.py", "states[0, lengths.cumsum(0) - 1]",
+          "states[0, lengths - 1]", PUT_OFF),
     fault("history/padding-of-the-row-before", RAGGED, "starts = (lengths.cumsum(0) - lengths)[:, None]",
           "starts = (lengths.cumsum(0) - 1)[:, None]", f"{PACKED}::test_rows_go_end_to_end_and_back"),
     fault("history/sampled-as-the-first-rows", "rollout/decoding/draft_verify.py", "rows.sampling.of(ragged.rows)",
