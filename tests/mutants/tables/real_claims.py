@@ -4,6 +4,7 @@ from tests.mutants.fault import fault
 
 REAL = "recipes/reproduce/real"
 STATISTICS = "recipes/reproduce/test_real_statistics.py"
+RULES = "recipes/reproduce/test_real_rules.py"
 
 FAULTS = (
     fault(
@@ -55,5 +56,33 @@ FAULTS = (
         "np.where(known, values, 0), known.astype(float)]",
         "np.where(known, values, 0), np.ones(known.shape)]",
         STATISTICS,
+    ),
+    fault(
+        "real/heads-that-do-not-draft",
+        f"{REAL}_entropy/findings.py",
+        'kind="above", bound=DRAFTS,',
+        'kind="above", bound=0.0,',
+        RULES,
+    ),
+    fault(
+        "real/two-flat-curves-of-three",
+        f"{REAL}_entropy/findings.py",
+        "CONVERGED = 0.99",
+        "CONVERGED = 0.5",
+        f"{RULES}::test_a_head_whose_curve_is_not_flat_says_nothing_of_what_its_loss_leads_to",
+    ),
+    fault(
+        "real/one-end-is-enough",
+        f"{REAL}_drafts/findings.py",
+        "zip((0.0, 1.0), arms, strict=True)",
+        "zip((0.0,), arms, strict=False)",
+        f"{RULES}::test_a_draft_temperature_that_beats_one_end_alone_is_no_gain",
+    ),
+    fault(
+        "real/no-noise-under-top-p",
+        f"{REAL}_drafts/findings.py",
+        "any_of=((Part(number=number, arms=arms),),),",
+        "any_of=((Part(number=number),),),",
+        RULES,
     ),
 )
