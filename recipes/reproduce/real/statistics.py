@@ -197,8 +197,8 @@ def _with_interval(effect: Effect) -> Effect:
 
 
 def p_value(effect: Effect) -> float:
-    """The level at which the interval around an effect just reaches 0; 1 without an interval."""
-    if math.isnan(effect.reach(0.05)):
+    """The level at which the interval around an effect just reaches 0; 1 without an interval, and for no effect."""
+    if math.isnan(effect.reach(0.05)) or effect.value == 0:
         return 1.0
     low, high = math.log(1e-12), 0.0
     for _ in range(50):

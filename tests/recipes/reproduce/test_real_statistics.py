@@ -161,6 +161,12 @@ def test_the_rules_see_the_same_interval_and_no_smaller_p(seed_error: float, pro
     assert seed_error == 0 or normal < DECISIVE, "to take it for normal would be too sure"
 
 
+def test_a_head_does_not_differ_from_itself() -> None:
+    first, _ = arms(np.random.default_rng(8), 0.05, 0.1)
+    found = paired(first, first, accept_length)
+    assert (found.value, found.p) == (0.0, 1.0) and found.number().above(0) == 1.0
+
+
 # ---- noise
 
 
