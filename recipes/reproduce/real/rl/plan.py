@@ -23,7 +23,7 @@ class RLPlan:
     max_new_tokens: int = 32
     max_length: int = 128  # prompt + answer
     lr: float = 1e-5
-    bonus: float = 0.03  # ``algorithm.entropy_coefficient`` where entropy is to rise
+    bonus: float = 0.06  # ``algorithm.entropy_coefficient`` where entropy is to rise; see README.md, Pilots
     questions: int = 552  # to learn from; those behind them are for the fixed texts
     fixed: int = 48  # texts of the direct measure, one answer of the first policy each
     look_every: int = 5  # steps between two looks at all heads
