@@ -1,0 +1,153 @@
+"""From looks and metrics to the numbers of the rule, tables and a figure."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bebop.intervals import Interval, across_seeds
+from bebop.monitor.probe_set import ProbeReading, Sweep, direct
+from bebop.monitor.slope import temperature_slope
+from recipes.reproduce.measured import Number, of, over_seeds
+from recipes.reproduce.real.rl.jobs import RUN
+from recipes.reproduce.real.rl.plan import ARMS, FALLING, FROZEN, RISING
+from recipes.reproduce.real.rl.planted import CASES, share_right
+
+ENDS = 5  # steps that are averaged at either end, of reward and entropy
+MAIN = "ce"  # the frozen head of the rule
+UPDATED = {name: f"tv, {name} updates" for name in ("ce", "kl", "tv")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run of a direction and seed: what its job logged, and every look at the heads beside it."""
+
+    direction: str
+    seed: int
+    metrics: Sequence[Mapping[str, float]]  # a row a step
+    looks: Sequence[Mapping[str, Any]]
+    sweeps: Mapping[str, Sweep]  # frozen arm -> the fixed texts at other temperatures, under the first weights
+
+
+def read_run(place: Path, direction: str, seed: int) -> Run:
+    """As the stages left it."""
+    rows = [json.loads(line) for line in (place / RUN / "metrics.jsonl").read_text().splitlines()]
+    looks = [json.loads(path.read_text()) for path in sorted((place / "looks").glob("step-*.json"))]
+    sweeps = json.loads((place / "sweep.json").read_text())
+    read = {arm: Sweep.from_row(row) for arm, row in sweeps.items()}
+    return Run(direction=direction, seed=seed, metrics=rows, looks=looks, sweeps=read)
+
+
+def moved(run: Run, name: str) -> float:
+    """How far a metric of the job moved: mean of the last steps minus that of the first."""
+    values = [row[name] for row in run.metrics]
+    count = min(ENDS, len(values) // 2)
+    return float(np.mean(values[-count:]) - np.mean(values[:count]))
+
+
+def accept(look: Mapping[str, Any], arm: str) -> float:
+    """Accept length of K drafts at a look."""
+    own = look["arms"][arm]
+    return float(sum(own["accept"]) / sum(own["anchors"]))
+
+
+def parts(run: Run, arm: str) -> tuple[float, float]:
+    """Entropy and mismatch part of the change of overlap on the fixed texts, first look to last."""
+    before, after = (ProbeReading.from_row(look["arms"][arm]["fixed"]) for look in (run.looks[0], run.looks[-1]))
+    found = direct(before, after, run.sweeps[arm].readings)
+    return found.entropy.point, found.mismatch.point
+
+
+def residual(run: Run, arm: str) -> float:
+    """What Eq. 16 leaves of the change of the first draft's acceptance on the run's own answers."""
+    rate, entropy = zip(*(_first(look, arm) for look in (run.looks[0], run.looks[-1])), strict=True)
+    sweep = run.sweeps[arm]
+    slope = temperature_slope(sweep.entropy, sweep.length, sweep.sums).value.point
+    return (rate[1] - rate[0]) - slope * (entropy[1] - entropy[0])
+
+
+def _first(look: Mapping[str, Any], arm: str) -> tuple[float, float]:
+    """Acceptance of the first draft, and entropy, nats."""
+    records = look["arms"][arm]["records"]
+    count = np.sum(records["cycles"])
+    return float(np.sum(records["overlap"]) / count), float(np.sum(records["entropy_sum"]) / count)
+
+
+def numbers(runs: Sequence[Run], planted: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Number]:
+    """What the rule speaks of; ``planted``: rows of the confusion table by seed."""
+    named: dict[str, Number] = {}
+    for direction, bound, name in ((FALLING, max, "greatest"), (RISING, min, "least")):
+        own = [run for run in runs if run.direction == direction]
+        named[f"{name} entropy change, {direction}"] = _exactly(bound(moved(run, "policy/entropy") for run in own))
+        named[f"least reward change, {direction}"] = _exactly(min(moved(run, "reward/mean") for run in own))
+        split = [parts(run, MAIN) for run in own]
+        named[f"direct mismatch, {direction}"] = over_seeds([mismatch for _, mismatch in split])
+        named[f"residual mismatch, {direction}"] = over_seeds([residual(run, MAIN) for run in own])
+        named[f"entropy part, {direction}"] = over_seeds([entropy for entropy, _ in split])
+        sizes = [abs(entropy) - abs(mismatch) for entropy, mismatch in split]
+        named[f"entropy part - mismatch part, {direction}"] = over_seeds(sizes)
+        for arm in ARMS:
+            named[f"end {arm}, {direction}"] = over_seeds([accept(run.looks[-1], arm) for run in own])
+    for name, arm in UPDATED.items():
+        named[f"{name} updates - frozen"] = of(_gain(runs, arm), len({run.seed for run in runs}))
+    for truth in dict.fromkeys(case.truth for case in CASES):
+        named[f"monitor right, {truth}"] = over_seeds([share_right(rows, truth) for rows in planted.values()])
+    return named
+
+
+def _exactly(value: float) -> Number:
+    """A number of these runs themselves, without an interval: an arm did what its name says, or it did not."""
+    return Number(value=value, low=value, high=value)
+
+
+def _gain(runs: Sequence[Run], arm: str) -> Interval:
+    """Accept length of an updated TV head at the end minus that of the frozen one: mean over directions, then seeds."""
+    seeds = sorted({run.seed for run in runs})
+    gaps = [[accept(r.looks[-1], arm) - accept(r.looks[-1], "tv") for r in runs if r.seed == seed] for seed in seeds]
+    return across_seeds([float(np.mean(gap)) for gap in gaps])
+
+
+# ---- tables
+
+
+def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Does the policy learn, and where does its entropy go."""
+    names = {"reward": "reward/mean", "entropy": "policy/entropy", "tokens": "response/length"}
+    ends = {"first": slice(ENDS), "last": slice(-ENDS, None)}
+    return [
+        {
+            "entropy is": run.direction, "seed": run.seed,
+            **{f"{short} {end}": float(np.mean([row[name] for row in run.metrics[part]]))
+               for short, name in names.items() for end, part in ends.items()},
+        }
+        for run in runs
+    ]  # fmt: skip
+
+
+def arm_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Accept length of every arm at both ends."""
+    rows = []
+    for direction in dict.fromkeys(run.direction for run in runs):
+        own = [run for run in runs if run.direction == direction]
+        for arm in ARMS:
+            first, last = ([accept(run.looks[end], arm) for run in own] for end in (0, -1))
+            change = across_seeds(np.subtract(last, first))
+            ends = {"first": across_seeds(first), "last": across_seeds(last), "change": change}
+            rows.append({"entropy is": direction, "head": arm, **ends})
+    return rows
+
+
+def part_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Both parts of the change on fixed texts, and the residual, of the frozen heads."""
+    rows = []
+    for direction in dict.fromkeys(run.direction for run in runs):
+        own = [run for run in runs if run.direction == direction]
+        for arm in FROZEN:
+            entropy, mismatch = zip(*(parts(run, arm) for run in own), strict=True)
+            left = across_seeds([residual(run, arm) for run in own])
+            named = {"entropy part": across_seeds(entropy), "mismatch part": across_seeds(mismatch), "residual": left}
+            rows.append({"entropy is": direction, "head": arm, **named})
+    return rows

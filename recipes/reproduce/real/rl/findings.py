@@ -1,0 +1,106 @@
+"""The rule of the runs: what counts as confirmed, refuted, not told apart or void. It is older than they are.
+
+*Void* is the word of README.md for "not tested" where an arm did not do what its name says; *not told apart* is
+"undecided".
+"""
+
+from recipes.reproduce.verdicts import Need, Part, Rule
+
+MISMATCH = 0.01  # acceptance of the first draft that C4 may be off by (SPEC 1.2)
+MOVED = 0.3  # nats by which entropy has to move, in every seed
+WAYS = ("falling", "rising")
+HIT = 0.8  # share of planted streams that the monitor has to name rightly
+
+ROSE = Need(
+    number="least entropy change, rising", kind="above", bound=MOVED,
+    otherwise="entropy was to rise by .3 nats in every seed and did not (least change in nats)",
+)  # fmt: skip
+FELL = Need(
+    number="greatest entropy change, falling", kind="below", bound=-MOVED,
+    otherwise="entropy was to fall by .3 nats in every seed and did not (greatest change in nats)",
+)  # fmt: skip
+LEARNED = {
+    direction: Need(
+        number=f"least reward change, {direction}", kind="above",
+        otherwise=f"reward did not rise in every seed while entropy was {direction} (least change)",
+    )
+    for direction in WAYS
+}  # fmt: skip
+CONVERGED = Need(
+    number="tv updates - frozen", kind="not above",
+    otherwise="the head had not converged before RL: going on with its own objective makes it better (tokens)",
+)  # fmt: skip
+
+
+def still(direction: str, measure: str, need: Need) -> Rule:
+    """No cost of the weights' drift in one direction of entropy; ``measure``: direct or residual."""
+    how = {
+        "direct": "direct mismatch on fixed texts, each context against itself at the temperature of its new entropy",
+        "residual": "residual of Eq. 16 on the run's own answers, slope over temperatures of the first weights",
+    }[measure]
+    number = f"{measure} mismatch, {direction}"
+    return Rule(
+        claim="C4",
+        statement=f"Drift of the weights costs almost nothing while entropy is {direction}: {how} is 0.",
+        text=f"confirmed if the interval over seeds lies within +-{MISMATCH}, refuted if outside; void unless entropy "
+        f"is {direction} by {MOVED} nats and reward rises",
+        evidence=f"{{{number}}} (first draft, frozen soft-CE head).",
+        any_of=((Part(number=number, kind="within", bound=MISMATCH),),),
+        needs=(need, LEARNED[direction]),
+    )
+
+
+def mostly(direction: str, need: Need) -> Rule:
+    """Entropy moves acceptance by more than mismatch does."""
+    number = f"entropy part - mismatch part, {direction}"
+    return Rule(
+        claim="C4",
+        statement=f"While entropy is {direction}, acceptance moves mostly because entropy does.",
+        text="confirmed if the size of the entropy part minus that of the mismatch part, on fixed texts, lies above 0, "
+        "refuted if below; void as above",
+        evidence=f"{{{number}}} of overlap; entropy part {{entropy part, {direction}}}.",
+        any_of=((Part(number=number, kind="above"),),),
+        needs=(need, LEARNED[direction]),
+    )
+
+
+def named(truth: str, cases: str) -> Rule:
+    """The monitor's verdict on planted streams."""
+    number = f"monitor right, {truth}"
+    return Rule(
+        claim="beyond",
+        statement=f"The monitor calls {cases} {truth}.",
+        text=f"confirmed if the share of streams named rightly lies above {HIT}, refuted if below",
+        evidence=f"{{{number}}} of the streams.",
+        any_of=((Part(number=number, kind="above", bound=HIT),),),
+    )
+
+
+RULES = (
+    still("falling", "direct", FELL),
+    still("falling", "residual", FELL),
+    mostly("falling", FELL),
+    still("rising", "direct", ROSE),
+    still("rising", "residual", ROSE),
+    mostly("rising", ROSE),
+    Rule(
+        claim="C4",
+        statement="Updating a TV head by cross-entropy during RL makes it worse than leaving it alone.",
+        text="confirmed if the change against the frozen head lies below 0 at the end by more than the noise of the "
+        "arms, refuted if above by as much; tested if the head had converged, so that its own objective adds nothing",
+        evidence="{ce updates - frozen} tokens; by KL, whose gradient is the same, {kl updates - frozen}; with TV "
+        "updates instead {tv updates - frozen}.",
+        any_of=(
+            (
+                Part(
+                    number="ce updates - frozen", kind="below",
+                    arms=tuple(f"end {arm}, {way}" for arm in ("tv", "tv, ce updates") for way in WAYS),
+                ),
+            ),
+        ),
+        needs=(CONVERGED,),
+    ),
+    named("steady", "streams in which nothing changed"),
+    named("entropy-driven", "a change of temperature alone"),
+    named("mismatch-driven", "a change of the head alone, at equal entropy,"),
+)  # fmt: skip

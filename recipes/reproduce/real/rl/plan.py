@@ -1,0 +1,76 @@
+"""How the runs are made: two directions of entropy, some seeds, and which heads are looked at beside them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.reproduce.real.heads import BEST
+from recipes.reproduce.study import FOLDER, QUICK
+
+PLACE = FOLDER / "real" / "rl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RLPlan:
+    """What the runs depend on: another plan is another study. ``seeds`` may grow."""
+
+    model: str = "smollm2"
+    seeds: int = 2
+    steps: int = 60
+    segment: int = 5  # steps whose checkpoints, some 2 GB each, are kept until the heads have seen them
+    groups: int = 6  # prompts of a step
+    group_size: int = 8
+    max_new_tokens: int = 32
+    max_length: int = 128  # prompt + answer
+    lr: float = 1e-5
+    bonus: float = 0.06  # ``algorithm.entropy_coefficient`` where entropy is to rise; see README.md, Pilots
+    questions: int = 552  # to learn from; those behind them are for the fixed texts
+    fixed: int = 48  # texts of the direct measure, one answer of the first policy each
+    look_every: int = 5  # steps between two looks at all heads
+    depth: int = 3  # K
+    every: int = 4  # of the chains of an answer, in an update and a look
+    head_lr: float = 1e-4
+    head_warmup: int = 3
+    mixed: bool = True  # products of head updates in bfloat16
+    planted_answers: int = 24  # of a step of a planted stream
+    planted_orders: int = 8  # shuffles of the answers of a seed, each a stream of its own
+
+
+SMOKE = RLPlan(
+    model="tiny", seeds=2, steps=4, segment=2, groups=2, group_size=2, max_new_tokens=10, questions=20, fixed=6,
+    look_every=2, depth=2, every=2, mixed=False, planted_answers=4, planted_orders=2,
+)  # fmt: skip
+RL_PLAN = SMOKE if QUICK else RLPlan()
+
+FALLING, RISING = "falling", "rising"
+
+
+def directions(plan: RLPlan) -> Mapping[str, tuple[str, ...]]:
+    """Direction of entropy -> what its jobs are given beside the rest."""
+    return {FALLING: (), RISING: (f"algorithm.entropy_coefficient={plan.bonus}",)}
+
+
+# Arm -> the head that it begins with, and the loss that it is updated by at every step (None: frozen).
+ARMS: Mapping[str, tuple[str, str | None]] = {
+    "ce": ("ce", None),
+    "tv": ("tv", None),
+    "e2e_tv": ("e2e_tv", None),
+    "ce, ce updates": ("ce", "ce"),
+    "tv, ce updates": ("tv", "ce"),
+    "tv, kl updates": ("tv", "kl"),
+    "tv, tv updates": ("tv", "tv"),
+}
+FROZEN = tuple(arm for arm, (_, during) in ARMS.items() if during is None)
+ONLINE = tuple(arm for arm, (_, during) in ARMS.items() if during is not None)
+
+# Head -> a file of ``--stage heads``, or a start of ``starts.py`` that takes no training. ``other``: planted mismatch.
+ORIGINS: Mapping[str, str] = (
+    {"ce": "fitted", "tv": "fitted", "e2e_tv": "fitted", "other": "passing"}
+    if QUICK
+    else {
+        "ce": str(Path(FOLDER, "real", "heads", "shared", BEST)),
+        "tv": str(Path(FOLDER, "real", "heads", "tv-0", BEST)),
+        "e2e_tv": str(Path(FOLDER, "real", "heads", "e2e_tv-0", BEST)),
+        "other": str(Path(FOLDER, "real", "heads", "shared", "step-00200.safetensors")),
+    }
+)

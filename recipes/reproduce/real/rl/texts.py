@@ -1,0 +1,51 @@
+"""Answers of the first policy that no run learns from: the fixed texts, and what planted streams are made of."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bebop.adaptation.corpus import keep, read_back, run_engine, token_rows
+from bebop.config import DecodingConfig, SamplingConfig
+from bebop.config_adapt import DataConfig
+from bebop.model.backbone import Policy
+from bebop.tasks.source import chat_encoder
+from bebop.trainer.chains import TokenRow
+from bebop.trajectory import Prompt
+from recipes.reproduce.real.rl.plan import RLPlan
+from recipes.reproduce.real.rl.task import KINDS, THINGS, questions
+
+PLAIN = DecodingConfig(system="autoregressive", draft_tokens=0)
+
+
+def fixed_texts(plan: RLPlan, place: Path, model: Policy) -> list[TokenRow]:
+    """An answer to each of the questions that are kept back, kept in ``place``."""
+    every = questions(plan.questions + plan.fixed)[plan.questions :]
+    return _sampled(plan, place / "fixed.jsonl", model, every, 1.0, seed=1)
+
+
+def planted_texts(
+    plan: RLPlan, place: Path, model: Policy, seed: int, temperature: float, count: int
+) -> list[TokenRow]:
+    """``count`` answers at a temperature, to questions in an order of the seed's own."""
+    every = questions(len(KINDS) * len(THINGS), seed=1 + seed)
+    asked = [every[i % len(every)] for i in range(count)]
+    path = place / f"planted-{seed}-{temperature:g}.jsonl"
+    return _sampled(plan, path, model, asked, temperature, seed=100 + seed)
+
+
+def _sampled(
+    plan: RLPlan, path: Path, model: Policy, asked: Sequence[dict[str, str]], temperature: float, seed: int
+) -> list[TokenRow]:
+    if not path.is_file():
+        encode = chat_encoder(model.tokenizer)
+        prompts = []
+        for index, row in enumerate(asked):
+            text, ids = encode(row["question"])
+            prompts.append(Prompt(index=index, task="short_sentence", text=text, token_ids=ids, item=dict(row)))
+        sampling = SamplingConfig(temperature=temperature, max_new_tokens=plan.max_new_tokens)
+        data = DataConfig(slots=min(32, len(prompts)), max_length=plan.max_length, sampling=sampling)
+        answers = run_engine(model, prompts, data, PLAIN, seed, path.stem)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(".new")
+        keep(token_rows(prompts, answers), scratch)
+        scratch.replace(path)
+    return read_back(path)

@@ -1,0 +1,32 @@
+"""Faults in the runs of GRPO on a real model, in the heads beside them and in what the monitor is shown."""
+
+from tests.mutants.fault import fault
+
+RL, TESTS = "recipes/reproduce/real/rl", "recipes/reproduce/test_real_rl.py"
+TASK = "recipes/reproduce/test_real_rl_task.py"
+
+FAULTS = (
+    fault("real-rl/two-sentences-count", f"{RL}/task.py", "len(ends) == 1 and", "ends and", TASK),
+    fault(
+        "real-rl/any-part-of-a-word",
+        f"{RL}/task.py",
+        '(str(item["answer"]) in words)',
+        '(str(item["answer"]) in text)',
+        TASK,
+    ),
+    fault("real-rl/weights-unchecked", f"{RL}/beside.py", "if worst > CLOSE:", "if worst > 1000:", TESTS),
+    fault(
+        "real-rl/weights-as-they-were", f"{RL}/beside.py", "parameter.copy_(fresh.get_parameter(name))", "pass", TESTS
+    ),
+    fault("real-rl/checkpoints-gone-too-soon", f"{RL}/jobs.py", "{plan.segment + 1}", "{plan.segment}", TESTS),
+    fault("real-rl/answers-of-nobody-count", f"{RL}/readings.py", "whole.select(cycles > 0)", "whole", TESTS),
+    fault("real-rl/sweep-without-the-run", f"{RL}/readings.py", "tuple(readings[1:])", "tuple(readings)", TESTS),
+    fault(
+        "real-rl/other-head-never-drafts",
+        f"{RL}/planted.py",
+        "(case.temperature, case.other)",
+        "(case.temperature, False)",
+        TESTS,
+    ),
+    fault("real-rl/any-rise-will-do", f"{RL}/findings.py", "MOVED = 0.3", "MOVED = 0.0", TESTS),
+)
