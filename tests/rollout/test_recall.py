@@ -293,11 +293,11 @@ def test_draws_invert_the_distribution_of_what_followed() -> None:
 H, M, P = [0.0, 0.75, 0.25, 0.0], [0.25, 0.25, 0.25, 0.25], [0.2, 0.4, 0.4, 0.0]  # history, head, target
 
 
-def seen(one: Recall, rows: Rows, emitted: Sequence[int]) -> None:
-    """A cycle of two drafts in row 0, with the head asked for both; the first had a match, whose weight was 1."""
+def seen(one: Recall, rows: Rows, emitted: Sequence[int], at: int = 0) -> None:
+    """A cycle of two drafts in a row, with the head asked for both; the first had a match, whose weight was 1."""
     followers = Followers()
-    followers.add(0, 0, Next(tokens=(1, 2), chances=(0.75, 0.25), bucket=4), 1.0)
-    heard = Heard(probs=torch.tensor(M).repeat(rows.batch, 2, 1), places=[(0, 0, 4), (0, 1, NONE)])
+    followers.add(at, 0, Next(tokens=(1, 2), chances=(0.75, 0.25), bucket=4), 1.0)
+    heard = Heard(probs=torch.tensor(M).repeat(rows.batch, 2, 1), places=[(at, 0, 4), (at, 1, NONE)])
     one.drafted = Cycle(followers=followers, lengths=torch.tensor([2] * rows.batch), passes=0.5, heard=heard)
     p = torch.tensor(P).repeat(rows.batch, 3, 1)
     one.learn(rows, TargetOutput(hidden=p, logits=p, probs=p), torch.tensor(emitted))
@@ -332,6 +332,9 @@ def test_rows_of_a_prompt_learn_together_where_siblings_count() -> None:
         sums = one.ledger.sums(one._texts(rows))
         assert not torch.equal(sums[0], prior()) and torch.equal(sums[2], prior())
         assert torch.equal(sums[0], sums[1]) == siblings
+        seen(one, rows, [1, 1, 2], at=2)
+        assert torch.equal(one.ledger.sums(one._texts(rows))[2], sums[0])
+        assert torch.equal(one.ledger.sums(one._texts(rows))[0], sums[0])
 
 
 def test_an_engine_without_such_drafts_takes_past_answers_and_does_nothing() -> None:

@@ -1,5 +1,6 @@
 """A head that reads when it is asked has read, in the end, what one that reads every cycle has."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -44,17 +45,20 @@ def agrees(one: TorchEngine, slots: Sequence[int]) -> None:
 @pytest.mark.parametrize("room", [10, 64])
 @pytest.mark.parametrize("turns", [1, 5, 13])
 def test_what_was_put_off_is_read_at_once(turns: int, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of different ages, those that moved among them; some so far behind that there was no room."""
+    """Rows of different ages, those that moved among them, and one that has just come; some so far behind that there
+    was no room."""
     monkeypatch.setattr(unread, "ROOM", room)
-    one = engine()
-    for request in requests(PROMPTS, max_new_tokens=18, seed=2):
+    one = engine(slots=4)
+    for request in requests(PROMPTS[:3], max_new_tokens=50, seed=2):
         one.add(request)
     for _ in range(turns):
         one.step()
+    one.add(dataclasses.replace(requests(PROMPTS, max_new_tokens=9)[4], id=9))
+    one._admit()
     rows = Rows(one.slots, len(one.active), max(one.fed))
     kept = one.slots.caches["mtp"].unread
     behind = kept.behind(0, rows.batch)
-    assert kept.most >= behind.max() > 0 and kept.room == max(room, 2 * 5)
+    assert kept.most >= behind.max() > 0 == behind[-1] and kept.room == max(room, 2 * 5)
     drafter(one).catch_up(rows)
     assert not kept.behind(0, rows.batch).any()
     agrees(one, range(len(one.active)))
@@ -66,8 +70,8 @@ def test_it_reads_nothing_until_it_is_asked() -> None:
     assert sum(a.stats.draft_forwards for a in answers) == 0 < sum(a.stats.draft_forwards for a in asked)
 
 
-def test_another_drafter_of_the_head_reads_first() -> None:
-    """The head's own drafts after a switch are those of one that was in charge all along; and back again."""
+def test_another_drafter_of_the_head_misses_nothing() -> None:
+    """Its states after a switch are those of one that was in charge all along; and back again."""
     one = engine()
     for request in requests(PROMPTS[:2], max_new_tokens=60, temperature=0.0):
         one.add(request)

@@ -24,7 +24,6 @@ class MTPDrafter(HeadDrafter):
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """See ``Drafter``. Rows that stop early keep drafting beside the others; those drafts do not count."""
         length.start(rows)
-        self.catch_up(rows)
         if length.limit == 0:  # the cache follows all the same
             return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None, forwards=1)
         hidden, seen = self.hidden[: rows.batch], rows.seen

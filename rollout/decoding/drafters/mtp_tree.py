@@ -78,7 +78,6 @@ class MTPTreeDrafter(HeadDrafter):
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """See ``Drafter``. A length that is known beforehand counts nodes; the others are drafted all the same."""
-        self.catch_up(rows)
         tree, batch, seen = self.tree, rows.batch, rows.seen
         every = torch.arange(batch, device=rows.last.device)[:, None]
         tokens = rows.last.new_empty(batch, len(tree.parents))
