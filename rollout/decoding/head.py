@@ -19,8 +19,8 @@ from bebop.rollout.slots import Slots
 class HeadDrafter:
     """All of a ``Drafter`` but ``propose``. At temperature 0 drafts are greedy, which is target-only.
 
-    The head reads every cycle. Of a drafter that puts it off (``Unread``) the first draft begins with ``catch_up``; once
-    there is another drafter of the head as well, which began with all that there was, nothing is put off any more.
+    The head reads every cycle. Of a drafter that puts it off (``Unread``) the first draft begins with ``catch_up``;
+    once there is another drafter of the head as well, which began with all that there was, nothing is put off any more.
     """
 
     layers: tuple[int, ...] = ()

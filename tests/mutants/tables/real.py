@@ -59,7 +59,13 @@ FAULTS = (
         "kept[len(layers) - 2][0, 1:-1]",
         RUNS,
     ),
-    fault("real/top-k-of-the-last-chunk", f"{REAL}/objectives.py", "torch.stack(parts).sum()", "parts[-1]", RUNS),
+    fault(
+        "real/top-k-of-the-last-chunk",
+        f"{REAL}/objectives.py",
+        "total += value.detach()",
+        "total = value.detach()",
+        RUNS,
+    ),
     fault(
         "real/flat-too-soon",
         f"{REAL}/curve.py",

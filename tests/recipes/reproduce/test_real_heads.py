@@ -16,13 +16,13 @@ from bebop.errors import UserError
 from bebop.kernels.losses import tv_loss
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
-from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps
+from bebop.trainer.objectives import Sampling, Steps
 from recipes.reproduce.real import evaluation, starts
 from recipes.reproduce.real.__main__ import arguments, chosen
 from recipes.reproduce.real.curve import Validation, best, flat, rise
 from recipes.reproduce.real.heads import BEST, Training, done
 from recipes.reproduce.real.objectives import CHUNK, COMPARED, top_k_mean
-from recipes.reproduce.real.runs import SHARED, HeadRun, all_runs
+from recipes.reproduce.real.runs import HeadRun, all_runs
 from recipes.reproduce.real.states import Text
 from recipes.reproduce.top_k.losses import top_k_tv
 from tests.recipes.reproduce.real_builders import PLAN, head_run, small_study
@@ -99,16 +99,6 @@ def test_top_k_in_chunks_is_top_k_at_once(mode: str) -> None:
     assert len(logits[0]) > 2 * CHUNK and loss.item() == pytest.approx(by_hand.item(), rel=1e-5)
     assert torch.allclose(gradient(loss, one.draft), gradient(by_hand, two.draft), atol=1e-7)
     assert top_k_mean(steps(), 40, mode).item() == pytest.approx(tv_loss(*logits).loss.mean().item(), rel=1e-5)
-
-
-def test_every_loss_of_the_issue_is_compared_by_three_seeds_from_one_head() -> None:
-    named = {"hard_ce", "ce", "kl", "tv", "e2e_tv", "e2e_tv_corrected", "nla", "hybrid", "top_4", "top_64"}
-    assert named <= set(COMPARED) and all(COMPARED[name] is OBJECTIVES[name] for name in named & set(OBJECTIVES))
-    runs = all_runs()
-    assert runs[0].name == SHARED and runs[0].objective == "ce" and runs[0].depth == 5
-    seeds = {name: {r.seed for r in runs if r.objective == name and r.start == SHARED} for name in named}
-    assert all(found == {0, 1, 2} for found in seeds.values()), seeds
-    assert len({run.name for run in runs}) == len(runs)
 
 
 # ---- the curve
