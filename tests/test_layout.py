@@ -63,10 +63,12 @@ DOORS = {
 PARTS = tuple(f"bebop.rollout.decoding.{kind}" for kind in ("drafters", "rules", "lengths"))
 SEAMS = ("bebop.rollout.decoding.base", "bebop.rollout.decoding.sampling", "bebop.rollout.decoding.head",
          "bebop.rollout.decoding.temperature", "bebop.rollout.decoding.pace", "bebop.rollout.decoding.recall",
+         "bebop.rollout.decoding.trust", "bebop.rollout.decoding.unread",
          "bebop.rollout.slots", "bebop.model",
          "bebop.kernels", "bebop.config", "bebop.options", "bebop.tree_shape", "bebop.errors")  # fmt: skip
 # Where a rollout may know of the MTP head.
-HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.decoding.head", "bebop.rollout.served_weights",
+HEADED = ("bebop.rollout.decoding.drafters", "bebop.rollout.decoding.head", "bebop.rollout.decoding.unread",
+          "bebop.rollout.served_weights",
           "bebop.rollout.sglang", "bebop.rollout.vllm")  # fmt: skip
 NUMPY_ALONE = "bebop.monitor"  # so that whoever watches a job needs no torch
 FILE, FUNCTION = 300, 60  # lines

@@ -11,17 +11,17 @@ OLDEST = "rollout/test_history.py::test_the_prompt_asked_longest_ago_goes_first"
 TOLD = "rollout/test_history.py::test_the_same_answers_told_again_leave_what_was_decoded_meanwhile"
 ROWS = "rollout/test_recall.py::test_matches_are_those_of_a_search"
 TRUSTED, UNREAD = "rollout/decoding/trust.py", "rollout/decoding/unread.py"
-TRUST = "rollout/test_recall.py::test_trust_follows_overlaps_with_the_target"
-BEST = "rollout/test_recall.py::test_history_is_mixed_in_where_overlaps_were_largest"
+TRUST = "rollout/test_trust_in_history.py::test_trust_follows_overlaps_with_the_target"
+BEST = "rollout/test_trust_in_history.py::test_history_is_mixed_in_where_overlaps_were_largest"
 PUT_OFF = "rollout/test_unread.py::test_what_was_put_off_is_read_at_once[13-10]"
 TOGETHER = "rollout/test_recall.py::test_rows_earn_a_pass_of_the_head_together"
-PRIORS = "rollout/test_recall.py::test_longer_matches_and_more_followers_are_trusted_more"
+PRIORS = "rollout/test_trust_in_history.py::test_longer_matches_and_more_followers_are_trusted_more"
 RAGGED, PACKED = "bebop/model/ragged.py", "model/test_ragged.py"
 SOURCE = "rollout/test_recall.py::test_what_was_said_before_is_drafted_and_counted_by_its_source"
 EXACT = "rollout/test_history_exactness.py::test_the_output_distribution_is_the_target"
 OVERLAP = "rollout/test_recall.py::test_the_overlap_of_the_head_alone_is_that_of_plain_drafts"
 OF_ALONE, OF_MIXED = (f"{EXACT}[{system}-1.0-False-overlapping]" for system in ("history", "bebop_history"))
-FREQUENT = "rollout/test_recall.py::test_drafts_are_drawn_as_often_as_tokens_followed"
+FREQUENT = "rollout/test_trust_in_history.py::test_drafts_are_drawn_as_often_as_tokens_followed"
 OVERLAPS = "torch.minimum(out.probs[row, step, token].double(), chance)"
 KNOWN = "test_past_answers.py::test_what_is_known_is_a_function_of_what_was_said_last"
 DRIVER = "test_past_answers.py::test_the_driver_keeps_more_than_a_worker"
@@ -64,7 +64,7 @@ FAULTS = (
           "worth = torch.ones_like(sums[..., 0, 0])", BEST),
     fault("history/every-prompt-learns", TRUSTED, "rows.setdefault(id(one), []).append(row)",
           "rows.setdefault(id(texts[0]), []).append(row)",
-          "rollout/test_recall.py::test_rows_of_a_prompt_learn_together_where_siblings_count"),
+          "rollout/test_trust_in_history.py::test_rows_of_a_prompt_learn_together_where_siblings_count"),
     fault("unread/no-room", UNREAD, "return self.most + width > self.room", "return False", PUT_OFF),
     fault("unread/of-rows-that-are-not-behind", "rollout/decoding/head.py", "torch.where(behind[:, None] > 0, states",
           "torch.where(behind[:, None] > -1, states", PUT_OFF),
