@@ -16,7 +16,7 @@ from bebop.config import DecodingConfig
 from bebop.model.attention import Span
 from bebop.options import HistoryOptions
 from bebop.rollout.decoding.base import Rows, TargetOutput
-from bebop.rollout.decoding.trust import KINDS, LENGTHS, Ledger, Trusted, trusted
+from bebop.rollout.decoding.trust import KINDS, LENGTHS, OverlapSums, Trusted, trusted
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.slots import Slots
 
@@ -107,10 +107,10 @@ class Followers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """What the head said at the first n drafts."""
+class HeadProbs:
+    """The head's own distributions at the first n drafts."""
 
-    probs: Tensor  # [B, n, V] its own distributions
+    probs: Tensor  # [B, n, V]
     places: Sequence[tuple[int, int, int]]  # row, step, bucket of those that it was asked for
 
 
@@ -121,7 +121,7 @@ class Cycle:
     followers: Followers
     lengths: Tensor  # [B]
     passes: Tensor | float  # [B] of the head
-    heard: Heard | None = None
+    head: HeadProbs | None = None
 
 
 class Recall:
@@ -138,7 +138,7 @@ class Recall:
         slots.history.limit = options.tokens
         self.matches = slots.own("history", Matches)
         self.begun = slots.add("history/begun", torch.tensor(False), of_context=True)  # [S] whether it has a match
-        self.ledger = Ledger(slots, options.siblings)
+        self.overlaps = OverlapSums(slots, options.siblings)
         pace = torch.tensor([2.0, 1.0 + self.verify_cost], dtype=torch.float64)
         self.rate = slots.add("history/rate", pace)  # [S, 2] tokens, time in plain steps
         self.drafted: Cycle | None = None  # between drafting and commitment
@@ -157,7 +157,7 @@ class Recall:
 
     def trusted(self, rows: Rows) -> list[Trusted]:
         """Of each row, at the start of a cycle."""
-        return trusted(self.ledger.sums(self._texts(rows)))
+        return trusted(self.overlaps.sums(self._texts(rows)))
 
     def paces(self, rows: Rows) -> list[float]:
         """Tokens that each row emits in the time of a plain step."""
@@ -172,28 +172,30 @@ class Recall:
             return
         time = 1.0 + cycle.passes * self.pass_cost + cycle.lengths.double() * self.verify_cost
         self.rate[: rows.batch] = 0.999 * self.rate[: rows.batch] + torch.stack([emitted.double(), time], 1)
-        new = torch.zeros(rows.batch, *self.ledger.fresh.shape, dtype=torch.float64, device=emitted.device)
+        new = torch.zeros(rows.batch, *self.overlaps.fresh.shape, dtype=torch.float64, device=emitted.device)
         if cycle.followers.places:
             row, step, token, bucket, chance, _ = cycle.followers.tensors(emitted.device)
             reached = (step < emitted[row]).double()
             stood = torch.minimum(out.probs[row, step, token].double(), chance)
             for column, values in ((0, stood), (3, chance)):
                 new[..., column].index_put_((row, bucket), reached * values, accumulate=True)
-        if cycle.heard is not None:
-            self._listen(cycle.heard, cycle.followers, out, emitted, new)
-        self.ledger.add(self._texts(rows), new)
+        if cycle.head is not None:
+            self._learn_of_head(cycle.head, cycle.followers, out, emitted, new)
+        self.overlaps.add(self._texts(rows), new)
 
-    def _listen(self, heard: Heard, followers: Followers, out: TargetOutput, emitted: Tensor, new: Tensor) -> None:
+    def _learn_of_head(
+        self, head: HeadProbs, followers: Followers, out: TargetOutput, emitted: Tensor, new: Tensor
+    ) -> None:
         """Add to ``new`` the overlaps where the head was asked: its own, and that of its mean with history."""
-        steps = heard.probs.shape[1]
-        p, half = out.probs[:, :steps], heard.probs / 2
-        own, both = torch.minimum(p, heard.probs).sum(-1).double(), torch.minimum(p, half).sum(-1).double()
+        steps = head.probs.shape[1]
+        p, half = out.probs[:, :steps], head.probs / 2
+        own, both = torch.minimum(p, head.probs).sum(-1).double(), torch.minimum(p, half).sum(-1).double()
         row, step, token, _, chance, _ = followers.tensors(emitted.device)
         row, step, token, chance = (x[step < steps] for x in (row, step, token, chance))
         at, mine = p[row, step, token].double(), half[row, step, token].double()
         more = torch.minimum(at, mine + chance / 2) - torch.minimum(at, mine)
         both = both.index_put((row, step), more, accumulate=True)
-        row, step, bucket = torch.tensor(heard.places, device=emitted.device).unbind(1)
+        row, step, bucket = torch.tensor(head.places, device=emitted.device).unbind(1)
         reached = (step < emitted[row]).double()
         after = (emitted[row] - step - 2).double()  # drafts that stood after this one, which did if that is 0 or more
         stood, after = (after >= 0).double(), after.clamp_min(0)

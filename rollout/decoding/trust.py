@@ -61,7 +61,7 @@ def trusted(sums: Tensor) -> list[Trusted]:
     return [Trusted(share=share, alone=alone, gain=gain) for share, alone, gain in found.tolist()]
 
 
-class Ledger:
+class OverlapSums:
     """Sums of rows by bucket.
 
     ``siblings``: rows of one prompt learn together, and what they have learned stays with what is known of the prompt.
@@ -69,7 +69,7 @@ class Ledger:
     """
 
     def __init__(self, slots: Slots, siblings: bool) -> None:
-        self.siblings, self.fresh = siblings, prior().to(slots.device)
+        self.fresh = prior().to(slots.device)
         self.own = None if siblings else slots.add("history/trust", self.fresh)  # [S, BUCKETS, 7]
 
     def sums(self, texts: Sequence[Automaton]) -> Tensor:

@@ -13,7 +13,6 @@ from bebop.model.attention import SlotContext
 from bebop.rollout.decoding.base import Rows, TargetOutput
 from bebop.rollout.slots import Slots
 
-FIRST, STATES = "mtp/first_unread", "mtp/unread"  # columns
 ROOM = 64  # entries of a row that are put off at most, or twice a cycle's tokens
 
 
@@ -24,11 +23,10 @@ class Unread:
         """``like`` [d]: a state."""
         self.slots = slots
         # [S] the first such entry: ``fed`` or -1 if there is none
-        self.first = slots.add(FIRST, torch.tensor(-1), of_context=True)
-        room = max(ROOM, 2 * (slots.sizes.drafts + 1))
-        self.room = room
+        self.first = slots.add("mtp/first_unread", torch.tensor(-1), of_context=True)
+        self.room = max(ROOM, 2 * (slots.sizes.drafts + 1))
         self.most = 0  # entries; no row is further behind, and nobody has to ask the device
-        self.states = slots.add(STATES, torch.zeros(room, *like.shape, dtype=like.dtype), of_context=True)
+        self.states = slots.add("mtp/unread", torch.zeros(self.room, *like.shape, dtype=like.dtype), of_context=True)
 
     def full(self, width: int) -> bool:
         """Whether there may be no room for ``width`` more."""
@@ -67,7 +65,9 @@ class Unread:
         entries = torch.where(behind[:, None] > 0, entries, last).clamp_max(last)
         answered = (entries + 1 - slots.asked[rows, None]).clamp(0, slots.tokens.shape[1] - 1)
         tokens = slots.tokens[rows].gather(1, answered)
-        states = self.states[torch.arange(first, first + len(behind))[:, None], entries % self.room]
+        states = self.states[
+            torch.arange(first, first + len(behind), device=behind.device)[:, None], entries % self.room
+        ]
         return entries, tokens, states
 
 

@@ -107,12 +107,12 @@ class HeadReported(HistoryMTPDrafter):
     """Draws from the mixture, and hands the head's own distribution to verification."""
 
     def _draft(self, rows: Rows, lines: Any, followers: Followers, *given: Any) -> Draft:
-        draft, heard = super()._draft(rows, lines, followers, *given), given[-1]
-        if draft.probs is None or heard is None:
+        draft, head = super()._draft(rows, lines, followers, *given), given[-1]
+        if draft.probs is None or head is None:
             return draft
         probs = draft.probs.clone()
         for row, line in enumerate(lines):
-            probs[row, : line.headed] = heard.probs[row, : line.headed]
+            probs[row, : line.headed] = head.probs[row, : line.headed]
         return Draft(tokens=draft.tokens, probs=probs, lengths=draft.lengths, sources=draft.sources)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from bebop.config import DecodingConfig
 from bebop.rollout.decoding.base import Rows, TargetOutput
-from bebop.rollout.decoding.recall import Cycle, Followers, Heard, Match, Next, Recall
+from bebop.rollout.decoding.recall import Cycle, Followers, HeadProbs, Match, Next, Recall
 from bebop.rollout.decoding.trust import DOUBT, HEAD, KINDS, NONE, PRIOR, SEVERAL, prior, trusted
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.slots import Slots, SlotSizes
@@ -84,8 +84,8 @@ def seen(one: Recall, rows: Rows, emitted: Sequence[int], at: int = 0) -> None:
     """A cycle of two drafts in a row, with the head asked for both; the first had a match, whose weight was 1."""
     followers = Followers()
     followers.add(at, 0, Next(tokens=(1, 2), chances=(0.75, 0.25), bucket=4), 1.0)
-    heard = Heard(probs=torch.tensor(M).repeat(rows.batch, 2, 1), places=[(at, 0, 4), (at, 1, NONE)])
-    one.drafted = Cycle(followers=followers, lengths=torch.tensor([2] * rows.batch), passes=0.5, heard=heard)
+    head = HeadProbs(probs=torch.tensor(M).repeat(rows.batch, 2, 1), places=[(at, 0, 4), (at, 1, NONE)])
+    one.drafted = Cycle(followers=followers, lengths=torch.tensor([2] * rows.batch), passes=0.5, head=head)
     p = torch.tensor(P).repeat(rows.batch, 3, 1)
     one.learn(rows, TargetOutput(hidden=p, logits=p, probs=p), torch.tensor(emitted))
 
@@ -93,9 +93,9 @@ def seen(one: Recall, rows: Rows, emitted: Sequence[int], at: int = 0) -> None:
 def test_trust_follows_overlaps_with_the_target() -> None:
     """Worked by hand, of what was reached: history's, the head's and their mean's, whatever the mixture was."""
     one, rows = recall()
-    before, pace = one.ledger.sums(one._texts(rows)).clone(), one.rate.clone()
+    before, pace = one.overlaps.sums(one._texts(rows)).clone(), one.rate.clone()
     seen(one, rows, [1, 1])
-    change = one.ledger.sums(one._texts(rows)) - before
+    change = one.overlaps.sums(one._texts(rows)) - before
     alone, head = 0.4 + 0.25, 0.2 + 0.25 + 0.25
     both = 0.125 + 0.4 + 0.25
     assert change[0, 4].tolist() == pytest.approx([alone, both, head, 1.0, 1.0, 0.0, 0.0])
@@ -105,7 +105,7 @@ def test_trust_follows_overlaps_with_the_target() -> None:
     assert torch.allclose(one.rate, 0.999 * pace + torch.tensor([1.0, time], dtype=torch.float64))
     assert one.drafted is None and before[0, 0, 3] == PRIOR
     seen(one, rows, [3, 1])  # both stood, and nothing is known of what came after the second
-    change = one.ledger.sums(one._texts(rows)) - before
+    change = one.overlaps.sums(one._texts(rows)) - before
     assert change[0, 4].tolist() == pytest.approx([2 * alone, 2 * both, 2 * head, 2.0, 2.0, 1.0, 1.0])
     assert change[0, NONE].tolist() == pytest.approx([0.0, 3 * 0.125, head, 0.0, 1.0, 1.0, 0.0])
 
@@ -116,9 +116,9 @@ def test_rows_of_a_prompt_learn_together_where_siblings_count() -> None:
         one, rows = recall(3, siblings)
         one.matches.of[2] = Match(Automaton())
         seen(one, rows, [2, 1, 1])
-        sums = one.ledger.sums(one._texts(rows))
+        sums = one.overlaps.sums(one._texts(rows))
         assert not torch.equal(sums[0], prior()) and torch.equal(sums[2], prior())
         assert torch.equal(sums[0], sums[1]) == siblings
         seen(one, rows, [1, 1, 2], at=2)
-        assert torch.equal(one.ledger.sums(one._texts(rows))[2], sums[0])
-        assert torch.equal(one.ledger.sums(one._texts(rows))[0], sums[0])
+        assert torch.equal(one.overlaps.sums(one._texts(rows))[2], sums[0])
+        assert torch.equal(one.overlaps.sums(one._texts(rows))[0], sums[0])

@@ -14,7 +14,7 @@ from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.head import HeadDrafter
-from bebop.rollout.decoding.recall import Cycle, Followers, Heard, Match, Next, Recall, alone, greedy_rows
+from bebop.rollout.decoding.recall import Cycle, Followers, HeadProbs, Match, Next, Recall, alone, greedy_rows
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.decoding.trust import NONE, Trusted
 from bebop.rollout.decoding.unread import Unread
@@ -71,7 +71,7 @@ class HistoryMTPDrafter(HeadDrafter):
         uniforms = rows.uniforms[:, : max(limits)].tolist()
         hidden, seen = self.hidden[: rows.batch], rows.seen  # a view, which catching up writes into
         tokens: list[Tensor] = []
-        heard: list[Tensor] = []  # the head's distributions, and where it was asked for them
+        owns: list[Tensor] = []  # the head's distributions, and where it was asked for them
         asked: list[tuple[int, int, int]] = []
         probs: list[Tensor] = []
         shares: list[list[float]] = []
@@ -85,7 +85,7 @@ class HistoryMTPDrafter(HeadDrafter):
                 hidden = self._feed(rows, step - 1, tokens[-1][:, None], hidden[:, None])[:, 0]
             logits = self.policy.logits(hidden)[:, None]
             own = rows.probs(logits, None if seen is None else seen[:, None], self.temperature)[:, 0]
-            heard.append(own)
+            owns.append(own)
             asked += [
                 (row, step, NONE if one is None else one.bucket) for row, one in enumerate(found) if lines[row].alive
             ]
@@ -100,8 +100,8 @@ class HistoryMTPDrafter(HeadDrafter):
                     line.match.advance(token)
             if seen is not None:
                 seen = seen.scatter(-1, tokens[-1][:, None], True)
-        told = Heard(probs=torch.stack(heard, 1), places=asked) if heard else None
-        return self._draft(rows, lines, followers, tokens, probs, shares, told)
+        head = HeadProbs(probs=torch.stack(owns, 1), places=asked) if owns else None
+        return self._draft(rows, lines, followers, tokens, probs, shares, head)
 
     def commit(self, rows: Rows, out: TargetOutput, tokens: Tensor, emitted: Tensor) -> None:
         """See ``Drafter``. What the head would read is put off until it is asked, or until there is no more room."""
@@ -191,7 +191,7 @@ class HistoryMTPDrafter(HeadDrafter):
         headed: list[Tensor],
         mixed: list[Tensor],
         shares: list[list[float]],
-        heard: Heard | None,
+        head: HeadProbs | None,
     ) -> Draft:
         """Drafts with the head, n of [B] from ``mixed`` [B, V], and the tails of rows that went on without."""
         device = rows.last.device
@@ -204,7 +204,7 @@ class HistoryMTPDrafter(HeadDrafter):
         else:
             tokens, probs = alone([line.tail for line in lines], followers, self.policy.vocab_size, device)
             share = torch.ones(tokens.shape, device=device)
-        self.recall.drafted = Cycle(followers=followers, lengths=lengths, passes=passes.double(), heard=heard)
+        self.recall.drafted = Cycle(followers=followers, lengths=lengths, passes=passes.double(), head=head)
         forced, self.forced = self.forced, 0
         return Draft(
             tokens=tokens,
@@ -213,7 +213,7 @@ class HistoryMTPDrafter(HeadDrafter):
             total=total,
             forwards=max(line.passes for line in lines) + forced,
             sources={"history": share},
-            head=None if heard is None else heard.probs[:, 0],
+            head=None if head is None else head.probs[:, 0],
         )
 
     def _joined(

@@ -73,7 +73,7 @@ FAULTS = (
           "rollout/test_unread.py::test_what_is_parked_has_been_read"),
     fault("history/mixture-for-the-head", "rollout/decoding/draft_verify.py", "torch.minimum(probs[:, 0], draft.head)",
           "torch.minimum(probs[:, 0], draft.probs[:, 0])", OVERLAP),
-    fault("history/head-of-a-later-draft", MIXED, "heard.probs[:, 0]", "heard.probs[:, -1]", OVERLAP),
+    fault("history/head-of-a-later-draft", MIXED, "head.probs[:, 0]", "head.probs[:, -1]", OVERLAP),
     fault("history/head-measured-unasked", "rollout/decoding/draft_verify.py",
           "_of_head(draft, out.probs) if self.measure else {}", "_of_head(draft, out.probs)", OVERLAP),
     fault("history/source-not-counted", "rollout/decoding/draft_verify.py", "share * kept for name", "share for name",
