@@ -1,6 +1,6 @@
 """The rules of README.md. Names of numbers: head, what; "..., seeds": over seeds alone, for noise.
 
-Every number is over seeds and prompts (``recipes.reproduce.real.statistics``). ``size of NAME`` is a fact: the number
+Every number is over seeds and prompts (``recipes.reproduce.real.effects``). ``size of NAME`` is a fact: the number
 in units of what two seeds of one arm differ by. ``curves of HEAD``: how many of its validation curves are flat.
 """
 

@@ -3,59 +3,59 @@
 from tests.mutants.fault import fault
 
 REAL = "recipes/reproduce/real"
-STATISTICS = "recipes/reproduce/test_real_statistics.py"
+EFFECTS = "recipes/reproduce/test_real_effects.py"
 RULES = "recipes/reproduce/test_real_rules.py"
 
 FAULTS = (
     fault(
         "real/seeds-left-out",
-        f"{REAL}/statistics.py",
+        f"{REAL}/effects.py",
         "math.hypot(over_seeds, NormalDist()",
         "math.hypot(0 * over_seeds, NormalDist()",
-        STATISTICS,
+        EFFECTS,
     ),
     fault(
         "real/prompts-left-out",
-        f"{REAL}/statistics.py",
+        f"{REAL}/effects.py",
         "prompt_error = max(value - over_prompts.low, over_prompts.high - value) / NORMAL_95",
         "prompt_error = 0.0",
-        STATISTICS,
+        EFFECTS,
     ),
     fault(
         "real/chains-for-prompts",
-        f"{REAL}/statistics.py",
+        f"{REAL}/effects.py",
         "np.unique(chains.row, return_inverse=True)[1].astype(np.int64)",
         "np.arange(len(chains.row))",
-        STATISTICS,
+        EFFECTS,
     ),
     fault(
         "real/seeds-as-if-many",
-        f"{REAL}/statistics.py",
+        f"{REAL}/effects.py",
         "quantile(level, self.seeds - 1) * self.seed_error",
         "NormalDist().inv_cdf(1 - level / 2) * self.seed_error",
-        STATISTICS,
+        EFFECTS,
     ),
     fault(
         "real/surer-than-the-effect",
-        f"{REAL}/statistics.py",
+        f"{REAL}/effects.py",
         "least, most = self.seeds - 1, MOST_DEGREES",
         "least, most = MOST_DEGREES - 1, MOST_DEGREES",
-        STATISTICS,
+        EFFECTS,
     ),
     fault(
         "real/noise-of-the-quieter-arm",
-        f"{REAL}/statistics.py",
+        f"{REAL}/effects.py",
         "floor=max(within)",
         "floor=min(within)",
-        STATISTICS,
+        EFFECTS,
     ),
-    fault("real/one-seed-as-noise", f"{REAL}/statistics.py", "math.sqrt(2) * float", "float", STATISTICS),
+    fault("real/one-seed-as-noise", f"{REAL}/effects.py", "math.sqrt(2) * float", "float", EFFECTS),
     fault(
         "real/gaps-count-as-zero",
-        f"{REAL}/statistics.py",
+        f"{REAL}/effects.py",
         "np.where(known, values, 0), known.astype(float)]",
         "np.where(known, values, 0), np.ones(known.shape)]",
-        STATISTICS,
+        EFFECTS,
     ),
     fault(
         "real/heads-that-do-not-draft",

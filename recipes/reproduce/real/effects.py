@@ -11,7 +11,7 @@ seeds at once. Hence
   bootstrap over them alone holds the truth in about 75 of 100 cases where 95 are promised.
 
 Both half widths are added in squares, each with the quantile of its own level, which holds the truth as often as
-promised whichever level the spread comes from (``tests/recipes/reproduce/test_real_statistics.py`` simulates it). What
+promised whichever level the spread comes from (``tests/recipes/reproduce/test_real_effects.py`` simulates it). What
 differs from seed to seed *and* prompt to prompt is counted at both levels, and kinds of prompts are drawn as they come
 instead of in fixed shares: a little wide. p is two-sided: the level at which the interval would just reach 0.
 
