@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from bebop.bench import kernel_arms
 from bebop.bench.kernel_arms import Skip
+from bebop.bench.memory import peak_bytes
 from bebop.kernels.block_verify import reference as block_reference
 from bebop.kernels.verify import reference, sample
 
@@ -258,20 +259,7 @@ class Timer:
             call()
             torch.cuda.synchronize()
             return float(torch.cuda.max_memory_allocated() - before)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            call()
-        return _highest(profile)
-
-
-def _highest(profile: torch.profiler.profile) -> float:
-    """The highest sum of allocations minus releases, in the order in which they happened."""
-    assert profile.profiler is not None and profile.profiler.kineto_results is not None
-    events: list[Any] = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held, highest = 0, 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        highest = max(highest, held)
-    return float(highest)
+        return float(peak_bytes(call))
 
 
 def _copy_bandwidth(timer: Timer) -> float:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bebop.bench.memory import peak_bytes
 from bebop.kernels import linear_chunks
 from bebop.kernels.linear_losses import linear_e2e_tv_loss
 from bebop.kernels.losses import DraftLossOutput
 from tests.kernels.hidden_states import MASK, VOCABULARY, anchors, fused, states, tokens_of, unfused
-from tests.kernels.unfused import peak_bytes
 
 
 class Largest(TorchDispatchMode):

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from bebop.bench.memory import peak_bytes
 from bebop.kernels import compiled_losses, row_losses_cpu
 from bebop.kernels.compiled_losses import CompiledLosses
 from bebop.kernels.losses import tv_loss
 from bebop.kernels.row_losses import RowLosses, reference, row_losses
 from tests.kernels.builders import logits
-from tests.kernels.unfused import peak_bytes, within
+from tests.kernels.unfused import within
 from tests.tree import ROOT
 
 

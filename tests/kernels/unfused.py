@@ -89,12 +89,3 @@ def within(found: Tensor, wanted: Tensor, tolerance: float = 1e-6) -> None:
     scale = wanted.abs().nan_to_num(posinf=1).clamp_min(1).double()
     pair = found.double() / scale, wanted.double() / scale
     torch.testing.assert_close(*pair, rtol=0, atol=tolerance, equal_nan=True)
-
-
-def peak_bytes(call: Callable[[], object]) -> int:
-    """Most bytes that ``call`` held at a time, from the profiler's record of every allocation."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        call()
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = torch.tensor([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]).cumsum(0)
-    return int(held.max())

@@ -1,10 +1,10 @@
 """What a large vocabulary asks of a loss: processor time and memory of the fused losses, and of plain autograd.
 
-Both are given the same states of the same chains, in turns, in one process. Plain autograd makes all logits at once.
+Both are given the same states of the same chains, in turns, in one process; memory is that of tensors. Plain autograd
+makes all logits at once.
 """
 
 import json
-import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bebop.errors import UserError
+from bebop.bench.memory import peak_bytes
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import chain_rows, spaced
 from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps
@@ -23,7 +23,6 @@ from recipes.reproduce.study import QUICK
 
 ROWS, EVERY, DEPTH = 16, 4, 5  # a step of ``runs.HeadRun``
 TURNS = 1 if QUICK else 3
-STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # of Linux
 
 Loss = Callable[[Steps], Tensor]
 
@@ -79,43 +78,34 @@ def example(model: Policy, text: Text) -> Steps:
     )  # fmt: skip
 
 
-def measured(loss: Loss, steps: Steps) -> tuple[float, float, float]:
-    """Forward and backward: the loss, seconds of processor time, and MB beyond what the process held before."""
+def measured(loss: Loss, steps: Steps) -> tuple[float, float]:
+    """Forward and backward: the loss, and seconds of processor time."""
     steps.draft.grad = None
-    before = memory("VmRSS")
-    RESET.write_text("5")  # the peak begins anew
     began = time.process_time()
     value = loss(steps)
     value.backward()
-    seconds = time.process_time() - began
-    return value.item(), seconds, memory("VmHWM") - before
+    return value.item(), time.process_time() - began
 
 
-def memory(name: str) -> float:
-    """MB of this process: VmRSS now, VmHWM at its highest."""
-    found = re.search(rf"{name}:\s+(\d+) kB", STATUS.read_text())
-    assert found is not None
-    return int(found[1]) / 1024
+def held(loss: Loss, steps: Steps) -> float:
+    """MB that forward and backward held at the highest."""
+    steps.draft.grad = None  # what an earlier call left would count as given back
+    return peak_bytes(lambda: measured(loss, steps)) / 2**20
 
 
 def compare_losses(place: Path, model: Policy, text: Text) -> list[dict[str, Any]]:
-    """A line a loss and arm, the best of some turns after one that is not counted; also in ``fused.json``.
-
-    Raises:
-        UserError: The system does not say what a process held at the highest.
-    """
-    if not RESET.is_file():
-        raise UserError(f"memory is measured by {RESET}, which this system does not have: leave --stage fused out")
+    """A line a loss and arm, the best time of some turns after one that is not counted; also in ``fused.json``."""
     steps = example(model, text)
     arms = [(name, arm) for name in EAGER for arm in ("fused", "eager")]
-    found: dict[tuple[str, str], list[tuple[float, float, float]]] = {arm: [] for arm in arms}
+    losses = {(name, arm): OBJECTIVES[name].loss if arm == "fused" else EAGER[name] for name, arm in arms}
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {arm: [] for arm in arms}
     for _ in tqdm(range(1 + TURNS), desc="fused", unit="turn"):
-        for name, arm in arms:
-            found[name, arm].append(measured(OBJECTIVES[name].loss if arm == "fused" else EAGER[name], steps))
+        for which, loss in losses.items():
+            found[which].append(measured(loss, steps))
     lines = [
         {
             "loss": name, "arm": arm, "rows": int(steps.mask.sum()), "vocabulary": len(steps.weight),
-            "value": turns[-1][0], "CPU seconds": min(t[1] for t in turns[1:]), "MB": min(t[2] for t in turns[1:]),
+            "value": turns[-1][0], "CPU seconds": min(t[1] for t in turns[1:]), "MB": held(losses[name, arm], steps),
         }
         for (name, arm), turns in found.items()
     ]  # fmt: skip
