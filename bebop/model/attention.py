@@ -5,9 +5,10 @@ its library runs on the engine's slot cache, on packed training rows and on the 
 model code here: load it with ``attn_implementation="bebop"`` and call it with ``context=...``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, Protocol, Self
 
 import torch
@@ -18,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bebop.model.allowed import refuse_call
 from bebop.model.ragged import Ragged
+from bebop.model.ragged_attention import RaggedAttention
 
 ATTENTION = "bebop"
 
@@ -57,19 +59,13 @@ class PackedContext:
 
     def __init__(self, lengths: Tensor) -> None:
         """``lengths`` [R]: tokens of each row, summing to N."""
-        self.width = int(lengths.max())
-        columns = torch.arange(self.width, device=lengths.device)
-        starts = lengths.cumsum(0) - lengths
-        real = columns < lengths[:, None]  # [R, L]
-        # Padding reads the row's own first token: any finite value will do, its output is dropped.
-        self.gather = torch.where(real, starts[:, None] + columns, starts[:, None])
-        self.back = real.reshape(-1).nonzero()[:, 0]  # [N] places of the real tokens in [R * L]
+        self.rows = Ragged.of(lengths, int(lengths.max()))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See ``AttentionContext``; here B = 1 and n = N, all rows end to end."""
-        q, k, v = (x[0].transpose(0, 1)[self.gather].transpose(1, 2) for x in (query, key, value))  # [R, H, L, D]
+        q, k, v = (self.rows.padded(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value))  # [R, H, L, D]
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
-        return out.transpose(1, 2).flatten(0, 1)[self.back][None]  # [1, N, H, D]
+        return self.rows.packed(out.transpose(1, 2))  # [1, N, H, D]
 
 
 class CausalContext:
@@ -186,6 +182,7 @@ class SlotContext:
         self.index: Tensor
         self.bias: Tensor
         self.ragged: Ragged | None = None
+        self._end_to_end: Callable[[int], RaggedAttention]  # of a number of query heads
         # What layers of a pass have in common, and passes of one size: kept, for at few tokens making it is the work.
         self._views: tuple[tuple[int, int, int], list[tuple[Tensor, Tensor, Tensor, Tensor]]] = ((0, 0, 0), [])
         self._rows: tuple[Tensor | None, int, Tensor] = (None, 0, self.keys)
@@ -206,6 +203,11 @@ class SlotContext:
         """
         batch, width = entries.shape
         self.ragged = ragged
+        if ragged is not None:
+            assert seen is None, "rows of chains alone are laid end to end"
+            keys, values = self.keys[:, self.first_slot :], self.values[:, self.first_slot :]
+            self._end_to_end = cache(partial(RaggedAttention.of, keys, values, entries, used, ragged))
+            return
         kv_heads, head_dim = self.keys.shape[2], self.keys.shape[4]
         self.index = entries[:, None, :, None].expand(batch, kv_heads, width, head_dim)
         if seen is None:
@@ -213,15 +215,15 @@ class SlotContext:
         zero = torch.zeros((), dtype=self.keys.dtype, device=entries.device)
         self.bias = torch.where(seen, zero, zero - float("inf"))[:, None, None]  # [B,1,1,n,P], one row per group
 
+    def attend_end_to_end(self, layer: int, turned: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """``attend`` for rows end to end: queries and keys [N,H+Hkv,D] in one, values [N,Hkv,D] -> [N,H,D]."""
+        return self._end_to_end(turned.shape[1] - value.shape[1])(layer - self.first_layer, turned, value, scaling)
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See ``AttentionContext``."""
         if self.ragged is not None:
-            padded = [self.ragged.padded(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value)]
-            return self.ragged.packed(self.attend_padded(layer, padded[0], padded[1], padded[2], scaling))
-        return self.attend_padded(layer, query, key, value, scaling)
-
-    def attend_padded(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """``attend`` for rows side by side, [B,H,n,D] -> [B,n,H,D], whatever the rest of a pass does."""
+            turned = torch.cat([query, key], 1)[0].transpose(0, 1)
+            return self.attend_end_to_end(layer, turned, value[0].transpose(0, 1), scaling)[None]
         batch, heads, width, size = query.shape
         group = heads // key.shape[1]
         *kept, keys, values = self._looked_at(batch)[layer - self.first_layer]
@@ -251,9 +253,7 @@ class SlotContext:
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store keys and values [B,Hkv,n,D] where ``place`` says -> all that these rows hold [B,Hkv,C,D]."""
         keys, values = self.held(layer, len(key))
-        keys.scatter_(2, self.index, key)
-        values.scatter_(2, self.index, value)
-        return keys, values
+        return keys.scatter_(2, self.index, key), values.scatter_(2, self.index, value)
 
     def held(self, layer: int, batch: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B,Hkv,C,D] that the rows of a pass hold in a layer, as views."""

@@ -21,13 +21,12 @@ from bebop.model.attention import AttentionContext, SlotContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
 from bebop.model.products import Matrix
-from bebop.model.ragged import Ragged
 
 # Those of transformers 5 whose forward is the one below: norm, attention, sum, norm, gated MLP, sum.
 FAMILIES = ("Llama", "Qwen2", "Qwen3")
 LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
-Rotary = tuple[Tensor, Tensor]  # cosines and signed sines [B,1,n,D]
+Rotary = tuple[Tensor, Tensor]  # cosines and signed sines [B,1,n,D], or [N,1,D] of rows end to end
 _as_modules = [False]
 
 
@@ -159,22 +158,21 @@ class LeanLayer:
         return out
 
     def _states(self, x: Tensor, shape: torch.Size, rotary: Rotary, context: AttentionContext) -> Tensor:
-        qkv, ragged = self.qkv(self.before(x)).view(*shape[:2], -1), ragged_of(context)
-        if ragged is not None:  # once for q, k and v
-            qkv = ragged.padded(qkv)
-        batch, width, _ = qkv.shape
-        qkv = qkv.view(batch, width, -1, self.size).transpose(1, 2)
+        qkv = self.qkv(self.before(x)).view(*shape[:2], -1, self.size)
+        end_to_end = is_end_to_end(context)
+        qkv = qkv[0] if end_to_end else qkv.transpose(1, 2)  # [N,heads,D] or [B,heads,n,D]
         turned, value = qkv.split_with_sizes([self.rotated, self.heads[2]], 1)
         if self.own_norms:
             parts = turned.split_with_sizes(self.heads[:2], 1)
             turned = torch.cat([norm(part) for norm, part in zip(self.own_norms, parts, strict=True)], 1)
-        query, key = rotate(turned, rotary).split_with_sizes(self.heads[:2], 1)
-        if ragged is None:
-            attended = context.attend(self.layer, query, key, value, self.scaling).reshape(batch * width, -1)
-        else:
+        turned = rotate(turned, rotary)
+        if end_to_end:
             assert isinstance(context, SlotContext)
-            side_by_side = context.attend_padded(self.layer, query, key, value, self.scaling)
-            attended = ragged.packed(side_by_side.reshape(batch, width, -1))[0]
+            attended = context.attend_end_to_end(self.layer, turned, value, self.scaling)
+        else:
+            query, key = turned.split_with_sizes(self.heads[:2], 1)
+            attended = context.attend(self.layer, query, key, value, self.scaling)
+        attended = attended.reshape(x.shape[0], -1)
         x = x + self.out(attended)
         gate, up = self.gate_up(self.between(x)).chunk(2, -1)
         return self.down(self.activation(gate).mul_(up)).add_(x)
@@ -211,19 +209,20 @@ class RotaryTable:
             self.sin = torch.cat([-sin[:, :half], sin[:, half:]], -1)
 
     def at(self, positions: Tensor, context: AttentionContext) -> Rotary:
-        """Of position ids [B,n], side by side where a pass of ``context`` has rows end to end."""
-        ragged = ragged_of(context)
-        positions = positions if ragged is None else ragged.padded(positions)
-        return self.cos[positions][:, None], self.sin[positions][:, None]
+        """Of position ids [B,n]; [N,1,D] where a pass of ``context`` has rows end to end."""
+        if is_end_to_end(context):
+            positions = positions[0]
+        cos, sin = self.cos[positions], self.sin[positions]
+        return cos[:, None], sin[:, None]
 
 
-def ragged_of(context: AttentionContext) -> Ragged | None:
-    """How a pass has its rows end to end; None: side by side."""
-    return context.ragged if isinstance(context, SlotContext) else None
+def is_end_to_end(context: AttentionContext) -> bool:
+    """Whether a pass has its rows end to end, and not side by side."""
+    return isinstance(context, SlotContext) and context.ragged is not None
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary embeddings of x [B,H,n,D]."""
+    """Rotary embeddings of x [B,H,n,D] or [N,H,D]."""
     cos, sin = rotary
     return (x * cos).add_(x.roll(x.shape[-1] // 2, -1).mul_(sin))
 

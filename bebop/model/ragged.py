@@ -12,9 +12,10 @@ class Ragged:
     """Where the N places of R rows lie among R padded ones of width W.
 
     Linear layers, and whatever goes by the vocabulary, then waste nothing on padding; only who has to see rows as rows
-    pads, which is cheap next to them.
+    pads: attention in groups (``ragged_attention.py``), and what the cycle looks at once.
     """
 
+    lengths: Tensor  # [R], summing to N
     places: Tensor  # [N] of R * W, row by row
     numbers: Tensor  # [R, W] of N; padding has its row's first, so that it is finite whatever it is
 
@@ -24,7 +25,8 @@ class Ragged:
         columns = torch.arange(width, device=lengths.device)
         real = columns < lengths[:, None]  # [R, W]
         starts = (lengths.cumsum(0) - lengths)[:, None]
-        return cls(places=real.reshape(-1).nonzero()[:, 0], numbers=torch.where(real, starts + columns, starts))
+        places, numbers = real.reshape(-1).nonzero()[:, 0], torch.where(real, starts + columns, starts)
+        return cls(lengths=lengths, places=places, numbers=numbers)
 
     @property
     def rows(self) -> Tensor:

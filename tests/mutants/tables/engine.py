@@ -144,9 +144,9 @@ FAULTS = (
     ),
     fault(
         "engine/packed-rows-mix",
-        "bebop/model/attention.py",
-        "real, starts[:, None] + columns",
-        "real, starts[:, None] * 0 + columns",
+        "bebop/model/ragged.py",
+        "real, starts + columns",
+        "real, starts * 0 + columns",
         "model/test_attention.py::test_packed_rows_equal_rows_alone_and_stock_attention",
     ),
     fault(

@@ -1,0 +1,175 @@
+"""Attention of rows that lie end to end, over a cache with a slot a row: in groups of neighbours.
+
+A call takes rows side by side, padded to the longest of them, and looks at as many entries of each as the one that has
+the most. Slots of neighbours lie side by side, so that a group's keys and values are a view; where rows differ, several
+calls over less are the faster way. How rows are grouped follows from sizes, not from a measurement at start-up, so that
+a job that goes on elsewhere rounds as before.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from bebop.model.ragged import Ragged
+
+CALL = 2**18  # multiplications in the time that one more call takes, of each thread
+READING = 1  # queries in the time that reading a row's keys and values takes
+MOST_ROWS = 32  # of a group, so that choosing groups takes a time that goes by the rows
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows ``first`` to ``end`` - 1, which attend in one call."""
+
+    first: int
+    end: int
+    width: int  # queries of each, padded
+    used: int  # entries of each that are looked at
+
+    @property
+    def rows(self) -> slice:
+        """Of rows, or of what has one for each."""
+        return slice(self.first, self.end)
+
+
+def row_groups(widths: Sequence[int], used: Sequence[int], work: int, threads: int = 1) -> list[RowGroup]:
+    """The groups of neighbours that cost least in all.
+
+    ``widths`` [R]: queries of each row; ``used`` [R]: entries that its last one sees; ``work``: multiplications of a
+    query and an entry.
+    """
+    call, best, cuts = CALL * threads / work, [0.0], []
+    for end in range(1, len(widths) + 1):
+        least, cut, width, most = float("inf"), 0, 0, 0
+        for first in range(end - 1, max(end - MOST_ROWS, 0) - 1, -1):
+            if widths[first] > width:
+                width = widths[first]
+            if used[first] > most:
+                most = used[first]
+            cost = best[first] + (end - first) * (width + READING) * most
+            if cost < least:
+                least, cut = cost, first
+        best.append(least + call)
+        cuts.append(cut)
+    edges = [len(widths)]
+    while edges[-1]:
+        edges.append(cuts[edges[-1] - 1])
+    return [RowGroup(a, b, max(widths[a:b]), max(used[a:b])) for a, b in pairwise(edges[::-1])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What a group's calls have in common."""
+
+    shape: tuple[int, int, int, int]  # of its queries: rows, Hkv, those of each, D
+    bias: Tensor  # [rows, 1, those of each, P]
+    keys: Sequence[Tensor]  # of each layer [rows, Hkv, P, D]
+    values: Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaggedAttention:
+    """A pass over R rows with N places in all.
+
+    The queries of a place that share keys and values are neighbours, and count as so many queries: keys and values are
+    read once, without a copy.
+    """
+
+    calls: Sequence[_Call]
+    keys: Sequence[Tensor]  # of each layer [S * Hkv * C, D], to write into
+    values: Sequence[Tensor]
+    written: Tensor  # [N * Hkv] where those of each place go
+    queries: Tensor  # of N * (H + Hkv) heads, those that calls ask with, one call after another
+    back: Tensor  # [N * H] of what calls give
+
+    @classmethod
+    def of(cls, keys: Tensor, values: Tensor, entries: Tensor, used: int, ragged: Ragged, heads: int) -> Self:
+        """Of a cache's keys and values [layers, S, Hkv, C, D], whose first R slots write ``entries`` [R, W].
+
+        ``heads``: of queries; ``used`` bounds the entries that are looked at. What rows need is asked for on a CPU
+        alone: elsewhere all of them are one group, for nobody waits for a device to say.
+        """
+        kv_heads, size = keys.shape[2], keys.shape[4]
+        share, groups = heads // kv_heads, [RowGroup(0, len(entries), entries.shape[1], used)]
+        if entries.device.type == "cpu":
+            ends = entries[:, 0] + ragged.lengths
+            work = 2 * heads * size
+            groups = row_groups(ragged.lengths.tolist(), ends.tolist(), work, torch.get_num_threads())
+        bias = _bias(entries, max(group.used for group in groups), share, keys.dtype)
+        asked = _asked(ragged.numbers, heads, kv_heads)
+        calls = [
+            _Call(
+                shape=(group.end - group.first, kv_heads, share * group.width, size),
+                bias=bias[group.rows, :, : share * group.width, : group.used],
+                keys=keys[:, group.rows, :, : group.used].unbind(0),
+                values=values[:, group.rows, :, : group.used].unbind(0),
+            )
+            for group in groups
+        ]
+        return cls(
+            calls=calls,
+            keys=keys.flatten(1, 3).unbind(0),
+            values=values.flatten(1, 3).unbind(0),
+            written=_written(ragged, entries, kv_heads, keys.shape[3]),
+            queries=_joined(asked[group.rows, :, : share * group.width].flatten() for group in groups),
+            back=_back(groups, ragged, heads, kv_heads),
+        )
+
+    def __call__(self, layer: int, turned: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Write and attend in a layer: queries and keys ``turned`` [N, H + Hkv, D], values [N, Hkv, D] -> [N, H, D]."""
+        places, kv_heads, size = value.shape
+        key = turned[:, turned.shape[1] - kv_heads :]
+        self.keys[layer].index_copy_(0, self.written, key.reshape(-1, size))
+        self.values[layer].index_copy_(0, self.written, value.reshape(-1, size))
+        queries = turned.reshape(-1, size).index_select(0, self.queries)
+        parts, start = [], 0
+        for call in self.calls:
+            end = start + call.shape[0] * call.shape[1] * call.shape[2]
+            q = queries[start:end].view(call.shape)
+            out = scaled_dot_product_attention(q, call.keys[layer], call.values[layer], call.bias, scale=scaling)
+            parts.append(out.transpose(1, 2).reshape(-1, size))
+            start = end
+        return _joined(parts).index_select(0, self.back).view(places, -1, size)
+
+
+def _bias(entries: Tensor, used: int, share: int, dtype: torch.dtype) -> Tensor:
+    """What is added to scores [R, 1, W * share, P]: each of ``share`` queries sees what is up to its place's own."""
+    zero = torch.zeros((), dtype=dtype, device=entries.device)
+    seen = torch.arange(used, device=entries.device) <= entries[..., None]  # [R, W, P]
+    bias = torch.where(seen, zero, zero - float("inf"))[:, :, None]
+    return bias.expand(-1, -1, share, -1).flatten(1, 2)[:, None]
+
+
+def _written(ragged: Ragged, entries: Tensor, kv_heads: int, room: int) -> Tensor:
+    """Of the entries [S * Hkv * C] of a layer, those that each place's keys and values go to [N * Hkv]."""
+    slots = (ragged.rows * kv_heads)[:, None] + torch.arange(kv_heads, device=entries.device)
+    return (slots * room + entries.flatten()[ragged.places][:, None]).flatten()
+
+
+def _asked(numbers: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """Of N * (H + Hkv) heads, the queries that see the same keys and values, place by place: [R, Hkv, W * share]."""
+    own = torch.arange(heads, device=numbers.device).view(kv_heads, 1, -1)
+    return (numbers[:, None, :, None] * (heads + kv_heads) + own).flatten(2)
+
+
+def _back(groups: Sequence[RowGroup], ragged: Ragged, heads: int, kv_heads: int) -> Tensor:
+    """Where the heads of each place are [N * H] in what groups give, each [rows, width, share, Hkv]."""
+    starts, offset, device = [], 0, ragged.places.device
+    for group in groups:
+        size, count = group.width * heads, group.end - group.first
+        starts.append(torch.arange(count, device=device) * size + offset)
+        offset += count * size
+    columns = ragged.places % ragged.numbers.shape[1]
+    own = torch.arange(heads, device=device).view(-1, kv_heads).T  # [Hkv, share]
+    return ((_joined(starts)[ragged.rows] + columns * heads)[:, None] + own.flatten()).flatten()
+
+
+def _joined(parts: Iterable[Tensor]) -> Tensor:
+    """One after another; one alone is not copied."""
+    several = list(parts)
+    return several[0] if len(several) == 1 else torch.cat(several)
