@@ -29,7 +29,7 @@ def main(given: list[str]) -> None:
     runs = chosen(all_runs(), options.heads)
     for stage in [stage for stage in STAGES if stage in options.stage]:
         show(f"{stage} ...\n")
-        STAGES[stage](runs[options.share[0] - 1 :: options.share[1]])
+        STAGES[stage](runs[options.share[0] - 1 :: options.share[1]], options.share)
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -41,7 +41,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
         "--heads", nargs="+", default=["*"], metavar="NAME", help="only these heads, such as shared or 'e2e_tv-*'"
     )
     parser.add_argument(
-        "--share", type=share, default=(1, 1), metavar="I/N", help="every N-th head from the I-th: for N processes"
+        "--share", type=share, default=(1, 1), metavar="I/N", help="every N-th shard and head from the I-th: for N processes"
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run on the built-in model and next to nothing")
     return parser.parse_args(given)
@@ -64,7 +64,7 @@ def chosen(runs: Sequence[HeadRun], patterns: Sequence[str]) -> list[HeadRun]:
     return [run for run in runs if any(fnmatch(run.name, pattern) for pattern in patterns)]
 
 
-def train_heads(runs: Sequence[HeadRun]) -> None:
+def train_heads(runs: Sequence[HeadRun], share: tuple[int, int]) -> None:
     """Train every head that has not ended, one after the other."""
     left = [run for run in runs if not done(run, HERE)]
     if not left:
@@ -75,13 +75,13 @@ def train_heads(runs: Sequence[HeadRun]) -> None:
         show(f"{run.name}: " + ", ".join(f"{name} {value}" for name, value in told.items()) + "\n")
 
 
-def look_at_heads(runs: Sequence[HeadRun]) -> None:
+def look_at_heads(runs: Sequence[HeadRun], share: tuple[int, int]) -> None:
     """Look at every head that has ended."""
     model, text = load(PLAN), read_text(HERE, PLAN)
     evaluate([run for run in runs if done(run, HERE)], HERE, replace(model, mtp=MTPHead(model.backbone)), text)
 
 
-def fused_losses(runs: Sequence[HeadRun]) -> None:
+def fused_losses(runs: Sequence[HeadRun], share: tuple[int, int]) -> None:
     """Time and memory of the losses, and a table of them."""
     lines = compare_losses(HERE, load(PLAN), read_text(HERE, PLAN))
     show(
@@ -91,9 +91,9 @@ def fused_losses(runs: Sequence[HeadRun]) -> None:
     )
 
 
-STAGES: Mapping[str, Callable[[Sequence[HeadRun]], None]] = {
-    "corpus": lambda runs: make_corpus(HERE, PLAN),
-    "states": lambda runs: make_states(HERE, PLAN),
+STAGES: Mapping[str, Callable[[Sequence[HeadRun], tuple[int, int]], None]] = {
+    "corpus": lambda runs, share: make_corpus(HERE, PLAN, share=share),
+    "states": lambda runs, share: make_states(HERE, PLAN, share=share),
     "fused": fused_losses,
     "heads": train_heads,
     "evaluation": look_at_heads,

@@ -50,15 +50,17 @@ def shard_paths(folder: Path, plan: Plan) -> list[Path]:
     return [folder / "corpus" / f"shard-{shard:04d}.jsonl" for shard in range(count)]
 
 
-def make_corpus(folder: Path, plan: Plan, policy: Policy | None = None) -> None:
+def make_corpus(folder: Path, plan: Plan, policy: Policy | None = None, share: tuple[int, int] = (1, 1)) -> None:
     """Sample the shards that are not there yet; says how many tokens a second of processor time that makes.
+
+    ``share``: (i, n) takes every n-th shard from the i-th, for n processes side by side.
 
     Raises:
         UserError: The folder holds a corpus of another plan.
     """
     agree(folder / "corpus" / "plan.json", plan.as_dict(), "a corpus")
     paths = shard_paths(folder, plan)
-    left = [shard for shard, path in enumerate(paths) if not path.is_file()]
+    left = [shard for shard in range(share[0] - 1, len(paths), share[1]) if not paths[shard].is_file()]
     if not left:
         return
     policy = load(plan) if policy is None else policy

@@ -52,7 +52,7 @@ class Plan:
     kinds: tuple[Kind, ...] = _kinds()
     seed: int = 0
     max_prompt_tokens: int = 224  # longer questions are passed over
-    max_new_tokens: int = 256
+    max_new_tokens: int = 128
     shard: int = 64  # answers that are decoded together, and lost if the run is stopped meanwhile
 
     def as_dict(self) -> dict[str, Any]:

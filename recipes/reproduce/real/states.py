@@ -50,13 +50,15 @@ def state_path(shard: Path) -> Path:
     return shard.parent.parent / "states" / shard.with_suffix(".npy").name
 
 
-def make_states(folder: Path, plan: Plan, policy: Policy | None = None) -> None:
+def make_states(folder: Path, plan: Plan, policy: Policy | None = None, share: tuple[int, int] = (1, 1)) -> None:
     """Compute the states of every shard of the corpus that has none yet; holds them against the engine's log-probs.
+
+    ``share``: (i, n) takes every n-th shard from the i-th, as in ``make_corpus``.
 
     Raises:
         UserError: A shard of the corpus is missing, or was not sampled by this model.
     """
-    shards = shard_paths(folder, plan)
+    shards = shard_paths(folder, plan)[share[0] - 1 :: share[1]]
     missing(shards, "corpus")
     make_states_of([shard for shard in shards if not state_path(shard).is_file()], plan, policy)
 
