@@ -26,7 +26,11 @@ def test_turns_are_those_of_the_ids(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "model")
     tokenizer = letters(VOCAB)
     tokenizer.chat_template = TEMPLATE
-    task = {"source": "environment", "name": ECHO, "args": {"turns": TURNS, "breaks": [1]}}
+    task = {
+        "source": "environment",
+        "name": ECHO,
+        "args": {"turns": TURNS, "breaks": [*range(1, COUNT + 1)], "together": COUNT},
+    }
     rollout = {"max_length": ROOM, "sampling": {"max_new_tokens": 40}}
     config = from_dict(JobConfig, {"task": task, "trainer": {"group_size": COUNT}, "rollout": rollout})
     begin_anew()
@@ -47,7 +51,9 @@ def test_turns_are_those_of_the_ids(tmp_path: Path) -> None:
         finally:
             worker.stop()
     found = [(part.prompt.token_ids, t) for part in parts for t in part.trajectories if t is not None]
-    assert len(found) == COUNT and sum(t.restarts for _, t in found) == 1
+    assert len(found) == COUNT and sum(t.restarts for _, t in found) >= 1
+    # SGLang takes no seeds, so a first turn may be cut off, before its environment could break.
+    assert all(t.restarts == 1 or (t.restarts, len(t.turns), t.ended) == (0, 1, "length") for _, t in found)
     for first, trajectory in found:
         whole = trajectory.completion
         assert trajectory.ended in ("done", "length", "tokens")
