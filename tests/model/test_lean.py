@@ -182,14 +182,18 @@ def test_hooks_see_and_change_what_they_would_of_modules() -> None:
 
 
 @torch.no_grad()
-def test_reading_states_between_layers_changes_no_bit() -> None:
+def test_reading_states_between_layers_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy()
     hidden = lean_hidden(policy, LENGTH)
     own = states(policy, hidden)
     with tapped(policy.backbone.model.layers, (0, 1)):
         assert torch.equal(states(policy, hidden), own)
+    # Bits cannot tell what ran: on some processors modules round alike.
+    monkeypatch.setattr(LeanLayer, "__call__", None)
+    with tapped(policy.backbone.model.layers, (0, 1)), pytest.raises(TypeError):
+        states(policy, hidden)
     with as_modules():
-        assert not torch.equal(states(policy, hidden), own)
+        states(policy, hidden)
 
 
 def test_an_engine_answers_as_it_does_on_modules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,8 @@ def test_what_was_put_off_is_read_at_once(turns: int, room: int, monkeypatch: py
     kept = one.slots.caches["mtp"].unread
     behind = kept.behind(0, rows.batch)
     assert kept.most >= behind.max() > 0 == behind[-1] and kept.room == max(room, 2 * 5)
-    drafter(one).catch_up(rows)
+    with torch.inference_mode():
+        drafter(one).catch_up(rows)
     assert not kept.behind(0, rows.batch).any()
     agrees(one, range(len(one.active)))
 
@@ -91,6 +92,7 @@ def test_what_is_parked_has_been_read() -> None:
     for _ in range(4):
         one.step()
     assert one.slots.caches["mtp"].unread.behind(0, 2).min() > 0
-    keys, values = one.slots.taken(1, one.fed[1])["mtp"]
+    with torch.inference_mode():
+        keys, values = one.slots.taken(1, one.fed[1])["mtp"]
     agrees(one, [1])
     assert torch.equal(keys, one.slots.caches["mtp"].keys[:, 1, :, : one.fed[1]]) and values.shape == keys.shape
