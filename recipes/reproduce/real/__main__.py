@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 
+import torch
+
 from bebop.bench.record import show, table
 from bebop.command import Parser, check_writable, run_main
 from bebop.errors import UserError
@@ -29,7 +31,7 @@ def main(given: list[str]) -> None:
     runs = chosen(all_runs(), options.heads)
     for stage in [stage for stage in STAGES if stage in options.stage]:
         show(f"{stage} ...\n")
-        STAGES[stage](runs[options.share[0] - 1 :: options.share[1]], options.share)
+        STAGES[stage](runs[options.share[0] - 1 :: options.share[1]], options)
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -41,7 +43,10 @@ def arguments(given: list[str]) -> argparse.Namespace:
         "--heads", nargs="+", default=["*"], metavar="NAME", help="only these heads, such as shared or 'e2e_tv-*'"
     )
     parser.add_argument(
-        "--share", type=share, default=(1, 1), metavar="I/N", help="every N-th shard and head from the I-th: for N processes"
+        "--share", type=share, default=(1, 1), metavar="I/N", help="every N-th shard and head from the I-th"
+    )
+    parser.add_argument(
+        "--threads", type=int, choices=range(1, 65), default=1, metavar="N", help="of a head's training (1)"
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run on the built-in model and next to nothing")
     return parser.parse_args(given)
@@ -64,24 +69,25 @@ def chosen(runs: Sequence[HeadRun], patterns: Sequence[str]) -> list[HeadRun]:
     return [run for run in runs if any(fnmatch(run.name, pattern) for pattern in patterns)]
 
 
-def train_heads(runs: Sequence[HeadRun], share: tuple[int, int]) -> None:
+def train_heads(runs: Sequence[HeadRun], options: argparse.Namespace) -> None:
     """Train every head that has not ended, one after the other."""
     left = [run for run in runs if not done(run, HERE)]
     if not left:
         return
     model, text = load(PLAN), read_text(HERE, PLAN)
+    torch.set_num_threads(options.threads)
     for run in left:
         told = Training(run, HERE, model, text).fit()
         show(f"{run.name}: " + ", ".join(f"{name} {value}" for name, value in told.items()) + "\n")
 
 
-def look_at_heads(runs: Sequence[HeadRun], share: tuple[int, int]) -> None:
+def look_at_heads(runs: Sequence[HeadRun], options: argparse.Namespace) -> None:
     """Look at every head that has ended."""
     model, text = load(PLAN), read_text(HERE, PLAN)
     evaluate([run for run in runs if done(run, HERE)], HERE, replace(model, mtp=MTPHead(model.backbone)), text)
 
 
-def fused_losses(runs: Sequence[HeadRun], share: tuple[int, int]) -> None:
+def fused_losses(runs: Sequence[HeadRun], options: argparse.Namespace) -> None:
     """Time and memory of the losses, and a table of them."""
     lines = compare_losses(HERE, load(PLAN), read_text(HERE, PLAN))
     show(
@@ -91,9 +97,9 @@ def fused_losses(runs: Sequence[HeadRun], share: tuple[int, int]) -> None:
     )
 
 
-STAGES: Mapping[str, Callable[[Sequence[HeadRun], tuple[int, int]], None]] = {
-    "corpus": lambda runs, share: make_corpus(HERE, PLAN, share=share),
-    "states": lambda runs, share: make_states(HERE, PLAN, share=share),
+STAGES: Mapping[str, Callable[[Sequence[HeadRun], argparse.Namespace], None]] = {
+    "corpus": lambda _, options: make_corpus(HERE, PLAN, share=options.share),
+    "states": lambda _, options: make_states(HERE, PLAN, share=options.share),
     "fused": fused_losses,
     "heads": train_heads,
     "evaluation": look_at_heads,

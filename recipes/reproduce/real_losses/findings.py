@@ -2,7 +2,7 @@
 
 Every number is over seeds and prompts (``recipes.reproduce.real.effects``). ``size of NAME`` is a fact: the number
 in units of what two seeds of one arm differ by. ``curves of HEAD``: how many of its validation curves are flat. "at
-step 100", "at second 120": heads at the marks of training; "fresh": from the fitted start instead of the shared head.
+step 100", "at second 60": heads at the marks of training; "fresh": from the fitted start instead of the shared head.
 """
 
 from recipes.reproduce.verdicts import Kind, Need, Part, Rule
@@ -10,7 +10,7 @@ from recipes.reproduce.verdicts import Kind, Need, Part, Rule
 DRAFTS = 1.2  # tokens of accept length from which on a head counts as one that drafts; one that does not has 1
 CONVERGED = 0.99  # share of seeds whose validation curve is flat
 BASES = ("hard_ce", "ce")
-MARKS = {"steps": ("step 100", "step 400"), "processor time": ("second 120", "second 480")}
+MARKS = {"steps": ("step 100", "step 200"), "processor time": ("second 60", "second 120")}
 CUT = ("top_4", "top_4_renormalised", "top_64", "top_64_renormalised")
 WHERE = {
     "temperatures": "over temperatures",
