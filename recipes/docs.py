@@ -27,6 +27,7 @@ from bebop.command import Parser, run_main
 from bebop.errors import UserError
 from recipes.picture import PICTURE, draw, same
 from recipes.reproduce import rule_hash
+from recipes.reproduce.pages import within
 
 STUDIES = Path(rule_hash.__file__).parent
 ALLOWED = Path("docs/numbers.txt")
@@ -75,7 +76,7 @@ def filled(text: str, root: Path = ROOT, studies: Path = STUDIES) -> str:
 def looked_up(path: str, root: Path = ROOT, studies: Path = STUDIES) -> Any:
     """What stands at a path."""
     name, *steps = path.split(" > ")
-    file = studies / name / "results.json" if "/" not in name else root / "benchmarks" / f"{name}.json"
+    file = within(studies, name) / "results.json" if "/" not in name else root / "benchmarks" / f"{name}.json"
     if not file.is_file():
         raise UserError(f"{path!r}: there is no {file.relative_to(root) if file.is_relative_to(root) else file}")
     at: Any = json.loads(file.read_text())
@@ -164,9 +165,10 @@ def complaints(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
 
 def stale_results() -> list[str]:
     """Pages of results that are not what ``recipes.reproduce --rebuild`` would write."""
-    from recipes.reproduce.__main__ import RECIPES, pages
+    from recipes.reproduce import __main__ as reproduce
 
-    wanted = pages({name: STUDIES / name for name in RECIPES}, ROOT / "RESULTS.md")
+    folders = {name: within(STUDIES, name) for name in reproduce.STUDIES}
+    wanted = reproduce.pages(folders, ROOT / "RESULTS.md")
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
     return [f"{path.relative_to(ROOT)}: run python -m recipes.reproduce --rebuild" for path in stale]
 

@@ -41,7 +41,11 @@ def arguments(given: list[str]) -> argparse.Namespace:
         "--heads", nargs="+", default=["*"], metavar="NAME", help="only these heads, such as shared or 'e2e_tv-*'"
     )
     parser.add_argument(
-        "--share", type=share, default=(1, 1), metavar="I/N", help="every N-th shard and head from the I-th: for N processes"
+        "--share",
+        type=share,
+        default=(1, 1),
+        metavar="I/N",
+        help="every N-th shard and head from the I-th: for N processes",
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run on the built-in model and next to nothing")
     return parser.parse_args(given)
