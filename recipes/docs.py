@@ -10,6 +10,11 @@ study. A step is a key, a place in a list (``0``), or conditions that one row of
 The format is Python's (default ``.3g``); a number with an interval comes with it, 3.034 [2.988, 3.081], unless the path
 goes on to its ``value``.
 
+Verdicts stand between comments of the same kind, which begin with ``claim`` (``recipes/reproduce/claim_text.py``):
+``claim > C3`` is one line on all models, the real one first; ``claim > C3 > SmolLM2 as table`` every finding of a claim
+on one model (``built-in`` is the other), ``as told`` those that were confirmed or refuted, ``as counts`` and ``as
+verdict`` a few words; ``claims > PAD, FIRP`` all claims of papers. Where a study has no results yet, that is what they say.
+
 Every other number outside code has to be in ``docs/numbers.txt``: ``README.md: exit code 2`` allows a phrase in a file,
 ``*: SPEC 0.3`` in all of them. Names (fp32), versions of three parts and code need no entry. An entry that nothing uses
 is a mistake as well. The picture of the README is drawn from stored files in the same way.
@@ -19,6 +24,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +33,7 @@ from bebop.command import Parser, run_main
 from bebop.errors import UserError
 from recipes.picture import PICTURE, draw, same
 from recipes.reproduce import rule_hash
+from recipes.reproduce.claim_text import claim_text, paper_text, stored
 from recipes.reproduce.pages import within
 
 STUDIES = Path(rule_hash.__file__).parent
@@ -58,16 +65,22 @@ def documents(root: Path = ROOT) -> list[Path]:
 # ---- filling in
 
 
-def filled(text: str, root: Path = ROOT, studies: Path = STUDIES) -> str:
-    """A page with every marked number as it is stored.
+def filled(text: str, root: Path = ROOT, studies: Path = STUDIES, up: str = "") -> str:
+    """A page with every marked number and verdict as it is stored; ``up``: the way from the page to the root.
 
     Raises:
         UserError: A path leads nowhere, or to something that is no number.
     """
+    results = cache(lambda: stored(studies))
 
     def one(found: re.Match[str]) -> str:
         path, form = found[1], found[2]
-        shown = told(looked_up(path, root, studies), form or ".3g", path)
+        if path.startswith("claim > "):
+            shown = claim_text(path, form, results(), up)
+        elif path.startswith("claims > "):
+            shown = paper_text(path, results(), up)
+        else:
+            shown = told(looked_up(path, root, studies), form or ".3g", path)
         return f"<!-- {path}{f' as {form}' if form else ''} -->{shown}<!-- / -->"
 
     return MARK.sub(one, text)
@@ -112,6 +125,11 @@ def told(value: Any, form: str, path: str) -> str:
     raise UserError(f"{path!r} leads to {type(value).__name__}, which is no number")
 
 
+def way_up(page: Path, root: Path = ROOT) -> str:
+    """From the folder of a page to the root: ``../`` for ``docs/findings.md``."""
+    return "../" * (len(page.relative_to(root).parts) - 1)
+
+
 # ---- what is not filled in
 
 
@@ -147,7 +165,7 @@ def complaints(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
     entries, used, wrong = allowed_phrases(root), set(), []
     for page in documents(root):
         name, text = page.relative_to(root).as_posix(), page.read_text()
-        if filled(text, root, studies) != text:
+        if filled(text, root, studies, way_up(page, root)) != text:
             wrong.append(f"{name}: numbers differ from what is stored; run python -m recipes.docs")
         for found_at in AT_START.finditer(text):
             line = text.count("\n", 0, found_at.start()) + 1
@@ -190,7 +208,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if not options.check:
         for page in documents():
-            page.write_text(filled(page.read_text()))
+            page.write_text(filled(page.read_text(), up=way_up(page)))
         draw(PICTURE)
     wrong = complaints() + stale_results() + stale_picture()
     show("".join(f"{line}\n" for line in wrong) or "every number in the pages is stored\n")

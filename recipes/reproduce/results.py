@@ -46,8 +46,8 @@ class Results:
         return f"{verdict}, so far" if waiting else verdict
 
     def counts(self, model: str, claim: Claim) -> str:
-        """How many findings came out how: 6 confirmed, 2 not tested."""
-        words = self._words(model, claim)
+        """How many findings came out how: 6 confirmed, 2 not tested; empty where there are none."""
+        words = self._words(model, claim) if self.of(model, claim.name) else []
         return ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
 
     def models(self, paper: Paper) -> list[str]:

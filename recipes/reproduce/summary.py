@@ -113,8 +113,8 @@ def _summary(claim: Claim, results: Results, models: Sequence[str]) -> dict[str,
         found = results.of(model, claim.name)
         tested = [one.finding.evidence for one in found if one.finding.untested is None]
         verdict = f"**{results.verdict(model, claim)}**"
-        counted = results.counts(model, claim) if found or claim.beyond_reach else ""
-        told = [f"{verdict} ({counted})" if counted and verdict != f"**{NONE_YET}**" else verdict, *tested[:1]]
+        counted = results.counts(model, claim)
+        told = [f"{verdict} ({counted})" if counted else verdict, *tested[:1]]
         cells[MODELS[model]] = clean(". ".join(told))
         studies |= dict.fromkeys(one.study for one in found)
     return {"claim": f"**{claim.name}** {clean(claim.text)}", **cells, "recipes": ", ".join(map(_link, studies))}

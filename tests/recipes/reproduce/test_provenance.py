@@ -109,13 +109,12 @@ def test_what_was_tampered_with_is_refused(copied: dict[str, Path], what: str) -
 @pytest.mark.parametrize("name", STORED)
 def test_every_number_of_a_rule_is_stored(name: str) -> None:
     numbers, rules = content(name)["numbers"], record.rules_of(name)
+    if name not in RECIPES:  # a head that took too long is left out, and what was to be found with it says so
+        found = record.judged(content(name))
+        rules = tuple(r for r, f in zip(rules, found, strict=True) if "not measured: " not in (f.untested or ""))
     asked = {n for r in rules for group in r.any_of for part in group for n in (part.number, *part.arms)}
     asked |= {need.number for r in rules for need in r.needs}
     quoted = {n for r in rules for n in re.findall(r"\{([^}]+)\}", r.evidence)}
-    if name not in RECIPES:  # a head that took too long is left out, and its finding says so
-        absent = [f.untested or "" for f in record.judged(content(name)) if "not measured: " in (f.untested or "")]
-        asked -= {n for line in absent for n in asked if n in line}
-        quoted -= set() if not absent else quoted - {*numbers, *content(name)["facts"]}
     assert asked <= numbers.keys() and quoted <= {*numbers, *content(name)["facts"]}
 
 
