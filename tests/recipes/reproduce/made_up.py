@@ -31,15 +31,15 @@ def _fulfilled(need: Need) -> float:
     return need.bound + (0.4 if need.kind in ("above", "not below") else -0.4)
 
 
-def keep(root: Path, study: str, changes: dict[str, Number] | None = None) -> Path:
-    """Results of a study below ``root``, judged by its rules as they stand; ``changes``: numbers that differ."""
+def keep(root: Path, study: str) -> Path:
+    """Results of a study below ``root``, judged by its rules as they stand."""
     folder, rules = within(root, study), record.rules_of(study)
     figure = folder / "figures" / "a.svg"
     figure.parent.mkdir(parents=True)
     figure.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     place = {"device": "some <processor>", "torch": "2.13", "commit": "abc1234def", "dirty": False, "command": "c"}
     started = record.Started(name=study, origin={}, code=rule_hash.of_study(study), rules=rules, at=0.0)
-    record.keep(folder, started, confirming(rules) | (changes or {}), {}, {figure.name: "A <figure>."}, {})
+    record.keep(folder, started, confirming(rules), {}, {figure.name: "A <figure>."}, {})
     content = record.read(folder / "results.json")
     assert content is not None
     record.write(folder / "results.json", content | {"seconds": 90, "processor_seconds": 60, "place": place})
