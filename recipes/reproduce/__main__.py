@@ -129,7 +129,10 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--rebuild", action="store_true", help="run nothing: all pages from the results that are there")
     parser.add_argument("--rejudge", metavar="REASON", help="run nothing: judge what is stored by changed rules")
     parser.add_argument("--html", type=Path, metavar="DIR", help="run nothing: a page for each claim, in this folder")
-    return parser.parse_args(given)
+    options = parser.parse_args(given)
+    if options.html is not None and (options.only or options.rebuild or options.rejudge is not None):
+        parser.error("--html shows all that is stored: give it without --only, --rebuild and --rejudge")
+    return options
 
 
 def run(name: str, among: Sequence[str]) -> bool:

@@ -41,9 +41,14 @@ def paper_text(path: str, results: Results, up: str = "") -> str:
         | {MODELS[model]: _of_model(path, model, claim, "counts", results, up) for model in models}
         for claim in claims
     ]
-    words = [results.verdict(BUILT_IN, claim) for claim in claims]
-    told = ", ".join(f"{words.count(word)} {word}" for word in sorted(set(words)))
-    return f"{told} on {MODELS[BUILT_IN]}.\n\n{table(rows)}\nEvery finding: [RESULTS.md]({up}RESULTS.md)."
+    known = [model for model in models if any(model in results.models(paper) for paper in papers)]
+    told = "; ".join(_counted([results.verdict(model, claim) for claim in claims], model) for model in known)
+    return f"{told}.\n\n{table(rows)}\nEvery finding: [RESULTS.md]({up}RESULTS.md)."
+
+
+def _counted(words: Sequence[str], model: str) -> str:
+    """2 confirmed, 1 undecided on the built-in model."""
+    return f"{', '.join(f'{words.count(word)} {word}' for word in sorted(set(words)))} on {called(model)}"
 
 
 def claim_text(path: str, form: str | None, results: Results, up: str = "") -> str:

@@ -42,6 +42,7 @@ def test_verdicts_are_filled_in_for_both_models(studies: Path) -> None:
     assert "| **undecided** |" in table and "| **undecided** |" not in told
     assert shown("claim > C3 > SmolLM2 as told", studies, "../").count("(../recipes/reproduce/real_losses/") == 21
     assert "| **C1** " in shown("claims > Bebop", studies) and "no results yet" in shown("claims > Bebop", studies)
+    assert shown("claims > Bebop", studies).startswith("1 confirmed, 3 no results yet, 1 not tested on SmolLM2; ")
     assert "SmolLM2" not in shown("claims > PAD, FIRP", studies), "they have no studies on it"
 
 
