@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from bebop.errors import UserError
-from recipes.docs import AT_START, ROOT, STUDIES, complaints, filled, free_numbers, way_up
+from recipes.docs import AT_START, STUDIES, complaints, filled, free_numbers, way_up
 from tests.recipes.reproduce.made_up import keep
+from tests.tree import ROOT
 
 MARKS = (
     "claim > C3", "claim > C3 > SmolLM2 as verdict", "claim > C3 > SmolLM2 as counts", "claim > C3 > SmolLM2 as told",

@@ -201,7 +201,12 @@ def test_the_size_of_an_effect_is_its_distance_from_the_bound_in_units_of_noise(
 def test_the_whole_study_goes_from_the_corpus_to_all_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert with_studies([WHOLE]) == list(LONG) == [WHOLE, *REAL_STUDIES]
     asked: list[str] = []
-    monkeypatch.setattr(reproduce, "run", lambda name, among: asked.append(name) or True)
+
+    def runs(name: str, among: object) -> bool:
+        asked.append(name)
+        return True
+
+    monkeypatch.setattr(reproduce, "run", runs)
     assert run_all(with_studies([WHOLE])) == [] and asked == list(LONG)
 
 
@@ -209,7 +214,12 @@ def test_studies_are_not_begun_where_what_they_share_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(reproduce, "run", lambda name, among: asked.append(name) or name != WHOLE)
+
+    def runs(name: str, among: object) -> bool:
+        asked.append(name)
+        return name != WHOLE
+
+    monkeypatch.setattr(reproduce, "run", runs)
     assert run_all([*with_studies([WHOLE]), "drift"]) == list(LONG)
     assert asked == [WHOLE, "drift"]
     assert capsys.readouterr().out == "".join(f"{name}: not begun, as {WHOLE} failed\n" for name in REAL_STUDIES)
