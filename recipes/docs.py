@@ -13,7 +13,7 @@ goes on to its ``value``.
 Verdicts stand between comments of the same kind, which begin with ``claim`` (``recipes/reproduce/claim_text.py``):
 ``claim > C3`` is one line on all models, the real one first; ``claim > C3 > SmolLM2 as table`` every finding of a claim
 on one model (``built-in`` is the other), ``as told`` those that were confirmed or refuted, ``as counts`` and ``as
-verdict`` a few words; ``claims > PAD, BlockPilot`` all claims of papers. Where a study has no results yet, they say that.
+verdict`` a few words; ``claims > PAD, BlockPilot`` all claims of papers. Where there are no results yet, they say so.
 
 Every other number outside code has to be in ``docs/numbers.txt``: ``README.md: exit code 2`` allows a phrase in a file,
 ``*: SPEC 0.3`` in all of them. Names (fp32), versions of three parts and code need no entry. An entry that nothing uses

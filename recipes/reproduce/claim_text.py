@@ -24,7 +24,7 @@ def stored(studies: Path) -> Results:
 
 
 def paper_text(path: str, results: Results, up: str = "") -> str:
-    """``claims > PAD, BlockPilot``: all claims of papers with their verdicts, those of a real model first if it has studies.
+    """``claims > PAD, BlockPilot``: all claims of papers with verdicts, those of a real model first if it has studies.
 
     Raises:
         UserError: There is no such paper.
