@@ -10,6 +10,11 @@ study. A step is a key, a place in a list (``0``), or conditions that one row of
 The format is Python's (default ``.3g``); a number with an interval comes with it, 3.034 [2.988, 3.081], unless the path
 goes on to its ``value``.
 
+Verdicts stand between comments of the same kind, which begin with ``claim`` (``recipes/reproduce/claim_text.py``):
+``claim > C3`` is one line on all models, the real one first; ``claim > C3 > SmolLM2 as table`` every finding of a claim
+on one model (``built-in`` is the other), ``as told`` those that were confirmed or refuted, ``as counts`` and ``as
+verdict`` a few words; ``claims > PAD, BlockPilot`` all claims of papers. Where there are no results yet, they say so.
+
 Every other number outside code has to be in ``docs/numbers.txt``: ``README.md: exit code 2`` allows a phrase in a file,
 ``*: SPEC 0.3`` in all of them. Names (fp32), versions of three parts and code need no entry. An entry that nothing uses
 is a mistake as well. The picture of the README is drawn from stored files in the same way.
@@ -19,6 +24,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +33,8 @@ from bebop.command import Parser, run_main
 from bebop.errors import UserError
 from recipes.picture import PICTURE, draw, same
 from recipes.reproduce import rule_hash
+from recipes.reproduce.claim_text import claim_text, paper_text, stored
+from recipes.reproduce.pages import within
 
 STUDIES = Path(rule_hash.__file__).parent
 ALLOWED = Path("docs/numbers.txt")
@@ -57,16 +65,22 @@ def documents(root: Path = ROOT) -> list[Path]:
 # ---- filling in
 
 
-def filled(text: str, root: Path = ROOT, studies: Path = STUDIES) -> str:
-    """A page with every marked number as it is stored.
+def filled(text: str, root: Path = ROOT, studies: Path = STUDIES, up: str = "") -> str:
+    """A page with every marked number and verdict as it is stored; ``up``: the way from the page to the root.
 
     Raises:
         UserError: A path leads nowhere, or to something that is no number.
     """
+    results = cache(lambda: stored(studies))
 
     def one(found: re.Match[str]) -> str:
         path, form = found[1], found[2]
-        shown = told(looked_up(path, root, studies), form or ".3g", path)
+        if path.startswith("claim > "):
+            shown = claim_text(path, form, results(), up)
+        elif path.startswith("claims > "):
+            shown = paper_text(path, results(), up)
+        else:
+            shown = told(looked_up(path, root, studies), form or ".3g", path)
         return f"<!-- {path}{f' as {form}' if form else ''} -->{shown}<!-- / -->"
 
     return MARK.sub(one, text)
@@ -75,7 +89,7 @@ def filled(text: str, root: Path = ROOT, studies: Path = STUDIES) -> str:
 def looked_up(path: str, root: Path = ROOT, studies: Path = STUDIES) -> Any:
     """What stands at a path."""
     name, *steps = path.split(" > ")
-    file = studies / name / "results.json" if "/" not in name else root / "benchmarks" / f"{name}.json"
+    file = within(studies, name) / "results.json" if "/" not in name else root / "benchmarks" / f"{name}.json"
     if not file.is_file():
         raise UserError(f"{path!r}: there is no {file.relative_to(root) if file.is_relative_to(root) else file}")
     at: Any = json.loads(file.read_text())
@@ -109,6 +123,11 @@ def told(value: Any, form: str, path: str) -> str:
     except ValueError as error:
         raise UserError(f"{path!r}: {form!r} is no format: {error}") from None
     raise UserError(f"{path!r} leads to {type(value).__name__}, which is no number")
+
+
+def way_up(page: Path, root: Path = ROOT) -> str:
+    """From the folder of a page to the root: ``../`` for ``docs/findings.md``."""
+    return "../" * (len(page.relative_to(root).parts) - 1)
 
 
 # ---- what is not filled in
@@ -146,7 +165,7 @@ def complaints(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
     entries, used, wrong = allowed_phrases(root), set(), []
     for page in documents(root):
         name, text = page.relative_to(root).as_posix(), page.read_text()
-        if filled(text, root, studies) != text:
+        if filled(text, root, studies, way_up(page, root)) != text:
             wrong.append(f"{name}: numbers differ from what is stored; run python -m recipes.docs")
         for found_at in AT_START.finditer(text):
             line = text.count("\n", 0, found_at.start()) + 1
@@ -164,9 +183,10 @@ def complaints(root: Path = ROOT, studies: Path = STUDIES) -> list[str]:
 
 def stale_results() -> list[str]:
     """Pages of results that are not what ``recipes.reproduce --rebuild`` would write."""
-    from recipes.reproduce.__main__ import RECIPES, pages
+    from recipes.reproduce import __main__ as reproduce
 
-    wanted = pages({name: STUDIES / name for name in RECIPES}, ROOT / "RESULTS.md")
+    folders = {name: within(STUDIES, name) for name in reproduce.STUDIES}
+    wanted = reproduce.pages(folders, ROOT / "RESULTS.md")
     stale = [path for path, text in wanted.items() if not path.is_file() or path.read_text() != text]
     return [f"{path.relative_to(ROOT)}: run python -m recipes.reproduce --rebuild" for path in stale]
 
@@ -188,7 +208,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if not options.check:
         for page in documents():
-            page.write_text(filled(page.read_text()))
+            page.write_text(filled(page.read_text(), up=way_up(page)))
         draw(PICTURE)
     wrong = complaints() + stale_results() + stale_picture()
     show("".join(f"{line}\n" for line in wrong) or "every number in the pages is stored\n")

@@ -12,6 +12,7 @@ from bebop.report.style import CSS, SCRIPT
 
 # The page may not load anything: proof that it works without a network.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+NO_SCRIPT = '<noscript><p class="note">The figures are drawn by JavaScript, which is switched off here.</p></noscript>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +29,8 @@ class Card:
 
 
 def document(kicker: str, title: str, cards: Sequence[Card], opening: str = "") -> str:
-    """The whole page as HTML; ``opening``: HTML below the title, see ``opened``."""
+    """The whole page as HTML; ``opening``: HTML below the title, see ``opened``. Without plots it has no scripts."""
     panels = [panel for card in cards for panel in card.panels]
-    # "<" must not end the script element early, whatever a run is called.
-    specs = json.dumps([{"data": p.traces, "layout": p.layout} for p in panels], allow_nan=False).replace(
-        "<", "\\u003c"
-    )
     body, number = [], 0
     for card in cards:
         body.append(_card(card, number))
@@ -51,15 +48,22 @@ def document(kicker: str, title: str, cards: Sequence[Card], opening: str = "") 
 <body>
 <header><p class="kicker">{escape(kicker)}</p><h1>{escape(title)}</h1>{opening}</header>
 <main>
-<noscript><p class="note">The figures are drawn by JavaScript, which is switched off here.</p></noscript>
+{NO_SCRIPT if panels else ""}
 {newline.join(body)}
 </main>
-<script>{get_plotlyjs()}</script>
-<script>const FIGURES = {specs};
-{SCRIPT}</script>
+{_scripts(panels) if panels else ""}
 </body>
 </html>
 """
+
+
+def _scripts(panels: Sequence[Panel]) -> str:
+    """What draws the plots."""
+    # "<" must not end the script element early, whatever a run is called.
+    specs = json.dumps([{"data": p.traces, "layout": p.layout} for p in panels], allow_nan=False).replace(
+        "<", "\\u003c"
+    )
+    return f"<script>{get_plotlyjs()}</script>\n<script>const FIGURES = {specs};\n{SCRIPT}</script>"
 
 
 def opened(verdicts: Sequence[tuple[str, str, str]], note: str = "") -> str:

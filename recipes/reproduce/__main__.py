@@ -16,33 +16,61 @@ from bebop.bench.record import begin, show
 from bebop.command import Parser, run_main
 from bebop.errors import UserError
 from recipes.reproduce import record, rule_hash
-from recipes.reproduce.claims import PAPERS
-from recipes.reproduce.pages import study_page, verdicts
-from recipes.reproduce.study import FOLDER, QUICK, results_folder
+from recipes.reproduce.claim_pages import write_pages
+from recipes.reproduce.claims import REAL_STUDIES, RECIPES
+from recipes.reproduce.pages import study_page, verdicts, within
+from recipes.reproduce.study import FOLDER, QUICK
 from recipes.reproduce.summary import page
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = tuple(recipe for paper in PAPERS for recipe in paper.recipes)
-LONG = ("real",)  # of a real model: hours, or days, so they run where they are asked for by name
+WHOLE = "real"  # what the studies on a real model share, and by name all of them
+LONG = (WHOLE, *REAL_STUDIES)  # hours, or days, so they run where they are asked for by name
+STUDIES = (*RECIPES, *REAL_STUDIES)  # that have rules, and so results
 
 
 def main(given: list[str]) -> int:
     """Run what was asked for, then write the pages; the status is 1 if a recipe failed, 2 if a result is refused."""
     options = arguments(given)
-    resting = options.rebuild or options.rejudge is not None
-    failed = [] if resting else [name for name in options.only if not run(name, options.only)]
+    resting = options.rebuild or options.rejudge is not None or options.html is not None
+    failed = [] if resting else run_all(with_studies(options.only or RECIPES))
     if options.rejudge is not None:
-        rejudge(options.only, options.rejudge)
+        rejudge([name for name in with_studies(options.only or STUDIES) if name != WHOLE], options.rejudge)
+    folders = {name: folder_of(name) for name in STUDIES}
+    if options.html is not None:
+        show(f"{write_pages(checked(folders), folders, options.html)} written\n")
+        return 0
     target = FOLDER / "RESULTS.md" if QUICK else ROOT / "RESULTS.md"
-    missing = rebuild({name: results_folder(ROOT / "recipes" / "reproduce" / name) for name in RECIPES}, target)
+    missing = rebuild(folders, target)
     show(f"{os.path.relpath(target)} written" + (f"; no results of {', '.join(missing)}" if missing else "") + "\n")
     if failed:
         show(f"failed: {', '.join(failed)}\n")
     return 1 if failed else 0
 
 
+def folder_of(name: str) -> Path:
+    """Where the results of a study are; those of a smoke run elsewhere, so that it overwrites nothing."""
+    return within(FOLDER if QUICK else ROOT / "recipes" / "reproduce", name)
+
+
+def with_studies(names: Sequence[str]) -> list[str]:
+    """The names with all studies on the real model behind ``real``, each name once."""
+    return list(dict.fromkeys(one for name in names for one in ((name, *REAL_STUDIES) if name == WHOLE else (name,))))
+
+
+def run_all(names: Sequence[str]) -> list[str]:
+    """Every recipe in its order; those that failed. Where the common part of several failed, they are not begun."""
+    failed: list[str] = []
+    for name in names:
+        if name in REAL_STUDIES and WHOLE in failed:
+            show(f"{name}: not begun, as {WHOLE} failed\n")
+            failed.append(name)
+        elif not run(name, names):
+            failed.append(name)
+    return failed
+
+
 def rebuild(folders: Mapping[str, Path], target: Path) -> list[str]:
-    """Every ``results.md`` and the page of all from what is stored; which studies have no results.
+    """Every ``results.md`` and the page of all from what is stored; which short studies have no results.
 
     Raises:
         UserError: A result is not what the rule as it stands makes of its numbers; nothing is written.
@@ -50,18 +78,26 @@ def rebuild(folders: Mapping[str, Path], target: Path) -> list[str]:
     for path, text in pages(folders, target).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return [name for name, folder in folders.items() if not (folder / "results.json").is_file()]
+    short = [name for name in folders if name not in LONG]
+    return [name for name in short if not (folders[name] / "results.json").is_file()]
 
 
 def pages(folders: Mapping[str, Path], target: Path) -> dict[Path, str]:
     """What ``rebuild`` writes: each ``results.md``, and ``target``; each result is held against its rule first."""
-    contents = {name: record.read(folder / "results.json") for name, folder in folders.items()}
+    contents = checked(folders)
     present = {name: content for name, content in contents.items() if content is not None}
-    for name, content in present.items():
-        record.check(name, content, folders[name])
     decided = verdicts(present)
     studies = {folders[name] / "results.md": study_page(name, content, decided) for name, content in present.items()}
     return {**studies, target: page(contents)}
+
+
+def checked(folders: Mapping[str, Path]) -> dict[str, record.Content | None]:
+    """The results of each study, None where there are none; each is held against its rule."""
+    contents = {name: record.read(folder / "results.json") for name, folder in folders.items()}
+    for name, content in contents.items():
+        if content is not None:
+            record.check(name, content, folders[name])
+    return contents
 
 
 def rejudge(names: Sequence[str], reason: str) -> None:
@@ -79,7 +115,7 @@ def rejudge(names: Sequence[str], reason: str) -> None:
             )
     origin = begin()  # before anything is written, which would make the tree dirty
     for name in names:
-        path = results_folder(ROOT / "recipes" / "reproduce" / name) / "results.json"
+        path = folder_of(name) / "results.json"
         if (content := record.read(path)) is not None:
             record.write(path, record.rejudge(name, content, reason, origin))
 
@@ -87,18 +123,22 @@ def rejudge(names: Sequence[str], reason: str) -> None:
 def arguments(given: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = Parser(prog="python -m recipes.reproduce", description=__doc__)
-    names = f"{', '.join(RECIPES)}; by name alone, as they take days: {', '.join(LONG)}"
-    parser.add_argument("--only", nargs="+", choices=RECIPES + LONG, default=RECIPES, metavar="NAME", help=names)
+    names = f"{', '.join(RECIPES)}; by name alone, as they take days: {', '.join(LONG)} ({WHOLE}: all of these)"
+    parser.add_argument("--only", nargs="+", choices=RECIPES + LONG, metavar="NAME", help=names)
     parser.add_argument("--quick", action="store_true", help="smoke runs, which overwrite no results")
     parser.add_argument("--rebuild", action="store_true", help="run nothing: all pages from the results that are there")
     parser.add_argument("--rejudge", metavar="REASON", help="run nothing: judge what is stored by changed rules")
-    return parser.parse_args(given)
+    parser.add_argument("--html", type=Path, metavar="DIR", help="run nothing: a page for each claim, in this folder")
+    options = parser.parse_args(given)
+    if options.html is not None and (options.only or options.rebuild or options.rejudge is not None):
+        parser.error("--html shows all that is stored: give it without --only, --rebuild and --rejudge")
+    return options
 
 
 def run(name: str, among: Sequence[str]) -> bool:
     """One recipe in a process of its own, with its own progress bars between two lines; whether it succeeded."""
     label = f"[{list(among).index(name) + 1}/{len(among)}] {name}"
-    if not (ROOT / "recipes" / "reproduce" / name / "__main__.py").is_file():
+    if not (within(ROOT / "recipes" / "reproduce", name) / "__main__.py").is_file():
         show(f"{label}: there is no such recipe yet\n")
         return False
     show(f"{label} ...\n")

@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+REAL, BUILT_IN = "SmolLM2", "built-in"
+# What studies are about, in the order in which verdicts stand.
+MODELS = {REAL: "SmolLM2-135M-Instruct", BUILT_IN: "the built-in model"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
@@ -21,6 +25,7 @@ class Paper:
     claims: tuple[Claim, ...]
     others: Mapping[str, str]  # further names of rules -> their headings; the last takes what goes beyond the paper
     recipes: tuple[str, ...]  # the studies of its claims, in their order; here stands what goes beyond it in them
+    real: tuple[str, ...] = ()  # those on a real model, in their order; one within another's folder is "real.rl"
 
 
 PAPERS = (
@@ -57,6 +62,7 @@ PAPERS = (
         ),
         others={"Fig 14b": "Further findings of the paper", "beyond": "Beyond the paper"},
         recipes=("objectives", "budget", "temperature", "boundary", "top_k", "drift", "throughput", "beyond"),
+        real=("real_entropy", "real_drafts", "real_losses", "real.rl"),
     ),
     Paper(
         title="PAD",
@@ -180,12 +186,22 @@ PAPERS = (
 )
 
 
-def heading(recipe: str, claim: str) -> str:
-    """Under which claim or heading a finding of a recipe stands: what it names, or what goes beyond its paper.
+REAL_STUDIES = tuple(study for paper in PAPERS for study in paper.real)
+RECIPES = tuple(study for paper in PAPERS for study in paper.recipes)  # on the built-in model
 
-    A recipe of no paper counts as one of the first.
-    """
+
+def model_of(study: str) -> str:
+    """Which of ``MODELS`` a study is about."""
+    return REAL if study in REAL_STUDIES else BUILT_IN
+
+
+def owner(study: str) -> Paper:
+    """The paper that a study belongs to. A study of no paper counts as one of the first."""
+    return next((paper for paper in PAPERS if study in (*paper.recipes, *paper.real)), PAPERS[0])
+
+
+def heading(study: str, claim: str) -> str:
+    """Under which claim or heading a finding of a study stands: what it names, or what goes beyond its paper."""
     if claim != "beyond" and any(claim in (*p.others, *(c.name for c in p.claims)) for p in PAPERS):
         return claim
-    owner = next((paper for paper in PAPERS if recipe in paper.recipes), PAPERS[0])
-    return [*owner.others][-1]
+    return [*owner(study).others][-1]

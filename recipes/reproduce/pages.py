@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bebop.bench.record import table
-from recipes.reproduce.claims import heading
+from recipes.reproduce.claims import REAL_STUDIES, RECIPES, heading, model_of
 from recipes.reproduce.record import Content, judged, read
 from recipes.reproduce.verdicts import Finding, Verdict, corrected
 
@@ -14,25 +14,41 @@ Verdicts = Mapping[
 ]  # (study, place of the finding) -> verdict, adjusted p
 
 
+def family(study: str, finding: Finding) -> tuple[str, str]:
+    """The findings that are corrected together: those of one claim on one model, from whichever study.
+
+    Rules say "within the claim", and each is about one model. So what the built-in model did moves no verdict on the
+    real one, nor the other way; and a claim that two studies share is not made easier by being split among them.
+    """
+    return model_of(study), heading(study, finding.claim)
+
+
 def verdicts(contents: Mapping[str, Content | None]) -> Verdicts:
-    """The verdict on every finding of all studies, corrected within each claim."""
-    claims: dict[str, list[tuple[str, int, Finding]]] = {}
+    """The verdict on every finding of all studies, corrected within each ``family``."""
+    families: dict[tuple[str, str], list[tuple[str, int, Finding]]] = {}
     for name, content in contents.items():
         for place, finding in enumerate(judged(content) if content else ()):
-            claims.setdefault(heading(name, finding.claim), []).append((name, place, finding))
+            families.setdefault(family(name, finding), []).append((name, place, finding))
     verdicts_of: dict[tuple[str, int], tuple[Verdict, float | None]] = {}
-    for listed in claims.values():
+    for listed in families.values():
         decided = corrected([finding for _, _, finding in listed])
         verdicts_of |= {(name, place): pair for (name, place, _), pair in zip(listed, decided, strict=True)}
     return verdicts_of
 
 
-def write_study(folder: Path) -> None:
-    """Write ``results.md`` of the study in ``folder``, with verdicts corrected for all studies beside it."""
-    contents = {path.parent.name: read(path) for path in sorted(folder.parent.glob("*/results.json"))}
-    content = contents[folder.name]
+def write_study(folder: Path, name: str) -> None:
+    """Write ``results.md`` of a study in ``folder``, with verdicts corrected for all studies beside it."""
+    root = folder.parents[name.count(".")]
+    known = (*REAL_STUDIES, *RECIPES)
+    contents = {study: read(within(root, study) / "results.json") for study in dict.fromkeys((*known, name))}
+    content = contents[name]
     assert content is not None
-    (folder / "results.md").write_text(study_page(folder.name, content, verdicts(contents)))
+    (folder / "results.md").write_text(study_page(name, content, verdicts(contents)))
+
+
+def within(root: Path, study: str) -> Path:
+    """The folder of a study below that of all: ``real.rl`` is ``real/rl``."""
+    return root.joinpath(*study.split("."))
 
 
 def study_page(name: str, content: Content, decided: Verdicts) -> str:
@@ -51,10 +67,10 @@ def study_page(name: str, content: Content, decided: Verdicts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sentence(finding: Finding) -> str:
-    """Statement and evidence, and why it was not tested."""
+def sentence(finding: Finding, stated: bool = False) -> str:
+    """Statement (unless it is ``stated`` beside it) and evidence, and why it was not tested."""
     reason = f"Not tested: {finding.untested}." if finding.untested else ""
-    return " ".join(part for part in (finding.statement, finding.evidence, reason) if part)
+    return " ".join(part for part in ("" if stated else finding.statement, finding.evidence, reason) if part)
 
 
 def cell(value: Any) -> Any:

@@ -76,7 +76,7 @@ def keep(
         "tables": {name: [dict(row) for row in rows] for name, rows in tables.items()},
     }
     write(folder / "results.json", content)
-    write_study(folder)
+    write_study(folder, started.name)
 
 
 def judgement(code: rule_hash.RuleCode, findings: Sequence[Finding], **more: object) -> dict[str, Any]:

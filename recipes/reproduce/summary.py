@@ -1,27 +1,29 @@
 """From the results of all studies to one page: each claim of a paper with its verdict and all findings behind it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bebop.bench.record import table
-from recipes.reproduce.claims import PAPERS, Claim, heading
-from recipes.reproduce.pages import Verdicts, sentence, verdicts
-from recipes.reproduce.record import Content, judged
-from recipes.reproduce.verdicts import Finding, overall
-
-UNTESTED = "not tested"
-
+from recipes.reproduce.claims import BUILT_IN, MODELS, PAPERS, REAL, REAL_STUDIES, RECIPES, Claim, Paper, model_of
+from recipes.reproduce.deciding import Effect
+from recipes.reproduce.pages import sentence
+from recipes.reproduce.record import Content
+from recipes.reproduce.results import NONE_YET, UNTESTED, Judged, Results, gathered, post_hoc
 
 INTRODUCTION = """# Results
 
-What the recipes found about the claims of the papers, on the built-in model (12 layers, vocabulary 512), and what it
-takes to find it again:
+What the recipes found about the claims of the papers, and what it takes to find it again. Two models were looked at:
+SmolLM2-135M-Instruct (30 layers, vocabulary 49,152), whose verdicts stand first wherever its studies have results, and
+the built-in model (12 layers, vocabulary 512), whose studies take hours instead of days.
 
-    make reproduce                                  # everything, one recipe after another, then this page
+    make reproduce                                  # every recipe on the built-in model, then this page
+    python -m recipes.reproduce --only real         # everything on SmolLM2, from the corpus on, then this page
     python -m recipes.reproduce --only objectives   # one recipe, then this page
     python -m recipes.reproduce --rebuild           # this page alone, from what is stored
+    python -m recipes.reproduce --html DIR          # a page for each claim, with its figures, in DIR
 
-Numbers in brackets are 95 % intervals: Student's t over three seeds, or a bootstrap over answers. Verdicts:
+Numbers in brackets are 95 % intervals: Student's t over three seeds, or a bootstrap over answers; on SmolLM2 over seeds
+and prompts together ([effects](recipes/reproduce/real/effects.py)). Verdicts:
 
 - *confirmed*, *refuted*: the numbers tell, after all corrections; *undecided*: they do not;
 - *not tested*: the arms were not what the claim is about (runs of rising entropy whose entropy fell, a converged head
@@ -29,15 +31,22 @@ Numbers in brackets are 95 % intervals: Student's t over three seeds, or a boots
 
 p is two-sided, from the stored intervals: an interval of Student's t has a half width of its quantile times the
 standard error, a bootstrap is taken for normal, and where only rounded text is left, the rounding counts against the
-finding. A finding that says several things at once has the p of the weakest. Within each claim the p of all findings
-that were tested are corrected by Holm's method (level 0.05 for the claim). Arms that are compared must differ by more
+finding. A finding that says several things at once has the p of the weakest. Arms that are compared must differ by more
 than their *noise*: how far two runs of one arm that differ by their seed alone lie apart (root mean square, of the
-noisier arm, taken from its spread over seeds). With three seeds and so many findings much stays undecided that a
-single interval would have called confirmed.
+noisier arm, taken from its spread over seeds). *Effect* is the number that a verdict hangs on, *x noise* how many times
+the noise it lies from the bound that it is held against. With three seeds and so many findings much stays undecided
+that a single interval would have called confirmed.
 
-The verdict on a claim follows from all of its findings: *confirmed* if every one is; *refuted* if one is and none is
-confirmed; *refuted in part* if some are confirmed and some refuted; *confirmed in part* if some are confirmed and the
-rest is undecided or not tested; *undecided* if none is confirmed or refuted; *not tested* if nothing of it was.
+**What is corrected together.** The p of all findings that were tested of one claim on one model are corrected by Holm's
+method (level 0.05 for the claim on that model), whichever studies they come from; so are those under one further
+heading, such as all that goes beyond a paper. The two models are corrected apart: each rule speaks of one of them, and
+no verdict on the one may depend on whether the other was studied. Studies of one claim are *not* corrected apart, so a
+verdict may change while studies of its claim are still to come.
+
+The verdict on a claim follows from all of its findings on that model: *confirmed* if every one is; *refuted* if one is
+and none is confirmed; *refuted in part* if some are confirmed and some refuted; *confirmed in part* if some are
+confirmed and the rest is undecided or not tested; *undecided* if none is confirmed or refuted; *not tested* if nothing
+of it was.
 """
 REJUDGED = """**Re-judged.** The correction, the noise and the checks of the arms came after the runs, so the verdicts
 here are post hoc: made by rules that are younger than the numbers. What the rules of the run had said stands behind
@@ -47,94 +56,120 @@ each finding and, whole, under `judgements` in each `results.json`. This holds f
 
 def page(contents: Mapping[str, Content | None]) -> str:
     """``RESULTS.md`` from the results of each recipe."""
-    missing = [name for name, content in contents.items() if content is None]
-    decided = verdicts(contents)
+    results = gathered(contents)
     lines = [INTRODUCTION]
-    if post_hoc := [name for name, content in contents.items() if content and _post_hoc(content)]:
-        lines.append(REJUDGED.format(names=", ".join(post_hoc)))
-    if missing:
-        commands = ", ".join(f"`python -m recipes.reproduce.{name}`" for name in missing)
-        lines.append(f"**Results are missing** of {commands}: what they say about a claim is not in its verdict yet.\n")
+    if late := [name for name, content in contents.items() if content and post_hoc(content)]:
+        lines.append(REJUDGED.format(names=", ".join(late)))
+    lines += _missing(contents)
     for paper in PAPERS:
-        lines += [f"## {paper.title}", "", table([_summary(claim, contents, decided) for claim in paper.claims])]
+        models = results.models(paper)
+        lines += [f"## {paper.title}", "", table([_summary(claim, results, models) for claim in paper.claims])]
         for claim in paper.claims:
-            lines += [f"### {claim.name}: {_verdict(claim, contents, decided)}", "", claim.text, ""]
-            lines += [_line(*one, contents, decided) for one in of(claim.name, contents)]
+            lines += [f"### {claim.name}: {headline(claim, results, models)}", "", claim.text, ""]
+            for model in models:
+                verdict = results.verdict(model, claim)
+                lines += _block(results.of(model, claim.name), f"{MODELS[model]}: {verdict}" if models[1:] else "")
             lines += [f"- **{UNTESTED}**: {part}" for part in claim.beyond_reach]
-            lines.append("")
-        for name, title in paper.others.items():
-            if found := of(name, contents):
-                lines += [f"### {title}", "", *(_line(*one, contents, decided) for one in found), ""]
-    lines += ["## Runs", "", table([_run(name, content) for name, content in contents.items()])]
+            lines += [""] if claim.beyond_reach else []
+        lines += _others(paper, results, models)
+    lines += ["## Runs", "", table([_run(name, one) for name, one in contents.items() if one or name in RECIPES])]
     lines += _gaps(contents)
     return "\n".join(lines)
 
 
-def of(claim: str, contents: Mapping[str, Content | None]) -> list[tuple[str, int, Finding]]:
-    """All findings about a claim: recipe, place, finding."""
-    return [
-        (recipe, place, f)
-        for recipe, content in contents.items()
-        for place, f in enumerate(judged(content) if content else ())
-        if heading(recipe, f.claim) == claim
-    ]
+def headline(claim: Claim, results: Results, models: Sequence[str]) -> str:
+    """The verdicts on a claim in one line, the real model's first: refuted on SmolLM2, confirmed on the built-in model.
+
+    With the built-in model alone its verdict by itself.
+    """
+    words = [results.verdict(model, claim) for model in models]
+    if not models[1:]:
+        return words[0]
+    return ", ".join(f"{word} on {called(model)}" for word, model in zip(words, models, strict=True))
 
 
-def _post_hoc(content: Content) -> bool:
-    return bool(content["judgements"][-1].get("post_hoc"))
+def called(model: str) -> str:
+    """A model as a short line calls it."""
+    return model if model == REAL else MODELS[model]
 
 
-def _verdict(claim: Claim, contents: Mapping[str, Content | None], decided: Verdicts) -> str:
-    """As ``overall``, or that its recipes have not run."""
-    findings = [decided[recipe, place][0] for recipe, place, _ in of(claim.name, contents)]
-    if not findings and None in contents.values():
-        return "no results yet"
-    verdict = overall([*findings, *(UNTESTED for _ in claim.beyond_reach)])
-    return f"{verdict}, so far" if None in contents.values() else verdict
+def _missing(contents: Mapping[str, Content | None]) -> list[str]:
+    """What has no results: a paragraph for what ought to have some, a line for what takes days."""
+    absent = [study for study, content in contents.items() if content is None]
+    lines = []
+    if here := [study for study in absent if model_of(study) == BUILT_IN]:
+        commands = ", ".join(f"`python -m recipes.reproduce.{study}`" for study in here)
+        lines.append(f"**Results are missing** of {commands}: what they say about a claim is not in its verdict yet.\n")
+    if long := [study for study in absent if model_of(study) != BUILT_IN]:
+        known = "further " if any(contents.get(study) for study in REAL_STUDIES) else ""
+        lines.append(f"No {known}results of {MODELS[REAL]} yet: {', '.join(long)}.\n")
+    return lines
 
 
-def _summary(claim: Claim, contents: Mapping[str, Content | None], decided: Verdicts) -> dict[str, Any]:
-    """A line of the first table: the number is that of the claim's first finding that was tested."""
-    findings = of(claim.name, contents)
-    words = [decided[recipe, place][0] for recipe, place, _ in findings] + [UNTESTED for _ in claim.beyond_reach]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
-    tested = [finding for _, _, finding in findings if finding.untested is None]
+def _summary(claim: Claim, results: Results, models: Sequence[str]) -> dict[str, Any]:
+    """A line of the first table: for each model verdict, counts, and evidence of the first finding that was tested."""
+    cells, studies = {}, dict[str, None]()
+    for model in models:
+        found = results.of(model, claim.name)
+        tested = [one.finding.evidence for one in found if one.finding.untested is None]
+        verdict = f"**{results.verdict(model, claim)}**"
+        counted = results.counts(model, claim)
+        told = [f"{verdict} ({counted})" if counted else verdict, *tested[:1]]
+        cells[MODELS[model]] = clean(". ".join(told))
+        studies |= dict.fromkeys(one.study for one in found)
+    return {"claim": f"**{claim.name}** {clean(claim.text)}", **cells, "recipes": ", ".join(map(_link, studies))}
+
+
+def _others(paper: Paper, results: Results, models: Sequence[str]) -> list[str]:
+    """What is no claim of the paper, under its headings."""
+    lines = []
+    for key, title in paper.others.items():
+        if any(results.of(model, key) for model in models):
+            lines += [f"### {title}", ""]
+            for model in models:
+                lines += _block(results.of(model, key), MODELS[model] if models[1:] else "")
+    return lines
+
+
+def _block(found: Sequence[Judged], title: str) -> list[str]:
+    """The findings of a claim on one model."""
+    if not found:
+        return [f"**{title}**", ""] if title.endswith((NONE_YET, UNTESTED)) else []
+    return [*([f"**{title[0].upper()}{title[1:]}**", ""] if title else []), table([_row(one) for one in found])]
+
+
+def _row(one: Judged) -> dict[str, str]:
+    finding = one.finding
+    rule = [_link(one.study), finding.rule, *([f"at the run: {one.before}"] if one.before else [])]
     return {
-        "claim": f"**{claim.name}** {claim.text}",
-        "verdict": f"**{_verdict(claim, contents, decided)}**",
-        "findings": counts,
-        "first number": tested[0].evidence if tested else "",
-        "recipes": ", ".join(_link(recipe) for recipe in dict.fromkeys(recipe for recipe, _, _ in findings)),
+        "verdict": f"**{one.verdict}**",
+        "finding": clean(finding.statement),
+        "effect": str(one.effect.number) if one.effect else "",
+        "x noise": times_noise(one.effect),
+        "p": f"{finding.p:.2g}" if one.p is not None else "",
+        "corrected": f"{one.p:.2g}" if one.p is not None else "",
+        "evidence and rule": clean(f"{sentence(finding, stated=True)} ({'; '.join(rule)})".strip()),
     }
 
 
-def _line(recipe: str, place: int, finding: Finding, contents: Mapping[str, Content | None], decided: Verdicts) -> str:
-    verdict, p = decided[recipe, place]
-    details = [_link(recipe), finding.rule]
-    if p is not None:
-        details.append(f"p = {finding.p:.2g}, corrected {p:.2g}")
-    if finding.floor is not None:
-        details.append(f"noise {finding.floor:.2g}")
-    if (before := _before(finding, contents[recipe])) is not None:
-        details.append(f"at the run: {before}")
-    return f"- **{verdict}**: {sentence(finding)} ({'; '.join(details)})"
+def times_noise(effect: Effect | None) -> str:
+    """How far an effect lies from its bound in units of the noise; empty where no arms are compared."""
+    size = effect.size if effect else None
+    return "" if size is None else f"{size:.1f}"
 
 
-def _before(finding: Finding, content: Content | None) -> str | None:
-    """What the rule of the run had said, if it was another rule and had this finding."""
-    if content is None or not _post_hoc(content):
-        return None
-    first = [old for old in content["judgements"][0]["findings"] if old["statement"] == finding.statement]
-    return first[0].get("verdict") if first else None
+def clean(text: str) -> str:
+    """Text as a cell of a Markdown table."""
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _link(recipe: str) -> str:
-    return f"[{recipe}](recipes/reproduce/{recipe}/results.md)"
+    return f"[{recipe}](recipes/reproduce/{recipe.replace('.', '/')}/results.md)"
 
 
 def _run(recipe: str, content: Content | None) -> dict[str, Any]:
     """Where and when a recipe ran, and by which rules it was judged."""
-    readme = f"[{recipe}](recipes/reproduce/{recipe}/README.md)"
+    readme = f"[{recipe}](recipes/reproduce/{recipe.replace('.', '/')}/README.md)"
     if content is None:
         return {"recipe": readme, "device": "no results yet"}
     place, (first, *later) = content["place"], content["judgements"]

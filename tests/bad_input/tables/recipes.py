@@ -1,7 +1,8 @@
 """Wrong arguments of the recipes, by command: kind -> (arguments, what the line must name)."""
 
 REPRODUCE = {
-    "arguments": [("--only nothing", "'nothing'"), ("--fast", "--fast"), ("--only", "--only")],
+    "arguments": [("--only nothing", "'nothing'"), ("--fast", "--fast"), ("--only", "--only"),
+                  ("--html", "--html"), ("--html pages --only drift", "--html shows all that is stored")],
 }  # fmt: skip
 
 TINY = {

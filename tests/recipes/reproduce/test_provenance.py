@@ -16,15 +16,19 @@ from bebop.errors import UserError
 from recipes.reproduce import __main__ as reproduce
 from recipes.reproduce import record, rule_hash
 from recipes.reproduce.__main__ import RECIPES, pages, rebuild
+from recipes.reproduce.__main__ import STUDIES as NAMES
 from recipes.reproduce.measured import Number, over_seeds
+from recipes.reproduce.pages import within
 from recipes.reproduce.rule_hash import ROOT, of_sources
 from recipes.reproduce.verdicts import Part, Rule, judge
 
 STUDIES = Path(rule_hash.__file__).parent
+# Those on the real model take days: what they found is held to the same, from the day on that it is there.
+STORED = [name for name in NAMES if name in RECIPES or within(STUDIES, name).joinpath("results.json").is_file()]
 
 
 def content(name: str) -> dict[str, Any]:
-    results = record.read(STUDIES / name / "results.json")
+    results = record.read(within(STUDIES, name) / "results.json")
     assert results is not None
     return results
 
@@ -32,11 +36,10 @@ def content(name: str) -> dict[str, Any]:
 @pytest.fixture
 def copied(tmp_path: Path) -> dict[str, Path]:
     """The stored results of all studies, to be spoilt."""
-    for name in RECIPES:
-        (tmp_path / name).mkdir()
-        copytree(STUDIES / name / "figures", tmp_path / name / "figures")
-        (tmp_path / name / "results.json").write_text((STUDIES / name / "results.json").read_text())
-    return {name: tmp_path / name for name in RECIPES}
+    for name in STORED:
+        copytree(within(STUDIES, name) / "figures", within(tmp_path, name) / "figures")
+        (within(tmp_path, name) / "results.json").write_text((within(STUDIES, name) / "results.json").read_text())
+    return {name: within(tmp_path, name) for name in NAMES}
 
 
 # ---- the page
@@ -45,10 +48,11 @@ def copied(tmp_path: Path) -> dict[str, Path]:
 def test_pages_are_built_from_what_is_stored_and_twice_the_same(copied: dict[str, Path], tmp_path: Path) -> None:
     target = tmp_path / "RESULTS.md"
     assert rebuild(copied, target) == []
-    built = {path: path.read_bytes() for path in [target, *(folder / "results.md" for folder in copied.values())]}
+    built = {path: path.read_bytes() for path in [target, *(copied[name] / "results.md" for name in STORED)]}
     assert target.read_bytes() == (ROOT / "RESULTS.md").read_bytes()
     assert all(
-        (copied[name] / "results.md").read_bytes() == (STUDIES / name / "results.md").read_bytes() for name in copied
+        (copied[name] / "results.md").read_bytes() == (within(STUDIES, name) / "results.md").read_bytes()
+        for name in STORED
     )
     rebuild(copied, target)
     assert {path: path.read_bytes() for path in built} == built
@@ -102,16 +106,19 @@ def test_what_was_tampered_with_is_refused(copied: dict[str, Path], what: str) -
 # ---- what is stored
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", STORED)
 def test_every_number_of_a_rule_is_stored(name: str) -> None:
     numbers, rules = content(name)["numbers"], record.rules_of(name)
+    if name not in RECIPES:  # a head that took too long is left out, and what was to be found with it says so
+        found = record.judged(content(name))
+        rules = tuple(r for r, f in zip(rules, found, strict=True) if "not measured: " not in (f.untested or ""))
     asked = {n for r in rules for group in r.any_of for part in group for n in (part.number, *part.arms)}
     asked |= {need.number for r in rules for need in r.needs}
     quoted = {n for r in rules for n in re.findall(r"\{([^}]+)\}", r.evidence)}
     assert asked <= numbers.keys() and quoted <= {*numbers, *content(name)["facts"]}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", STORED)
 def test_numbers_read_back_are_those_of_the_run(name: str) -> None:
     """Each entry names the place that it was read from, and is what stands there."""
     stored = content(name)
@@ -136,7 +143,7 @@ def test_numbers_read_back_are_those_of_the_run(name: str) -> None:
     assert read > 10
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", STORED)
 def test_what_was_not_recorded_is_said_and_not_made_up(name: str) -> None:
     stored = content(name)
     for judgement in stored["judgements"]:
@@ -267,7 +274,7 @@ def test_a_commit_with_both_is_caught_and_moves_are_not(tmp_path: Path) -> None:
 
 
 @needs_history
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", STORED)
 def test_derived_hashes_are_those_of_the_commit_that_stored_the_result(name: str) -> None:
     first = content(name)["judgements"][0]["rule"]
     if not first["derived"]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from recipes.reproduce import rule_hash
-from recipes.reproduce.__main__ import RECIPES
+from recipes.reproduce.__main__ import STUDIES
 from recipes.reproduce.rule_hash import ENTRIES, ROOT, of_sources, of_study
 
 ENGINE = '''
@@ -65,7 +65,7 @@ def test_a_bound_in_the_rules_counts() -> None:
     assert hashed(rules=RULES.replace("0.2", "0.1")) != hashed()
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", STUDIES)
 def test_every_bound_and_word_of_a_study_is_hashed(name: str) -> None:
     """Each number in the source of the rules is changed in turn; docstrings are the only places that may not count."""
     code = of_study(name)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from recipes.reproduce.__main__ import LONG, RECIPES, ROOT, arguments, run
-from recipes.reproduce.claims import PAPERS, heading
-from recipes.reproduce.pages import verdicts
+from recipes.reproduce.__main__ import LONG, RECIPES, ROOT, WHOLE, arguments, run, with_studies
+from recipes.reproduce.claims import PAPERS, REAL_STUDIES, heading
+from recipes.reproduce.pages import verdicts, within
 from recipes.reproduce.summary import UNTESTED, page
 from recipes.reproduce.verdicts import Finding, overall
 
@@ -59,6 +59,7 @@ def content(*findings: tuple[str, str, str], post_hoc: bool = False) -> dict[str
         judgements[0] |= {"findings": old, "rule": {"hash": "aaaa", "derived": True}}
         judgements.append({"rule": {"hash": "bbbb"}, "post_hoc": True, "reason": "Why.", "findings": made})
     common = {"seconds": 90, "processor_seconds": 60, "settings": {}, "place": place, "tables": {}, "figures": {}}
+    common |= {"numbers": {}, "facts": {}}
     return {**common, "judgements": judgements}
 
 
@@ -133,6 +134,9 @@ def test_all_recipes_are_known() -> None:
 
 
 def test_studies_of_days_run_by_name_alone() -> None:
-    assert arguments([]).only == RECIPES and not set(LONG) & set(RECIPES)
+    assert arguments([]).only is None and not set(LONG) & set(RECIPES)
     assert arguments(["--only", *LONG]).only == list(LONG)
-    assert all((ROOT / "recipes" / "reproduce" / name / "__main__.py").is_file() for name in LONG)
+    assert with_studies(RECIPES) == list(RECIPES)
+    assert with_studies(["real"]) == list(LONG) and with_studies(["real_losses", "real"])[:2] == ["real_losses", "real"]
+    assert (ROOT / "recipes" / "reproduce" / WHOLE / "__main__.py").is_file()
+    assert all(within(ROOT / "recipes" / "reproduce", name).joinpath("findings.py").is_file() for name in REAL_STUDIES)

@@ -1,0 +1,93 @@
+"""All findings by claim and model, each with its verdict: what every page on them is made from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from recipes.reproduce.claims import MODELS, REAL_STUDIES, RECIPES, Claim, Paper, heading, model_of
+from recipes.reproduce.deciding import Effect, effect_of
+from recipes.reproduce.pages import family, verdicts
+from recipes.reproduce.record import Content, judged, rules_of
+from recipes.reproduce.verdicts import Finding, overall
+
+UNTESTED = "not tested"
+NONE_YET = "no results yet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A finding of a study, and what it is worth among all findings of its claim."""
+
+    study: str
+    finding: Finding
+    verdict: str
+    p: float | None  # corrected; None: not tested
+    effect: Effect | None  # None: not measured
+    before: str | None  # the verdict of the run's own rule, where a younger one has judged it again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What all studies have found; ``contents``: of each study, None where it has no results."""
+
+    contents: Mapping[str, Content | None]
+    families: Mapping[tuple[str, str], Sequence[Judged]]  # (model, claim or heading) -> findings
+
+    def of(self, model: str, name: str) -> Sequence[Judged]:
+        """The findings of a claim or under a heading, on a model."""
+        return self.families.get((model, name), ())
+
+    def verdict(self, model: str, claim: Claim) -> str:
+        """As ``overall``, or that its studies have not run."""
+        waiting = any(self.contents.get(s, 0) is None and model_of(s) == model for s in speakers(claim.name))
+        if waiting and not self.of(model, claim.name):
+            return NONE_YET
+        verdict = overall(self._words(model, claim))
+        return f"{verdict}, so far" if waiting else verdict
+
+    def counts(self, model: str, claim: Claim) -> str:
+        """How many findings came out how: 6 confirmed, 2 not tested; empty where there are none."""
+        words = self._words(model, claim) if self.of(model, claim.name) else []
+        return ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(sorted(words)))
+
+    def models(self, paper: Paper) -> list[str]:
+        """The models on which something is known of a paper; the built-in one in any case."""
+        known = {model_of(study) for study in paper.real if self.contents.get(study)} | {[*MODELS][-1]}
+        return [model for model in MODELS if model in known]
+
+    def _words(self, model: str, claim: Claim) -> list[str]:
+        return [*(one.verdict for one in self.of(model, claim.name)), *(UNTESTED for _ in claim.beyond_reach)]
+
+
+def gathered(contents: Mapping[str, Content | None]) -> Results:
+    """All findings of all studies, in their order, with verdicts corrected within each claim of a model."""
+    decided = verdicts(contents)
+    families: dict[tuple[str, str], list[Judged]] = {}
+    for study, content in contents.items():
+        for place, finding in enumerate(judged(content) if content else ()):
+            assert content is not None
+            verdict, p = decided[study, place]
+            one = Judged(
+                study=study, finding=finding, verdict=verdict, p=p, effect=effect_of(study, finding, content),
+                before=_before(finding, content),
+            )  # fmt: skip
+            families.setdefault(family(study, finding), []).append(one)
+    return Results(contents=contents, families=families)
+
+
+@cache
+def speakers(claim: str) -> tuple[str, ...]:
+    """The studies whose rules speak of a claim."""
+    return tuple(s for s in (*REAL_STUDIES, *RECIPES) if any(heading(s, rule.claim) == claim for rule in rules_of(s)))
+
+
+def post_hoc(content: Content) -> bool:
+    """Whether the newest judgement is younger than the run."""
+    return bool(content["judgements"][-1].get("post_hoc"))
+
+
+def _before(finding: Finding, content: Content) -> str | None:
+    if not post_hoc(content):
+        return None
+    first = [old for old in content["judgements"][0]["findings"] if old["statement"] == finding.statement]
+    return first[0].get("verdict") if first else None

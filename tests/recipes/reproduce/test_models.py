@@ -1,0 +1,240 @@
+"""Verdicts on two models side by side: what is corrected together, and pages before and after results arrive."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+
+from recipes.reproduce import __main__ as reproduce
+from recipes.reproduce import pages as pages_module
+from recipes.reproduce import record, rule_hash
+from recipes.reproduce.__main__ import LONG, STUDIES, WHOLE, pages, rebuild, run_all, with_studies
+from recipes.reproduce.claims import MODELS, REAL_STUDIES, RECIPES, heading
+from recipes.reproduce.deciding import deciding, effect_of
+from recipes.reproduce.pages import family, verdicts, within
+from recipes.reproduce.summary import page
+from recipes.reproduce.verdicts import Finding, Part, p_values
+from tests.recipes.reproduce.made_up import keep
+
+FOLDER = Path(rule_hash.__file__).parent
+STORED = [name for name in STUDIES if within(FOLDER, name).joinpath("results.json").is_file()]
+Family = Callable[[str, Finding], tuple[str, ...]]
+
+
+def content(claim: str, *p_values: float) -> dict[str, Any]:
+    """A results.json with findings on one claim that the numbers confirm with these p."""
+    words = {"claim": claim, "statement": "S.", "rule": "r", "evidence": "e"}
+    findings = [asdict(Finding(**words, p=p)) for p in p_values]  # type: ignore[arg-type]
+    place = {"device": "some processor", "torch": "2.13", "commit": "abc1234def"}
+    judgements = [{"rule": {"hash": "aaaa", "derived": False}, "findings": findings}]
+    common = {"seconds": 90, "processor_seconds": 60, "place": place, "numbers": {}, "facts": {}}
+    return {**common, "tables": {}, "figures": {}, "judgements": judgements}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    """The stored results of the built-in model, and folders for those of the real one."""
+    for name in RECIPES:
+        copytree(FOLDER / name / "figures", tmp_path / name / "figures")
+        for file in ("results.json", "results.md"):
+            (tmp_path / name / file).write_text((FOLDER / name / file).read_text())
+    return {name: within(tmp_path, name) for name in STUDIES}
+
+
+# ---- what is corrected together
+
+
+def check_families() -> None:
+    """A claim on one model is one family: neither are models corrected together, nor studies by themselves."""
+    many = (0.5,) * 9
+    apart = verdicts({"real_losses": content("C3", 0.02), "objectives": content("C3", *many)})
+    assert apart["real_losses", 0] == ("confirmed", 0.02), "the other model's findings are none of its business"
+    assert apart["objectives", 0] == ("undecided", 1.0)
+    other = verdicts({"real_losses": content("C3", *many), "objectives": content("C3", 0.02)})
+    assert other["objectives", 0] == ("confirmed", 0.02), "nor the other way"
+    shared = verdicts({"real_losses": content("beyond", 0.03), "real_entropy": content("beyond", 0.03)})
+    assert shared["real_losses", 0] == shared["real_entropy", 0] == ("undecided", 0.06), "two studies, one claim"
+    fourth = content("C4", 0.03)
+    nested = verdicts({"real.rl": fourth, "real_losses": fourth, "drift": fourth})
+    assert nested["real.rl", 0] == ("undecided", 0.06) and nested["drift", 0] == ("confirmed", 0.03)
+    claims = verdicts({"real_losses": content("C3", 0.03), "real_entropy": content("C1", 0.03)})
+    assert claims["real_losses", 0] == claims["real_entropy", 0] == ("confirmed", 0.03), "two claims, two families"
+
+
+def test_findings_are_corrected_by_claim_and_model() -> None:
+    check_families()
+
+
+BROKEN: dict[str, Family] = {
+    "both models together": lambda study, finding: (heading(study, finding.claim),),
+    "each study by itself": lambda study, finding: (study, heading(study, finding.claim)),
+    "all claims of a model together": lambda study, finding: family(study, finding)[:1],
+    "each finding by itself": lambda study, finding: (study, finding.claim, str(id(finding))),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_other_families_are_caught(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages_module, "family", BROKEN[broken])
+    with pytest.raises(AssertionError):
+        check_families()
+
+
+def test_the_page_says_what_is_corrected_together() -> None:
+    text = page({})
+    assert "**What is corrected together.**" in text and "one claim on one model" in text
+
+
+# ---- the page
+
+
+def test_before_results_arrive_a_line_says_so_and_nothing_else_changes(folders: dict[str, Path]) -> None:
+    target = folders["drift"].parent / "RESULTS.md"
+    assert rebuild(folders, target) == []
+    text = target.read_text()
+    line = f"No results of SmolLM2-135M-Instruct yet: {', '.join(REAL_STUDIES)}."
+    assert text.count(line) == 1 and "**Results are missing**" not in text
+    assert not any(f"[{study}]" in text for study in REAL_STUDIES)
+    assert "### C3: refuted in part\n" in text and "on SmolLM2, refuted" not in text
+    assert not any((folders[study] / "results.md").exists() for study in REAL_STUDIES)
+
+
+def test_each_claim_has_its_verdict_on_both_models_the_real_one_first(folders: dict[str, Path]) -> None:
+    keep(folders["drift"].parent, "real_losses")
+    text = pages(folders, Path("RESULTS.md"))[Path("RESULTS.md")]
+    bebop = text[text.index("## Bebop") : text.index("## PAD")]
+    assert "| claim | SmolLM2-135M-Instruct | the built-in model | recipes |" in bebop
+    assert "### C3: confirmed on SmolLM2, refuted in part on the built-in model\n" in bebop
+    assert "### C1: no results yet on SmolLM2, confirmed in part on the built-in model\n" in bebop
+    third = bebop[bebop.index("### C3") : bebop.index("### C4")]
+    assert third.index("**SmolLM2-135M-Instruct: confirmed**") < third.index("**The built-in model: refuted in part**")
+    gain = next(line for line in third.splitlines() if "than those of hard-label cross-entropy." in line)
+    assert "| 0.400 [0.398, 0.402] | 282.8 |" in gain  # over sqrt(2) times a deviation of .001 between seeds
+    assert "(recipes/reproduce/real_losses/results.md)" in gain and "confirmed if the gain in accept length" in gain
+    assert "| claim | the built-in model | recipes |" in text[text.index("## PAD") :]
+    beyond = bebop[bebop.index("### Beyond the paper") :]
+    assert beyond.index("**SmolLM2-135M-Instruct**") < beyond.index("**The built-in model**")
+    assert "No further results of SmolLM2-135M-Instruct yet: real_entropy, real_drafts, real.rl." in text
+
+
+def test_results_of_one_model_change_no_verdict_on_the_other(folders: dict[str, Path]) -> None:
+    for study in REAL_STUDIES:
+        keep(folders["drift"].parent, study)
+    made = pages(folders, Path("RESULTS.md"))
+    for name in RECIPES:
+        assert made[folders[name] / "results.md"] == (folders[name] / "results.md").read_text()
+    assert set(made) == {Path("RESULTS.md")} | {folder / "results.md" for folder in folders.values()}
+    assert "results of SmolLM2-135M-Instruct yet" not in made[Path("RESULTS.md")]
+    assert "recipes/reproduce/real/rl/README.md" in made[Path("RESULTS.md")]
+
+
+def test_a_study_of_a_claim_that_is_to_come_makes_its_verdict_one_so_far(folders: dict[str, Path]) -> None:
+    text = page({"real_losses": content("C3", 1e-6), "real.rl": None, "real_entropy": None})
+    assert "### C3: confirmed on SmolLM2, " in text, "no rule of the other two speaks of C3"
+    text = page({"real_losses": content("C4", 1e-6), "real.rl": None})
+    assert "### C4: confirmed, so far on SmolLM2, not tested on the built-in model\n" in text
+
+
+def test_a_study_in_a_folder_within_another_writes_its_page(tmp_path: Path) -> None:
+    folder = keep(tmp_path, "real.rl")
+    assert folder == tmp_path / "real" / "rl" and "**confirmed** (C4)" in (folder / "results.md").read_text()
+
+
+# ---- what decides a finding
+
+
+def check_deciding(chosen: Callable[..., Part]) -> None:
+    """p of what is shown is p of the finding, but for the number of chances that the rule gave it."""
+    checked = 0
+    for name in STORED:
+        kept = record.read(within(FOLDER, name) / "results.json")
+        assert kept is not None
+        numbers = record.numbers_of(kept)
+        for one, finding in zip(record.rules_of(name), record.judged(kept), strict=True):
+            if "not measured" in (finding.untested or ""):
+                continue
+            part = chosen(one, numbers, finding.side)
+            chances = len(one.any_of) if finding.side == "confirmed" else len(one.any_of[0])
+            chances = 1 if finding.side == "refuted" and len(one.any_of) > 1 else chances
+            side = 0 if finding.side == "confirmed" else 1
+            shown = min(1.0, chances * p_values(part, numbers)[side])
+            assert shown == pytest.approx(finding.p, rel=1e-6, abs=1e-12), (name, one.statement)
+            checked += 1
+    assert checked > 100
+
+
+def test_what_is_shown_is_what_the_verdict_hangs_on() -> None:
+    check_deciding(deciding)
+
+
+@pytest.mark.parametrize("broken", [lambda one, numbers, side: one.any_of[0][0],
+                                    lambda one, numbers, side: one.any_of[-1][-1]])  # fmt: skip
+def test_showing_another_number_is_caught(broken: Callable[..., Part]) -> None:
+    with pytest.raises(AssertionError):
+        check_deciding(broken)
+
+
+def test_the_size_of_an_effect_is_its_distance_from_the_bound_in_units_of_noise(tmp_path: Path) -> None:
+    """Single seeds deviate by 0.001, so two of them lie sqrt(2) times that apart."""
+    kept = record.read(keep(tmp_path, "real_losses") / "results.json")
+    assert kept is not None
+    first = record.judged(kept)[0]
+    effect = effect_of("real_losses", first, kept)
+    assert effect is not None and effect.name == "e2e_tv - hard_ce, accept length"
+    assert effect.size == pytest.approx(0.4 / (0.001 * 2**0.5), rel=1e-3)
+    kept = record.read(keep(tmp_path, "real_drafts") / "results.json")
+    assert kept is not None
+    effects = [effect_of("real_drafts", finding, kept) for finding in record.judged(kept)]
+    worth = next(one for one in effects if one is not None and one.bound == 0.01)  # WORTH of its rules
+    assert worth.noise and worth.size == pytest.approx((worth.number.value - 0.01) / worth.noise)
+    assert worth.size != pytest.approx(worth.number.value / worth.noise)  # what forgets the bound
+    bare = Finding(claim="C3", statement="Of no rule.", rule="r", evidence="")
+    assert effect_of("real_losses", bare, kept) is None
+
+
+# ---- the command
+
+
+def test_the_whole_study_goes_from_the_corpus_to_all_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_studies([WHOLE]) == list(LONG) == [WHOLE, *REAL_STUDIES]
+    asked: list[str] = []
+
+    def runs(name: str, among: object) -> bool:
+        asked.append(name)
+        return True
+
+    monkeypatch.setattr(reproduce, "run", runs)
+    assert run_all(with_studies([WHOLE])) == [] and asked == list(LONG)
+
+
+def test_studies_are_not_begun_where_what_they_share_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def runs(name: str, among: object) -> bool:
+        asked.append(name)
+        return name != WHOLE
+
+    monkeypatch.setattr(reproduce, "run", runs)
+    assert run_all([*with_studies([WHOLE]), "drift"]) == list(LONG)
+    assert asked == [WHOLE, "drift"]
+    assert capsys.readouterr().out == "".join(f"{name}: not begun, as {WHOLE} failed\n" for name in REAL_STUDIES)
+    assert run_all(["real_losses"]) == [] and asked[-1] == "real_losses", "by itself it is asked for as it is"
+
+
+def test_judging_again_takes_all_that_has_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(reproduce, "rejudge", lambda names, reason: asked.append(list(names)))
+    monkeypatch.setattr(reproduce, "rebuild", lambda folders, target: [])
+    assert reproduce.main(["--rejudge", "Why."]) == 0 and asked[-1] == list(STUDIES)
+    assert reproduce.main(["--rejudge", "Why.", "--only", WHOLE]) == 0 and asked[-1] == list(REAL_STUDIES)
+    assert reproduce.main(["--rejudge", "Why.", "--only", "real_losses"]) == 0 and asked[-1] == ["real_losses"]
+
+
+def test_every_study_is_of_one_model() -> None:
+    assert list(MODELS) == ["SmolLM2", "built-in"] and len(set(STUDIES)) == len(STUDIES)
+    assert all(one.statement.find("SmolLM2") >= 0 for study in REAL_STUDIES[:3] for one in record.rules_of(study))
