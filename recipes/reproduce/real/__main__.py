@@ -48,7 +48,11 @@ def arguments(given: list[str]) -> argparse.Namespace:
         "--heads", nargs="+", default=["*"], metavar="NAME", help="only these heads, such as shared or 'e2e_tv-*'"
     )
     parser.add_argument(
-        "--share", type=share, default=(1, 1), metavar="I/N", help="every N-th shard and head from the I-th: for N processes"
+        "--share",
+        type=share,
+        default=(1, 1),
+        metavar="I/N",
+        help="every N-th shard and head from the I-th",
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run on the built-in model and next to nothing")
     return parser.parse_args(given)
@@ -105,7 +109,7 @@ def judge_claims(runs: Sequence[HeadRun], share: tuple[int, int]) -> None:
         UserError: One of them failed.
     """
     if share != (1, 1):
-        show(f"claims are about all heads, so not of share {share[0]}/{share[1]}: run --stage claims after all shares\n")
+        show(f"claims are about all heads, not share {share[0]}/{share[1]}: run --stage claims when all have ended\n")
         return
     failed = [name for name in CLAIMS if not judge_claim(name)]
     if failed:
