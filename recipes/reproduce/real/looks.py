@@ -139,11 +139,12 @@ def _columns(
     for q, p, y in zip(draft.split(PRODUCT), target.split(PRODUCT), tokens.split(PRODUCT), strict=True):
         q, p = q @ weight.T, p @ weight.T
         first = q.argmax(-1)  # the same for every sampling
-        for some in zip(*(column.split(ROWS) for column in (q, p, y, first)), strict=True):
+        for start in range(0, len(y), ROWS):
+            a, b, label, top = (column[start : start + ROWS] for column in (q, p, y, first))
             for parts, sampling in zip(kept, samplings, strict=True):
-                parts.append(_pair(*some, sampling))
+                parts.append(_pair(a, b, label, top, sampling))
             if drafts:
-                cold.append(_cold(*some, drafts))
+                cold.append(_cold(a, b, label, top, drafts))
     return [_together(parts) for parts in kept], _together(cold)
 
 
@@ -207,4 +208,5 @@ def _cold(q_logits: Tensor, p_logits: Tensor, tokens: Tensor, first: Tensor, dra
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return torch.linalg.vecdot(a, b)
+    found: Tensor = torch.linalg.vecdot(a, b)
+    return found

@@ -14,7 +14,7 @@ from recipes.reproduce.real.effects import Statistic, mean_of
 from recipes.reproduce.real.evaluation import TOP_P, drafts_path, read_drafts
 from recipes.reproduce.real.looks import Drafts
 from recipes.reproduce.real_drafts.findings import HEADS, INSIDE, TEMPERATURES, at
-from recipes.reproduce.real_drafts.sides import CHOICES, DRAFTS, SHARES, acceptance, kinds_won, worth
+from recipes.reproduce.real_drafts.sides import DRAFTS, SHARES, WORTHS, acceptance, kinds_won
 
 TRUNCATED = " under top-p"  # what the numbers of truncated distributions are called by
 ENDS = (0.0, 1.0)
@@ -111,10 +111,8 @@ LENGTHS = {
 
 def by_position(told: Measured, head: str, looks: Looks) -> None:
     """On which side positions and kinds of prompts lie, and what choosing by position adds."""
-    for name, what in {**SHARES, "kinds": kinds_won}.items():
+    for name, what in {**SHARES, "kinds": kinds_won, **WORTHS}.items():
         told.arm(f"{head}, {name}", each(looks.plain, what))
-    for name, choice in CHOICES.items():
-        told.arm(f"{head}, {name}", each(looks.plain, lambda chains, choice=choice: worth(chains, choice(chains))))
 
 
 def by_draft_temperature(told: Measured, head: str, looks: Looks) -> None:

@@ -82,4 +82,7 @@ def switch(chains: Probe) -> Array:
     return found
 
 
-CHOICES = {"worth best": better, "worth switch": switch}
+WORTHS: dict[str, Callable[[Probe], Statistic]] = {
+    "worth best": lambda chains: worth(chains, better(chains)),
+    "worth switch": lambda chains: worth(chains, switch(chains)),
+}

@@ -9,7 +9,7 @@ from bebop.adaptation.probe import Probe
 from recipes.reproduce.real.arms import Arm, each, interval, of_arm, of_difference
 from recipes.reproduce.real_drafts.analysis import ENDS, LENGTHS, Looks, Results, accepted_at
 from recipes.reproduce.real_drafts.findings import INSIDE
-from recipes.reproduce.real_drafts.sides import CHOICES, DRAFTS, SHARES, acceptance, kinds_won, worth
+from recipes.reproduce.real_drafts.sides import DRAFTS, SHARES, WORTHS, acceptance, kinds_won
 
 Line = dict[str, Any]
 PLACES = (ENDS[0], *INSIDE, ENDS[1])  # temperatures of the draft alone
@@ -73,11 +73,8 @@ def both(arm: Arm[Probe]) -> Line:
 def positions(looks: Looks) -> Line:
     """Shares of positions and kinds, what choices add, and the accept length with either kind of draft."""
     line: Line = {}
-    for label, what in {**SHARES, "kinds": kinds_won}.items():
+    for label, what in {**SHARES, "kinds": kinds_won, **WORTHS}.items():
         line[label] = interval(of_arm(each(looks.plain, what)))
-    for label, choice in CHOICES.items():
-        found = each(looks.plain, lambda chains, choice=choice: worth(chains, choice(chains)))
-        line[label] = interval(of_arm(found))
     for drafts, length in LENGTHS.items():
         line[f"accept length, {drafts}"] = interval(of_arm(each(looks.plain, length)))
     return line

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bebop.adaptation.probe import Probe
@@ -107,7 +108,7 @@ def measure(results: Results, place: Path) -> Measured:
         told.arm(
             f"{head}, correlation of entropies", each(looks.plain, lambda c: correlation(c, ENTROPY, "draft_entropy"))
         )
-        by = {side: each(looks.plain, lambda c, x=f"{side}_entropy": told_by(c, x)) for side in ("draft", "target")}
+        by = {side: each(looks.plain, partial(told_by, x=f"{side}_entropy")) for side in ("draft", "target")}
         for side, statistics in by.items():
             told.arm(f"{head}, told by {side}", statistics)
         told.difference(f"{head}, told by draft - target", by["draft"], by["target"])

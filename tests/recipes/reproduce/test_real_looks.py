@@ -83,7 +83,7 @@ def test_drafts_at_a_temperature_are_accepted_with_the_overlap() -> None:
         assert torch.allclose(found[f"overlap {t}"], torch.minimum(draft, target).sum(-1), atol=1e-6)
         label = [x.gather(1, y[:, None])[:, 0] for x in (draft, target)]
         assert torch.allclose(found[f"ratio {t}"], (label[0] / label[1]).clamp_max(1), atol=1e-5)
-        wrong = torch.minimum(draft, (p / t).softmax(-1)).sum(-1) if t else None
+        wrong = torch.minimum(draft, (p / (t or 1)).softmax(-1)).sum(-1)
         assert t in (0, 1) or not torch.allclose(found[f"overlap {t}"], wrong, atol=0.01)
 
 
@@ -101,7 +101,7 @@ def test_the_estimate_is_unbiased_at_every_draft_temperature(temperature: float)
     first = {text: torch.nn.functional.one_hot(z.argmax(), 3).float() for text, z in logits.items()}
     draft = {t: (z / temperature).softmax(-1) for t, z in logits.items()} if temperature else first
     # A draft y is emitted and accepted with min(p, q)(y); the chain then goes on from it.
-    reached = {(): 1.0}
+    reached: dict[tuple[int, ...], float] = {(): 1.0}
     for text in [t for t in target if len(t) < 2]:
         both = torch.minimum(draft[text], target[text])
         reached |= {(*text, y): reached[text] * float(both[y]) for y in range(3)}
