@@ -5,9 +5,12 @@ of which goes on where it was stopped. All is kept in runs/reproduce/real ($BEBO
 """
 
 import argparse
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
+from pathlib import Path
 
 import torch
 
@@ -22,6 +25,10 @@ from recipes.reproduce.real.heads import Training, done
 from recipes.reproduce.real.plan import HERE, PLAN, load
 from recipes.reproduce.real.runs import HeadRun, all_runs
 from recipes.reproduce.real.states import make_states, read_text
+from recipes.reproduce.study import QUICK
+
+ROOT = Path(__file__).resolve().parents[3]
+CLAIMS = ("real_entropy", "real_drafts", "real_losses")  # studies of what the other stages leave
 
 
 def main(given: list[str]) -> None:
@@ -97,12 +104,38 @@ def fused_losses(runs: Sequence[HeadRun], options: argparse.Namespace) -> None:
     )
 
 
+def judge_claims(runs: Sequence[HeadRun], options: argparse.Namespace) -> None:
+    """Each study of the claims in a process of its own, whether or not the one before it succeeded.
+
+    Raises:
+        UserError: One of them failed.
+    """
+    if options.share != (1, 1):
+        part, parts = options.share
+        show(f"claims are about all heads, not share {part}/{parts}: run --stage claims when all have ended\n")
+        return
+    failed = [name for name in CLAIMS if not judge_claim(name)]
+    if failed:
+        raise UserError(f"failed: {', '.join(failed)}")
+
+
+def judge_claim(name: str) -> bool:
+    """One study; whether it succeeded, or is not there to be run."""
+    if not (ROOT / "recipes" / "reproduce" / name / "__main__.py").is_file():
+        show(f"{name}: nothing computes its numbers yet\n")
+        return True
+    show(f"{name} ...\n")
+    command = [sys.executable, "-m", f"recipes.reproduce.{name}", *(["--quick"] if QUICK else [])]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
 STAGES: Mapping[str, Callable[[Sequence[HeadRun], argparse.Namespace], None]] = {
     "corpus": lambda _, options: make_corpus(HERE, PLAN, share=options.share),
     "states": lambda _, options: make_states(HERE, PLAN, share=options.share),
     "fused": fused_losses,
     "heads": train_heads,
     "evaluation": look_at_heads,
+    "claims": judge_claims,
 }
 
 
