@@ -21,7 +21,7 @@ from bebop.model.backbone import Policy
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.real.heads import BEST, load_head
 from recipes.reproduce.real.looks import Drafts, look
-from recipes.reproduce.real.runs import SHARED, HeadRun
+from recipes.reproduce.real.runs import BRIEF, LAST, SHARED, HeadRun
 from recipes.reproduce.real.states import Text
 from recipes.reproduce.study import QUICK
 
@@ -66,9 +66,17 @@ def wanted(run: HeadRun, place: Path) -> Iterator[Evaluated]:
     """All that is asked of a run that has ended: its best head, and those at its marks.
 
     Kinds of prompts that no head has seen are for best heads at temperature 1: what is asked of the others is how they
-    differ, which the test tells.
+    differ, which the test tells. Nothing is asked of the shared head on its way, nor of losses that are compared after
+    equal steps alone, but for the last mark of steps.
     """
+    left_out: set[str] = set()
+    if run.name == SHARED or run.objective in (*BRIEF, "kl"):
+        left_out = {path.name for path in run.folder(place).glob("s*-*.safetensors")}
+    if run.name != SHARED:
+        left_out -= {f"step-{LAST:05d}.safetensors"}
     for path in sorted(run.folder(place).glob("*.safetensors")):
+        if path.name in left_out:
+            continue
         for sampling in samplings(run, path.name):
             for split in HELD_OUT if path.name == BEST and sampling == Sampling() else HELD_OUT[:1]:
                 yield Evaluated(head=run.name, file=path.name, sampling=sampling, split=split)
