@@ -17,7 +17,7 @@ from bebop.command import Parser, run_main
 from bebop.errors import UserError
 from recipes.reproduce import record, rule_hash
 from recipes.reproduce.claim_pages import write_pages
-from recipes.reproduce.claims import REAL_STUDIES, RECIPES
+from recipes.reproduce.claims import REAL_STAGES, REAL_STUDIES, RECIPES
 from recipes.reproduce.pages import study_page, verdicts, within
 from recipes.reproduce.study import FOLDER, QUICK
 from recipes.reproduce.summary import page
@@ -144,6 +144,8 @@ def run(name: str, among: Sequence[str]) -> bool:
     show(f"{label} ...\n")
     began = time.time()
     command = [sys.executable, "-m", f"recipes.reproduce.{name}", *(["--quick"] if QUICK else [])]
+    if name == WHOLE:  # its studies follow, each by itself
+        command += ["--stage", *REAL_STAGES]
     done = subprocess.run(command, cwd=ROOT, check=False)
     took = f"{(time.time() - began) / 60:.1f} minutes"
     show(f"{label}: {'done' if done.returncode == 0 else f'failed with status {done.returncode}'} after {took}\n")

@@ -186,6 +186,7 @@ PAPERS = (
 )
 
 
+REAL_STAGES = ("corpus", "states", "fused", "heads", "evaluation")  # what the studies on a real model share
 REAL_STUDIES = tuple(study for paper in PAPERS for study in paper.real)
 RECIPES = tuple(study for paper in PAPERS for study in paper.recipes)  # on the built-in model
 

@@ -18,6 +18,7 @@ from bebop.bench.record import show, table
 from bebop.command import Parser, check_writable, run_main
 from bebop.errors import UserError
 from bebop.model.mtp import MTPHead
+from recipes.reproduce.claims import REAL_STAGES
 from recipes.reproduce.real.corpus import make_corpus
 from recipes.reproduce.real.evaluation import evaluate
 from recipes.reproduce.real.fused import compare_losses
@@ -137,6 +138,7 @@ STAGES: Mapping[str, Callable[[Sequence[HeadRun], argparse.Namespace], None]] = 
     "evaluation": look_at_heads,
     "claims": judge_claims,
 }
+assert (*REAL_STAGES, "claims") == tuple(STAGES)
 
 
 if __name__ == "__main__":
