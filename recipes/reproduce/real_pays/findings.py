@@ -1,6 +1,6 @@
 """The rules of README.md. Names of numbers: "batch N: what"; every interval is over rounds, each with its own prompts.
 
-There is one head, so nothing here is over training seeds, and no noise floor of arms can be had.
+"accept length" is that of sampled drafts at the largest number of drafts. There is one head, so nothing here is over training seeds, and no noise floor of arms can be had.
 """
 
 from recipes.reproduce.verdicts import Need, Part, Rule
@@ -24,8 +24,8 @@ def faster(batch: int) -> Rule:
         f"decoding, batch {batch}.",
         text="confirmed if the ratio of tokens per processor second, at the number of drafts that was best in other "
         "rounds, lies above 1, refuted if below; tested if the accept length is above 1.2",
-        evidence=f"{{batch {batch}: faster}} times; accept length {{batch {batch}: accept length}} where "
-        f"{{batch {batch}: break-even}} is needed at K = {{batch {batch}: best K}}.",
+        evidence=f"{{batch {batch}: faster}} times; at K = {{batch {batch}: best K}} accept length "
+        f"{{batch {batch}: accept length at best K}}, where a cycle costs {{batch {batch}: break-even}} plain steps.",
         any_of=((Part(number=f"batch {batch}: faster", bound=1.0),),),
         needs=drafting(batch),
     )
@@ -51,8 +51,8 @@ def modelled(batch: int) -> Rule:
         claim="beyond",
         statement=f"On SmolLM2 and a processor, accept length over the costs of single passes gives the speed-up to a "
         f"tenth, batch {batch}.",
-        text="confirmed if measured over modelled speed-up - 1, mean of all arms with drafts, lies within 0.1 of 0, "
-        "refuted if outside; tested if the accept length is above 1.2",
+        text="confirmed if measured over modelled speed-up - 1, prefill left out, mean of all arms with drafts, lies "
+        "within 0.1 of 0, refuted if outside; tested if the accept length is above 1.2",
         evidence=f"Measured over modelled - 1: {{batch {batch}: beside model}}.",
         any_of=((Part(number=f"batch {batch}: beside model", kind="within", bound=TENTH),),),
         needs=drafting(batch),
