@@ -1,6 +1,7 @@
 """The rules of README.md. Names of numbers: "batch N: what"; every interval is over rounds, each with its own prompts.
 
-"accept length" is that of sampled drafts at the largest number of drafts. There is one head, so nothing here is over training seeds, and no noise floor of arms can be had.
+"accept length" is that of sampled drafts at the largest number of drafts. There is one head, so nothing here is over
+training seeds, and no noise floor of arms can be had.
 """
 
 from recipes.reproduce.verdicts import Need, Part, Rule
