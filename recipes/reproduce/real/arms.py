@@ -77,10 +77,9 @@ def common(*arms: Arm[T]) -> list[list[T]]:
 
 def same_chains(probes: Iterable[Probe]) -> None:
     """``UserError`` unless all heads were looked at on the same chains, as all comparisons take for granted."""
-    first, *others = list(probes) or [None]
-    for other in others:
-        assert first is not None and other is not None
-        if not (np.array_equal(first.row, other.row) and np.array_equal(first.place, other.place)):
+    listed = list(probes)
+    for other in listed[1:]:
+        if not (np.array_equal(listed[0].row, other.row) and np.array_equal(listed[0].place, other.place)):
             raise UserError(
                 "the heads were not all looked at on the same chains: remove the folder evaluation and run again "
                 "python -m recipes.reproduce.real --stage evaluation"

@@ -39,7 +39,8 @@ def test_marks_are_files_as_training_names_them() -> None:
 def test_an_arm_is_what_has_ended_and_was_looked_at(tmp_path: Path) -> None:
     for seed in (0, 2):
         write_head(tmp_path, f"ce-{seed}", synthetic(seed))
-    end(tmp_path, "ce-0"), end(tmp_path, "ce-1")
+    for name in ("ce-0", "ce-1"):
+        end(tmp_path, name)
     assert list(heads(tmp_path, "ce")) == [0], "1 was not looked at, 2 has not ended"
     assert arm(tmp_path, "ce", fresh=True) == arm(tmp_path, "tv") == arm(tmp_path, "ce", at="step 100") == []
     (one,), truth = arm(tmp_path, "ce"), synthetic(0)
@@ -94,8 +95,10 @@ def test_what_cannot_be_measured_is_left_out(tmp_path: Path) -> None:
     write_arm(tmp_path, "ce", made, seeds=(1,))
     told = Measured()
     one, none = (each(heads(tmp_path, name), accept_length) for name in ("ce", "tv"))
-    told.arm("ce, accept length", one), told.arm("tv, accept length", none)
-    told.difference("ce - tv", one, none), told.curves(tmp_path, "tv")
+    told.arm("ce, accept length", one)
+    told.arm("tv, accept length", none)
+    told.difference("ce - tv", one, none)
+    told.curves(tmp_path, "tv")
     assert not told.numbers and not told.facts, "one seed has no interval over seeds"
     assert arms.interval(arms.of_arm(one)).low < arms.interval(arms.of_arm(one)).value
 
@@ -105,7 +108,8 @@ def test_flat_curves_are_counted(tmp_path: Path) -> None:
     end(tmp_path, "ce-1", flat=False)
     write_arm(tmp_path, "tv", made, seeds=(0, 1))
     told = Measured()
-    told.curves(tmp_path, "ce"), told.curves(tmp_path, "tv")
+    for name in ("ce", "tv", "e2e_tv"):
+        told.curves(tmp_path, name)
     assert told.facts == {
         "curves of ce": "2 of 3 validation curves of ce flat", "curves of tv": "2 of 2 validation curves of tv flat",
     }  # fmt: skip
