@@ -1,6 +1,7 @@
 """The rules of README.md. Names of numbers: "batch N: what"; every interval is over rounds, each with its own prompts.
 
-"accept length" is that of sampled drafts at the largest number of drafts. There is one head, so nothing here is over
+"accept length": of sampled drafts at K = 3 in the rounds of the largest batch, which have the most answers; it is that
+of the head, whatever the batch. There is one head, so nothing here is over
 training seeds, and no noise floor of arms can be had.
 """
 
@@ -11,10 +12,8 @@ DRAFTS = 1.2  # tokens of accept length from which on a head counts as one that 
 TENTH = 0.1  # relative
 
 
-def drafting(batch: int) -> tuple[Need, ...]:
-    """All claims here need a head that drafts."""
-    number = f"batch {batch}: accept length"
-    return (Need(number=number, kind="above", bound=DRAFTS, otherwise="the head hardly drafts"),)
+# All claims here need a head that drafts.
+DRAFTING = (Need(number="accept length", kind="above", bound=DRAFTS, otherwise="the head hardly drafts"),)
 
 
 def faster(batch: int) -> Rule:
@@ -28,7 +27,7 @@ def faster(batch: int) -> Rule:
         evidence=f"{{batch {batch}: faster}} times; at K = {{batch {batch}: best K}} accept length "
         f"{{batch {batch}: accept length at best K}}, where a cycle costs {{batch {batch}: break-even}} plain steps.",
         any_of=((Part(number=f"batch {batch}: faster", bound=1.0),),),
-        needs=drafting(batch),
+        needs=DRAFTING,
     )
 
 
@@ -42,7 +41,7 @@ def sampled(batch: int) -> Rule:
         "above 0, refuted if below; tested if the accept length is above 1.2",
         evidence=f"Gain {{batch {batch}: sampled / greedy - 1}}.",
         any_of=((Part(number=f"batch {batch}: sampled / greedy - 1"),),),
-        needs=drafting(batch),
+        needs=DRAFTING,
     )
 
 
@@ -56,7 +55,7 @@ def modelled(batch: int) -> Rule:
         "within 0.1 of 0, refuted if outside; tested if the accept length is above 1.2",
         evidence=f"Measured over modelled - 1: {{batch {batch}: beside model}}.",
         any_of=((Part(number=f"batch {batch}: beside model", kind="within", bound=TENTH),),),
-        needs=drafting(batch),
+        needs=DRAFTING,
     )
 
 
