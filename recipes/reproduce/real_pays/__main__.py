@@ -30,9 +30,9 @@ from recipes.reproduce.real_pays.rounds import (
     REPEATS,
     ROUNDS,
     Rounds,
+    held_out_prompts,
     measure,
     policy,
-    test_prompts,
 )
 from recipes.reproduce.record import begin, keep
 from recipes.reproduce.study import results_folder
@@ -46,7 +46,7 @@ def main() -> None:
     check_writable("BEBOP_REPRODUCE", HERE)
     started = begin("real_pays")
     model = policy()
-    prompts = test_prompts(model)
+    prompts = held_out_prompts(model)
     with tqdm(total=ROUNDS * len(ANSWERS) * (len(ARMS) + 1), desc="timing", unit="run") as bar:
         found = measure(model, prompts, bar.update)
     lengths = {k: float(np.mean([accept_length(r, ("bebop", k)).value for r in found.values()])) for k in LENGTHS}

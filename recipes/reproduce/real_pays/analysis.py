@@ -64,14 +64,14 @@ def accept_length(rounds: Sequence[Round], arm: Arm) -> Interval:
 
 def numbers(found: Rounds) -> dict[str, Number]:
     """What the rules speak of."""
-    by_name: dict[str, Number] = {}
+    largest = found[max(found)]
+    by_name = {"accept length": of(accept_length(largest, ("bebop", max(LENGTHS))), len(largest))}
     for batch, rounds in found.items():
         length = best_length(rounds, "bebop")
         intervals = {
             "faster": at_best(rounds, "bebop"),
             "sampled / greedy - 1": minus_one(at_best(rounds, "bebop", "target_only")),
             "beside model": over_rounds(rounds, beside_model),
-            "accept length": accept_length(rounds, ("bebop", max(LENGTHS))),
             "accept length at best K": accept_length(rounds, ("bebop", length)),
             "break-even": over_rounds(rounds, lambda one, length=length: break_even(one, length)),  # type: ignore[misc]
         }

@@ -1,7 +1,7 @@
 """Decoding on a clock in rounds: in each all arms take turns over the same prompts, which no other round has."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bebop.adaptation.corpus import params
@@ -63,7 +63,7 @@ def policy() -> Policy:
     return model
 
 
-def test_prompts(model: Policy) -> list[tuple[int, ...]]:
+def held_out_prompts(model: Policy) -> list[tuple[int, ...]]:
     """Prompts of the test, kinds mixed: no head was trained on them."""
     return [prompt.token_ids for prompt in make_prompts(PLAN, model) if prompt.split == "test"]
 
@@ -72,10 +72,13 @@ def requests(model: Policy, prompts: Sequence[tuple[int, ...]], count: int, turn
     """``count`` prompts that no other turn has, as long as there are so many; the turn chooses the random numbers."""
     sampling = SamplingConfig(max_new_tokens=NEW_TOKENS)
     chosen = [prompts[i % len(prompts)] for i in range(turn * count, (turn + 1) * count)]
-    return [
-        Request(id=i, token_ids=ids, params=params(model, sampling, (1 + turn << 20) + i))
-        for i, ids in enumerate(chosen)
-    ]
+    first = (1 + turn) << 20
+    return [Request(id=i, token_ids=ids, params=params(model, sampling, first + i)) for i, ids in enumerate(chosen)]
+
+
+def endless(wanted: Sequence[Request]) -> list[Request]:
+    """The same, running on past stop tokens: single passes are timed in the middle of answers, however short."""
+    return [replace(one, params=replace(one.params, stop_token_ids=(), max_new_tokens=LONG_ENOUGH)) for one in wanted]
 
 
 def measure(model: Policy, prompts: Sequence[tuple[int, ...]], progress: Callable[[], Any]) -> Rounds:
