@@ -1,6 +1,6 @@
 """The numbers of findings.py: arms of losses, what is compared of them, and when."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -8,13 +8,14 @@ from pathlib import Path
 from bebop.adaptation.probe import Probe
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.real import arms
+from recipes.reproduce.real import slopes as entropy
 from recipes.reproduce.real.arms import Arm, Measured, each
 from recipes.reproduce.real.effects import Statistic, accept_length, mean_of
 from recipes.reproduce.real.evaluation import TEMPERATURES
 from recipes.reproduce.real.runs import BRIEF, SHARED
 from recipes.reproduce.real.runs import CONVERGED as LONGEST
 from recipes.reproduce.real.runs import FRESH as BEGUN
-from recipes.reproduce.real_losses.findings import BASES, CUT, GREEDY, MARKS, WHERE
+from recipes.reproduce.real_losses.findings import BASES, CUT, GREEDY, MARKS
 
 FRESH = "fresh "  # what heads from the fitted start are called by
 OURS = "e2e_tv"
@@ -44,7 +45,8 @@ class When:
         return each(heads(place, name, self.at, split=self.split), what)
 
 
-BEST, GREEDILY, ON_UNSEEN = When(words=""), When(words=" greedy", greedy=True), When(words=" on unseen kinds", split=UNSEEN)
+BEST, GREEDILY = When(words=""), When(words=" greedy", greedy=True)
+ON_UNSEEN = When(words=" on unseen kinds", split=UNSEEN)
 AT_MARKS = tuple(When(words=f" at {mark}", at=mark) for mark in ALL_MARKS)
 TIMES = (BEST, GREEDILY, ON_UNSEEN, *AT_MARKS)
 
@@ -86,7 +88,7 @@ def measure(place: Path) -> Measured:
 def lengths(told: Measured, place: Path) -> None:
     """Accept lengths of all arms that are compared, and their differences, at every time."""
     for when in TIMES:
-        statistics = {name: when.statistics(place, name) for name in dict.fromkeys(n for pair in COMPARED for n in pair)}
+        statistics = {name: when.statistics(place, name) for name in dict.fromkeys(sum(COMPARED, ()))}
         for name, arm in statistics.items():
             told.arm(f"{name}, accept length{when.words}", arm)
         for first, second in COMPARED:
@@ -102,16 +104,53 @@ def halves(told: Measured, place: Path) -> None:
 
 def along_chains(told: Measured, place: Path) -> None:
     """Overlap that is lost from the first draft of a chain to the last."""
-    _with_differences(told, "overlap lost along a chain", lambda name: each(heads(place, name), lost_overlap), BASES)
+    _with_differences(told, "overlap lost along a chain", lambda name: each(heads(place, name), lost_overlap))
 
 
-def _with_differences(told: Measured, what: str, of: Callable[[str], Arm[Statistic]], bases: tuple[str, ...]) -> None:
+def slopes(told: Measured, place: Path) -> None:
+    """Of acceptance of sampled drafts on the target's entropy, three ways; and less half of the slope of ``ce``."""
+    for way, of in WAYS.items():
+        _with_differences(told, f"slope over {way}", lambda name, of=of: of(place, name))  # type: ignore[misc]
+        half = each(of(place, "ce"), lambda one: Statistic(one.sums, lambda sums: one.of(sums) / 2))
+        told.difference(f"{OURS} - half of ce, slope over {way}", of(place, OURS), half)
+
+
+def _with_differences(told: Measured, what: str, of: Callable[[str], Arm[Statistic]]) -> None:
     """A number of the losses that are claimed of, and how much more end-to-end TV has of it."""
-    statistics = {name: of(name) for name in (OURS, *bases)}
+    statistics = {name: of(name) for name in (OURS, *BASES)}
     for name, arm in statistics.items():
         told.arm(f"{name}, {what}", arm)
-    for base in bases:
+    for base in BASES:
         told.difference(f"{OURS} - {base}, {what}", statistics[OURS], statistics[base])
+
+
+# ---- slopes of an arm
+
+
+def swept(place: Path, name: str) -> Arm[list[Probe]]:
+    """The chains of each head at all temperatures; only of heads that were looked at with all of them."""
+    looks = [heads(place, name, sampling=Sampling(temperature=t)) for t in TEMPERATURES]
+    return {seed: [look[seed] for look in looks] for seed in looks[0] if all(seed in look for look in looks)}
+
+
+def over_temperatures(place: Path, name: str) -> Arm[Statistic]:
+    """A point a temperature."""
+    return each(swept(place, name), lambda looks: entropy.over_temperatures(looks, "overlap"))
+
+
+def between_prompts(place: Path, name: str) -> Arm[Statistic]:
+    """A point a prompt, less the mean of its kind."""
+    return each(heads(place, name), lambda chains: entropy.between_prompts(chains, "overlap"))
+
+
+def between_tokens(place: Path, name: str) -> Arm[Statistic]:
+    """A point a context and position."""
+    return each(heads(place, name), lambda chains: entropy.between_tokens(chains, "overlap"))
+
+
+WAYS: Mapping[str, Callable[[Path, str], Arm[Statistic]]] = {
+    "temperatures": over_temperatures, "prompts": between_prompts, "tokens": between_tokens,
+}  # fmt: skip
 
 
 # ---- of one head
