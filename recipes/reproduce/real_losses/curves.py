@@ -51,10 +51,11 @@ def settings(path: Path) -> HeadRun:
 
 def drops(run: HeadRun, curve: Sequence[Validation]) -> list[Validation]:
     """The validations after which the learning rate was lowered, by the rule of ``heads.Training``: where the curve
-    since the last of them was flat and another one was left."""
+    since the last of them was flat and another one was left; none after the last validation, where the run was over.
+    """
     found: list[Validation] = []
     since = 0
-    for end, one in enumerate(curve):
+    for end, one in enumerate(curve[:-1]):
         part = [replace(each, step=each.step - since) for each in curve[: end + 1] if each.step >= since]
         if len(found) < run.drops and flat(part, run.patience, run.rise):
             found.append(one)
