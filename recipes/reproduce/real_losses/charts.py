@@ -17,6 +17,11 @@ from recipes.reproduce.real_losses.findings import MARKS
 from recipes.reproduce.real_losses.tables import depth, gain, number, shown
 
 GREY = "#6b7280"
+# Of losses that figures.COLORS does not have.
+SHADES = {
+    "top_4": "#84cc16", "top_4_renormalised": "#4d7c0f", "top_64": "#f472b6", "top_64_renormalised": "#9d174d",
+}  # fmt: skip
+OUTSIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "fontsize": 8}  # of a legend
 LAST = f" at {MARKS['steps'][-1]}"
 CAPTIONS: Mapping[str, str] = {
     "curves.svg": "Accept length on validation text against steps (left) and processor time in updates (right): heads "
@@ -51,14 +56,15 @@ def draw_curves(path: Path, runs: Sequence[Trained]) -> None:
                     axes.axvline(float(mark.split()[1]) / scale, color=GREY, linestyle=":", linewidth=1)
                 if not from_shared:  # the shared head runs for ten times as long
                     axes.set_xscale("symlog", linthresh=max(50.0 / scale, 1.0))
+                    axes.set_xlim(left=0)
                 axes.set(xlabel="steps" if clock == "step" else "processor minutes")
             row[0].set(ylabel="accept length, validation")
-            _legend(row[0])
+            _legend(row[1], **OUTSIDE)
 
 
 def _curve(axes: Any, one: Trained, clock: str, scale: float) -> None:
     fresh = one.run.name.startswith(FRESH.strip())
-    style = {"color": color(one.run.objective), "linewidth": 1.1, "linestyle": "--" if fresh else "-"}
+    style = {"color": _shade(one.run.objective), "linewidth": 1.1, "linestyle": "--" if fresh else "-"}
     name = SHARED if one.run.name == SHARED else f"{FRESH if fresh else ''}{one.run.objective}"
     x = [getattr(each_, clock) / scale for each_ in one.curve]
     axes.plot(x, [each_.length for each_ in one.curve], label=name, **style)
@@ -67,11 +73,15 @@ def _curve(axes: Any, one: Trained, clock: str, scale: float) -> None:
         axes.plot(*zip(*lowered, strict=True), "o", markersize=4, color=style["color"])
 
 
-def _legend(axes: Any) -> None:
+def _shade(name: str) -> str:
+    return SHADES.get(name) or color(name)
+
+
+def _legend(axes: Any, **options: Any) -> None:
     """A name once, whatever the number of its seeds."""
     found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     if found:
-        axes.legend(found.values(), found.keys(), fontsize=7)
+        axes.legend(found.values(), found.keys(), **options)
 
 
 def draw_gains(path: Path, place: Path) -> None:
@@ -92,7 +102,7 @@ def _gains(axes: Any, place: Path, names: Sequence[str], times: Sequence[str]) -
             found = gain(place, name, base, words)
             if found is not None:
                 x = j + 0.2 * (i - (len(times) - 1) / 2)
-                shade = color(name.removeprefix(FRESH))
+                shade = _shade(name.removeprefix(FRESH))
                 label = (words.strip() or "sampled") if j == 0 else None
                 style = {"fmt": marks[words], "capsize": 3, "color": shade, "label": label}
                 axes.errorbar([x], [found.value], errors([found]), **style)
@@ -113,8 +123,7 @@ def draw_positions(path: Path, place: Path) -> None:
                 label = "start" if name == SHARED else name
                 band(axes, [k + 1 for k in steps], known, label, label=name, marker="o", markersize=3)
         axes.set(xlabel="position in the chain", ylabel="overlap of draft and target", xticks=[k + 1 for k in steps])
-        if axes.get_legend_handles_labels()[1]:
-            axes.legend()
+        _legend(axes, **OUTSIDE)
 
 
 def draw_entropy(path: Path, place: Path) -> None:

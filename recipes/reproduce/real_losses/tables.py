@@ -10,6 +10,7 @@ from bebop.intervals import Interval
 from recipes.reproduce.real import arms
 from recipes.reproduce.real.arms import Arm, each, flat_curves
 from recipes.reproduce.real.effects import Statistic, accept_length, mean_of
+from recipes.reproduce.real.runs import BRIEF
 from recipes.reproduce.real_losses.comparison import (
     AT_MARKS,
     BEST,
@@ -26,6 +27,7 @@ from recipes.reproduce.real_losses.comparison import (
 )
 
 Line = dict[str, Any]
+STOPPED = (*BRIEF, "kl")  # arms whose runs end at the last mark
 
 
 def number(name: str, step: int | None = None) -> Callable[[Probe], Statistic]:
@@ -84,12 +86,16 @@ def mark_lines(place: Path) -> list[Line]:
 
 
 def gain_lines(place: Path) -> list[Line]:
-    """Accept length over that of ``ce``, fresh heads over fresh ones; paired by seed."""
+    """Accept length over that of ``ce``, fresh heads over fresh ones; paired by seed.
+
+    Runs that end at the last mark have no best heads to hold against those of ``ce``, which went on.
+    """
     lines: list[Line] = []
     for name in NAMES:
         base = f"{FRESH}ce" if name.startswith(FRESH) else "ce"
         if name != base:
-            found = {title(when.words): gain(place, name, base, when.words) for when in TIMES}
+            times = AT_MARKS if name in STOPPED else TIMES
+            found = {title(when.words): gain(place, name, base, when.words) for when in times}
             if any(found.values()):
                 lines.append({"loss": name, **found})
     return lines
