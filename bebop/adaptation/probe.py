@@ -4,7 +4,7 @@ Text sampled from the target itself makes the estimate of the expected accept le
 for greedy drafts (target-only) a draft is accepted where the text holds the head's most likely token, as P(y) = p(y).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,8 +64,40 @@ def probe(
     ``states``: the backbone's hidden states [L, d] of each row, where they are known: for many heads on one text.
     ``every``: each so many-th anchor of a row alone (see ``spaced``), the same ones at every call.
     """
-    assert policy.mtp is not None
     parts = []
+    for each in unrolled(policy, rows, depth, sampling, batch, states, every):
+        parts.append((each.row, each.place, *_numbers(each.steps, depth, each.chosen)))
+    row, place, numbers, sampled, greedy = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
+    tasks = np.array([r.task for r in rows])
+    table = {name: numbers[..., i].numpy().astype(float) for i, name in enumerate(NUMBERS)}
+    return Probe(
+        row=row.numpy(), place=place.numpy(), task=tasks[row.numpy()], numbers=table,
+        accept=sampled.numpy().astype(float), accept_greedy=greedy.numpy().astype(float),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unrolled:
+    """A head's steps on some rows, and the n anchors that have one."""
+
+    row: Tensor  # [n] int64
+    place: Tensor  # [n] int64, as in ``Probe``
+    steps: Steps  # [B, A, ...]
+    chosen: Tensor  # [B, A] bool: the n anchors, in order
+
+
+@torch.no_grad()
+def unrolled(
+    policy: Policy,
+    rows: Sequence[TokenRow],
+    depth: int,
+    sampling: Sampling,
+    batch: int = 64,
+    states: Sequence[Tensor] | None = None,
+    every: int = 1,
+) -> Iterator[Unrolled]:
+    """What ``probe`` takes its numbers from, ``batch`` rows at a time, for whoever asks for other numbers."""
+    assert policy.mtp is not None
     for start in range(0, len(rows), batch):
         some = rows[start : start + batch]
         layout = spaced(chain_rows(some, depth, policy.device), every, seed=0)
@@ -82,14 +114,7 @@ def probe(
         row = torch.arange(start, start + len(some), device=policy.device)[:, None].expand_as(layout.anchors)
         chosen = layout.steps > 0
         place = (layout.anchors + 2 - first[:, None])[chosen]
-        parts.append((row[chosen], place, *_numbers(steps, depth, chosen)))
-    row, place, numbers, sampled, greedy = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
-    tasks = np.array([r.task for r in rows])
-    table = {name: numbers[..., i].numpy().astype(float) for i, name in enumerate(NUMBERS)}
-    return Probe(
-        row=row.numpy(), place=place.numpy(), task=tasks[row.numpy()], numbers=table,
-        accept=sampled.numpy().astype(float), accept_greedy=greedy.numpy().astype(float),
-    )  # fmt: skip
+        yield Unrolled(row=row[chosen], place=place, steps=steps, chosen=chosen)
 
 
 def _numbers(steps: Steps, depth: int, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:

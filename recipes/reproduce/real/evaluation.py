@@ -2,7 +2,8 @@
 
 The text is the same for every head: answers to the prompts of the test, and of kinds of prompts that no head has seen.
 It was drawn at temperature 1, so the estimate of the accept length is unbiased there alone; at other temperatures
-overlaps and entropies are those of the contexts that the text visits.
+overlaps and entropies are those of the contexts that the text visits. Drafts at a temperature of their own are looked
+at along the same text with the target at 1, so there the estimate is unbiased at every one of them (``looks.py``).
 """
 
 import json
@@ -14,20 +15,23 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from bebop.adaptation.probe import NUMBERS, Probe, probe
+from bebop.adaptation.probe import NUMBERS, Probe
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.real.heads import BEST, load_head
+from recipes.reproduce.real.looks import Drafts, look
 from recipes.reproduce.real.runs import SHARED, HeadRun
 from recipes.reproduce.real.states import Text
 from recipes.reproduce.study import QUICK
 
-EVERY = 2 if QUICK else 16  # of the chains, each so many-th
+EVERY = 2 if QUICK else 32  # of the chains, each so many-th
 HELD_OUT = ("test", "unseen")  # splits
 TEMPERATURES = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
 TOP_P = 0.9
 SWEPT = ("hard_ce", "ce", "e2e_tv")  # losses whose heads are looked at at every temperature; those of others at 1 alone
+DRAFT_TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the draft alone; 0 is greedy
+DRAFTED = ("ce", "e2e_tv")  # losses whose heads are looked at with them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +80,65 @@ def evaluate(runs: Sequence[HeadRun], place: Path, model: Policy, text: Text) ->
     if not asked:
         raise UserError(f"{place / 'heads'} holds no head that has ended: run --stage heads first")
     parts = {split: text.only(split) for split in HELD_OUT}
-    lines = []
-    for run, each in tqdm(asked, desc="evaluation", unit="look"):
-        part, path = parts[each.split], each.path(place)
-        if not path.is_file():
-            load_head(model, run.folder(place) / each.file, run.name)
-            rows = [answer.row for answer in part.answers]
-            found = probe(model, rows, run.depth, each.sampling, batch=8, states=part.states, every=EVERY)
-            write_chains(path, found, part)
-        lines.append(line(run, each, read_chains(path)))
+    for run, file, split in tqdm(
+        list(dict.fromkeys((r, e.file, e.split) for r, e in asked)), "evaluation", unit="look"
+    ):
+        own = [each for r, each in asked if (r, each.file, each.split) == (run, file, split)]
+        look_at(run, own, place, model, parts[split])
+    lines = [line(run, each, read_chains(each.path(place))) for run, each in asked]
     scratch = place / "evaluation" / "evaluation.json.new"
     scratch.write_text(json.dumps(lines, indent=1) + "\n")
     scratch.replace(scratch.with_suffix(""))
     return lines
+
+
+def look_at(run: HeadRun, asked: Sequence[Evaluated], place: Path, model: Policy, text: Text) -> None:
+    """All that is asked of one head on one split and not there yet, from the same logits."""
+    head = asked[0]
+    left = [each for each in asked if not each.path(place).is_file()]
+    drafts = drafts_path(place, run.name) if has_drafts(run, head) else None
+    drafts = None if drafts is not None and drafts.is_file() else drafts
+    if not left and drafts is None:
+        return
+    load_head(model, run.folder(place) / head.file, run.name)
+    probes, cold = look(
+        model, [answer.row for answer in text.answers], run.depth, [each.sampling for each in left], text.states, EVERY,
+        DRAFT_TEMPERATURES if drafts is not None else (),
+    )  # fmt: skip
+    for each, found in zip(left, probes, strict=True):
+        write_chains(each.path(place), found, text)
+    if drafts is not None:
+        write_drafts(drafts, cold)
+
+
+def has_drafts(run: HeadRun, head: Evaluated) -> bool:
+    """Whether a head is looked at with draft temperatures."""
+    begun = run.start == SHARED and run.objective in DRAFTED
+    return begun and (head.file, head.split) == (BEST, HELD_OUT[0])
+
+
+def drafts_path(place: Path, head: str) -> Path:
+    """Where a best head's chains with draft temperatures are: ce-0, best, drafts, test.npz."""
+    return place / "evaluation" / f"{head}, {Path(BEST).stem}, drafts, {HELD_OUT[0]}.npz"
+
+
+def write_drafts(path: Path, found: Drafts) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".new")
+    columns = {name: getattr(found, name) for name in Drafts.__slots__}
+    columns |= {name: columns[name].astype(np.float32) for name in ("overlap", "accept")}
+    with scratch.open("wb") as file:
+        np.savez_compressed(file, **columns)
+    scratch.replace(path)
+
+
+def read_drafts(path: Path) -> Drafts:
+    """As ``write_drafts`` wrote them."""
+    with np.load(path) as kept:
+        columns = {name: kept[name] for name in Drafts.__slots__}
+    columns |= {name: columns[name].astype(float) for name in ("overlap", "accept")}
+    return Drafts(**columns | {"temperatures": tuple(columns["temperatures"].tolist())})
 
 
 def write_chains(path: Path, found: Probe, text: Text) -> None:
