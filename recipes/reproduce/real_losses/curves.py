@@ -45,8 +45,9 @@ def trained(place: Path) -> list[Trained]:
 
 def settings(path: Path) -> HeadRun:
     """A run as its folder has it."""
-    kept = json.loads(path.read_text())
-    return HeadRun(**{name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()})
+    kept: dict[str, Any] = json.loads(path.read_text())
+    options: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()}
+    return HeadRun(**options)
 
 
 def drops(run: HeadRun, curve: Sequence[Validation]) -> list[Validation]:

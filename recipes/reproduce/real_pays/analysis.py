@@ -108,21 +108,22 @@ def costs_table(found: Rounds) -> list[dict[str, Any]]:
 
     ``cycle``: what a whole cycle took, from the speed of decoding: as much accept length would have paid for it.
     """
-    return [
-        {
-            "batch": batch,
-            "K": k,
-            "a draft step": over_rounds(rounds, lambda one: one.costs.draft),
-            "verification": over_rounds(rounds, lambda one, k=k: one.costs.verify[k]),
-            "break-even": over_rounds(rounds, lambda one, k=k: break_even(one, k)),
-            "cycle": over_rounds(rounds, lambda one, k=k: cycle(one, ("bebop", k))),
-            "accept length": accept_length(rounds, ("bebop", k)),
-            "of break-even": over_rounds(rounds, lambda one, k=k: modelled(one, ("bebop", k))),
-            "pays": "yes" if over_rounds(rounds, lambda one, k=k: one.ratio(("bebop", k))).low > 1 else "not shown",
-        }
-        for batch, rounds in found.items()
-        for k in LENGTHS
-    ]
+    return [_costs(batch, rounds, k) for batch, rounds in found.items() for k in LENGTHS]
+
+
+def _costs(batch: int, rounds: Sequence[Round], k: int) -> dict[str, Any]:
+    arm: Arm = ("bebop", k)
+    return {
+        "batch": batch,
+        "K": k,
+        "a draft step": over_rounds(rounds, lambda one: one.costs.draft),
+        "verification": over_rounds(rounds, lambda one: one.costs.verify[k]),
+        "break-even": over_rounds(rounds, lambda one: break_even(one, k)),
+        "cycle": over_rounds(rounds, lambda one: cycle(one, arm)),
+        "accept length": accept_length(rounds, arm),
+        "of break-even": over_rounds(rounds, lambda one: modelled(one, arm)),
+        "pays": "yes" if over_rounds(rounds, lambda one: one.ratio(arm)).low > 1 else "not shown",
+    }
 
 
 def cycle(one: Round, arm: Arm) -> float:

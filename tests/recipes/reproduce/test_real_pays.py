@@ -9,6 +9,7 @@ import pytest
 from bebop.errors import UserError
 from bebop.intervals import across_seeds
 from recipes.cluster.roofline import GPUS
+from recipes.reproduce.real.plan import load
 from recipes.reproduce.real_pays import analysis, prediction, rounds
 from recipes.reproduce.real_pays.findings import BATCHES, RULES
 from recipes.reproduce.real_pays.rounds import ARMS, LENGTHS, PLAIN, Arm, Round, Rounds
@@ -49,7 +50,7 @@ def planted(overhead: float = 0.0, seed: int = 0, greedy: float = 0.9, prefill: 
 
 
 def everywhere(**options: float) -> Rounds:
-    return {batch: [planted(seed=10 * batch + i, **options) for i in range(4)] for batch in BATCHES}  # type: ignore[arg-type]
+    return {batch: [planted(seed=10 * batch + i, **options) for i in range(4)] for batch in BATCHES}
 
 
 def test_the_number_of_drafts_is_chosen_by_the_other_rounds() -> None:
@@ -120,9 +121,12 @@ def test_tables_say_whether_drafts_pay() -> None:
 
 
 def test_the_prediction_is_roofline_arithmetic() -> None:
-    model = prediction.shape(rounds.load(rounds.PLAN))
+    model = prediction.shape(load(PLAN))
     gpu = GPUS[prediction.GPU]
-    moved = lambda weights: 2 * weights / (gpu.bandwidth * gpu.traffic)  # noqa: E731
+
+    def moved(weights: float) -> float:
+        return 2 * weights / (gpu.bandwidth * gpu.traffic)
+
     context = 60 + rounds.NEW_TOKENS / 2
     cache = model.layers * model.kv_bytes * context / (gpu.bandwidth * gpu.traffic)
     plain = gpu.launch + moved(model.multiplied) + cache
@@ -140,7 +144,7 @@ def test_rounds_have_prompts_of_their_own_and_all_arms(monkeypatch: pytest.Monke
     for name, value in {"ROUNDS": 2, "NEW_TOKENS": 4, "REPEATS": 1, "BATCHES": (1, 2), "ANSWERS": {1: 1, 2: 2}}.items():
         monkeypatch.setattr(rounds, name, value)
     monkeypatch.setattr(rounds, "PLAN", PLAN)
-    model = rounds.load(PLAN)
+    model = load(PLAN)
     prompts = rounds.held_out_prompts(model)
     asked = [rounds.requests(model, [(i,) for i in range(8)], 2, turn) for turn in (0, 1, 2)]
     assert [r.token_ids[0] for some in asked for r in some] == [0, 1, 2, 3, 4, 5]
