@@ -5,9 +5,12 @@ of which goes on where it was stopped. All is kept in runs/reproduce/real ($BEBO
 """
 
 import argparse
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
+from pathlib import Path
 
 from bebop.bench.record import show, table
 from bebop.command import Parser, check_writable, run_main
@@ -20,6 +23,10 @@ from recipes.reproduce.real.heads import Training, done
 from recipes.reproduce.real.plan import HERE, PLAN, load
 from recipes.reproduce.real.runs import HeadRun, all_runs
 from recipes.reproduce.real.states import make_states, read_text
+from recipes.reproduce.study import QUICK
+
+ROOT = Path(__file__).resolve().parents[3]
+CLAIMS = ("real_entropy", "real_drafts", "real_losses")  # studies of what the other stages leave
 
 
 def main(given: list[str]) -> None:
@@ -91,12 +98,37 @@ def fused_losses(runs: Sequence[HeadRun], share: tuple[int, int]) -> None:
     )
 
 
+def judge_claims(runs: Sequence[HeadRun], share: tuple[int, int]) -> None:
+    """Each study of the claims in a process of its own, whether or not the one before it succeeded.
+
+    Raises:
+        UserError: One of them failed.
+    """
+    if share != (1, 1):
+        show(f"claims are about all heads, so not of share {share[0]}/{share[1]}: run --stage claims after all shares\n")
+        return
+    failed = [name for name in CLAIMS if not judge_claim(name)]
+    if failed:
+        raise UserError(f"failed: {', '.join(failed)}")
+
+
+def judge_claim(name: str) -> bool:
+    """One study; whether it succeeded, or is not there to be run."""
+    if not (ROOT / "recipes" / "reproduce" / name / "__main__.py").is_file():
+        show(f"{name}: nothing computes its numbers yet\n")
+        return True
+    show(f"{name} ...\n")
+    command = [sys.executable, "-m", f"recipes.reproduce.{name}", *(["--quick"] if QUICK else [])]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
 STAGES: Mapping[str, Callable[[Sequence[HeadRun], tuple[int, int]], None]] = {
     "corpus": lambda runs, share: make_corpus(HERE, PLAN, share=share),
     "states": lambda runs, share: make_states(HERE, PLAN, share=share),
     "fused": fused_losses,
     "heads": train_heads,
     "evaluation": look_at_heads,
+    "claims": judge_claims,
 }
 
 

@@ -276,6 +276,6 @@ def test_heads_are_chosen_by_name_and_shared_out() -> None:
     with pytest.raises(UserError, match=r"--heads 'tvv' is not possible: there are shared, "):
         chosen(runs, ["tvv"])
     assert arguments(["--share", "2/3"]).share == (2, 3) and arguments([]).stage == [
-        "corpus", "states", "fused", "heads", "evaluation",
+        "corpus", "states", "fused", "heads", "evaluation", "claims",
     ]  # fmt: skip
     assert PLAN.model == "tiny"

@@ -166,5 +166,5 @@ def test_heads_are_looked_at_for_what_is_missing(study: tuple[Policy, Text], tmp
     cold, plain, colder = read_drafts(paths[0]), read_chains(paths[1]), read_chains(paths[2])
     assert np.allclose(cold.overlap[..., -1], plain.numbers["overlap"], atol=1e-5, equal_nan=True)
     assert np.nanmean(colder.numbers["target_entropy"]) < np.nanmean(plain.numbers["target_entropy"])
-    with pytest.raises(UserError, match="each 1000-th of 28 answers, and none is long enough"):
-        look(policy, [a.row for a in part.answers], 2, [], part.states, every=1000)
+    with pytest.raises(UserError, match="each 1000000-th of 28 answers, and none is long enough"):
+        look(policy, [a.row for a in part.answers], 2, [], part.states, every=10**6)
