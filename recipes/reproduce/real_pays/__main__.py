@@ -25,6 +25,7 @@ from recipes.reproduce.real_pays.rounds import (
     ANSWERS,
     ARMS,
     DRAFTING,
+    GROUP,
     LENGTHS,
     NEW_TOKENS,
     REPEATS,
@@ -63,7 +64,13 @@ def main() -> None:
         "rounds and its 95 % interval. Bottom: the accept length that is there, and the one that pays for the passes "
         "of a cycle.",
     }
-    plan: dict[str, Any] = {"model": PLAN.model, "rounds": ROUNDS, "answers": ANSWERS, "new tokens": NEW_TOKENS}
+    plan: dict[str, Any] = {
+        "model": PLAN.model,
+        "rounds": ROUNDS,
+        "answers": ANSWERS,
+        "group": GROUP,
+        "new tokens": NEW_TOKENS,
+    }
     plan |= {"repeats": REPEATS, "prompts": len(prompts)}
     keep(HERE, started, numbers(found), tables, figures, plan, facts(found))
 
@@ -72,12 +79,12 @@ def draw(found: Rounds) -> None:
     """Speed-ups above, accept lengths below; a column a batch size."""
     with figure(HERE / "figures" / "pays.svg", len(found), 3.4, 2.8, 2, squeeze=False) as panels:
         for (batch, rounds), above, below in zip(found.items(), *panels, strict=True):
-            for system in DRAFTING:
+            for system, lengths in DRAFTING.items():
                 style = {"capsize": 3, "marker": "o", "color": SHADES[system], "label": system}
-                speeds = [over_rounds(rounds, lambda one, arm=(system, k): one.ratio(arm)) for k in LENGTHS]  # type: ignore[misc]
-                above.errorbar(LENGTHS, [i.value for i in speeds], errors(speeds), **style)
-                there = [accept_length(rounds, (system, k)) for k in LENGTHS]
-                below.errorbar(LENGTHS, [i.value for i in there], errors(there), **style)
+                speeds = [over_rounds(rounds, lambda one, arm=(system, k): one.ratio(arm)) for k in lengths]  # type: ignore[misc]
+                above.errorbar(lengths, [i.value for i in speeds], errors(speeds), **style)
+                there = [accept_length(rounds, (system, k)) for k in lengths]
+                below.errorbar(lengths, [i.value for i in there], errors(there), **style)
             needed = [over_rounds(rounds, lambda one, k=k: break_even(one, k)).value for k in LENGTHS]  # type: ignore[misc]
             above.axhline(1, color="#6b7280", linestyle="--", linewidth=1)
             below.plot(LENGTHS, needed, color="#6b7280", linestyle="--", label="break-even")

@@ -18,7 +18,7 @@ def over_rounds(rounds: Sequence[Round], number: Callable[[Round], float]) -> In
 
 def best_length(rounds: Sequence[Round], system: str) -> int:
     """The number of drafts with the highest mean speed-up."""
-    return max(LENGTHS, key=lambda k: float(np.mean([one.ratio((system, k)) for one in rounds])))
+    return max(DRAFTING[system], key=lambda k: float(np.mean([one.ratio((system, k)) for one in rounds])))
 
 
 def chosen(rounds: Sequence[Round], system: str) -> list[Arm]:

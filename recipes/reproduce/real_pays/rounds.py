@@ -19,14 +19,15 @@ from recipes.reproduce.throughput.timing import Costs, Timed, costs, timed
 
 Arm = tuple[str, int]  # system, K
 PLAIN: Arm = ("autoregressive", 0)
-LENGTHS = (1, 2, 3)  # K
-DRAFTING = ("bebop", "target_only")
-ARMS: tuple[Arm, ...] = (PLAIN, *((system, k) for system in DRAFTING for k in LENGTHS))
-ROUNDS = 2 if QUICK else 4
-ANSWERS = dict.fromkeys(BATCHES, 2) if QUICK else {1: 3, 8: 8, 32: 32}  # of a round, by batch size
+LENGTHS = (1, 2, 3)  # K of sampled drafts
+DRAFTING = {"bebop": LENGTHS, "target_only": (1, 2)}
+ARMS: tuple[Arm, ...] = (PLAIN, *((system, k) for system, lengths in DRAFTING.items() for k in lengths))
+ROUNDS = 2 if QUICK else 3
+ANSWERS = dict.fromkeys(BATCHES, 2) if QUICK else {1: 1, 8: 8, 32: 32}  # of a round, by batch size
+GROUP = 4  # answers to a prompt where several are decoded side by side, as training asks for them
 NEW_TOKENS = 8 if QUICK else 64  # of an answer at most
 LONG_ENOUGH = 64  # tokens, where single passes are timed
-REPEATS = 2 if QUICK else 5  # passes of each kind in a round, of which the median counts
+REPEATS = 2 if QUICK else 3  # passes of each kind in a round, of which the median counts
 HEAD = HERE / "heads" / SHARED / BEST
 
 
@@ -69,10 +70,11 @@ def held_out_prompts(model: Policy) -> list[tuple[int, ...]]:
 
 
 def requests(model: Policy, prompts: Sequence[tuple[int, ...]], count: int, turn: int) -> list[Request]:
-    """``count`` prompts that no other turn has, as long as there are so many; the turn chooses the random numbers."""
-    sampling = SamplingConfig(max_new_tokens=NEW_TOKENS)
-    chosen = [prompts[i % len(prompts)] for i in range(turn * count, (turn + 1) * count)]
-    first = (1 + turn) << 20
+    """``count`` answers, in groups, to prompts that no other turn has, as long as there are so many; the turn chooses
+    the random numbers."""
+    sampling, group = SamplingConfig(max_new_tokens=NEW_TOKENS), min(GROUP, count)
+    first, start = (1 + turn) << 20, turn * -(-count // group)
+    chosen = [prompts[(start + i // group) % len(prompts)] for i in range(count)]
     return [Request(id=i, token_ids=ids, params=params(model, sampling, first + i)) for i, ids in enumerate(chosen)]
 
 

@@ -146,9 +146,11 @@ def test_rounds_have_prompts_of_their_own_and_all_arms(monkeypatch: pytest.Monke
     monkeypatch.setattr(rounds, "PLAN", PLAN)
     model = load(PLAN)
     prompts = rounds.held_out_prompts(model)
-    asked = [rounds.requests(model, [(i,) for i in range(8)], 2, turn) for turn in (0, 1, 2)]
-    assert [r.token_ids[0] for some in asked for r in some] == [0, 1, 2, 3, 4, 5]
-    assert len({r.params.seed for some in asked for r in some}) == 6
+    asked = [rounds.requests(model, [(i,) for i in range(8)], 8, turn) for turn in (0, 1, 2)]
+    assert [r.token_ids[0] for some in asked for r in some] == [i // 4 for i in range(24)]
+    assert len({r.params.seed for some in asked for r in some}) == 24
+    alone = [rounds.requests(model, [(i,) for i in range(8)], 1, turn)[0].token_ids for turn in (0, 1, 2)]
+    assert alone == [(0,), (1,), (2,)]
     assert all(not r.params.stop_token_ids for r in rounds.endless(asked[0]))
     calls: list[int] = []
     found = rounds.measure(model, prompts, lambda: calls.append(1))
