@@ -133,8 +133,12 @@ def requests(model: Policy, asked: Sequence[Prompt], turn: int, seed: int) -> li
 def decode(bench: Bench, arm: TimedArm, wanted: Sequence[Request], batch: int) -> Timed:
     """Decode the requests with one arm, ``batch`` at a time."""
     name, system, drafts = arm
-    config = DecodingConfig(system=system, draft_tokens=drafts)
-    engine = TorchEngine(bench.use(name), config, slots=batch, max_length=MAX_LENGTH)
+    return timed(bench.use(name), DecodingConfig(system=system, draft_tokens=drafts), wanted, batch)
+
+
+def timed(model: Policy, config: DecodingConfig, wanted: Sequence[Request], batch: int) -> Timed:
+    """Decode the requests, ``batch`` at a time."""
+    engine = TorchEngine(model, config, slots=batch, max_length=MAX_LENGTH)
     with split(engine) as seconds:
         began, busy = time.perf_counter(), time.process_time()
         answers = generate(engine, wanted)
@@ -150,9 +154,11 @@ def decode(bench: Bench, arm: TimedArm, wanted: Sequence[Request], batch: int) -
 
 
 @torch.inference_mode()
-def costs(model: Policy, wanted: Sequence[Request], batch: int) -> Costs:
+def costs(
+    model: Policy, wanted: Sequence[Request], batch: int, lengths: Sequence[int] = LENGTHS, repeats: int = REPEATS
+) -> Costs:
     """Single passes over the engine's own caches, in the middle of its answers; kinds take turns, medians count."""
-    config = DecodingConfig(system="bebop", draft_tokens=max(LENGTHS))
+    config = DecodingConfig(system="bebop", draft_tokens=max(lengths))
     engine = TorchEngine(model, config, slots=batch, max_length=MAX_LENGTH)
     for request in wanted[:batch]:
         engine.add(request)
@@ -161,7 +167,7 @@ def costs(model: Policy, wanted: Sequence[Request], batch: int) -> Costs:
     decoder = engine.decoder
     assert isinstance(decoder, DraftVerify) and isinstance(decoder.drafter, MTPDrafter)
     target, drafter, rows = decoder.target, decoder.drafter, Rows(engine.slots, len(engine.active), max(engine.fed))
-    tokens = rows.last[:, None].expand(-1, max(LENGTHS) + 1).contiguous()
+    tokens = rows.last[:, None].expand(-1, max(lengths) + 1).contiguous()
     hidden = drafter.hidden[: rows.batch].clone()
 
     def draft() -> None:
@@ -171,12 +177,11 @@ def costs(model: Policy, wanted: Sequence[Request], batch: int) -> Costs:
     def verify(width: int) -> None:
         model.logits(target.verify(rows, tokens[:, :width])[0])
 
-    spent: dict[int, list[float]] = {n: [] for n in (0, 1, *(k + 1 for k in LENGTHS))}  # 0: a draft step
-    for _ in range(REPEATS):
+    spent: dict[int, list[float]] = {n: [] for n in (0, 1, *(k + 1 for k in lengths))}  # 0: a draft step
+    for _ in range(repeats):
         for n, times in spent.items():
             began = time.process_time()
             draft() if n == 0 else verify(n)
             times.append(time.process_time() - began)
     typical = {n: float(np.median(times)) for n, times in spent.items()}
-    verify = {k: typical[k + 1] / typical[1] for k in LENGTHS}
-    return Costs(draft=typical[0] / typical[1], verify=verify)
+    return Costs(draft=typical[0] / typical[1], verify={k: typical[k + 1] / typical[1] for k in lengths})

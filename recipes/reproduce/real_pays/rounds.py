@@ -1,0 +1,106 @@
+"""Decoding on a clock in rounds: in each all arms take turns over the same prompts, which no other round has."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bebop.adaptation.corpus import params
+from bebop.config import DecodingConfig, SamplingConfig
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.rollout.engine import Request
+from recipes.reproduce.real.heads import BEST, load_head
+from recipes.reproduce.real.plan import HERE, PLAN, load
+from recipes.reproduce.real.prompts import make_prompts
+from recipes.reproduce.real.runs import SHARED
+from recipes.reproduce.real_pays.findings import BATCHES
+from recipes.reproduce.study import QUICK
+from recipes.reproduce.throughput.timing import Costs, Timed, costs, timed
+
+Arm = tuple[str, int]  # system, K
+PLAIN: Arm = ("autoregressive", 0)
+LENGTHS = (1, 2, 3)  # K of sampled drafts
+DRAFTING = {"bebop": LENGTHS, "target_only": (1, 2)}
+ARMS: tuple[Arm, ...] = (PLAIN, *((system, k) for system, lengths in DRAFTING.items() for k in lengths))
+ROUNDS = 2 if QUICK else 3
+ANSWERS = dict.fromkeys(BATCHES, 2) if QUICK else {1: 1, 8: 8, 32: 32}  # of a round, by batch size
+GROUP = 4  # answers to a prompt where several are decoded side by side, as training asks for them
+NEW_TOKENS = 8 if QUICK else 64  # of an answer at most
+LONG_ENOUGH = 64  # tokens, where single passes are timed
+REPEATS = 2 if QUICK else 3  # passes of each kind in a round, of which the median counts
+HEAD = HERE / "heads" / SHARED / BEST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round at one batch size."""
+
+    timed: dict[Arm, Timed]
+    costs: Costs
+
+    def ratio(self, arm: Arm, base: Arm = PLAIN) -> float:
+        """Tokens per second of processor time over those of another arm."""
+        return self.timed[arm].speed / self.timed[base].speed
+
+
+Rounds = dict[int, list[Round]]  # by batch size
+
+
+def policy() -> Policy:
+    """The model with the shared head; in a smoke run the built-in one with the head that it comes with.
+
+    Raises:
+        UserError: The head is not trained yet.
+    """
+    if QUICK:
+        return load(PLAN)
+    if not HEAD.is_file():
+        raise UserError(
+            f"{HEAD} is not there: run first python -m recipes.reproduce.real --stage corpus states heads "
+            f"--heads {SHARED}"
+        )
+    model = load(PLAN, init_mtp=True)
+    load_head(model, HEAD, SHARED)
+    return model
+
+
+def held_out_prompts(model: Policy) -> list[tuple[int, ...]]:
+    """Prompts of the test, kinds mixed: no head was trained on them."""
+    return [prompt.token_ids for prompt in make_prompts(PLAN, model) if prompt.split == "test"]
+
+
+def requests(model: Policy, prompts: Sequence[tuple[int, ...]], count: int, turn: int) -> list[Request]:
+    """``count`` answers, in groups, to prompts that no other turn has, as long as there are so many; the turn chooses
+    the random numbers."""
+    sampling, group = SamplingConfig(max_new_tokens=NEW_TOKENS), min(GROUP, count)
+    first, start = (1 + turn) << 20, turn * -(-count // group)
+    chosen = [prompts[(start + i // group) % len(prompts)] for i in range(count)]
+    return [Request(id=i, token_ids=ids, params=params(model, sampling, first + i)) for i, ids in enumerate(chosen)]
+
+
+def endless(wanted: Sequence[Request]) -> list[Request]:
+    """The same, running on past stop tokens: single passes are timed in the middle of answers, however short."""
+    return [replace(one, params=replace(one.params, stop_token_ids=(), max_new_tokens=LONG_ENOUGH)) for one in wanted]
+
+
+def measure(model: Policy, prompts: Sequence[tuple[int, ...]], progress: Callable[[], Any]) -> Rounds:
+    """Time all arms in all rounds at every batch size; each round begins with another arm."""
+    found: Rounds = {batch: [] for batch in BATCHES}
+    for arm in ARMS[:2]:  # the first passes of a process are slow
+        run(model, arm, requests(model, prompts, 1, 0), 1)
+    for turn in range(ROUNDS):
+        first = turn * len(ARMS) // ROUNDS
+        for batch in BATCHES:
+            wanted = requests(model, prompts, ANSWERS[batch], turn)
+            spent = {}
+            for arm in (*ARMS[first:], *ARMS[:first]):
+                spent[arm] = run(model, arm, wanted, batch)
+                progress()
+            found[batch].append(Round(timed=spent, costs=costs(model, endless(wanted), batch, LENGTHS, REPEATS)))
+            progress()
+    return found
+
+
+def run(model: Policy, arm: Arm, wanted: Sequence[Request], batch: int) -> Timed:
+    """One arm in one round."""
+    return timed(model, DecodingConfig(system=arm[0], draft_tokens=arm[1]), wanted, batch)
