@@ -55,8 +55,8 @@ SMALL = {
 
 # Half of the answers of a step of the shared head: what goes on from it takes small steps.
 LEAN = {**MARKS, "lr": 5e-4, "rows_per_step": 4}
-# Until the curve is flat, at both rates, or 300 steps: a curve that still rises then says so.
-LONG = {**LEAN, "patience": 100, "drops": 1, "most_steps": 300}
+# Until the curve is flat, at both rates, or to the last mark: a curve that still rises there says so.
+LONG = {**LEAN, "patience": 100, "drops": 1, "most_steps": LAST}
 # To the last mark: there is no patience that could end it before.
 SHORT = {**LEAN, "patience": 2 * LAST, "drops": 0, "most_steps": LAST, "validate_every": 100}
 
