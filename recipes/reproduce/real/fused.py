@@ -21,7 +21,7 @@ from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps
 from recipes.reproduce.real.states import Text
 from recipes.reproduce.study import QUICK
 
-ROWS, EVERY, DEPTH = 16, 4, 5  # a step of ``runs.HeadRun``
+ROWS, EVERY, DEPTH = 8, 8, 5  # a step of the shared head, see ``runs.HeadRun``
 TURNS = 1 if QUICK else 3
 
 Loss = Callable[[Steps], Tensor]
