@@ -15,7 +15,7 @@ import numpy as np
 
 from bebop.adaptation.probe import Probe
 from bebop.errors import UserError
-from bebop.intervals import Interval
+from bebop.intervals import NORMAL_95, Interval
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.measured import Number, over_seeds
 from recipes.reproduce.real.effects import Effect, Statistic, contrast, single
@@ -84,6 +84,20 @@ def same_chains(probes: Iterable[Probe]) -> None:
                 "the heads were not all looked at on the same chains: remove the folder evaluation and run again "
                 "python -m recipes.reproduce.real --stage evaluation"
             )
+
+
+def looked_at(place: Path, probes: Sequence[Probe], names: Sequence[str] = ("the study",)) -> None:
+    """What every study begins with.
+
+    Raises:
+        UserError: None of its heads was looked at, or not all on the same chains.
+    """
+    if not probes:
+        raise UserError(
+            f"{place / 'evaluation'} holds no head of {', '.join(names)}: run first "
+            "python -m recipes.reproduce.real --stage heads evaluation"
+        )
+    same_chains(probes)
 
 
 def flat_curves(place: Path, name: str, fresh: bool = False) -> list[bool]:
@@ -159,5 +173,5 @@ def interval(effect: Effect | None) -> Interval:
         return Interval(math.nan, math.nan, math.nan)
     if math.isfinite(effect.low):
         return Interval(effect.value, effect.low, effect.high)
-    half = 1.96 * effect.prompt_error
+    half = NORMAL_95 * effect.prompt_error
     return Interval(effect.value, effect.value - half, effect.value + half)

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from bebop.adaptation.probe import Probe
-from bebop.errors import UserError
 from bebop.trainer.objectives import Sampling
-from recipes.reproduce.real.arms import Arm, Measured, each, evaluated, heads, same_chains
+from recipes.reproduce.real.arms import Arm, Measured, each, evaluated, heads, looked_at
 from recipes.reproduce.real.effects import Statistic, mean_of
 from recipes.reproduce.real.evaluation import TOP_P, drafts_path, read_drafts
 from recipes.reproduce.real.looks import Drafts
@@ -45,12 +44,7 @@ def read(place: Path) -> Results:
     """
     found = {name: looks(place, name) for name in HEADS}
     every = [one for each in found.values() for arm in each.by.values() for one in arm.values()]
-    if not every:
-        raise UserError(
-            f"{place / 'evaluation'} holds no head of {', '.join(HEADS)}: run first "
-            "python -m recipes.reproduce.real --stage heads evaluation"
-        )
-    same_chains(every)
+    looked_at(place, every, HEADS)
     return found
 
 

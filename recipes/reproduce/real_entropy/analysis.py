@@ -6,9 +6,8 @@ from functools import partial
 from pathlib import Path
 
 from bebop.adaptation.probe import Probe
-from bebop.errors import UserError
 from bebop.trainer.objectives import Sampling
-from recipes.reproduce.real.arms import Arm, Measured, each, heads, same_chains
+from recipes.reproduce.real.arms import Arm, Measured, each, heads, looked_at
 from recipes.reproduce.real.effects import Statistic, accept_length, mean_of
 from recipes.reproduce.real.evaluation import TEMPERATURES
 from recipes.reproduce.real.slopes import (
@@ -50,12 +49,7 @@ def read(place: Path) -> Results:
     every = [
         one for each in found.values() for one in (*each.plain.values(), *(p for s in each.swept.values() for p in s))
     ]
-    if not every:
-        raise UserError(
-            f"{place / 'evaluation'} holds no head of {', '.join(HEADS)}: run first "
-            "python -m recipes.reproduce.real --stage heads evaluation"
-        )
-    same_chains(every)
+    looked_at(place, every, HEADS)
     return found
 
 

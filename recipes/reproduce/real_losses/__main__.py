@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from bebop.command import check_writable
-from bebop.errors import UserError
 from recipes.reproduce.cli import start
+from recipes.reproduce.real.arms import looked_at
 from recipes.reproduce.real.plan import HERE as PLACE
 from recipes.reproduce.real_losses import curves, tables
 from recipes.reproduce.real_losses.charts import draw
@@ -27,12 +27,9 @@ def main() -> None:
 
 def study(place: Path, folder: Path) -> None:
     """From the evaluation in ``place`` to the results in ``folder``."""
-    found = {name: len(heads(place, name)) for name in NAMES}
-    if not any(found.values()):
-        raise UserError(
-            f"{place / 'evaluation'} holds no head of the study: run first "
-            "python -m recipes.reproduce.real --stage heads evaluation"
-        )
+    arms = {name: heads(place, name) for name in NAMES}
+    looked_at(place, [one for arm in arms.values() for one in arm.values()])
+    found = {name: len(arm) for name, arm in arms.items()}
     started = begin("real_losses")
     told = measure(place)
     runs = curves.trained(place)

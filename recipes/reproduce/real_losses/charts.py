@@ -28,7 +28,8 @@ CAPTIONS: Mapping[str, str] = {
     "from the shared head (top), the shared head and fresh ones (bottom). A line a run; dots: the learning rate was "
     "lowered; dotted: marks.",
     "gains.svg": "Accept length over that of ce, paired by seed, with 95 % intervals over seeds and prompts: the best "
-    "heads of runs that went on until their curves were flat (left), all losses after equal steps (right).",
+    "heads of the losses that are claimed of (left), flat or not as the table says, and all losses after equal steps "
+    "(right).",
     "positions.svg": "Overlap of draft and target by position in the chain, best heads, with 95 % intervals.",
     "entropy.svg": "Mean overlap against the target's entropy, best heads: a point a temperature (left), a point a "
     "tenth of all tokens at temperature 1 (right); a line a seed.",
