@@ -53,7 +53,8 @@ def draw_curves(path: Path, runs: Sequence[Trained]) -> None:
             for axes, clock, scale in zip(row, ("step", "seconds"), (1, 60), strict=True):
                 for one in own:
                     _curve(axes, one, clock, scale)
-                for mark in MARKS["steps" if clock == "step" else "processor time"]:
+                marked = any(one.run.name != SHARED for one in own)
+                for mark in MARKS["steps" if clock == "step" else "processor time"] if marked else ():
                     axes.axvline(float(mark.split()[1]) / scale, color=GREY, linestyle=":", linewidth=1)
                 if not from_shared:  # the shared head runs for ten times as long
                     axes.set_xscale("symlog", linthresh=max(50.0 / scale, 1.0))
@@ -97,6 +98,7 @@ def draw_gains(path: Path, place: Path) -> None:
 
 def _gains(axes: Any, place: Path, names: Sequence[str], times: Sequence[str]) -> None:
     marks = dict(zip(times, "o^s", strict=False))
+    names = [name for name in names if heads(place, name)]
     for i, words in enumerate(times):
         for j, name in enumerate(names):
             base = f"{FRESH}ce" if name.startswith(FRESH) else "ce"
