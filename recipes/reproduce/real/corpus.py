@@ -139,3 +139,9 @@ def read_corpus(folder: Path, plan: Plan, most: int | None = None) -> list[Answe
     paths = shard_paths(folder, plan)[:most]
     missing(paths, "corpus")
     return [answer for path in paths for answer in read_shard(path)]
+
+
+def corpus_size(folder: Path, plan: Plan) -> dict[str, int]:
+    """Answers and their tokens in the shards that are there, for whoever tells of them."""
+    answers = [answer for path in shard_paths(folder, plan) if path.is_file() for answer in read_shard(path)]
+    return {"answers": len(answers), "tokens": sum(len(answer.answer) for answer in answers)}

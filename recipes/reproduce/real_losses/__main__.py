@@ -5,7 +5,9 @@ from pathlib import Path
 from bebop.command import check_writable
 from recipes.reproduce.cli import start
 from recipes.reproduce.real.arms import looked_at
+from recipes.reproduce.real.corpus import corpus_size
 from recipes.reproduce.real.plan import HERE as PLACE
+from recipes.reproduce.real.plan import PLAN
 from recipes.reproduce.real_losses import curves, tables
 from recipes.reproduce.real_losses.charts import draw
 from recipes.reproduce.real_losses.comparison import ALL_MARKS, NAMES, heads, measure
@@ -44,7 +46,8 @@ def study(place: Path, folder: Path) -> None:
         "Losses of one step's chains, forward and backward": fused_lines,
     }
     figures = draw(place, runs, folder / "figures")
-    plan = {"seeds": SEEDS, "marks": ALL_MARKS, "heads": {name: count for name, count in found.items() if count}}
+    counts = {name: count for name, count in found.items() if count}
+    plan = {"corpus": corpus_size(place, PLAN), "seeds": SEEDS, "marks": ALL_MARKS, "heads": counts}
     facts = {**told.facts, **fused_facts}
     keep(folder, started, told.numbers, {n: lines for n, lines in written.items() if lines}, figures, plan, facts)
 

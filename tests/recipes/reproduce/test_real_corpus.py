@@ -77,6 +77,14 @@ def test_a_stopped_corpus_goes_on_and_comes_out_the_same(tmp_path: Path) -> None
     corpus.make_corpus(tmp_path, PLAN, model)
     assert files(tmp_path, "corpus") == whole
     assert (tmp_path / "corpus" / "shard-0000.jsonl").stat().st_mtime_ns == kept, "what was there is not made again"
+    tokens = sum(len(answer.answer) for answer in corpus.read_corpus(tmp_path, PLAN))
+    assert corpus.corpus_size(tmp_path, PLAN) == {"answers": 28, "tokens": tokens}
+    shares = tmp_path / "shares"  # of two processes
+    corpus.make_corpus(shares, PLAN, model, share=(2, 2))
+    assert sorted(files(shares, "corpus")) == ["plan.json", "shard-0001.jsonl", "shard-0003.jsonl"]
+    assert corpus.corpus_size(shares, PLAN)["answers"] == 12
+    corpus.make_corpus(shares, PLAN, model, share=(1, 2))
+    assert files(shares, "corpus") == whole
 
 
 def test_answers_have_seeds_of_their_own_and_depend_on_them(tmp_path: Path) -> None:
