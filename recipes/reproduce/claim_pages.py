@@ -12,7 +12,7 @@ from pathlib import Path
 from bebop.command import check_writable, writing
 from bebop.report.document import Card, document, opened, table
 from recipes.reproduce.claims import MODELS, PAPERS, Claim, Paper
-from recipes.reproduce.deciding import Effect
+from recipes.reproduce.deciding import DecidingNumber
 from recipes.reproduce.pages import sentence
 from recipes.reproduce.record import Content
 from recipes.reproduce.results import UNTESTED, Judged, Results, gathered
@@ -131,7 +131,7 @@ def _rule(one: Judged) -> str:
     return one.finding.rule + (f" (at the run: {one.before})" if one.before else "")
 
 
-def interval(effect: Effect, color: str) -> str:
+def interval(effect: DecidingNumber, color: str) -> str:
     """An effect with its interval around the bound, as a drawing with a scale of its own."""
     number, noise = effect.number, effect.noise or 0.0
     ends = [number.low - effect.bound, number.high - effect.bound, number.value - effect.bound, noise]

@@ -14,8 +14,8 @@ from recipes.reproduce.verdicts import Finding, Part, Rule, floor, p_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """Effect(name="e2e_tv - ce, accept length", number=0.041 [0.018, 0.064], bound=0.0, noise=0.035)."""
+class DecidingNumber:
+    """DecidingNumber(name="e2e_tv - ce, accept length", number=0.041 [0.018, 0.064], bound=0.0, noise=0.035)."""
 
     name: str
     number: Number
@@ -28,14 +28,14 @@ class Effect:
         return (self.number.value - self.bound) / self.noise if self.noise else None
 
 
-def effect_of(study: str, finding: Finding, content: Content) -> Effect | None:
+def effect_of(study: str, finding: Finding, content: Content) -> DecidingNumber | None:
     """What decides a finding; None where its numbers were not measured."""
     rule = _rules(study).get(finding.statement)
     numbers = numbers_of(content)
     if rule is None or any(n not in numbers for g in rule.any_of for part in g for n in (part.number, *part.arms)):
         return None
     part = deciding(rule, numbers, finding.side)
-    return Effect(
+    return DecidingNumber(
         name=part.number,
         number=numbers[part.number],
         bound=part.bound if part.kind in ("above", "below") else 0.0,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from recipes.reproduce.claims import MODELS, REAL_STUDIES, RECIPES, Claim, Paper, heading, model_of
-from recipes.reproduce.deciding import Effect, effect_of
+from recipes.reproduce.deciding import DecidingNumber, effect_of
 from recipes.reproduce.pages import family, verdicts
 from recipes.reproduce.record import Content, judged, rules_of
 from recipes.reproduce.verdicts import Finding, overall
@@ -22,7 +22,7 @@ class Judged:
     finding: Finding
     verdict: str
     p: float | None  # corrected; None: not tested
-    effect: Effect | None  # None: not measured
+    effect: DecidingNumber | None  # None: not measured
     before: str | None  # the verdict of the run's own rule, where a younger one has judged it again
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from bebop.bench.record import table
 from recipes.reproduce.claims import BUILT_IN, MODELS, PAPERS, REAL, REAL_STUDIES, RECIPES, Claim, Paper, model_of
-from recipes.reproduce.deciding import Effect
+from recipes.reproduce.deciding import DecidingNumber
 from recipes.reproduce.pages import sentence
 from recipes.reproduce.record import Content
 from recipes.reproduce.results import NONE_YET, UNTESTED, Judged, Results, gathered, post_hoc
@@ -152,7 +152,7 @@ def _row(one: Judged) -> dict[str, str]:
     }
 
 
-def times_noise(effect: Effect | None) -> str:
+def times_noise(effect: DecidingNumber | None) -> str:
     """How far an effect lies from its bound in units of the noise; empty where no arms are compared."""
     size = effect.size if effect else None
     return "" if size is None else f"{size:.1f}"

@@ -62,13 +62,6 @@ def heads(
     return {seed: read_chains(path) for seed, path in evaluated(place, name, at, sampling, split, fresh).items()}
 
 
-def arm(
-    place: Path, name: str, at: str = "best", sampling: Sampling = PLAIN, split: str = "test", fresh: bool = False
-) -> list[Probe]:
-    """The same in the order of the seeds; empty if there is none."""
-    return list(heads(place, name, at, sampling, split, fresh).values())
-
-
 def common(*arms: Arm[T]) -> list[list[T]]:
     """What several arms have of the seeds that all of them have, in the order of the seeds."""
     seeds = sorted(set.intersection(*(set(one) for one in arms)))

@@ -12,7 +12,7 @@ from recipes.reproduce import __main__ as reproduce
 from recipes.reproduce import record
 from recipes.reproduce.claim_pages import INDEX, WIDTH, file_of, interval, rendered, write_pages
 from recipes.reproduce.claims import PAPERS
-from recipes.reproduce.deciding import Effect
+from recipes.reproduce.deciding import DecidingNumber
 from recipes.reproduce.measured import Number
 from recipes.reproduce.pages import within
 from tests.recipes.reproduce.made_up import keep
@@ -97,7 +97,7 @@ def test_a_page_has_verdicts_effects_rules_and_figures(made: dict[str, str]) -> 
     assert "Findings on" not in made["C1.html"] and "no results yet" in made["C1.html"]
 
 
-def drawn(effect: Effect) -> tuple[list[float], list[float], float]:
+def drawn(effect: DecidingNumber) -> tuple[list[float], list[float], float]:
     """Ends of the noise and of the interval, and the dot, in pixels from the bound."""
     text = interval(effect, "#000")
     x, width = (float(found) for found in re.findall(r"<rect x='([\d.]+)' y='0' width='([\d.]+)'", text)[0])
@@ -109,14 +109,14 @@ def drawn(effect: Effect) -> tuple[list[float], list[float], float]:
 
 def test_an_effect_is_drawn_around_its_bound() -> None:
     """0.6 [0.55, 0.70] against 0.5 with a noise of 0.05: the interval begins where the noise ends."""
-    effect = Effect(name="x", number=Number(value=0.6, low=0.55, high=0.7), bound=0.5, noise=0.05)
+    effect = DecidingNumber(name="x", number=Number(value=0.6, low=0.55, high=0.7), bound=0.5, noise=0.05)
     scale = WIDTH / 2 * 0.95 / 0.2
     noise, ends, at = drawn(effect)
     assert noise == pytest.approx([-0.05 * scale, 0.05 * scale], abs=0.15)
     assert ends == pytest.approx([0.05 * scale, 0.2 * scale], abs=0.15) and at == pytest.approx(0.1 * scale, abs=0.1)
     forgotten = drawn(replace(effect, bound=0.0))  # what takes the bound for 0
     assert forgotten[1] != pytest.approx(ends, abs=1)
-    below = drawn(Effect(name="x", number=Number(value=-1.0, low=-2.0, high=0.0), bound=0.0, noise=None))
+    below = drawn(DecidingNumber(name="x", number=Number(value=-1.0, low=-2.0, high=0.0), bound=0.0, noise=None))
     assert below[0] == [0, 0] and below[1] == pytest.approx([-0.95 * WIDTH / 2, 0], abs=0.1) and below[2] < 0
 
 

@@ -1,6 +1,7 @@
 """Arms from files of the evaluation: which heads are in them, what is left out, and how two of them are paired."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,14 @@ from bebop.errors import UserError
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.measured import over_seeds
 from recipes.reproduce.real import arms
-from recipes.reproduce.real.arms import Measured, arm, each, heads, runs_of, stem
+from recipes.reproduce.real.arms import Measured, each, heads, runs_of, stem
 from recipes.reproduce.real.effects import accept_length, paired, single
 from recipes.reproduce.real.runs import BRIEF, CONVERGED, FRESH, SHARED, all_runs
 from tests.recipes.reproduce.real_chains import end, synthetic, write_arm, write_head
+
+
+def arm(place: Path, name: str, **look: Any) -> list[Probe]:
+    return list(heads(place, name, **look).values())
 
 
 def made(seed: int, sampling: Sampling) -> Probe:
