@@ -8,6 +8,7 @@ from recipes.reproduce.real.arms import looked_at
 from recipes.reproduce.real.corpus import corpus_size
 from recipes.reproduce.real.plan import HERE as PLACE
 from recipes.reproduce.real.plan import PLAN
+from recipes.reproduce.real.runs import LAST
 from recipes.reproduce.real_losses import curves, tables
 from recipes.reproduce.real_losses.charts import draw
 from recipes.reproduce.real_losses.comparison import ALL_MARKS, NAMES, heads, measure
@@ -47,7 +48,7 @@ def study(place: Path, folder: Path) -> None:
     }
     figures = draw(place, runs, folder / "figures")
     counts = {name: count for name, count in found.items() if count}
-    plan = {"corpus": corpus_size(place, PLAN), "seeds": SEEDS, "marks": ALL_MARKS, "heads": counts}
+    plan = {"corpus": corpus_size(place, PLAN), "seeds": SEEDS, "steps": LAST, "marks": ALL_MARKS, "heads": counts}
     facts = {**told.facts, **fused_facts}
     keep(folder, started, told.numbers, {n: lines for n, lines in written.items() if lines}, figures, plan, facts)
 
