@@ -66,20 +66,22 @@ def wanted(run: HeadRun, place: Path) -> Iterator[Evaluated]:
     """All that is asked of a run that has ended: its best head, and those at its marks.
 
     Kinds of prompts that no head has seen are for best heads at temperature 1: what is asked of the others is how they
-    differ, which the test tells. Nothing is asked of the shared head on its way, nor of losses that are compared after
-    equal steps alone, but for the last mark of steps.
+    differ, which the test tells.
     """
-    left_out: set[str] = set()
-    if run.name == SHARED or run.objective in (*BRIEF, "kl"):
-        left_out = {path.name for path in run.folder(place).glob("s*-*.safetensors")}
-    if run.name != SHARED:
-        left_out -= {f"step-{LAST:05d}.safetensors"}
     for path in sorted(run.folder(place).glob("*.safetensors")):
-        if path.name in left_out:
+        if not _counts(run, path.name):
             continue
         for sampling in samplings(run, path.name):
             for split in HELD_OUT if path.name == BEST and sampling == Sampling() else HELD_OUT[:1]:
                 yield Evaluated(head=run.name, file=path.name, sampling=sampling, split=split)
+
+
+def _counts(run: HeadRun, file: str) -> bool:
+    """Whether a rule or a table asks for a head: of the shared one for the best, of losses that are compared after
+    equal steps alone for that and the last mark of steps."""
+    if run.name == SHARED:
+        return file == BEST
+    return run.objective not in (*BRIEF, "kl") or file in (BEST, f"step-{LAST:05d}.safetensors")
 
 
 def evaluate(runs: Sequence[HeadRun], place: Path, model: Policy, text: Text) -> list[dict[str, Any]]:

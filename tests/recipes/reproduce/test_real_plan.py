@@ -46,13 +46,18 @@ def test_marks_are_those_that_the_rules_ask_for() -> None:
 def test_only_best_heads_of_some_losses_are_swept(tmp_path: Path) -> None:
     def looks(name: str, objective: str) -> list[tuple[str, float, str]]:
         run = head_run(name, objective=objective)
-        for file in (BEST, "step-00100.safetensors"):
+        for file in (BEST, "step-00100.safetensors", f"step-{LAST:05d}.safetensors"):
             run.folder(tmp_path).mkdir(parents=True, exist_ok=True)
             (run.folder(tmp_path) / file).touch()
-        return [(e.file[:4], e.sampling.temperature, e.split) for e in evaluation.wanted(run, tmp_path)]
+        return [(Path(e.file).stem, e.sampling.temperature, e.split) for e in evaluation.wanted(run, tmp_path)]
 
-    plain = [("best", 1.0, "test"), ("best", 1.0, "unseen"), ("step", 1.0, "test")]
-    assert looks("nla-0", "nla") == looks("fresh-ce-0", "ce") == plain
-    for swept in (looks("ce-0", "ce"), looks(SHARED, "ce")):
-        assert len(swept) == len(plain) + 6 and {t for _, t, _ in swept} == set(evaluation.TEMPERATURES)
-        assert [one for one in swept if one[2] == "unseen"] == [plain[1]]
+    best = [("best", 1.0, "test"), ("best", 1.0, "unseen")]
+    first, last = (f"step-{step:05d}" for step in (100, LAST))
+    assert looks("nla-0", "nla") == looks("kl-0", "kl") == [*best, (last, 1.0, "test")], (
+        "compared at the last mark alone"
+    )
+    assert looks("fresh-ce-0", "ce") == [*best, (first, 1.0, "test"), (last, 1.0, "test")]
+    for name, marks in (("ce-0", 2), (SHARED, 0)):
+        swept = looks(name, "ce")
+        assert len(swept) == len(best) + marks + 6 and {t for _, t, _ in swept} == set(evaluation.TEMPERATURES)
+        assert [one for one in swept if one[2] == "unseen"] == best[1:]

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,13 +35,13 @@ def test_every_study_is_run_whether_or_not_the_one_before_succeeded(
     assert real.CLAIMS == (*STUDIES, "real_losses")
     monkeypatch.setattr(real, "CLAIMS", ("real_drafts", "real_nothing", "real_entropy"))
     with pytest.raises(UserError, match=r"^failed: real_drafts$"):
-        real.judge_claims([], (1, 1))
+        real.judge_claims([], Namespace(share=(1, 1)))
     assert ran == ["recipes.reproduce.real_drafts", "recipes.reproduce.real_entropy"]
     assert "real_nothing: nothing computes its numbers yet\n" in capsys.readouterr().out
 
 
 def test_a_share_of_the_heads_is_not_judged(ran: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    real.judge_claims([], (1, 2))
+    real.judge_claims([], Namespace(share=(1, 2)))
     assert not ran and "run --stage claims when all have ended" in capsys.readouterr().out
 
 
