@@ -78,9 +78,9 @@ test-agents: .venv-agents/.installed ## real OpenEnv servers and verifiers envir
 smoke-%: .venv-%/.installed ## the part of it that .ci/run takes: smoke-sglang, smoke-verl, ...
 	$(QUIET) .venv-$*/bin/python -m pytest tests/integration/$* -m smoke $(ARGS)
 
-test-all: test lint test-slow test-agents test-megatron test-sglang test-vllm test-verl ## every test that needs no GPU: an hour or two on two cores
+test-all: test lint test-slow mutants test-agents test-megatron test-sglang test-vllm test-verl ## every test that needs no GPU: two hours on two cores
 
-mutants: venv ## plant faults and see that the tests notice; part of test-slow; ARGS="policy/tis --list"
+mutants: venv ## plant every fault and see that the tests notice: half an hour; test-slow takes a tenth; ARGS="policy/tis --list"
 	$(QUIET) $(BIN)/python -m tests.mutants $(ARGS)
 
 chaos: venv ## two hundred faults upon real jobs, and whether anything was lost: an hour (docs/reliability.md)

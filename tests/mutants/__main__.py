@@ -1,4 +1,4 @@
-"""Plant faults and see that the tests notice: ``python -m tests.mutants [NAME ...] [--list] [--jobs N]``.
+"""Plant faults and see that the tests notice: ``python -m tests.mutants [NAME ...] [--every N] [--list] [--jobs N]``.
 
 A NAME is that of a fault or the beginning of one. Exit status 1 if a fault survived (or a test of it fails without).
 """
@@ -16,13 +16,16 @@ def main() -> int:
     """Run, and sum up."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="a fault, or the beginning of several; all if none")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th of them: a sample")
     parser.add_argument("--list", action="store_true", help="print the table and do nothing")
     parser.add_argument("--jobs", type=int, default=2, help="faults at a time")
     asked = parser.parse_args()
     unknown = [name for name in asked.names if not any(f.name.startswith(name) for f in FAULTS)]
     if unknown:
         parser.error(f"no fault begins with {unknown[0]!r}: see --list")
-    chosen = [f for f in FAULTS if not asked.names or f.name.startswith(tuple(asked.names))]
+    if asked.every < 1:
+        parser.error(f"--every {asked.every}: at least 1")
+    chosen = [f for f in FAULTS if not asked.names or f.name.startswith(tuple(asked.names))][:: asked.every]
     if asked.list:
         for f in chosen:
             print(f"{f.name:34} {f.file:34} {f.old!r} -> {f.new!r}{'  # ' + f.immortal if f.immortal else ''}")
