@@ -63,7 +63,9 @@ def test_every_suite_is_run() -> None:
     ready = makefile.split("\nSUITES := ")[1].split("\n")[0].split()
     assert sorted(ready) == [*SUITES] and "$(SUITES:%=.venv-%/.installed)" in recipe(makefile, "environments")
     everything = recipe(makefile, "test-all").split(" ## ")[0].split()
-    assert sorted(everything) == sorted(["test", "lint", "test-slow", "mutants", *(f"test-{suite}" for suite in SUITES)])
+    assert sorted(everything) == sorted(
+        ["test", "lint", "test-slow", "mutants", *(f"test-{suite}" for suite in SUITES)]
+    )
     assert all(f"tests/integration/{suite} $(ARGS)" in recipe(makefile, f"test-{suite}") for suite in SUITES)
 
 

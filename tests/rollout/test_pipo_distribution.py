@@ -23,7 +23,7 @@ from tests.goodness_of_fit import p_value
 from tests.rollout.slow_pairs import drafted, network_of, states
 from tests.rollout.test_exactness import exact_distribution as of_single_tokens
 
-VOCAB, DRAWS, TOKENS, TEMPERATURE = 5, 10_000, 3, 0.8
+VOCAB, DRAWS, TOKENS, TEMPERATURE = 5, 5_000, 3, 0.8
 PROMPTS = [[1, 2, 3], [3, 3, 1, 2]]  # odd and even
 LEVEL = 1e-3
 CONFIDENCE, RANDOM = PipoOptions(tau=0.5), PipoOptions(gate="random", keep=0.6)
