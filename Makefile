@@ -8,7 +8,7 @@ QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run adapt test test-slow test-gpu test-all test-sglang test-vllm test-verl test-megatron test-agents mutants lint format docs-check \
+.PHONY: help venv run adapt test test-slow test-gpu test-all test-sglang test-vllm test-verl test-megatron test-agents mutants bad-input lint format docs-check \
         environments tiny reproduce bench chaos clean
 
 help: ## this text
@@ -80,10 +80,13 @@ test-agents: .venv-agents/.installed ## real OpenEnv servers and verifiers envir
 smoke-%: .venv-%/.installed ## the part of it that .ci/run takes: smoke-sglang, smoke-verl, ...
 	$(QUIET) .venv-$*/bin/python -m pytest tests/integration/$* -m smoke $(ARGS)
 
-test-all: test lint test-slow mutants test-agents test-megatron test-sglang test-vllm test-verl ## every test that needs no GPU: two hours on two cores
+test-all: test lint test-slow mutants bad-input test-agents test-megatron test-sglang test-vllm test-verl ## every test that needs no GPU: two hours on two cores
 
-mutants: venv ## plant every fault and see that the tests notice: half an hour; test-slow takes a tenth; ARGS="policy/tis --list"
+mutants: venv ## plant every fault and see that the tests notice: half an hour; test-slow takes a twentieth; ARGS="policy/tis --list"
 	$(QUIET) $(BIN)/python -m tests.mutants $(ARGS)
+
+bad-input: venv ## every mistake of tests/bad_input, one line each: ten minutes; test-slow takes a quarter of them
+	folder=$$(mktemp -d) && $(QUIET) $(BIN)/python -m tests.bad_input --out $$folder; code=$$?; rm -rf $$folder; exit $$code
 
 chaos: venv ## two hundred faults upon real jobs, and whether anything was lost: an hour (docs/reliability.md)
 	$(QUIET) $(BIN)/python -m tests.chaos $(ARGS)

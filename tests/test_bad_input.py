@@ -19,8 +19,16 @@ from tests.bad_input.tables import CASES
 from tests.bad_input.world import World, world
 from tests.commands import on_disk
 
-QUICK = 10  # one in so many belongs to the quick tests
-TABLE = [pytest.param(case, id=case.id, marks=[pytest.mark.slow] if i % QUICK else []) for i, case in enumerate(CASES)]
+# One in so many belongs to the quick tests, one to the slow ones; all of them are make bad-input.
+QUICK, SLOW = 10, 4
+TABLE = [
+    *(pytest.param(case, id=case.id) for case in CASES[::QUICK]),
+    *(
+        pytest.param(case, id=case.id, marks=pytest.mark.slow)
+        for i, case in enumerate(CASES)
+        if i % QUICK and not i % SLOW
+    ),
+]
 
 
 @pytest.fixture(scope="module")

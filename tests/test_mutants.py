@@ -55,10 +55,10 @@ def test_what_is_not_noticed_is_told_from_what_is() -> None:
 
 @pytest.mark.slow
 def test_the_tests_notice_a_sample_of_the_faults() -> None:
-    """Every tenth, which meets all tables that are longer; all of them are ``make mutants``: most of an hour."""
-    done = run("-m", "tests.mutants", "--every", "10")
+    """Some fifty of them, of all kinds; all of them are ``make mutants``: most of an hour."""
+    done = run("-m", "tests.mutants", "--every", "20")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert f"{len(FAULTS[::10])} faults in" in done.stdout
+    assert f"{len(FAULTS[::20])} faults in" in done.stdout
 
 
 def test_a_sample_takes_one_of_every_so_many() -> None:

@@ -4,6 +4,7 @@ Read from the source, since the suites are collected only in the environments of
 """
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
@@ -39,7 +40,8 @@ def missing(sources: Mapping[str, str], shown: Sequence[str] = SHOWN) -> list[st
 
 def commands(script: str) -> list[str]:
     """The make targets that a script runs."""
-    return [line.split()[1] for line in script.splitlines() if line.startswith("run ")]
+    words = [line.split()[1:] for line in script.splitlines() if line.startswith("run ")]
+    return [word for line in words for word in line if re.fullmatch(r"[a-z][a-z-]+", word)]
 
 
 def recipe(makefile: str, target: str) -> str:
@@ -64,7 +66,7 @@ def test_every_suite_is_run() -> None:
     assert sorted(ready) == [*SUITES] and "$(SUITES:%=.venv-%/.installed)" in recipe(makefile, "environments")
     everything = recipe(makefile, "test-all").split(" ## ")[0].split()
     assert sorted(everything) == sorted(
-        ["test", "lint", "test-slow", "mutants", *(f"test-{suite}" for suite in SUITES)]
+        ["test", "lint", "test-slow", "mutants", "bad-input", *(f"test-{suite}" for suite in SUITES)]
     )
     assert all(f"tests/integration/{suite} $(ARGS)" in recipe(makefile, f"test-{suite}") for suite in SUITES)
 
@@ -88,5 +90,6 @@ def test_planted_gaps_are_caught() -> None:
     assert missing({"a": whole}) == ["killed", "update"]
     assert missing({"a": whole, "b": other.replace("killed", "kiled")}) == ["kiled", "killed"]
     assert missing({"a": whole, "b": "# pytest.mark.smoke('update', 'killed')"}) == ["killed", "update"]
-    assert commands("run test\n# run lint\nrun smoke-verl ARGS=-x\n") == ["test", "smoke-verl"]
+    script = "run test\n# run lint\nrun smoke-verl ARGS=-x\nrun -j 2 --output-sync=target smoke-a smoke-b\n"
+    assert commands(script) == ["test", "smoke-verl", "smoke-a", "smoke-b"]
     assert recipe("\na: b\n\tc $(ARGS)\n\nd: e\n", "a") == "b\n\tc $(ARGS)"

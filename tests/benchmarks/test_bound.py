@@ -1,6 +1,6 @@
 """Bounds by memory and arithmetic: what a cycle has to do, by hand and against the modules, and a row made of it."""
 
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,7 +76,15 @@ def test_a_turn_counts_what_rows_look_at() -> None:
 
 
 def test_rates_are_work_over_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert roofs.fastest(lambda: time.sleep(0.0005) or sum(range(2000))) < 0.0004  # sleep is no processor time
+    spent = {"process_time": 0.0, "perf_counter": 0.0}
+
+    def call() -> None:
+        spent["process_time"] += 0.0003
+        spent["perf_counter"] += 1.0  # it is asleep most of the time
+
+    monkeypatch.setattr(roofs, "time", SimpleNamespace(**{name: lambda name=name: spent[name] for name in spent}))
+    assert roofs.fastest(call) == pytest.approx(0.0003)
+    assert spent["perf_counter"] == 1 + 1 + 2 + 4 + 4  # until they are long enough for the clock, and one turn more
     monkeypatch.setattr(roofs, "fastest", lambda work: work() is not None and 0.5)
     assert roofs.bandwidth(4096 * 40 + 3) == 2 * 4096 * 40
     assert roofs.arithmetic(3, [(8, 16), (16, 32)]) == 2 * 2 * 3 * 16 * 32

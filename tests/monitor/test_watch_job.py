@@ -197,8 +197,8 @@ def test_a_higher_temperature_is_entropy(tmp_path: Path) -> None:
 def test_co_training_on_the_monitor_s_word_repairs_a_spoiled_head(tmp_path: Path) -> None:
     """The head is spoiled everywhere: sending it again would not help."""
     runs = {}
-    for mode in ("off", "auto"):
-        job = Job(tmp_path / mode, SPOILED + 16, f"cotrain={mode}", "cotrain.head.lr=1e-3")
+    for mode, more in (("off", 5), ("auto", 18)):
+        job = Job(tmp_path / mode, SPOILED + more, f"cotrain={mode}", "cotrain.head.lr=1e-3")
         job.learner.after[SPOILED] = lambda job=job: job.spoil(engine=True, trainer=True)  # type: ignore[misc]
         runs[mode] = job.run(), job.concluded()
     (spoiled, _), (rows, concluded) = runs["off"], runs["auto"]
@@ -210,5 +210,5 @@ def test_co_training_on_the_monitor_s_word_repairs_a_spoiled_head(tmp_path: Path
     assert lost > 0.3
     assert np.mean(lengths[-4:]) > healthy - 0.2 * lost
     # Decoding is exact and the policy's update does not see the head, so rewards differ by chance alone.
-    gap = np.array([a["reward/mean"] - b["reward/mean"] for a, b in zip(rows, spoiled, strict=True)])
+    gap = np.array([a["reward/mean"] - b["reward/mean"] for a, b in zip(rows, spoiled, strict=False)])
     assert abs(gap.mean()) < 3 * gap.std() / np.sqrt(len(gap)) + 1e-9
