@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -116,94 +117,87 @@ def test_synchronous_run_equals_half_and_resume_bit_for_bit(tmp_path: Path) -> N
     assert answers(tmp_path / "whole")[:80] != answers(tmp_path / "other")
 
 
-def test_a_killed_rollout_worker_is_replaced(tmp_path: Path) -> None:
-    run = start(tmp_path, "trainer.steps=6", "rollout.workers=2")
-    wait_for_step(tmp_path, 2, run)
-    os.kill(pids(tmp_path, "rollout")[0], signal.SIGKILL)
-    code, errors = finish(run)
-    assert code == 0, errors
-    assert "prompts start again" in errors
-    found = rows(tmp_path)
-    assert [row["step"] for row in found] == list(range(1, 7))
-    assert found[-1]["rollout/restarts"] == 1
-    assert found[-1]["samples/prompts"] == 6 * 4
-    assert max(row["staleness/max"] for row in found) <= 1
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """What a job left that lost a rollout worker, then its trainer, and was interrupted."""
+
+    folder: Path
+    code: int
+    errors: str
+    scraped: str  # by Prometheus's way, while it ran
+    parts: set[int]  # processes that its trainer and its workers ever were
+    steps: int
 
 
-def test_a_killed_trainer_goes_back_to_the_last_checkpoint(tmp_path: Path) -> None:
-    run = start(tmp_path, "trainer.steps=6", "trainer.save_every=2")
-    wait_for_step(tmp_path, 3, run)
-    os.kill(pids(tmp_path, "trainer")[0], signal.SIGKILL)
-    code, errors = finish(run)
-    assert code == 0, errors
-    assert "going back to step_00000" in errors
-    found = rows(tmp_path)
-    assert [row["step"] for row in found] == list(range(1, 7))
-    assert counted(tmp_path) == dict.fromkeys(range(1, 7), (16, 4))
-    assert found[-1]["samples/prompts"] == 6 * 4
-
-
-def test_an_interrupt_leaves_a_checkpoint_and_no_process(tmp_path: Path) -> None:
-    run = start(tmp_path, "trainer.steps=50")
-    wait_for_step(tmp_path, 2, run)
-    others = pids(tmp_path, "trainer") + pids(tmp_path, "rollout")
-    assert all(map(alive, others))
-    os.killpg(run.pid, signal.SIGINT)  # as Ctrl-C does: the whole foreground group gets it
-    code, errors = finish(run)
-    assert code == 130 and "go on with" in errors
-    newest = checkpoint.store(tmp_path).newest_sound()
-    assert newest is not None and newest.name == f"step_{len(rows(tmp_path)):06d}"
-    verify(newest)
-    assert counted(tmp_path) == dict.fromkeys(range(1, len(rows(tmp_path)) + 1), (16, 4))
-    deadline = time.time() + 10
-    while any(map(alive, others)) and time.time() < deadline:
-        time.sleep(0.1)
-    assert not any(map(alive, others))
-
-
-def test_a_reward_that_raises_ends_the_run_in_one_line_with_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "reward.py").write_text(
-        "calls = 0\n"
-        "def reward(text, item):\n"
-        "    global calls\n"
-        "    calls += 1\n"
-        "    if calls > 40:\n"
-        "        raise KeyError('gold')\n"
-        "    return float(len(text) % 2)\n"
-    )
-    run = start(tmp_path / "run", "trainer.steps=20", f"task.reward={tmp_path}/reward.py:reward")
-    code, errors = finish(run)
-    assert code == 2
-    told = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert len(told) == 1 and "KeyError" in told[0] and "Traceback" not in errors
-    newest = checkpoint.store(tmp_path / "run").newest_sound()
-    assert newest is not None and len(rows(tmp_path / "run")) >= 1
-
-
-def test_a_corrupt_checkpoint_is_named_and_kept(tmp_path: Path) -> None:
-    assert finish(start(tmp_path, "trainer.steps=1"))[0] == 0
-    newest = checkpoint.store(tmp_path).newest_sound()
-    assert newest is not None
-    file = newest / "trainer.safetensors"
-    file.write_bytes(file.read_bytes()[:-7])
-    code, errors = finish(start(tmp_path, "trainer.steps=2", "runtime.resume=true"))
-    assert code == 2 and "trainer.safetensors" in errors and file.exists()
-    assert len(rows(tmp_path)) == 1
-
-
-def test_prometheus_can_scrape_the_metrics_of_a_run(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
+    """One job for several tests: starting one takes longer than what is done to it."""
+    folder = tmp_path_factory.mktemp("disturbed")
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    run = start(tmp_path, "trainer.steps=100", "monitor.ray_metrics=true", f"runtime.metrics_port={port}")
-    wait_for_step(tmp_path, 1, run)
-    wanted, found, deadline = "ray_bebop_reward_mean", "", time.time() + 60
-    while wanted not in found and time.time() < deadline:
+    run = start(
+        folder, "trainer.steps=1000", "trainer.save_every=2", "rollout.workers=2", "monitor.ray_metrics=true",
+        f"runtime.metrics_port={port}",
+    )  # fmt: skip
+    wait_for_step(folder, 2, run)
+    scraped, parts = scrape(port), set[int]()
+    for killed in ("rollout", "trainer"):
+        parts.update(pids(folder, "trainer") + pids(folder, "rollout"))
+        os.kill(pids(folder, killed)[0], signal.SIGKILL)
+        wait_for_step(folder, len(rows(folder)) + 3, run)
+    last = pids(folder, "trainer") + pids(folder, "rollout")
+    assert len(last) == 3 and all(map(alive, last))
+    os.killpg(run.pid, signal.SIGINT)  # as Ctrl-C does: the whole foreground group gets it
+    code, errors = finish(run)
+    return Disturbed(folder, code, errors, scraped, parts.union(last), len(rows(folder)))
+
+
+def scrape(port: int) -> str:
+    found, deadline = "", time.time() + 60
+    while "ray_bebop_reward_mean" not in found and time.time() < deadline:
         for host in ("127.0.0.1", socket.gethostbyname(socket.gethostname())):
             try:
                 found += urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=2).read().decode()
             except OSError:
                 time.sleep(0.5)
-    run.send_signal(signal.SIGINT)
-    assert finish(run)[0] == 130
-    assert wanted in found and "ray_bebop_rollout_accept_length" in found
+    return found
+
+
+def test_a_killed_rollout_worker_is_replaced(disturbed: Disturbed) -> None:
+    assert "prompts start again" in disturbed.errors
+    found = rows(disturbed.folder)
+    assert [row["step"] for row in found] == list(range(1, disturbed.steps + 1))
+    assert found[-1]["rollout/restarts"] == 1
+    assert found[-1]["samples/prompts"] == disturbed.steps * 4
+    assert max(row["staleness/max"] for row in found) <= 1
+
+
+def test_a_killed_trainer_goes_back_to_the_last_checkpoint(disturbed: Disturbed) -> None:
+    assert "going back to step_00000" in disturbed.errors
+    assert counted(disturbed.folder) == dict.fromkeys(range(1, disturbed.steps + 1), (16, 4))
+
+
+def test_an_interrupt_leaves_a_checkpoint_and_no_process(disturbed: Disturbed) -> None:
+    assert disturbed.code == 130 and "go on with" in disturbed.errors
+    newest = checkpoint.store(disturbed.folder).newest_sound()
+    assert newest is not None and newest.name == f"step_{disturbed.steps:06d}"
+    verify(newest)
+    deadline = time.time() + 10
+    while any(map(alive, disturbed.parts)) and time.time() < deadline:
+        time.sleep(0.1)
+    assert len(disturbed.parts) >= 5 and not any(map(alive, disturbed.parts))
+
+
+def test_prometheus_can_scrape_the_metrics_of_a_run(disturbed: Disturbed) -> None:
+    assert "ray_bebop_reward_mean" in disturbed.scraped and "ray_bebop_rollout_accept_length" in disturbed.scraped
+
+
+def test_checkpoints_that_are_all_corrupt_are_named_and_kept(disturbed: Disturbed) -> None:
+    """The last of them: it spoils what the others read."""
+    files = sorted(disturbed.folder.glob("checkpoints/step_*/trainer.safetensors"))
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-7])
+    code, errors = finish(start(disturbed.folder, "runtime.resume=true"))
+    assert code == 2 and "trainer.safetensors" in errors and files == [file for file in files if file.exists()] != []
+    assert len(rows(disturbed.folder)) == disturbed.steps
