@@ -15,7 +15,6 @@ STEPS, PROMPTS, GROUP = 2, 4, 4
 PLAYED = f"{Path(echo_environments.__file__).resolve()}:Echo"
 
 
-@pytest.mark.smoke("engine", "drafts", "killed")
 def test_what_is_lost_is_no_row(tmp_path: Path) -> None:
     """Of 16 environments four break, and one of them again: 15 rows; then nothing breaks."""
     example = tmp_path / "example"

@@ -7,8 +7,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from bebop.verl_job.example import write_example
 from tests.integration.verl.builders import HERE, Job, run_job
 
@@ -51,7 +49,6 @@ def turns(folder: Path) -> list[list[dict[str, Any]]]:
     return list(found.values())
 
 
-@pytest.mark.smoke("engine", "drafts")
 def test_turns_go_on_where_the_one_before_ended(tmp_path: Path) -> None:
     job = start(tmp_path)
     played = turns(tmp_path)
