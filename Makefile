@@ -80,12 +80,12 @@ test-agents: .venv-agents/.installed ## real OpenEnv servers and verifiers envir
 smoke-%: .venv-%/.installed ## the part of it that .ci/run takes: smoke-sglang, smoke-verl, ...
 	$(QUIET) .venv-$*/bin/python -m pytest tests/integration/$* -m smoke $(ARGS)
 
-test-all: test lint test-slow mutants bad-input test-agents test-megatron test-sglang test-vllm test-verl ## every test that needs no GPU: two hours on two cores
+test-all: test lint test-slow mutants bad-input test-agents test-megatron test-sglang test-vllm test-verl ## every test that needs no GPU: some three hours on two cores
 
-mutants: venv ## plant every fault and see that the tests notice: half an hour; test-slow takes a twentieth; ARGS="policy/tis --list"
+mutants: venv ## plant every fault and see that the tests notice: most of an hour; test-slow takes a twentieth; ARGS="policy/tis --list"
 	$(QUIET) $(BIN)/python -m tests.mutants $(ARGS)
 
-bad-input: venv ## every mistake of tests/bad_input, one line each: ten minutes; test-slow takes a quarter of them
+bad-input: venv ## every mistake of tests/bad_input, one line each: ten minutes; test and test-slow take a third of them
 	folder=$$(mktemp -d) && $(QUIET) $(BIN)/python -m tests.bad_input --out $$folder; code=$$?; rm -rf $$folder; exit $$code
 
 chaos: venv ## two hundred faults upon real jobs, and whether anything was lost: an hour (docs/reliability.md)

@@ -201,3 +201,22 @@ def test_checkpoints_that_are_all_corrupt_are_named_and_kept(disturbed: Disturbe
     code, errors = finish(start(disturbed.folder, "runtime.resume=true"))
     assert code == 2 and "trainer.safetensors" in errors and files == [file for file in files if file.exists()] != []
     assert len(rows(disturbed.folder)) == disturbed.steps
+
+
+def test_a_reward_that_raises_ends_the_run_in_one_line_with_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(
+        "calls = 0\n"
+        "def reward(text, item):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    if calls > 40:\n"
+        "        raise KeyError('gold')\n"
+        "    return float(len(text) % 2)\n"
+    )
+    run = start(tmp_path / "run", "trainer.steps=20", f"task.reward={tmp_path}/reward.py:reward")
+    code, errors = finish(run)
+    assert code == 2
+    told = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert len(told) == 1 and "KeyError" in told[0] and "Traceback" not in errors
+    newest = checkpoint.store(tmp_path / "run").newest_sound()
+    assert newest is not None and len(rows(tmp_path / "run")) >= 1

@@ -93,11 +93,8 @@ def test_a_stopped_worker_a_standing_decode_thread_and_a_stopped_rank(
 
 
 def test_a_job_goes_on_when_a_server_of_rays_is_gone(tmp_path: Path) -> None:
-    run, seen, named = (
-        start(tmp_path, "trainer.steps=25", "trainer.save_every=2", "runtime.hang_after=3"),
-        set[int](),
-        [],
-    )
+    run = start(tmp_path, "trainer.steps=25", "trainer.save_every=2", "runtime.hang_after=3")
+    seen, named = set[int](), list[int]()
     for server, signal_ in (("gcs_server", signal.SIGKILL), ("raylet", signal.SIGSTOP)):
         wait_for_step(tmp_path, len(rows(tmp_path)) + 3, run)  # the second step was written
         before = descendants(run.pid)

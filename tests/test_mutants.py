@@ -55,7 +55,7 @@ def test_what_is_not_noticed_is_told_from_what_is() -> None:
 
 @pytest.mark.slow
 def test_the_tests_notice_a_sample_of_the_faults() -> None:
-    """Some fifty of them, of all kinds; all of them are ``make mutants``: most of an hour."""
+    """Some fifty of them; all are ``make mutants``: most of an hour."""
     done = run("-m", "tests.mutants", "--every", "20")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert f"{len(FAULTS[::20])} faults in" in done.stdout

@@ -206,7 +206,7 @@ def test_a_block_of_one_slot_is_plain_decoding(policy: Policy) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["block", "block_target_only"])
-@pytest.mark.parametrize("size", [2, 9, 17])
+@pytest.mark.parametrize("size", [2, 5, 9, 17])
 def test_the_output_distribution_is_the_target_for_every_block_size(name: str, size: int) -> None:
     """Three slots, the size of the exactness test of all systems, are left to that."""
     p = smallest_p(tiny_policy(5, seed=11, sharp=16.0), DecodingConfig(system=name, draft_tokens=size - 1), 1.0)

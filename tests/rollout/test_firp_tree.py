@@ -167,8 +167,8 @@ class DrawnAgain(TreeWalk):
 
 
 CASES = [
-    *(("five", temperature) for temperature in (0.7, 1.0, 1.3)),
-    *(("sixteen", 1.0), ("likeliest", 1.0), ("two paths", 0.7), ("greedy", 1.3)),
+    *((name, temperature) for name in ("five", "sixteen") for temperature in (0.7, 1.0, 1.3)),
+    *(("likeliest", 1.0), ("two paths", 0.7), ("greedy", 1.3)),
 ]
 
 
