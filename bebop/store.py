@@ -112,7 +112,7 @@ class Store:
             return
         newest: dict[int, Path] = {self.step(path): path for path in self.all()}  # the last of each step
         steps = [step for step in sorted(newest) if step != self.step(written)]
-        kept = {written, *(newest[step] for step in steps[len(steps) - (max(1, keep) - 1) :])}
+        kept = {written, *(newest[step] for step in steps[max(0, len(steps) - (max(1, keep) - 1)) :])}
         for path in self.all():
             if path not in kept:
                 self._remove(path)

@@ -152,6 +152,15 @@ def test_pruning_leaves_what_was_just_written_and_the_newest_before_it(tmp_path:
     assert store.all() == [last], "the one just written stays, whatever its number"
 
 
+@pytest.mark.parametrize("keep", range(1, 7))
+def test_pruning_leaves_as_many_as_it_was_told_from_the_first_on(tmp_path: Path, keep: int) -> None:
+    """Also while there are fewer than that."""
+    store = Store(tmp_path, "step_")
+    for step in range(1, 8):
+        save(store, step, "x", keep=keep)
+        assert [store.step(path) for path in store.all()] == [*range(1, step + 1)][-keep:]
+
+
 def test_pruning_removes_nothing_where_the_new_checkpoint_is_not_as_it_was_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -180,16 +180,23 @@ FAULTS = (
     fault(
         "resume/prune-newest",
         "bebop/store.py",
-        "steps[len(steps) - (max(1, keep) - 1) :]",
+        "steps[max(0, len(steps) - (max(1, keep) - 1)) :]",
         "steps[: max(1, keep) - 1]",
         "test_store.py::test_pruning_leaves_what_was_just_written_and_the_newest_before_it",
     ),
     fault(
         "resume/prune-one-less",
         "bebop/store.py",
-        "(max(1, keep) - 1) :]",
-        "max(0, keep - 2) :]",
+        "(max(1, keep) - 1)) :]",
+        "max(0, keep - 2)) :]",
         "test_store.py::test_pruning_leaves_what_was_just_written_and_the_newest_before_it",
+    ),
+    fault(
+        "resume/prune-from-the-end",
+        "bebop/store.py",
+        "steps[max(0, len(steps) - (max(1, keep) - 1)) :]",
+        "steps[len(steps) - (max(1, keep) - 1) :]",
+        "test_store.py::test_pruning_leaves_as_many_as_it_was_told_from_the_first_on",
     ),
     fault(
         "resume/prune-beside-damage",
