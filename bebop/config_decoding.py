@@ -14,6 +14,14 @@ SYSTEM = Limit(lambda name: name in SYSTEMS, "choose one of " + ", ".join(SYSTEM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Time in units of one plain decoding step (SPEC 0.8, 1.7)."""
+
+    draft: float  # one draft step
+    verify: float = 0.0  # one more verified position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingConfig:
     """How tokens are drafted and verified."""
 
@@ -69,6 +77,11 @@ class DecodingConfig:
         """The module of ``rollout/decoding/lengths`` that says how many there are."""
         system = SYSTEMS[self.system]
         return "cost" if self.draft_tokens == "auto" and system.free_length else system.length
+
+    @property
+    def costs(self) -> Costs:
+        """As they are given, of an engine that measures none."""
+        return Costs(draft=self.cost_ratio, verify=self.verify_ratio)
 
     @property
     def tree(self) -> bool:

@@ -1,19 +1,10 @@
 """Which decoding system and how many drafts would pay, with intervals."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from bebop.config_decoding import Costs
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.window import Measure, Rate, Window
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """Time in units of one plain decoding step (SPEC 0.8, 1.7)."""
-
-    draft: float  # one draft step
-    verify: float = 0.0  # one more verified position
 
 
 def boundary(window: Window) -> Estimate:

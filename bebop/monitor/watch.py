@@ -13,7 +13,6 @@ from typing import Any
 
 from bebop.config import DecodingConfig, JobConfig, MonitorConfig
 from bebop.decoding import SYSTEMS
-from bebop.monitor.advice import Costs
 from bebop.monitor.certified import Certificate, Certified
 from bebop.monitor.collect import from_groups
 from bebop.monitor.controller import Action, ControllerConfig, Health
@@ -218,7 +217,7 @@ def settings(decoding: DecodingConfig, monitor: MonitorConfig, steps: int | None
         head_alone=system.history,
         rate="overlap" if monitor.decode_stats and chain else "accepted",
         steps=steps,
-        costs=Costs(draft=decoding.cost_ratio, verify=decoding.verify_ratio),
+        costs=decoding.costs,
         controller=ControllerConfig(
             system=decoding.system if system.other else None,
             drafts=decoding.limit if system.drafts and chain and fixed else None,

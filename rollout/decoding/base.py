@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config_decoding import Costs, DecodingConfig
 from bebop.kernels.uniforms import uniforms
 from bebop.model.attention import SlotContext, Span
 from bebop.rollout.slots import Slots
@@ -171,6 +171,7 @@ class DraftLength(Protocol):
     """Chooses how many tokens to draft."""
 
     limit: int  # the most drafts in the cycle that ``start`` began, K; may be 0
+    costs: Costs  # that a drafter reckons with which itself says when to stop; of this cycle, too
     counts: tuple[str, ...]  # statistics of its own, summed over the positions that were reached
 
     def start(self, rows: Rows) -> Tensor | None:

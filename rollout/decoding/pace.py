@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
+from bebop.config_decoding import Costs
+
 START, WEIGHT = 0.8, 8.0  # acceptance that is assumed before anything was drafted, and for how many tests that counts
 FADE = 0.98  # weight of a cycle's acceptance over that of the next one
 ALL, ONE = 0.1, 0.05  # how far a cycle's seconds move the row of its size, and its own number of drafts beyond that:
@@ -28,10 +30,11 @@ def sizes(most: int) -> tuple[int, ...]:
 class Pace:
     """The two tables, and the choice. Rows between two sizes are on a straight line."""
 
-    def __init__(self, most: int, slots: int, draft: float, verify: float) -> None:
+    def __init__(self, most: int, slots: int, costs: Costs) -> None:
         """At most ``most`` drafts, L, and ``slots`` rows; seconds begin as plain ones * (1 + K (draft + verify))."""
+        each = costs.draft + costs.verify
         self.most, self.sizes = most, sizes(slots)
-        self.seconds = [[1.0 + k * (draft + verify) for k in range(most + 1)] for _ in self.sizes]
+        self.seconds = [[1.0 + k * each for k in range(most + 1)] for _ in self.sizes]
         self.tested, self.passed = [WEIGHT] * most, [WEIGHT * START] * most  # by position
         self.known = False  # whether any of it was measured
         self.owed = [0.0] * (most + 1)  # seconds that trials of each number of drafts may lose

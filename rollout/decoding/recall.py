@@ -134,12 +134,12 @@ class Recall:
     def __init__(self, slots: Slots, config: DecodingConfig) -> None:
         options = config.of(HistoryOptions)
         self.slots, self.siblings = slots, options.siblings
-        self.pass_cost, self.verify_cost = config.cost_ratio, config.verify_ratio
+        self.costs = config.costs  # of this cycle
         slots.history.limit = options.tokens
         self.matches = slots.own("history", Matches)
         self.begun = slots.add("history/begun", torch.tensor(False), of_context=True)  # [S] whether it has a match
         self.overlaps = OverlapSums(slots, options.siblings)
-        pace = torch.tensor([2.0, 1.0 + self.verify_cost], dtype=torch.float64)
+        pace = torch.tensor([2.0, 1.0 + self.costs.verify], dtype=torch.float64)
         self.rate = slots.add("history/rate", pace)  # [S, 2] tokens, time in plain steps
         self.drafted: Cycle | None = None  # between drafting and commitment
         slots.extend_stats(("history", "history_accepted"))
@@ -170,7 +170,7 @@ class Recall:
         cycle, self.drafted = self.drafted, None
         if cycle is None:
             return
-        time = 1.0 + cycle.passes * self.pass_cost + cycle.lengths.double() * self.verify_cost
+        time = 1.0 + cycle.passes * self.costs.draft + cycle.lengths.double() * self.costs.verify
         self.rate[: rows.batch] = 0.999 * self.rate[: rows.batch] + torch.stack([emitted.double(), time], 1)
         new = torch.zeros(rows.batch, *self.overlaps.fresh.shape, dtype=torch.float64, device=emitted.device)
         if cycle.followers.places:

@@ -6,7 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bebop.monitor.advice import Costs, boundary, length_gain
+from bebop.config_decoding import Costs
+from bebop.monitor.advice import boundary, length_gain
 from bebop.monitor.controller import Action, Controller, ControllerConfig, Health, Signals, State
 from bebop.monitor.drift import Decomposition, split
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings

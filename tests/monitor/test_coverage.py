@@ -10,7 +10,8 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-from bebop.monitor.advice import Costs, boundary, length_gain
+from bebop.config_decoding import Costs
+from bebop.monitor.advice import boundary, length_gain
 from bebop.monitor.collect import from_averages
 from bebop.monitor.drift import Decomposition, decompose
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings

@@ -216,7 +216,7 @@ def test_rows_earn_a_pass_of_the_head_together(siblings: bool, headed: list[bool
         drafter._found(lines, 1, Followers(), [[0.0] * 4] * 4)
         return [line.alive for line in lines]
 
-    cost = 2.0 * drafter.recall.pass_cost
+    cost = 2.0 * drafter.recall.costs.draft
     assert going_on([1.5 * cost, 0.0, 0.0, 0.0]) == headed
     assert going_on([1.5 * cost] * 4) == [True] * 4 and going_on([0.9 * cost] * 4) == [False] * 4
 

@@ -101,7 +101,7 @@ def test_trust_follows_overlaps_with_the_target() -> None:
     assert change[0, 4].tolist() == pytest.approx([alone, both, head, 1.0, 1.0, 0.0, 0.0])
     change[0, 4] = 0
     assert not change.any(), "of the second draft, which was not reached, nothing"
-    time = 1 + 0.5 * one.pass_cost + 2 * one.verify_cost
+    time = 1 + 0.5 * one.costs.draft + 2 * one.costs.verify
     assert torch.allclose(one.rate, 0.999 * pace + torch.tensor([1.0, time], dtype=torch.float64))
     assert one.drafted is None and before[0, 0, 3] == PRIOR
     seen(one, rows, [3, 1])  # both stood, and nothing is known of what came after the second

@@ -17,7 +17,7 @@ class HistoryDrafter:
     """No model: q is the empirical distribution, and a row without a match drafts nothing.
 
     A row drafts on while the chance that all so far are accepted, as ``Recall`` trusts in its matches, exceeds what a
-    verified position costs: ``verify_ratio`` times the tokens that the request makes in the time of a plain step. The
+    verified position costs: ``Costs.verify`` times the tokens that the request makes in the time of a plain step. The
     first draft is always made, so that trust keeps learning.
     """
 
@@ -54,6 +54,7 @@ class HistoryDrafter:
     def _draw(self, rows: Rows, length: DraftLength) -> list[list[tuple[int, Next]]]:
         """The drafts of each row, with what each was drawn from."""
         recall, wanted = self.recall, length.start(rows)
+        recall.costs = length.costs
         limits = [length.limit] * rows.batch if wanted is None else wanted.tolist()
         uniforms, greedy = rows.uniforms[:, : length.limit].tolist(), greedy_rows(rows, self.temperature)
         drawn: list[list[tuple[int, Next]]] = []
@@ -61,7 +62,7 @@ class HistoryDrafter:
             zip(recall.ahead(rows), recall.trusted(rows), recall.paces(rows), strict=True)
         ):
             line: list[tuple[int, Next]] = []
-            chance, least = 1.0, pace * recall.verify_cost
+            chance, least = 1.0, pace * recall.costs.verify
             while len(line) < limits[row] and (found := Next.of(match, greedy[row])) is not None:
                 chance *= trust.alone[found.bucket]
                 if line and chance <= least:

@@ -64,6 +64,7 @@ class HistoryMTPDrafter(HeadDrafter):
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """See ``Drafter``. A step with the head waits for its tokens, which say what may follow in history."""
         wanted = length.start(rows)
+        self.recall.costs = length.costs
         limits = [length.limit] * rows.batch if wanted is None else wanted.tolist()
         if not max(limits):
             return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None, lengths=wanted)
@@ -130,7 +131,7 @@ class HistoryMTPDrafter(HeadDrafter):
             one = Next.of(line.match, line.greedy) if line.alive else None
             found.append(one)
             gains.append(line.alive * line.chance * line.trusted.gain[NONE if one is None else one.bucket])
-        cost = self.recall.pass_cost
+        cost = self.recall.costs.draft
         wanted = [gain > line.pace * cost for gain, line in zip(gains, lines, strict=True)]
         if self.recall.siblings and sum(gains) <= sum(line.pace for line in lines) * cost:
             wanted = [False] * len(lines)
@@ -145,7 +146,7 @@ class HistoryMTPDrafter(HeadDrafter):
         self, row: int, line: _Row, step: int, found: Next | None, followers: Followers, uniforms: list[float]
     ) -> None:
         """Draft the rest of a row from history alone."""
-        least = line.pace * self.recall.verify_cost
+        least = line.pace * self.recall.costs.verify
         while found is not None and step < line.limit:
             line.chance *= line.trusted.alone[found.bucket]
             if step and line.chance <= least:
@@ -159,7 +160,7 @@ class HistoryMTPDrafter(HeadDrafter):
         self, lines: list[_Row], found: list[Next | None], own: Tensor, step: int, followers: Followers
     ) -> list[float]:
         """w of each row's next draft; ends those that are not worth what they cost, the first always being made."""
-        shares = [0.0] * len(lines)
+        shares, costs = [0.0] * len(lines), self.recall.costs
         for row, (line, one, nats) in enumerate(zip(lines, found, entropy(own).tolist(), strict=True)):
             if not line.alive:
                 continue
@@ -170,7 +171,7 @@ class HistoryMTPDrafter(HeadDrafter):
             if line.greedy:  # of the two that a greedy target could mean, the likelier
                 share = float(share >= 0.5)
             line.chance *= share * alone + (1 - share) * exp(-0.7 * nats)
-            line.alive = not step or line.chance > line.pace * (self.recall.verify_cost + self.recall.pass_cost)
+            line.alive = not step or line.chance > line.pace * (costs.verify + costs.draft)
             line.headed += line.alive
             shares[row] = share
             if one is not None:

@@ -24,7 +24,7 @@ class BlockLength:
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         network = policy.parts["block_length"]
         assert isinstance(network, BlockLengthNetwork)
-        self.network, self.limit = network, config.limit
+        self.network, self.limit, self.costs = network, config.limit, config.costs
         default = torch.tensor(min(network.default - 1, self.limit))
         self.drafts = slots.add("block_length/drafts", default)  # [S] wanted in a cycle
         self.chosen = slots.add("block_length/chosen", torch.tensor(False))  # [S] whether that was chosen

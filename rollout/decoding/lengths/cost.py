@@ -22,8 +22,8 @@ class CostLength:
     counts: tuple[str, ...] = ()
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
-        self.pace = Pace(config.limit, slots.sizes.slots, config.cost_ratio, config.verify_ratio)
-        self.limit = config.limit  # drafts of the cycle in progress
+        self.costs, self.limit = config.costs, config.limit  # drafts of the cycle in progress
+        self.pace = Pace(config.limit, slots.sizes.slots, self.costs)
         self.forced: int | None = None  # what they are, where a cycle is run to be timed
         self._kept: Tensor | None = None  # [B] drafts of the cycle that stood
 

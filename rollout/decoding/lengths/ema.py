@@ -25,8 +25,7 @@ class EmaLength:
     counts = ("block_size",)
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
-        self.limit, self.decay = config.limit, config.of(EmaOptions).decay
-        self.pass_cost, self.verify_cost = config.cost_ratio, config.verify_ratio
+        self.limit, self.decay, self.costs = config.limit, config.of(EmaOptions).decay, config.costs
         self.seen = slots.add("ema/seen", torch.tensor(PRIOR, dtype=torch.float64))  # [S, 2] accepted, tested
 
     def start(self, rows: Rows) -> Tensor | None:
@@ -34,7 +33,7 @@ class EmaLength:
         accepted, tested = self.seen[: rows.batch].unbind(1)
         drafts = torch.arange(self.limit + 1, dtype=torch.float64, device=accepted.device)
         tokens = ((accepted / tested)[:, None] ** drafts).cumsum(1)  # [B, K + 1]
-        rate = tokens / (1 + self.pass_cost + drafts * self.verify_cost)
+        rate = tokens / (1 + self.costs.draft + drafts * self.costs.verify)
         return rate[:, 1:].argmax(1) + 1
 
     def extend(self, step: int, entropies: Tensor) -> Tensor | None:

@@ -29,8 +29,8 @@ class EntropyLength:
     edges = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5)  # nats
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
-        self.limit = config.limit
-        self.cost = config.cost_ratio + config.verify_ratio
+        self.limit, self.costs = config.limit, config.costs
+        self.cost = self.costs.draft + self.costs.verify
         # A prior worth ten observations: acceptance falls with entropy.
         middles = [0.01, *(math.sqrt(a * b) for a, b in zip(self.edges, self.edges[1:], strict=False)), 3.0]
         tested = torch.full((len(middles),), 10.0, dtype=torch.float64)

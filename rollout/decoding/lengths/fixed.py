@@ -16,7 +16,7 @@ class FixedLength:
     counts: tuple[str, ...] = ()
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
-        self.limit = config.limit
+        self.limit, self.costs = config.limit, config.costs
 
     def start(self, rows: Rows) -> Tensor | None:
         """All K."""
