@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from bebop.config_decoding import Costs as Costs
 from bebop.config_decoding import DecodingConfig as DecodingConfig
 from bebop.config_engines import SglangConfig, VllmConfig
 from bebop.config_environment import EnvironmentConfig

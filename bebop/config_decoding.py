@@ -29,11 +29,16 @@ class DecodingConfig:
     draft_tokens: int | Literal["auto"] = setting(
         3,
         "K, drafts per cycle; 0 for a system without drafts alone; auto: in every cycle as many as give most tokens a "
-        "second, 0 to most_drafts. They depend on measured time, so answers are not a function of seeds: a job that is "
-        "resumed or run again has others, of the same distribution",
+        "second, 0 to most_drafts; of drafts from history so many in every row by itself. They depend on measured "
+        "time, so answers are not a function of seeds: a job that is resumed or run again has others, of the same "
+        "distribution",
         Limit(lambda k: k == "auto" or k >= 0, "give 0 or more, or auto"),
     )
-    most_drafts: int = setting(5, "draft_tokens=auto: the most drafts of a cycle", at_least(1))
+    most_drafts: int | None = setting(
+        None,
+        "draft_tokens=auto: the most drafts of a row in a cycle; null: 5, or 16 of a system that drafts from history",
+        Limit(lambda k: k is None or k >= 1, "give 1 or more, or null"),
+    )
     draft_temperature: float | Literal["auto"] | None = setting(
         None,
         "of the drafts; null: the target's; auto: what would have been accepted most, by position and request",
@@ -52,9 +57,9 @@ class DecodingConfig:
         given = "decoding.most_drafts" if self.draft_tokens == "auto" else "decoding.draft_tokens"
         check(self.limit <= most, given, self.limit, room)
         check(self.limit > 0 or not system.drafts, given, self.limit, room)
-        free = [name for name, row in SYSTEMS.items() if row.free_length]
+        free = [name for name, row in SYSTEMS.items() if row.auto]
         alone = f"give a number with decoding.system={self.system}; auto is for {', '.join(free)}"
-        known = self.draft_tokens != "auto" or system.free_length or not system.drafts
+        known = self.draft_tokens != "auto" or system.auto is not None or not system.drafts
         check(known, "decoding.draft_tokens", self.draft_tokens, alone)
         able = system.self_tempered or not (system.drafts and system.sampled)
         others = ", ".join(name for name, row in SYSTEMS.items() if row.self_tempered)
@@ -70,13 +75,15 @@ class DecodingConfig:
     @property
     def limit(self) -> int:
         """The most drafts of a cycle."""
-        return self.most_drafts if self.draft_tokens == "auto" else self.draft_tokens
+        if self.draft_tokens != "auto":
+            return self.draft_tokens
+        return SYSTEMS[self.system].most_drafts if self.most_drafts is None else self.most_drafts
 
     @property
     def length(self) -> str:
         """The module of ``rollout/decoding/lengths`` that says how many there are."""
         system = SYSTEMS[self.system]
-        return "cost" if self.draft_tokens == "auto" and system.free_length else system.length
+        return (self.draft_tokens == "auto" and system.auto) or system.length
 
     @property
     def costs(self) -> Costs:

@@ -59,6 +59,18 @@ class System:
         return self.drafts and not self.own_cycle and not self.tree and not self.history and self.length == "fixed"
 
     @property
+    def auto(self) -> str | None:
+        """The module of lengths behind draft_tokens=auto: as many drafts in all rows, or in each as many as pay."""
+        if self.history:
+            return "row_cost"
+        return "cost" if self.free_length else None
+
+    @property
+    def most_drafts(self) -> int:
+        """With draft_tokens=auto, where nobody says how many: history may be sure of many tokens."""
+        return self.draft_tokens if self.history else 5
+
+    @property
     def watched(self) -> bool:
         """Whether the drift monitor can say why acceptance moves: of drafts from history it moves with what is asked
         again and how answers repeat, so of those the head alone is watched."""

@@ -143,6 +143,11 @@ class History:
                 state = texts.append(state, token)
         self._hold(key, _Held(texts, told))
 
+    def forget(self, prompt: Sequence[int]) -> None:
+        """All that is known of a prompt."""
+        if tuple(prompt) in self._held:
+            self._drop(tuple(prompt))
+
     def of(self, prompt: Sequence[int]) -> Automaton:
         """What is known of a prompt, perhaps nothing yet; it counts as asked now."""
         key = tuple(prompt)

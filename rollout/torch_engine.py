@@ -74,7 +74,7 @@ class TorchEngine:
         self.parking = Parking(self.slots, parked_bytes)
         self.admission = Admission(self.slots, self.decoder, self.parking)
         self.clock = clock
-        if isinstance(self.decoder, DraftVerify) and decoding.length == "cost":
+        if isinstance(self.decoder, DraftVerify):
             time_cycles(self.decoder, self.slots, clock)
         self.version = 0
         self.head = self.policy.head_fingerprint()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bebop.config_decoding import Costs
+from bebop.config import Costs
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.window import Measure, Rate, Window
 

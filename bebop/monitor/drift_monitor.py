@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from bebop.config_decoding import Costs
+from bebop.config import Costs
 from bebop.monitor.advice import boundary, length_gain
 from bebop.monitor.controller import Action, Controller, ControllerConfig, Health, Signals, State, Verdict
 from bebop.monitor.drift import Decomposition, Key, by_key, decompose

@@ -23,9 +23,8 @@ from bebop.rollout.decoding.base import (
     TargetPass,
 )
 from bebop.rollout.decoding.emit import end, measure, remember, seen_at, write
-from bebop.rollout.decoding.lengths.cost import CostLength
-from bebop.rollout.decoding.pace import Pace
 from bebop.rollout.decoding.registry import make_part
+from bebop.rollout.decoding.timed_length import TimedLength
 from bebop.rollout.slots import Slots
 from bebop.rollout.target import Target
 
@@ -51,7 +50,7 @@ class DraftVerify:
         self.target = Target(policy, slots)
         self.drafters: dict[str, Drafter] = {}  # all that were ever in charge: they read on, and may return at any time
         self.measure = True
-        self.pace: Pace | None = None  # what is known of costs, also when another length comes between
+        self.timing: object = None  # what is known of the time of cycles, also when another length comes between
         self.observers: list[Observer] = []  # are shown every cycle
         self.configure(config)
 
@@ -65,8 +64,8 @@ class DraftVerify:
             self.drafters[system.drafter] = self.drafter
         self.rule = make_part(f"rules.{system.rule}", self.policy, self.slots, config)
         self.length = make_part(f"lengths.{config.length}", self.policy, self.slots, config)
-        if isinstance(self.length, CostLength):
-            self.pace = self.length.take(self.pace)
+        if isinstance(self.length, TimedLength):
+            self.timing = self.length.take(self.timing)
         self.slots.extend_stats((*self.rule.counts, *self.length.counts))
         return new
 
@@ -129,7 +128,7 @@ class DraftVerify:
 
     def took(self, seconds: float) -> None:
         """Learn what the latest cycle took, its results having arrived."""
-        if isinstance(self.length, CostLength) and self.drafter is not None:
+        if isinstance(self.length, TimedLength) and self.drafter is not None:
             self.length.took(seconds)
 
     def stages(self) -> list[tuple[Any, str, str]]:
@@ -187,7 +186,7 @@ def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
 
 def _of_head(draft: Draft, probs: Tensor) -> dict[str, Tensor]:
     """The overlap of the head's own distribution with the target's at the first draft, and where it is known [B, K]."""
-    if draft.head is None:
+    if draft.head is None or not draft.tokens.shape[1]:  # it was asked, and no draft paid
         return {}
     overlap, read = (torch.zeros_like(draft.tokens, dtype=probs.dtype) for _ in range(2))
     overlap[:, 0], read[:, 0] = torch.minimum(probs[:, 0], draft.head).sum(-1), 1.0

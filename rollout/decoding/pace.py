@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from bebop.config_decoding import Costs
+from bebop.config import Costs
 
 START, WEIGHT = 0.8, 8.0  # acceptance that is assumed before anything was drafted, and for how many tests that counts
 FADE = 0.98  # weight of a cycle's acceptance over that of the next one
@@ -25,6 +25,15 @@ REST = 16  # cycles before a number is tried again: two that are as good as one 
 def sizes(most: int) -> tuple[int, ...]:
     """Batch sizes that have a row of their own: powers of two, and the largest one."""
     return (*(1 << i for i in range((most - 1).bit_length())), most)
+
+
+def between(known: Sequence[int], rows: int) -> list[tuple[int, float]]:
+    """The places of the known sizes around so many rows, and the weight of each on the straight line between them."""
+    high = next((i for i, size in enumerate(known) if size >= rows), len(known) - 1)
+    if known[high] <= rows:
+        return [(high, 1.0)]
+    share = (rows - known[high - 1]) / (known[high] - known[high - 1])
+    return [(high - 1, 1 - share), (high, share)]
 
 
 class Pace:
@@ -47,8 +56,8 @@ class Pace:
 
     def costs(self, rows: int) -> list[float]:
         """Seconds of a cycle with 0, 1, ..., L drafts."""
-        low, high, share = self._between(rows)
-        return [(1 - share) * a + share * b for a, b in zip(self.seconds[low], self.seconds[high], strict=True)]
+        around = between(self.sizes, rows)
+        return [sum(share * self.seconds[size][k] for size, share in around) for k in range(self.most + 1)]
 
     def best(self, rows: int) -> int:
         """The number of drafts with most tokens a second; of some that tie, the smallest."""
@@ -84,8 +93,7 @@ class Pace:
             self.known, surprise = True, 0.0
         surprise = max(-math.log(OUTLIER), min(math.log(OUTLIER), surprise))
         own = min(MOST, ONE * (1 + self.idle[drafts] / STALE))
-        low, high, share = self._between(rows)
-        for size, weight in {low: 1 - share, high: share}.items() if low != high else [(low, 1.0)]:
+        for size, weight in between(self.sizes, rows):
             for k in range(self.most + 1):
                 self.seconds[size][k] *= math.exp(weight * surprise * (ALL + own * (k == drafts)))
         self.idle = [0 if k == drafts else idle + 1 for k, idle in enumerate(self.idle)]
@@ -101,13 +109,6 @@ class Pace:
             tested, passed = sum(length >= k for length in lengths), sum(length > k for length in lengths)
             self.tested[k] = FADE * self.tested[k] + tested
             self.passed[k] = FADE * self.passed[k] + passed
-
-    def _between(self, rows: int) -> tuple[int, int, float]:
-        """The neighbouring sizes, and how far ``rows`` is on the way from one to the other."""
-        high = next((i for i, size in enumerate(self.sizes) if size >= rows), len(self.sizes) - 1)
-        low = high if self.sizes[high] <= rows else high - 1
-        width = self.sizes[high] - self.sizes[low]
-        return low, high, (rows - self.sizes[low]) / width if width else 0.0
 
 
 def _largest(tokens: Sequence[float], costs: Sequence[float]) -> int:

@@ -135,6 +135,7 @@ class Recall:
         options = config.of(HistoryOptions)
         self.slots, self.siblings = slots, options.siblings
         self.costs = config.costs  # of this cycle
+        self.first = config.draft_tokens != "auto"  # a row has one draft in any case: trust keeps learning
         slots.history.limit = options.tokens
         self.matches = slots.own("history", Matches)
         self.begun = slots.add("history/begun", torch.tensor(False), of_context=True)  # [S] whether it has a match

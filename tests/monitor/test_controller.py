@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bebop.config_decoding import Costs
+from bebop.config import Costs
 from bebop.monitor.advice import boundary, length_gain
 from bebop.monitor.controller import Action, Controller, ControllerConfig, Health, Signals, State
 from bebop.monitor.drift import Decomposition, split

@@ -10,7 +10,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-from bebop.config_decoding import Costs
+from bebop.config import Costs
 from bebop.monitor.advice import boundary, length_gain
 from bebop.monitor.collect import from_averages
 from bebop.monitor.drift import Decomposition, decompose

@@ -13,7 +13,7 @@ from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.lengths.cost import CostLength
-from bebop.rollout.decoding.pace import FADE, START, WEIGHT
+from bebop.rollout.decoding.pace import FADE, START, WEIGHT, Pace
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.rollout.warm import TURNS
@@ -62,8 +62,8 @@ def test_the_engine_measures_all_sizes_and_numbers_before_its_first_request() ->
     ticks = itertools.count()
     config = DecodingConfig(draft_tokens="auto", most_drafts=2)
     one = TorchEngine(tiny_policy(), config, slots=3, max_length=32, clock=lambda: 0.5 * next(ticks))
-    assert isinstance(one.decoder, DraftVerify) and one.decoder.pace is not None
-    assert one.decoder.pace.sizes == (1, 2, 3) and one.decoder.pace.seconds == [[0.5] * 3] * 3
+    assert isinstance(one.decoder, DraftVerify) and isinstance(pace := one.decoder.timing, Pace)
+    assert pace.sizes == (1, 2, 3) and pace.seconds == [[0.5] * 3] * 3
     assert next(ticks) == 2 * 3 * 3 * TURNS and not one.unfinished, "two looks at the clock for each cycle"
 
 
@@ -162,7 +162,7 @@ def test_what_is_known_stays_while_another_system_is_in_charge() -> None:
         paced.engine.step()
     assert isinstance(paced.decoder.length, CostLength) and paced.decoder.length.pace is known
     paced.engine.configure(dataclasses.replace(paced.engine.decoding, most_drafts=2))
-    assert paced.decoder.pace is not known and paced.decoder.length.limit == 2
+    assert paced.decoder.timing is not known and paced.decoder.length.limit == 2
 
 
 @pytest.mark.parametrize("system", ["bebop_adaptive", "bebop_tree", "blockpilot", "pipo"])

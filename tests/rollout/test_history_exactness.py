@@ -42,16 +42,27 @@ def told(expected: np.ndarray, how: str) -> list[tuple[int, ...]]:
 
 
 def smallest_p(
-    policy: Policy, system: str, how: str, temperature: float = 1.0, siblings: bool = False, fault: type | None = None
+    policy: Policy,
+    system: str,
+    how: str,
+    temperature: float = 1.0,
+    siblings: bool = False,
+    fault: type | None = None,
+    auto: bool = False,
 ) -> float:
     """As in ``test_exactness``, of an engine that was told of past answers; ``fault``: a drafter in the place of its
-    own."""
+    own; ``auto``: as many drafts in each row as pay by a clock that says anything."""
     config = DecodingConfig(
-        system=system, draft_tokens=3, verify_ratio=0.0, cost_ratio=0.0, options={"siblings": siblings}
+        system=system,
+        draft_tokens="auto" if auto else 3,
+        most_drafts=3,
+        verify_ratio=0.0,
+        cost_ratio=0.0,
+        options={"siblings": siblings},
     )
-    values = []
+    values, seconds = [], np.random.default_rng(0).lognormal(-3.0, 2.0, size=100_000).cumsum().tolist()
     for prompt in PROMPTS[:1]:
-        engine = TorchEngine(policy, config, slots=1000, max_length=16)
+        engine = TorchEngine(policy, config, slots=1000, max_length=16, clock=iter(seconds).__next__)
         assert isinstance(engine.decoder, DraftVerify)
         if fault is not None:
             engine.decoder.drafter = fault(policy, engine.slots, config)
@@ -68,7 +79,9 @@ def smallest_p(
         )
         # What misleads is left out of a mixture soon.
         least = 0.05 if how == "overlapping" or system == "history" else 0.0
-        assert reached > DRAWS and accepted > (0.1 * reached if how == "overlapping" else 0), "nothing is tested"
+        assert reached > (0.2 if auto else 1) * DRAWS and accepted > (0.1 * reached if how == "overlapping" else 0), (
+            "nothing is tested"
+        )
         assert history >= least * reached, "nothing is tested"
         counts = np.zeros((VOCAB,) * TOKENS)
         for tokens, count in Counter(tuple(a.token_ids[:TOKENS].tolist()) for a in answers).items():
@@ -101,6 +114,11 @@ def test_the_output_distribution_is_the_target(
     policy: Policy, system: str, temperature: float, siblings: bool, how: str
 ) -> None:
     assert smallest_p(policy, system, how, temperature, siblings) > LEVEL
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_output_distribution_is_the_target_with_as_many_drafts_as_pay(policy: Policy, system: str) -> None:
+    assert smallest_p(policy, system, "overlapping", auto=True) > LEVEL
 
 
 class HeadReported(HistoryMTPDrafter):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bebop.config_decoding import Costs
+from bebop.config import Costs
 from bebop.rollout.decoding.pace import FADE, START, TRIALS, WEIGHT, Pace, sizes
 
 

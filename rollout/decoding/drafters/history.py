@@ -18,7 +18,7 @@ class HistoryDrafter:
 
     A row drafts on while the chance that all so far are accepted, as ``Recall`` trusts in its matches, exceeds what a
     verified position costs: ``Costs.verify`` times the tokens that the request makes in the time of a plain step. The
-    first draft is always made, so that trust keeps learning.
+    first draft is always made, so that trust keeps learning; with ``draft_tokens=auto`` it has to pay as well.
     """
 
     layers: tuple[int, ...] = ()
@@ -35,6 +35,8 @@ class HistoryDrafter:
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """See ``Drafter``. The width is that of the longest draft, so that no pass is widened for nothing."""
         drawn, followers = self._draw(rows, length), Followers()
+        if not length.limit:  # matches of new rows wait until something is to be drafted
+            return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None)
         for row, line in enumerate(drawn):
             for step, (_, found) in enumerate(line):
                 followers.add(row, step, found, 1.0)
@@ -56,6 +58,10 @@ class HistoryDrafter:
         recall, wanted = self.recall, length.start(rows)
         recall.costs = length.costs
         limits = [length.limit] * rows.batch if wanted is None else wanted.tolist()
+        if not max(limits):
+            return [[] for _ in limits]
+        if not max(limits):
+            return [[] for _ in limits]
         uniforms, greedy = rows.uniforms[:, : length.limit].tolist(), greedy_rows(rows, self.temperature)
         drawn: list[list[tuple[int, Next]]] = []
         for row, (match, trust, pace) in enumerate(
@@ -65,7 +71,7 @@ class HistoryDrafter:
             chance, least = 1.0, pace * recall.costs.verify
             while len(line) < limits[row] and (found := Next.of(match, greedy[row])) is not None:
                 chance *= trust.alone[found.bucket]
-                if line and chance <= least:
+                if chance <= least and (line or not recall.first):
                     break
                 line.append((found.draw(uniforms[row][len(line)]), found))
                 match.advance(line[-1][0])

@@ -149,7 +149,7 @@ class HistoryMTPDrafter(HeadDrafter):
         least = line.pace * self.recall.costs.verify
         while found is not None and step < line.limit:
             line.chance *= line.trusted.alone[found.bucket]
-            if step and line.chance <= least:
+            if line.chance <= least and (step or not self.recall.first):
                 break
             followers.add(row, step, found, 1.0)
             line.tail.append(found.draw(uniforms[step]))
@@ -159,7 +159,7 @@ class HistoryMTPDrafter(HeadDrafter):
     def _go_on(
         self, lines: list[_Row], found: list[Next | None], own: Tensor, step: int, followers: Followers
     ) -> list[float]:
-        """w of each row's next draft; ends those that are not worth what they cost, the first always being made."""
+        """w of each row's next draft; ends those that are not worth what they cost."""
         shares, costs = [0.0] * len(lines), self.recall.costs
         for row, (line, one, nats) in enumerate(zip(lines, found, entropy(own).tolist(), strict=True)):
             if not line.alive:
@@ -171,7 +171,8 @@ class HistoryMTPDrafter(HeadDrafter):
             if line.greedy:  # of the two that a greedy target could mean, the likelier
                 share = float(share >= 0.5)
             line.chance *= share * alone + (1 - share) * exp(-0.7 * nats)
-            line.alive = not step or line.chance > line.pace * (costs.verify + costs.draft)
+            least = line.pace * (costs.verify + (costs.draft if step else 0.0))
+            line.alive = line.chance > least or (self.recall.first and not step)
             line.headed += line.alive
             shares[row] = share
             if one is not None:

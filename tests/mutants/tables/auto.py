@@ -148,8 +148,8 @@ FAULTS = (
     fault(
         "auto/pace-costs-of-the-larger-size",
         PACE,
-        "(1 - share) * a + share * b",
-        "b",
+        "sum(share * self.seconds[size][k] for size, share in around)",
+        "self.seconds[around[-1][0]][k]",
         f"{PACES}::test_costs_between_two_sizes_are_on_a_straight_line",
     ),
     fault(
@@ -224,9 +224,9 @@ FAULTS = (
     ),
     fault(
         "auto/length-keeps-measuring",
-        COST,
-        "self.forced, self._kept = None, None",
-        "self._kept = None",
+        "rollout/decoding/timed_length.py",
+        "self.forced = None",
+        "pass",
         f"{COSTS}::test_drafts_that_cost_nothing_are_made_and_dear_ones_are_not",
     ),
     fault(

@@ -1,0 +1,104 @@
+"""As many drafts in each row as pay on this engine: ``draft_tokens=auto`` of systems that draft from history."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from bebop.config import Costs, DecodingConfig
+from bebop.model.backbone import Policy
+from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
+from bebop.rollout.decoding.cycle_seconds import CycleSeconds, Work
+from bebop.rollout.decoding.pace import FADE, REST, TRIALS
+from bebop.rollout.decoding.timed_length import TimedLength
+from bebop.rollout.slots import Slots
+
+NONE, ALONE, HEADED = Costs(draft=1e9, verify=1e9), Costs(draft=1e9, verify=0.0), Costs(draft=-1.0, verify=0.0)
+SOME = 4  # drafts of a row in cycles that are timed: dozens are rare, and cost less each
+START = 1.0  # drafts of a row that stand, before anything was drafted, and for how many cycles that counts
+WEIGHT = 8.0
+
+
+class RowCostLength(TimedLength):
+    """The drafter knows what each draft is worth, and this what it costs beside so many rows (``CycleSeconds``).
+
+    Whether a cycle drafts at all goes by what those that did had accepted on average, since the first draft costs more
+    than the ones after it and what it is worth is not known before it was drawn. What pays less is tried now and then,
+    so that both stay known, at a cost that is bounded as in ``Pace``.
+
+    Kinds of cycles are limits with costs at which the head, if there is one, has a pass for no draft or for each.
+    """
+
+    def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
+        self.costs, self.limit, self.most = config.costs, config.limit, config.limit
+        self.seconds = CycleSeconds(slots.sizes.slots, self.costs)
+        self.sizes, some = self.seconds.sizes, min(SOME, self.most)
+        self.kinds = [(0, NONE), (some, ALONE), (some, HEADED)]
+        # Of cycles that may draft, older ones fading: how many, their rows, drafts that stood, and their work by row.
+        self.past = WEIGHT * np.array([1.0, 1.0, START, *Work(1.0, 1.0, START, 1.0)])
+        self.owed, self.idle = 0.0, 0  # seconds that a trial may lose, and cycles since the last one
+        self._seen: tuple[int, Work, Tensor] | None = None  # rows, work and what stood in each row
+
+    def take(self, known: object) -> CycleSeconds:
+        """See ``TimedLength``: what work takes is the same whoever drafts."""
+        if isinstance(known, CycleSeconds) and known.sizes == self.sizes:
+            self.seconds = known
+        return self.seconds
+
+    def start(self, rows: Rows) -> Tensor | None:
+        """See ``DraftLength``: sets ``limit`` and ``costs``."""
+        if self.forced is not None:
+            self.limit, self.costs = self.forced
+        elif self._drafts(rows.batch):
+            self.limit, self.costs = self.most, self.seconds.costs(rows.batch)
+        else:
+            self.limit, self.costs = 0, NONE
+        return None
+
+    def _drafts(self, rows: int) -> bool:
+        """Whether the next cycle may draft: because that pays, or as a trial, which has earned what it loses."""
+        tokens, taken, plain = self.expected(rows)
+        pays = tokens * plain > taken
+        loss = plain - taken / tokens if pays else taken - tokens * plain
+        self.owed, self.idle = self.owed + TRIALS * (taken if pays else plain), self.idle + 1
+        if loss > self.owed or self.idle < REST:
+            return pays
+        self.owed, self.idle = 0.0, 0
+        return not pays
+
+    def expected(self, rows: int) -> tuple[float, float, float]:
+        """Tokens of a row in a cycle that may draft, what it takes, and what a plain one does, seconds."""
+        cycles, batches, stood, *work = self.past.tolist()
+        _, drafted, drafts, passes = (one / cycles for one in work)
+        taken = self.seconds.of(rows, Work(1.0, drafted, drafts * rows, passes))
+        return 1 + stood / batches, taken, self.seconds.of(rows, Work())
+
+    def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
+        """Note what there was in the cycle; numbers are asked of the device when it is over."""
+        drafts = draft.total or 0
+        self._seen = rows.batch, Work(1.0, float(drafts > 0), drafts, draft.forwards), accepted.lengths
+
+    def took(self, seconds: float) -> None:
+        """See ``TimedLength``."""
+        if self._seen is None:
+            return
+        rows, work, stood = self._seen
+        self.seconds.measured(rows, work, seconds)
+        if self.limit:
+            new = [1.0, rows, float(stood.sum()), 1.0, work.drafted, work.drafts / rows, work.passes]
+            self.past = FADE * self.past + np.array(new)
+        self._seen = None
+
+    def timed(self, seconds: Sequence[float]) -> None:
+        """See ``TimedLength``: all of them count, none as more than an outlier may."""
+        assert self._seen is not None
+        for one in seconds:
+            self.seconds.measured(*self._seen[:2], one)
+
+    def forget(self) -> None:
+        """See ``TimedLength``."""
+        super().forget()
+        self._seen = None
+
+
+EntryClass = RowCostLength
