@@ -37,12 +37,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/history"), help="folder of all stages (runs/history)")
     parser.add_argument("--record", type=Path, help="folder for history_epochs.json, .md and .svg (--out)")
     parser.add_argument("--jobs-only", action="store_true", help="leave the measurement for a time that is quiet")
+    parser.add_argument("--looks", type=whole(1, LARGEST), help="points of an epoch at which arms do decode (--points)")
     for field in fields(Plan):
         limits, option = whole(LEAST.get(field.name, 1), LARGEST), f"--{field.name.replace('_', '-')}"
         parser.add_argument(option, type=limits, default=field.default, help=f"{WHAT[field.name]} (%(default)s)")
     options = vars(parser.parse_args(arguments))
-    out, stored, jobs_only = (options.pop(name) for name in ("out", "record", "jobs_only"))
+    out, stored, jobs_only, looks = (options.pop(name) for name in ("out", "record", "jobs_only", "looks"))
     plan = checked(Plan(**options))
+    if looks is not None and plan.points % looks:
+        raise UserError(f"--looks {looks} is not possible: it must divide the {plan.points} --points")
     check_writable("--out", out)
     if stored is not None:
         check_writable("--record", stored)
@@ -53,15 +56,15 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     places = [out / f"measured-{seed}" for seed in range(plan.seeds)]
     for seed, (run, place) in enumerate(zip(runs, places, strict=True)):
-        once(place, partial(_measured, plan, run, seed))
-    content = result(plan, [read(place) for place in places], origin)
+        once(place, partial(_measured, plan, run, seed, looks))
+    content = result(plan, [read(place) for place in places], origin, looks)
     keep(stored or out, content)
     record.show(page(content))
 
 
-def _measured(plan: Plan, run: Path, seed: int, folder: Path) -> dict[str, Any]:
+def _measured(plan: Plan, run: Path, seed: int, looks: int | None, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True)
-    return measured(plan, run, seed)
+    return measured(plan, run, seed, looks)
 
 
 def checked(plan: Plan) -> Plan:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from tqdm import tqdm
@@ -33,13 +33,14 @@ from recipes.history.jobs import Plan
 Tokens = tuple[int, ...]
 Past = Mapping[Tokens, Answers]  # prompt -> earlier answers
 # arm -> system, and its number of drafts: None is the default of the system
-ARMS: dict[str, tuple[str, int | None]] = {
+ARMS: dict[str, tuple[str, int | Literal["auto"] | None]] = {
     "plain": ("autoregressive", None),
     "bebop": ("bebop", None),
-    "bebop, 5 drafts": ("bebop", 5),
     "ngram": ("ngram", None),
     "history": ("history", None),
+    "history, auto": ("history", "auto"),
     "bebop_history": ("bebop_history", None),
+    "bebop_history, auto": ("bebop_history", "auto"),
 }
 # batch -> prompts of a point that are asked, the group of each; a group is decoded together as far as there is room
 PROMPTS = {1: 1, 8: 3, 32: 8}
@@ -139,7 +140,7 @@ def by_arm(at: Point, plan: Plan, batch: int, progress: "tqdm[Any]") -> list[dic
     measure = partial(decoded, at, batch, plan.group_size, at.past)
     found = best_of(ROUNDS, ARMS, measure, "speed", progress)
     for arm in ARMS:
-        if SYSTEMS[ARMS[arm][0]].history:
+        if SYSTEMS[ARMS[arm][0]].history and ARMS[arm][1] is None:
             found[arm]["lookup"] = measure(arm, looked=True)["lookup"]
     own = {"seed": at.seed, "epoch": at.epoch, "step": at.step, "batch": batch}
     return [{**own, "arm": arm, **row} for arm, row in found.items()]
@@ -156,9 +157,11 @@ def by_age(at: Point, plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
-def measured(plan: Plan, run: Path, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Everything of one job: rows by arm, and by the age of what is remembered."""
-    steps = [(epoch, step) for epoch in range(plan.epochs) for step in plan.steps(epoch)]
+def measured(plan: Plan, run: Path, seed: int, looks: int | None = None) -> dict[str, list[dict[str, Any]]]:
+    """Everything of one job: rows by arm, and by the age of what is remembered; at ``looks`` points of an epoch, or at
+    all of the plan's."""
+    apart = plan.points // (looks or plan.points)
+    steps = [(epoch, step) for epoch in range(plan.epochs) for step in plan.steps(epoch)[::apart]]
     progress = tqdm(total=len(steps) * len(PROMPTS) * ROUNDS * len(ARMS), desc=f"seed {seed}", unit="turn")
     arms, ages = [], []
     for _, step in steps:

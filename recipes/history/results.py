@@ -75,17 +75,20 @@ def _over(values: Any) -> dict[str, float]:
     return asdict(across_seeds(list(values)))
 
 
-def result(plan: Plan, found: Sequence[Mapping[str, Any]], origin: Mapping[str, object]) -> dict[str, Any]:
+def result(
+    plan: Plan, found: Sequence[Mapping[str, Any]], origin: Mapping[str, object], looks: int | None = None
+) -> dict[str, Any]:
     """All that is stored; ``found``: of each seed, see ``replay.measured``."""
     arms = [row for one in found for row in one["arms"]]
     epochs = range(plan.epochs)
     return {
         "settings": {
-            **asdict(plan), "arms": ARMS, "prompts of a point by batch": PROMPTS, "rounds": ROUNDS,
-            "batch by age": BATCH_OF_AGES, "max_length": MAX_LENGTH,
+            **asdict(plan), "looks": looks or plan.points, "arms": ARMS, "prompts of a point by batch": PROMPTS,
+            "rounds": ROUNDS, "batch by age": BATCH_OF_AGES, "max_length": MAX_LENGTH,
         },
         "place": record.place(origin),
         "rule": {"hash": rule.hash_of_rule(), "file": "recipes/history/rule.py", "findings": dict(rule.judge(arms))},
+        "auto": {"hash": rule.hash_of_rule("judge_auto"), "findings": dict(rule.judge_auto(arms))},
         "times": {
             f"batch {batch}": {
                 "accept length, x bebop": asdict(rule.against(arms, rule.accept_length, batch, "bebop")),
@@ -114,6 +117,7 @@ def page(content: Mapping[str, Any]) -> str:
     """What the rule says, what it says it of, the tables."""
     findings = content["rule"]["findings"]
     lines = [f"- {name}: {'yes' if met else 'no'}" for name, met in findings.items()]
+    lines += [f"- auto: {name}: {'yes' if met else 'no'}" for name, met in content["auto"]["findings"].items()]
     lines += [f"- {batch}: {name} {told(one)}" for batch, all in content["times"].items() for name, one in all.items()]
     rewards = ", ".join(map(told, content["reward by epoch"]))
     lines += [f"- reward by epoch: {rewards}", f"- rule: {content['rule']['hash']}"]

@@ -17,6 +17,8 @@ ACCEPT = 1.5  # least accept length, in that of bebop
 SPEED = 1.25  # least tokens/s, in that of bebop
 BATCHES = (1, 8)  # at which speed is asked for
 LOOKUP = 0.01  # largest share of decoding that lookups take
+AUTO = {"history, auto": "history", "bebop_history, auto": "bebop_history"}  # as many drafts as pay -> a fixed number
+PLAIN, FIXED = 0.98, 0.95  # least tokens/s of these, in those of plain decoding and of the fixed number
 
 Rows = Sequence[Mapping[str, Any]]  # see replay.by_arm
 
@@ -71,10 +73,36 @@ def judge(rows: Rows) -> Mapping[str, bool]:
     return {**met, "confirmed": all(met.values())}
 
 
+def judge_auto(rows: Rows) -> Mapping[str, bool]:
+    """As many drafts as pay (``draft_tokens=auto``), a rule of its own.
+
+    At every batch size, in the epoch where they do worst, they have at least so much of the speed of plain decoding and
+    of the same system with its fixed number; means over seeds.
+    """
+    met = {}
+    for arm, fixed in AUTO.items():
+        for batch in sorted({row["batch"] for row in rows}):
+            for other, bar in (("plain", PLAIN), (fixed, FIXED)):
+                name = f"{arm}, batch {batch}: at least {bar} x {other}'s tokens/s in every epoch"
+                met[name] = min(by_epoch(rows, arm, other, batch)) >= bar
+    return {**met, "confirmed": all(met.values())}
+
+
+def by_epoch(rows: Rows, arm: str, other: str, batch: int) -> list[float]:
+    """How many times ``other``'s tokens/s an arm's are in each epoch: means over seeds."""
+    ratios = []
+    for epoch in sorted({row["epoch"] for row in rows}):
+        here = of(rows, epoch=epoch, batch=batch)
+        seeds = sorted({row["seed"] for row in here})
+        each = [speed(of(here, seed=seed, arm=arm)) / speed(of(here, seed=seed, arm=other)) for seed in seeds]
+        ratios.append(sum(each) / len(each))
+    return ratios
+
+
 def _reached(times: Interval, bar: float) -> bool:
     return times.value >= bar and times.low > 1
 
 
-def hash_of_rule() -> str:
-    """Of the definitions that make up ``judge``."""
-    return rule_hash.of_sources([Path(__file__).read_text()], ("judge",))
+def hash_of_rule(name: str = "judge") -> str:
+    """Of the definitions that make up ``judge``, or another rule."""
+    return rule_hash.of_sources([Path(__file__).read_text()], (name,))

@@ -80,6 +80,27 @@ def test_one_thing_that_is_missed_is_enough(changes: dict[str, Any], failed: lis
     assert [name for name, met in found.items() if not met] == [*failed, "confirmed"]
 
 
+def test_as_many_drafts_as_pay_are_judged_in_their_worst_epoch() -> None:
+    """Against plain decoding and against their own system, which is the faster one; by the mean over seeds."""
+
+    def paying(worst: float, of_plain: float = 0.6) -> list[dict[str, Any]]:
+        """At ``of_plain`` of the seconds of plain decoding, at one batch size ``worst`` times those in the end."""
+        return [
+            {**row, "seconds": of_plain * 10.0 * (worst if (row["epoch"], row["batch"]) == (2, 8) else 1.0)}
+            if row["arm"] in rule.AUTO
+            else row
+            for row in rows()
+        ]
+
+    assert all(rule.judge_auto(paying(1.0)).values())
+    for worst, failed in ((1.04, []), (1.07, ["bebop_history"]), (1.5, ["history", "bebop_history"])):
+        missed = [name for name, met in rule.judge_auto(paying(worst)).items() if not met]
+        own = [f"{fixed}, auto, batch 8: at least 0.95 x {fixed}'s tokens/s in every epoch" for fixed in failed]
+        assert missed == ([*own, "confirmed"] if own else [])
+    slow = [name for name, met in rule.judge_auto(paying(1.0, of_plain=1.03)).items() if not met]
+    assert "history, auto, batch 1: at least 0.98 x plain's tokens/s in every epoch" in slow
+
+
 def test_the_first_epoch_does_not_count() -> None:
     """Nothing is remembered in it; gains that begin with the third epoch are too few."""
     early = rule.against(rows(), rule.accept_length, 8, "bebop")
@@ -120,6 +141,9 @@ def test_what_is_stored_was_judged_by_the_rule_as_it_stands() -> None:
         {**row, "seconds": 2 * row["seconds"] if row["arm"] == rule.ARM else row["seconds"]} for row in content["sums"]
     ]
     assert dict(rule.judge(slower)) != content["rule"]["findings"]
+    if "auto" in content:
+        assert content["auto"]["hash"] == rule.hash_of_rule("judge_auto")
+        assert content["auto"]["findings"] == dict(rule.judge_auto(content["sums"]))
 
 
 # ---- the jobs and what is read of them
@@ -208,11 +232,12 @@ def share_of_own(at: replay.Point, own: Any) -> float:
 
 def test_an_arm_drafts_as_many_as_its_system_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """And not as many as the first one that a configuration names, which is too few for history."""
-    seen: dict[str, int] = {}
+    seen, autos = dict[str, int](), set[str]()
 
     class Engine:
         def __init__(self, policy: Any, config: DecodingConfig, **sizes: int) -> None:
             seen[config.system] = max(seen.get(config.system, 0), config.limit)
+            autos.add(config.system if config.draft_tokens == "auto" else "")
 
         def remember(self, *told: Any) -> None: ...
 
@@ -223,7 +248,8 @@ def test_an_arm_drafts_as_many_as_its_system_does(monkeypatch: pytest.MonkeyPatc
     at = replay.Point(seed=0, epoch=0, step=0, policy=policy, prompts=[(1,)] * 8, past={}, ages={})
     for arm in ARMS:
         replay.decoded(at, 8, 2, {}, arm)
-    assert seen["bebop"] == 5 and seen["bebop_history"] == SYSTEMS["bebop_history"].draft_tokens > 5
+    assert seen["bebop"] == 3 and seen["bebop_history"] == SYSTEMS["bebop_history"].draft_tokens > 5
+    assert autos == {"", "history", "bebop_history"}
 
 
 @pytest.mark.slow

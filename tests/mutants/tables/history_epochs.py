@@ -37,6 +37,13 @@ FAULTS = (
         f"{OWN}test_the_first_epoch_does_not_count",
     ),
     fault(
+        "history-epochs/auto-by-the-best-epoch",
+        RULE,
+        "min(by_epoch(rows, arm, other, batch))",
+        "max(by_epoch(rows, arm, other, batch))",
+        f"{OWN}test_as_many_drafts_as_pay_are_judged_in_their_worst_epoch",
+    ),
+    fault(
         "history-epochs/interval-not-asked", RULE, "times.value >= bar and times.low > 1", "times.value >= bar", MISSED
     ),
     fault(
