@@ -36,6 +36,10 @@ class TimedLength(ABC):
         """Nothing of its own."""
         return {}
 
+    def before(self, kind: Any) -> int:
+        """Cycles of the kind to run before the one that is timed, so that it is like those of a request."""
+        return 0
+
     @abstractmethod
     def take(self, known: object) -> object:
         """Go on with what an earlier length knew, if it is of use; what it is that is known from now on."""

@@ -13,8 +13,9 @@ from bebop.rollout.decoding.pace import FADE, REST, TRIALS
 from bebop.rollout.decoding.timed_length import TimedLength
 from bebop.rollout.slots import Slots
 
-NONE, ALONE, HEADED = Costs(draft=1e9, verify=1e9), Costs(draft=1e9, verify=0.0), Costs(draft=-1.0, verify=0.0)
-SOME = 4  # drafts of a row in cycles that are timed: dozens are rare, and cost less each
+NONE, FREE = Costs(draft=1e9, verify=1e9), Costs(draft=0.0, verify=0.0)
+ALONE, HEADED = Costs(draft=1e9, verify=0.0), Costs(draft=-1e-9, verify=0.0)
+SOME = 4  # drafts of a row in cycles that are timed or tried: dozens are rare, and cost less each
 START = 1.0  # drafts of a row that stand, before anything was drafted, and for how many cycles that counts
 WEIGHT = 8.0
 
@@ -32,12 +33,16 @@ class RowCostLength(TimedLength):
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         self.costs, self.limit, self.most = config.costs, config.limit, config.limit
         self.seconds = CycleSeconds(slots.sizes.slots, self.costs)
-        self.sizes, some = self.seconds.sizes, min(SOME, self.most)
-        self.kinds = [(0, NONE), (some, ALONE), (some, HEADED)]
+        self.sizes, self.some = self.seconds.sizes, min(SOME, self.most)
+        self.kinds = [(0, NONE), (1, ALONE), (self.some, ALONE), (self.some, HEADED)]
         # Of cycles that may draft, older ones fading: how many, their rows, drafts that stood, and their work by row.
         self.past = WEIGHT * np.array([1.0, 1.0, START, *Work(1.0, 1.0, START, 1.0)])
         self.owed, self.idle = 0.0, 0  # seconds that a trial may lose, and cycles since the last one
         self._seen: tuple[int, Work, Tensor] | None = None  # rows, work and what stood in each row
+
+    def before(self, kind: tuple[int, Costs]) -> int:
+        """See ``TimedLength``: a head reads what was put off in the cycle before."""
+        return int(kind[1] is HEADED)
 
     def take(self, known: object) -> CycleSeconds:
         """See ``TimedLength``: what work takes is the same whoever drafts."""
@@ -49,22 +54,26 @@ class RowCostLength(TimedLength):
         """See ``DraftLength``: sets ``limit`` and ``costs``."""
         if self.forced is not None:
             self.limit, self.costs = self.forced
-        elif self._drafts(rows.batch):
+            return None
+        pays, trial = self._choice(rows.batch)
+        if pays != trial:
             self.limit, self.costs = self.most, self.seconds.costs(rows.batch)
         else:
             self.limit, self.costs = 0, NONE
+        if trial and not pays:  # at those costs there might be nothing to learn from
+            self.limit, self.costs = self.some, FREE
         return None
 
-    def _drafts(self, rows: int) -> bool:
-        """Whether the next cycle may draft: because that pays, or as a trial, which has earned what it loses."""
+    def _choice(self, rows: int) -> tuple[bool, bool]:
+        """Whether drafting pays, and whether the next cycle tries the other, which has earned what that loses."""
         tokens, taken, plain = self.expected(rows)
         pays = tokens * plain > taken
         loss = plain - taken / tokens if pays else taken - tokens * plain
         self.owed, self.idle = self.owed + TRIALS * (taken if pays else plain), self.idle + 1
         if loss > self.owed or self.idle < REST:
-            return pays
+            return pays, False
         self.owed, self.idle = 0.0, 0
-        return not pays
+        return pays, True
 
     def expected(self, rows: int) -> tuple[float, float, float]:
         """Tokens of a row in a cycle that may draft, what it takes, and what a plain one does, seconds."""

@@ -7,11 +7,11 @@ ROW, ROWS = "rollout/decoding/lengths/row_cost.py", "rollout/test_row_cost.py"
 
 FAULTS = (
     fault(
-        "auto/seconds-drift-apart",
+        "auto/seconds-drift-together",
         SECONDS,
-        "self.spread[i] + DRIFT**2 + DRIFT_EACH**2",
-        "self.spread[i] + DRIFT_EACH**2",
-        f"{SECONDSS}::test_a_machine_that_slows_down_is_followed_in_all_numbers_though_nothing_is_drafted",
+        "DRIFT, DRIFT_EACH = 0.005, 0.02",
+        "DRIFT, DRIFT_EACH = 0.02, 0.005",
+        f"{SECONDSS}::test_drafts_that_become_dearer_do_not_make_plain_cycles_seem_dear",
     ),
     fault(
         "auto/seconds-of-a-draft-in-one-row",
