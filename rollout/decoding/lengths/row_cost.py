@@ -16,8 +16,7 @@ from bebop.rollout.slots import Slots
 NONE, FREE = Costs(draft=1e9, verify=1e9), Costs(draft=0.0, verify=0.0)
 ALONE, HEADED = Costs(draft=1e9, verify=0.0), Costs(draft=-1e-9, verify=0.0)
 SOME = 4  # drafts of a row in cycles that are timed or tried: dozens are rare, and cost less each
-START = 1.0  # drafts of a row that stand, before anything was drafted, and for how many cycles that counts
-WEIGHT = 8.0
+START, WEIGHT = 1.0, 8.0  # drafts of a row that stand, before anything was drafted, and cycles that this counts for
 
 
 class RowCostLength(TimedLength):
