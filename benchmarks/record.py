@@ -23,13 +23,15 @@ ROOT = Path(__file__).resolve().parents[1]
 def begin(root: Path = ROOT) -> dict[str, object]:
     """What has to be asked before anything is measured: the commit, whether the tree differed from it, the command.
 
-    A commit made while a measurement runs is not the one that was measured. ``dirty`` is None without a repository.
+    A commit made while a measurement runs is not the one that was measured. ``dirty`` is None without a repository. Of
+    the command's absolute paths the last part is kept: the others are those of one machine.
     """
+    given = [Path(word).name if word.startswith("/") else word for word in sys.orig_argv[1:]]
     changes = _git(root, "status", "--porcelain")
     return {
         "commit": _git(root, "rev-parse", "HEAD") or "unknown",
         "dirty": None if changes is None else bool(changes),
-        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "command": shlex.join(["python", *given]),
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

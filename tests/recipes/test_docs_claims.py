@@ -93,9 +93,9 @@ def test_links_go_up_from_where_the_page_is() -> None:
 
 
 def test_the_pages_rest_on_the_real_model_first() -> None:
-    """The README has a line for each claim that a study of the real model tests, and findings.md a table of each."""
+    """The README has a line for each claim that a study of the real model tests, findings.md a paragraph."""
     readme, findings = (ROOT / "README.md").read_text(), (ROOT / "docs" / "findings.md").read_text()
     for claim in ("C1", "C2", "C3", "C4"):
         assert f"<!-- claim > {claim} as line -->" in readme
-        marks = [f"<!-- claim > {claim} > {model} as told -->" for model in ("SmolLM2", "built-in")]
+        marks = [f"<!-- claim > {claim} > {model} as counts -->" for model in ("SmolLM2", "built-in")]
         assert findings.index(marks[0]) < findings.index(marks[1])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bebop.bench import record as measurement
 from bebop.errors import UserError
 from recipes.reproduce import __main__ as reproduce
 from recipes.reproduce import record, rule_hash
@@ -283,3 +284,12 @@ def test_derived_hashes_are_those_of_the_commit_that_stored_the_result(name: str
     assert of_sources(sources, first["entries"]) == first["hash"]
     assert of_sources([source.replace("0", "1") for source in sources], first["entries"]) != first["hash"]
     assert "results.json" in git("show", "--stat=200", "--format=", first["commit"])
+
+
+def test_a_measurement_says_by_which_command_and_nothing_of_the_machine_s_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "sys.orig_argv", ["python3", "-m", "recipes.history", "--out", str(tmp_path / "here"), "--looks=2"]
+    )
+    assert measurement.begin(tmp_path)["command"] == "python -m recipes.history --out here --looks=2"
