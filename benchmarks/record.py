@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def begin(root: Path = ROOT) -> dict[str, object]:
     A commit made while a measurement runs is not the one that was measured. ``dirty`` is None without a repository. Of
     the command's absolute paths the last part is kept: the others are those of one machine.
     """
-    given = [Path(word).name if word.startswith("/") else word for word in sys.orig_argv[1:]]
+    given = [re.sub(r"(?:^|(?<==))/.*/(?=.)", "", word) for word in sys.orig_argv[1:]]
     changes = _git(root, "status", "--porcelain")
     return {
         "commit": _git(root, "rev-parse", "HEAD") or "unknown",

@@ -5,7 +5,6 @@ does not do. Seconds of a cycle are taken to be a sum over its ``Work``, with fo
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,10 +55,6 @@ class CycleSeconds:
         """Seconds of each kind of work [4], with so many rows."""
         line: Numbers = np.sum([share * np.exp(self.logs[i]) for i, share in between(self.sizes, rows)], 0)
         return line
-
-    def of(self, rows: int, work: Sequence[float]) -> float:
-        """Seconds of some work."""
-        return float(self.each(rows) @ np.asarray(work))
 
     def costs(self, rows: int) -> Costs:
         """In plain steps, as ``DecodingConfig`` has them: ``verify`` is that of a draft more in every row."""

@@ -12,6 +12,11 @@ TRUE = (0.02, 0.004, 0.0005, 0.003)  # plain, drafted, a draft, a pass
 GIVEN = Costs(draft=0.15, verify=0.05)
 
 
+def of(one: CycleSeconds, rows: int, work: Work) -> float:
+    """Seconds of some work."""
+    return float(one.each(rows) @ work)
+
+
 def works(count: int, seed: int = 0) -> list[Work]:
     """A third of them plain, the others of 1 to 40 drafts and up to 3 passes."""
     rng = np.random.default_rng(seed)
@@ -36,34 +41,34 @@ def test_numbers_are_found_again_in_their_unit() -> None:
     assert one.each(8) == pytest.approx(TRUE, rel=0.2)
     costs = one.costs(8)
     assert costs.draft == pytest.approx(0.15, rel=0.25) and costs.verify == pytest.approx(8 * 0.025, rel=0.25)
-    assert one.of(8, (1, 1, 20, 2)) == pytest.approx(0.04, rel=0.1)
+    assert of(one, 8, Work(1.0, 1.0, 20.0, 2.0)) == pytest.approx(0.04, rel=0.1)
 
 
 def test_before_anything_is_known_ratios_are_those_given() -> None:
     one = CycleSeconds(4, GIVEN)
     assert one.costs(4).draft == pytest.approx(0.15) and one.costs(3).verify == pytest.approx(0.05, rel=0.15)
     one.measured(4, Work(1.0, 1.0, 8.0, 1.0), 3.0)
-    assert one.of(4, Work(1.0, 1.0, 8.0, 1.0)) == pytest.approx(3.0), "the first cycle sets the unit"
+    assert of(one, 4, Work(1.0, 1.0, 8.0, 1.0)) == pytest.approx(3.0), "the first cycle sets the unit"
     assert one.costs(4).draft == pytest.approx(0.15)
 
 
 def test_a_machine_that_slows_down_is_followed_whatever_cycles_do_and_what_they_do_not_do_seems_cheap() -> None:
     one = learned(CycleSeconds(8, GIVEN), works(300), TRUE)
     drafts = Work(1.0, 1.0, 20.0, 2.0)
-    before = np.array([one.of(8, work) for work in (Work(), drafts)])
+    before = np.array([of(one, 8, work) for work in (Work(), drafts)])
     learned(one, [Work()] * 60, tuple(2 * second for second in TRUE))
-    plain, drafted = np.array([one.of(8, work) for work in (Work(), drafts)]) / before
+    plain, drafted = np.array([of(one, 8, work) for work in (Work(), drafts)]) / before
     assert plain == pytest.approx(2.0, rel=0.1) and drafted < plain
     learned(one, works(100, seed=2), tuple(2 * second for second in TRUE))
-    assert np.array([one.of(8, work) for work in (Work(), drafts)]) / before == pytest.approx([2.0] * 2, rel=0.15)
+    assert np.array([of(one, 8, work) for work in (Work(), drafts)]) / before == pytest.approx([2.0] * 2, rel=0.15)
 
 
 def test_drafts_that_become_dearer_do_not_make_plain_cycles_seem_dear() -> None:
     """Though none is seen: at their old price they are tried."""
     one = learned(CycleSeconds(8, GIVEN), works(300), TRUE)
-    plain, drafts = one.of(8, Work()), [work for work in works(150, seed=2) if work.drafted]
+    plain, drafts = of(one, 8, Work()), [work for work in works(150, seed=2) if work.drafted]
     learned(one, drafts, (TRUE[0], 5 * TRUE[1], 3 * TRUE[2], 2 * TRUE[3]))
-    assert one.of(8, Work()) < 1.5 * plain
+    assert of(one, 8, Work()) < 1.5 * plain
 
 
 def test_what_only_drafts_take_is_learned_without_moving_the_plain_seconds() -> None:
@@ -75,11 +80,11 @@ def test_what_only_drafts_take_is_learned_without_moving_the_plain_seconds() -> 
 
 def test_an_outlier_counts_for_little() -> None:
     one = learned(CycleSeconds(8, GIVEN), works(300), TRUE)
-    before = one.of(8, Work())
+    before = of(one, 8, Work())
     one.measured(8, Work(), 100.0)
-    assert one.of(8, Work()) < 1.4 * before
+    assert of(one, 8, Work()) < 1.4 * before
     one.measured(8, Work(), 0.0)
-    assert math.isfinite(one.of(8, Work()))
+    assert math.isfinite(of(one, 8, Work()))
 
 
 def test_rows_between_two_sizes_are_on_a_straight_line_and_teach_both() -> None:

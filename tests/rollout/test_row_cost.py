@@ -9,9 +9,10 @@ import torch
 
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
+from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.cycle_seconds import Work
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.lengths.row_cost import ALONE, HEADED, NONE, RowCostLength
+from bebop.rollout.decoding.lengths.row_cost import RowCostLength
 from bebop.rollout.decoding.pace import REST
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
@@ -84,7 +85,6 @@ def test_measuring_leaves_nothing_behind(system: str) -> None:
     paced.length.forced = (3, paced.decoder.length.seconds.costs(4))  # type: ignore[attr-defined]
     config = DecodingConfig(system=system, draft_tokens=3)
     other = TorchEngine(policy, config, slots=4, max_length=320)
-    other.decoder.recall = None  # type: ignore[attr-defined]
     for engine in (paced.engine, other):
         drafter = engine.decoder.drafter  # type: ignore[attr-defined]
         drafter.recall.first = True
@@ -127,16 +127,10 @@ def test_a_row_that_is_sure_drafts_on_beside_one_that_is_not() -> None:
         for slot, said in ((0, known[:12]), (1, [3])):
             for token in said:
                 matches[slot].advance(token)
-        proposed = one.decoder.drafter.propose(rows_of(one), one.decoder.length)
+        proposed = one.decoder.drafter.propose(Rows(one.slots, 2, max(one.fed)), one.decoder.length)
         assert proposed.lengths is not None
         drafts[tokens] = proposed.lengths.tolist()
     assert drafts["auto"] == [3, 0] and drafts[3] == [3, 1]
-
-
-def rows_of(one: TorchEngine):  # type: ignore[no-untyped-def]
-    from bebop.rollout.decoding.base import Rows
-
-    return Rows(one.slots, 2, max(one.fed))
 
 
 @pytest.mark.parametrize("stood", [0.0, 3.0])
@@ -191,7 +185,3 @@ def test_as_many_drafts_as_history_may_be_sure_of_where_nobody_says_how_many() -
     assert DecodingConfig(draft_tokens="auto", most_drafts=2).limit == 2
     with pytest.raises(UserError, match="most_drafts=17"):
         DecodingConfig(system="history", draft_tokens="auto", most_drafts=17)
-
-
-def test_kinds_say_whether_the_head_has_a_pass() -> None:
-    assert NONE.draft > 1 and ALONE.draft > 1 and ALONE.verify == 0 and HEADED.draft < 0 == HEADED.verify

@@ -78,8 +78,8 @@ class RowCostLength(TimedLength):
         """Tokens of a row in a cycle that may draft, what it takes, and what a plain one does, seconds."""
         cycles, batches, stood, *work = self.past.tolist()
         _, drafted, drafts, passes = (one / cycles for one in work)
-        taken = self.seconds.of(rows, Work(1.0, drafted, drafts * rows, passes))
-        return 1 + stood / batches, taken, self.seconds.of(rows, Work())
+        each = self.seconds.each(rows)
+        return 1 + stood / batches, float(each @ Work(1.0, drafted, drafts * rows, passes)), float(each[0])
 
     def observe(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted) -> None:
         """Note what there was in the cycle; numbers are asked of the device when it is over."""

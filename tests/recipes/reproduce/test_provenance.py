@@ -289,7 +289,7 @@ def test_derived_hashes_are_those_of_the_commit_that_stored_the_result(name: str
 def test_a_measurement_says_by_which_command_and_nothing_of_the_machine_s_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "sys.orig_argv", ["python3", "-m", "recipes.history", "--out", str(tmp_path / "here"), "--looks=2"]
-    )
-    assert measurement.begin(tmp_path)["command"] == "python -m recipes.history --out here --looks=2"
+    given = ["--out", f"{tmp_path}/here", f"--record={tmp_path}/there", "runs/a", "--looks=2"]
+    monkeypatch.setattr("sys.orig_argv", ["python3", "-m", "recipes.history", *given])
+    told = "python -m recipes.history --out here --record=there runs/a --looks=2"
+    assert measurement.begin(tmp_path)["command"] == told
