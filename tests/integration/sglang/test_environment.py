@@ -19,11 +19,14 @@ from tests.rollout.test_agent_loop import ECHO, TEMPLATE, begin_anew
 from tests.served_models import VOCAB, checkpoint, job, logprobs
 
 EOS, COUNT, TURNS, ROOM = VOCAB - 1, 4, 3, 120
+# SGLang takes no seeds. With this seed of the model a turn ends after 4 tokens on average and 9 at the 95th percentile
+# (by transformers), so that none of a test's comes near the 40 at which it is cut off.
+SOON = 12
 
 
 @pytest.mark.smoke("engine", "drafts")
 def test_turns_are_those_of_the_ids(tmp_path: Path) -> None:
-    folder = checkpoint(tmp_path / "model")
+    folder = checkpoint(tmp_path / "model", seed=SOON)
     tokenizer = letters(VOCAB)
     tokenizer.chat_template = TEMPLATE
     task = {
@@ -51,9 +54,7 @@ def test_turns_are_those_of_the_ids(tmp_path: Path) -> None:
         finally:
             worker.stop()
     found = [(part.prompt.token_ids, t) for part in parts for t in part.trajectories if t is not None]
-    assert len(found) == COUNT and sum(t.restarts for _, t in found) >= 1
-    # SGLang takes no seeds, so a first turn may be cut off, before its environment could break.
-    assert all(t.restarts == 1 or (t.restarts, len(t.turns), t.ended) == (0, 1, "length") for _, t in found)
+    assert len(found) == COUNT and all(t.restarts == 1 and len(t.turns) > 1 for _, t in found)
     for first, trajectory in found:
         whole = trajectory.completion
         assert trajectory.ended in ("done", "length", "tokens")
@@ -63,4 +64,3 @@ def test_turns_are_those_of_the_ids(tmp_path: Path) -> None:
             assert before.completion.token_ids[-1] == EOS
             said = {"role": "tool", "content": f"you wrote {len(before.completion.text)}"}
             assert turn.observation.tolist() == delta.observation([said])
-    assert max(len(t.turns) for _, t in found) > 1
