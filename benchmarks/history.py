@@ -20,7 +20,8 @@ from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.rollout.decoding.recall import Match, Next, Recall
+from bebop.rollout.decoding.matching import Match, Next
+from bebop.rollout.decoding.recall import Recall
 from bebop.rollout.engine import Request
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.torch_engine import TorchEngine, generate

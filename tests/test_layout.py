@@ -64,7 +64,7 @@ PARTS = tuple(f"bebop.rollout.decoding.{kind}" for kind in ("drafters", "rules",
 SEAMS = ("bebop.rollout.decoding.base", "bebop.rollout.decoding.sampling", "bebop.rollout.decoding.head",
          "bebop.rollout.decoding.temperature", "bebop.rollout.decoding.pace", "bebop.rollout.decoding.recall",
          "bebop.rollout.decoding.trust", "bebop.rollout.decoding.unread", "bebop.rollout.decoding.timed_length",
-         "bebop.rollout.decoding.cycle_seconds",
+         "bebop.rollout.decoding.cycle_seconds", "bebop.rollout.decoding.matching",
          "bebop.rollout.slots", "bebop.model",
          "bebop.kernels", "bebop.config", "bebop.options", "bebop.tree_shape", "bebop.errors")  # fmt: skip
 # Where a rollout may know of the MTP head.

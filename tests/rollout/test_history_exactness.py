@@ -16,7 +16,8 @@ from bebop.rollout.decoding.base import Draft, DraftLength, Rows
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.drafters.history import HistoryDrafter
 from bebop.rollout.decoding.drafters.history_mtp import HistoryMTPDrafter
-from bebop.rollout.decoding.recall import Cycle, Followers, Next, Recall
+from bebop.rollout.decoding.matching import Followers, Next
+from bebop.rollout.decoding.recall import Cycle, Recall
 from bebop.rollout.decoding.trust import BUCKETS, Trusted
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests, tiny_policy

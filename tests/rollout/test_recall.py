@@ -14,7 +14,7 @@ from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.drafters.history_mtp import HistoryMTPDrafter, _Row
-from bebop.rollout.decoding.recall import Followers, Match
+from bebop.rollout.decoding.matching import Followers, Match
 from bebop.rollout.decoding.trust import BUCKETS, Trusted
 from bebop.rollout.history import BEGIN, Automaton
 from bebop.rollout.torch_engine import TorchEngine, generate

@@ -7,7 +7,8 @@ import torch
 
 from bebop.config import DecodingConfig
 from bebop.rollout.decoding.base import Rows, TargetOutput
-from bebop.rollout.decoding.recall import Cycle, Followers, HeadProbs, Match, Next, Recall
+from bebop.rollout.decoding.matching import Followers, Match, Next
+from bebop.rollout.decoding.recall import Cycle, HeadProbs, Recall
 from bebop.rollout.decoding.trust import DOUBT, HEAD, KINDS, NONE, PRIOR, SEVERAL, prior, trusted
 from bebop.rollout.history import BEGIN, ROOT, Automaton
 from bebop.rollout.slots import Slots, SlotSizes

@@ -9,7 +9,8 @@ from bebop.config import DecodingConfig
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
-from bebop.rollout.decoding.recall import Cycle, Followers, Next, Recall, alone, greedy_rows
+from bebop.rollout.decoding.matching import Followers, Next
+from bebop.rollout.decoding.recall import Cycle, Recall, alone, greedy_rows
 from bebop.rollout.slots import Slots
 
 

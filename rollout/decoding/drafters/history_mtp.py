@@ -14,7 +14,8 @@ from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.head import HeadDrafter
-from bebop.rollout.decoding.recall import Cycle, Followers, HeadProbs, Match, Next, Recall, alone, greedy_rows
+from bebop.rollout.decoding.matching import Followers, Match, Next
+from bebop.rollout.decoding.recall import Cycle, HeadProbs, Recall, alone, greedy_rows
 from bebop.rollout.decoding.sampling import entropy
 from bebop.rollout.decoding.trust import NONE, Trusted
 from bebop.rollout.decoding.unread import Unread

@@ -3,6 +3,7 @@
 from tests.mutants.fault import fault
 
 TEXTS, RECALL, PAST = "rollout/history.py", "rollout/decoding/recall.py", "bebop/past_answers.py"
+MATCHING = "rollout/decoding/matching.py"
 ALONE, MIXED = "rollout/decoding/drafters/history.py", "rollout/decoding/drafters/history_mtp.py"
 GROWN = "rollout/test_history.py::test_texts_that_grow_in_turns_are_matched_as_a_search_finds_them"
 READ = "rollout/test_history.py::test_a_reader_matches_what_a_search_finds"
@@ -78,9 +79,9 @@ FAULTS = (
           "_of_head(draft, out.probs) if self.measure else {}", "_of_head(draft, out.probs)", OVERLAP),
     fault("history/source-not-counted", "rollout/decoding/draft_verify.py", "share * kept for name", "share for name",
           "benchmarks/test_history.py::test_lookups_and_arms_are_measured"),
-    fault("history/counts-as-probabilities", RECALL, "tuple(c / total for _, c in found)",
+    fault("history/counts-as-probabilities", MATCHING, "tuple(c / total for _, c in found)",
           "tuple(1 / len(found) for _ in found)", FREQUENT),
-    fault("history/drawn-flatter-than-reported", RECALL, "sums = accumulate(self.chances)",
+    fault("history/drawn-flatter-than-reported", MATCHING, "sums = accumulate(self.chances)",
           "sums = accumulate([1 / len(self.chances)] * len(self.chances))", OF_ALONE),
     fault("history/weights-of-the-head-alone", MIXED, "mixed = own * torch.tensor([1 - share for share in shares],",
           "mixed = own * torch.tensor([1.0 for share in shares],",
@@ -92,7 +93,7 @@ FAULTS = (
           f"{TOGETHER}[True-headed0]"),
     fault("history/stands-as-much-as-it-is-meant", RECALL, OVERLAPS, "out.probs[row, step, token].double()", TRUST),
     fault("history/several-like-one", TRUSTED, "share[:, -1] *= SEVERAL", "pass", PRIORS),
-    fault("history/several-told-apart-by-counts", RECALL, "for _, c in found), length + KINDS - 1)",
+    fault("history/several-told-apart-by-counts", MATCHING, "for _, c in found), length + KINDS - 1)",
           "for _, c in found), length + min(total, KINDS - 1) - 1)", PRIORS),
     fault("history/state-of-another-row", "rollout/decoding/head.py", "states[0, lengths.cumsum(0) - 1]",
           "states[0, lengths - 1]", PUT_OFF),
