@@ -20,7 +20,7 @@ from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.rollout.decoding.matching import Match, Next
+from bebop.rollout.decoding.matching import Followers, Match, Next
 from bebop.rollout.decoding.recall import Recall
 from bebop.rollout.engine import Request
 from bebop.rollout.history import BEGIN, ROOT, Automaton
@@ -34,6 +34,7 @@ Past = Mapping[tuple[int, ...], Sequence[Sequence[int]]]  # prompt -> answers
 TIMED: tuple[tuple[str, type, tuple[str, ...]], ...] = (
     ("lookup", Match, ("advance",)),
     ("lookup", Next, ("of",)),
+    ("lookup", Followers, ("go_on",)),
     ("bookkeeping", Recall, ("ahead", "trusted", "paces", "learn", "follow")),
 )
 

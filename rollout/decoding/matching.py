@@ -3,6 +3,7 @@
 Which tokens followed is a walk through dictionaries, a few microseconds a token and row.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Self
@@ -72,6 +73,58 @@ class Followers:
         """The distribution of a draft has what was found in it, with this weight."""
         self.places += [(row, step, token, found.bucket) for token in found.tokens]
         self.chances += [(chance, weight) for chance in found.chances]
+
+    def go_on(
+        self,
+        row: int,
+        step: int,
+        match: Match,
+        trust: Sequence[float],
+        uniforms: Sequence[float],
+        *,
+        greedy: bool,
+        chance: float = 1.0,
+        least: float,
+        always: bool,
+    ) -> list[int]:
+        """Draft a row from history alone, from ``step`` on: a token for each of ``uniforms``, while the ``chance`` that
+        all stand, by what each bucket is trusted, exceeds ``least``. ``always``: the first one in any case.
+
+        It is ``Next.of`` and ``Match.advance`` in one loop, which does without their calls where a single token
+        followed, as one mostly does: this is most of what drafts from history cost.
+        """
+        texts, drawn = match.texts, list[int]()
+        follow, link, length, count = texts.follow, texts.link, texts.length, texts.count
+        state, matched = texts.followed(match.state, match.tokens)
+        for uniform in uniforms:
+            while state != ROOT and not follow[state]:
+                state = link[state]
+                matched = length[state]
+            if state == ROOT:
+                break
+            after, found = follow[state], None
+            if len(after) == 1:
+                [(token, there)] = after.items()
+                times = count[there]
+                bucket = KINDS * min((matched - 1).bit_length(), LENGTHS - 1) + min(times, KINDS - 1) - 1
+            else:
+                match.state, match.tokens = state, matched
+                found = Next.of(match, greedy)
+                assert found is not None
+                token, bucket = found.draw(uniform), found.bucket
+                there = after[token]
+            chance *= trust[bucket]
+            if chance <= least and (drawn or not always):
+                break
+            if found is None:
+                self.places.append((row, step, token, bucket))
+                self.chances.append((1.0, 1.0))
+            else:
+                self.add(row, step, found, 1.0)
+            drawn.append(token)
+            state, matched, step = there, matched + 1, step + 1
+        match.state, match.tokens = state, matched
+        return drawn
 
     def tensors(self, device: torch.device, start: int = 0) -> tuple[Tensor, ...]:
         """Row, step, token, bucket, chance, weight [N] of those from number ``start`` on."""

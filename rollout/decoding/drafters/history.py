@@ -9,7 +9,7 @@ from bebop.config import DecodingConfig
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
-from bebop.rollout.decoding.matching import Followers, Next
+from bebop.rollout.decoding.matching import Followers
 from bebop.rollout.decoding.recall import Cycle, Recall, alone, greedy_rows
 from bebop.rollout.slots import Slots
 
@@ -35,15 +35,11 @@ class HistoryDrafter:
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """See ``Drafter``. The width is that of the longest draft, so that no pass is widened for nothing."""
-        drawn, followers = self._draw(rows, length), Followers()
+        drawn, followers = self._draw(rows, length)
         if not length.limit:  # matches of new rows wait until something is to be drafted
             return Draft(tokens=rows.last.new_zeros(rows.batch, 0), probs=None)
-        for row, line in enumerate(drawn):
-            for step, (_, found) in enumerate(line):
-                followers.add(row, step, found, 1.0)
         lengths = torch.tensor([len(line) for line in drawn], device=rows.last.device)
-        said = [[token for token, _ in line] for line in drawn]
-        tokens, probs = alone(said, followers, self.vocabulary, rows.last.device)
+        tokens, probs = alone(drawn, followers, self.vocabulary, rows.last.device)
         self.recall.drafted = Cycle(followers=followers, lengths=lengths, passes=0.0)
         sources = {"history": torch.ones_like(tokens)}
         total = sum(map(len, drawn))
@@ -54,30 +50,23 @@ class HistoryDrafter:
         self.recall.learn(rows, out, emitted)
         self.recall.follow(rows, tokens, emitted)
 
-    def _draw(self, rows: Rows, length: DraftLength) -> list[list[tuple[int, Next]]]:
-        """The drafts of each row, with what each was drawn from."""
-        recall, wanted = self.recall, length.start(rows)
+    def _draw(self, rows: Rows, length: DraftLength) -> tuple[list[list[int]], Followers]:
+        """The drafts of each row, and what they were drawn from."""
+        recall, wanted, followers = self.recall, length.start(rows), Followers()
         recall.costs = length.costs
         limits = [length.limit] * rows.batch if wanted is None else wanted.tolist()
         if not max(limits):
-            return [[] for _ in limits]
-        if not max(limits):
-            return [[] for _ in limits]
-        uniforms, greedy = rows.uniforms[:, : length.limit].tolist(), greedy_rows(rows, self.temperature)
-        drawn: list[list[tuple[int, Next]]] = []
-        for row, (match, trust, pace) in enumerate(
-            zip(recall.ahead(rows), recall.trusted(rows), recall.paces(rows), strict=True)
-        ):
-            line: list[tuple[int, Next]] = []
-            chance, least = 1.0, pace * recall.costs.verify
-            while len(line) < limits[row] and (found := Next.of(match, greedy[row])) is not None:
-                chance *= trust.alone[found.bucket]
-                if chance <= least and (line or not recall.first):
-                    break
-                line.append((found.draw(uniforms[row][len(line)]), found))
-                match.advance(line[-1][0])
-            drawn.append(line)
-        return drawn
+            return [[] for _ in limits], followers
+        uniforms, greedy = rows.uniforms[:, : max(limits)].tolist(), greedy_rows(rows, self.temperature)
+        of_rows = zip(recall.ahead(rows), recall.trusted(rows), recall.paces(rows), strict=True)
+        drawn = [
+            followers.go_on(
+                row, 0, match, trust.alone, uniforms[row][: limits[row]], greedy=greedy[row],
+                least=pace * recall.costs.verify, always=recall.first,
+            )
+            for row, (match, trust, pace) in enumerate(of_rows)
+        ]  # fmt: skip
+        return drawn, followers
 
 
 EntryClass = HistoryDrafter

@@ -139,23 +139,16 @@ class HistoryMTPDrafter(HeadDrafter):
         for row, line in enumerate(lines):
             if line.alive and not wanted[row]:
                 line.alive = False
-                self._finish(row, line, step, found[row], followers, uniforms[row])
+                self._finish(row, line, step, followers, uniforms[row])
                 found[row] = None
         return found
 
-    def _finish(
-        self, row: int, line: _Row, step: int, found: Next | None, followers: Followers, uniforms: list[float]
-    ) -> None:
+    def _finish(self, row: int, line: _Row, step: int, followers: Followers, uniforms: list[float]) -> None:
         """Draft the rest of a row from history alone."""
-        least = line.pace * self.recall.costs.verify
-        while found is not None and step < line.limit:
-            line.chance *= line.trusted.alone[found.bucket]
-            if line.chance <= least and (step or not self.recall.first):
-                break
-            followers.add(row, step, found, 1.0)
-            line.tail.append(found.draw(uniforms[step]))
-            line.match.advance(line.tail[-1])
-            step, found = step + 1, Next.of(line.match, line.greedy)
+        line.tail = followers.go_on(
+            row, step, line.match, line.trusted.alone, uniforms[step : line.limit], greedy=line.greedy,
+            chance=line.chance, least=line.pace * self.recall.costs.verify, always=self.recall.first and not step,
+        )  # fmt: skip
 
     def _go_on(
         self, lines: list[_Row], found: list[Next | None], own: Tensor, step: int, followers: Followers

@@ -4,6 +4,7 @@ from tests.mutants.fault import fault
 
 TEXTS, RECALL, PAST = "rollout/history.py", "rollout/decoding/recall.py", "bebop/past_answers.py"
 MATCHING = "rollout/decoding/matching.py"
+LOOP = "rollout/test_matching.py::test_one_loop_draws_what_single_steps_do"
 ALONE, MIXED = "rollout/decoding/drafters/history.py", "rollout/decoding/drafters/history_mtp.py"
 GROWN = "rollout/test_history.py::test_texts_that_grow_in_turns_are_matched_as_a_search_finds_them"
 READ = "rollout/test_history.py::test_a_reader_matches_what_a_search_finds"
@@ -86,13 +87,17 @@ FAULTS = (
     fault("history/weights-of-the-head-alone", MIXED, "mixed = own * torch.tensor([1 - share for share in shares],",
           "mixed = own * torch.tensor([1.0 for share in shares],",
           "rollout/test_history_exactness.py::test_the_output_distribution_of_mixtures_is_the_target[overlapping]"),
-    fault("history/tail-over-the-head", MIXED, "followers.add(row, step, found, 1.0)", "pass", OF_MIXED),
+    fault("history/tail-over-the-head", MIXED, "row, step, line.match, line.trusted.alone", "row, 0, line.match, line.trusted.alone", OF_MIXED),
     fault("history/head-left-in", MIXED, "wanted = [gain > line.pace * cost for", "wanted = [True for",
           "rollout/test_recall.py::test_the_head_is_left_out_once_history_is_sure"),
     fault("history/head-for-one-row", MIXED, "if self.recall.siblings and sum(gains)", "if False and sum(gains)",
           f"{TOGETHER}[True-headed0]"),
     fault("history/stands-as-much-as-it-is-meant", RECALL, OVERLAPS, "out.probs[row, step, token].double()", TRUST),
     fault("history/several-like-one", TRUSTED, "share[:, -1] *= SEVERAL", "pass", PRIORS),
+    fault("history/shorter-match-as-long", MATCHING, "                matched = length[state]\n", "", LOOP),
+    fault("history/single-one-counted-twice", MATCHING, "min(times, KINDS - 1) - 1", "min(times, KINDS - 1)", LOOP),
+    fault("history/drawn-where-the-match-was", MATCHING, "state, matched, step = there, matched + 1, step + 1",
+          "state, matched, step = there, matched, step + 1", LOOP),
     fault("history/several-told-apart-by-counts", MATCHING, "for _, c in found), length + KINDS - 1)",
           "for _, c in found), length + min(total, KINDS - 1) - 1)", PRIORS),
     fault("history/state-of-another-row", "rollout/decoding/head.py", "states[0, lengths.cumsum(0) - 1]",
@@ -104,7 +109,7 @@ FAULTS = (
     fault("history/end-to-end-at-positions-of-padding", "bebop/model/lean.py",
           "positions = positions[0]", "positions = positions[0].flip(0)",
           f"{PACKED}::test_verification_end_to_end_is_that_of_padded_rows[True]"),
-    fault("history/limit-ignored", ALONE, "while len(line) < limits[row] and", "while len(line) < 99 and", SOURCE),
+    fault("history/limit-ignored", ALONE, "[length.limit] * rows.batch", "[99] * rows.batch", SOURCE),
     fault("history/past-oldest-first", PAST, "[-self.answers :]", "[: self.answers]", KNOWN),
     fault("history/past-unbounded", PAST, "while self.tokens > self.limit:", "while False:", KNOWN),
     fault("history/recall-one-step-short", PAST, "range(step, step + 1)", "range(step, step)", RESUMED),

@@ -79,8 +79,8 @@ FAULTS = (
     fault(
         "auto/rows-never-draft-first",
         "rollout/decoding/drafters/history.py",
-        "(line or not recall.first)",
-        "True",
+        "always=recall.first",
+        "always=False",
         f"{ROWS}::test_a_row_that_is_sure_drafts_on_beside_one_that_is_not",
     ),
     fault(
