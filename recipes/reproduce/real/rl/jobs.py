@@ -5,6 +5,7 @@ are looked at beside the same one.
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from bebop.trainer import checkpoint
@@ -15,10 +16,13 @@ from recipes.stages import bebop
 RUN = "run"  # the run folder, below that of a direction and seed
 
 
-def settings(plan: RLPlan, direction: str, seed: int, questions: Path) -> list[str]:
+PLAIN = ("decoding=autoregressive",)
+
+
+def settings(plan: RLPlan, direction: str, seed: int, questions: Path, decoding: Sequence[str] = PLAIN) -> list[str]:
     """Of the job of a direction and seed; its number of steps and its folder are not among them."""
     return [
-        f"model={plan.model}", "model.init_mtp=false", "model.device=cpu", "decoding=autoregressive", "task=file",
+        f"model={plan.model}", "model.init_mtp=false", "model.device=cpu", *decoding, "task=file",
         "task.name=short_sentence", f"task.path={questions}", f"task.reward={task.__file__}:score", "task.system=null",
         f"task.seed={seed}", f"runtime.seed={seed}", "rollout.staleness=0",
         f"rollout.slots={plan.groups * plan.group_size}", f"rollout.max_length={plan.max_length}",
