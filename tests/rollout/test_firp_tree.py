@@ -179,10 +179,9 @@ def test_the_output_distribution_is_the_target(name: str, temperature: float) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [32, 63])
-def test_so_it_is_with_larger_trees_and_with_matrices_of_zeros(nodes: int) -> None:
-    assert smallest_p(tiny_policy(5, seed=11, sharp=16.0), grown(nodes), 1.0) > LEVEL
-    assert nodes > 32 or smallest_p(zeroed(tiny_policy(5, seed=11, sharp=16.0)), TREES["five"], 0.7) > LEVEL
+def test_so_it_is_with_a_tree_of_63_nodes_and_with_matrices_of_zeros() -> None:
+    assert smallest_p(tiny_policy(5, seed=11, sharp=16.0), grown(63), 1.0) > LEVEL
+    assert smallest_p(zeroed(tiny_policy(5, seed=11, sharp=16.0)), TREES["five"], 0.7) > LEVEL
 
 
 @pytest.mark.slow
