@@ -105,8 +105,7 @@ class Followers:
             after, found = follow[state], None
             if len(after) == 1:
                 [(token, there)] = after.items()
-                times = count[there]
-                bucket = KINDS * min((matched - 1).bit_length(), LENGTHS - 1) + min(times, KINDS - 1) - 1
+                bucket = KINDS * min((matched - 1).bit_length(), LENGTHS - 1) + min(count[there], KINDS - 1) - 1
             else:
                 match.state, match.tokens = state, matched
                 found = Next.of(match, greedy)
