@@ -1,6 +1,7 @@
 """``python -m recipes.reproduce.real_steps [--quick]``: steps of RL with drafts and without; see README.md."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,19 @@ from tqdm import tqdm
 
 from bebop.command import check_writable
 from bebop.intervals import across_seeds
+from bebop.model.backbone import Policy
 from bebop.model.checkpoint import save_policy
 from recipes.reproduce.cli import start
 from recipes.reproduce.figures import figure
 from recipes.reproduce.measured import Number, of
+from recipes.reproduce.real.plan import agree
 from recipes.reproduce.real.rl.plan import RL_PLAN
 from recipes.reproduce.real.rl.task import write_questions
 from recipes.reproduce.real_pays.rounds import policy
 from recipes.reproduce.real_steps.pairs import ARMS, GROUPS, PAIRS, STEPS, Pair, carry_out, ratio, share
 from recipes.reproduce.record import begin, keep
 from recipes.reproduce.study import FOLDER, results_folder
+from recipes.stages import once
 
 HERE = results_folder(Path(__file__).parent)
 PLACE = FOLDER / "real_steps"
@@ -28,9 +32,11 @@ def main() -> None:
     """Run pairs of jobs, judge, draw, write."""
     check_writable("BEBOP_REPRODUCE", HERE)
     started = begin("real_steps")
-    model, questions = PLACE / "model", PLACE / "questions.jsonl"
-    if not (model / "config.json").is_file():
-        save_policy(policy(), model)
+    model, questions, drafting = PLACE / "model", PLACE / "questions.jsonl", policy()
+    settings: dict[str, Any] = {"model": RL_PLAN.model, "steps": STEPS, "groups": GROUPS, "group": RL_PLAN.group_size}
+    settings |= {"new tokens": RL_PLAN.max_new_tokens, "arms": {arm: list(given) for arm, given in ARMS.items()}}
+    agree(PLACE / "plan.json", {**settings, "head": drafting.head_fingerprint()}, "jobs")
+    once(model, partial(saved, drafting))
     write_questions(questions, RL_PLAN.questions)
     pairs: list[Pair] = []
     with tqdm(total=PAIRS * len(ARMS), desc="jobs", unit="job") as bar:
@@ -43,13 +49,13 @@ def main() -> None:
             pairs.append({arm: jobs[arm] for arm in ARMS})
     draw(pairs)
     caption = "Time of a step in its parts, by job; the first step of each is left out."
-    settings: dict[str, Any] = {"model": RL_PLAN.model, "pairs": PAIRS, "steps": STEPS, "groups": GROUPS}
-    settings |= {
-        "group": RL_PLAN.group_size,
-        "new tokens": RL_PLAN.max_new_tokens,
-        "arms": {k: list(v) for k, v in ARMS.items()},
-    }
-    keep(HERE, started, numbers(pairs), {"Jobs": rows(pairs)}, {"steps.svg": caption}, settings)
+    keep(HERE, started, numbers(pairs), {"Jobs": rows(pairs)}, {"steps.svg": caption}, {**settings, "pairs": PAIRS})
+
+
+def saved(drafting: Policy, folder: Path) -> dict[str, Any]:
+    """A stage: the first policy with its head, as jobs read it."""
+    save_policy(drafting, folder)
+    return {}
 
 
 def numbers(pairs: Sequence[Pair]) -> dict[str, Number]:
