@@ -96,16 +96,19 @@ class WorkerPool:
         ``UserError`` after too many deaths.
         """
         lane = self._lanes[i]
-        while True:
-            try:
-                await self._attend(lane)
-            except WorkerDied as death:
-                self._lose(lane, death)
-                with contextlib.suppress(WorkerDied):  # the next call says so, too
-                    await lane.worker.restart()
-                lane.renew(self.config.decoding)
-                self._dispatch.enter(i)
-                self._hand_out()
+        try:
+            while True:
+                try:
+                    await self._attend(lane)
+                except WorkerDied as death:
+                    self._lose(lane, death)
+                    with contextlib.suppress(WorkerDied):  # the next call says so, too
+                        await lane.worker.restart()
+                    lane.renew(self.config.decoding)
+                    self._dispatch.enter(i)
+                    self._hand_out()
+        finally:
+            lane.leave()  # or a synchronous job would wait for ever until this worker has its weights
 
     async def _attend(self, lane: Lane) -> None:
         """Send to a worker and hear from it, until one of both fails: after that nothing of it counts any more."""

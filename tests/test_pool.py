@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,32 @@ def test_too_many_deaths_end_the_job_with_a_checkpoint() -> None:
     again, taught, _ = make(job(steps=20, max_restarts=2), FakeWorker(deaths={("collect", 3)}), version=2)
     again.restore(trainer.saved[2])
     assert go(again) and trainer.batches + taught.batches == in_order(20)
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_too_many_deaths_while_weights_are_sent_end_a_synchronous_job(most: int) -> None:
+    """It waits until every worker has them, and this one never will."""
+    worker = FakeWorker(deaths={("set_weights", n) for n in range(3, 40)})
+    loop, trainer, _ = make(job(steps=20, max_restarts=most, staleness=0), worker)
+    with pytest.raises(UserError, match=f"died {most + 1} times, the last time: in set_weights"):
+        go(loop)
+    assert trainer.version == 2 and list(trainer.saved) == [2]
+
+
+def test_a_failure_while_weights_are_sent_ends_a_synchronous_job() -> None:
+    @dataclass(kw_only=True)
+    class Failing(FakeWorker):
+        """Takes weights twice."""
+
+        async def set_weights(self, weights: Any, version: int) -> None:
+            if version == 2:
+                raise RuntimeError("nobody expects this")
+            await super().set_weights(weights, version)
+
+    loop, trainer, _ = make(job(steps=20, staleness=0), Failing(), FakeWorker())
+    with pytest.raises(RuntimeError, match="nobody expects this"):
+        go(loop)
+    assert list(trainer.saved) == [2]
 
 
 def test_a_report_that_is_told_twice_counts_once() -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from bebop.errors import UserError
 from bebop.events import EventLog
@@ -88,7 +88,7 @@ async def _call(death: type[Exception], result: Awaitable[T]) -> T:
         if isinstance(error.cause, EngineDied):
             raise death(str(error.cause)) from error
         raise
-    except RayActorError as error:
+    except RayError as error:  # of an actor that is killed for want of memory Ray tells by an OutOfMemoryError
         raise death(str(error).strip().splitlines()[0]) from error
 
 
@@ -207,7 +207,7 @@ class Part:
         if life.here:
             dump = await asyncio.to_thread(stacks, life.pid, life.descriptor)
         elif life.pid:
-            with contextlib.suppress(TimeoutError, RayActorError):
+            with contextlib.suppress(TimeoutError, self.death):
                 dump = await asyncio.wait_for(_call(self.death, self._actor(life).stacks.remote()), 2 * DUMP_SECONDS)
         where = place(dump, hang.hint)
         return line + (f", at {where}" if where else ""), dump or "it did not write its stacks"

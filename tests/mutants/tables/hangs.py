@@ -106,4 +106,19 @@ FAULTS = (
         "if (now := cpu_ticks(process.pid)) >= used:",
         f"{ISOLATED}::test_what_computes_is_not_still",
     ),
+    fault(
+        "hangs/killed-for-memory-is-no-death",
+        "bebop/remote/part.py",
+        "    except RayError as error:",
+        "    except ray.exceptions.RayActorError as error:",
+        "test_ray_memory.py::test_an_actor_that_is_killed_for_want_of_memory_counts_as_dead",
+    ),
+    fault(
+        "hangs/weights-wait-for-a-worker-that-is-gone",
+        "bebop/pool.py",
+        "lane.leave()  # or a synchronous job",
+        "pass  # or a synchronous job",
+        "test_pool.py::test_a_failure_while_weights_are_sent_ends_a_synchronous_job",
+        "test_pool.py::test_too_many_deaths_while_weights_are_sent_end_a_synchronous_job",
+    ),
 )
