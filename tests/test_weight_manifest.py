@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import pickle
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,31 @@ def test_what_arrives_whole_is_taken() -> None:
     sent = with_manifest(weights())
     assert verified(sent) is sent.weights
     assert verified(with_manifest({})) == {}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_readers_map_the_bytes_instead_of_copying_them(dtype: torch.dtype) -> None:
+    """Ray lays what is pickled out of band into shared memory, which every reader of a node maps."""
+    sent = with_manifest({**weights(), "more": torch.arange(60).reshape(3, 4, 5).to(dtype).transpose(0, 2)})
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(sent, protocol=5, buffer_callback=buffers.append)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in sent.weights.values())
+    assert sum(buffer.raw().nbytes for buffer in buffers) == size and len(stream) < 4000
+    shared = [bytearray(buffer.raw()) for buffer in buffers]
+    got = verified(pickle.loads(stream, buffers=[memoryview(one).toreadonly() for one in shared]))
+    assert all(
+        torch.equal(got[name], tensor) and got[name].dtype == tensor.dtype for name, tensor in sent.weights.items()
+    )
+    assert got.keys() == sent.weights.keys()
+    before = got["a"].clone()
+    shared[0][2] ^= 1
+    assert not torch.equal(got["a"], before), "a copy would not have changed"
+
+
+def test_weights_arrive_whole_without_shared_memory() -> None:
+    sent = with_manifest(weights())
+    got = verified(pickle.loads(pickle.dumps(sent, protocol=4)))
+    assert all(torch.equal(got[name], tensor) for name, tensor in sent.weights.items())
 
 
 def damaged(change: str) -> CheckedWeights:

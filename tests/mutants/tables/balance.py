@@ -103,4 +103,11 @@ FAULTS = (
         "costs.cycle(1)",
         "benchmarks/test_balance.py::test_the_bound_is_work_over_what_full_engines_do",
     ),
+    fault(
+        "balance/weights-copied-by-every-reader",
+        "bebop/weight_manifest.py",
+        "return _received, (packed, self.manifest)",
+        "return object.__reduce_ex__(self, 4)",
+        "test_weight_manifest.py::test_readers_map_the_bytes_instead_of_copying_them",
+    ),
 )
