@@ -1,5 +1,6 @@
 """The command line of every recipe: ``--quick`` and ``--help``, and nothing that is silently ignored."""
 
+import argparse
 from collections.abc import Callable
 
 from bebop.command import Parser, run_main
@@ -16,3 +17,11 @@ def start(main: Callable[[], None], doc: str | None) -> None:
         main()
 
     run_main(checked)
+
+
+def share(text: str) -> tuple[int, int]:
+    """2/3 as (2, 3)."""
+    parts = text.split("/")
+    if len(parts) == 2 and all(part.isdecimal() for part in parts) and 1 <= int(parts[0]) <= int(parts[1]):
+        return int(parts[0]), int(parts[1])
+    raise argparse.ArgumentTypeError(f"{text[:80]!r} is not possible: give two numbers such as 1/2")

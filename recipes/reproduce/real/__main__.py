@@ -19,6 +19,7 @@ from bebop.command import Parser, check_writable, run_main
 from bebop.errors import UserError
 from bebop.model.mtp import MTPHead
 from recipes.reproduce.claims import REAL_STAGES
+from recipes.reproduce.cli import share
 from recipes.reproduce.real.corpus import make_corpus
 from recipes.reproduce.real.evaluation import evaluate
 from recipes.reproduce.real.fused import compare_losses
@@ -58,14 +59,6 @@ def arguments(given: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run on the built-in model and next to nothing")
     return parser.parse_args(given)
-
-
-def share(text: str) -> tuple[int, int]:
-    """2/3 as (2, 3)."""
-    parts = text.split("/")
-    if len(parts) == 2 and all(part.isdecimal() for part in parts) and 1 <= int(parts[0]) <= int(parts[1]):
-        return int(parts[0]), int(parts[1])
-    raise argparse.ArgumentTypeError(f"{text[:80]!r} is not possible: give two numbers such as 1/2")
 
 
 def chosen(runs: Sequence[HeadRun], patterns: Sequence[str]) -> list[HeadRun]:

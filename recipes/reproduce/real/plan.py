@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ def agree(path: Path, settings: dict[str, Any], what: str) -> None:
     """
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(".new")
+        scratch = path.with_suffix(f".{os.getpid()}.new")
         scratch.write_text(json.dumps(settings, indent=1) + "\n")
         scratch.replace(path)
         return

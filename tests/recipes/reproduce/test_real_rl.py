@@ -15,6 +15,7 @@ from bebop.model.attention import CausalContext
 from bebop.model.checkpoint import save_policy
 from recipes.reproduce.measured import Number, over_seeds
 from recipes.reproduce.real.plan import load
+from recipes.reproduce.real.rl import __main__ as study
 from recipes.reproduce.real.rl import beside, findings, jobs, planted
 from recipes.reproduce.real.rl.plan import SMOKE, directions
 from recipes.reproduce.real.rl.readings import records_of, sweep_of
@@ -169,3 +170,18 @@ def test_weights_of_another_version_are_noticed(tmp_path: Path) -> None:
         beside.check(model, answer, other, 3)
     beside.put_weights(model, tmp_path / "policy")
     beside.check(model, answer, model.hidden(whole, torch.arange(5)[None], CausalContext())[0].detach(), 3)
+
+
+# ---- shares
+
+
+def test_shares_have_every_run_once() -> None:
+    runs = study.all_runs(SMOKE)
+    assert len(set(runs)) == len(runs) == 4
+    shares = [study.part_of(runs, (i, 3)) for i in (1, 2, 3)]
+    assert sorted(run for share in shares for run in share) == sorted(runs)
+
+
+def test_a_share_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    study.judge(SMOKE, {}, (2, 2))
+    assert "not share 2/2: run --stage judge when all have ended" in capsys.readouterr().out

@@ -1,26 +1,28 @@
 """Drift of acceptance under GRPO on SmolLM2: runs in two directions of entropy, heads beside them, planted streams.
 
-``python -m recipes.reproduce.real.rl [--stage NAME ...] [--seeds N] [--head NAME=FILE ...] [--quick]``: hours, which go
-on where they were stopped. All is kept in runs/reproduce/real/rl ($BEBOP_REPRODUCE/real/rl).
+``python -m recipes.reproduce.real.rl [--stage NAME ...] [--seeds N] [--share I/N] [--head NAME=FILE ...] [--quick]``:
+hours, which go on where they were stopped. All is kept in runs/reproduce/real/rl ($BEBOP_REPRODUCE/real/rl).
 """
 
 import argparse
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tqdm import tqdm
 
+from bebop.bench.record import show
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from recipes.reproduce import record
+from recipes.reproduce.cli import share
 from recipes.reproduce.real.plan import agree
 from recipes.reproduce.real.rl import analysis, texts
 from recipes.reproduce.real.rl.beside import Beside, keep, with_head
@@ -34,6 +36,7 @@ from recipes.reproduce.study import QUICK
 HERE = Path(__file__).parent
 DONE = "done.json"
 STUDY = "real.rl"
+T = TypeVar("T")
 
 
 def main(given: list[str]) -> None:
@@ -44,7 +47,7 @@ def main(given: list[str]) -> None:
     settled = {name: value for name, value in vars_of(plan).items() if name != "seeds"}
     agree(PLACE / "plan.json", settled, "runs")
     for stage in [stage for stage in STAGES if stage in options.stage]:
-        STAGES[stage](plan, origins)
+        STAGES[stage](plan, origins, options.share)
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -53,6 +56,9 @@ def arguments(given: list[str]) -> argparse.Namespace:
     stages = ", ".join(STAGES)
     parser.add_argument("--stage", nargs="+", choices=tuple(STAGES), default=list(STAGES), metavar="NAME", help=stages)
     parser.add_argument("--seeds", type=whole(2, 16), default=RL_PLAN.seeds, help="runs of a direction (%(default)s)")
+    parser.add_argument(
+        "--share", type=share, default=(1, 1), metavar="I/N", help="every N-th run from the I-th, 9 GB of memory each"
+    )
     heads = f"a trained head in place of {', '.join(ORIGINS)}: a safetensors file, or a start such as fitted"
     parser.add_argument("--head", nargs="+", type=named_head, default=[], metavar="NAME=FILE", help=heads)
     parser.add_argument("--quick", action="store_true", help="a smoke run on the built-in model and next to nothing")
@@ -84,31 +90,40 @@ def place_of(direction: str, seed: int) -> Path:
     return PLACE / f"{direction}-{seed}"
 
 
-def carry_out(plan: RLPlan, origins: Mapping[str, str]) -> None:
-    """Every run that has not ended, seed by seed; the checkpoints of one that has are removed."""
+def all_runs(plan: RLPlan) -> list[tuple[str, int]]:
+    """Direction and seed of every run, seed by seed."""
+    return [(direction, seed) for seed in range(plan.seeds) for direction in directions(plan)]
+
+
+def part_of(whole: Sequence[T], part: tuple[int, int]) -> Sequence[T]:
+    """Every N-th from the I-th."""
+    return whole[part[0] - 1 :: part[1]]
+
+
+def carry_out(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> None:
+    """Every run of a share that has not ended; the checkpoints of one that has are removed."""
     questions = PLACE / "questions.jsonl"
     write_questions(questions, plan.questions)
-    for seed in range(plan.seeds):
-        for direction in directions(plan):
-            place = place_of(direction, seed)
-            if (place / DONE).is_file():
-                continue
-            agree(place / "heads.json", {name: origins[name] for name in sorted(origins)}, "a run beside heads")
-            model = first_policy(plan)
-            beside = Beside(plan, place, model, origins, texts.fixed_texts(plan, PLACE, model))
-            with tqdm(total=plan.steps, initial=beside.done, desc=f"{direction}, seed {seed}", unit="step") as bar:
-                while beside.done < plan.steps:
-                    until = min(beside.done + plan.segment, plan.steps)
-                    run_until(plan, direction, seed, place, questions, until)
-                    beside.follow(until, bar)
-            keep(place / DONE, {"steps": plan.steps})
-            for folder in (place / RUN, place):
-                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    for direction, seed in part_of(all_runs(plan), part):
+        place = place_of(direction, seed)
+        if (place / DONE).is_file():
+            continue
+        agree(place / "heads.json", {name: origins[name] for name in sorted(origins)}, "a run beside heads")
+        model = first_policy(plan)
+        beside = Beside(plan, place, model, origins, texts.fixed_texts(plan, PLACE, model))
+        with tqdm(total=plan.steps, initial=beside.done, desc=f"{direction}, seed {seed}", unit="step") as bar:
+            while beside.done < plan.steps:
+                until = min(beside.done + plan.segment, plan.steps)
+                run_until(plan, direction, seed, place, questions, until)
+                beside.follow(until, bar)
+        keep(place / DONE, {"steps": plan.steps})
+        for folder in (place / RUN, place):
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def plant(plan: RLPlan, origins: Mapping[str, str]) -> None:
-    """The confusion table of every seed that has none."""
-    left = [seed for seed in range(plan.seeds) if not (PLACE / f"planted-{seed}.json").is_file()]
+def plant(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> None:
+    """The confusion table of every seed of a share that has none."""
+    left = [seed for seed in part_of(range(plan.seeds), part) if not (PLACE / f"planted-{seed}.json").is_file()]
     if not left:
         return
     model = first_policy(plan)
@@ -120,13 +135,16 @@ def plant(plan: RLPlan, origins: Mapping[str, str]) -> None:
         keep(PLACE / f"planted-{seed}.json", confusion(Streams(plan, heads, answers, fixed), plan))
 
 
-def judge(plan: RLPlan, origins: Mapping[str, str]) -> None:
+def judge(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> None:
     """Numbers, verdicts, tables and the figure.
 
     Raises:
         UserError: A run has not ended, or nothing was planted.
     """
-    pairs = [(direction, seed) for seed in range(plan.seeds) for direction in directions(plan)]
+    if part != (1, 1):
+        show(f"verdicts are about all runs, not share {part[0]}/{part[1]}: run --stage judge when all have ended\n")
+        return
+    pairs = all_runs(plan)
     needed = [place_of(*pair) / DONE for pair in pairs] + [PLACE / f"planted-{s}.json" for s in range(plan.seeds)]
     if lacking := [path for path in needed if not path.is_file()]:
         raise UserError(f"{lacking[0]} is not there: run --stage runs and --stage planted first")
@@ -145,7 +163,7 @@ def judge(plan: RLPlan, origins: Mapping[str, str]) -> None:
     record.keep(folder, started, analysis.numbers(runs, planted), tables, figures, told)
 
 
-STAGES: Mapping[str, Callable[[RLPlan, Mapping[str, str]], None]] = {
+STAGES: Mapping[str, Callable[[RLPlan, Mapping[str, str], tuple[int, int]], None]] = {
     "runs": carry_out,
     "planted": plant,
     "judge": judge,

@@ -5,6 +5,7 @@ where FILE is what ``write_questions`` wrote. Base rewards of this and of the ta
 """
 
 import json
+import os
 import random
 import re
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ def questions(count: int, seed: int = 0) -> list[dict[str, str]]:
 def write_questions(path: Path, count: int, seed: int = 0) -> None:
     """As JSONL, for ``task.path``; whole or not at all."""
     lines = [json.dumps(row) for row in questions(count, seed)]
-    scratch = path.with_suffix(".new")
+    scratch = path.with_suffix(f".{os.getpid()}.new")  # another share may be at it
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch.write_text("\n".join(lines) + "\n")

@@ -1,5 +1,6 @@
 """Answers of the first policy that no run learns from: the fixed texts, and what planted streams are made of."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def _sampled(
         data = DataConfig(slots=min(32, len(prompts)), max_length=plan.max_length, sampling=sampling)
         answers = run_engine(model, prompts, data, PLAIN, seed, path.stem)
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(".new")
+        scratch = path.with_suffix(f".{os.getpid()}.new")  # another share may be at it
         keep(token_rows(prompts, answers), scratch)
         scratch.replace(path)
     return read_back(path)
