@@ -8,6 +8,7 @@ from recipes.reproduce.real.rl.analysis import Run, accept
 from recipes.reproduce.real.rl.plan import ARMS
 
 FILE = "steps.svg"
+STYLES = {"ce": ":", "tv": "--"}  # of a head that is updated, by the one that it begins with
 
 
 def draw(runs: Sequence[Run], folder: Path) -> dict[str, str]:
@@ -22,12 +23,12 @@ def draw(runs: Sequence[Run], folder: Path) -> dict[str, str]:
                     axes.set(title=f"{name}, entropy {direction}", xlabel="step")
                 for arm, (origin, during) in ARMS.items():
                     looked = [look["step"] for look in run.looks]
-                    style = "-" if during is None else "--"
+                    style = "-" if during is None else STYLES[origin]
                     label = arm if run.seed == runs[0].seed else None
                     values = [accept(look, arm) for look in run.looks]
                     row[2].plot(looked, values, style, color=color(during or origin), label=label)
             row[0].legend()
             row[2].set(title="accept length", xlabel="step")
             row[2].legend(loc="upper left", bbox_to_anchor=(1, 1))
-    caption = "Reward, entropy of the policy and accept length of the heads beside it; dashed: updated at every step."
+    caption = "Reward, entropy of the policy, accept length of heads beside it; dashed, dotted: updated at each step."
     return {FILE: caption}
