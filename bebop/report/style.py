@@ -44,6 +44,8 @@ th, td { padding: 7px 14px 7px 0; text-align: left; vertical-align: top; overflo
 thead th { color: var(--muted); font-weight: 500; font-size: 13px; white-space: nowrap; }
 tbody tr { border-top: 1px solid var(--line); }
 tbody th { font-weight: 600; }
+/* Short words, which a column is to be wide enough for. */
+@media (min-width: 861px) { tbody th, td[data-head=study] { overflow-wrap: break-word; } }
 tbody th .swatch { margin-right: 8px; vertical-align: middle; }
 @media (max-width: 860px) {
   main { grid-template-columns: minmax(0, 1fr); gap: 12px; }
