@@ -55,7 +55,7 @@ def _received(
     packed: Mapping[str, tuple[NDArray[np.uint8], torch.dtype, tuple[int, ...]]], manifest: Mapping[str, Entry]
 ) -> CheckedWeights:
     """What ``__reduce__`` took apart; the tensors may lie in memory that cannot be written to."""
-    with warnings.catch_warnings():  # of that
+    with warnings.catch_warnings():  # PyTorch warns that they must not be written to, and nobody does
         warnings.simplefilter("ignore", UserWarning)
         weights = {
             name: torch.from_numpy(data).view(dtype).reshape(shape) for name, (data, dtype, shape) in packed.items()

@@ -1,9 +1,12 @@
 """The command line of every recipe: ``--quick`` and ``--help``, and nothing that is silently ignored."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from bebop.command import Parser, run_main
+
+T = TypeVar("T")
 
 
 def start(main: Callable[[], None], doc: str | None) -> None:
@@ -25,3 +28,8 @@ def share(text: str) -> tuple[int, int]:
     if len(parts) == 2 and all(part.isdecimal() for part in parts) and 1 <= int(parts[0]) <= int(parts[1]):
         return int(parts[0]), int(parts[1])
     raise argparse.ArgumentTypeError(f"{text[:80]!r} is not possible: give two numbers such as 1/2")
+
+
+def part_of(whole: Sequence[T], part: tuple[int, int]) -> Sequence[T]:
+    """Every N-th from the I-th, for a share of I/N."""
+    return whole[part[0] - 1 :: part[1]]

@@ -19,7 +19,7 @@ from bebop.command import Parser, check_writable, run_main
 from bebop.errors import UserError
 from bebop.model.mtp import MTPHead
 from recipes.reproduce.claims import REAL_STAGES
-from recipes.reproduce.cli import share
+from recipes.reproduce.cli import part_of, share
 from recipes.reproduce.real.corpus import make_corpus
 from recipes.reproduce.real.evaluation import evaluate
 from recipes.reproduce.real.fused import compare_losses
@@ -40,7 +40,7 @@ def main(given: list[str]) -> None:
     runs = chosen(all_runs(), options.heads)
     for stage in [stage for stage in STAGES if stage in options.stage]:
         show(f"{stage} ...\n")
-        STAGES[stage](runs[options.share[0] - 1 :: options.share[1]], options)
+        STAGES[stage](part_of(runs, options.share), options)
 
 
 def arguments(given: list[str]) -> argparse.Namespace:

@@ -21,6 +21,7 @@ from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trainer.chains import TokenRow
 from bebop.trajectory import Completion
+from recipes.reproduce.cli import part_of
 from recipes.reproduce.real.plan import Plan, agree, load, missing
 from recipes.reproduce.real.prompts import RealPrompt, make_prompts
 
@@ -60,7 +61,7 @@ def make_corpus(folder: Path, plan: Plan, policy: Policy | None = None, share: t
     """
     agree(folder / "corpus" / "plan.json", plan.as_dict(), "a corpus")
     paths = shard_paths(folder, plan)
-    left = [shard for shard in range(share[0] - 1, len(paths), share[1]) if not paths[shard].is_file()]
+    left = [shard for shard in part_of(range(len(paths)), share) if not paths[shard].is_file()]
     if not left:
         return
     policy = load(plan) if policy is None else policy

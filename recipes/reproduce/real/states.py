@@ -21,6 +21,7 @@ from bebop.adaptation.states import backbone_states
 from bebop.bench.record import show
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
+from recipes.reproduce.cli import part_of
 from recipes.reproduce.real.corpus import Answer, read_shard, shard_paths
 from recipes.reproduce.real.plan import Plan, load, missing
 
@@ -58,7 +59,7 @@ def make_states(folder: Path, plan: Plan, policy: Policy | None = None, share: t
     Raises:
         UserError: A shard of the corpus is missing, or was not sampled by this model.
     """
-    shards = shard_paths(folder, plan)[share[0] - 1 :: share[1]]
+    shards = part_of(shard_paths(folder, plan), share)
     missing(shards, "corpus")
     make_states_of([shard for shard in shards if not state_path(shard).is_file()], plan, policy)
 

@@ -26,8 +26,8 @@ FAULTS = (
     fault(
         "real/corpus-made-again",
         f"{REAL}/corpus.py",
-        "share[1]) if not paths[shard].is_file()]",
-        "share[1])]",
+        "share) if not paths[shard].is_file()]",
+        "share)]",
         f"{CORPUS}::test_a_stopped_corpus_goes_on_and_comes_out_the_same",
     ),
     fault(

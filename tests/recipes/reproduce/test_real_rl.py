@@ -13,6 +13,7 @@ from bebop.adaptation.probe import Probe
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.checkpoint import save_policy
+from recipes.reproduce.cli import part_of
 from recipes.reproduce.measured import Number, over_seeds
 from recipes.reproduce.real.plan import load
 from recipes.reproduce.real.rl import __main__ as study
@@ -178,7 +179,7 @@ def test_weights_of_another_version_are_noticed(tmp_path: Path) -> None:
 def test_shares_have_every_run_once() -> None:
     runs = study.all_runs(SMOKE)
     assert len(set(runs)) == len(runs) == 4
-    shares = [study.part_of(runs, (i, 3)) for i in (1, 2, 3)]
+    shares = [part_of(runs, (i, 3)) for i in (1, 2, 3)]
     assert sorted(run for share in shares for run in share) == sorted(runs)
 
 

@@ -7,10 +7,10 @@ hours, which go on where they were stopped. All is kept in runs/reproduce/real/r
 import argparse
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -22,7 +22,7 @@ from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from recipes.reproduce import record
-from recipes.reproduce.cli import share
+from recipes.reproduce.cli import part_of, share
 from recipes.reproduce.real.plan import agree
 from recipes.reproduce.real.rl import analysis, texts
 from recipes.reproduce.real.rl.beside import Beside, keep, with_head
@@ -36,7 +36,6 @@ from recipes.reproduce.study import QUICK
 HERE = Path(__file__).parent
 DONE = "done.json"
 STUDY = "real.rl"
-T = TypeVar("T")
 
 
 def main(given: list[str]) -> None:
@@ -93,11 +92,6 @@ def place_of(direction: str, seed: int) -> Path:
 def all_runs(plan: RLPlan) -> list[tuple[str, int]]:
     """Direction and seed of every run, seed by seed."""
     return [(direction, seed) for seed in range(plan.seeds) for direction in directions(plan)]
-
-
-def part_of(whole: Sequence[T], part: tuple[int, int]) -> Sequence[T]:
-    """Every N-th from the I-th."""
-    return whole[part[0] - 1 :: part[1]]
 
 
 def carry_out(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> None:
