@@ -47,7 +47,7 @@ class Answer:
 
 def shard_paths(folder: Path, plan: Plan) -> list[Path]:
     """Of all shards of the plan, made or not."""
-    count = math.ceil(sum(kind.count for kind in plan.kinds) / plan.shard)
+    count = math.ceil(plan.prompts / plan.shard)
     return [folder / "corpus" / f"shard-{shard:04d}.jsonl" for shard in range(count)]
 
 

@@ -54,6 +54,16 @@ SIGHTS = (
     "autumn", "the sea at night", "a cup of tea", "an empty street", "the first snow", "my grandmother's garden",
     "a train station", "silence", "a thunderstorm", "the colour green", "an old photograph", "Monday mornings",
 )  # fmt: skip
+SKILLS = (
+    "swimming", "public speaking", "cooking", "saving money", "learning a language", "drawing", "waking up early",
+    "playing the guitar", "making friends in a new city", "gardening", "writing an essay", "running a marathon",
+    "falling asleep", "job interviews", "chess", "keeping a room tidy",
+)  # fmt: skip
+ISSUES = (
+    "homework", "school uniforms", "working from home", "zoos", "a four-day week", "cars in city centres",
+    "mobile phones in class", "free museums", "nuclear power", "space travel", "tourism", "paper books",
+    "pets in offices", "public transport", "fast food",
+)  # fmt: skip
 
 # kind -> templates, and the topics that go into {0} and {1}
 KINDS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
@@ -88,6 +98,25 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
     "dialogue": (
         ("Write a dialogue between {0} and a stranger they meet at {1}.",
          "Write an interview with {0} about life in {1}."),
+        (PEOPLE, PLACES),
+    ),
+    "advice": (
+        ("How can I get better at {0}?", "Give me three tips on {0}.", "I have trouble with {0}. What should I do?",
+         "Make a plan for four weeks that helps me with {0}.", "What do beginners get wrong about {0}?"),
+        (SKILLS,),
+    ),
+    "argue": (
+        ("Give arguments for and against {0}.", "Write a short speech about {0}.", "Should there be more {0}? Decide.",
+         "Two friends disagree about {0}. What does each of them say?", "Write a letter to a newspaper about {0}."),
+        (ISSUES,),
+    ),
+    "describe": (
+        ("Describe {0} in detail.", "Write a travel guide to {0}.", "Write an advertisement for {0}.",
+         "What can one hear and smell in {0}?", "What happens in {0} on an ordinary day?"),
+        (PLACES,),
+    ),
+    "diary": (
+        ("Write a diary entry of {0} after a day at {1}.", "Write a postcard from {0}, who is at {1}."),
         (PEOPLE, PLACES),
     ),
     "recipe": (

@@ -45,16 +45,27 @@ def _kinds() -> tuple[Kind, ...]:
     )
 
 
+def _later() -> tuple[Kind, ...]:
+    questions = {"advice": 64, "argue": 60, "describe": 50, "diary": 82}
+    return tuple(Kind(name=name, count=count, open=True) for name, count in questions.items())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """All that the corpus depends on: another plan is another corpus."""
 
     model: str = "smollm2"
     kinds: tuple[Kind, ...] = _kinds()
+    later: tuple[Kind, ...] = _later()  # kinds by which the corpus grew: prompts that follow those of ``kinds``
     seed: int = 0
     max_prompt_tokens: int = 224  # longer questions are passed over
     max_new_tokens: int = 128
     shard: int = 64  # answers that are decoded together, and lost if the run is stopped meanwhile
+
+    @property
+    def prompts(self) -> int:
+        """How many there are."""
+        return sum(kind.count for kind in (*self.kinds, *self.later))
 
     def as_dict(self) -> dict[str, Any]:
         """For a file."""
@@ -65,6 +76,7 @@ class Plan:
 SMOKE = Plan(
     model="tiny",
     kinds=(Kind(name="chain_sum", count=20), Kind(name="gcd", count=20), Kind(name="lcm", count=8, seen=False)),
+    later=(),
     max_prompt_tokens=64,
     max_new_tokens=24,
     shard=16,

@@ -1,7 +1,7 @@
 """The prompts of the study: questions of several kinds under the chat template, each in one split, none twice."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bebop.errors import UserError
@@ -28,30 +28,38 @@ class RealPrompt:
 def make_prompts(plan: Plan, policy: Policy) -> list[RealPrompt]:
     """Every prompt of the plan, kinds mixed, so that any stretch of them is like the whole.
 
+    The kinds by which a corpus grew follow the others, mixed among themselves: shards that are full stay what they are.
+
     Raises:
         UserError: A kind has not so many different questions that are short enough.
     """
     encode = chat_encoder(policy.tokenizer)
-    chosen: list[tuple[Kind, str, str, tuple[int, ...]]] = []
-    for kind in plan.kinds:
-        known: set[str] = set()
-        for text in _questions(kind, plan.seed):
-            ids = encode(text)[1]
-            if text not in known and len(ids) <= plan.max_prompt_tokens:
-                chosen.append((kind, split_of(kind, len(known), plan.seed), text, ids))
-                known.add(text)
-            if len(known) == kind.count:
-                break
-        if len(known) < kind.count:
-            raise UserError(
-                f"{kind.name}: only {len(known)} of {kind.count} different questions take at most "
-                f"{plan.max_prompt_tokens} tokens"
-            )
-    random.Random(f"mixed/{plan.seed}").shuffle(chosen)
-    return [
-        RealPrompt(number=number, kind=kind.name, split=split, text=text, token_ids=ids)
-        for number, (kind, split, text, ids) in enumerate(chosen)
-    ]
+    prompts: list[RealPrompt] = []
+    for order, kinds in (("mixed", plan.kinds), ("later", plan.later)):
+        chosen = [(kind, *one) for kind in kinds for one in _chosen(kind, plan, encode)]
+        random.Random(f"{order}/{plan.seed}").shuffle(chosen)
+        prompts += [
+            RealPrompt(number=number, kind=kind.name, split=split, text=text, token_ids=ids)
+            for number, (kind, split, text, ids) in enumerate(chosen, len(prompts))
+        ]
+    return prompts
+
+
+def _chosen(
+    kind: Kind, plan: Plan, encode: Callable[[str], tuple[str, tuple[int, ...]]]
+) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Split, question and tokens of each prompt of a kind."""
+    known: dict[str, tuple[int, ...]] = {}
+    for text in _questions(kind, plan.seed):
+        ids = encode(text)[1]
+        if text not in known and len(ids) <= plan.max_prompt_tokens:
+            known[text] = ids
+        if len(known) == kind.count:
+            return [(split_of(kind, place, plan.seed), *one) for place, one in enumerate(known.items())]
+    raise UserError(
+        f"{kind.name}: only {len(known)} of {kind.count} different questions take at most "
+        f"{plan.max_prompt_tokens} tokens"
+    )
 
 
 def split_of(kind: Kind, place: int, seed: int) -> str:

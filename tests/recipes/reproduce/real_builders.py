@@ -15,6 +15,7 @@ PLAN = Plan(
         Kind(name="list", count=12, open=True),
         Kind(name="lcm", count=4, seen=False),
     ),
+    later=(),
     max_prompt_tokens=80,
     max_new_tokens=12,
     shard=8,

@@ -28,7 +28,8 @@ def test_the_plan_keeps_what_the_study_promises() -> None:
     plan = Plan()
     assert sum(kind.count for kind in plan.kinds) >= 1500 and {kind.open for kind in plan.kinds} == {True, False}
     assert {kind.open for kind in plan.kinds if not kind.seen} == {True, False}, "unseen kinds of both sorts"
-    assert all(kind.open == (kind.name in KINDS) for kind in plan.kinds)
+    every = (*plan.kinds, *plan.later)
+    assert all(kind.open == (kind.name in KINDS) for kind in every) and len({kind.name for kind in every}) == len(every)
 
 
 def test_splits_are_exact_and_whole_kinds_are_unseen() -> None:
@@ -50,6 +51,18 @@ def test_prompts_are_distinct_short_enough_and_the_same_for_a_seed() -> None:
     short = dataclasses.replace(PLAN, max_prompt_tokens=10)
     with pytest.raises(UserError, match=r"chain_sum: only \d+ of 12 different questions take at most 10 tokens"):
         make_prompts(short, model)
+
+
+def test_a_corpus_grows_without_a_change_to_what_was_there() -> None:
+    model = load(PLAN)
+    grown = dataclasses.replace(PLAN, later=(Kind(name="diary", count=20, open=True),))
+    prompts = make_prompts(grown, model)
+    assert prompts[:28] == make_prompts(PLAN, model) and {p.kind for p in prompts[28:]} == {"diary"}
+    assert [p.number for p in prompts] == list(range(48)) and grown.prompts == 48
+    splits = [p.split for p in prompts[28:]]
+    assert splits.count("train") == 16 and splits.count("validation") == 1 and splits != sorted(splits)
+    mixed = dataclasses.replace(PLAN, kinds=(*PLAN.kinds, *grown.later))
+    assert make_prompts(mixed, model)[:28] != prompts[:28], "kinds that are added to the others mix with them"
 
 
 @pytest.mark.parametrize("kind", KINDS)
