@@ -14,7 +14,9 @@ HERE = results_folder(Path(__file__).parent)
 def main() -> None:
     """Train, measure, judge, draw, write."""
     started = begin("firp")
-    results = everywhere(comparison.run, SEEDS, "seeds", workers=1)
+    everywhere(texts.prepare, SEEDS, "texts")
+    everywhere(comparison.measure_one, comparison.jobs(), "arms")
+    results = everywhere(comparison.run, SEEDS, "seeds")
     plan = {
         "seeds": SEEDS,
         "answers": texts.ANSWERS,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ from recipes.reproduce.firp.arms import ARMS, FIRST, FIRST_SWEEP, LAYERS, SECOND
 from recipes.reproduce.firp.measures import CHAIN, NODES, TOP, Measured, cosines, measured
 from recipes.reproduce.firp.texts import Seed
 from recipes.reproduce.measured import Number, over_seeds
-from recipes.reproduce.study import TASKS
+from recipes.reproduce.study import SEEDS, TASKS
 
 MEDUSA = ("Medusa", "Medusa, KL")
 PAIRS = (("FIRP", "early exits"), ("FIRP", "FIRP, masked"), ("FIRP, TV", "FIRP"), ("FIRP, e2e TV", "FIRP"),
          ("FIRP, e2e TV", "FIRP, TV"))  # fmt: skip
+MEASURED = {**ARMS, **FIRST_SWEEP, **SECOND_SWEEP}
 MIDDLE, HIGH = 5, 11  # layers of step 1 that are held against one another
 
 
@@ -27,10 +29,27 @@ class Found:
     cosines: Mapping[str, Array]  # see ``measures.cosines``
 
 
+def jobs() -> list[tuple[int, str]]:
+    """Seed and arm of all measurements: arm by arm, as later arms go on from matrices of earlier ones of their seed."""
+    return [(seed, name) for name in MEASURED for seed in SEEDS]
+
+
+def measure_one(job: tuple[int, str]) -> None:
+    """Train and measure an arm, if it is not kept yet."""
+    seed, name = job
+    measured(texts_of(seed), MEASURED[name])
+
+
+@lru_cache(maxsize=len(SEEDS))
+def texts_of(seed: int) -> Seed:
+    """The texts of a seed, which a process reads once for all of its jobs."""
+    return Seed(seed)
+
+
 def run(seed: int) -> Found:
-    """Train and measure whatever is not kept yet."""
+    """All of a seed; what is not kept yet is made now."""
     own = Seed(seed)
-    arms = {name: measured(own, arm) for name, arm in {**ARMS, **FIRST_SWEEP, **SECOND_SWEEP}.items()}
+    arms = {name: measured(own, arm) for name, arm in MEASURED.items()}
     return Found(arms=arms, cosines=cosines(own, ARMS["FIRP"]))
 
 

@@ -64,6 +64,11 @@ class Seed:
         return read_text(self.policy, READ, [row.token_ids for row in rows])
 
 
+def prepare(seed: int) -> None:
+    """Write the answers of a seed, so that no two processes do it at the same time."""
+    Seed(seed)
+
+
 def answers(seed: int) -> Texts:
     """Held-out prompts do not occur among those of the training (``question_streams``)."""
     config, model = settings(seed, f"evaluation.prompts={HELD_OUT}"), policy()
