@@ -76,7 +76,9 @@ class Training:
     def _begin(self) -> None:
         """The head as the run starts with it; what a start of ``STARTS`` gives is kept for the other runs."""
         if self.run.start not in STARTS:
-            load_head(self.policy, self.place / "heads" / self.run.start / BEST, self.run.start)
+            found = Path(self.run.start)
+            file = found if found.suffix == ".safetensors" else self.place / "heads" / found / BEST
+            load_head(self.policy, file, file.parent.name)
             return
         path = self.place / "starts" / f"{self.run.start}.safetensors"
         if not path.is_file():

@@ -26,7 +26,7 @@ class HeadRun:
     name: str  # of its folder
     objective: str  # of ``objectives.COMPARED``
     seed: int  # of the order of the answers
-    start: str  # of ``starts.STARTS``, or the name of another run, whose best head it goes on from
+    start: str  # of ``starts.STARTS``, or another run's name, whose best head it goes on from, or a safetensors file
     depth: int = 5
     lr: float = 1e-3
     drops: int = 2  # times that the rate is divided by 4 when the curve is flat; after the last one the run ends

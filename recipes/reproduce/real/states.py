@@ -107,6 +107,18 @@ def write_states(path: Path, states: Sequence[Tensor]) -> None:
     scratch.replace(path)
 
 
+def read_states(path: Path, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+    """What ``write_states`` wrote, of texts of these lengths; ``UserError`` if they hold another number of tokens."""
+    # Copy on write: torch takes no array that may not be written, and nothing here writes.
+    whole = torch.from_numpy(np.load(path, mmap_mode="c"))
+    if len(whole) != sum(lengths):
+        raise UserError(
+            f"{path} holds {len(whole)} states, its answers {sum(lengths)} tokens: remove it, and run again the stage "
+            "that makes it"
+        )
+    return whole.split(lengths)
+
+
 def read_text(folder: Path, plan: Plan, most: int | None = None) -> Text:
     """Answers and states of all shards; with ``most``, of the first ones only.
 
@@ -121,13 +133,6 @@ def read_text(folder: Path, plan: Plan, most: int | None = None) -> Text:
     for shard in shards:
         some = read_shard(shard)
         lengths = [len(answer.prompt) + len(answer.answer) for answer in some]
-        # Copy on write: torch takes no array that may not be written, and nothing here writes.
-        whole = torch.from_numpy(np.load(state_path(shard), mmap_mode="c"))
-        if len(whole) != sum(lengths):
-            raise UserError(
-                f"{state_path(shard)} holds {len(whole)} states, its answers {sum(lengths)} tokens: remove it and run "
-                "python -m recipes.reproduce.real --stage states"
-            )
         answers += some
-        states += whole.split(lengths)
+        states += read_states(state_path(shard), lengths)
     return Text(answers=tuple(answers), states=tuple(states))
