@@ -1,4 +1,4 @@
-"""Drift of acceptance under GRPO on SmolLM2: runs in two directions of entropy, heads beside them, planted streams.
+"""Drift of acceptance under GRPO on SmolLM2: heads for its task, runs in two directions of entropy, planted streams.
 
 ``python -m recipes.reproduce.real.rl [--stage NAME ...] [--seeds N] [--share I/N] [--head NAME=FILE ...] [--quick]``:
 hours, which go on where they were stopped. All is kept in runs/reproduce/real/rl ($BEBOP_REPRODUCE/real/rl).
@@ -24,7 +24,7 @@ from bebop.model.checkpoint import load_policy
 from recipes.reproduce import record
 from recipes.reproduce.cli import part_of, share
 from recipes.reproduce.real.plan import agree
-from recipes.reproduce.real.rl import analysis, texts
+from recipes.reproduce.real.rl import adapted, analysis, texts
 from recipes.reproduce.real.rl.beside import Beside, keep, with_head
 from recipes.reproduce.real.rl.charts import draw
 from recipes.reproduce.real.rl.jobs import RUN, run_until
@@ -58,7 +58,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--share", type=share, default=(1, 1), metavar="I/N", help="every N-th run from the I-th, 9 GB of memory each"
     )
-    heads = f"a trained head in place of {', '.join(ORIGINS)}: a safetensors file, or a start such as fitted"
+    heads = f"what a head begins with, of {', '.join(ORIGINS)}: a safetensors file, or a start such as fitted"
     parser.add_argument("--head", nargs="+", type=named_head, default=[], metavar="NAME=FILE", help=heads)
     parser.add_argument("--quick", action="store_true", help="a smoke run on the built-in model and next to nothing")
     return parser.parse_args(given)
@@ -94,17 +94,29 @@ def all_runs(plan: RLPlan) -> list[tuple[str, int]]:
     return [(direction, seed) for seed in range(plan.seeds) for direction in directions(plan)]
 
 
+def write_texts(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> None:
+    """All answers that heads are trained on and looked at with; shares have the same."""
+    model = first_policy(plan)
+    texts.fixed_texts(plan, PLACE, model)
+    adapted.task_text(plan, PLACE, model)
+
+
+def train_heads(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> None:
+    """The heads of a share, before RL."""
+    adapted.train(part_of(adapted.head_runs(plan, origins), part), plan, PLACE, first_policy(plan))
+
+
 def carry_out(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> None:
     """Every run of a share that has not ended; the checkpoints of one that has are removed."""
-    questions = PLACE / "questions.jsonl"
+    questions, heads = PLACE / "questions.jsonl", adapted.trained(PLACE, origins)
     write_questions(questions, plan.questions)
     for direction, seed in part_of(all_runs(plan), part):
         place = place_of(direction, seed)
         if (place / DONE).is_file():
             continue
-        agree(place / "heads.json", {name: origins[name] for name in sorted(origins)}, "a run beside heads")
+        agree(place / "heads.json", {name: heads[name] for name in sorted(heads)}, "a run beside heads")
         model = first_policy(plan)
-        beside = Beside(plan, place, model, origins, texts.fixed_texts(plan, PLACE, model))
+        beside = Beside(plan, place, model, heads, texts.fixed_texts(plan, PLACE, model))
         with tqdm(total=plan.steps, initial=beside.done, desc=f"{direction}, seed {seed}", unit="step") as bar:
             while beside.done < plan.steps:
                 until = min(beside.done + plan.segment, plan.steps)
@@ -122,7 +134,8 @@ def plant(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> No
         return
     model = first_policy(plan)
     fixed = texts.fixed_texts(plan, PLACE, model)
-    heads = {other: with_head(model, origins["other" if other else analysis.MAIN], fixed) for other in (False, True)}
+    files = adapted.trained(PLACE, origins)
+    heads = {other: with_head(model, files["other" if other else analysis.MAIN], fixed) for other in (False, True)}
     for seed in left:
         count = wanted(plan)
         answers = {t: texts.planted_texts(plan, PLACE, model, seed, t, n) for t, n in count.items()}
@@ -145,7 +158,9 @@ def judge(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> No
     started = record.begin(STUDY)
     runs = [analysis.read_run(place_of(*pair), *pair) for pair in pairs]
     planted = {seed: json.loads((PLACE / f"planted-{seed}.json").read_text()) for seed in range(plan.seeds)}
+    curves = adapted.curves(PLACE)
     tables = {
+        "Heads before RL": [{"head": name, **told} for name, told in curves.items()],
         "Runs": analysis.run_rows(runs),
         "Accept length at both ends": analysis.arm_rows(runs),
         "Change of the first draft's acceptance": analysis.part_rows(runs),
@@ -154,10 +169,12 @@ def judge(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> No
     folder = PLACE if QUICK else HERE
     figures = draw(runs, folder / "figures")
     told = {**vars_of(plan), "heads": {name: Path(origin).name for name, origin in origins.items()}}
-    record.keep(folder, started, analysis.numbers(runs, planted), tables, figures, told)
+    record.keep(folder, started, analysis.numbers(runs, planted, curves), tables, figures, told)
 
 
 STAGES: Mapping[str, Callable[[RLPlan, Mapping[str, str], tuple[int, int]], None]] = {
+    "texts": write_texts,
+    "heads": train_heads,
     "runs": carry_out,
     "planted": plant,
     "judge": judge,

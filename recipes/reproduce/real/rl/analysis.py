@@ -76,9 +76,13 @@ def _first(look: Mapping[str, Any], arm: str) -> tuple[float, float]:
     return float(np.sum(records["overlap"]) / count), float(np.sum(records["entropy_sum"]) / count)
 
 
-def numbers(runs: Sequence[Run], planted: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Number]:
-    """What the rule speaks of; ``planted``: rows of the confusion table by seed."""
-    named: dict[str, Number] = {}
+def numbers(
+    runs: Sequence[Run],
+    planted: Mapping[int, Sequence[Mapping[str, Any]]],
+    curves: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Number]:
+    """What the rule speaks of; ``planted``: rows of the confusion table by seed; ``curves``: of heads before RL."""
+    named = {"flat curves": _exactly(sum(bool(told["flat"]) for told in curves.values()) / len(curves))}
     for direction, bound, name in ((FALLING, max, "greatest"), (RISING, min, "least")):
         own = [run for run in runs if run.direction == direction]
         named[f"{name} entropy change, {direction}"] = _exactly(bound(moved(run, "policy/entropy") for run in own))

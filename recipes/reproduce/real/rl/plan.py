@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.reproduce.real.heads import BEST
+from recipes.reproduce.real.runs import SHARED
 from recipes.reproduce.study import FOLDER, QUICK
 
 PLACE = FOLDER / "real" / "rl"
@@ -15,7 +16,7 @@ class RLPlan:
     """What the runs depend on: another plan is another study. ``seeds`` may grow."""
 
     model: str = "smollm2"
-    seeds: int = 2
+    seeds: int = 3
     steps: int = 60
     segment: int = 5  # steps whose checkpoints, some 2 GB each, are kept until the heads have seen them
     groups: int = 6  # prompts of a step
@@ -25,6 +26,8 @@ class RLPlan:
     lr: float = 1e-5
     bonus: float = 0.06  # ``algorithm.entropy_coefficient`` where entropy is to rise; see README.md, Pilots
     questions: int = 552  # to learn from; those behind them are for the fixed texts
+    answers_each: int = 3  # of the first policy to each of these questions, that heads are trained on before RL
+    held_out: int = 52  # of these questions: their answers are for validation
     fixed: int = 48  # texts of the direct measure, one answer of the first policy each
     look_every: int = 5  # steps between two looks at all heads
     depth: int = 3  # K
@@ -37,8 +40,8 @@ class RLPlan:
 
 
 SMOKE = RLPlan(
-    model="tiny", seeds=2, steps=4, segment=2, groups=2, group_size=2, max_new_tokens=10, questions=20, fixed=6,
-    look_every=2, depth=2, every=2, planted_answers=4, planted_orders=2,
+    model="tiny", seeds=2, steps=4, segment=2, groups=2, group_size=2, max_new_tokens=10, questions=20, held_out=4,
+    answers_each=1, fixed=6, look_every=2, depth=2, every=2, planted_answers=4, planted_orders=2,
 )  # fmt: skip
 RL_PLAN = SMOKE if QUICK else RLPlan()
 
@@ -63,14 +66,14 @@ ARMS: Mapping[str, tuple[str, str | None]] = {
 FROZEN = tuple(arm for arm, (_, during) in ARMS.items() if during is None)
 ONLINE = tuple(arm for arm, (_, during) in ARMS.items() if during is not None)
 
-# Head -> a file of ``--stage heads``, or a start of ``starts.py`` that takes no training. ``other``: planted mismatch.
+TRAINED = ("ce", "tv", "e2e_tv")  # heads, each trained before RL by the loss that it is named after
+# Head -> what it begins with: a file of ``recipes.reproduce.real --stage heads``, or a start of ``starts.py``.
+# ``other`` is not trained further: planted mismatch.
 ORIGINS: Mapping[str, str] = (
-    {"ce": "fitted", "tv": "fitted", "e2e_tv": "fitted", "other": "passing"}
+    {**dict.fromkeys(TRAINED, "fitted"), "other": "passing"}
     if QUICK
     else {
-        "ce": str(Path(FOLDER, "real", "heads", "shared", BEST)),
-        "tv": str(Path(FOLDER, "real", "heads", "tv-0", BEST)),
-        "e2e_tv": str(Path(FOLDER, "real", "heads", "e2e_tv-0", BEST)),
-        "other": str(Path(FOLDER, "real", "heads", "shared", "step-00200.safetensors")),
+        **dict.fromkeys(TRAINED, str(Path(FOLDER, "real", "heads", SHARED, BEST))),
+        "other": str(Path(FOLDER, "real", "heads", SHARED, "step-00200.safetensors")),
     }
 )

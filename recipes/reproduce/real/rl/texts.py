@@ -1,4 +1,5 @@
-"""Answers of the first policy that no run learns from: the fixed texts, and what planted streams are made of."""
+"""Answers of the first policy that no run learns from: what heads are trained on before RL, the fixed texts, and what
+planted streams are made of."""
 
 import os
 from collections.abc import Sequence
@@ -21,6 +22,12 @@ def fixed_texts(plan: RLPlan, place: Path, model: Policy) -> list[TokenRow]:
     """An answer to each of the questions that are kept back, kept in ``place``."""
     every = questions(plan.questions + plan.fixed)[plan.questions :]
     return _sampled(plan, place / "fixed.jsonl", model, every, 1.0, seed=1)
+
+
+def task_texts(plan: RLPlan, place: Path, model: Policy) -> list[TokenRow]:
+    """Some answers to each of the questions of the runs, those of one question side by side, kept in ``place``."""
+    every = [row for row in questions(plan.questions) for _ in range(plan.answers_each)]
+    return _sampled(plan, place / "task.jsonl", model, every, 1.0, seed=2)
 
 
 def planted_texts(
