@@ -31,6 +31,13 @@ FAULTS = (
         f"{CORPUS}::test_a_stopped_corpus_goes_on_and_comes_out_the_same",
     ),
     fault(
+        "real/growth-mixes-with-the-rest",
+        f"{REAL}/prompts.py",
+        '(("mixed", plan.kinds), ("later", plan.later))',
+        '(("mixed", (*plan.kinds, *plan.later)),)',
+        CORPUS,
+    ),
+    fault(
         "real/splits-in-order",
         f"{REAL}/prompts.py",
         "rank = order[place]",

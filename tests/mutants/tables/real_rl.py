@@ -28,5 +28,10 @@ FAULTS = (
         "(case.temperature, False)",
         TESTS,
     ),
+    fault("real-rl/trained-on-what-is-held-out", f"{RL}/adapted.py", "number < held_out", "number < 1", TESTS),
+    fault(
+        "real-rl/heads-as-they-came", f"{RL}/adapted.py", 'str(place / "heads" / name / BEST)', "origins[name]", TESTS
+    ),
+    fault("real-rl/curves-that-still-rise-will-do", f"{RL}/findings.py", "bound=0.99", "bound=0.5", TESTS),
     fault("real-rl/any-rise-will-do", f"{RL}/findings.py", "MOVED = 0.3", "MOVED = 0.0", TESTS),
 )
