@@ -54,8 +54,8 @@ FAULTS = (
     fault(
         "real/states-of-other-answers",
         f"{REAL}/states.py",
-        "states += whole.split(lengths)",
-        "states += whole.split(lengths[::-1])",
+        "return whole.split(lengths)",
+        "return whole.split(lengths[::-1])",
         CORPUS,
     ),
     fault("real/states-unchecked", f"{REAL}/states.py", "if worst > CLOSE:", "if worst > 10:", CORPUS),
