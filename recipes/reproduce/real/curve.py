@@ -5,7 +5,8 @@ multiplied up and summed, averaged over the chains of prompts that no head is tr
 validations differ by what the head has learned. Each is smoothed with the two before it. A curve is *flat* once the
 best smoothed number of the last ``patience`` steps is not above the best one before them by ``rise`` tokens or more.
 A run stops there, or at its limits; then its curve is *not* flat and says so. The head that counts is that of the best
-single validation.
+single validation at the last learning rate: what a run began with, or had at a higher rate, is not what its loss leads
+to.
 """
 
 import math
@@ -50,6 +51,7 @@ def flat(curve: Sequence[Validation], patience: int, least: float) -> bool:
     return rise(curve, patience) < least
 
 
-def best(curve: Sequence[Validation]) -> Validation:
-    """The validation whose head counts; the first of equal ones."""
-    return max(curve, key=lambda one: one.length)
+def best(curve: Sequence[Validation], since: int = 0) -> Validation:
+    """The validation whose head counts, of those after step ``since``, and while there is none of that one; the first
+    of equal ones."""
+    return max([one for one in curve if one.step > since] or curve[-1:], key=lambda one: one.length)

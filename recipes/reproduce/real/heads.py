@@ -166,7 +166,7 @@ class Training:
             )
         )
         self.losses = []
-        if best(self.curve) is self.curve[-1]:
+        if best(self.curve, self.since) is self.curve[-1]:
             self.kept = self.trainer.weights()
         write(self.folder, self._state(), keep=1)
         self._write(CURVE, {"validations": [dataclasses.asdict(each) for each in self.curve]})
@@ -187,7 +187,7 @@ class Training:
     def _finish(self, why: str) -> dict[str, Any]:
         if self.curve[-1].step != self.trainer.version:
             self._validate()
-        top = best(self.curve)
+        top = best(self.curve, self.since)
         last = [one for one in self.curve if one.step >= self.since]
         risen = rise([dataclasses.replace(one, step=one.step - self.since) for one in last], self.run.patience)
         told = {

@@ -111,10 +111,11 @@ FAULTS = (
     fault(
         "real/newest-for-best",
         f"{REAL}/heads.py",
-        "if best(self.curve) is self.curve[-1]:",
+        "if best(self.curve, self.since) is self.curve[-1]:",
         "if True:",
         RUNS,
     ),
+    fault("real/best-of-all-rates", f"{REAL}/curve.py", "if one.step > since]", "]", RUNS),
     fault(
         "real/splits-mixed-up",
         f"{REAL}/evaluation.py",

@@ -128,6 +128,14 @@ def test_one_lucky_look_is_no_rise_of_its_own_size() -> None:
     assert rise(lucky, 300) == pytest.approx(0.004) and best(lucky).length == 1.512
 
 
+def test_what_a_rate_began_with_is_not_what_it_leads_to() -> None:
+    falling = curve(1.9, 1.5, 1.6, 1.7, 1.65, 1.64)
+    steps = [one.step for one in falling]
+    assert best(falling).length == 1.7 and best(falling, steps[3]).length == 1.65
+    assert best(falling, steps[-1]) is falling[-1], "while nothing follows the last drop, what it began with"
+    assert best(falling[:1]) is falling[0]
+
+
 # ---- training
 
 
@@ -203,13 +211,15 @@ def test_products_in_bfloat16_give_nearly_the_loss_and_keep_fp32_weights(
 
 def test_a_head_that_was_better_before_is_the_one_that_counts(study: Study, tmp_path: Path) -> None:
     model, text, _ = study
-    run = head_run(rise=-1.0, most_steps=4, drops=0, lr=0.1, marks=(), second_marks=(1e-6,))
+    run = head_run(rise=-1.0, most_steps=4, drops=0, lr=0.1, marks=(2, 4), second_marks=(1e-6,))
     training = Training(run, tmp_path, model, text)
     began = training.trainer.weights()
-    assert training.fit()["best step"] == 0 and training.curve[-1].length < training.curve[0].length - 0.1
-    kept, marked = (load_file(run.folder(tmp_path) / name) for name in (BEST, "second-00000.safetensors"))
-    assert all(torch.equal(kept[name], began[name]) for name in began)
-    assert not torch.equal(marked["project.weight"], began["project.weight"])
+    assert training.fit()["best step"] == 2 and training.curve[-1].length < training.curve[1].length - 0.1
+    assert training.curve[1].length < training.curve[0].length, "what it began with was better, and does not count"
+    names = (BEST, "step-00002.safetensors", "step-00004.safetensors", "second-00000.safetensors")
+    kept, second, last, first = (load_file(run.folder(tmp_path) / name) for name in names)
+    assert all(torch.equal(kept[name], second[name]) for name in kept)
+    assert all(not torch.equal(other["project.weight"], kept["project.weight"]) for other in (began, last, first))
 
 
 def test_a_run_goes_on_from_the_best_head_of_another(study: Study, tmp_path: Path) -> None:
