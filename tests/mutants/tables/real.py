@@ -115,7 +115,9 @@ FAULTS = (
         "if True:",
         RUNS,
     ),
-    fault("real/best-of-all-rates", f"{REAL}/curve.py", "if one.step > since]", "]", RUNS),
+    fault(
+        "real/best-of-all-rates", f"{REAL}/curve.py", "[one for one in curve if one.step > since] or", "curve or", RUNS
+    ),
     fault(
         "real/splits-mixed-up",
         f"{REAL}/evaluation.py",
