@@ -224,7 +224,10 @@ def save(path: Path, weights: Mapping[str, Tensor]) -> None:
 def load_head(policy: Policy, path: Path, name: str) -> None:
     """Give a policy the head of another run."""
     if not path.is_file():
-        raise UserError(f"{path} is not there: train the head {name!r} first, with --stage heads --heads {name}")
+        raise UserError(
+            f"{path} is not there: train the head {name!r} first, with "
+            f"python -m recipes.reproduce.real --stage heads --heads {name}"
+        )
     assert policy.mtp is not None
     policy.mtp.load_state_dict(load_file(path))
 
