@@ -44,7 +44,7 @@ Pair = Mapping[str, Job]  # by arm
 
 def overrides(model: Path, questions: Path, pair: int, arm: str, run: Path) -> list[str]:
     """Of the job of an arm: that of ``real.rl``, with fewer prompts a step and no checkpoint but the last."""
-    plan = replace(RL_PLAN, groups=GROUPS)
+    plan = replace(RL_PLAN, groups=GROUPS, dtype="float32")
     own = [f"model.path={model}", f"trainer.steps={STEPS}", f"trainer.save_every={STEPS}", "trainer.keep=1"]
     return [*settings(plan, FALLING, pair, questions, ARMS[arm]), *own, f"runtime.dir={run}"]
 

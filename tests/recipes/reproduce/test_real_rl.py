@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from bebop.adaptation.probe import Probe
+from bebop.certify.declared import tolerance
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext
 from bebop.model.checkpoint import save_policy
@@ -210,17 +211,23 @@ def test_weights_of_another_version_are_noticed(tmp_path: Path) -> None:
     whole = torch.tensor([[*prompt, *ids]])
     hidden = model.hidden(whole, torch.arange(5)[None], CausalContext())[0].detach()
     logp = model.logits(hidden[1:4]).log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0].detach().numpy()
-    answer: Any = SimpleNamespace(id=9, ids=ids, prompt_ids=prompt, logprobs=logp)
-    beside.check(model, answer, hidden, 3)
+    answer: Any = SimpleNamespace(id=9, ids=ids, prompt_ids=prompt, logprobs=logp, version_first=2, version_last=2)
+    exactly = tolerance("float32")
+    beside.check(model, answer, hidden, 3, exactly)
+    with pytest.raises(UserError, match=r"step 4: answer 9 is of weights \[2\], not of 3"):
+        beside.check(model, answer, hidden, 4, exactly)
+    coarse = SimpleNamespace(**vars(answer) | {"logprobs": logp + np.array([0.2, 0.0, -0.2])})
+    beside.check(model, coarse, hidden, 3, tolerance("bfloat16"))
     save_policy(dataclasses.replace(model, mtp=None), tmp_path / "policy")
     with torch.no_grad():
         for parameter in model.backbone.parameters():
             parameter.mul_(1.1)
     other = model.hidden(whole, torch.arange(5)[None], CausalContext())[0].detach()
     with pytest.raises(UserError, match="step 3: log p of answer 9 differs by"):
-        beside.check(model, answer, other, 3)
+        beside.check(model, answer, other, 3, exactly)
     beside.put_weights(model, tmp_path / "policy")
-    beside.check(model, answer, model.hidden(whole, torch.arange(5)[None], CausalContext())[0].detach(), 3)
+    again = model.hidden(whole, torch.arange(5)[None], CausalContext())[0].detach()
+    beside.check(model, answer, again, 3, exactly)
 
 
 # ---- shares

@@ -22,7 +22,8 @@ PLAIN = ("decoding=autoregressive",)
 def settings(plan: RLPlan, direction: str, seed: int, questions: Path, decoding: Sequence[str] = PLAIN) -> list[str]:
     """Of the job of a direction and seed; its number of steps and its folder are not among them."""
     return [
-        f"model={plan.model}", "model.init_mtp=false", "model.device=cpu", *decoding, "task=file",
+        f"model={plan.model}", "model.init_mtp=false", "model.device=cpu", f"model.dtype={plan.dtype}",
+        *decoding, "task=file",
         "task.name=short_sentence", f"task.path={questions}", f"task.reward={task.__file__}:score", "task.system=null",
         f"task.seed={seed}", f"runtime.seed={seed}", "rollout.staleness=0",
         f"rollout.slots={plan.groups * plan.group_size}", f"rollout.max_length={plan.max_length}",

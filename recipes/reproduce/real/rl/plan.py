@@ -16,6 +16,7 @@ class RLPlan:
     """What the runs depend on: another plan is another study. ``seeds`` may grow."""
 
     model: str = "smollm2"
+    dtype: str = "bfloat16"  # of the job; its weights are looked at in fp32
     seeds: int = 3
     steps: int = 60
     segment: int = 5  # steps whose checkpoints, some 2 GB each, are kept until the heads have seen them
@@ -34,14 +35,15 @@ class RLPlan:
     every: int = 4  # of the chains of an answer, in an update and a look
     head_lr: float = 1e-4
     head_warmup: int = 3
-    mixed: bool = False  # products of head updates in bfloat16: slower by far where a processor has none of its own
+    mixed: bool = True  # products of head updates in bfloat16
     planted_answers: int = 24  # of a step of a planted stream
     planted_orders: int = 8  # shuffles of the answers of a seed, each a stream of its own
 
 
 SMOKE = RLPlan(
-    model="tiny", seeds=2, steps=4, segment=2, groups=2, group_size=2, max_new_tokens=10, questions=20, held_out=4,
-    answers_each=1, fixed=6, look_every=2, depth=2, every=2, planted_answers=4, planted_orders=2,
+    model="tiny", dtype="float32", mixed=False, seeds=2, steps=4, segment=2, groups=2, group_size=2, max_new_tokens=10,
+    questions=20, held_out=4, answers_each=1, fixed=6, look_every=2, depth=2, every=2, planted_answers=4,
+    planted_orders=2,
 )  # fmt: skip
 RL_PLAN = SMOKE if QUICK else RLPlan()
 
