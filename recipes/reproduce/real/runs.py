@@ -16,7 +16,7 @@ CONVERGED = ("ce", "tv", "e2e_tv", "hard_ce")  # losses that are trained until t
 FRESH = ("ce", "e2e_tv", "hard_ce")  # losses that are also trained from the beginning
 BRIEF = ("nla", "hybrid", "e2e_tv_corrected", *TOP_K_LOSSES)  # losses that are compared after equal steps alone
 LAST = 200  # steps at the last mark; a run ends after as many at the earliest
-MARKS = {"marks": (100, LAST), "second_marks": (60.0, 120.0)}
+MARKS = {"marks": (100, LAST), "second_marks": (30.0, 60.0)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class HeadRun:
     patience: int = 150  # steps, see ``curve.py``
     rise: float = 0.005  # tokens
     marks: tuple[int, ...] = (50, 200, 800)  # steps after which the head is kept as well: equal steps
-    second_marks: tuple[float, ...] = (150.0, 600.0, 2400.0)  # seconds of processor time: equal time
-    mixed: bool = False  # products in bfloat16 and sums in fp32: slow where processors have none
+    second_marks: tuple[float, ...] = (75.0, 300.0, 1200.0)  # seconds of processor time: equal time
+    mixed: bool = False  # products in bfloat16 and sums in fp32: slow where processors have none; validation is fp32
 
     def folder(self, place: Path) -> Path:
         """Where the run keeps all that it has."""
@@ -62,7 +62,7 @@ SHORT = {**LEAN, "patience": 2 * LAST, "drops": 0, "most_steps": LAST, "validate
 
 
 def _run(name: str, objective: str, seed: int, start: str, **more: object) -> HeadRun:
-    options: dict[str, object] = {**more, **(SMALL if QUICK else {})}
+    options: dict[str, object] = {**more, **(SMALL if QUICK else {"mixed": True})}
     return HeadRun(name=name, objective=objective, seed=seed, start=start, **options)  # type: ignore[arg-type]
 
 

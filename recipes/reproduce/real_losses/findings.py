@@ -2,7 +2,7 @@
 
 Every number is over seeds and prompts (``recipes.reproduce.real.effects``). ``size of NAME`` is a fact: the number
 in units of what two seeds of one arm differ by. ``curves of HEAD``: how many of its validation curves are flat. "at
-step 100", "at second 60": heads at the marks of training; "fresh": from the fitted start instead of the shared head.
+step 100", "at second 30": heads at the marks of training; "fresh": from the fitted start instead of the shared head.
 """
 
 from recipes.reproduce.verdicts import Kind, Need, Part, Rule
@@ -10,7 +10,7 @@ from recipes.reproduce.verdicts import Kind, Need, Part, Rule
 DRAFTS = 1.2  # tokens of accept length from which on a head counts as one that drafts; one that does not has 1
 CONVERGED = 0.99  # share of seeds whose validation curve is flat
 BASES = ("hard_ce", "ce")
-MARKS = {"steps": ("step 100", "step 200"), "processor time": ("second 60", "second 120")}
+MARKS = {"steps": ("step 100", "step 200"), "processor time": ("second 30", "second 60")}
 CUT = ("top_4", "top_4_renormalised", "top_64", "top_64_renormalised")
 WHERE = {
     "temperatures": "over temperatures",
@@ -19,8 +19,6 @@ WHERE = {
 }
 NOISE = "by more than the noise of the arms"
 FLAT = "tested if the accept length is above 1.2 and all validation curves are flat"
-EARLY = "tested if the accept length is above 1.2"  # of claims about heads that still learn
-LITTLE = ", for the best heads of the first 200 steps from the shared one"
 
 
 def drafting(head: str, when: str = "") -> Need:
@@ -36,11 +34,6 @@ def converged(*heads: str) -> tuple[Need, ...]:
         for h in heads
     )
     return (*(drafting(head) for head in heads), *flat)
-
-
-def ready(early: bool, *heads: str) -> tuple[Need, ...]:
-    """What a claim about converged heads needs, and what one about little training does."""
-    return tuple(drafting(head) for head in heads) if early else converged(*heads)
 
 
 def gain(head: str, base: str, when: str = "", kind: Kind = "above") -> Part:
@@ -63,19 +56,17 @@ def over(base: str, statement: str, more: str = "") -> Rule:
     )
 
 
-def unseen(base: str, early: bool = False) -> Rule:
+def unseen(base: str) -> Rule:
     """Transfer to kinds of prompts that no head was trained on."""
     part = gain("e2e_tv", base, " on unseen kinds")
     return Rule(
         claim="C3",
-        statement=f"On SmolLM2, the gain over {base} carries over to kinds of prompts that no head was trained on"
-        f"{LITTLE if early else ''}.",
-        text=f"confirmed if the gain in accept length there lies above 0 {NOISE}, refuted if below by as much; "
-        f"{EARLY if early else FLAT}",
+        statement=f"On SmolLM2, the gain over {base} carries over to kinds of prompts that no head was trained on.",
+        text=f"confirmed if the gain in accept length there lies above 0 {NOISE}, refuted if below by as much; {FLAT}",
         evidence=f"Gain {{{part.number}}} tokens, {{size of {part.number}}}; on kinds that were trained on "
         f"{{e2e_tv - {base}, accept length}}.",
         any_of=((part,),),
-        needs=ready(early, "e2e_tv", base),
+        needs=converged("e2e_tv", base),
     )
 
 
@@ -111,7 +102,7 @@ def fresh(base: str, equal: str) -> Rule:
     )
 
 
-def flatter(base: str, way: str, early: bool = False) -> Rule:
+def flatter(base: str, way: str) -> Rule:
     """Slope removal: acceptance of sampled drafts falls less with entropy."""
     number = f"e2e_tv - {base}, slope over {way}"
     arms = tuple(f"{head}, slope over {way}, seeds" for head in ("e2e_tv", base))
@@ -119,48 +110,46 @@ def flatter(base: str, way: str, early: bool = False) -> Rule:
     return Rule(
         claim="C3",
         statement=f"On SmolLM2, acceptance of sampled drafts falls less with entropy for end-to-end TV than for "
-        f"{base}, {WHERE[way]}{LITTLE if early else ''}.",
+        f"{base}, {WHERE[way]}.",
         text=f"confirmed if the difference of slopes lies above 0 {NOISE}, refuted if below by as much; "
-        f"{EARLY if early else FLAT}, and if that of {base} falls at all",
+        f"{FLAT}, and if that of {base} falls at all",
         evidence=f"Slope {{e2e_tv, slope over {way}}} per nat against {{{base}, slope over {way}}}: difference "
         f"{{{number}}}, {{size of {number}}}.",
         any_of=((Part(number=number, arms=arms),),),
-        needs=(*ready(early, "e2e_tv", base), falls),
+        needs=(*converged("e2e_tv", base), falls),
     )
 
 
-def mostly(way: str, early: bool = False) -> Rule:
+def mostly(way: str) -> Rule:
     """The paper: from -1.68 tokens per nat to -.06."""
     number = f"e2e_tv - half of ce, slope over {way}"
     arms = tuple(f"{head}, slope over {way}, seeds" for head in ("e2e_tv", "ce"))
     falls = Need(number=f"ce, slope over {way}", kind="below", otherwise="acceptance of ce does not fall")
     return Rule(
         claim="C3",
-        statement=f"On SmolLM2, end-to-end TV removes more than half of the dependence on entropy, {WHERE[way]}"
-        f"{LITTLE if early else ''}.",
+        statement=f"On SmolLM2, end-to-end TV removes more than half of the dependence on entropy, {WHERE[way]}.",
         text=f"confirmed if its slope minus half of that of ce lies above 0 {NOISE}, refuted if below by as much; "
-        f"{EARLY if early else FLAT}, and if that of ce falls at all",
+        f"{FLAT}, and if that of ce falls at all",
         evidence=f"Slope {{e2e_tv, slope over {way}}} per nat against {{ce, slope over {way}}}: {{{number}}} above "
         "half of it.",
         any_of=((Part(number=number, arms=arms),),),
-        needs=(*ready(early, "e2e_tv", "ce"), falls),
+        needs=(*converged("e2e_tv", "ce"), falls),
     )
 
 
-def steadier(base: str, early: bool = False) -> Rule:
+def steadier(base: str) -> Rule:
     """From the first draft of a chain to the last."""
     number = f"e2e_tv - {base}, overlap lost along a chain"
     arms = tuple(f"{head}, overlap lost along a chain, seeds" for head in ("e2e_tv", base))
     return Rule(
         claim="C3",
         statement=f"On SmolLM2, end-to-end TV loses less overlap from the first draft of a chain to the fifth than "
-        f"{base}{LITTLE if early else ''}.",
-        text=f"confirmed if the difference lies below 0 {NOISE}, refuted if above by as much; "
-        f"{EARLY if early else FLAT}",
+        f"{base}.",
+        text=f"confirmed if the difference lies below 0 {NOISE}, refuted if above by as much; {FLAT}",
         evidence=f"Lost {{e2e_tv, overlap lost along a chain}} against {{{base}, overlap lost along a chain}}: "
         f"{{{number}}}, {{size of {number}}}.",
         any_of=((Part(number=number, kind="below", arms=arms),),),
-        needs=ready(early, "e2e_tv", base),
+        needs=converged("e2e_tv", base),
     )
 
 
@@ -184,20 +173,19 @@ def whole(size: int) -> Rule:
 GREEDY = "e2e_tv - ce, half of sampled - greedy"
 
 
-def greedy_gains(early: bool = False) -> Rule:
+def greedy_gains() -> Rule:
     """The paper: less than 0.3 %."""
     arms = tuple(f"{head}, accept length greedy, seeds" for head in ("e2e_tv", "ce"))
     gains = Need(number="e2e_tv - ce, accept length", kind="above", otherwise="sampled drafts gain nothing themselves")
     return Rule(
         claim="C3",
-        statement="On SmolLM2, greedy drafts gain nothing by it (the paper: less than 0.3 %)"
-        f"{LITTLE if early else ''}.",
+        statement="On SmolLM2, greedy drafts gain nothing by it (the paper: less than 0.3 %).",
         text="confirmed if half of what sampled drafts gain over ce minus what greedy ones gain lies above 0 "
-        f"{NOISE}, refuted if below by as much; {EARLY if early else FLAT}, and if sampled drafts gain",
+        f"{NOISE}, refuted if below by as much; {FLAT}, and if sampled drafts gain",
         evidence="Greedy drafts change by {e2e_tv - ce, accept length greedy} tokens, sampled ones by "
         "{e2e_tv - ce, accept length}.",
         any_of=((Part(number=GREEDY, arms=arms),),),
-        needs=(*ready(early, "e2e_tv", "ce"), gains),
+        needs=(*converged("e2e_tv", "ce"), gains),
     )
 
 
@@ -213,9 +201,4 @@ RULES = (
     *(steadier(base) for base in BASES),
     *(fresh(base, equal) for base in BASES for equal in MARKS),
     *(whole(size) for size in (4, 64)),
-    greedy_gains(early=True),
-    *(unseen(base, early=True) for base in BASES),
-    *(flatter(base, way, early=True) for base in BASES for way in WHERE),
-    *(mostly(way, early=True) for way in WHERE),
-    *(steadier(base, early=True) for base in BASES),
 )

@@ -24,13 +24,13 @@ from recipes.reproduce.study import QUICK
 BATCH = 16  # rows side by side
 SETTINGS: Mapping[str, object] = {
     "lr": 5e-4, "drops": 1, "rows_per_step": 16, "every": 4, "most_steps": 1600, "validate_every": 25,
-    "validation_chains": 4, "patience": 100, "marks": (), "second_marks": (),
+    "validation_chains": 4, "patience": 100, "marks": (), "second_marks": (), "mixed": True,
 }  # fmt: skip
 
 
 def head_runs(plan: RLPlan, origins: Mapping[str, str]) -> list[HeadRun]:
     """How each head is trained, until its curve is flat."""
-    settings = {**SETTINGS, "depth": plan.depth, **(SMALL | {"depth": plan.depth} if QUICK else {})}
+    settings = {**SETTINGS, "depth": plan.depth, **(SMALL | {"depth": plan.depth, "mixed": False} if QUICK else {})}
     return [
         HeadRun(name=name, objective=name, seed=0, start=origins[name], **settings)  # type: ignore[arg-type]
         for name in TRAINED
