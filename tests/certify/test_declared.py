@@ -122,3 +122,12 @@ def test_a_reference_of_the_likeliest_tokens_knows_the_raw_ones() -> None:
     assert "temperature" not in known
     with pytest.raises(UserError, match=r"logprobs='temperature' at temperature=0.7"):
         declare(with_reported(one, report(block(), "temperature")), "temperature", T)
+
+
+@pytest.mark.parametrize(("dtype", "far", "met"), [
+    ("float32", 0, True), ("float32", 1, False), ("bfloat16", 3, True), ("bfloat16", 4, False),
+])  # fmt: skip
+def test_a_coarse_precision_forgives_three_tokens_and_a_fine_one_none(dtype: str, far: int, met: bool) -> None:
+    off = torch.zeros(32)
+    off[:far] = 2 * tolerance(dtype).nats
+    assert tolerance(dtype).met(off) is met

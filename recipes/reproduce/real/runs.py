@@ -49,7 +49,7 @@ class HeadRun:
 
 SMALL = {
     "rows_per_step": 4, "most_steps": 6, "validate_every": 2, "validation_chains": 2, "patience": 2, "marks": (2,),
-    "second_marks": (), "every": 2, "depth": 3,
+    "second_marks": (), "every": 2, "depth": 3, "mixed": False,
 }  # fmt: skip
 
 
@@ -62,7 +62,7 @@ SHORT = {**LEAN, "patience": 2 * LAST, "drops": 0, "most_steps": LAST, "validate
 
 
 def _run(name: str, objective: str, seed: int, start: str, **more: object) -> HeadRun:
-    options: dict[str, object] = {**more, **(SMALL if QUICK else {"mixed": True})}
+    options: dict[str, object] = {"mixed": True, **more, **(SMALL if QUICK else {})}
     return HeadRun(name=name, objective=objective, seed=seed, start=start, **options)  # type: ignore[arg-type]
 
 

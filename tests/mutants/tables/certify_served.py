@@ -44,7 +44,7 @@ FAULTS = (
     fault(
         "served/declared-forgives-single-precision",
         "bebop/certify/declared.py",
-        "if allowed.share else 0",
+        "if self.share else 0",
         "if True else 0",
         DECLARED,
     ),

@@ -14,7 +14,7 @@ FAULTS = (
         '(str(item["answer"]) in text)',
         TASK,
     ),
-    fault("real-rl/weights-unchecked", f"{RL}/beside.py", "if worst > allowed.nats:", "if worst > 1000:", TESTS),
+    fault("real-rl/weights-unchecked", f"{RL}/beside.py", "if not allowed.met(off):", "if False:", TESTS),
     fault("real-rl/versions-unchecked", f"{RL}/beside.py", "versions != {step - 1}", "not versions", TESTS),
     fault(
         "real-rl/weights-as-they-were", f"{RL}/beside.py", "parameter.copy_(fresh.get_parameter(name))", "pass", TESTS

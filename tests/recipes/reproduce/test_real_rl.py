@@ -216,8 +216,10 @@ def test_weights_of_another_version_are_noticed(tmp_path: Path) -> None:
     beside.check(model, answer, hidden, 3, exactly)
     with pytest.raises(UserError, match=r"step 4: answer 9 is of weights \[2\], not of 3"):
         beside.check(model, answer, hidden, 4, exactly)
-    coarse = SimpleNamespace(**vars(answer) | {"logprobs": logp + np.array([0.2, 0.0, -0.2])})
+    coarse: Any = SimpleNamespace(**vars(answer) | {"logprobs": logp + np.array([0.2, 0.0, -0.2])})
     beside.check(model, coarse, hidden, 3, tolerance("bfloat16"))
+    with pytest.raises(UserError, match=r"step 3: log p of answer 9 differs by 0\.200 nats"):
+        beside.check(model, coarse, hidden, 3, exactly)
     save_policy(dataclasses.replace(model, mtp=None), tmp_path / "policy")
     with torch.no_grad():
         for parameter in model.backbone.parameters():

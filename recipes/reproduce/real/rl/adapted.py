@@ -30,7 +30,7 @@ SETTINGS: Mapping[str, object] = {
 
 def head_runs(plan: RLPlan, origins: Mapping[str, str]) -> list[HeadRun]:
     """How each head is trained, until its curve is flat."""
-    settings = {**SETTINGS, "depth": plan.depth, **(SMALL | {"depth": plan.depth, "mixed": False} if QUICK else {})}
+    settings = {**SETTINGS, "depth": plan.depth, **(SMALL | {"depth": plan.depth} if QUICK else {})}
     return [
         HeadRun(name=name, objective=name, seed=0, start=origins[name], **settings)  # type: ignore[arg-type]
         for name in TRAINED

@@ -38,7 +38,6 @@ from recipes.reproduce.real.rl.readings import reading, records_of, sweep_of
 from recipes.reproduce.real.starts import STARTS
 
 BATCH = 16  # rows side by side
-FORGIVEN = 3  # tokens of an answer that may be further off in a coarse precision, see ``Tolerance``
 
 
 class Beside:
@@ -158,12 +157,11 @@ def check(model: Policy, answer: StoredAnswer, hidden: Tensor, step: int, allowe
     first = len(answer.prompt_ids) - 1
     logp = model.logits(hidden[first : first + len(answer.ids)]).log_softmax(-1)
     own = logp.gather(1, torch.tensor(answer.ids.tolist())[:, None])[:, 0]
-    far = (own - torch.tensor(answer.logprobs.tolist())).abs().sort(descending=True).values
-    worst = float(far[min(FORGIVEN if allowed.share else 0, len(far) - 1)])
-    if worst > allowed.nats:
+    off = (own - torch.tensor(answer.logprobs.tolist())).abs()
+    if not allowed.met(off):
         raise UserError(
-            f"step {step}: log p of answer {answer.id} differs by {worst:.3f} nats from what the engine gave: the "
-            "weights are not those that wrote it; remove this run and make it again"
+            f"step {step}: log p of answer {answer.id} differs by {float(off.max()):.3f} nats from what the engine "
+            "gave: the weights are not those that wrote it; remove this run and make it again"
         )
 
 
