@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -71,8 +71,14 @@ class _Process:
         return stacks(os.getpid(), self.stacks_file.fileno())
 
 
-def free_port() -> int:
-    """A TCP port that is free on the loopback address."""
+def free_port(tried: Collection[int] = ()) -> int:
+    """A TCP port that is free on the loopback address, none of ``tried``: the system may give the same one again."""
+    while (port := _some_port()) in tried:
+        pass
+    return port
+
+
+def _some_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

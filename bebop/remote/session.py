@@ -193,8 +193,11 @@ def _start_ray(config: JobConfig, temp: Path, mark: str) -> None:
     """A Ray of our own; again if its servers do not come up, as where another program was quicker to take a port."""
     runtime = config.runtime
     wanted = config.trainer.ranks * config.trainer.threads + config.rollout.workers * config.rollout.threads
+    tried: set[int] = set()
     for left in reversed(range(STARTS)):
-        os.environ["RAY_GCS_SERVER_PORT"] = str(runtime.port or free_port())
+        tried.add(port := runtime.port or free_port(tried))
+        tried.add(metrics_port := runtime.metrics_port or free_port(tried))
+        os.environ["RAY_GCS_SERVER_PORT"] = str(port)
         try:
             ray.init(
                 address="local",
@@ -202,7 +205,7 @@ def _start_ray(config: JobConfig, temp: Path, mark: str) -> None:
                 include_dashboard=runtime.dashboard,
                 dashboard_port=runtime.dashboard_port,
                 _temp_dir=str(temp),
-                _metrics_export_port=runtime.metrics_port or free_port(),
+                _metrics_export_port=metrics_port,
                 logging_level=logging.ERROR,
                 log_to_driver=False,
             )
