@@ -19,7 +19,7 @@ class RLPlan:
     dtype: str = "bfloat16"  # of the job; its weights are looked at in fp32
     seeds: int = 3
     steps: int = 60
-    segment: int = 5  # steps whose checkpoints, some 2 GB each, are kept until the heads have seen them
+    segment: int = 10  # steps whose checkpoints, some 2 GB each, are kept until the heads have seen them
     groups: int = 6  # prompts of a step
     group_size: int = 8
     max_new_tokens: int = 32
