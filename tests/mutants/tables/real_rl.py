@@ -4,6 +4,7 @@ from tests.mutants.fault import fault
 
 RL, TESTS = "recipes/reproduce/real/rl", "recipes/reproduce/test_real_rl.py"
 TASK = "recipes/reproduce/test_real_rl_task.py"
+STORED = "recipes/reproduce/test_real_rl_stored.py"
 
 FAULTS = (
     fault("real-rl/two-sentences-count", f"{RL}/task.py", "len(ends) == 1 and", "ends and", TASK),
@@ -34,5 +35,14 @@ FAULTS = (
         "real-rl/heads-as-they-came", f"{RL}/adapted.py", 'str(place / "heads" / name / BEST)', "origins[name]", TESTS
     ),
     fault("real-rl/curves-that-still-rise-will-do", f"{RL}/findings.py", "bound=0.99", "bound=0.5", TESTS),
+    fault("real-rl/runs-of-any-plan", f"{RL}/stored.py", "if now.get(name) != then.get(name)", "if False", STORED),
+    fault("real-rl/unended-runs-stored", f"{RL}/__main__.py", "if (place / DONE).is_file():", "if True:", STORED),
+    fault(
+        "real-rl/stored-runs-made-again",
+        f"{RL}/__main__.py",
+        "work.skip_stored and stored.run_file",
+        "False and stored.run_file",
+        STORED,
+    ),
     fault("real-rl/any-rise-will-do", f"{RL}/findings.py", "MOVED = 0.3", "MOVED = 0.0", TESTS),
 )

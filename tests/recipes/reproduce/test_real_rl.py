@@ -243,5 +243,5 @@ def test_shares_have_every_run_once() -> None:
 
 
 def test_a_share_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
-    study.judge(SMOKE, {}, (2, 2))
+    study.judge(study.Work(plan=SMOKE, origins={}, part=(2, 2)))
     assert "not share 2/2: run --stage judge when all have ended" in capsys.readouterr().out

@@ -1,16 +1,16 @@
 """Drift of acceptance under GRPO on SmolLM2: heads for its task, runs in two directions of entropy, planted streams.
 
-``python -m recipes.reproduce.real.rl [--stage NAME ...] [--seeds N] [--share I/N] [--head NAME=FILE ...] [--quick]``:
-hours, which go on where they were stopped. All is kept in runs/reproduce/real/rl ($BEBOP_REPRODUCE/real/rl).
+``python -m recipes.reproduce.real.rl [--stage NAME ...] [--seeds N] [--share I/N] [--stored] [--head NAME=FILE ...]
+[--quick]``: hours, which go on where they were stopped. All is kept in runs/reproduce/real/rl
+($BEBOP_REPRODUCE/real/rl), and what has ended in stored/ beside the results.
 """
 
 import argparse
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -18,13 +18,12 @@ from tqdm import tqdm
 from bebop.bench.record import show
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.config import ModelConfig
-from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
 from recipes.reproduce import record
 from recipes.reproduce.cli import part_of, share
 from recipes.reproduce.real.plan import agree
-from recipes.reproduce.real.rl import adapted, analysis, texts
+from recipes.reproduce.real.rl import adapted, analysis, stored, texts
 from recipes.reproduce.real.rl.beside import Beside, keep, with_head
 from recipes.reproduce.real.rl.charts import draw
 from recipes.reproduce.real.rl.jobs import RUN, run_until
@@ -38,15 +37,31 @@ DONE = "done.json"
 STUDY = "real.rl"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What was asked for."""
+
+    plan: RLPlan
+    origins: Mapping[str, str]  # head -> what it begins with
+    part: tuple[int, int] = (1, 1)  # the i-th of n shares
+    skip_stored: bool = False  # leave out what the folder of the results has
+
+    @property
+    def folder(self) -> Path:
+        """Of the results."""
+        return PLACE if QUICK else HERE
+
+
 def main(given: list[str]) -> None:
     """Carry out the stages that were asked for, in their order."""
     options = arguments(given)
-    plan, origins = replace(RL_PLAN, seeds=options.seeds), {**ORIGINS, **dict(options.head)}
+    plan = replace(RL_PLAN, seeds=options.seeds)
+    origins = {**ORIGINS, **dict(options.head)}
+    work = Work(plan=plan, origins=origins, part=options.share, skip_stored=options.stored)
     check_writable("BEBOP_REPRODUCE", PLACE)
-    settled = {name: value for name, value in vars_of(plan).items() if name != "seeds"}
-    agree(PLACE / "plan.json", settled, "runs")
+    agree(PLACE / "plan.json", plan.settled(), "runs")
     for stage in [stage for stage in STAGES if stage in options.stage]:
-        STAGES[stage](plan, origins, options.share)
+        STAGES[stage](work)
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -58,6 +73,8 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--share", type=share, default=(1, 1), metavar="I/N", help="every N-th run from the I-th, 9 GB of memory each"
     )
+    others = "leave out the runs and planted streams that stored/ beside the results has, made before or elsewhere"
+    parser.add_argument("--stored", action="store_true", help=others)
     heads = f"what a head begins with, of {', '.join(ORIGINS)}: a safetensors file, or a start such as fitted"
     parser.add_argument("--head", nargs="+", type=named_head, default=[], metavar="NAME=FILE", help=heads)
     parser.add_argument("--quick", action="store_true", help="a smoke run on the built-in model and next to nothing")
@@ -70,11 +87,6 @@ def named_head(text: str) -> tuple[str, str]:
     if name in ORIGINS and origin:
         return name, origin
     raise argparse.ArgumentTypeError(f"{text[:80]!r} is not possible: give NAME=FILE with one of {', '.join(ORIGINS)}")
-
-
-def vars_of(plan: RLPlan) -> dict[str, Any]:
-    """The fields of a plan."""
-    return {name: getattr(plan, name) for name in RLPlan.__slots__}
 
 
 def first_policy(plan: RLPlan) -> Policy:
@@ -94,25 +106,26 @@ def all_runs(plan: RLPlan) -> list[tuple[str, int]]:
     return [(direction, seed) for seed in range(plan.seeds) for direction in directions(plan)]
 
 
-def write_texts(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> None:
+def write_texts(work: Work) -> None:
     """All answers that heads are trained on and looked at with; shares have the same."""
-    model = first_policy(plan)
-    texts.fixed_texts(plan, PLACE, model)
-    adapted.task_text(plan, PLACE, model)
+    model = first_policy(work.plan)
+    texts.fixed_texts(work.plan, PLACE, model)
+    adapted.task_text(work.plan, PLACE, model)
 
 
-def train_heads(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> None:
+def train_heads(work: Work) -> None:
     """The heads of a share, before RL."""
-    adapted.train(part_of(adapted.head_runs(plan, origins), part), plan, PLACE, first_policy(plan))
+    runs = part_of(adapted.head_runs(work.plan, work.origins), work.part)
+    adapted.train(runs, work.plan, PLACE, first_policy(work.plan))
 
 
-def carry_out(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> None:
+def carry_out(work: Work) -> None:
     """Every run of a share that has not ended; the checkpoints of one that has are removed."""
-    questions, heads = PLACE / "questions.jsonl", adapted.trained(PLACE, origins)
+    plan, questions, heads = work.plan, PLACE / "questions.jsonl", adapted.trained(PLACE, work.origins)
     write_questions(questions, plan.questions)
-    for direction, seed in part_of(all_runs(plan), part):
+    for direction, seed in part_of(all_runs(plan), work.part):
         place = place_of(direction, seed)
-        if (place / DONE).is_file():
+        if (place / DONE).is_file() or (work.skip_stored and stored.run_file(work.folder, direction, seed).is_file()):
             continue
         agree(place / "heads.json", {name: heads[name] for name in sorted(heads)}, "a run beside heads")
         model = first_policy(plan)
@@ -127,56 +140,75 @@ def carry_out(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def plant(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> None:
+def plant(work: Work) -> None:
     """The confusion table of every seed of a share that has none."""
-    left = [seed for seed in part_of(range(plan.seeds), part) if not (PLACE / f"planted-{seed}.json").is_file()]
+    plan, left = work.plan, []
+    for seed in part_of(range(plan.seeds), work.part):
+        had = work.skip_stored and stored.planted_file(work.folder, seed).is_file()
+        if not had and not rows_file(seed).is_file():
+            left.append(seed)
     if not left:
         return
     model = first_policy(plan)
     fixed = texts.fixed_texts(plan, PLACE, model)
-    files = adapted.trained(PLACE, origins)
+    files = adapted.trained(PLACE, work.origins)
     heads = {other: with_head(model, files["other" if other else analysis.MAIN], fixed) for other in (False, True)}
     for seed in left:
         count = wanted(plan)
         answers = {t: texts.planted_texts(plan, PLACE, model, seed, t, n) for t, n in count.items()}
-        keep(PLACE / f"planted-{seed}.json", confusion(Streams(plan, heads, answers, fixed), plan))
+        keep(rows_file(seed), confusion(Streams(plan, heads, answers, fixed), plan))
 
 
-def judge(plan: RLPlan, origins: Mapping[str, str], part: tuple[int, int]) -> None:
-    """Numbers, verdicts, tables and the figure.
+def rows_file(seed: int) -> Path:
+    """The confusion table of a seed, where it is made."""
+    return PLACE / f"planted-{seed}.json"
+
+
+def store(work: Work) -> None:
+    """What has ended, beside the results, so that it may be judged there with what was made elsewhere."""
+    for direction, seed in all_runs(work.plan):
+        place = place_of(direction, seed)
+        if (place / DONE).is_file():
+            content = stored.as_left(place, adapted.curves(PLACE))
+            stored.put(stored.run_file(work.folder, direction, seed), work.plan, content)
+    for seed in range(work.plan.seeds):
+        if rows_file(seed).is_file():
+            content = {"rows": json.loads(rows_file(seed).read_text())}
+            stored.put(stored.planted_file(work.folder, seed), work.plan, content)
+
+
+def judge(work: Work) -> None:
+    """Numbers, verdicts, tables and the figure, of what is stored beside the results.
 
     Raises:
-        UserError: A run has not ended, or nothing was planted.
+        UserError: A run or a confusion table is not there.
     """
-    if part != (1, 1):
-        show(f"verdicts are about all runs, not share {part[0]}/{part[1]}: run --stage judge when all have ended\n")
+    plan, folder = work.plan, work.folder
+    if work.part != (1, 1):
+        share = "/".join(map(str, work.part))
+        show(f"verdicts are about all runs, not share {share}: run --stage judge when all have ended\n")
         return
-    pairs = all_runs(plan)
-    needed = [place_of(*pair) / DONE for pair in pairs] + [PLACE / f"planted-{s}.json" for s in range(plan.seeds)]
-    if lacking := [path for path in needed if not path.is_file()]:
-        raise UserError(f"{lacking[0]} is not there: run --stage runs and --stage planted first")
     started = record.begin(STUDY)
-    runs = [analysis.read_run(place_of(*pair), *pair) for pair in pairs]
-    planted = {seed: json.loads((PLACE / f"planted-{seed}.json").read_text()) for seed in range(plan.seeds)}
-    curves = adapted.curves(PLACE)
+    runs = stored.runs(folder, plan, all_runs(plan))
+    planted = {seed: stored.get(stored.planted_file(folder, seed), plan)["rows"] for seed in range(plan.seeds)}
     tables = {
-        "Heads before RL": [{"head": name, **told} for name, told in curves.items()],
+        "Heads before RL": analysis.head_rows(runs),
         "Runs": analysis.run_rows(runs),
         "Accept length at both ends": analysis.arm_rows(runs),
         "Change of the first draft's acceptance": analysis.part_rows(runs),
         "What the monitor said of planted streams": [{"seed": s, **row} for s, rows in planted.items() for row in rows],
     }
-    folder = PLACE if QUICK else HERE
-    figures = draw(runs, folder / "figures")
-    told = {**vars_of(plan), "heads": {name: Path(origin).name for name, origin in origins.items()}}
-    record.keep(folder, started, analysis.numbers(runs, planted, curves), tables, figures, told)
+    told = {"seeds": plan.seeds, **plan.settled()}
+    told["heads"] = {name: Path(origin).name for name, origin in work.origins.items()}
+    record.keep(folder, started, analysis.numbers(runs, planted), tables, draw(runs, folder / "figures"), told)
 
 
-STAGES: Mapping[str, Callable[[RLPlan, Mapping[str, str], tuple[int, int]], None]] = {
+STAGES: Mapping[str, Callable[[Work], None]] = {
     "texts": write_texts,
     "heads": train_heads,
     "runs": carry_out,
     "planted": plant,
+    "keep": store,
     "judge": judge,
 }
 

@@ -1,9 +1,7 @@
 """From looks and metrics to the numbers of the rule, tables and a figure."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ from bebop.intervals import Interval, across_seeds
 from bebop.monitor.probe_set import ProbeReading, Sweep, direct
 from bebop.monitor.slope import temperature_slope
 from recipes.reproduce.measured import Number, of, over_seeds
-from recipes.reproduce.real.rl.jobs import RUN
 from recipes.reproduce.real.rl.plan import ARMS, FALLING, FROZEN, RISING
 from recipes.reproduce.real.rl.planted import CASES, share_right
 
@@ -30,15 +27,8 @@ class Run:
     metrics: Sequence[Mapping[str, float]]  # a row a step
     looks: Sequence[Mapping[str, Any]]
     sweeps: Mapping[str, Sweep]  # frozen arm -> the fixed texts at other temperatures, under the first weights
-
-
-def read_run(place: Path, direction: str, seed: int) -> Run:
-    """As the stages left it."""
-    rows = [json.loads(line) for line in (place / RUN / "metrics.jsonl").read_text().splitlines()]
-    looks = [json.loads(path.read_text()) for path in sorted((place / "looks").glob("step-*.json"))]
-    sweeps = json.loads((place / "sweep.json").read_text())
-    read = {arm: Sweep.from_row(row) for arm, row in sweeps.items()}
-    return Run(direction=direction, seed=seed, metrics=rows, looks=looks, sweeps=read)
+    curves: Mapping[str, Mapping[str, Any]]  # head -> how its training before RL ended
+    device: str = ""
 
 
 def moved(run: Run, name: str) -> float:
@@ -76,13 +66,10 @@ def _first(look: Mapping[str, Any], arm: str) -> tuple[float, float]:
     return float(np.sum(records["overlap"]) / count), float(np.sum(records["entropy_sum"]) / count)
 
 
-def numbers(
-    runs: Sequence[Run],
-    planted: Mapping[int, Sequence[Mapping[str, Any]]],
-    curves: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Number]:
-    """What the rule speaks of; ``planted``: rows of the confusion table by seed; ``curves``: of heads before RL."""
-    named = {"flat curves": _exactly(sum(bool(told["flat"]) for told in curves.values()) / len(curves))}
+def numbers(runs: Sequence[Run], planted: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Number]:
+    """What the rule speaks of; ``planted``: rows of the confusion table by seed."""
+    flat = [bool(told["flat"]) for run in runs for told in run.curves.values()]
+    named = {"flat curves": _exactly(sum(flat) / len(flat))}
     for direction, bound, name in ((FALLING, max, "greatest"), (RISING, min, "least")):
         own = [run for run in runs if run.direction == direction]
         named[f"{name} entropy change, {direction}"] = _exactly(bound(moved(run, "policy/entropy") for run in own))
@@ -117,13 +104,19 @@ def _gain(runs: Sequence[Run], arm: str) -> Interval:
 # ---- tables
 
 
+def head_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """How the training of the heads before RL ended: once for runs that began with the same ones."""
+    rows = [{"head": name, **told} for run in runs for name, told in run.curves.items()]
+    return [row for place, row in enumerate(rows) if row not in rows[:place]]
+
+
 def run_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Does the policy learn, and where does its entropy go."""
     names = {"reward": "reward/mean", "entropy": "policy/entropy", "tokens": "response/length"}
     ends = {"first": slice(ENDS), "last": slice(-ENDS, None)}
     return [
         {
-            "entropy is": run.direction, "seed": run.seed,
+            "entropy is": run.direction, "seed": run.seed, "device": run.device,
             **{f"{short} {end}": float(np.mean([row[name] for row in run.metrics[part]]))
                for short, name in names.items() for end, part in ends.items()},
         }

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from recipes.reproduce.real.heads import BEST
 from recipes.reproduce.real.runs import SHARED
@@ -38,6 +39,10 @@ class RLPlan:
     mixed: bool = True  # products of head updates in bfloat16
     planted_answers: int = 24  # of a step of a planted stream
     planted_orders: int = 8  # shuffles of the answers of a seed, each a stream of its own
+
+    def settled(self) -> dict[str, Any]:
+        """All but the number of seeds: what the runs of one study agree in."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "seeds"}
 
 
 SMOKE = RLPlan(
