@@ -84,9 +84,18 @@ def test_runs_of_another_plan_or_of_none_are_not_judged(work: study.Work) -> Non
         study.judge(work)
     study.store(work)
     assert stored.runs(work.folder, replace(SMOKE, seeds=7), [("falling", 0)]), "more seeds are no other plan"
-    with pytest.raises(UserError, match=r"falling-0\.json\.gz is of another plan \(bonus, lr\)"):
-        stored.runs(work.folder, replace(SMOKE, lr=1.0, bonus=2.0), [("falling", 0)])
+    with pytest.raises(UserError, match=r"falling-0\.json\.gz is of another plan \(lr, steps\)"):
+        stored.runs(work.folder, replace(SMOKE, lr=1.0, steps=2), [("falling", 0)])
     assert not (work.folder / "results.json").exists()
+
+
+def test_only_runs_with_rising_entropy_depend_on_the_bonus(work: study.Work) -> None:
+    leave(study.place_of("rising", 1), 0.3)
+    study.store(work)
+    other = replace(SMOKE, bonus=2.0)
+    assert stored.runs(work.folder, other, [("falling", 0)]) and stored.get(stored.planted_file(work.folder, 0), other)
+    with pytest.raises(UserError, match=r"rising-1\.json\.gz is of another plan \(bonus\)"):
+        stored.runs(work.folder, other, [("rising", 1)])
 
 
 @pytest.mark.parametrize("skip", [True, False])

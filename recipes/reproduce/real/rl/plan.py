@@ -40,9 +40,10 @@ class RLPlan:
     planted_answers: int = 24  # of a step of a planted stream
     planted_orders: int = 8  # shuffles of the answers of a seed, each a stream of its own
 
-    def settled(self) -> dict[str, Any]:
-        """All but the number of seeds: what the runs of one study agree in."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "seeds"}
+    def settled(self, bonus: bool = True) -> dict[str, Any]:
+        """What the runs of one study agree in; ``bonus``: whether that is of them, as of runs with rising entropy."""
+        left_out = {"seeds"} if bonus else {"seeds", "bonus"}
+        return {name: getattr(self, name) for name in self.__slots__ if name not in left_out}
 
 
 SMOKE = RLPlan(

@@ -16,7 +16,7 @@ from bebop.errors import UserError
 from bebop.monitor.probe_set import Sweep
 from recipes.reproduce.real.rl.analysis import Run
 from recipes.reproduce.real.rl.jobs import RUN
-from recipes.reproduce.real.rl.plan import RLPlan
+from recipes.reproduce.real.rl.plan import RISING, RLPlan
 
 FOLDER = "stored"  # below that of the results
 
@@ -33,7 +33,9 @@ def planted_file(folder: Path, seed: int) -> Path:
 
 def put(path: Path, plan: RLPlan, content: Mapping[str, Any]) -> None:
     """Write what belongs to a run or seed of ``plan``, whole or not at all; the same bytes for the same content."""
-    told = json.dumps({"plan": plan.settled(), "device": place_of({})["device"], **content}, separators=(",", ":"))
+    told = json.dumps(
+        {"plan": _settled(path, plan), "device": place_of({})["device"], **content}, separators=(",", ":")
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".new")
     scratch.write_bytes(gzip.compress(told.encode(), mtime=0))
@@ -49,10 +51,15 @@ def get(path: Path, plan: RLPlan) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path} is not there: run --stage runs planted keep first")
     content: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-    now, then = plan.settled(), content["plan"]
+    now, then = _settled(path, plan), content["plan"]
     if others := sorted(name for name in {*now, *then} if now.get(name) != then.get(name)):
         raise UserError(f"{path} is of another plan ({', '.join(others)}): remove it, or make it again")
     return content
+
+
+def _settled(path: Path, plan: RLPlan) -> dict[str, Any]:
+    """What a file depends on: on the bonus runs with rising entropy alone, so the others outlive a change of it."""
+    return plan.settled(bonus=path.name.startswith(RISING))
 
 
 def as_left(place: Path, curves: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
