@@ -13,7 +13,7 @@ from recipes.reproduce.real_losses import curves, tables
 from recipes.reproduce.real_losses.charts import draw
 from recipes.reproduce.real_losses.comparison import ALL_MARKS, NAMES, heads, measure
 from recipes.reproduce.record import begin, keep
-from recipes.reproduce.study import SEEDS, results_folder
+from recipes.reproduce.study import results_folder
 
 HERE = results_folder(Path(__file__).parent)
 
@@ -40,6 +40,7 @@ def study(place: Path, folder: Path) -> None:
     written = {
         "Every loss, best heads": tables.best_lines(place),
         "Accept length over that of ce": tables.gain_lines(place),
+        "Accept length over another loss, by when seeds were run": tables.look_lines(place),
         "Accept length at the marks of training": tables.mark_lines(place),
         "Slopes of acceptance on the target's entropy, per nat": tables.slope_lines(place),
         "Accept length by kind of prompt": tables.kind_lines(place),
@@ -48,7 +49,7 @@ def study(place: Path, folder: Path) -> None:
     }
     figures = draw(place, runs, folder / "figures")
     counts = {name: count for name, count in found.items() if count}
-    plan = {"corpus": corpus_size(place, PLAN), "seeds": SEEDS, "steps": LAST, "marks": ALL_MARKS, "heads": counts}
+    plan = {"corpus": corpus_size(place, PLAN), "steps": LAST, "marks": ALL_MARKS, "heads": counts}
     facts = {**told.facts, **fused_facts}
     keep(folder, started, told.numbers, {n: lines for n, lines in written.items() if lines}, figures, plan, facts)
 

@@ -1,7 +1,7 @@
 """Tables of every loss; an arm of one seed has intervals over prompts alone, and an arm without heads no line."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,11 @@ from bebop.intervals import Interval
 from recipes.reproduce.real import arms
 from recipes.reproduce.real.arms import Arm, each, flat_curves
 from recipes.reproduce.real.effects import Statistic, accept_length, mean_of
-from recipes.reproduce.real.runs import BRIEF
+from recipes.reproduce.real.runs import ADDED, BRIEF
 from recipes.reproduce.real_losses.comparison import (
     AT_MARKS,
     BEST,
+    COMPARED,
     FRESH,
     NAMES,
     ON_UNSEEN,
@@ -25,6 +26,7 @@ from recipes.reproduce.real_losses.comparison import (
     heads,
     lost_overlap,
 )
+from recipes.reproduce.study import SEEDS
 
 Line = dict[str, Any]
 STOPPED = (*BRIEF, "kl")  # arms whose runs end at the last mark
@@ -99,6 +101,22 @@ def gain_lines(place: Path) -> list[Line]:
             if any(found.values()):
                 lines.append({"loss": name, **found})
     return lines
+
+
+def look_lines(place: Path) -> list[Line]:
+    """Gains in accept length of the seeds of the first look, and of those that were added after it."""
+    lines: list[Line] = []
+    for first, second in COMPARED:
+        ours, theirs = (BEST.statistics(place, name) for name in (first, second))
+        if set(ADDED).intersection(ours, theirs):
+            looks = {"seeds of the first look": SEEDS, "seeds that were added": ADDED}
+            found = {when: difference(_only(ours, seeds), _only(theirs, seeds)) for when, seeds in looks.items()}
+            lines.append({"loss": first, "over": second, **found})
+    return lines
+
+
+def _only(arm: Arm[Statistic], seeds: Collection[int]) -> Arm[Statistic]:
+    return {seed: one for seed, one in arm.items() if seed in seeds}
 
 
 def title(words: str) -> str:

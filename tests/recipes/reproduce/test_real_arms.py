@@ -33,7 +33,7 @@ def test_every_run_is_of_one_arm() -> None:
     names = [*((name, False) for name in (SHARED, *CONVERGED, *BRIEF, "kl")), *((name, True) for name in FRESH)]
     found = [run.name for name, fresh in names for run in runs_of(name, fresh)]
     assert sorted(found) == sorted(run.name for run in all_runs()) and len(set(found)) == len(found)
-    assert [run.name for run in runs_of("ce")] == ["ce-0", "ce-1", "ce-2"]
+    assert [run.name for run in runs_of("ce")] == [f"ce-{seed}" for seed in range(6)]
     assert [run.name for run in runs_of("ce", fresh=True)] == ["fresh-ce-0", "fresh-ce-1", "fresh-ce-2"]
 
 

@@ -14,7 +14,7 @@ from recipes.reproduce import record
 from recipes.reproduce.real import arms
 from recipes.reproduce.real.arms import Measured
 from recipes.reproduce.real.evaluation import TEMPERATURES
-from recipes.reproduce.real.runs import BRIEF, CONVERGED, FRESH, SHARED
+from recipes.reproduce.real.runs import ADDED, BRIEF, CONVERGED, FRESH, SHARED
 from recipes.reproduce.real_losses import comparison, tables
 from recipes.reproduce.real_losses.__main__ import study
 from recipes.reproduce.real_losses.comparison import ALL_MARKS, NAMES, measure
@@ -228,6 +228,17 @@ def test_tables_have_a_line_for_every_arm(place: Path, told: Measured) -> None:
     assert str(gains["fresh e2e_tv"][LAST]) == str(fresh)
     slopes = {line["loss"]: line for line in tables.slope_lines(place)}
     assert str(slopes["e2e_tv"]["tokens, minus ce"]) == str(told.numbers["e2e_tv - ce, slope over tokens"])
+
+
+def test_seeds_that_were_added_are_told_by_themselves(place: Path, tmp_path: Path) -> None:
+    assert tables.look_lines(place) == []
+    write_study(tmp_path, seeds=(*SEEDS, *ADDED), only="ce")
+    write_study(tmp_path, seeds=(*SEEDS, *ADDED), only="e2e_tv")
+    (line,) = tables.look_lines(tmp_path)
+    assert (line["loss"], line["over"]) == ("e2e_tv", "ce")
+    for when, seeds in (("seeds of the first look", SEEDS), ("seeds that were added", ADDED)):
+        pairs = [[chains(tmp_path, f"{name}-{seed}").accept.mean() for name in ("e2e_tv", "ce")] for seed in seeds]
+        assert line[when].value == pytest.approx(np.mean([ours - theirs for ours, theirs in pairs]))
 
 
 def test_kinds_are_looked_at_one_by_one(place: Path) -> None:
