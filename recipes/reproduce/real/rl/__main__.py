@@ -71,7 +71,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--stage", nargs="+", choices=tuple(STAGES), default=list(STAGES), metavar="NAME", help=stages)
     parser.add_argument("--seeds", type=whole(2, 16), default=RL_PLAN.seeds, help="runs of a direction (%(default)s)")
     parser.add_argument(
-        "--share", type=share, default=(1, 1), metavar="I/N", help="every N-th run from the I-th, 9 GB of memory each"
+        "--share", type=share, default=(1, 1), metavar="I/N", help="every N-th run from the I-th, 10 GB of memory each"
     )
     others = "leave out the runs and planted streams that stored/ beside the results has, made before or elsewhere"
     parser.add_argument("--stored", action="store_true", help=others)
