@@ -144,7 +144,7 @@ def test_best_heads_of_two_losses_are_looked_at_with_draft_temperatures(tmp_path
         (run, Evaluated(head=run.name, file=f, sampling=Sampling(), split=s)) for run in all_runs() for f, s in FILES
     ]
     found = [drafts_path(tmp_path, run.name).name for run, each in asked if has_drafts(run, each)]
-    assert sorted(found) == [f"{name}-{seed}, best, drafts, test.npz" for name in ("ce", "e2e_tv") for seed in range(3)]
+    assert sorted(found) == [f"{name}-{seed}, best, drafts, test.npz" for name in ("ce", "e2e_tv") for seed in range(6)]
 
 
 def test_heads_are_looked_at_for_what_is_missing(study: tuple[Policy, Text], tmp_path: Path) -> None:
