@@ -26,7 +26,7 @@ class RLPlan:
     max_new_tokens: int = 32
     max_length: int = 128  # prompt + answer
     lr: float = 1e-5
-    bonus: float = 0.06  # ``algorithm.entropy_coefficient`` where entropy is to rise; see README.md, Pilots
+    bonus: float = 0.075  # ``algorithm.entropy_coefficient`` where entropy is to rise; see README.md, Pilots
     questions: int = 552  # to learn from; those behind them are for the fixed texts
     answers_each: int = 3  # of the first policy to each of these questions, that heads are trained on before RL
     held_out: int = 52  # of these questions: their answers are for validation
