@@ -101,7 +101,9 @@ class _Running:
         if status == 0:
             return Result(self.fault, "survived", seconds, ", ".join(self.fault.tests))
         if status == 1 and not SLIP.search(output):
-            return Result(self.fault, "killed", seconds, ", ".join(FAILED.findall(output)))
+            tests = ", ".join(FAILED.findall(output))
+            why = "" if self.fault.file else f"\n{output[-2500:]}"  # where nothing is wrong, somebody has to look
+            return Result(self.fault, "killed", seconds, tests + why)
         what = {UNLOADED: "its tests do not import it", -signal.SIGALRM: "no end in sight"}
         return Result(self.fault, "error", seconds, what.get(status, f"exit status {status}\n{output[-2500:]}"))
 

@@ -42,10 +42,19 @@ def test_a_command_gets_its_files_and_gives_its_output() -> None:
     assert (ran.code, ran.ended, ran.output) == (3, "itself", f"héllo\n{version}")
 
 
+def traces(sandbox: Sandbox, mark: str) -> tuple[str, list[str], list[int]]:
+    """Mounts, processes, and what it places in the machine's /tmp; what others put there, as pip does, is not its."""
+    own = {Path(path).parts[1] for path in (*sandbox.shown, *sandbox.links)} | {"box", "tmp", mark}
+    placed = sorted(own.intersection(os.listdir("/tmp")))
+    return Path("/proc/self/mountinfo").read_text(), placed, descendants(os.getpid())
+
+
 def test_it_holds_and_leaves_nothing() -> None:
-    before = Path("/proc/self/mountinfo").read_text(), sorted(os.listdir("/tmp")), descendants(os.getpid())
-    assert faults(Sandbox(LIMITS)) == []
-    assert (Path("/proc/self/mountinfo").read_text(), sorted(os.listdir("/tmp")), descendants(os.getpid())) == before
+    sandbox, mark = Sandbox(LIMITS), f"mark-{os.getpid()}-{time.monotonic_ns()}"
+    before = traces(sandbox, mark)
+    assert faults(sandbox) == []
+    assert sandbox.run(["/bin/sh", "-c", f"cd /tmp && echo > {mark} && ls"], {}).output == f"{mark}\n"
+    assert traces(sandbox, mark) == before
 
 
 def weaker(old: str, new: str) -> Sandbox:
