@@ -175,6 +175,9 @@ class AlgorithmConfig:
     clip_high: float = setting(0.28, "how far it may rise above 1", above(0, finite=False))
     kl_coefficient: float = setting(0.0, "of KL to the initial policy; 0 keeps no reference model", NOT_NEGATIVE)
     entropy_coefficient: float = setting(0.0, "positive explores", Limit(math.isfinite, "give a finite number"))
+    entropy_target: float | None = setting(
+        None, "nats: the bonus is for answers whose mean entropy lies below; null: for all", above(0, finite=False)
+    )
     tis_level: Literal["token", "sequence"] = setting(
         "token", "importance weights of single tokens, or of whole answers"
     )
@@ -185,6 +188,8 @@ class AlgorithmConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "algorithm.")
+        bounded = self.entropy_target is None or self.entropy_coefficient > 0
+        check(bounded, "algorithm.entropy_target", self.entropy_target, "give it with a positive entropy_coefficient")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

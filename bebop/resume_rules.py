@@ -83,7 +83,8 @@ JOB: Mapping[str, str | None] = {
             f"algorithm.{name}"
             for name in (
                 "advantage", "policy_loss", "aggregation", "clip_low", "clip_high", "kl_coefficient",
-                "entropy_coefficient", "tis_level", "tis_cap", "minibatches", "dynamic_sampling", "rescore",
+                "entropy_coefficient", "entropy_target", "tis_level", "tis_cap", "minibatches", "dynamic_sampling",
+                "rescore",
             )
         ),
         _ALGORITHM,

@@ -160,8 +160,20 @@ def policy_loss(
         loss = loss + config.kl_coefficient * kl
         metrics["train/kl"] = mean(kl)
     if config.entropy_coefficient:
-        loss = loss - config.entropy_coefficient * entropy
+        loss = loss - config.entropy_coefficient * bounded(entropy, answers, config.entropy_target)
     return (loss * weights).sum(), metrics
+
+
+def bounded(entropy: Tensor, answers: Tensor, target: float | None) -> Tensor:
+    """The entropy [A] of answers [R] whose mean lies below ``target`` nats, 0 for the others; None: of all.
+
+    A bonus for everything runs away: the flatter the policy, the less reward tells its answers apart, and nothing holds
+    against the bonus any more. By answers and not by batches, so that parts of a minibatch need not know one another.
+    """
+    if target is None:
+        return entropy
+    mean_of_answer = torch.segment_reduce(entropy.detach(), "mean", lengths=answers)
+    return entropy * (mean_of_answer < target).repeat_interleave(answers)
 
 
 def k3(logp: Tensor, reference: Tensor) -> Tensor:

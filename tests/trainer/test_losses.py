@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bebop.config import AlgorithmConfig
 from bebop.metrics import values
-from bebop.trainer.losses import AGGREGATIONS, k3, policy_loss, ratio_metrics, same_weights_metrics
+from bebop.trainer.losses import AGGREGATIONS, bounded, k3, policy_loss, ratio_metrics, same_weights_metrics
 from bebop.trainer.packing import Row, pack
 from bebop.trainer.scorer import Scorer
 from tests.trainer.builders import TEMPERATURE, completion, plain, plain_logprobs, policy
@@ -70,6 +70,18 @@ def test_entropy_bonus_and_kl_by_hand() -> None:
     with_kl, metrics = loss(AlgorithmConfig(kl_coefficient=0.5), reference=reference)
     assert with_kl == pytest.approx(base + 0.5 * (2 - math.log(2) - 1))
     assert metrics["train/kl"] == pytest.approx((1 - math.log(2)) / 3)
+
+
+def test_an_entropy_target_leaves_the_bonus_to_answers_below_it_by_hand() -> None:
+    # Answers of 2, 1 and 0 tokens with mean entropies 1.5 and 3, target 2: the bonus is of the first, 1 + 2.
+    config = AlgorithmConfig(entropy_coefficient=0.1, entropy_target=2.0)
+    answers = torch.tensor([2, 1, 0])
+    base, _ = loss(answers=answers)
+    assert loss(config, answers=answers)[0] == pytest.approx(base - 0.1 * 3)
+    assert loss(dataclasses.replace(config, entropy_target=5.0), answers=answers)[0] == pytest.approx(base - 0.1 * 6)
+    entropy = tensor(1, 2, 3).requires_grad_()
+    bounded(entropy, answers, 2.0).sum().backward()
+    assert entropy.grad is not None and entropy.grad.tolist() == [1, 1, 0]
 
 
 def test_k3_is_unbiased_for_the_kl_and_plain_x_minus_one_is_not() -> None:

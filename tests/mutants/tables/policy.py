@@ -159,13 +159,6 @@ FAULTS = (
         "trainer/test_losses.py::test_entropy_bonus_and_kl_by_hand",
     ),
     fault(
-        "policy/entropy-sign",
-        "trainer/losses.py",
-        "loss - config.entropy_coefficient",
-        "loss + config.entropy_coefficient",
-        "trainer/test_losses.py::test_entropy_bonus_and_kl_by_hand",
-    ),
-    fault(
         "policy/ratio-of-stale-tokens",
         "trainer/losses.py",
         "versions == version",
