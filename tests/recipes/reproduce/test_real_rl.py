@@ -201,7 +201,7 @@ def test_a_head_goes_on_from_a_file(tmp_path: Path) -> None:
 def test_the_arms_differ_by_the_bonus_alone_and_keep_what_the_heads_need() -> None:
     ways = {way: jobs.settings(SMOKE, way, 1, Path("q.jsonl")) for way in directions(SMOKE)}
     more = set(ways["rising"]) - set(ways["falling"])
-    bonus = {f"algorithm.entropy_coefficient={SMOKE.bonus}", f"algorithm.entropy_target={SMOKE.entropy}"}
+    bonus = {f"algorithm.entropy_coefficient={SMOKE.bonus}", f"algorithm.entropy_target={SMOKE.entropy_target}"}
     assert more == bonus and set(ways["falling"]) < set(ways["rising"])
     assert {"trainer.save_every=1", f"trainer.keep={SMOKE.segment + 1}", "rollout.staleness=0"} <= set(ways["falling"])
 

@@ -27,7 +27,7 @@ class RLPlan:
     max_length: int = 128  # prompt + answer
     lr: float = 1e-5
     bonus: float = 0.15  # ``algorithm.entropy_coefficient`` where entropy is to rise; see README.md, Pilots
-    entropy: float = 3.7  # ``algorithm.entropy_target`` there, nats
+    entropy_target: float = 3.7  # nats: the bonus is for answers whose mean entropy lies below
     questions: int = 552  # to learn from; those behind them are for the fixed texts
     answers_each: int = 3  # of the first policy to each of these questions, that heads are trained on before RL
     held_out: int = 52  # of these questions: their answers are for validation
@@ -43,7 +43,7 @@ class RLPlan:
 
     def settled(self, bonus: bool = True) -> dict[str, Any]:
         """What the runs of one study agree in; ``bonus``: whether that is of them, as of runs with rising entropy."""
-        left_out = {"seeds"} if bonus else {"seeds", "bonus", "entropy"}
+        left_out = {"seeds"} if bonus else {"seeds", "bonus", "entropy_target"}
         return {name: getattr(self, name) for name in self.__slots__ if name not in left_out}
 
 
@@ -61,7 +61,7 @@ def directions(plan: RLPlan) -> Mapping[str, tuple[str, ...]]:
     """Direction of entropy -> what its jobs are given beside the rest."""
     return {
         FALLING: (),
-        RISING: (f"algorithm.entropy_coefficient={plan.bonus}", f"algorithm.entropy_target={plan.entropy}"),
+        RISING: (f"algorithm.entropy_coefficient={plan.bonus}", f"algorithm.entropy_target={plan.entropy_target}"),
     }
 
 
