@@ -40,7 +40,10 @@ def same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
     return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize(("drafts", "vocabulary"), [(1, 300), (2, 1), (3, 129), (4, 128), (7, 500)])
+SLOW = pytest.param(7, 500, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("drafts", "vocabulary"), [(1, 300), (2, 1), (3, 129), (4, 128), SLOW])
 def test_equals_the_reference(drafts: int, vocabulary: int) -> None:
     inputs = problem(6, drafts, vocabulary, 10 * drafts)
     assert same(launched(*inputs), reference(*inputs))

@@ -76,12 +76,14 @@ def compiles(call: Callable[[], None]) -> tuple[int, int]:
     return counters["stats"]["unique_graphs"] - before, len(seen)
 
 
+@pytest.mark.slow
 def test_no_shape_makes_a_kind_compile_again() -> None:
     """By the tracer of ``torch.compile`` with eager kernels behind it: the tracer is what counts and gives up."""
     losses = CompiledLosses(row_losses_cpu.core, backend="eager")
     assert compiles(lambda: every_shape(losses)) == (len(KINDS), 0)
 
 
+@pytest.mark.slow
 def test_one_code_object_for_all_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = CompiledLosses(row_losses_cpu.core, backend="eager")
     plain = torch.compile(row_losses_cpu.core, dynamic=True, backend="eager")
@@ -100,6 +102,7 @@ def test_kinds_are_not_mixed_up(kind: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_variant_for_all_that_it_depends_on() -> None:
     losses, dtypes = CompiledLosses(row_losses_cpu.core, backend="eager"), (torch.float32, torch.bfloat16)
     for dtype in dtypes:

@@ -77,6 +77,7 @@ def test_memory_is_the_gradient_and_a_little_more() -> None:
     assert 3 * mine < others
 
 
+@pytest.mark.slow
 def test_a_split_vocabulary(tmp_path: Path) -> None:
     """1, 2 and 4 processes over gloo, with shards of different widths; every process checks its own numbers."""
     command = [sys.executable, "-m", "tests.kernels.parallel_worker"]

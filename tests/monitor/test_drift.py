@@ -11,6 +11,7 @@ from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettin
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.slope import Slope, early_slope
 from bebop.monitor.window import Measure, Window
+from tests.cases import slow_but
 from tests.monitor.synthetic import Truth, constant, expected, ramp, run, step_records
 
 SEEDS = 100
@@ -48,7 +49,7 @@ def recovered(parts: list[Decomposition], truth: Truth) -> tuple[int, int]:
     return sum(covers(d.entropy, entropy) for d in parts), sum(covers(d.mismatch, mismatch) for d in parts)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", slow_but(["both", "noise"], RUNS))
 def test_parts_are_recovered_under_the_frozen_slope(name: str) -> None:
     parts = [explanation.by_slope["frozen"] for explanation, _ in explained(name)]
     assert not any(part.unidentified for part in parts)

@@ -23,6 +23,7 @@ from bebop.rollout.decoding.lengths.cost import CostLength
 from bebop.rollout.decoding.temperature import GRID
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests, tiny_policy
+from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
 
 VOCAB, DRAWS, TOKENS = 5, 5_000, 3  # at 4,000 the fault that is hardest to see has p = 7e-18
@@ -92,7 +93,7 @@ def policy() -> Policy:
     return tiny_policy(VOCAB, seed=11, sharp=16.0)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", slow_but([0.7], [1.0, 0.7]))
 @pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.exact])
 def test_the_output_distribution_is_the_target(policy: Policy, name: str, temperature: float) -> None:
     drafts = 4 if SYSTEMS[name].tree else 2  # two nodes would have no siblings
@@ -105,7 +106,10 @@ def test_the_output_distribution_is_the_target_at_draft_temperatures_that_are_ch
     assert smallest_p(policy, system, 0.7) > LEVEL
 
 
-@pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if system.exact and system.free_length])
+FREE = [name for name, system in SYSTEMS.items() if system.exact and system.free_length]
+
+
+@pytest.mark.parametrize("name", slow_but(["bebop", "block"], FREE))
 def test_the_output_distribution_is_the_target_with_as_many_drafts_as_pay(policy: Policy, name: str) -> None:
     """The number changes from cycle to cycle, in some of them to a chosen one and in others to any, 0 among them."""
     assert smallest_p(policy, DecodingConfig(system=name, draft_tokens="auto", most_drafts=2), 1.0) > LEVEL

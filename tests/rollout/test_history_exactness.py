@@ -21,6 +21,7 @@ from bebop.rollout.decoding.recall import Cycle, Recall
 from bebop.rollout.decoding.trust import BUCKETS, Trusted
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests, tiny_policy
+from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
 from tests.rollout.test_exactness import DRAWS, LEVEL, PROMPTS, TOKENS, VOCAB, exact_distribution
 
@@ -109,7 +110,11 @@ def test_the_output_distribution_of_mixtures_is_the_target(
 @pytest.mark.parametrize("how", TELLING)
 @pytest.mark.parametrize(
     ("system", "temperature", "siblings"),
-    [("history", 1.0, False), ("bebop_history", 1.0, False), ("bebop_history", 0.7, True)],
+    [
+        ("history", 1.0, False),
+        pytest.param("bebop_history", 1.0, False, marks=pytest.mark.slow),
+        ("bebop_history", 0.7, True),
+    ],
 )
 def test_the_output_distribution_is_the_target(
     policy: Policy, system: str, temperature: float, siblings: bool, how: str
@@ -117,7 +122,7 @@ def test_the_output_distribution_is_the_target(
     assert smallest_p(policy, system, how, temperature, siblings) > LEVEL
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", slow_but(["bebop_history"], SYSTEMS))
 def test_the_output_distribution_is_the_target_with_as_many_drafts_as_pay(policy: Policy, system: str) -> None:
     assert smallest_p(policy, system, "overlapping", auto=True) > LEVEL
 

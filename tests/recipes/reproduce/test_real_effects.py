@@ -25,6 +25,7 @@ from recipes.reproduce.real.effects import (
     single,
     slope_of,
 )
+from tests.cases import slow_but
 from tests.covering import Row, Trial, shares, short
 
 Array = NDArray[np.float64]
@@ -101,7 +102,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", slow_but(["alike"], ROWS))
 def test_the_interval_holds_the_truth_whichever_level_it_varies_over(name: str) -> None:
     held = shares(ROWS[name])["both"]
     assert held >= 0.93 and "both" in short(ROWS[name], narrower=10), held
