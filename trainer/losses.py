@@ -167,7 +167,7 @@ def policy_loss(
 def bounded(entropy: Tensor, answers: Tensor, target: float | None) -> Tensor:
     """The entropy [A] of answers [R] whose mean lies below ``target`` nats, 0 for the others; None: of all.
 
-    A bonus for all answers may run away: the flatter the policy, the less reward tells its answers apart, and nothing holds
+    A bonus for all may run away: the flatter the policy, the less reward tells its answers apart, and nothing holds
     against the bonus any more. By answers and not by batches, so that parts of a minibatch need not know one another.
     """
     if target is None:
