@@ -1,6 +1,6 @@
 """Decoding on a clock in rounds: in each all arms take turns over the same prompts, which no other round has."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,11 +39,25 @@ class Round:
     costs: Costs
 
     def ratio(self, arm: Arm, base: Arm = PLAIN) -> float:
-        """Tokens per second of processor time over those of another arm."""
+        """Tokens per second, of processor time or by the GPU's clock, over those of another arm."""
         return self.timed[arm].speed / self.timed[base].speed
 
 
 Rounds = dict[int, list[Round]]  # by batch size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    rounds: int
+    answers: Mapping[int, int]  # of a round, by batch size
+    repeats: int  # passes of each kind in a round
+
+    @property
+    def runs(self) -> int:
+        """What ``measure`` reports progress of."""
+        return self.rounds * len(self.answers) * (len(ARMS) + 1)
 
 
 def policy() -> Policy:
@@ -83,20 +97,23 @@ def endless(wanted: Sequence[Request]) -> list[Request]:
     return [replace(one, params=replace(one.params, stop_token_ids=(), max_new_tokens=LONG_ENOUGH)) for one in wanted]
 
 
-def measure(model: Policy, prompts: Sequence[tuple[int, ...]], progress: Callable[[], Any]) -> Rounds:
+def measure(
+    model: Policy, prompts: Sequence[tuple[int, ...]], progress: Callable[[], Any], sizes: Sizes | None = None
+) -> Rounds:
     """Time all arms in all rounds at every batch size; each round begins with another arm."""
-    found: Rounds = {batch: [] for batch in BATCHES}
+    sizes = sizes or Sizes(rounds=ROUNDS, answers=ANSWERS, repeats=REPEATS)
+    found: Rounds = {batch: [] for batch in sizes.answers}
     for arm in ARMS[:2]:  # the first passes of a process are slow
         run(model, arm, requests(model, prompts, 1, 0), 1)
-    for turn in range(ROUNDS):
-        first = turn * len(ARMS) // ROUNDS
-        for batch in BATCHES:
-            wanted = requests(model, prompts, ANSWERS[batch], turn)
+    for turn in range(sizes.rounds):
+        first = turn * len(ARMS) // sizes.rounds
+        for batch, count in sizes.answers.items():
+            wanted = requests(model, prompts, count, turn)
             spent = {}
             for arm in (*ARMS[first:], *ARMS[:first]):
                 spent[arm] = run(model, arm, wanted, batch)
                 progress()
-            found[batch].append(Round(timed=spent, costs=costs(model, endless(wanted), batch, LENGTHS, REPEATS)))
+            found[batch].append(Round(timed=spent, costs=costs(model, endless(wanted), batch, LENGTHS, sizes.repeats)))
             progress()
     return found
 

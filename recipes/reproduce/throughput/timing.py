@@ -1,8 +1,10 @@
 """Decoding on a clock: all arms take turns in one process, so that the machine is the same for all.
 
-The process has one thread and what counts is its processor time: other work on the machine distorts it little.
+The process has one thread and what counts is its processor time: other work on the machine distorts it little. On a GPU
+it is the time on the wall, once all has been done.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.drafters.mtp import MTPDrafter
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.trajectory import DecodeStats, Prompt
+from bebop.trajectory import Completion, DecodeStats, Prompt
 from recipes.reproduce.study import QUICK, prompts, settings
 from recipes.reproduce.throughput.heads import BEST, DRAFTS, HEADS, TRAINED, Bench
 
@@ -44,7 +46,7 @@ ARMS: tuple[TimedArm, ...] = (
 class Timed:
     """One arm in one round."""
 
-    speed: float  # tokens per second of processor time
+    speed: float  # tokens per second of processor time; on a GPU as ``wall``
     wall: float  # tokens per second by the clock on the wall
     cycles: int
     accepted: float  # drafts
@@ -64,6 +66,7 @@ class Costs:
 
     draft: float  # c: one draft step, from logits to the next hidden state
     verify: dict[int, float]  # v(K): the target's pass over K + 1 tokens
+    step: float = math.nan  # that pass over one token in seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,21 +139,51 @@ def decode(bench: Bench, arm: TimedArm, wanted: Sequence[Request], batch: int) -
     return timed(bench.use(name), DecodingConfig(system=system, draft_tokens=drafts), wanted, batch)
 
 
+def stopwatch(device: torch.device) -> Callable[[], float]:
+    """Seconds that count: of the processor; with a GPU those on the wall, once it has done what it was given."""
+    if device.type != "cuda":
+        return time.process_time
+
+    def now() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
+
+
 def timed(model: Policy, config: DecodingConfig, wanted: Sequence[Request], batch: int) -> Timed:
-    """Decode the requests, ``batch`` at a time."""
-    engine = TorchEngine(model, config, slots=batch, max_length=MAX_LENGTH)
-    with split(engine) as seconds:
-        began, busy = time.perf_counter(), time.process_time()
-        answers = generate(engine, wanted)
-        wall, busy = time.perf_counter() - began, time.process_time() - busy
+    """Decode the requests, ``batch`` at a time.
+
+    On a GPU the parts are timed in a run of their own: to time one the device is waited for, which the engine does once
+    a cycle.
+    """
+    engine, clock = TorchEngine(model, config, slots=batch, max_length=MAX_LENGTH), stopwatch(model.device)
+    if model.device.type == "cuda":
+        answers, wall, busy = _decoded(engine, wanted, clock)
+        with split(engine) as seconds:
+            _, whole, _ = _decoded(engine, wanted, clock)
+    else:
+        with split(engine) as seconds:
+            answers, wall, busy = _decoded(engine, wanted, clock)
+        whole = wall
     stats = sum((a.stats for a in answers), DecodeStats())
     return Timed(
         speed=stats.tokens / busy,
         wall=stats.tokens / wall,
         cycles=stats.cycles,
         accepted=float(stats.accepted.sum()),
-        shares={part: spent / wall for part, spent in seconds.items()},
+        shares={part: spent / whole for part, spent in seconds.items()},
     )
+
+
+def _decoded(
+    engine: TorchEngine, wanted: Sequence[Request], clock: Callable[[], float]
+) -> tuple[list[Completion], float, float]:
+    """Answers, seconds on the wall, and seconds that count."""
+    began, busy = time.perf_counter(), clock()
+    answers = generate(engine, wanted)
+    busy = clock() - busy
+    return answers, time.perf_counter() - began, busy
 
 
 @torch.inference_mode()
@@ -178,10 +211,12 @@ def costs(
         model.logits(target.verify(rows, tokens[:, :width])[0])
 
     spent: dict[int, list[float]] = {n: [] for n in (0, 1, *(k + 1 for k in lengths))}  # 0: a draft step
+    clock = stopwatch(model.device)
     for _ in range(repeats):
         for n, times in spent.items():
-            began = time.process_time()
+            began = clock()
             draft() if n == 0 else verify(n)
-            times.append(time.process_time() - began)
+            times.append(clock() - began)
     typical = {n: float(np.median(times)) for n, times in spent.items()}
-    return Costs(draft=typical[0] / typical[1], verify={k: typical[k + 1] / typical[1] for k in lengths})
+    verified = {k: typical[k + 1] / typical[1] for k in lengths}
+    return Costs(draft=typical[0] / typical[1], verify=verified, step=typical[1])
