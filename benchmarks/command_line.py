@@ -119,6 +119,8 @@ def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
 
 def _add_kernels(kernel: argparse.ArgumentParser) -> None:
     kernel.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    ends = "after which shapes are left out (default: 540 on a GPU, 150 on a CPU)"
+    kernel.add_argument("--seconds", type=whole(1), help=ends)
     counts = "CPU threads (default: 1); several: the CPU kernels of every kind on each of these"
     kernel.add_argument("--threads", type=whole(1, MOST), nargs="+", default=[1], help=counts)
     beside = "the CPU kernels once more beside so many processes that keep a core busy (default: 0)"

@@ -1,6 +1,7 @@
 """Where a measurement was made, and how it is kept: JSON, a table, a bar chart."""
 
 import json
+import os
 import platform
 import re
 import shlex
@@ -8,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ ROOT = Path(__file__).resolve().parents[1]
 def begin(root: Path = ROOT) -> dict[str, object]:
     """What has to be asked before anything is measured: the commit, whether the tree differed from it, the command.
 
-    A commit made while a measurement runs is not the one that was measured. ``dirty`` is None without a repository. Of
-    the command's absolute paths the last part is kept: the others are those of one machine.
+    A commit made while a measurement runs is not the one that was measured. ``dirty`` is None without a repository, and
+    the commit is what $BEBOP_COMMIT says: files that were copied to another machine cannot tell. Of the command's
+    absolute paths the last part is kept: the others are those of one machine.
     """
     given = [re.sub(r"(?:^|(?<==))/.*/(?=.)", "", word) for word in sys.orig_argv[1:]]
     changes = _git(root, "status", "--porcelain")
     return {
-        "commit": _git(root, "rev-parse", "HEAD") or "unknown",
+        "commit": _git(root, "rev-parse", "HEAD") or os.environ.get("BEBOP_COMMIT", "unknown"),
         "dirty": None if changes is None else bool(changes),
         "command": shlex.join(["python", *given]),
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -46,9 +48,18 @@ def place(origin: Mapping[str, object]) -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "ray": version("ray"),
+        "ray": _version("ray"),
+        **({"cuda": torch.version.cuda, "triton": _version("triton")} if cuda else {}),
         **origin,
     }
+
+
+def _version(package: str) -> str | None:
+    """None where it is not installed: decoding and kernels need no ray."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def keep(

@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from bebop.bench.record import begin, show
 from bebop.command import Parser, run_main
 from bebop.errors import UserError
@@ -25,6 +27,7 @@ from recipes.reproduce.summary import page
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = "real"  # what the studies on a real model share, and by name all of them
 LONG = (WHOLE, *REAL_STUDIES)  # hours, or days, so they run where they are asked for by name
+NEED_GPU = ("real_pays_gpu",)
 STUDIES = (*RECIPES, *REAL_STUDIES)  # that have rules, and so results
 
 
@@ -61,7 +64,9 @@ def run_all(names: Sequence[str]) -> list[str]:
     """Every recipe in its order; those that failed. Where the common part of several failed, they are not begun."""
     failed: list[str] = []
     for name in names:
-        if name in REAL_STUDIES and WHOLE in failed:
+        if name in NEED_GPU and len(names) > 1 and not (QUICK or torch.cuda.is_available()):
+            show(f"{name}: left out, as there is no GPU\n")  # by itself it says so, and fails
+        elif name in REAL_STUDIES and WHOLE in failed:
             show(f"{name}: not begun, as {WHOLE} failed\n")
             failed.append(name)
         elif not run(name, names):

@@ -84,14 +84,14 @@ def facts(found: Rounds) -> dict[str, object]:
     return {f"batch {batch}: best K": best_length(rounds, "bebop") for batch, rounds in found.items()}
 
 
-def speeds_table(found: Rounds) -> list[dict[str, Any]]:
+def speeds_table(found: Rounds, unit: str = "tokens per CPU second") -> list[dict[str, Any]]:
     """A line a batch size and arm: speed, speed-up measured and modelled, where the time went."""
-    return [_speed(batch, rounds, arm) for batch, rounds in found.items() for arm in ARMS]
+    return [_speed(batch, rounds, arm, unit) for batch, rounds in found.items() for arm in ARMS]
 
 
-def _speed(batch: int, rounds: Sequence[Round], arm: Arm) -> dict[str, Any]:
+def _speed(batch: int, rounds: Sequence[Round], arm: Arm, unit: str) -> dict[str, Any]:
     row: dict[str, Any] = {"batch": batch, "system": arm[0], "K": arm[1]}
-    row |= {"tokens per CPU second": float(np.mean([one.timed[arm].speed for one in rounds]))}
+    row |= {unit: float(np.mean([one.timed[arm].speed for one in rounds]))}
     row |= {"x plain": over_rounds(rounds, lambda one: one.ratio(arm))}
     row |= {"x plain, prefill left out": over_rounds(rounds, lambda one: decoding_ratio(one, arm))}
     row |= {"x modelled": over_rounds(rounds, lambda one: modelled(one, arm)) if arm != PLAIN else None}

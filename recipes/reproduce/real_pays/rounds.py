@@ -97,11 +97,8 @@ def endless(wanted: Sequence[Request]) -> list[Request]:
     return [replace(one, params=replace(one.params, stop_token_ids=(), max_new_tokens=LONG_ENOUGH)) for one in wanted]
 
 
-def measure(
-    model: Policy, prompts: Sequence[tuple[int, ...]], progress: Callable[[], Any], sizes: Sizes | None = None
-) -> Rounds:
+def measure(model: Policy, prompts: Sequence[tuple[int, ...]], progress: Callable[[], Any], sizes: Sizes) -> Rounds:
     """Time all arms in all rounds at every batch size; each round begins with another arm."""
-    sizes = sizes or Sizes(rounds=ROUNDS, answers=ANSWERS, repeats=REPEATS)
     found: Rounds = {batch: [] for batch in sizes.answers}
     for arm in ARMS[:2]:  # the first passes of a process are slow
         run(model, arm, requests(model, prompts, 1, 0), 1)

@@ -7,11 +7,12 @@ from shutil import copytree
 from typing import Any
 
 import pytest
+import torch
 
 from recipes.reproduce import __main__ as reproduce
 from recipes.reproduce import pages as pages_module
 from recipes.reproduce import record, rule_hash
-from recipes.reproduce.__main__ import LONG, STUDIES, WHOLE, pages, rebuild, run_all, with_studies
+from recipes.reproduce.__main__ import LONG, NEED_GPU, STUDIES, WHOLE, pages, rebuild, run_all, with_studies
 from recipes.reproduce.claims import MODELS, REAL_STUDIES, RECIPES, heading
 from recipes.reproduce.deciding import deciding, effect_of
 from recipes.reproduce.pages import family, verdicts, within
@@ -208,7 +209,20 @@ def test_the_whole_study_goes_from_the_corpus_to_all_verdicts(monkeypatch: pytes
         return True
 
     monkeypatch.setattr(reproduce, "run", runs)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert run_all(with_studies([WHOLE])) == [] and asked == list(LONG)
+
+
+def test_what_needs_a_gpu_is_left_out_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asked for by itself it is begun, says so in a line, and fails."""
+    asked: list[str] = []
+    monkeypatch.setattr(reproduce, "run", lambda name, among: not asked.append(name))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run_all(with_studies([WHOLE])) == [] and asked == [name for name in LONG if name not in NEED_GPU]
+    assert capsys.readouterr().out == "".join(f"{name}: left out, as there is no GPU\n" for name in NEED_GPU)
+    assert run_all([*NEED_GPU]) == [] and asked[-1:] == [*NEED_GPU]
 
 
 def test_studies_are_not_begun_where_what_they_share_failed(
@@ -221,6 +235,7 @@ def test_studies_are_not_begun_where_what_they_share_failed(
         return name != WHOLE
 
     monkeypatch.setattr(reproduce, "run", runs)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert run_all([*with_studies([WHOLE]), "drift"]) == list(LONG)
     assert asked == [WHOLE, "drift"]
     assert capsys.readouterr().out == "".join(f"{name}: not begun, as {WHOLE} failed\n" for name in REAL_STUDIES)

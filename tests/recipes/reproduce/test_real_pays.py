@@ -12,7 +12,7 @@ from recipes.cluster.roofline import GPUS
 from recipes.reproduce.real.plan import load
 from recipes.reproduce.real_pays import analysis, prediction, rounds
 from recipes.reproduce.real_pays.findings import BATCHES, RULES
-from recipes.reproduce.real_pays.rounds import ARMS, LENGTHS, PLAIN, Arm, Round, Rounds
+from recipes.reproduce.real_pays.rounds import ARMS, LENGTHS, PLAIN, Arm, Round, Rounds, Sizes
 from recipes.reproduce.throughput.timing import Costs, Timed
 from recipes.reproduce.verdicts import judge
 from tests.recipes.reproduce.real_builders import PLAN
@@ -141,8 +141,7 @@ def test_the_prediction_is_roofline_arithmetic() -> None:
 
 
 def test_rounds_have_prompts_of_their_own_and_all_arms(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"ROUNDS": 2, "NEW_TOKENS": 4, "REPEATS": 1, "BATCHES": (1, 2), "ANSWERS": {1: 1, 2: 2}}.items():
-        monkeypatch.setattr(rounds, name, value)
+    monkeypatch.setattr(rounds, "NEW_TOKENS", 4)
     monkeypatch.setattr(rounds, "PLAN", PLAN)
     model = load(PLAN)
     prompts = rounds.held_out_prompts(model)
@@ -153,12 +152,13 @@ def test_rounds_have_prompts_of_their_own_and_all_arms(monkeypatch: pytest.Monke
     assert alone == [(0,), (1,), (2,)]
     assert all(not r.params.stop_token_ids for r in rounds.endless(asked[0]))
     calls: list[int] = []
-    found = rounds.measure(model, prompts, lambda: calls.append(1))
+    sizes = Sizes(rounds=2, answers={1: 1, 2: 2}, repeats=1)
+    found = rounds.measure(model, prompts, lambda: calls.append(1), sizes)
     assert {batch: [set(one.timed) for one in each] for batch, each in found.items()} == {
         1: [set(ARMS)] * 2,
         2: [set(ARMS)] * 2,
     }
-    assert len(calls) == 2 * 2 * (len(ARMS) + 1)
+    assert len(calls) == sizes.runs == 2 * 2 * (len(ARMS) + 1)
     assert all(
         0 < one.costs.draft < 3 and set(one.costs.verify) == set(LENGTHS) for each in found.values() for one in each
     )

@@ -1,0 +1,77 @@
+"""``python -m recipes.reproduce.real_pays_gpu [--quick]``: accept length against what it costs a GPU; see README.md."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from bebop.command import check_writable
+from bebop.config import ModelConfig
+from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy
+from recipes.reproduce.cli import start
+from recipes.reproduce.real.plan import PLAN
+from recipes.reproduce.real_pays import prediction
+from recipes.reproduce.real_pays.analysis import best_table, costs_table, speeds_table
+from recipes.reproduce.real_pays.charts import draw
+from recipes.reproduce.real_pays.rounds import GROUP, LENGTHS, NEW_TOKENS, Sizes, held_out_prompts, measure
+from recipes.reproduce.real_pays_gpu.analysis import Predicted, facts, numbers, prediction_table
+from recipes.reproduce.real_pays_gpu.findings import BATCHES
+from recipes.reproduce.record import begin, keep
+from recipes.reproduce.study import QUICK, results_folder
+
+HERE = results_folder(Path(__file__).parent)
+DTYPE = "bfloat16"
+FULL = Sizes(rounds=8, answers={1: 4, 8: 16, 32: 64, 256: 256}, repeats=20)
+SIZES = Sizes(rounds=2, answers=dict.fromkeys(BATCHES, 2), repeats=2) if QUICK else FULL
+
+
+def policy() -> Policy:
+    """The model with the head that Bebop brings for it, on the GPU; a smoke run takes what there is.
+
+    Raises:
+        UserError: There is no GPU.
+    """
+    there = torch.cuda.is_available()
+    if not (there or QUICK):
+        raise UserError("real_pays_gpu needs a GPU, and torch finds none; on a processor: recipes.reproduce.real_pays")
+    torch.set_num_threads(1)
+    return load_policy(ModelConfig(path=PLAN.model, device="cuda" if there else "cpu", dtype=DTYPE), need_head=True)
+
+
+def predict(model: Policy, prompt: float) -> Predicted:
+    """What the roofline says of cycles with prompts of so many tokens."""
+    shape = prediction.shape(model)
+    return {b: {k: prediction.cycle(shape, b, prompt, k) for k in (0, *LENGTHS)} for b in BATCHES}
+
+
+def main() -> None:
+    """Time, judge, draw, write."""
+    check_writable("BEBOP_REPRODUCE", HERE)
+    started = begin("real_pays_gpu")
+    model = policy()
+    prompts = held_out_prompts(model)
+    with tqdm(total=SIZES.runs, desc="timing", unit="run") as bar:
+        found = measure(model, prompts, bar.update, SIZES)
+    predicted = predict(model, float(np.mean([len(ids) for ids in prompts])))
+    tables = {
+        "What drafts bring, K as it was best in the other rounds": best_table(found),
+        "Speeds": speeds_table(found, "tokens per second"),
+        "Costs of a cycle in plain steps, sampled drafts": costs_table(found),
+        "Beside what the roofline of an H100 predicted": prediction_table(found, predicted),
+    }
+    draw(found, HERE / "figures")
+    figures = {
+        "pays.svg": "Top: tokens per second over those of plain decoding, by number of drafts; mean of the rounds and "
+        "its 95 % interval. Bottom: the accept length that is there, and the one that pays for the passes of a cycle.",
+    }
+    plan: dict[str, Any] = {"model": PLAN.model, "dtype": DTYPE, "rounds": SIZES.rounds, "answers": dict(SIZES.answers)}
+    plan |= {"group": GROUP, "new tokens": NEW_TOKENS, "repeats": SIZES.repeats, "prompts": len(prompts)}
+    keep(HERE, started, numbers(found, predicted), tables, figures, plan, facts(found, predicted))
+
+
+if __name__ == "__main__":
+    start(main, __doc__)
