@@ -217,7 +217,7 @@ def test_a_gpu_gives_the_tokens_of_the_cpu(system: str) -> None:
     policy, other = tiny_policy(seed=9, dtype=torch.float64), tiny_policy(seed=9, dtype=torch.float64)
     asked = requests(PROMPTS, max_new_tokens=24)
     expected = [a.token_ids.tolist() for a in generate(engine(policy, system), asked)]
-    for module in other.modules():
+    for module in (*other.modules(), *other.parts.values()):
         module.to("cuda")
     assert [a.token_ids.tolist() for a in generate(engine(other, system), asked)] == expected
 
