@@ -39,7 +39,7 @@ def policy() -> Policy:
     if not (there or QUICK):
         raise UserError("real_pays_gpu needs a GPU, and torch finds none; on a processor: recipes.reproduce.real_pays")
     torch.set_num_threads(1)
-    return load_policy(ModelConfig(path=PLAN.model, device="cuda" if there else "cpu", dtype=DTYPE), need_head=True)
+    return load_policy(ModelConfig(path=PLAN.model, device="cuda" if there else "cpu", dtype=DTYPE, init_mtp=True))
 
 
 def predict(model: Policy, prompt: float) -> Predicted:
