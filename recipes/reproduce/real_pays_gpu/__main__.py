@@ -25,7 +25,7 @@ from recipes.reproduce.study import QUICK, results_folder
 
 HERE = results_folder(Path(__file__).parent)
 DTYPE = "bfloat16"
-FULL = Sizes(rounds=8, answers={1: 4, 8: 16, 32: 64, 256: 256}, repeats=20)
+FULL = Sizes(rounds=6, answers={1: 2, 8: 8, 32: 32, 256: 256}, repeats=10)
 SIZES = Sizes(rounds=2, answers=dict.fromkeys(BATCHES, 2), repeats=2) if QUICK else FULL
 
 
