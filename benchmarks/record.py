@@ -26,13 +26,14 @@ def begin(root: Path = ROOT) -> dict[str, object]:
     """What has to be asked before anything is measured: the commit, whether the tree differed from it, the command.
 
     A commit made while a measurement runs is not the one that was measured. ``dirty`` is None without a repository, and
-    the commit is what $BEBOP_COMMIT says: files that were copied to another machine cannot tell. Of the command's
+    where $BEBOP_COMMIT says which commit it is: files that were copied to another machine cannot tell. Of the command's
     absolute paths the last part is kept: the others are those of one machine.
     """
     given = [re.sub(r"(?:^|(?<==))/.*/(?=.)", "", word) for word in sys.orig_argv[1:]]
-    changes = _git(root, "status", "--porcelain")
+    told = os.environ.get("BEBOP_COMMIT")
+    changes = None if told else _git(root, "status", "--porcelain")
     return {
-        "commit": _git(root, "rev-parse", "HEAD") or os.environ.get("BEBOP_COMMIT", "unknown"),
+        "commit": told or _git(root, "rev-parse", "HEAD") or "unknown",
         "dirty": None if changes is None else bool(changes),
         "command": shlex.join(["python", *given]),
         "began": datetime.now(UTC).isoformat(timespec="seconds"),

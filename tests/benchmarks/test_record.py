@@ -51,6 +51,21 @@ def test_without_a_repository_nothing_is_made_up(tmp_path: Path) -> None:
     assert origin["commit"] == "unknown" and origin["dirty"] is None
 
 
+def test_files_that_were_copied_are_told_their_commit(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository beside them need not stand where they were copied from."""
+    monkeypatch.setenv("BEBOP_COMMIT", "abc123")
+    origin = record.begin(repository)
+    assert (origin["commit"], origin["dirty"]) == ("abc123", None)
+
+
+def test_a_package_that_is_not_there_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise record.PackageNotFoundError(name)
+
+    monkeypatch.setattr(record, "version", version)
+    assert record.place({})["ray"] is None
+
+
 @pytest.mark.parametrize("path", sorted((record.ROOT / "benchmarks").glob("*/*.json")), ids=lambda path: path.stem)
 def test_stored_benchmarks_say_what_was_not_recorded(path: Path) -> None:
     stored = json.loads(path.read_text())

@@ -1,5 +1,7 @@
 """Decoding on a clock in rounds: in each all arms take turns over the same prompts, which no other round has."""
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,6 +55,7 @@ class Sizes:
     rounds: int
     answers: Mapping[int, int]  # of a round, by batch size
     repeats: int  # passes of each kind in a round
+    seconds: float = math.inf  # after which no further round begins, once there are two
 
     @property
     def runs(self) -> int:
@@ -102,7 +105,10 @@ def measure(model: Policy, prompts: Sequence[tuple[int, ...]], progress: Callabl
     found: Rounds = {batch: [] for batch in sizes.answers}
     for arm in ARMS[:2]:  # the first passes of a process are slow
         run(model, arm, requests(model, prompts, 1, 0), 1)
+    began = time.monotonic()
     for turn in range(sizes.rounds):
+        if turn >= 2 and time.monotonic() - began > sizes.seconds:
+            break
         first = turn * len(ARMS) // sizes.rounds
         for batch, count in sizes.answers.items():
             wanted = requests(model, prompts, count, turn)

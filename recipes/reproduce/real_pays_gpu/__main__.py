@@ -1,5 +1,8 @@
-"""``python -m recipes.reproduce.real_pays_gpu [--quick]``: accept length against what it costs a GPU; see README.md."""
+"""Accept length against what it costs a GPU: ``python -m recipes.reproduce.real_pays_gpu``; see README.md."""
 
+import argparse
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +10,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from bebop.command import check_writable
+from bebop.command import Parser, check_writable, run_main, whole
 from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from recipes.reproduce.cli import start
 from recipes.reproduce.real.plan import PLAN
 from recipes.reproduce.real_pays import prediction
 from recipes.reproduce.real_pays.analysis import best_table, costs_table, speeds_table
@@ -48,14 +50,24 @@ def predict(model: Policy, prompt: float) -> Predicted:
     return {b: {k: prediction.cycle(shape, b, prompt, k) for k in (0, *LENGTHS)} for b in BATCHES}
 
 
-def main() -> None:
+def arguments(given: list[str]) -> argparse.Namespace:
+    """The command line; ``--quick`` itself is read in ``study.py``."""
+    parser = Parser(prog="python -m recipes.reproduce.real_pays_gpu", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smoke run on next to nothing; overwrites no results")
+    ends = "after which no further round begins; two are always made (default: all, some ten minutes)"
+    parser.add_argument("--seconds", type=whole(1), default=math.inf, help=ends)
+    return parser.parse_args(given)
+
+
+def main(given: list[str]) -> None:
     """Time, judge, draw, write."""
+    sizes = replace(SIZES, seconds=arguments(given).seconds)
     check_writable("BEBOP_REPRODUCE", HERE)
     started = begin("real_pays_gpu")
     model = policy()
     prompts = held_out_prompts(model)
-    with tqdm(total=SIZES.runs, desc="timing", unit="run") as bar:
-        found = measure(model, prompts, bar.update, SIZES)
+    with tqdm(total=sizes.runs, desc="timing", unit="run") as bar:
+        found = measure(model, prompts, bar.update, sizes)
     predicted = predict(model, float(np.mean([len(ids) for ids in prompts])))
     tables = {
         "What drafts bring, K as it was best in the other rounds": best_table(found),
@@ -68,10 +80,15 @@ def main() -> None:
         "pays.svg": "Top: tokens per second over those of plain decoding, by number of drafts; mean of the rounds and "
         "its 95 % interval. Bottom: the accept length that is there, and the one that pays for the passes of a cycle.",
     }
-    plan: dict[str, Any] = {"model": PLAN.model, "dtype": DTYPE, "rounds": SIZES.rounds, "answers": dict(SIZES.answers)}
-    plan |= {"group": GROUP, "new tokens": NEW_TOKENS, "repeats": SIZES.repeats, "prompts": len(prompts)}
+    plan: dict[str, Any] = {
+        "model": PLAN.model,
+        "dtype": DTYPE,
+        "rounds": len(found[1]),
+        "answers": dict(SIZES.answers),
+    }
+    plan |= {"group": GROUP, "new tokens": NEW_TOKENS, "repeats": sizes.repeats, "prompts": len(prompts)}
     keep(HERE, started, numbers(found, predicted), tables, figures, plan, facts(found, predicted))
 
 
 if __name__ == "__main__":
-    start(main, __doc__)
+    run_main(main)

@@ -164,6 +164,15 @@ def test_rounds_have_prompts_of_their_own_and_all_arms(monkeypatch: pytest.Monke
     )
 
 
+def test_no_round_begins_after_the_time_is_up_but_two_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "run", lambda *asked: timed(100.0))
+    monkeypatch.setattr(rounds, "costs", lambda *asked: COSTS)
+    monkeypatch.setattr(rounds, "requests", lambda *asked: [])
+    for seconds, made in ((0.0, 2), (1e9, 5)):
+        sizes = Sizes(rounds=5, answers={1: 1}, repeats=1, seconds=seconds)
+        assert len(rounds.measure(load(PLAN), [(1,)], lambda: None, sizes)[1]) == made
+
+
 def test_a_head_that_is_not_trained_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "QUICK", False)
     monkeypatch.setattr(rounds, "HEAD", tmp_path / "best.safetensors")
