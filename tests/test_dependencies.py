@@ -115,6 +115,7 @@ def file_violations(name: str, wanted: Sequence[str], pins: Sequence[str]) -> li
 # ---- the tree keeps them
 
 
+@pytest.mark.slow
 def test_every_import_is_declared() -> None:
     known, tree = declared(), everything()
     assert {"bebop.rollout.sglang.http_backend", "bebop.verl_job.checks", "tests.builders"} <= set(tree)

@@ -141,6 +141,7 @@ def test_this_process_can_tell_its_own_stacks() -> None:
             faulthandler.unregister(signal.SIGUSR1)
 
 
+@pytest.mark.slow
 def test_a_private_folder_of_a_driver_that_was_killed_is_cleared_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

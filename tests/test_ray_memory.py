@@ -21,6 +21,7 @@ class Sleeper:
         time.sleep(60)
 
 
+@pytest.mark.slow
 def test_an_actor_that_is_killed_for_want_of_memory_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray is told that one percent of the memory is too much, so it kills whoever does something."""
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")

@@ -59,6 +59,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.slow
 def test_the_second_process_gets_one_line_and_a_killed_holder_lets_go_at_once(tmp_path: Path) -> None:
     path = tmp_path / "run"
     holder, children = hold(path)

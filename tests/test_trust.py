@@ -93,6 +93,7 @@ def test_an_environment_of_a_foreign_folder_is_not_imported(tmp_path: Path, some
     resume(own_code, "runtime.trust=true")
 
 
+@pytest.mark.slow
 def test_who_began_a_run_is_not_asked(tmp_path: Path, code: Path, someone_else: Callable[[], None]) -> None:
     path = begun(tmp_path / "run", f"task.reward={code}:reward")
     resume(path)

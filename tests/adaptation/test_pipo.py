@@ -23,6 +23,7 @@ from bebop.model.pipo import PairModel, as_pairs
 from bebop.tasks.rewards import make_reward
 from bebop.trainer.pipo import PairTrainer
 from bebop.trainer.pipo_rows import PairRow
+from tests.cases import slow_but
 
 SMALL = ["part=pipo", "task=gcd", "data.sequences=12", "data.sampling.max_new_tokens=24", "data.slots=16",
          "evaluation.prompts=3", "train.threads=1", "train.save_every=2", "progress=false", "model.check=false",
@@ -100,7 +101,7 @@ def test_a_question_that_is_held_out_is_not_trained_on(tmp_path: Path, monkeypat
         job.questions()
 
 
-@pytest.mark.parametrize("stage", ["sft", "opd"])
+@pytest.mark.parametrize("stage", slow_but(["sft"], ["sft", "opd"]))
 def test_a_resumed_training_is_an_uninterrupted_one_to_the_bit(
     stage: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -168,6 +168,7 @@ def test_labels_recover_planted_pivots(policy: Policy, rows: list[TokenRow]) -> 
     assert auc(loss_of_value(labelled, "paper"), shuffled) < 0.7, "the test can fail"
 
 
+@pytest.mark.slow
 def test_a_classifier_of_these_labels_finds_planted_pivots_on_other_prompts(policy: Policy) -> None:
     """The whole path: answers, rejected drafts, continuations, labels, states, training; held out by prompt."""
     prompts = [Prompt(index=i, task="", text="", token_ids=(i % 11, 3, i // 11), item={}) for i in range(121)]

@@ -63,11 +63,13 @@ def test_intervals_are_narrow_enough_to_say_something() -> None:
     assert sum(part.entropy.excludes_zero() for part in parts) >= 95
 
 
+@pytest.mark.slow
 def test_early_slope_recovers_entropy_alone() -> None:
     parts = [explanation.by_slope["early"] for explanation, _ in explained("entropy")]
     assert min(recovered(parts, RUNS["entropy"])) >= 93
 
 
+@pytest.mark.slow
 def test_early_slope_takes_mismatch_for_entropy_where_they_move_together() -> None:
     parts = [explanation.by_slope["early"] for explanation, _ in explained("together")]
     assert max(recovered(parts, RUNS["together"])) < 20
@@ -75,7 +77,7 @@ def test_early_slope_takes_mismatch_for_entropy_where_they_move_together() -> No
     assert abs(np.mean([part.mismatch.point for part in parts])) < 0.2 * abs(true_mismatch)  # nearly all of it is gone
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", slow_but(["both"], RUNS))
 def test_the_parts_add_up(name: str) -> None:
     for explanation, _ in explained(name):
         for part in (*explanation.parts.values(), *explanation.by_slope.values()):

@@ -17,6 +17,7 @@ from bebop.rollout.decoding.rules.pivot_override import PivotOverride
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
 from tests.builders import requests
+from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
 from tests.rollout.pad_distribution import P_MIN, STOP, TAU, VOCAB, PadDistribution, policy, random_network
 from tests.rollout.test_exactness import exact_distribution
@@ -74,7 +75,7 @@ def test_without_overrides_the_work_gives_the_target() -> None:
         assert abs(float(joint.sum()) - 1) < 1e-6 and np.abs(joint.numpy() - expected).max() > 0.01
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", slow_but([0.7], [1.0, 0.7]))
 @pytest.mark.parametrize("position", ["pred", "cand"])
 def test_the_output_distribution_is_the_one_worked_out(position: str, temperature: float) -> None:
     distribution = PadDistribution(MODEL, random_network(position, MODEL), temperature)
@@ -165,14 +166,14 @@ def distances(distribution: PadDistribution, rule: type[PivotOverride]) -> list[
     return found
 
 
-@pytest.mark.parametrize("position", ["pred", "cand"])
+@pytest.mark.parametrize("position", slow_but(["pred"], ["pred", "cand"]))
 def test_what_is_emitted_lies_as_far_from_the_target_as_the_bias_says_at_every_position(position: str) -> None:
     found = distances(PadDistribution(MODEL, random_network(position, MODEL)), PivotOverride)
     assert len(found) >= 4 and max(expected for _, expected, _ in found) > 0.05
     assert all(abs(measured - expected) < 3 * error for measured, expected, error in found), found
 
 
-@pytest.mark.parametrize("rule", ["WrongState", "EndsAtOverrides"])
+@pytest.mark.parametrize("rule", slow_but(["WrongState"], ["WrongState", "EndsAtOverrides"]))
 def test_a_rule_that_moves_another_distance_is_caught(rule: str) -> None:
     found = distances(PadDistribution(MODEL, random_network("pred", MODEL)), globals()[rule])
     assert any(abs(measured - expected) > 5 * error for measured, expected, error in found), found

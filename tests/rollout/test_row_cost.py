@@ -151,6 +151,7 @@ def test_trials_cost_what_they_may(stood: float) -> None:
     assert sum(trial for _, trial in tried) == pytest.approx(2000 / REST, abs=2)
 
 
+@pytest.mark.slow
 def test_it_switches_off_where_drafts_become_dear_and_on_again() -> None:
     """Within some hundred cycles, as trials may lose little; answers go on meanwhile."""
     paced, seen = Paced("history", (1.0, 0.1, 0.05, 0.0), sharp=16.0), []

@@ -12,6 +12,7 @@ import torch
 from tests.trainer.one_head_rank import train
 from tests.trainer.test_heads import distance, rows, trainer
 
+pytestmark = pytest.mark.slow  # two processes, and one beside them
 ROOT = Path(__file__).parents[2]
 
 

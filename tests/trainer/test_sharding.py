@@ -16,6 +16,7 @@ from bebop.trainer.policy import PolicyTrainer
 from tests.trainer.builders import batch, job, policy, weights_of
 from tests.trainer.one_rank import steady, train
 
+pytestmark = pytest.mark.slow  # two processes, and one beside them
 ROOT = Path(__file__).parents[2]
 
 

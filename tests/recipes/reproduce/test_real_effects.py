@@ -108,6 +108,7 @@ def test_the_interval_holds_the_truth_whichever_level_it_varies_over(name: str) 
     assert held >= 0.93 and "both" in short(ROWS[name], narrower=10), held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shortcut", "most"),
     [
