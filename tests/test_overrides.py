@@ -13,6 +13,7 @@ from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.override_merge import merged
 from bebop.parsing import from_dict
+from tests.cases import slow_but
 
 
 def job(overrides: list[str]) -> JobConfig:
@@ -49,7 +50,7 @@ def spelled(text: str, section: str, folder: Path) -> str:
 PAIRS = [*((where, RESUMES[0]) for where in DIRS), *((DIRS[1], resume) for resume in RESUMES[1:])]
 
 
-@pytest.mark.parametrize(("where", "resume"), PAIRS)
+@pytest.mark.parametrize(("where", "resume"), slow_but(PAIRS[::3], PAIRS, several=True))
 def test_the_folder_and_the_resume_are_read_as_hydra_reads_them(
     where: str, resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

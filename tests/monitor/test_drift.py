@@ -49,7 +49,7 @@ def recovered(parts: list[Decomposition], truth: Truth) -> tuple[int, int]:
     return sum(covers(d.entropy, entropy) for d in parts), sum(covers(d.mismatch, mismatch) for d in parts)
 
 
-@pytest.mark.parametrize("name", slow_but(["both", "noise"], RUNS))
+@pytest.mark.parametrize("name", slow_but(["both"], RUNS))
 def test_parts_are_recovered_under_the_frozen_slope(name: str) -> None:
     parts = [explanation.by_slope["frozen"] for explanation, _ in explained(name)]
     assert not any(part.unidentified for part in parts)

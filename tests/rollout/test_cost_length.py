@@ -19,6 +19,7 @@ from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.rollout.warm import TURNS
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import requests, tiny_policy
+from tests.cases import slow_but
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9]]
 FREE = [name for name, system in SYSTEMS.items() if system.free_length]
@@ -80,7 +81,7 @@ def test_measuring_leaves_nothing_behind(drafts: int) -> None:
         assert one.stats.cycles == wanted.stats.cycles and one.stats.accepted.sum() == wanted.stats.accepted.sum()
 
 
-@pytest.mark.parametrize("system", FREE)
+@pytest.mark.parametrize("system", slow_but(["bebop", "block"], FREE))
 def test_drafts_that_cost_nothing_are_made_and_dear_ones_are_not(system: str) -> None:
     """But for the trials, which cost what they may: drafts that take longer than a plain cycle are hardly tried."""
     for cost, share in ((0.0, 0.6), (1.5, 0.05)):

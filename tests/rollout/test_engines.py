@@ -41,6 +41,7 @@ def test_engines_are_asked_for_their_properties_and_not_for_their_names() -> Non
     assert compared("if self.config.rollout.engine == 'torch': pass") and compared("x = rollout.engine in ('a', 'b')")
 
 
+@pytest.mark.slow
 def test_the_table_and_the_modules_load_nothing_heavy() -> None:
     """Settings are checked, and GPUs counted, before anything that takes long is imported."""
     script = "import sys; from bebop.rollout.engines import ENGINES; print('torch' in sys.modules); "

@@ -155,7 +155,10 @@ class UnprocessedDraft:
         return Accepted.chain(draft, accepted, token)
 
 
-@pytest.mark.parametrize("rule", [BonusFromTheLastDraftRow(), ResidualIsTheTarget(), UnprocessedDraft()])
+BROKEN = [BonusFromTheLastDraftRow(), ResidualIsTheTarget(), UnprocessedDraft()]
+
+
+@pytest.mark.parametrize("rule", slow_but(BROKEN[:1], BROKEN))
 def test_broken_rules_are_caught(policy: Policy, rule: AcceptanceRule) -> None:
     assert smallest_p(policy, DecodingConfig(draft_tokens=2), 0.7, rule) < LEVEL / 100
 
@@ -238,6 +241,7 @@ class OnlyWhatWillStand:
         return Accepted.chain(draft, accepted, token)
 
 
+@pytest.mark.slow
 def test_a_number_of_drafts_that_knows_their_fate_is_caught(policy: Policy) -> None:
     system = DecodingConfig(draft_tokens="auto", most_drafts=2)
     assert smallest_p(policy, system, 1.0, OnlyWhatWillStand()) < LEVEL / 100

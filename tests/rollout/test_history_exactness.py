@@ -99,7 +99,7 @@ def half(_: Recall, rows: Rows) -> list[Trusted]:
     return [Trusted(share=[0.5] * BUCKETS, alone=[0.5] * BUCKETS, gain=[1.0] * BUCKETS)] * rows.batch
 
 
-@pytest.mark.parametrize("how", TELLING)
+@pytest.mark.parametrize("how", slow_but(["overlapping"], TELLING))
 def test_the_output_distribution_of_mixtures_is_the_target(
     policy: Policy, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

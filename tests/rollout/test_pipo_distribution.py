@@ -19,6 +19,7 @@ from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.pipo import Pair, PairDecoder, Second
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests, tiny_pairs, tiny_policy
+from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
 from tests.rollout.slow_pairs import drafted, network_of, states
 from tests.rollout.test_exactness import exact_distribution as of_single_tokens
@@ -174,7 +175,7 @@ class KeepsLikelyDrafts(PairDecoder):
 FAULTS = (DraftsFromTheTokenBefore, FeedsRejectedDrafts, OneUniformForBoth, KeepsLikelyDrafts)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", slow_but(FAULTS[:2], FAULTS))
 def test_faults_are_caught(fault: type[PairDecoder]) -> None:
     law = functools.partial(in_pairs, policy(), options=CONFIDENCE)
     assert smallest_p(lambda n: draw(n, CONFIDENCE, fault=fault), lambda n: law(PROMPTS[n])) < LEVEL / 100

@@ -28,6 +28,7 @@ from bebop.rollout.decoding.sampling import BatchSampling, entropy
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams
 from tests.builders import requests, tiny_policy
+from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
 
 SETTINGS: list[dict[str, Any]] = [
@@ -194,7 +195,7 @@ def smallest_p(
 
 
 @pytest.mark.parametrize("setting", ENGINE_SETTINGS, ids=str)
-@pytest.mark.parametrize("name", ["autoregressive", "target_only", "bebop"])
+@pytest.mark.parametrize("name", slow_but(["bebop"], ["autoregressive", "target_only", "bebop"]))
 def test_the_engine_samples_the_truncated_distribution(policy: Policy, name: str, setting: dict[str, Any]) -> None:
     assert smallest_p(policy, DecodingConfig(system=name, draft_tokens=2), setting) > LEVEL
 

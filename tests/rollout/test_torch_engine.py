@@ -57,7 +57,7 @@ def full_logprobs(policy: Policy, prompt: list[int], answer: Completion, tempera
 
 
 @pytest.mark.parametrize("system", OF_THE_MODEL)
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("temperature", slow_but([0.6], [1.0, 0.6]))
 def test_logprobs_are_those_of_a_full_forward(system: str, temperature: float) -> None:
     policy = tiny_policy(seed=1)
     asked = requests(PROMPTS, temperature=temperature, max_new_tokens=40)

@@ -64,6 +64,7 @@ def test_arms_differ_by_what_their_name_says() -> None:
     assert configuration(PLAIN, 2, TAUS).task.seed != plain.task.seed
 
 
+@pytest.mark.slow
 def test_tau_is_the_smallest_that_moves_the_distribution_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     def one(policy: Any, config: JobConfig, count: int, seed: int) -> Answers:
         tau = config.decoding.of(PadOptions).tau
