@@ -146,11 +146,10 @@ def _told(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
 
 def _kernels(options: argparse.Namespace) -> tuple[Rows, list[Chart]]:
     if len(options.threads) > 1 or options.busy:
-        if options.seconds:
-            raise UserError("--seconds is for the kernels on one thread: with --busy, or several --threads, all is run")
         if options.device == "cuda":
             raise UserError("--busy, and several --threads, are for the kernels of a CPU, not for --device cuda")
-        rows = kernel_threads.run(kernel_threads.default(options.threads, options.busy))
+        several = kernel_threads.default(options.threads, options.busy)
+        rows = kernel_threads.run(replace(several, seconds=options.seconds or several.seconds))
         charted = [{**row, "arm": f"{row['arm']}, {row.get('threads')} threads"} for row in rows]
         return rows, [(what, chosen, "shape", "arm", "ms") for what, chosen in kernels.charts(charted).items()]
     torch.set_num_threads(*options.threads)

@@ -119,7 +119,7 @@ def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
 
 def _add_kernels(kernel: argparse.ArgumentParser) -> None:
     kernel.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    ends = "after which shapes are left out (default: 540 on a GPU, 150 on a CPU)"
+    ends = "after which shapes are left out (default: some minutes, by the device)"
     kernel.add_argument("--seconds", type=whole(1), help=ends)
     counts = "CPU threads (default: 1); several: the CPU kernels of every kind on each of these"
     kernel.add_argument("--threads", type=whole(1, MOST), nargs="+", default=[1], help=counts)

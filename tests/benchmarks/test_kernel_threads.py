@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bebop.bench import kernel_arms, kernel_threads
+from bebop.bench import kernel_arms, kernel_threads, kernels
 from bebop.bench.__main__ import main
 from bebop.errors import UserError
 from bebop.kernels.draft_losses import LOSSES
@@ -81,6 +81,18 @@ def seconds(pid: int) -> float:
     """Processor time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("threads", [["1"], ["1", "2"]])
+def test_the_command_ends_after_its_seconds(
+    threads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    for module in (kernels, kernel_threads):
+        monkeypatch.setattr(module, "run", lambda bench: asked.append(bench.seconds) or [])
+    for given in ([], ["--seconds", "7"]):
+        main(["--out", str(tmp_path / "out"), "kernels", "--device", "cpu", "--threads", *threads, *given])
+    assert asked[1] == 7 < asked[0], "by itself it takes longer"
 
 
 def test_a_gpu_has_no_such_threads(tmp_path: Path) -> None:

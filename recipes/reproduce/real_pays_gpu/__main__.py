@@ -80,13 +80,9 @@ def main(given: list[str]) -> None:
         "pays.svg": "Top: tokens per second over those of plain decoding, by number of drafts; mean of the rounds and "
         "its 95 % interval. Bottom: the accept length that is there, and the one that pays for the passes of a cycle.",
     }
-    plan: dict[str, Any] = {
-        "model": PLAN.model,
-        "dtype": DTYPE,
-        "rounds": len(found[1]),
-        "answers": dict(SIZES.answers),
-    }
-    plan |= {"group": GROUP, "new tokens": NEW_TOKENS, "repeats": sizes.repeats, "prompts": len(prompts)}
+    plan: dict[str, Any] = {"model": PLAN.model, "dtype": DTYPE, "rounds": len(found[1])}
+    plan |= {"answers": dict(sizes.answers), "repeats": sizes.repeats}
+    plan |= {"group": GROUP, "new tokens": NEW_TOKENS, "prompts": len(prompts)}
     keep(HERE, started, numbers(found, predicted), tables, figures, plan, facts(found, predicted))
 
 
