@@ -4,7 +4,7 @@ Real states see no pseudo state, so they, their keys and their values are the sa
 pass of their own, without gradient, and only pseudo states go through the later layers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +47,12 @@ class RealText:
             entering={layer: padded([t.entering[layer] for t in texts], 0) for layer in texts[0].entering},
             held=padded([t.held for t in texts], 2),
         )
+
+    def only(self, layers: Collection[int]) -> "RealText":
+        """What states that enter after ``layers``, some of those it was read for, read of it; nothing is copied."""
+        first = min(layers) - min(self.entering) if layers else len(self.held)
+        entering = {layer: self.entering[layer] for layer in layers}
+        return RealText(hidden=self.hidden, entering=entering, held=self.held[first:])
 
     def row(self, row: int, length: int) -> "RealText":
         """A copy of one of the texts, which has so many tokens."""

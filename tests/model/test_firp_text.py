@@ -93,6 +93,20 @@ def test_what_is_kept_takes_as_much_as_is_said(policy: Policy) -> None:
             assert sum(x.numel() * x.itemsize for x in tensors) == len(text) * size_of_text(policy, layers)
 
 
+@pytest.mark.parametrize("layers", LAYERS)
+def test_what_was_read_for_many_layers_serves_a_network_of_some(policy: Policy, layers: tuple[int, ...]) -> None:
+    many, own = read_text(policy, (1, 2, 3, 4, 5), TEXTS), network(layers)
+    some = [text.only(layers) for text in many]
+    assert torch.equal(apart(policy, own, some), apart(policy, own))
+    alone = read_text(policy, layers, TEXTS)
+    assert all(
+        a.held.equal(b.held) and a.entering.keys() == b.entering.keys() for a, b in zip(some, alone, strict=True)
+    )
+    assert not many[0].only(()).entering and not len(many[0].only(()).held)
+    shifted = [RealText(hidden=a.hidden, entering=a.entering, held=b.held) for a, b in zip(some, many, strict=True)]
+    assert ((apart(policy, own, shifted) - apart(policy, own)).abs().max() > 1e-3) == (min(layers) > 1)
+
+
 def test_after_the_last_layer_a_pseudo_state_is_a_linear_head(policy: Policy) -> None:
     """F4: no layer follows, so that it sees nothing but its own anchor."""
     own = network((5,))

@@ -1,6 +1,6 @@
 """Ways to predict several tokens at once, each trained on the same answers, anchors and number of updates."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -129,7 +129,7 @@ def fit_matrix(own: Seed, arm: Arm) -> Tensor:
         kind = "kl" if place < WARM * arm.updates[-1] else arm.objective
         return firp_loss(model, network, texts, step, kind=kind)
 
-    fit(own, dict(last.named_parameters()), loss, step, arm.updates[-1], RATES["firp"])
+    fit(own, dict(last.named_parameters()), loss, step, arm.updates[-1], RATES["firp"], arm.layers)
     return last.weight.detach().clone()
 
 
@@ -140,7 +140,7 @@ def fit_head(own: Seed, heads: Heads, arm: Arm, step: int) -> dict[str, Tensor]:
         return head_loss(own.policy, heads, texts, ids, step, arm.objective)
 
     named = heads.own(step - 1)
-    fit(own, named, loss, step, arm.updates[step - 1], RATES[arm.kind])
+    fit(own, named, loss, step, arm.updates[step - 1], RATES[arm.kind], heads.layers)
     return {name: p.detach().clone() for name, p in named.items()}
 
 
@@ -151,11 +151,13 @@ def fit(
     step: int,
     updates: int,
     rate: float,
+    layers: Collection[int],
 ) -> None:
-    """As ``bebop.adapt part=firp`` trains a step; all arms see the same answers and anchors in the same order."""
+    """As ``bebop.adapt part=firp`` trains a step; all arms see the same answers and anchors in the same order. States
+    after ``layers`` are read."""
     rates = TrainerConfig(lr=rate, steps=updates, lr_schedule="cosine", lr_warmup_steps=20)
     optimizer = GuardedAdamW(dict(named), rates, setting="lr", loss="the loss", causes="weights")
-    rows, read = own.texts.training, own.training
+    rows, read = own.texts.training, [text.only(layers) for text in own.training]
     for place in range(updates):
         version = (step - 1) * updates + place
         chosen = rows_of_step(len(rows), ROWS, own.number, version)

@@ -18,6 +18,8 @@ from bebop.trainer.firp_ranks import Drafts
 class Heads(nn.Module):
     """A vocabulary matrix of its own for each step, the language-model head's at first."""
 
+    layers: tuple[int, ...] = ()  # after which it reads states, beside the last one
+
     def __init__(self, policy: Policy, steps: int) -> None:
         super().__init__()
         head = policy.backbone.get_output_embeddings().weight.detach()
