@@ -23,8 +23,7 @@ from recipes.reproduce.study import QUICK, SEEDS, SEQUENCES, Arm, results_folder
 HERE = results_folder(Path(__file__).parent)
 LOSSES = ("hard_ce", "ce", "nla", "e2e_tv")
 DATA = {"": SEQUENCES, ", few": FEW}
-STEPS = 4 if QUICK else 300
-EVERY = 2  # of the chains of an answer: twice as many steps in the same time
+STEPS = 4 if QUICK else 200
 
 
 def jobs() -> list[Job]:
@@ -39,7 +38,7 @@ def jobs() -> list[Job]:
 
 def arm_of(loss: str, seed: int, sequences: int = SEQUENCES) -> Arm:
     """A whole adaptation."""
-    return Arm(objective=loss, seed=seed, steps=STEPS, sequences=sequences, every=EVERY)
+    return Arm(objective=loss, seed=seed, steps=STEPS, sequences=sequences)
 
 
 def main() -> None:
