@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from bebop.config import JobConfig
 from bebop.intervals import across_seeds
@@ -31,7 +30,7 @@ from recipes.reproduce.pad_training.jobs import (
     train,
 )
 from recipes.reproduce.record import begin, keep
-from recipes.reproduce.study import QUICK, SEEDS, results_folder
+from recipes.reproduce.study import QUICK, SEEDS, everywhere, results_folder
 
 HERE = results_folder(Path(__file__).parent)
 BIAS = {SMALL: 0.005, LARGE: 0.02}  # mean R_N of a verified draft that each tau is chosen for
@@ -79,12 +78,18 @@ def measure() -> Results:
     taus = dict(zip(BIAS, chosen(model, probed, [*BIAS.values()]), strict=True))
     decoded = {(arm, s): answers(model, configuration(arm, s, taus), COMPARED, s) for s in USED for arm in DECODED}
     start = {s: judged_reward(model, s) for s in USED}
-    rows, held_out = {}, {}
-    for seed, arm in tqdm([(seed, arm) for seed in USED for arm in ARMS], desc="pad_training", unit="job"):
-        job = train(arm, seed, taus)
-        rows[arm, seed] = job.rows()
-        held_out[arm, seed] = judged_reward(trained(job.policy), seed)
+    keys = [(arm, seed) for seed in USED for arm in ARMS]
+    found = dict(zip(keys, everywhere(learned, [(*key, taus) for key in keys], "pad_training"), strict=True))
+    rows, held_out = {key: one[0] for key, one in found.items()}, {key: one[1] for key, one in found.items()}
     return Results(taus=taus, rows=rows, held_out=held_out, start=start, decoded=decoded)
+
+
+def learned(job: tuple[str, int, Mapping[str, float]]) -> tuple[Rows, float]:
+    """Metrics of the steps of a job, and held-out reward after them. Two jobs run at a time: a synchronous one decodes
+    or trains, hardly ever both."""
+    arm, seed, taus = job
+    done = train(arm, seed, taus)
+    return done.rows(), judged_reward(trained(done.policy), seed)
 
 
 def judged_reward(policy: Any, seed: int) -> float:
