@@ -1,6 +1,6 @@
 """Nine losses, three seeds, two amounts of data; README.md says what counts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from recipes.reproduce.study import (
     SEEDS,
     TASKS,
     Arm,
+    corpus,
     everywhere,
     head,
     policy,
-    prepare,
     prompts,
     results_folder,
     settings,
@@ -39,6 +39,11 @@ FEW = 16 if QUICK else 100  # sequences in the low-data regime: each is seen six
 DECODED = ("start", "hard_ce", "ce", "e2e_tv")  # arms that are decoded with as well
 OUTSIDE = 4 if QUICK else 48  # prompts of a task that neither heads nor backbone were trained on
 SYSTEMS = ("bebop", "target_only")
+PREPARED: dict[str, Callable[[int], object]] = {  # the longest first, so that both cores end together
+    "training": corpus,
+    "held out": lambda seed: text(seed, HELD_OUT),
+    "outside": lambda seed: text(seed, OUTSIDE, "task=lcm"),
+}
 
 Job = tuple[str, Arm | None, int]  # label, arm (None: the head as it came), seed
 
@@ -77,10 +82,10 @@ def jobs() -> list[Job]:
     return listed
 
 
-def prepare_all(seed: int) -> None:
-    """``prepare``, and the text of the task that nothing was trained on."""
-    prepare(seed)
-    text(seed, OUTSIDE, "task=lcm")
+def prepare_part(part: tuple[int, str]) -> None:
+    """A part of the text of a seed; those of one seed do not need one another."""
+    seed, name = part
+    PREPARED[name](seed)
 
 
 def run(job: Job) -> HeadResult:
@@ -101,7 +106,7 @@ def run(job: Job) -> HeadResult:
 
 def run_all(name: str, listed: Sequence[Job]) -> tuple[Results, list[str]]:
     """What every head gave, and the labels of the arms in order."""
-    everywhere(prepare_all, SEEDS, "text")
+    everywhere(prepare_part, [(seed, part) for part in PREPARED for seed in SEEDS], "text")
     heads = everywhere(run, listed, name)
     results = {(label, seed): f for (label, _, seed), f in zip(listed, heads, strict=True)}
     return results, list(dict.fromkeys(label for label, _, _ in listed))
