@@ -85,7 +85,6 @@ class Arm:
     depth: int = 3
     lr: float = 2e-3
     sequences: int = SEQUENCES  # fewer: the first ones, seen more often
-    every: int = 1  # of the chains of a sequence, in one step
     order: int = 0  # another order of the same sequences: how much is chance
     sampling: Sampling = field(default_factory=Sampling)
 
@@ -182,7 +181,7 @@ def train(
     numbers = []
     for step in range(arm.steps):
         chosen = rows_of_step(len(rows), arm.rows_per_step, 1000 * arm.seed + arm.order, step)
-        numbers.append(trainer.update([rows[i] for i in chosen], objective, [states[i] for i in chosen], arm.every))
+        numbers.append(trainer.update([rows[i] for i in chosen], objective, [states[i] for i in chosen]))
     return numbers
 
 

@@ -31,21 +31,3 @@ def test_a_head_learns_on_sequences_truncated_as_its_target_is(
         head = study.head(arm)
     assert asked == [(5, overrides), ["a", "b", "states of a", "states of b"]]
     assert not any(weight.requires_grad for weight in head.mtp.parameters())
-
-
-@pytest.mark.parametrize("every", [1, 2])
-def test_a_step_takes_as_many_chains_as_its_arm_says(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[int] = []
-
-    class Trainer:
-        def __init__(self, *_: Any) -> None: ...
-
-        def update(self, rows: Any, objective: Any, hidden: Any, every: int) -> dict[str, float]:
-            taken.append(every)
-            return {}
-
-    monkeypatch.setattr(study, "HeadTrainer", Trainer)
-    monkeypatch.setattr(study, "FSDPBackend", lambda *_: None)
-    arm = Arm(objective="ce", seed=0, steps=3, rows_per_step=1, every=every)
-    study.train(SimpleNamespace(), arm, ["a", "b"], states=["of a", "of b"])  # type: ignore[arg-type, list-item]
-    assert taken == [every] * 3
