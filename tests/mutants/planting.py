@@ -1,4 +1,4 @@
-"""Loads one module of the project with a fault in it; nothing on the disk changes, not even the bytecode cache."""
+"""Import one module of the project with a fault in it. Nothing on disk changes, not even the bytecode cache."""
 
 import sys
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from types import CodeType, ModuleType
 from tests.mutants.fault import ROOT, Fault
 
 
-class _Planted(SourceFileLoader):
-    """A source file as usual, but for its text."""
+class _FaultyLoader(SourceFileLoader):
+    """Load a source file from the text given instead of the one on disk."""
 
     def __init__(self, name: str, path: str, source: str) -> None:
         super().__init__(name, path)
@@ -25,7 +25,7 @@ class _Planted(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds every module as Python does, and gives that of ``file`` another loader, whatever link leads to it."""
+    """Find modules as Python does, but give the module of ``file`` the faulty loader, through whatever link."""
 
     def __init__(self, file: Path, source: str) -> None:
         self.file, self.source = file, source
@@ -40,15 +40,15 @@ class _Finder(MetaPathFinder):
         if spec is None or not spec.has_location or spec.origin is None or Path(spec.origin).resolve() != self.file:
             return None
         self.loaded = True
-        loader: Loader = _Planted(fullname, spec.origin, self.source)
+        loader: Loader = _FaultyLoader(fullname, spec.origin, self.source)
         spec.loader, spec.cached = loader, None
         return spec
 
 
 def plant(fault: Fault) -> _Finder:
-    """From now on this process imports the faulty module. Nothing of the project may be there yet."""
+    """Make this process import the faulty module. No module of the project may have been imported before."""
     early = [name for name in sys.modules if name.split(".")[0] in ("bebop", "recipes")]
     assert not early, f"imported before the fault was planted: {early[:3]}"
-    finder = _Finder((ROOT / fault.file).resolve(), fault.mutated())
+    finder = _Finder(ROOT / fault.place().file, fault.mutated())
     sys.meta_path.insert(0, finder)
     return finder

@@ -1,4 +1,4 @@
-"""Runs tests against planted faults: libraries are imported once, then each fault gets a forked process of its own."""
+"""Run tests against planted faults: libraries are imported once, then each fault gets a forked process of its own."""
 
 import gc
 import os
@@ -20,28 +20,28 @@ from tests.mutants.planting import plant
 Outcome = Literal["killed", "survived", "error"]
 LIMIT = 90  # seconds a child may take
 UNLOADED, CRASHED = 98, 99  # exit statuses: the tests never imported the faulty module; the child itself failed
-# What a slip of the pen raises: it would be "noticed" by any test that runs the line at all.
-SLIP = re.compile(r"^E +(NameError|UnboundLocalError|SyntaxError|IndentationError|ImportError|AttributeError)", re.M)
+# Errors that a typing mistake raises: any test that runs the line at all would notice such a fault.
+TYPO = re.compile(r"^E +(NameError|UnboundLocalError|SyntaxError|IndentationError|ImportError|AttributeError)", re.M)
 FAILED = re.compile(r"^FAILED (\S+)", re.M)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a fault."""
+    """The outcome of the tests of one fault."""
 
-    fault: Fault
+    fault: Fault  # without an address if nothing was planted
     outcome: Outcome
     seconds: float
-    said: str  # the test that failed, or the end of the output
+    detail: str  # the tests that failed, or the end of the output
 
     @property
-    def good(self) -> bool:
-        """Killed, or alive for a known reason."""
-        return self.outcome == ("survived" if self.fault.immortal else "killed")
+    def expected(self) -> bool:
+        """Whether the fault was killed, or survived as an equivalent one has to."""
+        return self.outcome == ("survived" if self.fault.equivalent else "killed")
 
 
 def preload() -> None:
-    """Import what takes long and is not ours. One thread, as a forked process has no other."""
+    """Import the slow libraries. They may start no threads, as threads do not survive a fork."""
     os.chdir(ROOT)
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
@@ -59,34 +59,34 @@ def preload() -> None:
 
     del numpy, pytest, scipy, transformers, AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2ForCausalLM
     torch.set_num_threads(1)
-    # The same examples for every fault, and none kept: a killed run leaves nothing behind.
-    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # a failure need not be shrunk
+    # The same examples for every fault, and no database, so that a killed run leaves nothing behind.
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)  # shrinking a failure would only cost time
     hypothesis.settings.register_profile("mutants", database=None, derandomize=True, phases=phases)
     hypothesis.settings.load_profile("mutants")
-    gc.freeze()  # what is here by now is not looked at again in every child
+    gc.freeze()  # keeps the collector of every child off the pages it shares with the parent
 
 
 def judge_all(faults: Sequence[Fault], jobs: int) -> Iterator[Result]:
-    """Results as they come, ``jobs`` faults at a time, each in a process of its own."""
+    """Yield results as they come. ``jobs`` faults run at a time, each in a process of its own."""
     for fault in faults:
-        fault.mutated()  # misaimed: said by name, before anything runs
-    yield from _pool([partial(_start, fault) for fault in faults], jobs)
+        fault.place()  # errors in the rows come up before anything runs
+    yield from _pool([partial(_start, fault, fault.node_ids()) for fault in faults], jobs)
 
 
 def without_fault(faults: Sequence[Fault], jobs: int) -> Iterator[Result]:
-    """All their tests, each once, on the sources as they are: every part has to survive."""
-    tests = sorted({test for fault in faults for test in fault.tests})
-    # Neighbours share files; a whole file takes its functions along.
+    """Run all tests of ``faults`` once on the sources as they are, in ``jobs`` parts. Every part has to survive."""
+    tests = sorted({test for fault in faults for test in fault.node_ids()})
+    # A whole file includes its functions. Tests of one file are neighbours, so each part gets some of every file.
     tests = [test for test in tests if "::" not in test or test.split("::")[0] not in tests]
-    count = min(jobs, len(tests))  # a part without tests would run them all
-    parts = [Fault(f"no fault ({i + 1}/{count})", "", "", "", tuple(tests[i::count]), "nothing is wrong")
-             for i in range(count)]  # fmt: skip
-    yield from _pool([partial(_start, part, limit=10 * LIMIT) for part in parts], jobs)
+    count = min(jobs, len(tests))  # pytest without arguments would run every test
+    parts = [Fault(f"no fault ({i + 1}/{count})", "", "", "", (), "nothing is wrong") for i in range(count)]
+    starts = [partial(_start, part, tests[i::count], limit=10 * LIMIT) for i, part in enumerate(parts)]
+    yield from _pool(starts, jobs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A child at work."""
+    """A child process that runs the tests of a fault."""
 
     fault: Fault
     process: int
@@ -94,22 +94,22 @@ class _Running:
     started: float
 
     def result(self, status: int) -> Result:
-        """Its exit status, read; the folder goes."""
+        """Return the result that the exit status stands for, and delete the folder."""
         output = (Path(self.folder.name) / "output").read_text(errors="replace")
         self.folder.cleanup()
         seconds = time.perf_counter() - self.started
         if status == 0:
             return Result(self.fault, "survived", seconds, ", ".join(self.fault.tests))
-        if status == 1 and not SLIP.search(output):
+        if status == 1 and not TYPO.search(output):
             tests = ", ".join(FAILED.findall(output))
-            why = "" if self.fault.file else f"\n{output[-2500:]}"  # where nothing is wrong, somebody has to look
+            why = "" if self.fault.address else f"\n{output[-2500:]}"  # a failure without a fault has to be explained
             return Result(self.fault, "killed", seconds, tests + why)
-        what = {UNLOADED: "its tests do not import it", -signal.SIGALRM: "no end in sight"}
+        what = {UNLOADED: "its tests do not import the module", -signal.SIGALRM: "timed out"}
         return Result(self.fault, "error", seconds, what.get(status, f"exit status {status}\n{output[-2500:]}"))
 
 
 def _pool(starts: Sequence[Callable[[], _Running]], jobs: int) -> Iterator[Result]:
-    """Keep ``jobs`` children going; no threads, as they would not survive the fork."""
+    """Keep ``jobs`` children running. There are no threads, as they would not survive a fork."""
     todo = list(reversed(starts))
     running: dict[int, _Running] = {}
     try:
@@ -120,14 +120,14 @@ def _pool(starts: Sequence[Callable[[], _Running]], jobs: int) -> Iterator[Resul
             process, code = os.wait()
             yield running.pop(process).result(os.waitstatus_to_exitcode(code))
     finally:
-        for child in running.values():  # interrupted: nobody waits for them any more
+        for child in running.values():  # after an interrupt
             os.kill(child.process, signal.SIGKILL)
             os.waitpid(child.process, 0)
             child.folder.cleanup()
 
 
-def _start(fault: Fault, limit: int = LIMIT) -> _Running:
-    """Fork a child that plants the fault (none if it names no file) and runs its tests."""
+def _start(fault: Fault, tests: Sequence[str], limit: int = LIMIT) -> _Running:
+    """Fork a child that plants the fault (nothing if it has no address) and runs ``tests``."""
     folder = tempfile.TemporaryDirectory(prefix="bebop-mutant-")
     sys.stdout.flush()
     sys.stderr.flush()
@@ -140,8 +140,8 @@ def _start(fault: Fault, limit: int = LIMIT) -> _Running:
         output = os.open(Path(folder.name) / "output", os.O_WRONLY | os.O_CREAT, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        finder = plant(fault) if fault.file else None
-        status = _pytest(fault.tests, Path(folder.name) / "tmp")
+        finder = plant(fault) if fault.address else None
+        status = _pytest(tests, Path(folder.name) / "tmp")
         if finder is not None and not finder.loaded:
             status = UNLOADED
     except BaseException:
@@ -149,7 +149,7 @@ def _start(fault: Fault, limit: int = LIMIT) -> _Running:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)  # not through the parent's handlers
+        os._exit(status)  # skips the parent's exit handlers
 
 
 def _pytest(tests: Sequence[str], temporary: Path) -> int:
