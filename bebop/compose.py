@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def _resumed_folder(parsed: Sequence[Override], root: str, section: str) -> Path
     about = [p.input_line or "" for p in parsed if p.key_or_group in names]
     for chosen in ([p.input_line or "" for p in parsed], about):
         try:
-            config = _compose(chosen, root)
+            config = _compose(tuple(chosen), root)
             folder, resume = (OmegaConf.select(config, name) for name in names)
         except (HydraException, OmegaConfBaseException):
             continue
@@ -144,7 +144,7 @@ def composed(overrides: Sequence[str], root: str = "config") -> dict[str, Any]:
     overrides = [renamed(override) for override in overrides]
     parsed = [_read(override) for override in overrides]
     try:
-        config = _compose(overrides, root)
+        config = _compose(tuple(overrides), root)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         raise UserError(f"{error.full_key} is missing: give {error.full_key}=VALUE") from error
@@ -158,7 +158,10 @@ def composed(overrides: Sequence[str], root: str = "config") -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-def _compose(overrides: Sequence[str], root: str) -> DictConfig:
+# A command asks for the same two or three times, to find the run that it resumes and then its settings: .15 s each.
+@lru_cache(maxsize=32)
+def _compose(overrides: tuple[str, ...], root: str) -> DictConfig:
+    """Compose a configuration, which is only to be read: references in it are resolved by who reads it."""
     _register()
     with initialize_config_module("bebop.conf", version_base="1.3"):
         return compose(root, overrides=[_open(override) for override in overrides])
@@ -233,7 +236,7 @@ def _read(override: str) -> Override:
 def _check_names(parsed: Sequence[Override], root: str) -> None:
     """``UserError`` for the first override of a setting that does not exist, with those that do."""
     chosen = [p.input_line or "" for p in parsed if p.key_or_group in groups()]
-    known: Any = OmegaConf.to_container(_compose(chosen, root))
+    known: Any = OmegaConf.to_container(_compose(tuple(chosen), root))
     for override in parsed:
         if override.is_add():
             continue

@@ -1,5 +1,7 @@
 """The embedded engine as an ``EngineModule``: from a job's configuration to the engine."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from transformers import AutoConfig
 
@@ -7,7 +9,9 @@ from bebop.config import JobConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import find_device, load_policy, resolve
 from bebop.rollout.room import check_memory, check_parked
-from bebop.rollout.torch_engine import TorchEngine
+
+if TYPE_CHECKING:  # the driver, which calls ``check``, needs none of it
+    from bebop.rollout.torch_engine import TorchEngine
 
 EMBEDDED = True
 
@@ -26,8 +30,10 @@ def gpus(config: JobConfig) -> float:
     return 0.5
 
 
-def make(config: JobConfig) -> tuple[TorchEngine, tuple[int, ...]]:
+def make(config: JobConfig) -> tuple["TorchEngine", tuple[int, ...]]:
     """The engine, and the tokens that end an answer."""
+    from bebop.rollout.torch_engine import TorchEngine
+
     system = SYSTEMS[config.decoding.system]
     policy = load_policy(config.model, need_head=system.head, needs=system.needs)
     engine = TorchEngine(

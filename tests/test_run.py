@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from bebop import command, compose, run
+from tests.cases import slow_but
+from tests.commands import HANGING
 
 BAD = [
     (["trainer.foo=1"], r"trainer.foo: no such setting; trainer has ranks, threads"),
@@ -70,7 +72,15 @@ def only_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0].removeprefix("error: ")
 
 
-@pytest.mark.parametrize(("overrides", "text"), BAD, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+# All others are also in tests/bad_input; the resume that finds nothing is here alone.
+QUICK = [*BAD[::5], *(case for case in BAD if case[1] == "HOLDS")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    slow_but(QUICK, BAD, several=True),
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
 def test_bad_input_is_one_line_and_exit_code_two(
     overrides: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +153,25 @@ def test_as_a_command(tmp_path: Path) -> None:
     lines = [line for line in done.stderr.splitlines() if not line.startswith("run folder: ")]
     assert done.returncode == 2 and done.stdout == "" and len(lines) == 1
     assert lines[0].startswith("error: decoding.draft_tokens=0 is not possible: give 1 to 16")
+
+
+# What a process does without, by what it imports when it starts. The command line waits for nothing; the driver of a
+# job leaves model code and verifiers to others; a worker imports the verifiers of the task that it is given, no others.
+LIBRARIES = ("reasoning_gym", "math_verify", "sympy", "matplotlib", "scipy", "pyarrow", "tensorboard", "triton")
+MODEL_CODE = ("transformers.modeling_utils", "torch.distributed.tensor", "torch.distributed.fsdp", "torch._dynamo")
+WITHOUT = [
+    ("bebop.run", ("torch", "transformers", "ray", "numpy", "plotly", *LIBRARIES)),
+    ("bebop.identity, bebop.preflight, bebop.runtime, bebop.report.page", (*LIBRARIES, *MODEL_CODE)),
+    ("bebop.rollout.worker, bebop.tasks.scoring", ("ray", "plotly", *LIBRARIES, *MODEL_CODE)),
+]
+
+
+@pytest.mark.parametrize(("modules", "without"), slow_but(WITHOUT[:1], WITHOUT, several=True))
+def test_a_process_imports_no_more_than_it_needs(modules: str, without: tuple[str, ...]) -> None:
+    """A driver took 17.5 s of processor time with all of them, and 11 without; slow where torch alone takes three."""
+    code = f"import sys, {modules}\nprint(*(name for name in {without} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGING, check=True)
+    assert done.stdout == "\n"
 
 
 @pytest.mark.parametrize(("planted", "ends"), [("", 130), ("bebop.command.exec = lambda text: None\n", -signal.SIGINT)])

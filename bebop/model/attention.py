@@ -9,19 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from bebop.model.allowed import refuse_call
 from bebop.model.ragged import Ragged
 from bebop.model.ragged_attention import RaggedAttention
 
-ATTENTION = "bebop"
+ATTENTION: str  # the name that transformers knows ``attention`` by; see ``__getattr__``
 
 
 class AttentionContext(Protocol):
@@ -48,7 +47,20 @@ def attention(
     return context.attend(module.layer_idx, query, key, value, scaling), None  # type: ignore[arg-type]
 
 
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
+if not TYPE_CHECKING:  # to mypy any name would be one of this module's
+
+    def __getattr__(name: str) -> str:
+        """Register ``attention`` with transformers when somebody asks for ``ATTENTION``, and return the name.
+
+        Not at import: transformers' modeling code takes 4.2 s of processor time, and a job's driver never runs a model.
+        """
+        if name != "ATTENTION":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        ALL_ATTENTION_FUNCTIONS.register("bebop", attention)
+        globals()[name] = "bebop"
+        return "bebop"
 
 
 class PackedContext:

@@ -2,16 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from bebop.errors import UserError
 from bebop.model.attention import AttentionContext
 from bebop.model.fingerprint import fingerprint
 from bebop.model.mtp import MTPHead
 from bebop.model.products import product
+
+if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
+    from transformers import PreTrainedModel
 
 
 def stop_token_ids(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -26,7 +30,7 @@ def stop_token_ids(generation: GenerationConfig | None, tokenizer: PreTrainedTok
 class Policy:
     """What a checkpoint holds, loaded. ``mtp`` is None where the checkpoint has no MTP weights."""
 
-    backbone: PreTrainedModel
+    backbone: "PreTrainedModel"
     tokenizer: PreTrainedTokenizerBase
     mtp: MTPHead | None
     layout: str  # the checkpoint layout that the MTP weights came in; see bebop.model.checkpoint

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,7 +16,6 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
@@ -25,7 +24,6 @@ from transformers import logging as transformers_logging
 from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.allowed import refuse_config
-from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy, stop_token_ids
 from bebop.model.experts import split_experts
 from bebop.model.layouts import LAYOUTS, from_layout, to_layout
@@ -34,6 +32,9 @@ from bebop.model.parity import check_parity
 from bebop.model.parts import find_part, load_part
 from bebop.model.skeleton import NAME, check_file, check_settings, read_object
 from bebop.model.smollm2 import HEAD, cached
+
+if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
+    from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
 SPLIT = ("qwen3_next",)  # model types whose checkpoints hold experts one by one
@@ -84,11 +85,13 @@ def find_device(config: ModelConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def load_backbone(config: ModelConfig) -> PreTrainedModel:
+def load_backbone(config: ModelConfig) -> "PreTrainedModel":
     """The causal LM of a checkpoint on the CPU. Weights that are missing or do not fit are an error, never random.
 
     So is what bebop's attention does not have, before any weights are read.
     """
+    from bebop.model.attention import ATTENTION  # with transformers' modeling code: 4.2 s of processor time
+
     require_known(config)
     with readable(config):
         backbone, info = AutoModelForCausalLM.from_pretrained(
@@ -208,7 +211,7 @@ def require_mtp(config: ModelConfig) -> None:
         )
 
 
-def load_mtp(folder: Path, backbone: PreTrainedModel, fresh: bool) -> tuple[str, MTPHead | None]:
+def load_mtp(folder: Path, backbone: "PreTrainedModel", fresh: bool) -> tuple[str, MTPHead | None]:
     """The MTP head found in a folder and the name of its layout; a fresh one if asked for and none is there."""
     layers = backbone.config.num_hidden_layers
     name = mtp_layout(folder, layers)

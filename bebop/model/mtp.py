@@ -8,18 +8,21 @@ language-model head are the backbone's, shared and frozen. Steps beyond the firs
 
 import copy
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from bebop.model.attention import AttentionContext, ChainContext
+
+if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
+    from transformers import PreTrainedModel
 
 
 class MTPHead(nn.Module):
     """One MTP layer for a backbone; parameters are made like the backbone's (class, dtype, device)."""
 
-    def __init__(self, backbone: PreTrainedModel, zero_first: bool = True) -> None:
+    def __init__(self, backbone: "PreTrainedModel", zero_first: bool = True) -> None:
         """``zero_first``: position 0 gets a zero embedding, as MiMo and DeepSeek layers are served."""
         super().__init__()
         decoder = backbone.get_decoder()
@@ -94,7 +97,7 @@ def at(values: Tensor, positions: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def init_from_backbone(head: MTPHead, backbone: PreTrainedModel) -> None:
+def init_from_backbone(head: MTPHead, backbone: "PreTrainedModel") -> None:
     """Start from the backbone's last layer, and from a projection that passes the hidden state through.
 
     The head then begins as a good next-token predictor one token late, a far better start than noise.

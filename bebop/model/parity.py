@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bebop.errors import UserError
-from bebop.model.attention import ATTENTION, AttentionContext, CausalContext, PackedContext, SlotContext
+from bebop.model.attention import AttentionContext, CausalContext, PackedContext, SlotContext
 from bebop.model.backbone import Policy
 
 log = logging.getLogger(__name__)
@@ -180,6 +180,8 @@ def _perturbed(policy: Policy, ids: Tensor) -> Tensor:
 @contextmanager
 def stock_attention(backbone: nn.Module, name: str = "eager") -> Iterator[None]:
     """Within this block, a model that was loaded with bebop's attention runs on one of transformers' own."""
+    from bebop.model.attention import ATTENTION  # with transformers' modeling code, which a driver does without
+
     configs = {id(c): c for m in backbone.modules() if (c := getattr(m, "config", None)) is not None}
     ours = [c for c in configs.values() if getattr(c, "_attn_implementation", None) == ATTENTION]
     for config in ours:

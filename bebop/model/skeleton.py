@@ -6,23 +6,26 @@ would otherwise end a job once its processes run.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.activations import ACT2FN
+from transformers import AutoModelForCausalLM
 
 from bebop.errors import UserError
 from bebop.model.layouts import LAYOUTS, from_layout
 from bebop.model.mtp import MTPHead
 from bebop.reading import parse_json
 
+if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
+    from transformers import PreTrainedModel
+
 COUNTS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings",
 )  # fmt: skip
 MOST = 1 << 31
+USUAL = ("silu", "gelu", "gelu_pytorch_tanh", "relu")  # activations that are known without a look at transformers' list
 FLOATS = ("BF16", "F16", "F32", "F64")  # safetensors' names of what weights may be stored as
 QUANTIZED = ("gguf",)  # methods that say how weights were read, not how they are stored
 
@@ -53,8 +56,11 @@ def check_file(folder: Path, name: str) -> None:
         wanted = None
         if key == "model_type" and not isinstance(value, str):
             wanted = "give the name of a kind of model that transformers knows, as a text"
-        elif key == "hidden_act" and not (isinstance(value, str) and value in ACT2FN):
-            wanted = f"choose one of {', '.join(sorted(ACT2FN))}"
+        elif key == "hidden_act" and value not in USUAL:
+            from transformers.activations import ACT2FN  # 3.9 s of processor time
+
+            if not (isinstance(value, str) and value in ACT2FN):
+                wanted = f"choose one of {', '.join(sorted(ACT2FN))}"
         elif key in ("dtype", "torch_dtype") and value is not None and str(value).removeprefix("torch.") not in kinds:
             wanted = "give the name of one of torch's types, bfloat16 or float32 for instance"
         elif key == "quantization_config" and not isinstance(value, dict | None):
@@ -93,7 +99,7 @@ def check_settings(settings: Any, name: str) -> None:
         raise UserError(f"{name}: its weights are quantized ({shown}): give a checkpoint in {', '.join(FLOATS)}")
 
 
-def check_weights(settings: Any, folder: Path, name: str) -> PreTrainedModel:
+def check_weights(settings: Any, folder: Path, name: str) -> "PreTrainedModel":
     """The model without memory; ``UserError`` unless the weights in ``folder`` are the model's, as far as headers say.
 
     A file may name weights as the model does not (transformers renames those of some families, and joins experts): then
@@ -118,7 +124,7 @@ def check_weights(settings: Any, folder: Path, name: str) -> PreTrainedModel:
     return model
 
 
-def check_head(model: PreTrainedModel, folder: Path, layout: str) -> None:
+def check_head(model: "PreTrainedModel", folder: Path, layout: str) -> None:
     """``UserError`` unless the MTP weights in ``folder`` are those of a head for ``model``, by names and shapes."""
     layers = model.config.num_hidden_layers
     prefix = LAYOUTS[layout].prefix.format(L=layers)

@@ -18,12 +18,24 @@ from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.protocols import Assignment, TrainerDied, WorkerDied, WorkerReport
 from bebop.remote.part import Options, Part
-from bebop.rollout.worker import make_worker
 from bebop.trainer import checkpoint
-from bebop.trainer.rank import TrainerRank
 from bebop.trajectory import Batch, Group
 
 COLLECT_SECONDS = 5.0  # a collect call that finds nothing returns after this long
+
+
+def make_worker(config: JobConfig) -> Any:
+    """Make a rollout worker in its own process: the driver imports neither engine nor rewards."""
+    from bebop.rollout.worker import make_worker as make
+
+    return make(config)
+
+
+def make_rank(config: JobConfig, rank: int, world: int, meeting: str | None) -> Any:
+    """Make a rank of the trainer in its own process: the driver imports no trainer, and no model code for it."""
+    from bebop.trainer.rank import TrainerRank
+
+    return TrainerRank(config, rank, world, meeting)
 
 
 class RayWorker:
@@ -120,7 +132,7 @@ class RayTrainer:
                 # folder, if it has one; ``tempfile`` remembers the place of before.
                 self._meeting = Path(tempfile.mkdtemp(prefix="ranks-", dir=os.environ.get("TMPDIR")))
                 meeting = f"file://{self._meeting}/meeting"
-            return [a.make.remote(TrainerRank, self.config, rank, world, meeting) for rank, a in enumerate(actors)]
+            return [a.make.remote(make_rank, self.config, rank, world, meeting) for rank, a in enumerate(actors)]
 
         await self.part.start(make)
 

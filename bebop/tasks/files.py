@@ -3,9 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
-
 from bebop.errors import UserError
 from bebop.parsing import check
 from bebop.reading import parse_json
@@ -95,6 +92,9 @@ def read_rows(path: Path, setting: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _read_parquet(path: Path, setting: str) -> list[tuple[str, dict[str, Any]]]:
+    import pyarrow
+    import pyarrow.parquet
+
     try:
         table = pyarrow.parquet.read_table(path)
     except pyarrow.ArrowException as error:

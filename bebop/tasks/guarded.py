@@ -12,9 +12,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import math_verify.parser
 import sympy
-from reasoning_gym.composite import CompositeDataset
 from sympy.parsing.sympy_parser import standard_transformations, stringify_expr
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -116,6 +114,8 @@ BUILTINS = {"eval": literal, "exec": _refuse, "compile": _refuse}
 
 def guard_math_verify() -> None:
     """math-verify has sympy evaluate what it takes for a sum of numbers: let it find nothing but what builds sums."""
+    import math_verify.parser
+
     scope = {**CONSTRUCTORS, "__builtins__": {}}
     math_verify.parser.parse_expr = functools.partial(sympy.parse_expr, global_dict=scope)
 
@@ -126,6 +126,8 @@ def _safe(value: Any) -> Any:
 
 def guard(dataset: Any) -> Any:
     """The data set, with a verifier that finds readers where it would evaluate; a mixture's parts likewise."""
+    from reasoning_gym.composite import CompositeDataset  # math-verify's child process can do without: 1.9 s
+
     if isinstance(dataset, CompositeDataset):
         for part in dataset.datasets.values():
             guard(part)

@@ -4,9 +4,6 @@ import dataclasses
 import difflib
 from typing import Any
 
-from reasoning_gym.composite import DatasetSpec
-from reasoning_gym.factory import DATASETS, create_dataset
-
 from bebop.errors import UserError
 from bebop.tasks.epochs import Epochs
 
@@ -28,6 +25,8 @@ def stream_seed(seed: int, block: int = 0, attempt: int = 0) -> int:
 
 def make_dataset(name: str, args: dict[str, Any], seed: int = 0) -> Any:
     """One block of the data set ``name``; ``UserError`` if there is none or it cannot be built from ``args``."""
+    from reasoning_gym.factory import DATASETS, create_dataset
+
     check_name(name, "task.name")
     known = [f.name for f in dataclasses.fields(DATASETS[name][1]) if f.name not in ("seed", "size")]
     for key in args:
@@ -88,6 +87,8 @@ class ProceduralItems:
 
 def check_name(name: str, setting: str) -> None:
     """``UserError`` with the nearest names unless there is a data set ``name``."""
+    from reasoning_gym.factory import DATASETS  # 1.9 s of processor time, which a task from a file can do without
+
     if name not in DATASETS:
         raise UserError(f"{setting}={name!r}: reasoning-gym has no such data set; {_suggest(name, list(DATASETS))}")
 
@@ -102,6 +103,8 @@ def _arguments(name: str, args: dict[str, Any]) -> dict[str, Any]:
     parts = _parts(name, args)
     if not parts:
         return args
+    from reasoning_gym.composite import DatasetSpec
+
     for part in parts:
         check_name(part.get("name", ""), "task.args.datasets.name")
     return {**args, "datasets": [DatasetSpec(**{"weight": 1.0, "config": {}, **part}) for part in parts]}

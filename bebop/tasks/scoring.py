@@ -15,11 +15,6 @@ import math
 import re
 from typing import Any
 
-import math_verify
-from reasoning_gym.dataset import ProceduralDataset
-from reasoning_gym.factory import DATASETS
-
-from bebop.tasks.guarded import Refused, guard, guard_math_verify
 from bebop.tasks.procedural import make_dataset
 
 # Verifiers known to be done at once whatever they are given. Others may not: "9**9**9" for countdown, "1e999999999"
@@ -34,6 +29,8 @@ NOT_A_NUMBER = re.compile(r"\bnanj?\b", re.IGNORECASE)
 @functools.cache
 def _dataset(name: str, args: str) -> Any:
     """The verifier lives in the data set object; one per process is enough, whatever its seed."""
+    from bebop.tasks.guarded import guard  # sympy takes a second of processor time
+
     return guard(make_dataset(name, json.loads(args)))
 
 
@@ -41,6 +38,8 @@ def score_entry(name: str, args: str, answer: str, entry: dict[str, Any]) -> flo
     """The data set's own score of ``answer``; ``args`` are its arguments as JSON, ``entry`` the item asked about."""
     if NOT_A_NUMBER.search(answer) and not NOT_A_NUMBER.search(str(entry["answer"])):
         return 0.0
+    from bebop.tasks.guarded import Refused
+
     try:
         score = float(_dataset(name, args).score_answer(answer, entry))
     except (*VERIFIER_ERRORS, Refused):
@@ -50,11 +49,20 @@ def score_entry(name: str, args: str, answer: str, entry: dict[str, Any]) -> flo
 
 def is_quick(name: str) -> bool:
     """Whether the data set's verifier may run in this process: it compares texts, or it is known to be quick."""
-    return name in QUICK or DATASETS[name][0].score_answer is ProceduralDataset.score_answer
+    if name in QUICK:
+        return True
+    from reasoning_gym.dataset import ProceduralDataset
+    from reasoning_gym.factory import DATASETS
+
+    return bool(DATASETS[name][0].score_answer is ProceduralDataset.score_answer)
 
 
 def score_math(candidate: str, gold: str) -> float:
     """1.0 if math-verify finds both equal, else 0.0. Without its timeouts, which need the main thread."""
+    import math_verify
+
+    from bebop.tasks.guarded import guard_math_verify
+
     guard_math_verify()
     expected = math_verify.parse(gold, parsing_timeout=None)
     answer = math_verify.parse(candidate, parsing_timeout=None)

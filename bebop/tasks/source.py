@@ -7,8 +7,6 @@ questions is of epoch i // N, and its place there goes through a permutation tha
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from reasoning_gym.utils import SYSTEM_PROMPTS
-
 from bebop.config import TaskConfig
 from bebop.errors import UserError
 from bebop.tasks.environment import find_kind, question
@@ -134,6 +132,8 @@ def instruction(config: TaskConfig, tokenizer: Any) -> str | None:
         return config.system
     if config.source != "reasoning_gym" or "<answer>" in tokenizer.get_vocab():
         return None
+    from reasoning_gym.utils import SYSTEM_PROMPTS
+
     return str(SYSTEM_PROMPTS["default"])
 
 

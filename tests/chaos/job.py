@@ -198,7 +198,7 @@ def planted() -> None:
     runtime.RayWorker = Worker  # type: ignore[misc]
     loop.WorkerPool = Pool  # type: ignore[misc]
     actors.make_worker = worker
-    actors.TrainerRank = Rank  # type: ignore[misc]
+    actors.make_rank = Rank
     if bug("a report told twice counts twice"):
         Dispatch.take = lambda *_: True  # type: ignore[method-assign]
 
