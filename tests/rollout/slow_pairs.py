@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pytest
@@ -118,6 +119,18 @@ def paired(seed: int = 1, sees_draft: bool = False, dtype: torch.dtype = torch.f
     return policy
 
 
+@cache
+def shared() -> Policy:
+    """Return ``paired()`` for tests that leave it as it is."""
+    return paired()
+
+
+@cache
+def written(prompt: tuple[int, ...], params: SamplingParams, options: PipoOptions = GATES[0]) -> Drawn:
+    """Return the answer of the shared policy, which costs a pass over the text for every pair."""
+    return decode(shared(), prompt, params, options)
+
+
 def engine(policy: Policy, options: PipoOptions = GATES[0], slots: int = 3, **settings: object) -> TorchEngine:
     given = {name: value for name, value in dataclasses.asdict(options).items() if value is not None}
     config = DecodingConfig(system="pipo", draft_tokens=1, options=given)
@@ -134,3 +147,55 @@ def same(answer: Completion, wanted: Drawn) -> None:
     assert (int(stats.reached.sum()), int(stats.accepted.sum())) == (len(whole), kept)
     confidence = stats.counts["confidence"].sum()
     assert confidence == pytest.approx(sum(wanted.confidence), abs=1e-6)
+
+
+# ---- the distribution of what is drawn
+
+
+def pair_distribution(
+    policy: Policy, prompt: Sequence[int], options: PipoOptions, temperature: float, tokens: int = 3
+) -> np.ndarray:
+    """Return the joint distribution [V] * tokens of the next tokens after a prompt, by enumeration."""
+    with torch.no_grad():
+        found = _joint(policy, list(as_pairs(tuple(prompt), network_of(policy).pad)), tokens, options, temperature)
+    assert float(found.sum()) == pytest.approx(1)
+    return found.numpy()
+
+
+def _joint(
+    policy: Policy, pairs: list[tuple[int, int]], tokens: int, options: PipoOptions, temperature: float
+) -> Tensor:
+    """Distribution [V] * tokens of what follows some pairs."""
+
+    def law(state: Tensor) -> Tensor:
+        return (network_of(policy).logits(policy, state).double() / temperature).softmax(-1)
+
+    h, vocab = states(policy, pairs), policy.vocab_size
+    first = law(h[-1])
+    if tokens == 1:
+        return first
+    follows = torch.zeros((vocab,) * tokens, dtype=torch.float64)
+    for token in range(1, vocab):
+        u = drafted(policy, pairs, h, token)[-1]
+        kept = law(u) * _chances(policy, options, h[-1], u)
+        rejected = 1 - kept.sum()
+        if rejected > 0:
+            follows[token] += rejected * _joint(policy, [*pairs, (token, 0)], tokens - 1, options, temperature)
+        for draft in range(1, vocab):
+            rest = torch.tensor(1.0)
+            if tokens > 2:
+                rest = _joint(policy, [*pairs, (token, draft)], tokens - 2, options, temperature)
+            follows[token, draft] += kept[draft] * rest
+    return first.view(-1, *[1] * (tokens - 1)) * follows
+
+
+def _chances(policy: Policy, options: PipoOptions, h: Tensor, u: Tensor) -> Tensor:
+    """The chance [V] that each draft is kept."""
+    tokens = torch.arange(policy.vocab_size)
+    if options.gate == "random":
+        return torch.full((len(tokens),), options.keep, dtype=torch.float64)
+    assert options.tau is not None
+    network = network_of(policy)
+    raw = network.logits(policy, u).log_softmax(-1)
+    confidence = network.confidence(h.expand(len(tokens), -1), u.expand(len(tokens), -1), policy.embed(tokens), raw)
+    return (confidence >= options.tau).double()

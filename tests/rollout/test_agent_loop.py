@@ -23,7 +23,7 @@ from bebop.tasks.chat_delta import ChatDelta, GivenTokens
 from bebop.tasks.environment import find_kind, load_class
 from bebop.tasks.source import EnvironmentSource
 from bebop.trajectory import Prompt, Trajectory
-from tests.builders import letters, tiny_policy
+from tests.builders import bare_policy, letters
 from tests.rollout import echo_environments
 
 SIZE, EOS, LONGEST, ROOM = 2, 11, 48, 400
@@ -49,7 +49,7 @@ def made() -> Iterator[list[RolloutWorker]]:
 
 def policy() -> Policy:
     """In float64, with a template and a token that no text gives; every twelfth token ends a turn, or so."""
-    chosen = tiny_policy(dtype=torch.float64, sharp=6.0)
+    chosen = bare_policy(dtype=torch.float64, sharp=6.0)
     chosen.tokenizer = letters(chosen.vocab_size, pair=5)
     chosen.tokenizer.chat_template = TEMPLATE
     return chosen

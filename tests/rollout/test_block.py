@@ -10,16 +10,13 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput
+from bebop.rollout.decoding.base import DraftLength, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.drafters.block import BlockDrafter
 from bebop.rollout.decoding.lengths.fixed import FixedLength
-from bebop.rollout.decoding.rules.rejection import Rejection
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import requests, tiny_policy
-from tests.rollout.greedy_answers import AcceptsOneMore, greedy
-from tests.rollout.test_exactness import LEVEL, smallest_p
 
 PROMPTS = [[1, 2, 3], [3], [2, 1, 0, 3, 1], [0, 0], [1, 3, 2, 2], [3, 2]]
 
@@ -168,10 +165,10 @@ def same(a: Completion, b: Completion) -> bool:
 
 
 def test_each_row_of_a_mixed_batch_is_itself_alone(policy: Policy) -> None:
-    sizes = range(2, 18)
+    sizes = range(2, 18, 3)
     alone = [answers(policy, [size], 1)[0] for size in sizes]
-    assert all(same(a, b) for a, b in zip(answers(policy, sizes, 16), alone, strict=True))
-    unmasked = answers(policy, sizes, 16, drafter=Unmasked)
+    assert all(same(a, b) for a, b in zip(answers(policy, sizes, len(sizes)), alone, strict=True))
+    unmasked = answers(policy, sizes, len(sizes), drafter=Unmasked)
     assert not all(same(a, b) for a, b in zip(unmasked, alone, strict=True))
     assert sum((a.stats for a in alone), DecodeStats()).accept_length > 1.1
 
@@ -179,16 +176,6 @@ def test_each_row_of_a_mixed_batch_is_itself_alone(policy: Policy) -> None:
 def test_an_answer_never_gets_more_than_its_block_a_cycle(policy: Policy) -> None:
     for size, answer in zip(range(1, 18), answers(policy, range(1, 18), 17), strict=True):
         assert not answer.stats.reached[size - 1 :].any() and answer.stats.accept_length <= size
-
-
-def test_greedy_answers_are_those_of_plain_decoding_for_every_block_size(policy: Policy) -> None:
-    plain = greedy(policy, PROMPTS, "autoregressive", 0)
-    for drafts in range(1, 17):
-        assert (
-            greedy(policy, PROMPTS, "block", drafts) == plain
-            and greedy(policy, PROMPTS, "block_target_only", drafts) == plain
-        )
-    assert greedy(policy, PROMPTS, "block", 3, AcceptsOneMore()) != plain
 
 
 def test_a_block_of_one_slot_is_plain_decoding(policy: Policy) -> None:
@@ -202,26 +189,3 @@ def test_a_block_of_one_slot_is_plain_decoding(policy: Policy) -> None:
 
 
 # ---- exact at every size
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["block", "block_target_only"])
-@pytest.mark.parametrize("size", [2, 5, 9, 17])
-def test_the_output_distribution_is_the_target_for_every_block_size(name: str, size: int) -> None:
-    """Three slots, the size of the exactness test of all systems, are left to that."""
-    p = smallest_p(tiny_policy(5, seed=11, sharp=16.0), DecodingConfig(system=name, draft_tokens=size - 1), 1.0)
-    assert p > LEVEL
-
-
-class TakesTheNextSlot(Rejection):
-    """Verifies a draft with the distribution of the slot after its own."""
-
-    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        assert draft.probs is not None
-        return super().accept(rows, dataclasses.replace(draft, probs=draft.probs.roll(-1, 1)), out, uniforms)
-
-
-@pytest.mark.slow
-def test_a_draft_verified_with_the_distribution_of_another_slot_is_caught() -> None:
-    system = DecodingConfig(system="block", draft_tokens=2)
-    assert smallest_p(tiny_policy(5, seed=11, sharp=16.0), system, 1.0, TakesTheNextSlot()) < LEVEL / 100

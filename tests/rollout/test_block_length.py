@@ -105,7 +105,7 @@ def test_decoding_looks_at_what_the_training_looked_at(policy: Policy, features:
 
 def test_a_choice_goes_where_its_request_goes(policy: Policy) -> None:
     """Rows move when others end, and an aborted answer keeps its size on another engine."""
-    asked = requests(PROMPTS, max_new_tokens=25)
+    asked = requests(PROMPTS, max_new_tokens=16)
     alone = [generate(engine(policy, 1), [request])[0] for request in asked]
     assert all(same(a, b) for a, b in zip(generate(engine(policy), asked), alone, strict=True))
     first = engine(policy)

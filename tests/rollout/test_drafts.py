@@ -12,13 +12,13 @@ from bebop.rollout.decoding.lengths.fixed import FixedLength
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats, SamplingParams
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests
 
 
 def drafted(system: str, **settings: float) -> DecodeStats:
     """Statistics of some answers at temperature 1."""
     config = DecodingConfig(system=system, draft_tokens=3, **settings)  # type: ignore[arg-type]
-    engine = TorchEngine(tiny_policy(seed=1), config, slots=8, max_length=64)
+    engine = TorchEngine(bare_policy(seed=1), config, slots=8, max_length=64)
     answers = generate(engine, requests([[1, 2, 3]] * 8, max_new_tokens=30))
     return sum((answer.stats for answer in answers), DecodeStats())
 
@@ -44,7 +44,7 @@ class Constant(MTPDrafter):
 
 def proposed(sampling: SamplingParams, **settings: object) -> tuple[Draft, Tensor, Rows, Slots]:
     """Three drafts from one constant hidden state after the prompt (1, 2), and the logits [1, 1, V] of all of them."""
-    policy = tiny_policy(seed=1)
+    policy = bare_policy(seed=1)
     slots = Slots(SlotSizes(slots=1, length=8, drafts=3, vocab=policy.vocab_size), torch.device("cpu"))
     slots.start(0, [sampling], [[1, 2]])
     config = DecodingConfig(draft_tokens=3, **settings)  # type: ignore[arg-type]

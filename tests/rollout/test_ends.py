@@ -6,11 +6,11 @@ import torch
 from bebop.config import DecodingConfig
 from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.torch_engine import TorchEngine, generate
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests
 
 
 def engine(slots: int = 50, seed: int = 1) -> TorchEngine:
-    policy = tiny_policy(seed=seed)
+    policy = bare_policy(seed=seed)
     return TorchEngine(policy, DecodingConfig(draft_tokens=3), slots=slots, max_length=64)
 
 

@@ -14,7 +14,7 @@ from bebop.rollout.engine import Finished, Request
 from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams
-from tests.builders import tiny_policy
+from tests.builders import bare_policy
 
 PROMPT = (2, 7, 4, 3)
 SECONDS = 60  # within which a future is answered
@@ -22,7 +22,7 @@ SECONDS = 60  # within which a future is answered
 
 def make_engine() -> TorchEngine:
     """Four slots of 64 tokens; in float64, so that rounding in batches of other sizes cannot change a token."""
-    return TorchEngine(tiny_policy(dtype=torch.float64), DecodingConfig(), slots=4, max_length=64)
+    return TorchEngine(bare_policy(dtype=torch.float64), DecodingConfig(), slots=4, max_length=64)
 
 
 def request(seed: int, tokens: int = 24) -> Request:
@@ -167,7 +167,7 @@ def test_its_pace_tells_an_idle_thread_from_one_that_hangs() -> None:
             return super().step()
 
     begun, let_go = threading.Event(), threading.Event()
-    engine = Stuck(tiny_policy(dtype=torch.float64), DecodingConfig(), slots=4, max_length=64)
+    engine = Stuck(bare_policy(dtype=torch.float64), DecodingConfig(), slots=4, max_length=64)
     thread = EngineThread(engine)
     assert thread.pace() == Pace(name="decoding", silent=0.0, slowest=0.0)
     thread.submit([request(1)])

@@ -1,39 +1,162 @@
-"""The output distribution of every exact system is the target's: tested on the engine itself, with faults that must be
-seen."""
+"""Every decoding system emits the distribution that it has to, and the same test rejects broken variants of it.
+
+An engine answers two prompts some thousand times. The first three tokens are counted and held against their joint
+distribution by chi-square: for an exact system the target's, enumerated; for pad and pipo the one worked out from
+passes over whole texts (``LAWS``).
+
+- ``FEW`` draws, in ``make test``: one system for each acceptance rule, and a broken variant of each that they catch.
+- ``MANY`` draws, slow: every system of the registry, other settings and temperatures, and every broken variant.
+- Seeds are fixed, so a p-value is the same in every run. It is corrected for the number of tests (Bonferroni).
+- Temperature 0 has no distribution: ``test_conformance.py`` compares greedy answers.
+"""
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.decoding import SYSTEMS
-from bebop.kernels.verify import chain_verify, sample
-from bebop.model.attention import CausalContext, PackedContext, SlotContext
+from bebop.model.attention import PackedContext, SlotContext
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.base import AcceptanceRule, Accepted, Draft, DraftLength, Rows, TargetOutput
+from bebop.model.pivot import PivotNetwork
+from bebop.options import PipoOptions
 from bebop.rollout.decoding.draft_verify import DraftVerify
-from bebop.rollout.decoding.drafters.mtp import MTPDrafter
+from bebop.rollout.decoding.drafters.history_mtp import HistoryMTPDrafter
 from bebop.rollout.decoding.lengths.cost import CostLength
-from bebop.rollout.decoding.temperature import GRID
+from bebop.rollout.decoding.pipo import PairDecoder
+from bebop.rollout.decoding.trust import BUCKETS, Trusted
 from bebop.rollout.torch_engine import TorchEngine, generate
-from tests.builders import requests, tiny_policy
+from bebop.trajectory import Completion
+from tests.builders import requests, tiny_pairs, tiny_policy
 from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
+from tests.rollout.broken import (
+    BonusFromTheLastDraftRow,
+    DraftsFromTheTokenBefore,
+    DrawnAgain,
+    DropUnlikely,
+    EndsAtOverrides,
+    FeedsRejectedDrafts,
+    Flatter,
+    HeadReported,
+    KeepsLikelyDrafts,
+    LastThatPasses,
+    OneUniformForBoth,
+    OnlyWhatWillStand,
+    OtherTemperature,
+    OverridesStops,
+    Peeking,
+    PeekingTemperature,
+    ResidualIsTheTarget,
+    RowOfTheParent,
+    StaleRow,
+    TakesTheNextDraft,
+    UnprocessedDraft,
+    WrongParent,
+    WrongState,
+)
+from tests.rollout.pad_distribution import P_MIN, STOP, TAU, PadDistribution, random_network
+from tests.rollout.slow_pairs import pair_distribution
+from tests.rollout.trees import FIRP_TREES, FIVE, head_tree, likely_firp_tree
 
-VOCAB, DRAWS, TOKENS = 5, 5_000, 3  # at 4,000 the fault that is hardest to see has p = 7e-18
-PROMPTS = [[0, 1, 2], [3, 3, 1, 0]]
+VOCAB, TOKENS = 5, 3
+FEW, MANY = 2_000, 5_000  # draws for each prompt; FEW answer the first prompt alone
+PROMPTS = ((0, 1, 2), (3, 3, 1, 0))  # after the second most drafts are rejected
+REJECTING = PROMPTS[::-1]
+UNPADDED = ((1, 2, 3), (3, 3, 1, 2))  # of odd and even length, without the pad token 0 of pairs
 LEVEL = 1e-3
-Fault = AcceptanceRule | type[SlotContext] | type[MTPDrafter] | None
+CAUGHT = LEVEL / 100
+
+# ---- what is drawn from
+
+
+def tiny() -> Policy:
+    return tiny_policy(VOCAB, seed=11, sharp=16.0)
+
+
+def zeroed_firp() -> Policy:
+    """The same with matrices of zeros."""
+    policy = tiny()
+    for matrix in policy.parts["firp"].parameters():
+        matrix.zero_()
+    return policy
+
+
+def pivot(position: str) -> Callable[[], Policy]:
+    """The same with a random classifier that reads the state at this position."""
+
+    def made() -> Policy:
+        policy = tiny()
+        policy.parts["pivot"] = random_network(position, policy)
+        return policy
+
+    return made
+
+
+def sees_draft() -> Policy:
+    """The same with a pair network whose confidence head sees the drafted token."""
+    policy = tiny()
+    policy.parts["pipo"] = tiny_pairs(policy, sees_draft=True)
+    return policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A decoding system under settings whose output distribution is known."""
+
+    decoding: DecodingConfig
+    temperature: float = 1.0
+    prompts: tuple[tuple[int, ...], ...] = PROMPTS
+    model: Callable[[], Policy] = tiny
+    past: Literal["", "overlapping", "misleading"] = ""  # past answers that history is told of
+    mixed: bool = False  # every draft is of the mean of history and head, whatever was learned
+    stop: int = -1  # a token that ends answers; -1: none
+    accepted: tuple[float, float] = (0.1, 1.0)  # the share of accepted drafts lies between, or nothing is tested
+
+
+def of_system(system: str, temperature: float = 1.0, drafts: int | str = 2, **settings: Any) -> Case:
+    """Return a case of a system by its name; a tree has four nodes, as two would have no siblings."""
+    if drafts == 2:
+        drafts = 4 if SYSTEMS[system].tree else min(2, SYSTEMS[system].width)
+    decoding = DecodingConfig(system=system, draft_tokens=drafts, most_drafts=2, **settings)  # type: ignore[arg-type]
+    return Case(decoding=decoding, temperature=temperature)
+
+
+def of_history(system: str, past: Any, siblings: bool = False, auto: bool = False, **settings: Any) -> Case:
+    """Return a case of a system with history, which costs nothing, so that it drafts whenever it can."""
+    decoding = DecodingConfig(
+        system=system,
+        draft_tokens="auto" if auto else 3,
+        most_drafts=3,
+        verify_ratio=0.0,
+        cost_ratio=0.0,
+        options={"siblings": siblings},
+    )
+    return Case(decoding=decoding, past=past, accepted=(0.1 if past == "overlapping" else 0.0, 1.0), **settings)
+
+
+def of_pad(position: str, temperature: float) -> Case:
+    decoding = DecodingConfig(system="pad", draft_tokens=2, options={"tau": TAU, "p_min": P_MIN})
+    return Case(decoding=decoding, temperature=temperature, model=pivot(position), prompts=REJECTING, stop=STOP)
+
+
+def of_pipo(model: Callable[[], Policy] = tiny, **options: Any) -> Case:
+    """Return a case of pipo; 0.9: a gate that is almost always open tests no more than one that is shut."""
+    decoding = DecodingConfig(system="pipo", draft_tokens=1, options=options)
+    return Case(decoding=decoding, temperature=0.8, model=model, prompts=UNPADDED, accepted=(0.1, 0.9))
+
+
+# ---- the distributions that are expected
 
 
 def exact_distribution(policy: Policy, prompt: Sequence[int], temperature: float) -> np.ndarray:
-    """Joint distribution [V, V, V] of the next three tokens, by enumeration."""
+    """Return the target's joint distribution [V, V, V] of the next three tokens, by enumeration."""
     pairs = torch.tensor(list(itertools.product(range(VOCAB), repeat=2)))
     ids = torch.cat([torch.tensor(prompt).expand(len(pairs), -1), pairs], 1)
     lengths = torch.full((len(ids),), ids.shape[1])
@@ -46,41 +169,124 @@ def exact_distribution(policy: Policy, prompt: Sequence[int], temperature: float
     return (first[:, None, None] * second[:, :, None] * third).numpy()
 
 
-def draw(
-    policy: Policy, system: DecodingConfig, prompt: list[int], temperature: float, fault: Fault = None
-) -> np.ndarray:
-    """Counts [V, V, V] of the first three tokens in DRAWS answers of the engine, with a part of one's own."""
-    numbers = np.random.default_rng(0)
-    seconds = numbers.lognormal(size=100_000).cumsum().tolist()  # by which as many drafts as pay are made
-    engine = TorchEngine(policy, system, slots=1000, max_length=16, clock=iter(seconds).__next__)
+def target_law(case: Case, policy: Policy, prompt: Sequence[int]) -> np.ndarray:
+    return exact_distribution(policy, prompt, case.temperature)
+
+
+def pad_law(case: Case, policy: Policy, prompt: Sequence[int]) -> np.ndarray:
+    network = policy.parts["pivot"]
+    assert isinstance(network, PivotNetwork)
+    return PadDistribution(policy, network, case.temperature, case.stop).joint(prompt).numpy()
+
+
+def never_overrides(case: Case, policy: Policy, prompt: Sequence[int]) -> np.ndarray:
+    network = policy.parts["pivot"]
+    assert isinstance(network, PivotNetwork)
+    return PadDistribution(policy, network, case.temperature, case.stop).without_overrides().joint(prompt).numpy()
+
+
+def pair_law(case: Case, policy: Policy, prompt: Sequence[int]) -> np.ndarray:
+    return pair_distribution(policy, prompt, case.decoding.of(PipoOptions), case.temperature)
+
+
+def always_shut(case: Case, policy: Policy, prompt: Sequence[int]) -> np.ndarray:
+    return pair_distribution(policy, prompt, PipoOptions(tau=2.0), case.temperature)
+
+
+def always_open(case: Case, policy: Policy, prompt: Sequence[int]) -> np.ndarray:
+    return pair_distribution(policy, prompt, PipoOptions(tau=-1.0), case.temperature)
+
+
+Law = Callable[[Case, Policy, Sequence[int]], np.ndarray]
+LAWS: Mapping[str, Law] = {"pad": pad_law, "pipo": pair_law}  # of inexact systems; all others have the target's
+NOT_THEIRS: Mapping[str, tuple[Law, ...]] = {"pad": (never_overrides,), "pipo": (target_law, always_shut, always_open)}
+
+# ---- draws, and how well they fit
+
+Fault = Callable[[TorchEngine], None]
+
+
+def decoder_of(engine: TorchEngine) -> DraftVerify:
     assert isinstance(engine.decoder, DraftVerify)
-    if isinstance(engine.decoder.length, CostLength):
-        pace, paying = engine.decoder.length.pace, engine.decoder.length.pace.choose
+    return engine.decoder
+
+
+def answers(case: Case, policy: Policy, draws: int, fault: Fault | None = None) -> list[Completion]:
+    """Return so many answers to one prompt after another, from one engine."""
+    numbers = np.random.default_rng(0)
+    seconds = numbers.lognormal(-3.0, 2.0, size=100_000).cumsum().tolist()  # by which as many drafts as pay are made
+    slots = 100 if case.decoding.draft_tokens == "auto" else 1000  # with auto, cycles of all sizes are timed first
+    engine = TorchEngine(policy, case.decoding, slots=slots, max_length=16, clock=iter(seconds).__next__)
+    length = getattr(engine.decoder, "length", None)
+    if isinstance(length, CostLength):  # in some cycles the number that pays, in others any
+        pace, paying = length.pace, length.pace.choose
         pace.choose = lambda rows: (paying(rows) + int(numbers.integers(3))) % 3  # type: ignore[method-assign]
-    if isinstance(fault, type):
-        replaced = engine.decoder.drafter if issubclass(fault, MTPDrafter) else engine.decoder.target.cache
-        replaced.__class__ = fault  # type: ignore[assignment]
-    elif fault is not None:
-        engine.decoder.rule = fault
-    drafts = engine.decoder.drafter is not None
-    asked = requests([prompt] * DRAWS, temperature=temperature, max_new_tokens=TOKENS + 2)
-    answers = generate(engine, asked)
-    reached, accepted = (sum(getattr(a.stats, name).sum() for a in answers) for name in ("reached", "accepted"))
-    assert not drafts or accepted > 0.1 * reached > 0, "less than 10 % of the drafts are accepted: nothing is tested"
-    counts = Counter(tuple(a.token_ids[:TOKENS].tolist()) for a in answers)
+    if case.past:
+        for prompt in case.prompts:
+            engine.remember(prompt, past_answers(target_law(case, policy, prompt), case.past))
+    if case.mixed:
+        drafter = decoder_of(engine).drafter
+        assert isinstance(drafter, HistoryMTPDrafter)
+        mean = Trusted(share=[0.5] * BUCKETS, alone=[0.5] * BUCKETS, gain=[1.0] * BUCKETS)
+        drafter.recall.trusted = lambda rows: [mean] * rows.batch  # type: ignore[method-assign]
+    if fault is not None:
+        fault(engine)
+    more = 0 if draws == FEW else 2  # what follows changes nothing; where time is no matter, no cycle is cut off
+    stops = (case.stop,) if case.stop >= 0 else ()
+    asked = requests(
+        [prompt for prompt in prompts_of(case, draws) for _ in range(draws)],
+        temperature=case.temperature,
+        max_new_tokens=TOKENS + more,
+        stop_token_ids=stops,
+    )
+    return generate(engine, asked)
+
+
+def prompts_of(case: Case, draws: int) -> Sequence[tuple[int, ...]]:
+    return case.prompts[:1] if draws == FEW else case.prompts
+
+
+def past_answers(expected: np.ndarray, past: str) -> list[tuple[int, ...]]:
+    """Return twelve answers that the target gives, or two each of its six least likely ones."""
+    if past == "overlapping":
+        chosen = np.random.default_rng(0).choice(expected.size, 12, p=expected.ravel() / expected.sum())
+    else:
+        chosen = np.repeat(expected.ravel().argsort()[:6], 2)
+    return [tuple(int(i) for i in np.unravel_index(place, expected.shape)) for place in chosen]
+
+
+def assert_tested(case: Case, done: list[Completion]) -> None:
+    """Drafts were made, accepted and rejected, from where the case says: otherwise no fault could show."""
+    system = SYSTEMS[case.decoding.system]
+    if not system.drafts:
+        return
+    reached, accepted = (sum(float(getattr(a.stats, name).sum()) for a in done) for name in ("reached", "accepted"))
+    least, most = case.accepted
+    assert reached > 0.2 * len(done) and least * reached < accepted <= most * reached, "nothing is tested"
+    if case.past:  # what misleads is left out of a mixture soon
+        history = sum(float(a.stats.counts["history"].sum()) for a in done)
+        assert history >= (0.05 if case.past == "overlapping" or not system.head else 0.0) * reached
+    if case.decoding.system == "pad":
+        assert sum(float(a.stats.counts["overridden"].sum()) for a in done) > 0.02 * reached
+    assert all(a.exact == system.exact for a in done)
+
+
+def counted(done: Sequence[Completion], stop: int) -> np.ndarray:
+    """Return counts [V, V, V] of the first three tokens; an answer that stopped goes on with its stop token."""
     table = np.zeros((VOCAB,) * TOKENS)
-    for tokens, count in counts.items():
+    for tokens, count in Counter(tuple([*a.token_ids.tolist(), *[stop] * TOKENS][:TOKENS]) for a in done).items():
         table[tokens] = count
     return table
 
 
-def smallest_p(policy: Policy, system: DecodingConfig, temperature: float, fault: Fault = None) -> float:
-    """The smallest p-value over prompts, single tokens and the joint distribution, corrected for their number
+def smallest_p(case: Case, policy: Policy, done: list[Completion], law: Law) -> float:
+    """Return the smallest p-value over prompts, single tokens and the joint distribution, corrected for their number
     (Bonferroni)."""
     values = []
-    for prompt in PROMPTS:
-        expected = exact_distribution(policy, prompt, temperature)
-        counts = draw(policy, system, prompt, temperature, fault)
+    draws = FEW if len(done) == FEW else MANY
+    for number, prompt in enumerate(prompts_of(case, draws)):
+        expected = law(case, policy, prompt)
+        counts = counted(done[number * draws : (number + 1) * draws], case.stop)
         values.append(p_value(counts, expected))
         for axis in range(TOKENS):
             others = tuple(a for a in range(TOKENS) if a != axis)
@@ -88,160 +294,203 @@ def smallest_p(policy: Policy, system: DecodingConfig, temperature: float, fault
     return min(values) * len(values)
 
 
-@pytest.fixture(scope="module")
-def policy() -> Policy:
-    return tiny_policy(VOCAB, seed=11, sharp=16.0)
+def check(case: Case, draws: int) -> None:
+    """Assert that a case has its distribution, and none of those that it must not have."""
+    policy, system = case.model(), case.decoding.system
+    done = answers(case, policy, draws)
+    assert_tested(case, done)
+    assert smallest_p(case, policy, done, LAWS.get(system, target_law)) > LEVEL
+    for law in NOT_THEIRS.get(system, ()):
+        assert smallest_p(case, policy, done, law) < CAUGHT, law.__name__
 
 
-KINDS = ["target_only", "bebop", "bebop_block", "bebop_tree", "block", "firp"]  # others draft or verify as one of these
+def few_and_many(quick: Collection[str], names: Collection[str], slow: Collection[str] = ()) -> list[Any]:
+    """Return (name, draws): the quick and the slow ones with few draws, all with many, which is exhaustive."""
+    many = pytest.mark.exhaustive("many draws of every case: a quarter of an hour")
+    few = slow_but(
+        [(name, FEW) for name in quick], [(name, FEW) for name in {**dict.fromkeys(quick), **dict.fromkeys(slow)}], True
+    )
+    return [*few, *(pytest.param(name, MANY, marks=many) for name in names)]
 
 
-@pytest.mark.parametrize("temperature", slow_but([0.7], [1.0, 0.7]))
-@pytest.mark.parametrize("name", slow_but(KINDS, [name for name, system in SYSTEMS.items() if system.exact]))
-def test_the_output_distribution_is_the_target(policy: Policy, name: str, temperature: float) -> None:
-    drafts = 4 if SYSTEMS[name].tree else 2  # two nodes would have no siblings
-    assert smallest_p(policy, DecodingConfig(system=name, draft_tokens=drafts), temperature) > LEVEL
+# ---- the systems
+
+EXACT = {
+    f"{name}-{temperature}": of_system(name, temperature)
+    for name, system in SYSTEMS.items()
+    for temperature in (1.0, 0.7)
+    if system.exact
+}
+BLOCK_SIZES = {
+    f"{name}-{size}": of_system(name, drafts=size - 1)
+    for name in ("block", "block_target_only")
+    for size in (2, 5, 9, 17)  # 3 is the size in EXACT
+}
+TREES = {
+    **{f"bebop_tree-five-{t}": Case(decoding=head_tree(FIVE), temperature=t) for t in (0.7, 1.0, 1.3)},
+    **{
+        f"bebop_tree-five-greedy-{t}": Case(decoding=head_tree(FIVE, draft_temperature=0.0), temperature=t)
+        for t in (0.7, 1.0, 1.3)
+    },
+    **{
+        f"firp-{name}-{t}": Case(decoding=FIRP_TREES[name], temperature=t)
+        for name, temperatures in {
+            "five": (0.7, 1.0, 1.3),
+            "sixteen": (0.7, 1.0, 1.3),
+            "likeliest": (1.0,),
+            "two-paths": (0.7,),
+            "greedy": (1.3,),
+        }.items()
+        for t in temperatures
+    },
+    "firp-sixty-three-1.0": Case(decoding=likely_firp_tree(63)),
+    "firp-zeroed-0.7": Case(decoding=FIRP_TREES["five"], temperature=0.7, model=zeroed_firp),
+}
+HISTORY = {
+    f"{name}-{past}": case
+    for past in ("overlapping", "misleading")
+    for name, case in {
+        "history": of_history("history", past),
+        "bebop_history": of_history("bebop_history", past),
+        "bebop_history-siblings": of_history("bebop_history", past, siblings=True, temperature=0.7),
+    }.items()
+}
+TARGETS = EXACT | BLOCK_SIZES | TREES | HISTORY
+RULES = ["target_only-0.7", "bebop-0.7", "bebop_block-0.7", "bebop_tree-0.7"]  # one for each way to accept a draft
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(["bebop"], [name for name, system in SYSTEMS.items() if system.exact and system.self_tempered])
+    ("name", "draws"), few_and_many(RULES, TARGETS, [f"{name}-0.7" for name, system in SYSTEMS.items() if system.exact])
 )
-def test_the_output_distribution_is_the_target_at_draft_temperatures_that_are_chosen(policy: Policy, name: str) -> None:
-    system = DecodingConfig(system=name, draft_tokens=2, draft_temperature="auto")
-    assert smallest_p(policy, system, 0.7) > LEVEL
+def test_the_output_distribution_is_the_target(name: str, draws: int) -> None:
+    check(TARGETS[name], draws)
 
 
-FREE = [name for name, system in SYSTEMS.items() if system.exact and system.free_length]
+CHOSEN_TEMPERATURES = {
+    name: of_system(name, 0.7, draft_temperature="auto")
+    for name, system in SYSTEMS.items()
+    if system.exact and system.self_tempered
+}
 
 
-@pytest.mark.parametrize("name", slow_but(["bebop"], FREE))
-def test_the_output_distribution_is_the_target_with_as_many_drafts_as_pay(policy: Policy, name: str) -> None:
+@pytest.mark.parametrize(("name", "draws"), few_and_many(["bebop"], CHOSEN_TEMPERATURES))
+def test_the_output_distribution_is_the_target_at_draft_temperatures_that_are_chosen(name: str, draws: int) -> None:
+    check(CHOSEN_TEMPERATURES[name], draws)
+
+
+AS_MANY_AS_PAY = {
+    **{name: of_system(name, drafts="auto") for name, system in SYSTEMS.items() if system.exact and system.free_length},
+    **{name: of_history(name, "overlapping", auto=True) for name in ("history", "bebop_history")},
+}
+
+
+@pytest.mark.parametrize(("name", "draws"), few_and_many([], AS_MANY_AS_PAY))
+def test_the_output_distribution_is_the_target_with_as_many_drafts_as_pay(name: str, draws: int) -> None:
     """The number changes from cycle to cycle, in some of them to a chosen one and in others to any, 0 among them."""
-    assert smallest_p(policy, DecodingConfig(system=name, draft_tokens="auto", most_drafts=2), 1.0) > LEVEL
+    check(AS_MANY_AS_PAY[name], draws)
 
 
-class BonusFromTheLastDraftRow:
-    """The bonus as the paper's Algorithms 3 and 4 print it: from p_K instead of p_{K+1}."""
-
-    exact, layers = True, ()
-
-    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        shifted = torch.cat([out.probs[:, :-1], out.probs[:, -2:-1]], 1)
-        accepted, token = chain_verify(draft.tokens, draft.probs, shifted, uniforms, draft.lengths)
-        return Accepted.chain(draft, accepted, token)
+MIXTURES = {past: of_history("bebop_history", past, mixed=True) for past in ("overlapping", "misleading")}
 
 
-class ResidualIsTheTarget:
-    """After a rejection draws from p instead of max(0, p - q)."""
-
-    exact, layers = True, ()
-
-    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        accepted, _ = chain_verify(draft.tokens, draft.probs, out.probs, uniforms, draft.lengths)
-        index = torch.arange(len(accepted))
-        return Accepted.chain(draft, accepted, sample(out.probs[index, accepted], uniforms[:, -1]))
+@pytest.mark.parametrize(("name", "draws"), few_and_many(["overlapping"], MIXTURES))
+def test_the_output_distribution_of_mixtures_is_the_target(name: str, draws: int) -> None:
+    check(MIXTURES[name], draws)
 
 
-class UnprocessedDraft:
-    """Verifies with the draft's distribution before temperature, not the one that the draft was sampled from."""
-
-    exact, layers = True, ()
-
-    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        assert draft.probs is not None
-        raw = draft.probs**0.7
-        raw = raw / raw.sum(-1, keepdim=True)
-        accepted, token = chain_verify(draft.tokens, raw, out.probs, uniforms, draft.lengths)
-        return Accepted.chain(draft, accepted, token)
+PAD = {f"{position}-{t}": of_pad(position, t) for position in ("pred", "cand") for t in (1.0, 0.7)}
 
 
-BROKEN = [BonusFromTheLastDraftRow(), ResidualIsTheTarget(), UnprocessedDraft()]
+@pytest.mark.parametrize(("name", "draws"), few_and_many(["pred-0.7"], PAD))
+def test_the_output_distribution_is_the_one_worked_out(name: str, draws: int) -> None:
+    check(PAD[name], draws)
 
 
-@pytest.mark.parametrize("rule", slow_but(BROKEN[:1], BROKEN))
-def test_broken_rules_are_caught(policy: Policy, rule: AcceptanceRule) -> None:
-    assert smallest_p(policy, DecodingConfig(draft_tokens=2), 0.7, rule) < LEVEL / 100
+PIPO = {
+    "confidence": of_pipo(tau=0.5),
+    "random": of_pipo(gate="random", keep=0.6),
+    "confidence-sees-draft": of_pipo(sees_draft, tau=0.3),
+}
 
 
-class StaleRow(SlotContext):
-    """Leaves the first row of each verification as the last cycle's draft wrote it."""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        if query.shape[2] > 1 and self.first_slot == 0 and self.bias.shape[-1] == self.keys.shape[3]:
-            at = self.index[:, :, :1]
-            batch = len(key)
-            key, value = key.clone(), value.clone()
-            key[:, :, :1] = self.keys[layer, :batch].gather(2, at)
-            value[:, :, :1] = self.values[layer, :batch].gather(2, at)
-        return super().attend(layer, query, key, value, scaling)
+@pytest.mark.parametrize(("name", "draws"), few_and_many(["confidence"], PIPO))
+def test_three_tokens_have_the_pair_networks_distribution(name: str, draws: int) -> None:
+    check(PIPO[name], draws)
 
 
-def test_a_stale_cache_row_is_caught(policy: Policy) -> None:
-    system = DecodingConfig(system="bebop", draft_tokens=2)
-    assert smallest_p(policy, system, 1.0, StaleRow) < LEVEL / 100
+def test_every_system_has_a_distribution() -> None:
+    """A new system is exact, or says here what it emits."""
+    assert {name for name, system in SYSTEMS.items() if not system.exact} == set(LAWS) == set(NOT_THEIRS)
 
 
-def test_a_draft_dropped_for_being_unlikely_is_caught(policy: Policy) -> None:
-    """The illegal length rule of SPEC 1.7: it filters the draft distribution, and the test sees the bias."""
-
-    class DropUnlikely:
-        exact, layers = True, ()
-
-        def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-            assert draft.probs is not None
-            q = draft.probs.gather(-1, draft.tokens[..., None])[..., 0]
-            lengths = (q > 0.3).long().cumprod(1).sum(1)
-            accepted, token = chain_verify(draft.tokens, draft.probs, out.probs, uniforms, lengths)
-            return Accepted.chain(draft, accepted, token)
-
-    assert smallest_p(policy, DecodingConfig(draft_tokens=2), 1.0, DropUnlikely()) < LEVEL / 100
+# ---- broken variants
 
 
-class PeekingTemperature(MTPDrafter):
-    """Draws the first draft at each temperature, and takes the one whose token the target accepts most readily."""
+def plant(kind: Any) -> Fault:
+    """Return what puts a broken class into the place of the engine's own."""
 
-    def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        context, sizes = rows.context(), rows.sizes
-        positions = torch.arange(context.shape[1]).expand_as(context)
-        hidden = self.policy.hidden(context, positions, CausalContext())
-        p = rows.probs(self.policy.logits(hidden[torch.arange(rows.batch), sizes - 1])[:, None])[:, 0]
-        own, logits = rows.sampling.temperature, self.policy.logits(self.hidden[: rows.batch])[:, None]
-        assert own is not None and self.tempered is not None
-        q = torch.stack([rows.probs(logits, None, factor * own)[:, 0] for factor in GRID])  # [G, B, V]
-        token = sample(q, rows.uniforms[:, 0].expand(len(GRID), -1))[..., None]
-        best = (p.expand_as(q).gather(-1, token) / q.gather(-1, token))[..., 0].argmax(0)
-        chosen = (torch.tensor(GRID)[best] * own)[:, None].expand(-1, length.limit)
-        self.tempered.choose = lambda rows, drafts: chosen  # type: ignore[method-assign]
-        return super().propose(rows, length)
+    def planted(engine: TorchEngine) -> None:
+        if issubclass(kind, PairDecoder):
+            engine.decoder.__class__ = kind
+            return
+        decoder = decoder_of(engine)
+        if issubclass(kind, SlotContext):
+            decoder.target.cache.__class__ = kind
+        elif hasattr(kind, "accept"):
+            decoder.rule = kind(engine.policy, engine.slots, engine.decoding)
+        else:
+            assert decoder.drafter is not None
+            decoder.drafter.__class__ = kind
 
-
-class OtherTemperature(MTPDrafter):
-    """Says that its drafts were drawn at the target's temperature, whatever they were drawn at."""
-
-    def propose(self, rows: Rows, length: DraftLength) -> Draft:
-        draft = super().propose(rows, length)
-        assert self.drawn is not None
-        return replace(draft, probs=rows.probs(torch.stack(self.drawn.logits, 1)))
+    return planted
 
 
-@pytest.mark.parametrize("drafter", slow_but([OtherTemperature], [PeekingTemperature, OtherTemperature]))
-def test_a_draft_temperature_that_peeks_or_is_not_told_is_caught(policy: Policy, drafter: type[MTPDrafter]) -> None:
-    system = DecodingConfig(draft_tokens=2, draft_temperature="auto")
-    assert smallest_p(policy, system, 0.7, drafter) < LEVEL / 100
+BROKEN: dict[str, tuple[Case, type]] = {
+    "bonus": (of_system("bebop", 0.7), BonusFromTheLastDraftRow),
+    "residual": (of_system("bebop", 0.7), ResidualIsTheTarget),
+    "unprocessed-draft": (of_system("bebop", 0.7), UnprocessedDraft),
+    "unlikely-dropped": (of_system("bebop"), DropUnlikely),
+    "stale-row": (of_system("bebop"), StaleRow),
+    "number-of-drafts-knows-their-fate": (of_system("bebop", drafts="auto"), OnlyWhatWillStand),
+    "temperature-peeks": (CHOSEN_TEMPERATURES["bebop"], PeekingTemperature),
+    "temperature-not-told": (replace(CHOSEN_TEMPERATURES["bebop"], prompts=REJECTING), OtherTemperature),
+    "target_only-residual": (of_system("target_only", 0.7), ResidualIsTheTarget),
+    "block-rule-last-that-passes": (replace(of_system("bebop_block", 0.7), prompts=REJECTING), LastThatPasses),
+    "tree-parent": (TREES["bebop_tree-five-1.0"], WrongParent),
+    "tree-row-of-the-parent": (replace(TREES["bebop_tree-five-1.0"], prompts=REJECTING), RowOfTheParent),
+    "firp-row-of-the-parent": (TREES["firp-five-1.0"], RowOfTheParent),
+    "firp-drawn-again": (TREES["firp-five-1.0"], DrawnAgain),
+    "firp_chain-next-draft": (of_system("firp_chain"), TakesTheNextDraft),
+    "block-next-slot": (of_system("block"), TakesTheNextDraft),
+    "mixture-head-reported": (MIXTURES["overlapping"], HeadReported),
+    "mixture-peeks": (MIXTURES["overlapping"], Peeking),
+    "history-flatter": (HISTORY["history-overlapping"], Flatter),
+    "pad-state": (PAD["pred-1.0"], WrongState),
+    "pad-stops": (PAD["pred-1.0"], OverridesStops),
+    "pad-ends": (PAD["pred-1.0"], EndsAtOverrides),
+    "pipo-token-before": (PIPO["confidence"], DraftsFromTheTokenBefore),
+    "pipo-rejected-fed": (PIPO["confidence"], FeedsRejectedDrafts),
+    "pipo-one-uniform": (PIPO["confidence"], OneUniformForBoth),
+    "pipo-likely-kept": (PIPO["confidence"], KeepsLikelyDrafts),
+}
+"""Each kind of fault, and the system in which it is planted."""
+
+CAUGHT_BY_FEW = (
+    "bonus",
+    "stale-row",
+    "temperature-not-told",
+    "target_only-residual",
+    "block-rule-last-that-passes",
+    "tree-row-of-the-parent",
+    "mixture-head-reported",
+    "pad-state",
+    "pipo-token-before",
+)
 
 
-class OnlyWhatWillStand:
-    """Makes no more drafts than the target is going to accept, as if it had seen what comes of them."""
-
-    exact, layers = True, ()
-
-    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        stand, _ = chain_verify(draft.tokens, draft.probs, out.probs, uniforms)
-        accepted, token = chain_verify(draft.tokens, draft.probs, out.probs, uniforms, stand)
-        return Accepted.chain(draft, accepted, token)
-
-
-@pytest.mark.slow
-def test_a_number_of_drafts_that_knows_their_fate_is_caught(policy: Policy) -> None:
-    system = DecodingConfig(draft_tokens="auto", most_drafts=2)
-    assert smallest_p(policy, system, 1.0, OnlyWhatWillStand()) < LEVEL / 100
+@pytest.mark.parametrize(("name", "draws"), few_and_many(CAUGHT_BY_FEW, BROKEN))
+def test_broken_variants_are_caught(name: str, draws: int) -> None:
+    case, kind = BROKEN[name]
+    policy = case.model()
+    done = answers(case, policy, draws, plant(kind))
+    assert smallest_p(case, policy, done, LAWS.get(case.decoding.system, target_law)) < CAUGHT

@@ -40,7 +40,7 @@ def tokens(policy: Policy, decoding: DecodingConfig, prompts: int = PROMPTS) -> 
     return [answer.token_ids.tolist() for answer in done], float(sum(a.stats.accepted.sum() for a in done))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("the built-in model; test_conformance.py has tiny ones")
 @pytest.mark.parametrize(
     "trained", [False, pytest.param(True, marks=pytest.mark.skipif(not SHIPPED, reason="no part"))]
 )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from bebop.rollout import history
 from bebop.rollout.history import BEGIN, ROOT, Automaton, History
+from tests.cases import slow_but
 
 Found = tuple[int, list[tuple[int, int]]]  # tokens matched, followers with their counts
 # Which of up to four texts says which token next; few tokens, so that they repeat themselves and one another.
@@ -86,16 +87,16 @@ def broken(name: str, old: str, new: str) -> type[Automaton]:
     return space["Automaton"]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("a split starts at no count", "self.link[there], self.count[there])", "self.link[there], 0)"),
-        ("a split shares what follows", "dict(self.follow[there])", "self.follow[there]"),
-        ("counts stop at the text itself", "at = self.link[at]\n        self.tokens", "at = ROOT\n        self.tokens"),
-        ("a split leaves the link behind", "self.link[there] = split", "pass"),
-        ("readers stay where a state was split", "matched <= self.length[self.link[state]]", "False"),
-    ],
-)
+BROKEN = [
+    ("a split starts at no count", "self.link[there], self.count[there])", "self.link[there], 0)"),
+    ("a split shares what follows", "dict(self.follow[there])", "self.follow[there]"),
+    ("counts stop at the text itself", "at = self.link[at]\n        self.tokens", "at = ROOT\n        self.tokens"),
+    ("a split leaves the link behind", "self.link[there] = split", "pass"),
+    ("readers stay where a state was split", "matched <= self.length[self.link[state]]", "False"),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), slow_but(BROKEN[:1], BROKEN, several=True))
 def test_broken_automata_are_caught(name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "Automaton", broken(name, old, new))
 

@@ -6,7 +6,7 @@ from bebop.config import DecodingConfig
 from bebop.rollout.decoding.drafters.ngram import LONGEST, last_match
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests
 
 
 def plain(tokens: list[int]) -> int | None:
@@ -30,7 +30,7 @@ def test_a_match_is_that_of_a_plain_search() -> None:
 
 def test_a_text_that_repeats_itself_is_drafted_without_a_head() -> None:
     """Greedy answers of a small model run in circles; the drafts come from prompt and answer alone."""
-    policy = tiny_policy(seed=1)
+    policy = bare_policy(seed=1)
     policy.mtp = None
     answers = {}
     for system in ("ngram", "autoregressive"):

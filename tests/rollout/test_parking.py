@@ -17,23 +17,13 @@ from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
 from tests.builders import alone, requests, tiny_policy
+from tests.cases import slow_but
 
 STOP = 11
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9, 9, 2, 4], [2, 2]]
 OBSERVED = [[], [3], [7, 7, 1, 0, 5, 2], [4, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7]]
-# Each drafter, and the cycle that cannot go on, once; the others are slow tests.
-DIFFERENT = (
-    "autoregressive",
-    "bebop",
-    "bebop_tree",
-    "ngram",
-    "block",
-    "firp",
-    "firp_chain",
-    "pipo",
-    "history",
-    "bebop_history",
-)
+# A cache beside the target's, and a drafter within its passes; the others are slow tests.
+DIFFERENT = ("bebop", "firp")
 EXTENDING = [name for name, system in SYSTEMS.items() if not system.own_cycle]
 
 
@@ -78,9 +68,7 @@ def same(kept: Completion, read: Completion) -> None:
         np.testing.assert_allclose(getattr(kept.stats, name), getattr(read.stats, name), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "system", [pytest.param(name, marks=[pytest.mark.slow] * (name not in DIFFERENT)) for name in SYSTEMS]
-)
+@pytest.mark.parametrize("system", slow_but(DIFFERENT, SYSTEMS))
 def test_turns_are_those_of_a_full_prefill(system: str) -> None:
     """Rows of all lengths and settings, answers cut by stop texts, one observation empty, new prompts among them."""
     policy = tiny_policy(seed=3, dtype=torch.float64)
@@ -175,7 +163,7 @@ def test_another_request_goes_on_from_the_newest_weights_alone() -> None:
     assert one.parking.find([*history, 3], 99, 1) is None and one.parking.find([*history, 3], 5, 1) is not None
 
 
-@pytest.mark.parametrize("system", ["bebop", "bebop_adaptive", "firp_chain", "block_ema"])
+@pytest.mark.parametrize("system", slow_but(["bebop_adaptive"], ["bebop", "bebop_adaptive", "firp_chain", "block_ema"]))
 def test_abort_and_resume_of_a_turn_that_went_on(system: str) -> None:
     """With ``park`` the aborted part is found again as well; without it, all is read anew."""
     policy = tiny_policy(seed=3, dtype=torch.float64)

@@ -3,13 +3,13 @@
 import torch
 
 from bebop.rollout.parking import Parking
-from tests.builders import tiny_policy
+from tests.builders import bare_policy
 from tests.rollout.test_parking import engine
 
 
 def parking(limit: float, answers: int = 0) -> tuple[Parking, list[list[int]]]:
     """A bound of ``limit`` answers, and so many parked."""
-    one = engine(tiny_policy(seed=3), "autoregressive")
+    one = engine(bare_policy(seed=3), "autoregressive")
     probe = Parking(one.slots, 2**30)
     probe.park(0, [*range(9)], 0)
     made = Parking(one.slots, int(limit * probe.counts.bytes))
@@ -50,7 +50,7 @@ def test_the_longest_is_gone_on_from() -> None:
 
 def test_a_slot_gives_what_was_taken() -> None:
     """Of every cache, and nothing beyond the length."""
-    one = engine(tiny_policy(seed=3), "bebop")
+    one = engine(bare_policy(seed=3), "bebop")
     for cache in one.slots.caches.values():
         cache.keys.normal_()
         cache.values.normal_()

@@ -10,7 +10,7 @@ from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9]]
 
@@ -37,7 +37,7 @@ def resumed(asked: list[Request], parts: dict[int, Completion]) -> list[Request]
 
 
 def test_log_probs_and_versions_of_the_part_before_are_kept() -> None:
-    before, after = tiny_policy(seed=3, dtype=torch.float64), tiny_policy(seed=4, dtype=torch.float64)
+    before, after = bare_policy(seed=3, dtype=torch.float64), bare_policy(seed=4, dtype=torch.float64)
     asked = requests(PROMPTS, max_new_tokens=30, seed=9)
     parts = interrupted(before, asked, cycles=4, version=5)
     second = engine(after)
@@ -55,7 +55,7 @@ def test_log_probs_and_versions_of_the_part_before_are_kept() -> None:
 
 
 def test_what_waits_is_given_back_with_what_it_had() -> None:
-    policy = tiny_policy(seed=3)
+    policy = bare_policy(seed=3)
     asked = requests(PROMPTS, max_new_tokens=30, seed=9)
     parts = interrupted(policy, asked, cycles=2, version=5)
     again = interrupted(policy, resumed(asked, parts), cycles=0, version=6)  # none has got a slot
@@ -66,7 +66,7 @@ def test_what_waits_is_given_back_with_what_it_had() -> None:
 
 
 def test_statistics_are_those_of_both_parts() -> None:
-    policy = tiny_policy(seed=3, dtype=torch.float64)
+    policy = bare_policy(seed=3, dtype=torch.float64)
     asked = requests(PROMPTS, max_new_tokens=30, seed=9)
     parts = interrupted(policy, asked, cycles=4, version=0)
     for i, answer in enumerate(generate(engine(policy), resumed(asked, parts))):
@@ -77,7 +77,7 @@ def test_statistics_are_those_of_both_parts() -> None:
 
 def test_answers_do_not_depend_on_slots_of_others_in_mixed_company() -> None:
     """Prompts of one length side by side, under distributions of their own, rows that leave at different times."""
-    policy = tiny_policy(seed=2, dtype=torch.float64)
+    policy = bare_policy(seed=2, dtype=torch.float64)
     prompts = [[1, 2, 3], [3, 2, 1], [5, 5, 5], [1, 2, 3], [2, 2, 2, 2, 2, 2, 2]]
     distributions = [{"temperature": 1.0}, {"temperature": 0.3}, {"top_k": 2}, {"temperature": 1.5}, {"top_p": 0.5}]
     asked = [
@@ -96,7 +96,7 @@ def test_answers_do_not_depend_on_slots_of_others_in_mixed_company() -> None:
 
 def test_the_last_slot_may_leave_before_the_others() -> None:
     """Nobody moves into its place then; the distributions are those of the rows that are left."""
-    policy = tiny_policy(seed=2, dtype=torch.float64)
+    policy = bare_policy(seed=2, dtype=torch.float64)
     asked = [
         dataclasses.replace(requests([[1, 2, 3]], seed=i, max_new_tokens=count, temperature=0.5 + i)[0], id=i)
         for i, count in enumerate((25, 12, 4))

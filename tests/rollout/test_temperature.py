@@ -31,7 +31,7 @@ from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import Completion, DecodeStats, SamplingParams
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9]]
 AUTO = DecodingConfig(draft_tokens=3, draft_temperature="auto")
@@ -201,11 +201,11 @@ def test_cycles_that_are_not_measured_change_nothing() -> None:
 
 
 def engine(config: DecodingConfig = AUTO, slots: int = 4) -> TorchEngine:
-    return TorchEngine(tiny_policy(seed=3, dtype=torch.float64), config, slots=slots, max_length=96)
+    return TorchEngine(bare_policy(seed=3, dtype=torch.float64), config, slots=slots, max_length=96)
 
 
 def asked(**params: object) -> list[Request]:
-    return requests(PROMPTS, max_new_tokens=40, seed=9, **params)
+    return requests(PROMPTS, max_new_tokens=30, seed=9, **params)
 
 
 def tokens(answers: list[Completion]) -> list[list[int]]:
@@ -238,6 +238,7 @@ def test_an_answer_that_is_taken_up_again_is_the_same_and_would_not_be_without_w
     assert resumed(forget=True) != whole
 
 
+@pytest.mark.slow
 def test_a_head_that_is_too_unsure_is_put_right() -> None:
     """The built-in model's, with logits half as large: within answers of 40 tokens, most of what a fixed one gains."""
     policy = load_policy(ModelConfig(device="cpu"))

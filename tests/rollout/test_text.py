@@ -23,7 +23,7 @@ from bebop.tasks.procedural import ProceduralItems
 from bebop.tasks.rewards import checked, make_reward
 from bebop.trajectory import Completion, Prompt, SamplingParams
 from bebop.verl_job.reward import compute_score
-from tests.builders import tiny_policy
+from tests.builders import bare_policy
 
 CHARACTERS = sorted({*string.printable} - {"\r", "\x0b", "\x0c"})
 SPECIAL = ("<|im_end|>", "<|endoftext|>", "<|eot|>", "<think>", "</think>", "<answer>", "</answer>")
@@ -51,7 +51,7 @@ def ids_of(text: str) -> list[int]:
 @pytest.fixture(scope="module")
 def policy() -> Policy:
     """A model that ends every answer at once, whatever it has written."""
-    made = tiny_policy(len(TOKENIZER))
+    made = bare_policy(len(TOKENIZER))
     made.tokenizer = TOKENIZER
     head = nn.Linear(32, len(TOKENIZER))
     with torch.no_grad():

@@ -1,39 +1,37 @@
-"""Trees of drafts on the engine: attention, caches after the accepted path, penalties, statistics by depth."""
+"""Trees of drafts: shapes, attention down their ways, what is drafted, and the caches that an accepted path leaves."""
 
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
+from bebop.errors import UserError
 from bebop.kernels.trees import ancestry
+from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
+from bebop.options import TreeOptions
+from bebop.rollout.decoding.base import Accepted, Draft, Rows
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.emit import seen_at
 from bebop.rollout.decoding.head import HeadDrafter
 from bebop.rollout.decoding.lengths.fixed import FixedLength
-from bebop.rollout.decoding.rules.tree_walk import TreeWalk
+from bebop.rollout.target import Target
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
-from tests.builders import requests, tiny_policy
-from tests.rollout.test_exactness import LEVEL, smallest_p
+from tests.builders import bare_policy, requests
+from tests.cases import slow_but
+from tests.rollout.broken import NotCompacted
+from tests.rollout.trees import CHAIN, FIVE, PARENTS, SAMPLINGS, everything, head_tree
 
 PROMPTS = [[1, 2, 3], [3], [2, 1, 0, 3, 1], [0, 0], [1, 3, 2, 2]]
-FIVE = [[0], [1], [0, 0], [0, 1], [1, 0]]
-CHAIN = [[0], [0, 0], [0, 0, 0]]
 
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    return tiny_policy(5, seed=11, sharp=16.0, dtype=torch.float64)
-
-
-def config(shape: list[list[int]], **settings: Any) -> DecodingConfig:
-    return DecodingConfig(system="bebop_tree", draft_tokens=len(shape), options={"shape": shape}, **settings)
+    return bare_policy(5, seed=11, sharp=16.0, dtype=torch.float64)
 
 
 def engine(policy: Policy, decoding: DecodingConfig, slots: int = 3) -> TorchEngine:
@@ -51,45 +49,18 @@ def answers(policy: Policy, decoding: DecodingConfig, slots: int = 3, **params: 
 
 # ---- a chain is a tree
 
-SAMPLINGS: list[dict[str, float]] = [
-    {},
-    {"temperature": 0.7, "repetition_penalty": 1.3},
-    {"temperature": 0.0},
-    {"temperature": 1.3, "top_p": 0.9, "top_k": 4},
-]
 
-
-def told(answer: Completion) -> list[Any]:
-    """Everything that is known of an answer."""
-    stats = answer.stats
-    sums = (stats.reached, stats.accepted, stats.overlap, stats.target_only, stats.draft_entropy, stats.target_entropy)
-    work = [stats.cycles, stats.tokens, stats.target_forwards, stats.draft_forwards]
-    return [answer.token_ids.tolist(), answer.logprobs.tolist(), work, *(values.tolist() for values in sums)]
-
-
-@pytest.mark.parametrize("params", SAMPLINGS)
+@pytest.mark.parametrize("params", slow_but(SAMPLINGS[1:3], SAMPLINGS))
 def test_a_chain_as_a_tree_is_the_chain_to_the_bit(params: dict[str, float]) -> None:
-    policy = tiny_policy(5, seed=11, sharp=16.0)
+    policy = bare_policy(5, seed=11, sharp=16.0)
     chain = answers(policy, DecodingConfig(draft_tokens=3), **params)
-    assert [told(a) for a in answers(policy, config(CHAIN), **params)] == [told(a) for a in chain]
-    assert [told(a) for a in answers(policy, config([[0], [0, 0], [1]]), **params)] != [told(a) for a in chain]
+    assert [everything(a) for a in answers(policy, head_tree(CHAIN), **params)] == [everything(a) for a in chain]
+    assert [everything(a) for a in answers(policy, head_tree([[0], [0, 0], [1]]), **params)] != [
+        everything(a) for a in chain
+    ]
 
 
-# ---- temperature 0, penalties
-
-
-@pytest.mark.parametrize("penalty", [1.0, 1.5])
-@pytest.mark.parametrize("draft_temperature", [None, 0.0, 1.0])
-def test_greedy_answers_are_those_of_plain_decoding(
-    policy: Policy, penalty: float, draft_temperature: float | None
-) -> None:
-    params = {"temperature": 0.0, "repetition_penalty": penalty}
-    plain = answers(policy, DecodingConfig(system="autoregressive"), **params)
-    tree = answers(policy, config(FIVE, draft_temperature=draft_temperature), **params)
-    assert [a.token_ids.tolist() for a in tree] == [a.token_ids.tolist() for a in plain]
-    for a, b in zip(tree, plain, strict=True):
-        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-6)
-    assert sum(a.stats.accepted.sum() for a in tree) > 5
+# ---- penalties
 
 
 def test_penalties_see_the_way_to_a_node_and_no_other(policy: Policy) -> None:
@@ -116,7 +87,7 @@ class ByRequest(FixedLength):
 
 def test_rows_with_trees_of_their_own_are_themselves_alone(policy: Policy) -> None:
     def run(slots: int, only: int | None = None) -> list[Completion]:
-        one = engine(policy, config(FIVE), slots)
+        one = engine(policy, head_tree(FIVE), slots)
         decoder_of(one).length = ByRequest(policy, one.slots, one.decoding)
         asked = requests([*PROMPTS, [2, 2]], max_new_tokens=20, seed=6)
         return generate(one, asked if only is None else asked[only : only + 1])
@@ -151,7 +122,7 @@ def test_what_is_measured_is_the_first_child() -> None:
 
 
 def test_statistics_go_by_depth(policy: Policy) -> None:
-    one = engine(policy, config(FIVE), slots=5)
+    one = engine(policy, head_tree(FIVE), slots=5)
     for answer in generate(one, requests([p for p in PROMPTS for _ in range(2)], max_new_tokens=30)):
         stats = answer.stats
         assert stats.emitted - stats.cycles <= stats.accepted.sum() <= stats.emitted
@@ -162,39 +133,163 @@ def test_statistics_go_by_depth(policy: Policy) -> None:
     assert tried[0] > stats.reached[0], "second children are tried"
 
 
-# ---- exactness at other temperatures; the default tree is a row of the exactness test of all systems
-
-
-class WrongParent(TreeWalk):
-    """Takes the second node's child for one of the first."""
-
-    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        parents = draft.parents.clone()  # type: ignore[union-attr]
-        parents[:, 4] = 0
-        return super().accept(rows, dataclasses.replace(draft, parents=parents), out, uniforms)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
-def test_the_output_distribution_is_the_target(temperature: float) -> None:
-    assert smallest_p(tiny_policy(5, seed=11, sharp=16.0), config(FIVE), temperature) > LEVEL
-    assert smallest_p(tiny_policy(5, seed=11, sharp=16.0), config(FIVE, draft_temperature=0.0), temperature) > LEVEL
-
-
-@pytest.mark.slow
-def test_a_broken_tree_is_caught() -> None:
-    """Entries that stay where they were written touch too few of three tokens to be seen here: see test_tree_caches."""
-    assert smallest_p(tiny_policy(5, seed=11, sharp=16.0), config(FIVE), 1.0, WrongParent()) < LEVEL / 100
-
-
 # ---- refusals
 
 
 def test_a_rule_for_chains_refuses_a_tree(policy: Policy) -> None:
-    one = engine(policy, config(FIVE))
+    one = engine(policy, head_tree(FIVE))
     decoder = decoder_of(one)
     assert isinstance(decoder.drafter, HeadDrafter)
     decoder.rule = type(decoder_of(engine(policy, DecodingConfig())).rule)()
     one.add(requests([[1, 2]], max_new_tokens=4)[0])
     with pytest.raises(AssertionError, match="judges chains"):
         one.step()
+
+
+# ---- attention
+
+
+def fed(policy: Policy) -> tuple[TorchEngine, Rows]:
+    """Two contexts of a length each, read by the target."""
+    one = TorchEngine(policy, DecodingConfig(draft_tokens=7), slots=2, max_length=64)
+    asked = requests([[1, 2, 3, 4], [2, 0, 1]], max_new_tokens=20)
+    one.slots.start(0, [r.params for r in asked], [[*r.token_ids] for r in asked])
+    with torch.inference_mode():
+        one.decoder.prefill(0, [[*r.token_ids] for r in asked])
+    return one, Rows(one.slots, 2, 3)
+
+
+def path_error(policy: Policy, ways: Tensor) -> float:
+    """How far the states of a tree's nodes are from those of each way down it, fed as a chain."""
+    one, rows = fed(policy)
+    tokens = torch.arange(8).expand(2, 8) % 5  # siblings differ
+    worst, right = 0.0, ancestry(PARENTS)
+    with torch.inference_mode():
+        target: Target = decoder_of(one).target
+        states, layers, _ = target.verify(rows, tokens, [0], ways)
+        for row in range(2):
+            for node in range(7):
+                way = [0, *(1 + right[row, node].nonzero()[:, 0])]
+                alone, under, _ = target.verify(rows, tokens[:, way], [0])
+                worst = max(worst, float((alone[row, -1] - states[row, node + 1]).abs().max()))
+                worst = max(worst, float((under[0][row, -1] - layers[0][row, node + 1]).abs().max()))
+    return worst
+
+
+def test_tree_attention_is_every_path_by_itself(policy: Policy) -> None:
+    ways = ancestry(PARENTS)
+    assert path_error(policy, ways) < 1e-10
+    other = ways.clone()
+    other[0, 4, 1], other[0, 4, 0] = False, True  # a node that sees its parent's sibling instead
+    assert path_error(policy, other) > 1e-3
+    assert path_error(policy, torch.ones(2, 7, 7).tril().bool()) > 1e-3
+
+
+# ---- what is drafted
+
+
+def drafted(policy: Policy, shape: list[list[int]], params: dict[str, float]) -> tuple[HeadDrafter, Rows, Draft]:
+    """The draft of two rows after some cycles."""
+    one = engine(policy, head_tree(shape))
+    for request in requests(PROMPTS[:2], max_new_tokens=40, **params):
+        one.add(request)
+    for _ in range(3):
+        one.step()
+    rows, decoder = Rows(one.slots, 2, max(one.fed)), decoder_of(one)
+    assert isinstance(decoder.drafter, HeadDrafter)
+    with torch.inference_mode():
+        return decoder.drafter, rows, decoder.drafter.propose(rows, decoder.length)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7, "repetition_penalty": 1.5}])
+@torch.inference_mode()
+def test_siblings_differ_and_the_draft_is_of_its_own_way(policy: Policy, params: dict[str, float]) -> None:
+    """Each node's distribution is what a chain of its way would have, without the siblings before it, normalised."""
+    shape = sorted([*FIVE, [0, 1, 0], [1, 0, 0]], key=lambda path: (len(path), path))
+    drafter, rows, draft = drafted(policy, shape, params)
+    assert draft.probs is not None and draft.depth == 3 == draft.forwards
+    for node, path in enumerate(shape):
+        hidden, seen = drafter.hidden[:2], rows.seen
+        for depth in range(1, len(path)):
+            token = draft.tokens[:, shape.index(path[:depth])]
+            hidden = drafter._feed(rows, depth - 1, token[:, None], hidden[:, None])[:, 0]
+            seen = None if seen is None else seen.scatter(1, token[:, None], True)
+        logits = policy.logits(hidden)[:, None]
+        wanted = rows.probs(logits, None if seen is None else seen[:, None])[:, 0]
+        for sibling in range(path[-1]):
+            wanted = wanted.scatter(1, draft.tokens[:, shape.index([*path[:-1], sibling]), None], 0.0)
+        wanted = wanted / wanted.sum(-1, keepdim=True)
+        assert torch.allclose(draft.probs[:, node], wanted, atol=1e-6)
+        assert (wanted.gather(1, draft.tokens[:, node, None]) > 0).all()
+    assert draft.parents is not None and draft.parents[0].tolist() == [-1, -1, 0, 0, 1, 3, 4]
+
+
+# ---- caches
+
+
+def cache_error(policy: Policy, cache: type[SlotContext] | None = None, cycles: int = 6) -> tuple[float, float]:
+    """How far the caches of target and head, and the head's state, are from those of contexts that are read at once."""
+    one = engine(policy, head_tree(FIVE), slots=5)
+    if cache is not None:
+        decoder_of(one).target.cache.__class__ = cache
+    for request in requests(PROMPTS, max_new_tokens=40):
+        one.add(request)
+    for _ in range(cycles):
+        one.step()
+    other = engine(policy, head_tree(FIVE), slots=5)
+    with torch.inference_mode():
+        other.decoder.prefill(0, [one._context(slot) for slot in range(len(one.active))])
+    worst = []
+    for name in ("target", "mtp"):
+        mine, fresh = one.slots.caches[name], other.slots.caches[name]
+        pairs = ((mine.keys, fresh.keys), (mine.values, fresh.values))
+        errors = [float((a[:, s, :, :n] - b[:, s, :, :n]).abs().max()) for s, n in enumerate(one.fed) for a, b in pairs]
+        worst.append(max(errors))
+    states = [e.slots.columns["mtp/hidden"][: len(one.active)] for e in (one, other)]
+    return worst[0], max(worst[1], float((states[0] - states[1]).abs().max()))
+
+
+def test_after_a_path_the_caches_are_those_of_the_context(policy: Policy) -> None:
+    assert max(cache_error(policy)) < 1e-10
+    assert max(cache_error(bare_policy(5, seed=11, sharp=16.0))) < 1e-4
+    assert cache_error(policy, NotCompacted)[0] > 1e-3
+
+
+# ---- shapes
+
+
+def test_the_likeliest_nodes_by_rank() -> None:
+    """0.5 0.3: 0 .5, 1 .3, 00 .25, 01 .15, 10 .15, 000 .125."""
+    options = TreeOptions(ranks=(0.5, 0.3))
+    assert options.paths(3) == ((0,), (1,), (0, 0)) and set(options.paths(5)) == {*options.paths(3), (0, 1), (1, 0)}
+    assert options.paths(6)[-1] == (0, 0, 0)
+    for nodes in range(1, 65):
+        paths = TreeOptions().paths(nodes)
+        assert len(set(paths)) == nodes
+        given = DecodingConfig(system="bebop_tree", draft_tokens=nodes, options={"shape": paths}).of(TreeOptions)
+        assert given.paths(nodes) == paths, "a shape that can be given"
+    assert TreeOptions(ranks=(0.9,)).paths(3) == ((0,), (0, 0), (0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [[], [[]], [[1]], [[0, 0]], [[0], [0]], [[0], [0, 1]], [[-1]], [[0], [0, -1]], [[0] * n for n in range(1, 66)]],
+)
+def test_a_shape_that_does_not_grow_is_refused(shape: list[list[int]]) -> None:
+    with pytest.raises(
+        UserError, match=r"^decoding\.options\.shape=.* is not possible: give 1 to 64 paths, each after"
+    ):
+        DecodingConfig(system="bebop_tree", draft_tokens=1, options={"shape": shape})
+
+
+def test_more_nodes_than_there_are_and_more_children_than_tokens_are_refused() -> None:
+    with pytest.raises(UserError, match=r"decoding\.draft_tokens=65 .* give 1 to 64 with decoding.system=bebop_tree$"):
+        DecodingConfig(system="bebop_tree", draft_tokens=65)
+    words = r"decoding\.draft_tokens=6 .* give 1 to 5 with decoding.system=bebop_tree and its shape$"
+    with pytest.raises(UserError, match=words):
+        DecodingConfig(system="bebop_tree", draft_tokens=6, options={"shape": FIVE})
+    with pytest.raises(UserError, match="6 children need as many tokens, and there are 5"):
+        wide = DecodingConfig(system="bebop_tree", draft_tokens=6, options={"shape": [[rank] for rank in range(6)]})
+        TorchEngine(bare_policy(5), wide, slots=1, max_length=16)
+    with pytest.raises(UserError, match=r"options\.ranks=.* give numbers above 0 that sum to 1 or less"):
+        DecodingConfig(system="bebop_tree", options={"ranks": [0.9, 0.2]})

@@ -12,7 +12,7 @@ from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.head import HeadDrafter
 from bebop.rollout.torch_engine import TorchEngine, generate
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [1, 2, 3], [2, 2], [9, 3, 1]]
 NEVER = 1e6  # cost of a pass at which the head is never asked
@@ -20,7 +20,7 @@ NEVER = 1e6  # cost of a pass at which the head is never asked
 
 def engine(system: str = "bebop_history", cost: float = NEVER, slots: int = 3, **more: int) -> TorchEngine:
     config = DecodingConfig(system=system, draft_tokens=4, cost_ratio=cost)
-    one = TorchEngine(tiny_policy(seed=3, dtype=torch.float64), config, slots=slots, max_length=96, **more)
+    one = TorchEngine(bare_policy(seed=3, dtype=torch.float64), config, slots=slots, max_length=96, **more)
     one.remember([1, 2, 3], [[5, 6, 7, 5, 6], [2, 2, 2]])
     return one
 

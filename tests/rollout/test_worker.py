@@ -17,7 +17,7 @@ from bebop.protocols import Assignment, WorkerReport
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import Reward, RolloutWorker
 from bebop.trajectory import Group, Prompt
-from tests.builders import oldest_version, tiny_policy
+from tests.builders import bare_policy, oldest_version
 
 SIZE, LONGEST = 3, 12
 LAST = 10**6  # all reports so far have arrived
@@ -30,7 +30,7 @@ def prompt(index: int) -> Prompt:
 
 def exact(seed: int = 0) -> Policy:
     """In float64, so that rounding in batches of other sizes cannot change a token."""
-    return tiny_policy(seed=seed, dtype=torch.float64)
+    return bare_policy(seed=seed, dtype=torch.float64)
 
 
 def length_reward(text: str, asked: Prompt) -> float:
