@@ -12,6 +12,7 @@ from tests.tree import ROOT, files
 GUESTS = ("firp", "pipo")
 # Systems and parts, their options, what they count, the papers; and what is written for people.
 REGISTRIES = ("bebop/decoding.py", "bebop/options.py", "bebop/catalogue.py", "recipes/reproduce/claims.py")
+REGISTRIES += ("pyproject.toml",)  # who may import whom
 REGISTRIES += ("recipes/reproduce/frontier/arms.py",)  # systems that are compared at several settings
 WRITTEN = (".md", ".json", ".svg")
 

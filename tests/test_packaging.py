@@ -17,13 +17,15 @@ import pytest
 from packaging.requirements import Requirement
 from setuptools import find_namespace_packages
 
-from tests.test_layout import DOORS
 from tests.tree import LENT, LINKS, ROOT, SKIPPED, files, lent, sources, under
 
 BARE = ("rollout", "trainer", "kernels", *LENT)  # folders that must not become packages of their own
 # Names that would hide a library when a script is run from its own folder.
-LIBRARIES = "torch triton transformers tokenizers safetensors numpy yaml tqdm tensorboard datasets vllm pytest"
-TAKEN = {*sys.stdlib_module_names, *DOORS, *LIBRARIES.split()}
+LIBRARIES = (
+    "torch triton transformers tokenizers safetensors numpy yaml tqdm tensorboard datasets pytest ray hydra omegaconf "
+    "sglang vllm verl megatron plotly wandb verifiers renderers"
+)
+TAKEN = {*sys.stdlib_module_names, *LIBRARIES.split()}
 MACHINE_PATH = re.compile(r"(?<![\w.}/])/(?:work|tmp|home|root|opt|mnt|Users)/\w+")
 
 
