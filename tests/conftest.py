@@ -1,19 +1,33 @@
-"""Triton's interpreter where there is no GPU: its variable must be set before anything imports triton.
-
-Here and not beside the kernels' tests: folders are collected in alphabetical order, and transformers imports triton.
-"""
+"""What every test process needs: Triton's interpreter, the order of the files, processor seconds, interrupts."""
 
 import os
 import signal
 from collections.abc import Iterator
 
 import pytest
-import torch
 
+from tests.budget import Recorder
 from tests.order import longest_first
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--budget``: what ``make test`` and ``make test-slow`` pass."""
+    parser.addoption("--budget", metavar="NAME", help="print processor seconds by folder; fail above the budget NAME")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure processor seconds where a budget is named; choose Triton's interpreter where there is no GPU.
+
+    The variable has to be set before anything imports triton, as transformers does: not in the kernels' folder, since
+    folders are collected in alphabetical order. A process that only starts workers runs no test and needs no torch.
+    """
+    if config.option.budget:
+        config.pluginmanager.register(Recorder(config.option.budget), "processor-seconds")
+    if hasattr(config, "workerinput") or getattr(config.option, "dist", "no") == "no":
+        import torch
+
+        if not torch.cuda.is_available():
+            os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,13 +3,17 @@
 A row simulates data whose truth is known and returns every interval that is made of them. ``short`` counts how often
 each held the truth; the same count with intervals ten times narrower has to fail for every one of them, which an
 interval that is merely wide does not pass either. To cover a new interval, add a row.
+
+``make test`` repeats one row of each kind, as often as it says (``quick``); ``make test-slow`` every row in full.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
+import pytest
 
 from bebop.intervals import Interval
 from bebop.monitor.estimate import LEVEL, Estimate
@@ -50,9 +54,20 @@ class Row:
     simulate: Simulate
     runs: int = RUNS
     least: float = LEAST
+    quick: int = 0  # repetitions in ``make test``
 
     def __str__(self) -> str:
-        return f"{self.name} over {self.over}"
+        return f"{self.name} over {self.over}, {self.runs} runs"
+
+
+def cases(rows: Iterable[Row]) -> list[Any]:
+    """Return parameters of a test: rows with their quick repetitions, and marked slow those with more in full.
+
+    The seeds are fixed, so few repetitions fail as reliably as many; they only see larger faults.
+    """
+    every = list(rows)
+    quick = [replace(row, runs=row.quick) for row in every if row.quick]
+    return [*quick, *(pytest.param(row, marks=pytest.mark.slow) for row in every if row.runs > row.quick)]
 
 
 def of_estimate(estimate: Estimate, truth: float, level: float = LEVEL) -> Trial:

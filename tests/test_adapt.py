@@ -15,10 +15,11 @@ from torch import Tensor
 
 from bebop import adapt, codec, command
 from bebop.config import ModelConfig
-from bebop.model.backbone import Policy
-from bebop.model.checkpoint import load_policy, load_tokenizer, mtp_layout, save_policy
+from bebop.model.checkpoint import load_policy, mtp_layout, save_policy
 from bebop.model.layouts import LAYOUTS
-from tests.builders import letters, tiny_policy
+from tests.adaptation.builders import random_policy
+from tests.builders import letters
+from tests.cases import slow_but
 
 ROOT = Path(__file__).parents[1]
 SMALL = [
@@ -27,12 +28,6 @@ SMALL = [
     "train.save_every=2", "train.eval_every=2", "train.threads=1", "head.depth=2", "head.lr_warmup_steps=0",
     "tensorboard=false", "progress=false",
 ]  # fmt: skip
-
-
-def random_policy(layout: str = "mimo") -> Policy:
-    """A tiny policy of random weights with the built-in model's tokenizer."""
-    tokenizer = load_tokenizer(ModelConfig(path="tiny"))
-    return dataclasses.replace(tiny_policy(len(tokenizer)), tokenizer=tokenizer, layout=layout)
 
 
 def adapted(model: Path, folder: Path, steps: int, *more: str) -> dict[str, Tensor]:
@@ -83,6 +78,7 @@ def test_everything_is_written(run: Path) -> None:
     assert len((run / "corpus.jsonl").read_text().splitlines()) == 12
 
 
+@pytest.mark.slow  # two runs; the corrupt checkpoint's test below also resumes and compares to the bit
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     model: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,7 +91,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     assert (tmp_path / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "mimo"])
+@pytest.mark.parametrize("layout", slow_but(["deepseek"], [name for name in LAYOUTS if name != "mimo"]))
 def test_the_layout_is_the_one_it_came_in(layout: str, tmp_path: Path) -> None:
     save_policy(random_policy(layout), tmp_path / "in")
     before, after = load_file(tmp_path / "in" / "model.safetensors"), adapted(tmp_path / "in", tmp_path / "run", 1)
@@ -164,7 +160,10 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), BAD)
+# Each composes a configuration for a third of a second: one of each place that finds a mistake is quick.
+@pytest.mark.parametrize(
+    ("arguments", "message"), slow_but([BAD[0], BAD[3], BAD[4], *BAD[6:8], *BAD[9:11], BAD[14]], BAD, several=True)
+)
 def test_mistakes_are_one_line(
     arguments: list[str], message: str, model: Path, run: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
@@ -195,15 +194,15 @@ def damaged(model: Path, folder: Path, how: str) -> None:
     save_file(state, file, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("partly missing", "input_proj.weight"),
-        ("wrong shape", "MTP weight project.weight has shape (4, 4), the model needs (32, 64)"),
-        ("unknown layout", "is in no known layout (mimo, qwen3_next, deepseek)"),
-        ("other vocabulary", "they do not belong together"),
-    ],
-)
+DAMAGES = [
+    ("partly missing", "input_proj.weight"),
+    ("wrong shape", "MTP weight project.weight has shape (4, 4), the model needs (32, 64)"),
+    ("unknown layout", "is in no known layout (mimo, qwen3_next, deepseek)"),
+    ("other vocabulary", "they do not belong together"),
+]
+
+
+@pytest.mark.parametrize(("how", "message"), slow_but(DAMAGES[:1], DAMAGES, several=True))
 def test_checkpoints_that_do_not_fit_are_one_line(
     how: str, message: str, model: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],

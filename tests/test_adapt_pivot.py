@@ -14,6 +14,7 @@ from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests
+from tests.cases import slow_but
 
 SMALL = [
     "part=pivot", "model.device=cpu", "model.check=false", "task=gcd", "data.sequences=14", "data.slots=64",
@@ -69,16 +70,16 @@ def test_a_resumed_training_repeats_an_uninterrupted_one_to_the_bit(run: Path, t
     assert [json.loads(line)["step"] for line in lines[0]] == [json.loads(line)["step"] for line in lines[1]]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["options.layer=12"], "options.layer=12 is not possible: give a number from 0 to 11"),
-        (["options.rollouts=0"], "options.rollouts=0 is not possible: give a number from 1"),
-        (["options.feat_pos=next"], "options.feat_pos='next' is not possible"),
-        (["options.no=1"], "options.no=1 is not possible: no such setting"),
-        (["data.source=file", "data.path=pyproject.toml"], "data."),
-    ],
-)
+WRONG = [
+    (["options.layer=12"], "options.layer=12 is not possible: give a number from 0 to 11"),
+    (["options.rollouts=0"], "options.rollouts=0 is not possible: give a number from 1"),
+    (["options.feat_pos=next"], "options.feat_pos='next' is not possible"),
+    (["options.no=1"], "options.no=1 is not possible: no such setting"),
+    (["data.source=file", "data.path=pyproject.toml"], "data."),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), slow_but(WRONG[:1], WRONG, several=True))
 def test_mistakes_are_one_line(overrides: list[str], words: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         adapt.main([*SMALL, f"dir={tmp_path / 'run'}", *overrides])

@@ -19,14 +19,16 @@ from tests.bad_input.tables import CASES
 from tests.bad_input.world import World, world
 from tests.commands import on_disk
 
-# One in so many belongs to the quick tests, one to the slow ones; all of them are make bad-input.
-QUICK, SLOW = 10, 4
+# The first mistake of each kind and the first for each command belong to the quick tests, and some of the others to the
+# slow ones; all of them are make bad-input.
+FIRST = {key: case for case in reversed(CASES) for key in (("command", case.command), ("kind", case.kind))}
+QUICK = [case for case in CASES if case in FIRST.values()]
 TABLE = [
-    *(pytest.param(case, id=case.id) for case in CASES[::QUICK]),
+    *(pytest.param(case, id=case.id) for case in QUICK),
     *(
         pytest.param(case, id=case.id, marks=pytest.mark.slow)
         for i, case in enumerate(CASES)
-        if i % QUICK and not i % SLOW
+        if case not in QUICK and not (i % 4 and i % 10)
     ),
 ]
 

@@ -15,6 +15,7 @@ from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.parsing import from_dict, settings
 from bebop.trainer.objectives import OBJECTIVES
+from tests.cases import slow_but
 
 NAN, INF = float("nan"), float("inf")
 BAD: list[tuple[str, Any]] = [
@@ -177,7 +178,9 @@ REFUSED = [("decoding", name) for name, system in SYSTEMS.items() if system.untr
 CHOICES = [(group, one) for group, choices in groups().items() for one in choices if (group, one) not in REFUSED]
 
 
-@pytest.mark.parametrize(("group", "choice"), CHOICES)
+@pytest.mark.parametrize(
+    ("group", "choice"), slow_but({group: (group, one) for group, one in CHOICES}.values(), CHOICES, several=True)
+)
 def test_every_choice_of_every_group_composes(group: str, choice: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"question": "1+1", "answer": "2"}\n')
@@ -217,7 +220,11 @@ COMPOSED: list[tuple[list[str], dict[str, Any]]] = [  # overrides; what differs 
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("overrides", "differing"), COMPOSED, ids=lambda v: " ".join(v) if isinstance(v, list) else "")
+@pytest.mark.parametrize(
+    ("overrides", "differing"),
+    slow_but(COMPOSED[::3], COMPOSED, several=True),
+    ids=lambda v: " ".join(v) if isinstance(v, list) else "",
+)
 def test_a_job_is_the_defaults_of_the_dataclasses_and_what_was_chosen(
     overrides: list[str], differing: dict[str, Any]
 ) -> None:

@@ -21,7 +21,7 @@ from recipes.reproduce.beyond.recording import Cycles
 from recipes.reproduce.boundary.sides import sides
 from recipes.reproduce.temperature.slopes import Points, points, slope_difference
 from recipes.reproduce.throughput.analysis import correlation
-from tests.covering import Row, Trial, of_interval, shares, short
+from tests.covering import Row, Trial, cases, of_interval, shares, short
 
 Rng = np.random.Generator
 TASKS = ("gcd", "chain_sum", "number_sorting")
@@ -185,7 +185,7 @@ SIMULATED = {"evaluated": evaluated, "on_text": on_text, "estimated": estimated}
 
 @cache
 def endless(kind: str) -> dict[str, float]:
-    rng, size = np.random.default_rng(9), {"evaluated": 10_000, "on_text": 6_000, "estimated": 10_000}[kind]
+    rng, size = np.random.default_rng(9), {"evaluated": 5_000, "on_text": 6_000, "estimated": 10_000}[kind]
     parts = [SIMULATED[kind](rng, size // 20) for _ in range(20)]
     return {name: float(np.mean([part[name].value for part in parts])) for name in parts[0]}
 
@@ -226,27 +226,26 @@ def timed(seed: int, rounds: int) -> Mapping[str, Trial]:
 
 
 ROWS = (
-    *(Row("rates and their change", f"{n} sequences", partial(rates, sequences=n)) for n in (2, 4, 8, 40)),
-    Row("rates near 1", "40 sequences", partial(rates, sequences=40, shape=(9.5, 0.5)), runs=400),
-    *(Row("means and gains", f"{n} seeds", partial(seeds, count=n)) for n in (2, 3, 12)),
-    Row("gain of a temperature inside", "3 seeds", inside),
-    Row("decoded answers", "24 prompts", partial(simulated, kind="evaluated", sequences=24)),
-    Row("correlation of gains", "3 seeds", correlated),
-    *(Row("cost of statistics", f"{n} rounds", partial(timed, rounds=n)) for n in (2, 8)),
-)
-LONG = (
+    Row("rates and their change", "4 sequences", partial(rates, sequences=4), quick=200),
+    *(Row("rates and their change", f"{n} sequences", partial(rates, sequences=n)) for n in (2, 8, 40)),
+    Row("rates near 1", "40 sequences", partial(rates, sequences=40, shape=(9.5, 0.5)), runs=400, quick=80),
+    Row("means and gains", "3 seeds", partial(seeds, count=3), quick=200),
+    *(Row("means and gains", f"{n} seeds", partial(seeds, count=n)) for n in (2, 12)),
+    Row("gain of a temperature inside", "3 seeds", inside, quick=200),
+    Row("decoded answers", "24 prompts", partial(simulated, kind="evaluated", sequences=24), quick=40),
     Row("decoded answers", "64 prompts", partial(simulated, kind="evaluated", sequences=64)),
     Row("a head on text", "144 texts", partial(simulated, kind="on_text", sequences=144)),
     Row("estimates of accepted drafts", "144 answers", partial(simulated, kind="estimated", sequences=144)),
+    Row("correlation of gains", "3 seeds", correlated, quick=200),
+    *(Row("cost of statistics", f"{n} rounds", partial(timed, rounds=n), quick=200) for n in (2, 8)),
 )
-EVERY = [*ROWS, *(pytest.param(row, marks=pytest.mark.slow, id=str(row)) for row in LONG)]
 
 
-@pytest.mark.parametrize("row", EVERY, ids=str)
+@pytest.mark.parametrize("row", cases(ROWS), ids=str)
 def test_intervals_hold_the_truth(row: Row) -> None:
     assert short(row) == {}
 
 
-@pytest.mark.parametrize("row", EVERY, ids=str)
+@pytest.mark.parametrize("row", cases(ROWS), ids=str)
 def test_intervals_ten_times_narrower_are_caught(row: Row) -> None:
     assert set(short(row, narrower=10)) == set(shares(row))

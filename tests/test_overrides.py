@@ -50,7 +50,7 @@ def spelled(text: str, section: str, folder: Path) -> str:
 PAIRS = [*((where, RESUMES[0]) for where in DIRS), *((DIRS[1], resume) for resume in RESUMES[1:])]
 
 
-@pytest.mark.parametrize(("where", "resume"), slow_but(PAIRS[::3], PAIRS, several=True))
+@pytest.mark.parametrize(("where", "resume"), slow_but(PAIRS[::6], PAIRS, several=True))
 def test_the_folder_and_the_resume_are_read_as_hydra_reads_them(
     where: str, resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +63,10 @@ def test_the_folder_and_the_resume_are_read_as_hydra_reads_them(
     assert (made.task.name, made.trainer.lr) == ("gcd", 0.5)
 
 
-@pytest.mark.parametrize(("where", "resume"), [PAIRS[1], PAIRS[3], PAIRS[7], PAIRS[8], PAIRS[-2]])
+OF_AN_ADAPTATION = [PAIRS[1], PAIRS[3], PAIRS[7], PAIRS[8], PAIRS[-2]]
+
+
+@pytest.mark.parametrize(("where", "resume"), slow_but(OF_AN_ADAPTATION[2:3], OF_AN_ADAPTATION, several=True))
 def test_the_same_for_an_adaptation(where: str, resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = keep(tmp_path / "run", ["task=gcd", "head.lr=0.5"])
     monkeypatch.setenv("RUN_FOLDER", str(folder))
@@ -71,7 +74,7 @@ def test_the_same_for_an_adaptation(where: str, resume: str, tmp_path: Path, mon
     assert made.resume is True and (made.task.name, made.head.lr) == ("gcd", 0.5)
 
 
-@pytest.mark.parametrize("resume", NEW_RUNS)
+@pytest.mark.parametrize("resume", slow_but(NEW_RUNS[1:2], NEW_RUNS))
 def test_a_new_run_takes_nothing(resume: str, tmp_path: Path) -> None:
     folder = keep(tmp_path / "run", ["task=gcd"])
     assert job([f"runtime.dir={folder}", spelled(resume, "runtime.", folder)]).task.name == "chain_sum"
@@ -133,7 +136,9 @@ MERGES: list[tuple[list[str], list[str], str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("saved", "new", "name", "value"), MERGES, ids=lambda v: " ".join(v) if type(v) is list else ""
+    ("saved", "new", "name", "value"),
+    slow_but(MERGES[::6], MERGES, several=True),
+    ids=lambda v: " ".join(v) if type(v) is list else "",
 )
 def test_new_settings_win_and_the_others_stay(
     saved: list[str], new: list[str], name: str, value: Any, tmp_path: Path

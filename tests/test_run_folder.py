@@ -25,7 +25,8 @@ from bebop.resume_rules import ADAPT, JOB, MAY, refusals
 from bebop.run import placed
 from bebop.run_folder import RunFolder
 from bebop.store import STEPS, Store, seal
-from tests.builders import letters, tiny_policy
+from tests.builders import bare_policy, letters
+from tests.cases import slow_but
 from tests.commands import HANGING
 
 ROOT = Path(__file__).parents[1]
@@ -173,7 +174,11 @@ def resumed(path: Path, *overrides: str) -> None:
         folder.close()
 
 
-@pytest.mark.parametrize(("overrides", "line"), CHANGES, ids=lambda v: v[0] if isinstance(v, list) else "")
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    slow_but(CHANGES[:2], CHANGES, several=True),
+    ids=lambda v: v[0] if isinstance(v, list) else "",
+)
 def test_a_run_does_not_go_on_as_another(overrides: list[str], line: str, tmp_path: Path) -> None:
     path = begun(tmp_path, "task=gcd", "trainer.lr=.5")
     resumed(path, *FREE)
@@ -209,12 +214,16 @@ def changed(folder: Path, what: str) -> None:
 
 @pytest.mark.parametrize(
     ("what", "told"),
-    [("tokenizer", "the tokenizer"), ("architecture", "the architecture"), ("head", "the weights"),
-     ("backbone", "the weights")],
+    slow_but(
+        [("tokenizer", "the tokenizer"), ("head", "the weights")],
+        [("tokenizer", "the tokenizer"), ("architecture", "the architecture"), ("head", "the weights"),
+         ("backbone", "the weights")],
+        several=True,
+    ),
 )  # fmt: skip
 def test_a_model_may_move_but_not_change(what: str, told: str, tmp_path: Path) -> None:
     model, moved = tmp_path / "model", tmp_path / "moved"
-    save_policy(tiny_policy(), model)
+    save_policy(bare_policy(), model)
     path = begun(tmp_path / "run", f"model.path={model}")
     folder = RunFolder(path, "runtime.dir", True, Store(path, STEPS))
     folder.identify(identity(ModelConfig(path=str(model)), {}))

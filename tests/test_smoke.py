@@ -1,26 +1,31 @@
-"""What .ci/run takes: of every integration suite, tests marked ``smoke`` that show some things between them.
+"""What .ci/run takes, and the budgets of processor seconds that ``make test`` and ``make test-slow`` keep.
 
-Read from the source, since the suites are collected only in the environments of their engines.
+Of every integration suite it takes the tests marked ``smoke``, which name what they show. They are read from the
+source, since a suite is collected only in the environment of its engine.
 """
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 
 import pytest
 
+from tests.budget import START, TOP, Recorder, folder, processor_seconds
 from tests.order import LONGEST, longest_first
 from tests.tree import ROOT
 
-# The engine itself runs, drafts are made and judged, weights change once, a process is killed.
+# The engine itself runs, drafts are made and judged, weights change, a process is killed: one job, which starts the
+# engine once for all of it.
 SHOWN = ("engine", "drafts", "update", "killed")
 SUITES = {
     # An episode of each library, none with another's answer, none with other tokens than were sampled.
     "agents": ("openenv", "stale", "verifiers", "token", "seam"),
-    "megatron": SHOWN,
+    "megatron": (*SHOWN, "gradients"),
     "sglang": SHOWN,
-    "verl": SHOWN,
+    "verl": (*SHOWN, "documents"),
     "vllm": SHOWN,
 }
 
@@ -33,9 +38,9 @@ def marks(source: str) -> list[str]:
 
 
 def missing(sources: Mapping[str, str], shown: Sequence[str] = SHOWN) -> list[str]:
-    """What no smoke test of a suite shows, and what is shown that nobody asks for."""
-    found = {name for source in sources.values() for name in marks(source)}
-    return sorted(found ^ set(shown))
+    """Return what no smoke test of a suite shows, what is shown that nobody asks for, and what two of them show."""
+    found = [name for source in sources.values() for name in marks(source)]
+    return sorted({*found} ^ {*shown} | {name for name in found if found.count(name) > 1})
 
 
 def commands(script: str) -> list[str]:
@@ -66,7 +71,7 @@ def test_every_suite_is_run() -> None:
     assert sorted(ready) == [*SUITES] and "$(SUITES:%=.venv-%/.installed)" in recipe(makefile, "environments")
     everything = recipe(makefile, "test-all").split(" ## ")[0].split()
     assert sorted(everything) == sorted(
-        ["test", "lint", "test-slow", "mutants", "bad-input", *(f"test-{suite}" for suite in SUITES)]
+        ["test", "lint", "test-slow", "test-exhaustive", "mutants", "bad-input", *(f"test-{suite}" for suite in SUITES)]
     )
     assert all(f"tests/integration/{suite} $(ARGS)" in recipe(makefile, f"test-{suite}") for suite in SUITES)
 
@@ -90,6 +95,52 @@ def test_planted_gaps_are_caught() -> None:
     assert missing({"a": whole}) == ["killed", "update"]
     assert missing({"a": whole, "b": other.replace("killed", "kiled")}) == ["kiled", "killed"]
     assert missing({"a": whole, "b": "# pytest.mark.smoke('update', 'killed')"}) == ["killed", "update"]
+    assert missing({"a": whole, "b": other, "c": whole}) == ["drafts", "engine"]
     script = "run test\n# run lint\nrun smoke-verl ARGS=-x\nrun -j 2 --output-sync=target smoke-a smoke-b\n"
     assert commands(script) == ["test", "smoke-verl", "smoke-a", "smoke-b"]
     assert recipe("\na: b\n\tc $(ARGS)\n\nd: e\n", "a") == "b\n\tc $(ARGS)"
+
+
+# ---- processor seconds
+
+
+def recorder(seconds: Mapping[str, float], budget: Mapping[str, float], loops: Sequence[float]) -> Recorder:
+    found = Recorder("quick")
+    found.budget, found.reference, found.others = dict(budget), 0.01, True
+    found.spent.add(seconds, loops)
+    return found
+
+
+def judged(found: Recorder) -> int:
+    """Return the exit status of a run whose tests passed."""
+    session = SimpleNamespace(config=SimpleNamespace(), exitstatus=pytest.ExitCode.OK)
+    found.pytest_sessionfinish(session)  # type: ignore[arg-type]
+    return int(session.exitstatus)
+
+
+@pytest.mark.parametrize(
+    ("budget", "loop", "over"),
+    [
+        ({"kernels": 10, "total": 1e6, "start": 1e6}, 0.01, []),
+        ({"kernels": 8, "total": 1e6, "start": 1e6}, 0.01, ["kernels"]),
+        ({"kernels": 8, "total": 1e6, "start": 1e6}, 0.02, []),  # a machine that is half as fast
+        ({"total": 1e6, "start": 1e6}, 0.01, ["kernels"]),  # a folder that nobody gave a budget
+        ({"kernels": 10, "total": 1, "start": 1e6}, 0.01, ["total"]),
+    ],
+)
+def test_a_folder_over_its_budget_fails_the_run(budget: dict[str, float], loop: float, over: list[str]) -> None:
+    found = recorder({"kernels": 9.0}, budget, [loop, loop])
+    assert judged(found) == bool(over) and found.too_much() == over
+
+
+def test_seconds_count_for_the_folder_and_with_those_of_children() -> None:
+    assert [folder(ROOT / name) for name in ("tests/test_a.py", "tests/recipes/verl/test_b.py")] == [TOP, "recipes"]
+    before = processor_seconds()
+    subprocess.run([sys.executable, "-c", "for _ in range(10**6): pass"], check=True)
+    assert processor_seconds() - before > 0.01
+
+
+def test_every_folder_of_tests_has_a_budget() -> None:
+    folders = {folder(path) for path in (ROOT / "tests").rglob("test_*.py") if "integration" not in path.parts}
+    for name in ("quick", "slow"):
+        assert {*Recorder(name).budget} == {*folders, START, "total"}, name

@@ -100,6 +100,7 @@ def test_a_crash_after_any_operation_leaves_the_checkpoint_before_or_the_new_one
     assert found == sorted(found, reverse=True), "once it is there it stays"
 
 
+@pytest.mark.slow
 def test_the_planted_fault_is_found(tmp_path: Path) -> None:
     def prepare(store: Store) -> Path:
         return save_by_two_renames(store, 1, "old")

@@ -21,6 +21,7 @@ from bebop.run_folder import OVERRIDES
 from bebop.tasks.rewards import make_reward
 from bebop.trust import REACHING, refuse_foreign
 from bebop.view.folders import Folder
+from tests.cases import slow_but
 from tests.commands import ended
 from tests.test_run_folder import begun
 
@@ -78,6 +79,7 @@ def test_code_of_a_foreign_folder_is_not_imported(
     assert (tmp_path / "ran").exists(), "and this is what would have run"
 
 
+@pytest.mark.slow
 def test_an_environment_of_a_foreign_folder_is_not_imported(tmp_path: Path, someone_else: Callable[[], None]) -> None:
     file = tmp_path / "desk.py"
     file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Desk:\n    pass\n")
@@ -108,19 +110,19 @@ def test_who_began_a_run_is_not_asked(tmp_path: Path, code: Path, someone_else: 
             resume(tmp_path / "moved", *distrusting)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        ["task.reward=evil.f"], ["++runtime.trust=true", "task.reward=evil.f"],
-        ["++task.reward=evil.f"], ["runtime.temp_dir=elsewhere"], ["runtime.address=1.2.3.4:6379"],
-        ["rollout=sglang", "model.path=tiny", "rollout.sglang.urls=[http://evil:1]"],
-        ["rollout=sglang", "model.path=tiny", "+rollout.sglang.extra.trust_remote_code=true"],
-        ["rollout=sglang", "model.path=tiny", "rollout.sglang.api_key_env=PRIVATE"],
-        ["rollout=vllm", "model.path=tiny", "+rollout.vllm.extra.trust_remote_code=true"],
-        ["rollout=vllm", "model.path=tiny", "rollout.vllm.folder=elsewhere"],
-    ],
-    ids=str,
-)  # fmt: skip
+CHANGED = [
+    ["task.reward=evil.f"], ["++runtime.trust=true", "task.reward=evil.f"],
+    ["++task.reward=evil.f"], ["runtime.temp_dir=elsewhere"], ["runtime.address=1.2.3.4:6379"],
+    ["rollout=sglang", "model.path=tiny", "rollout.sglang.urls=[http://evil:1]"],
+    ["rollout=sglang", "model.path=tiny", "+rollout.sglang.extra.trust_remote_code=true"],
+    ["rollout=sglang", "model.path=tiny", "rollout.sglang.api_key_env=PRIVATE"],
+    ["rollout=vllm", "model.path=tiny", "+rollout.vllm.extra.trust_remote_code=true"],
+    ["rollout=vllm", "model.path=tiny", "rollout.vllm.folder=elsewhere"],
+]  # fmt: skip
+
+
+# Quick: code, said to be trusted by the folder itself; a server that is sent prompts; arguments of another program.
+@pytest.mark.parametrize("changed", slow_but([CHANGED[1], CHANGED[5], CHANGED[8]], CHANGED), ids=str)
 def test_changed_settings_make_a_mark_void(tmp_path: Path, changed: list[str]) -> None:
     path = begun(tmp_path / "run")
     resume(path)

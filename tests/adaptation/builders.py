@@ -1,5 +1,6 @@
-"""Results of an adaptation with known numbers, without running one."""
+"""Results of an adaptation with known numbers, without running one; and a small model to run one on."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,12 @@ import numpy as np
 from bebop.adaptation.evaluation import Measured
 from bebop.adaptation.probe import NUMBERS, Probe
 from bebop.adaptation.results import Results, Snapshot
+from bebop.config import ModelConfig
 from bebop.config_adapt import AdaptConfig
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_tokenizer
 from bebop.parsing import from_dict
+from tests.builders import bare_policy
 
 TASKS = ("chain_sum", "gcd")
 
@@ -16,6 +21,15 @@ TASKS = ("chain_sum", "gcd")
 def config(**sections: Any) -> AdaptConfig:
     """The default configuration with sections overridden."""
     return from_dict(AdaptConfig, {"model": {"path": "tiny", "device": "cpu"}, **sections})
+
+
+def random_policy(layout: str = "mimo", layers: int = 2) -> Policy:
+    """A policy of random weights with the built-in model's tokenizer.
+
+    It has width 32 where the built-in model has 12 layers of 128: training and decoding cost a fraction.
+    """
+    tokenizer = load_tokenizer(ModelConfig(path="tiny"))
+    return dataclasses.replace(bare_policy(len(tokenizer), layers=layers), tokenizer=tokenizer, layout=layout)
 
 
 def measured(rate: float, prompts: int = 40, drafts: int = 3, seed: int = 0) -> Measured:

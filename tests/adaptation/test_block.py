@@ -25,39 +25,39 @@ from bebop.trainer.block import BlockTrainer
 from bebop.trainer.block_length import BlockLengthTrainer
 from tests.builders import requests
 
-SMALL = ["data.sequences=10", "data.sampling.max_new_tokens=16", "data.slots=16", "evaluation.prompts=3",
+SMALL = ["data.sequences=6", "data.sampling.max_new_tokens=8", "data.slots=16", "evaluation.prompts=2",
          "train.threads=1", "progress=false", "model.check=false"]  # fmt: skip
 BLOCK = ["part=block", "options.steps=4", "options.rows_per_step=4", "options.width=32", "train.save_every=2"]
 
 
-def config(folder: Path, *overrides: str) -> AdaptConfig:
-    return adapt_config([*SMALL, *overrides, f"dir={folder}"])
+def config(model: Path, folder: Path, *overrides: str) -> AdaptConfig:
+    return adapt_config([f"model.path={model}", *SMALL, *overrides, f"dir={folder}"])
 
 
-def trained(folder: Path, *overrides: str) -> BlockTrainer:
+def trained(model: Path, folder: Path, *overrides: str) -> BlockTrainer:
     folder.mkdir(exist_ok=True)
-    asked = config(folder, *BLOCK, *overrides)
+    asked = config(model, folder, *BLOCK, *overrides)
     job = BlockTrainer(asked, folder)
     job.prepare()
-    write_down(asked, [*SMALL, *BLOCK, *overrides], folder)
+    write_down(asked, [f"model.path={model}", *SMALL, *BLOCK, *overrides], folder)
     job.run()
     return job
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a training that was not interrupted."""
     folder = tmp_path_factory.mktemp("block")
-    trained(folder)
+    trained(model, folder)
     return folder
 
 
-def test_a_trained_part_says_what_it_is_and_decodes(whole: Path) -> None:
+def test_a_trained_part_says_what_it_is_and_decodes(model: Path, whole: Path) -> None:
     card = read_card(whole / "block.safetensors")
-    assert card.part == "block" and card.settings["taps"] == [1, 9] and card.data["answers"] == 10
+    assert card.part == "block" and card.settings["taps"] == [1, 2] and card.data["answers"] == 6
     assert {"accept_length/greedy/before", "accept_length/sampled/after"} <= set(card.results)
     again = adapt_config(shlex.split(card.command)[3:])
-    assert again == dataclasses.replace(config(whole, *BLOCK), dir=None)
+    assert again == dataclasses.replace(config(model, whole, *BLOCK), dir=None)
     policy = load_policy(
         dataclasses.replace(again.model, parts={"block": str(whole / "block.safetensors")}), needs=("block",)
     )
@@ -68,12 +68,13 @@ def test_a_trained_part_says_what_it_is_and_decodes(whole: Path) -> None:
     np.testing.assert_array_equal(*answers)
 
 
-def test_a_resumed_training_is_an_uninterrupted_one_to_the_bit(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.slow  # two trainings more; the other parts go on from checkpoints by the same code
+def test_a_resumed_training_is_an_uninterrupted_one_to_the_bit(model: Path, whole: Path, tmp_path: Path) -> None:
     half = tmp_path / "half"
     shutil.copytree(whole, half)
     shutil.rmtree(store(half).path(4))
     (half / "block.safetensors").unlink()
-    job = trained(half, "resume=true")
+    job = trained(model, half, "resume=true")
     assert job.found is not None and job.found.name.endswith("000002")
     ours, wanted = load_file(half / "block.safetensors"), load_file(whole / "block.safetensors")
     assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
@@ -81,7 +82,7 @@ def test_a_resumed_training_is_an_uninterrupted_one_to_the_bit(whole: Path, tmp_
     assert results[0] == results[1], "also what was measured before the first step"
     steps = [json.loads(line)["step"] for line in (half / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4]
-    other = load_file(trained(tmp_path / "other", "seed=1").written()["part"])
+    other = load_file(trained(model, tmp_path / "other", "seed=1").written()["part"])
     assert not all(torch.equal(other[name], wanted[name]) for name in wanted), "another seed, another part"
 
 
@@ -89,24 +90,26 @@ def test_a_resumed_training_is_an_uninterrupted_one_to_the_bit(whole: Path, tmp_
     ("overrides", "message"),
     [(["resume=true"], "no finished checkpoint"), (["options.taps=10"], r"options\.taps=10")],
 )
-def test_what_is_wrong_is_said_before_anything_is_written(overrides: list[str], message: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_said_before_anything_is_written(
+    overrides: list[str], message: str, model: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=message):
-        trained(tmp_path, *overrides)
+        trained(model, tmp_path, *overrides)
     assert not any(tmp_path.iterdir())
 
 
-def test_several_processes_are_refused(tmp_path: Path) -> None:
+def test_several_processes_are_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="one process"):
-        BlockTrainer(config(tmp_path, *BLOCK), tmp_path, Ranks(0, 2))
+        BlockTrainer(config(model, tmp_path, *BLOCK), tmp_path, Ranks(0, 2))
 
 
 # ---- block sizes
 
 
-def swept(whole: Path, folder: Path, *overrides: str) -> tuple[BlockLengthTrainer, dict[str, Any]]:
+def swept(model: Path, whole: Path, folder: Path, *overrides: str) -> tuple[BlockLengthTrainer, dict[str, Any]]:
     folder.mkdir(exist_ok=True)
-    length = ["part=block_length", "options.largest=3", "options.steps=60", *overrides]
-    asked = config(folder, *length)
+    length = ["part=block_length", "options.largest=3", "options.steps=20", *overrides]
+    asked = config(model, folder, *length)
     parts = {**asked.model.parts, "block": str(whole / "block.safetensors")}
     job = BlockLengthTrainer(dataclasses.replace(asked, model=dataclasses.replace(asked.model, parts=parts)), folder)
     job.prepare()
@@ -114,13 +117,13 @@ def swept(whole: Path, folder: Path, *overrides: str) -> tuple[BlockLengthTraine
     return job, read_card(job.written()["part"]).results
 
 
-def test_sizes_are_compared_on_the_same_answers(whole: Path, tmp_path: Path) -> None:
+def test_sizes_are_compared_on_the_same_answers(model: Path, whole: Path, tmp_path: Path) -> None:
     """At temperature 0 every size gives the same tokens; a size that is finished is not swept again on resume."""
-    job, results = swept(whole, tmp_path / "greedy")
+    job, results = swept(model, whole, tmp_path / "greedy")
     tables = [json.loads((job.folder / f"sweep-{size}.json").read_text()) for size in (2, 3)]
     assert [tokens for tokens, _ in tables[0]] == [tokens for tokens, _ in tables[1]]
-    assert sum(results["labels"]) == 10 and 0 <= results["accuracy"] <= 1
-    planted = [[16, 4]] * 10
+    assert sum(results["labels"]) == 6 and 0 <= results["accuracy"] <= 1
+    planted = [[8, 2]] * 6
     (job.folder / "sweep-3.json").write_text(json.dumps(planted))
-    _, again = swept(whole, job.folder, "resume=true")
-    assert again["labels"] == [0, 10] and again["accuracy"] == 1.0
+    _, again = swept(model, whole, job.folder, "resume=true")
+    assert again["labels"] == [0, 6] and again["accuracy"] == 1.0

@@ -14,7 +14,7 @@ from bebop.errors import UserError
 from bebop.model.checkpoint import load_tokenizer
 from bebop.trainer.chains import TokenRow
 from tests.adaptation.builders import config
-from tests.builders import tiny_policy
+from tests.builders import bare_policy
 
 
 def data(path: Path, *rows: Any, **changes: Any) -> DataConfig:
@@ -27,14 +27,14 @@ def test_rows_come_back_as_they_were_kept(tmp_path: Path) -> None:
     keep(rows, tmp_path / "corpus.jsonl")
     assert read_back(tmp_path / "corpus.jsonl") == rows
     kept = DataConfig(source="file", path=str(tmp_path / "corpus.jsonl"))
-    assert from_file(kept, tiny_policy()) == rows[:1], "rows without an answer are of no use"
+    assert from_file(kept, bare_policy()) == rows[:1], "rows without an answer are of no use"
 
 
 def test_text_is_encoded_and_ends(tmp_path: Path) -> None:
-    found = from_file(data(tmp_path / "a.jsonl", {"prompt": "ab", "answer": "cd"}), tiny_policy())
+    found = from_file(data(tmp_path / "a.jsonl", {"prompt": "ab", "answer": "cd"}), bare_policy())
     assert found[0].prompt[:2] == (0, 1) and found[0].answer == (2, 3, 11), "11 ends a text"
     named = data(tmp_path / "b.jsonl", {"q": "a", "a": "b", "task": "t"}, prompt_key="q", answer_key="a")
-    assert from_file(named, tiny_policy())[0].task == "t"
+    assert from_file(named, bare_policy())[0].task == "t"
 
 
 BAD = [
@@ -52,22 +52,22 @@ BAD = [
 @pytest.mark.parametrize(("rows", "changes", "message"), BAD)
 def test_what_cannot_be_used_is_refused(tmp_path: Path, rows: list[Any], changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        from_file(data(tmp_path / "bad.jsonl", *rows, **changes), tiny_policy())
+        from_file(data(tmp_path / "bad.jsonl", *rows, **changes), bare_policy())
     assert "\n" not in str(caught.value)
 
 
 def test_no_more_rows_are_read_than_asked_for(tmp_path: Path) -> None:
     rows = [{"prompt_ids": [i], "answer_ids": [1]} for i in range(9)]
     some = data(tmp_path / "x.jsonl", *rows, sequences=4)
-    assert len(from_file(some, tiny_policy())) == 4
-    assert len(from_file(dataclasses.replace(some, sequences=0), tiny_policy())) == 9
+    assert len(from_file(some, bare_policy())) == 4
+    assert len(from_file(dataclasses.replace(some, sequences=0), bare_policy())) == 9
 
 
 def test_held_out_prompts_do_not_occur_in_training() -> None:
     """Few different questions: the plain second stream would share most of them with the first."""
     task = {"name": "chain_sum", "args": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}}
     settings = config(task={**task, "system": None}, data={"sequences": 100}, evaluation={"prompts": 20})
-    policy = dataclasses.replace(tiny_policy(64), tokenizer=load_tokenizer(ModelConfig(path="tiny")))  # knows digits
+    policy = dataclasses.replace(bare_policy(64), tokenizer=load_tokenizer(ModelConfig(path="tiny")))  # knows digits
     training, held_out = question_streams(settings, policy)
     assert len(training) == 100 and len(held_out) == 20
     texts = {p.text for p in training}
@@ -81,7 +81,7 @@ def test_held_out_prompts_do_not_occur_in_training() -> None:
 
 def test_held_out_questions_are_none_of_a_finite_set(tmp_path: Path) -> None:
     """Training goes through the set again and again; of a file the rows behind it are held out."""
-    policy = dataclasses.replace(tiny_policy(64), tokenizer=load_tokenizer(ModelConfig(path="tiny")))
+    policy = dataclasses.replace(bare_policy(64), tokenizer=load_tokenizer(ModelConfig(path="tiny")))
     rows = [{"question": f"What is {n} + {n}?", "answer": 2 * n} for n in range(20)]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     of_file = {"source": "file", "name": "sums", "path": str(tmp_path / "q.jsonl")}

@@ -20,7 +20,8 @@ from bebop.trainer.chains import TokenRow
 from bebop.trainer.pivot import Examples, PivotTrainer, scores
 from bebop.trainer.pivot_labels import Definition, Rollouts, auc, loss_of_value, split_of, successes
 from bebop.trajectory import Prompt
-from tests.builders import tiny_policy
+from tests.builders import bare_policy
+from tests.cases import slow_but
 
 POISON = 10  # a text with "k" in it fails: the planted pivot
 # At temperature 2 other tokens change little of what comes after them, so that what is planted is all there is.
@@ -63,7 +64,7 @@ def continued(
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    return tiny_policy(seed=4)
+    return bare_policy(seed=4)
 
 
 @pytest.fixture(scope="module")
@@ -152,18 +153,19 @@ def test_what_begins_alike_runs_once(policy: Policy, rows: list[TokenRow]) -> No
     assert len(asked) == 4 and endings[:2] == endings[4:] and endings[:2] != endings[2:4]
 
 
-def test_labels_recover_planted_pivots(policy: Policy, rows: list[TokenRow]) -> None:
-    """D6: AUC > .95 with K = 64, and the noise of fewer continuations costs some of it."""
+@pytest.mark.parametrize("rollouts", slow_but([16], [16, 64]))
+def test_labels_recover_planted_pivots(policy: Policy, rows: list[TokenRow], rollouts: int) -> None:
+    """D6: AUC > .95 with K = 64, and with 16 here; the noise of fewer continuations costs some of it."""
     clean = [row for row in rows if POISON not in row.answer]
     kept = [i for i, row in enumerate(rows) if row in clean]
-    found = [c for c in find_candidates(policy, rows, search(64, places=2)) if c.row in kept]
-    labelled = continued(policy, rows, found, 64)
+    found = [c for c in find_candidates(policy, rows, search(rollouts, places=2)) if c.row in kept]
+    labelled = continued(policy, rows, found, rollouts)
     planted = np.array([r.token == POISON for r in labelled])
     assert 10 < planted.sum() < 0.5 * len(planted)
     assert not successes([r.value for r in labelled])[planted].any()
     for definition in DEFINITIONS:
-        found_at = {k: auc(loss_of_value(labelled, definition, 0, k), planted) for k in (1, 4, 64)}
-        assert found_at[64] > 0.95 > found_at[1] and found_at[1] < found_at[4] <= found_at[64], found_at
+        found_at = {k: auc(loss_of_value(labelled, definition, 0, k), planted) for k in (1, 4, rollouts)}
+        assert found_at[rollouts] > 0.95 > found_at[1] and found_at[1] < found_at[4] <= found_at[rollouts], found_at
     shuffled = np.random.default_rng(0).permutation(planted)
     assert auc(loss_of_value(labelled, "paper"), shuffled) < 0.7, "the test can fail"
 

@@ -19,7 +19,7 @@ from bebop.rollout.decoding.sampling import BatchSampling
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests
 
 VOCAB, DEPTH = 5, 2
 PROMPT = (0, 3, 1)
@@ -86,7 +86,7 @@ def product(found: Probe) -> Array:
 @pytest.mark.parametrize("sampling", DISTRIBUTIONS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_accept_lengths_are_unbiased(sampling: Sampling, seed: int) -> None:
-    policy = tiny_policy(VOCAB, seed=seed)
+    policy = bare_policy(VOCAB, seed=seed)
     assert probed(policy, sampling, lambda f: f.accept) == pytest.approx(decoded(policy, sampling, False), abs=1e-5)
     assert probed(policy, sampling, lambda f: f.accept_greedy) == pytest.approx(
         decoded(policy, sampling, True), abs=1e-5
@@ -97,14 +97,14 @@ def test_a_product_of_overlaps_is_caught() -> None:
     gaps = [
         abs(probed(policy, sampling, product) - decoded(policy, sampling, False))
         for sampling in DISTRIBUTIONS
-        for policy in (tiny_policy(VOCAB, seed=0), tiny_policy(VOCAB, seed=1))
+        for policy in (bare_policy(VOCAB, seed=0), bare_policy(VOCAB, seed=1))
     ]
     assert max(gaps) > 0.02
 
 
 def test_the_engine_decodes_as_enumerated() -> None:
     """First cycles of the engine: two drafts fit into answers of two tokens, all of them in one cycle or in two."""
-    policy, sampling = tiny_policy(VOCAB, seed=0), Sampling()
+    policy, sampling = bare_policy(VOCAB, seed=0), Sampling()
     system = DecodingConfig(system="bebop", draft_tokens=DEPTH)
     engine = TorchEngine(policy, system, slots=500, max_length=16)
     answers = generate(engine, requests([PROMPT] * 3000, max_new_tokens=2))
@@ -117,7 +117,7 @@ def test_the_engine_decodes_as_enumerated() -> None:
 
 
 def test_steps_beyond_the_answer_are_not_there() -> None:
-    found = probe(tiny_policy(VOCAB), [TokenRow(prompt=PROMPT, answer=(1, 2, 0))], DEPTH, Sampling())
+    found = probe(bare_policy(VOCAB), [TokenRow(prompt=PROMPT, answer=(1, 2, 0))], DEPTH, Sampling())
     assert found.place.tolist() == [0, 1, 2]
     assert np.isfinite(found.numbers["overlap"]).tolist() == [[True, True], [True, True], [True, False]]
     assert found.accept[2] == pytest.approx(1 + found.numbers["overlap"][2, 0])
@@ -129,7 +129,7 @@ def test_batches_and_padding_change_nothing() -> None:
         TokenRow(prompt=tuple(rng.integers(0, 5, 3)), answer=tuple(rng.integers(0, 5, n)), task=f"t{n % 2}")
         for n in (4, 9, 1, 0, 6)
     ]
-    run = partial(probe, tiny_policy(VOCAB), texts, 3, Sampling())
+    run = partial(probe, bare_policy(VOCAB), texts, 3, Sampling())
     one, all_ = run(batch=1), run(batch=64)
     assert one.row.tolist() == all_.row.tolist() and set(one.row) == {0, 1, 2, 4}
     assert one.task.tolist() == all_.task.tolist()
@@ -140,7 +140,7 @@ def test_batches_and_padding_change_nothing() -> None:
 def test_every_third_anchor_has_the_numbers_that_it_has_among_all() -> None:
     rng = np.random.default_rng(2)
     texts = [TokenRow(prompt=PROMPT, answer=tuple(rng.integers(0, 4, n))) for n in (12, 5, 9, 20)]
-    run = partial(probe, tiny_policy(VOCAB), texts, 3, Sampling())
+    run = partial(probe, bare_policy(VOCAB), texts, 3, Sampling())
     whole, some, again = run(), run(every=3), run(every=3, batch=1)
     places = {place: i for i, place in enumerate(zip(whole.row.tolist(), whole.place.tolist(), strict=True))}
     chosen = [places[place] for place in zip(some.row.tolist(), some.place.tolist(), strict=True)]
@@ -153,7 +153,7 @@ def test_every_third_anchor_has_the_numbers_that_it_has_among_all() -> None:
 def test_means_are_bootstrapped_over_texts() -> None:
     rng = np.random.default_rng(1)
     texts = [TokenRow(prompt=PROMPT, answer=tuple(rng.integers(0, 4, 30))) for _ in range(8)]
-    found = probe(tiny_policy(VOCAB), texts, DEPTH, Sampling())
+    found = probe(bare_policy(VOCAB), texts, DEPTH, Sampling())
     constant_in_text = found.row.astype(float)
     interval = found.mean(constant_in_text)
     assert interval.value == pytest.approx(3.5)

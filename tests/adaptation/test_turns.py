@@ -17,7 +17,7 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_tokenizer
 from bebop.parsing import from_dict
 from bebop.trajectory import Completion, Prompt, Trajectory, Turn
-from tests.builders import tiny_policy
+from tests.builders import bare_policy
 
 TURNS = 30
 
@@ -26,7 +26,7 @@ TURNS = 30
 def policy() -> Policy:
     """Random, in float64, with the built-in model's tokenizer; one token in five or so ends a turn."""
     tokenizer = load_tokenizer(ModelConfig(path="tiny"))
-    made = tiny_policy(len(tokenizer), dtype=torch.float64, sharp=3.0)
+    made = bare_policy(len(tokenizer), dtype=torch.float64, sharp=3.0)
     made.tokenizer = tokenizer
     stops = [tokenizer.eos_token_id, *range(300, 307)]
     made.backbone.generation_config = GenerationConfig(eos_token_id=stops)

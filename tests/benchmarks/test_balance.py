@@ -19,6 +19,7 @@ def test_the_bound_is_work_over_what_full_engines_do() -> None:
     assert balance.bound(config, UNEVEN.speeds) == pytest.approx(1.5 / (50 * cycle / 8 + 0.002))
 
 
+@pytest.mark.slow
 def test_pulling_uses_a_slow_worker_as_it_can_and_who_uses_one_alone_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(balance, "STEPS", {2: 16})
     found = balance.row(UNEVEN, range(2))

@@ -10,6 +10,7 @@ from tests.benchmarks.test_monitor import config
 from tests.monitor.test_certified import groups
 
 
+@pytest.mark.slow
 def test_a_reading_and_the_turns_have_a_row() -> None:
     timed, turns = certify.run(config(monitor={"certify_every": 2}), rounds=2)
     assert timed["part"] == "certificate, each 2 steps, timed" and timed["s/reading"] == 2 * timed["added s"] > 0

@@ -52,6 +52,7 @@ def test_the_rule_is_a_share_of_the_gain_or_next_to_nothing(best: float, auto: f
     assert row["share"] == (None if best == 3.005 else pytest.approx((auto - 3) / 0.2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("temperature", "other"), [("auto", 0), (0.32, 5)])
 def test_a_walk_finds_what_the_engine_counts(temperature: float | str, other: int) -> None:
     """On answers that were decoded plainly; what another temperature would give is farther off."""

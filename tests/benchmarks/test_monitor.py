@@ -26,6 +26,7 @@ def test_every_part_has_a_row() -> None:
     assert emit._compare is original
 
 
+@pytest.mark.slow
 def test_what_is_not_read_has_no_row() -> None:
     assert len(monitor.run(config(monitor={"probe_every": 0}), rounds=2)) == 3
 

@@ -9,6 +9,7 @@ from bebop.model.backbone import Policy
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats
 from tests.builders import requests, tiny_policy
+from tests.cases import slow_but
 
 
 def linear(module: torch.nn.Module) -> int:
@@ -23,7 +24,7 @@ def counted(policy: Policy, decoding: DecodingConfig) -> tuple[float, DecodeStat
     return spent[0], answer.stats
 
 
-@pytest.mark.parametrize("drafts", [1, 3])
+@pytest.mark.parametrize("drafts", slow_but([3], [1, 3]))
 def test_operations_are_parameters_times_positions(drafts: int) -> None:
     policy = tiny_policy(5, seed=11, layers=3)
     assert policy.mtp is not None

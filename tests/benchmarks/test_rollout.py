@@ -6,9 +6,10 @@ from bebop.bench.rollout import RolloutBench, measure
 from bebop.config import ModelConfig, TaskConfig
 from bebop.decoding import SYSTEMS
 from tests.builders import requests, tiny_policy
+from tests.cases import slow_but
 
 
-@pytest.mark.parametrize("system", ["autoregressive", "bebop", "firp_chain", "pipo"])
+@pytest.mark.parametrize("system", slow_but(["bebop", "pipo"], ["autoregressive", "bebop", "firp_chain", "pipo"]))
 def test_an_arm_is_measured(system: str) -> None:
     bench = RolloutBench(
         model=ModelConfig(), task=TaskConfig(), systems=(system,), batches=(3,), draft_tokens=3, rounds=1, waves=1

@@ -27,14 +27,14 @@ def test_both_halves_of_choosing_are_timed(method: str, monkeypatch: pytest.Monk
     own = getattr(DraftTemperature, method)
 
     def slow(*args: object) -> object:
-        until = time.process_time() + 0.3
+        until = time.process_time() + 0.1
         while time.process_time() < until:
             pass
         return own(*args)
 
     monkeypatch.setattr(DraftTemperature, method, slow)
     row = turn(tiny_policy(), [(1, 2, 3)], 2, 2)
-    assert row["choosing ms"] > 300 and row["share %"] > 50 and not row["holds"]
+    assert row["choosing ms"] > 100 and row["share %"] > 50 and not row["holds"]
     assert row["largest ms"] >= row["choosing ms"]
 
 

@@ -16,6 +16,7 @@ def bench(vocabulary: int) -> TraceBench:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_model_and_arm_has_a_row() -> None:
     rows = tracing.run(bench(1200))
     assert [(row["vocabulary"], row["trace"]) for row in rows] == [

@@ -19,6 +19,7 @@ from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import requests, tiny_policy
+from tests.cases import slow_but
 
 STOP = 11
 
@@ -42,7 +43,10 @@ def silent(tokens: int) -> None:
     pass
 
 
-@pytest.mark.parametrize(("system", "drafts"), [("bebop", 3), ("bebop_adaptive", 3), ("autoregressive", 0)])
+SYSTEMS = [("bebop", 3), ("bebop_adaptive", 3), ("autoregressive", 0)]
+
+
+@pytest.mark.parametrize(("system", "drafts"), slow_but([("bebop", 3), ("autoregressive", 0)], SYSTEMS, several=True))
 def test_answers_are_those_of_the_engine_and_cycles_add_up(policy: Policy, system: str, drafts: int) -> None:
     plain = generate(engine(policy, system, drafts), asked())
     told: list[int] = []

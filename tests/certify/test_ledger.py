@@ -65,9 +65,9 @@ def test_an_empty_cohort_and_parts_of_answers() -> None:
 
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = filled()
+    whole = filled(2)
     monkeypatch.setattr("bebop.certify.ledger.ELEMENTS", 64 * M)
-    parts = filled()
+    parts = filled(2)
     assert parts.log_e == pytest.approx(whole.log_e, abs=1e-9)
     for one, other in zip(whole.evidence(), parts.evidence(), strict=True):
         assert (one.name, one.share, one.tv) == pytest.approx((other.name, other.share, other.tv))

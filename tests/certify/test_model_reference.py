@@ -19,6 +19,7 @@ from bebop.model.backbone import Policy
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import SamplingParams
 from tests.builders import requests, tiny_policy
+from tests.cases import slow_but
 
 VOCABULARY, STOP = 12, 11
 TRUNCATED: dict[str, Any] = {"top_k": 8, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3, "temperature": 1.4}
@@ -28,6 +29,12 @@ SETTINGS: list[dict[str, Any]] = [{}, {"temperature": 2.0}, *({k: v} for k, v in
 @pytest.fixture(scope="module")
 def policy() -> Policy:
     return tiny_policy(VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def answers(policy: Policy) -> list[Answer]:
+    """As sampled without any settings."""
+    return sampled(policy)
 
 
 def sampled(policy: Policy, box: WhiteBox | None = None, count: int = 6, **params: Any) -> list[Answer]:
@@ -48,7 +55,7 @@ def same(one: Block, other: Block) -> None:
 # ---- against the engine
 
 
-@pytest.mark.parametrize("params", SETTINGS, ids=str)
+@pytest.mark.parametrize("params", slow_but([{}, TRUNCATED], SETTINGS), ids=str)
 def test_log_probs_are_those_that_the_engine_reports(policy: Policy, params: dict[str, Any]) -> None:
     answers = sampled(policy, **params)
     reference = ModelReference(policy)
@@ -89,8 +96,7 @@ def test_the_first_draft_and_the_row_before(policy: Policy) -> None:
     assert longer.before is not None and (longer.before[0] - longer.probs[0]).abs().max() > 1e-3
 
 
-def test_fields_about_the_text(policy: Policy) -> None:
-    answers = sampled(policy)
+def test_fields_about_the_text(policy: Policy, answers: list[Answer]) -> None:
     block = ModelReference(policy).block(answers, SamplingParams())
     n = 0
     assert block.seen is not None and block.twin is not None
@@ -103,8 +109,7 @@ def test_fields_about_the_text(policy: Policy) -> None:
     assert n == len(block) and (block.twin >= 0).any()
 
 
-def test_a_model_without_a_head_has_no_guess_at_drafts(policy: Policy) -> None:
-    answers = sampled(policy)
+def test_a_model_without_a_head_has_no_guess_at_drafts(policy: Policy, answers: list[Answer]) -> None:
     block = ModelReference(dataclasses.replace(policy, mtp=None)).block(answers, SamplingParams())
     assert block.draft is None
     same(dataclasses.replace(ModelReference(policy).block(answers, SamplingParams()), draft=None), block)
@@ -186,13 +191,13 @@ def test_of_a_large_vocabulary_the_likeliest_tokens_have_columns(policy: Policy)
 # ---- what is refused, and what is not there
 
 
-def test_greedy_answers_and_none_at_all(policy: Policy) -> None:
+def test_greedy_answers_and_none_at_all(policy: Policy, answers: list[Answer]) -> None:
     with pytest.raises(ValueError, match="temperature above 0"):
-        ModelReference(policy).block(sampled(policy), SamplingParams(temperature=0.0))
-    nothing = dataclasses.replace(sampled(policy)[0], token_ids=np.zeros(0, np.int64), logprobs=None, cycles=None)
+        ModelReference(policy).block(answers, SamplingParams(temperature=0.0))
+    nothing = dataclasses.replace(answers[0], token_ids=np.zeros(0, np.int64), logprobs=None, cycles=None)
     empty = ModelReference(policy).block([nothing], SamplingParams())
     assert len(empty) == 0 and empty.probs.shape == (0, VOCABULARY)
-    some = sampled(policy)
+    some = answers
     same(
         ModelReference(policy).block([*some, nothing], SamplingParams()),
         ModelReference(policy).block(some, SamplingParams()),

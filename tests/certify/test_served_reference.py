@@ -14,6 +14,7 @@ from bebop.certify.sglang_server import SglangEngine
 from bebop.errors import UserError
 from bebop.trajectory import SamplingParams
 from tests.builders import requests, tiny_policy
+from tests.cases import slow_but
 from tests.certify.asking import BOTH, Engine, V, asked, engine, silent
 from tests.certify.local_server import LocalServer, running
 
@@ -24,8 +25,11 @@ def rows(local: LocalServer, answer: Answer) -> torch.Tensor:
     return local.rows(ids)[len(answer.prompt) - 2 : -1]
 
 
+TRUNCATED = {"temperature": 0.5, "top_k": 3, "top_p": 0.8}
+
+
 @BOTH
-@pytest.mark.parametrize("params", [{}, {"temperature": 2.0}, {"temperature": 0.5, "top_k": 3, "top_p": 0.8}])
+@pytest.mark.parametrize("params", slow_but([TRUNCATED], [{}, {"temperature": 2.0}, TRUNCATED]))
 def test_the_whole_rows_of_a_small_vocabulary(
     kind: type[Engine], params: dict[str, Any], local: LocalServer, opened: list[Server]
 ) -> None:
@@ -47,9 +51,10 @@ def test_the_whole_rows_of_a_small_vocabulary(
     assert block.twin is not None and (block.twin >= 0).any()
 
 
-@pytest.mark.parametrize(
-    "params", [{}, {"temperature": 0.5, "top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"temperature": 0.2}]
-)
+DECIDED = [{}, {"temperature": 0.5, "top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"temperature": 0.2}]
+
+
+@pytest.mark.parametrize("params", slow_but(DECIDED[:3], DECIDED))
 def test_the_likeliest_tokens_of_a_larger_one(params: dict[str, Any], opened: list[Server]) -> None:
     """Five or eight of twelve and one column for all others say the same as all twelve, wherever they decide it."""
     top = 8 if params else 5

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,9 +13,11 @@ from bebop.certify import family, ledger, marginals
 from bebop.certify.answers import Block
 from bebop.certify.evidence import Array
 from bebop.certify.ledger import Ledger
+from tests.cases import slow_but
 from tests.certify.blocks import Fault, block
 
-M, R, N = 16, 200, 120
+M, N = 16, 120
+RUNS = pytest.mark.parametrize("runs", slow_but([40], [40, 200]))
 
 
 def drawn(truth: Tensor, runs: int, seed: int) -> Tensor:
@@ -22,7 +25,7 @@ def drawn(truth: Tensor, runs: int, seed: int) -> Tensor:
     return torch.multinomial(truth, runs, replacement=True, generator=torch.Generator().manual_seed(seed)).T
 
 
-def simulated(cohorts: int, *, runs: int = R, fault: Fault | None = None, seed: int = 0, count: int = N) -> Ledger:
+def simulated(cohorts: int, runs: int, *, fault: Fault | None = None, seed: int = 0, count: int = N) -> Ledger:
     """Parallel runs over fixed rows."""
     made = Ledger(M, runs=runs, seed=seed)
     for i in range(cohorts):
@@ -31,9 +34,9 @@ def simulated(cohorts: int, *, runs: int = R, fault: Fault | None = None, seed: 
     return made
 
 
-@pytest.fixture(scope="module")
-def clean() -> Ledger:
-    return simulated(10)
+@cache
+def clean(runs: int) -> Ledger:
+    return simulated(10, runs)
 
 
 def false_alarms(made: Ledger) -> tuple[int, int]:
@@ -41,12 +44,14 @@ def false_alarms(made: Ledger) -> tuple[int, int]:
     return int((made.highest >= math.log(1e4)).sum()), int((made.highest >= math.log(20)).sum())
 
 
-def test_no_false_alarm_in_200_runs(clean: Ledger) -> None:
-    alarms, twenties = false_alarms(clean)
-    assert alarms == 0 and twenties <= 0.05 * R
+@RUNS
+def test_no_false_alarm_in_200_runs(runs: int) -> None:
+    alarms, twenties = false_alarms(clean(runs))
+    assert alarms == 0 and twenties <= 0.05 * runs
 
 
-def test_learning_from_the_cohort_itself_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+@RUNS
+def test_learning_from_the_cohort_itself_is_caught(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = marginals.Pit._one
 
     def peeking(self: marginals.Pit, name: str, bins: np.ndarray) -> Array:
@@ -56,8 +61,8 @@ def test_learning_from_the_cohort_itself_is_caught(monkeypatch: pytest.MonkeyPat
         return honest(self, name, bins)
 
     monkeypatch.setattr(marginals.Pit, "_one", peeking)
-    alarms, twenties = false_alarms(simulated(10))
-    assert alarms > 0 and twenties > 0.05 * R
+    alarms, twenties = false_alarms(simulated(10, runs))
+    assert alarms > 0 and twenties > 0.05 * runs
 
 
 def test_a_direction_that_knows_the_token_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +80,7 @@ def test_a_direction_that_knows_the_token_is_caught(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         ledger, "directions", lambda rows: ((n, Peeking(rows.p) if n == "hotter" else d) for n, d in honest(rows))
     )
-    assert false_alarms(simulated(3))[0] == R
+    assert false_alarms(simulated(3, runs=20))[0] == 20
 
 
 def answers(runs: int, seed: int) -> list[tuple[Tensor, Tensor]]:
@@ -98,11 +103,12 @@ def as_block(given: list[tuple[Tensor, Tensor]], first: int, most: int) -> Block
                    twin=None, reported=None, declared=None, stops=(1,))  # fmt: skip
 
 
+@pytest.mark.parametrize("runs", slow_but([3], [3, 20]))
 @pytest.mark.parametrize("first_to_end", [False, True])
-def test_answers_that_end_first_may_not_be_looked_at_first(first_to_end: bool) -> None:
+def test_answers_that_end_first_may_not_be_looked_at_first(first_to_end: bool, runs: int) -> None:
     """A cohort after 15 steps: whole, what did not end included, or those answers alone that ended."""
     highest = []
-    for run in range(20):
+    for run in range(runs):
         made = Ledger(M, enumerate_rows=False)
         for i in range(3):
             given = answers(1, 50 * run + i)
@@ -126,24 +132,27 @@ def bounds(made: Ledger, name: str) -> Array:
     return np.asarray([made._bets.bound(name, made.tokens, run)[0] for run in range(made.runs)])
 
 
-def test_bounds_hold_in_95_of_100_runs(clean: Ledger) -> None:
-    faulty = simulated(10, fault=towards_the_row_before, seed=1)
+@pytest.mark.slow  # test_marginals.py checks a bound against the exact one
+def test_bounds_hold_in_95_of_100_runs() -> None:
+    runs = 200
+    faulty = simulated(10, runs, fault=towards_the_row_before, seed=1)
     wrong = (bounds(faulty, "row_before") < SHARE).mean()
     assert wrong <= 0.05
-    assert np.median(bounds(clean, "row_before")) < SHARE < np.median(bounds(faulty, "row_before")) < 4 * SHARE
+    assert np.median(bounds(clean(runs), "row_before")) < SHARE < np.median(bounds(faulty, "row_before")) < 4 * SHARE
 
 
-def test_what_is_called_visible_is_seen() -> None:
+@pytest.mark.parametrize("runs", slow_but([20], [20, 100]))
+def test_what_is_called_visible_is_seen(runs: int) -> None:
     """A fault of the share that is named after n clean tokens is found in about 90 % of runs after n tokens."""
     looked = Ledger(M)
-    cohorts = [block(400, M, seed=i, first=100 * i) for i in range(6)]
+    cohorts = [block(200, M, seed=i, first=100 * i) for i in range(6)]
     for one in cohorts:
         looked.update(one)
     share = {one.name: one.share for one in looked.visible()}["row_before"]
-    made = Ledger(M, runs=100)
+    made = Ledger(M, runs=runs)
     for i, one in enumerate(cohorts):
         assert one.before is not None
-        made.update(one, drawn((1 - share) * one.probs + share * one.before, 100, i))
+        made.update(one, drawn((1 - share) * one.probs + share * one.before, runs, i))
     found = (made.highest >= math.log(1e4)).mean()
     assert 0.05 < share < 0.5 and 0.8 <= found
 

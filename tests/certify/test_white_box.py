@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bebop.certify.white_box import GROUPS, WhiteBox
 from bebop.kernels.verify import chain_verify, sample
+from tests.cases import slow_but
 
 VOCABULARY, DRAFTS, STOP = 12, 3, 1
 
@@ -24,7 +25,7 @@ def distributions(*shape: int, seed: int, sharp: float = 1.5) -> Tensor:
 
 
 @pytest.mark.parametrize("sampled", [True, False])
-@pytest.mark.parametrize("length", [2, 1, 0])
+@pytest.mark.parametrize("length", slow_but([2, 0], [2, 1, 0]))
 def test_every_bet_is_worth_one_in_the_mean_over_all_outcomes(sampled: bool, length: int) -> None:
     size, drafts = 4, 2
     p = distributions(1, drafts + 1, size, seed=1)
@@ -73,7 +74,7 @@ def test_every_bet_is_worth_one_in_the_mean_over_all_outcomes(sampled: bool, len
 # ---- faults
 
 
-def cycles(box: WhiteBox, fault: str, count: int, batch: int = 64, seed: int = 0) -> WhiteBox:
+def cycles(box: WhiteBox, fault: str, count: int, batch: int = 256, seed: int = 0) -> WhiteBox:
     """So many cycles of a chain, each row with distributions of its own, some of them faulty."""
     numbers = torch.Generator().manual_seed(seed)
 
@@ -110,27 +111,29 @@ def cycles(box: WhiteBox, fault: str, count: int, batch: int = 64, seed: int = 0
     return box
 
 
-def test_an_intact_rule_raises_no_alarm() -> None:
-    boxes = [cycles(WhiteBox(), "none", 3000, seed=seed) for seed in range(8)]
+@pytest.mark.parametrize("seeds", slow_but([1], [1, 8]))
+def test_an_intact_rule_raises_no_alarm(seeds: int) -> None:
+    boxes = [cycles(WhiteBox(), "none", 3000, seed=seed) for seed in range(seeds)]
     assert max(box.highest for box in boxes) < math.log(20)
-    assert boxes[0].tokens > 3000 and boxes[0].cycles == 3008
+    assert boxes[0].tokens > 3000 and boxes[0].cycles == 3072
     bounds = {(e.group, e.name): e.share for e in boxes[0].evidence()}
     assert bounds["recovered", "target"] < 0.3 and bounds["bonus", "row_before"] < 0.3  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(
-    ("fault", "group", "names"),
-    [
-        ("hot drafts", "draft_draw", {"hotter"}),
-        ("no stops drafted", "draft_draw", {"no_stop"}),
-        ("greedy drafts", "draft_draw", {"argmax"}),
-        ("lenient", "acceptance", {"lenient", "power_lenient"}),
-        ("unlikely dropped", "acceptance", {"unlikely_dropped"}),
-        ("residual is p", "recovered", {"target"}),
-        ("u reused", "recovered", {"reused_uniform"}),
-        ("row before", "bonus", {"row_before"}),
-    ],
-)
+FAULTS = [
+    ("hot drafts", "draft_draw", {"hotter"}),
+    ("no stops drafted", "draft_draw", {"no_stop"}),
+    ("lenient", "acceptance", {"lenient", "power_lenient"}),
+    ("residual is p", "recovered", {"target"}),
+    ("u reused", "recovered", {"reused_uniform"}),
+    ("row before", "bonus", {"row_before"}),
+    ("greedy drafts", "draft_draw", {"argmax"}),
+    ("unlikely dropped", "acceptance", {"unlikely_dropped"}),
+]
+
+
+# Each draw, and the bets with a rule of their own: on stop tokens and on uniforms that are used twice.
+@pytest.mark.parametrize(("fault", "group", "names"), slow_but(FAULTS[:6], FAULTS, several=True))
 def test_a_fault_is_found_in_its_own_draw(fault: str, group: str, names: set[str]) -> None:
     box = cycles(WhiteBox(), fault, 3000)
     best = box.evidence()[0]
@@ -151,9 +154,9 @@ def test_a_state_goes_through_json() -> None:
 
 
 def test_rows_that_do_not_fit_at_once_and_drafts_that_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = cycles(WhiteBox(), "lenient", 200)
+    whole = cycles(WhiteBox(), "lenient", 64, batch=64)
     monkeypatch.setattr("bebop.certify.white_box.PIECE", 100)
-    pieces = cycles(WhiteBox(), "lenient", 200)
+    pieces = cycles(WhiteBox(), "lenient", 64, batch=64)
     assert pieces.log_e == pytest.approx(whole.log_e, rel=1e-12) and pieces.tokens == whole.tokens
     p, q = distributions(2, 3, 5, seed=3), distributions(2, 2, 5, seed=4)
     tokens, accepted, following = torch.tensor([[0, 1], [2, 3]]), torch.tensor([1, 0]), torch.tensor([4, 4])

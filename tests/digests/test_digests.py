@@ -3,17 +3,22 @@
 import numpy as np
 import pytest
 
+from tests.cases import slow_but
 from tests.digests import decoding, training, watching
 from tests.digests.numbers import ROUNDING, Numbers, differences, machine, stored
 
 SCENARIOS = decoding.SCENARIOS | training.SCENARIOS | watching.SCENARIOS
+QUICK = (  # every kind of interruption and of update, and every family of systems
+    "autoregressive interrupted", "target_only recompute", "bebop_adaptive changed", "history plain",
+    "head e2e_tv_corrected", "monitor by accepted",
+)  # fmt: skip
 
 
 def test_every_scenario_is_stored() -> None:
     assert set(stored()["digests"]) == set(SCENARIOS)
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", slow_but(QUICK, SCENARIOS))
 def test_nothing_has_changed(name: str) -> None:
     known = stored()
     found = SCENARIOS[name]()

@@ -1,4 +1,7 @@
-"""Every block of code in the pages works: Python is run, commands are parsed or composed for real."""
+"""Every block of code in the pages works: Python is run, commands are parsed or composed for real.
+
+``make test`` has the shortest block of each language, ``make test-slow`` all the others.
+"""
 
 import ast
 from collections.abc import Mapping
@@ -10,6 +13,7 @@ import pytest
 import yaml
 
 from bebop.config import TaskConfig
+from tests.cases import slow_but
 from tests.documents.commands import Wrong, check, commands, whole_history
 from tests.documents.pages import COMMANDS, Block, blocks, pages
 from tests.stored_answers import opened, write
@@ -18,6 +22,8 @@ from tests.tree import ROOT
 TEXT = "text"  # pseudo-code and output: nothing to run, so no command may stand in it
 STARTS = ("python ", "make ", "torchrun ", "bash ", "pip ")
 ALL = [block for page in pages() for block in blocks(page, (ROOT / page).read_text())]
+BY_LENGTH = sorted(ALL, key=lambda block: (len(block.text), str(block)))
+SHORTEST = list({block.language: block for block in reversed(BY_LENGTH)}.values())
 
 
 @pytest.fixture
@@ -71,7 +77,7 @@ def check_loops(loops: list[dict[str, Any]]) -> None:
             raise Wrong(f"{name} takes no {', '.join(unknown)}")
 
 
-@pytest.mark.parametrize("block", ALL, ids=str)
+@pytest.mark.parametrize("block", slow_but(SHORTEST, ALL), ids=str)
 def test_a_block_works(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_block(block, folder, monkeypatch)
 
@@ -79,7 +85,7 @@ def test_a_block_works(block: Block, folder: Path, monkeypatch: pytest.MonkeyPat
 SCRIPTS = [script for engine in ("sglang", "vllm") for script in sorted((ROOT / "recipes" / engine).glob("*.sh"))]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+@pytest.mark.parametrize("script", slow_but(SCRIPTS[:1], SCRIPTS), ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_launch_script_starts_what_there_is(script: Path, folder: Path) -> None:
     given = {"MODEL": "DIR", "WORKERS": "2", "RANKS": "2"} | ({"DRAFT": "DIR"} if script.name == "dflash.sh" else {})
     check([*(f"{name}={value}" for name, value in given.items()), "bash", str(script.relative_to(ROOT))], folder)
@@ -112,14 +118,11 @@ FAULTS: Mapping[str, tuple[str, str]] = {  # a page, and what is said of it
 }
 COMMANDS_WITH_FAULTS: Mapping[str, str] = {
     "python -m bebop.run trainer.learning_rate=1": "trainer.learning_rate: no such setting",
-    "python -m bebop.run rollout.staleness=-1": "rollout.staleness=-1 is not possible",
-    "torchrun --nproc-per-node 8 -m bebop.adapt head.objective=none": "head.objective='none' is not possible",
     "torchrun --processes 8 -m bebop.adapt": "SystemExit",
     "make tests-all": "No rule to make target 'tests-all'",
     'make run ARGS="task=none"': "task=none is not possible",
     "python -m bebop.train": "there is no module bebop.train",
     "python -m bebop.bench rollout --batch-size 1": "unrecognized arguments: --batch-size 1",
-    "python -m bebop.bench loop trainer.steps=none": "trainer.steps='none' is not possible",
     "bash recipes/sglang/two_gpus.sh": "there is no recipes/sglang/two_gpus.sh",
     "bash recipes/sglang/one_gpu.sh": "MODEL: a checkpoint with MTP weights",
     "MODEL=DIR bash recipes/sglang/one_gpu.sh task=none": "task=none is not possible",
@@ -129,10 +132,21 @@ COMMANDS_WITH_FAULTS: Mapping[str, str] = {
     "bebop run": "no test knows the program 'bebop'",
     "python -m pytest tests/none": "tests/none does not exist",
 }
-SHOWN = {f"`{line}`": (f"```bash\n{line}\n```\n", said) for line, said in COMMANDS_WITH_FAULTS.items()}
+COMPOSED: Mapping[str, str] = {  # a configuration each, as the first of those above
+    "python -m bebop.run rollout.staleness=-1": "rollout.staleness=-1 is not possible",
+    "torchrun --nproc-per-node 8 -m bebop.adapt head.objective=none": "head.objective='none' is not possible",
+    "python -m bebop.bench loop trainer.steps=none": "trainer.steps='none' is not possible",
+}
 
 
-@pytest.mark.parametrize(("text", "said"), (FAULTS | SHOWN).values(), ids=list(FAULTS | SHOWN))
+def page_of(commands: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    return {f"`{line}`": (f"```bash\n{line}\n```\n", said) for line, said in commands.items()}
+
+
+QUICK, EVERY = FAULTS | page_of(COMMANDS_WITH_FAULTS), FAULTS | page_of({**COMMANDS_WITH_FAULTS, **COMPOSED})
+
+
+@pytest.mark.parametrize(("text", "said"), slow_but(QUICK.values(), EVERY.values(), several=True), ids=list(EVERY))
 def test_a_planted_fault_is_noticed(text: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises((Exception, SystemExit)) as raised:
         for block in blocks("page.md", text):

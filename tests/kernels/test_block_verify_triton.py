@@ -8,11 +8,13 @@ from bebop.errors import UserError
 from bebop.kernels.block_verify import reference
 from bebop.kernels.verify import reference as chain_reference
 from bebop.kernels.verify import sample
+from tests.cases import slow_but
 
 block_triton = pytest.importorskip("bebop.kernels.block_verify_triton", reason="Triton is not installed")
 
 BELOW_ONE = 1 - 2.0**-53
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.usefixtures("patched_once")
 
 
 def generator(seed: int) -> torch.Generator:
@@ -40,10 +42,10 @@ def same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
     return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, expected, strict=True))
 
 
-SLOW = pytest.param(7, 500, marks=pytest.mark.slow)
+SIZES = [(1, 300), (2, 1), (3, 129), (4, 128), (7, 500)]
 
 
-@pytest.mark.parametrize(("drafts", "vocabulary"), [(1, 300), (2, 1), (3, 129), (4, 128), SLOW])
+@pytest.mark.parametrize(("drafts", "vocabulary"), slow_but([(2, 1), (3, 129)], SIZES, several=True))
 def test_equals_the_reference(drafts: int, vocabulary: int) -> None:
     inputs = problem(6, drafts, vocabulary, 10 * drafts)
     assert same(launched(*inputs), reference(*inputs))
@@ -51,8 +53,8 @@ def test_equals_the_reference(drafts: int, vocabulary: int) -> None:
 
 def test_ragged_lengths_and_it_is_not_chain_verification() -> None:
     """Every length beside every other, 0 included. One by one accepts less and ends elsewhere."""
-    inputs = problem(16, 3, 200, 5)
-    lengths = torch.arange(16) % 4
+    inputs = problem(8, 3, 200, 0)
+    lengths = torch.arange(8) % 4
     found = launched(*inputs, lengths=lengths)
     assert same(found, reference(*inputs, lengths))
     assert (found[0] <= lengths).all() and len(found[0].unique()) == 4
@@ -61,7 +63,7 @@ def test_ragged_lengths_and_it_is_not_chain_verification() -> None:
 
 
 def test_bf16_and_strides_and_no_requests() -> None:
-    tokens, q, p, u = problem(6, 2, 300, 3)
+    tokens, q, p, u = problem(4, 2, 200, 3)
     rounded = tokens, q.bfloat16(), p.bfloat16(), u
     assert same(launched(*rounded), reference(tokens, rounded[1].float(), rounded[2].float(), u))
     turned = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (tokens, q, p, u)]
@@ -71,10 +73,10 @@ def test_bf16_and_strides_and_no_requests() -> None:
 
 def test_rounding_never_yields_a_token_without_mass() -> None:
     """Masses down to 1e-38, distributions that agree, drafts that are impossible under the target or under both."""
-    p = torch.zeros(5, 3, 300)
+    p = torch.zeros(5, 3, 200)
     p[:, :, 105:109] = torch.tensor([1e-38, 1.0, 1e-30, 1e-20])
     q = p[:, :2] * torch.tensor([1.0, 1.01, 0.99, 1.0, 1.0])[:, None, None]
-    q[3] = torch.nn.functional.one_hot(torch.tensor([0, 0]), 300)
+    q[3] = torch.nn.functional.one_hot(torch.tensor([0, 0]), 200)
     tokens = torch.tensor([[106, 105], [106, 106], [108, 106], [0, 0], [0, 0]])
     for value in (0.0, BELOW_ONE):
         u = torch.full((5, 4), value, dtype=torch.float64)

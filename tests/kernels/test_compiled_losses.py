@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 
 from bebop.kernels import row_losses_cpu
 from bebop.kernels.compiled_losses import CompiledLosses
 from bebop.kernels.losses import tv_loss
 from bebop.kernels.row_losses import KINDS, RowLosses, reference
+from tests.cases import slow_but
 from tests.kernels.builders import logits, on
 from tests.kernels.unfused import INF, labels_for, within
 
@@ -70,6 +70,8 @@ def every_shape(losses: CompiledLosses) -> None:
 
 def compiles(call: Callable[[], None]) -> tuple[int, int]:
     """How many graphs were compiled, and how often the core ran eagerly."""
+    from torch._dynamo.utils import counters  # two seconds of imports
+
     before = counters["stats"]["unique_graphs"]
     with eager_calls() as seen, on(1):
         call()
@@ -92,7 +94,7 @@ def test_one_code_object_for_all_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     assert graphs > len(KINDS) or eager > 0
 
 
-@pytest.mark.parametrize("kind", ["tv", "hybrid"])
+@pytest.mark.parametrize("kind", slow_but(["tv"], ["tv", "hybrid"]))
 def test_kinds_are_not_mixed_up(kind: str) -> None:
     """Nothing is looked at before a call, so the code object alone tells them apart."""
     losses, (draft, target) = CompiledLosses(row_losses_cpu.core, backend="eager"), logits(67, 301)
@@ -180,10 +182,8 @@ def test_a_job_s_microbatches_compile_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(row_losses_cpu, "COMPILE_AFTER", 0)
 
     def step() -> None:
-        for rows in range(40, 60):
+        for rows in range(40, 45):
             draft, target = logits(rows, 400 + rows)
-            for kind in ("tv", "ce"):
-                z = draft.clone().requires_grad_()
-                tv_loss(z, target, kind=kind).loss.sum().backward()
+            tv_loss(draft.requires_grad_(), target).loss.sum().backward()
 
-    assert compiles(step) == (2, 0)
+    assert compiles(step) == (1, 0)

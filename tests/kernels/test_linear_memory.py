@@ -13,6 +13,7 @@ from bebop.bench.memory import peak_bytes
 from bebop.kernels import linear_chunks
 from bebop.kernels.linear_losses import linear_e2e_tv_loss
 from bebop.kernels.losses import DraftLossOutput
+from tests.cases import slow_but
 from tests.kernels.hidden_states import MASK, VOCABULARY, anchors, fused, states, tokens_of, unfused
 
 
@@ -45,8 +46,8 @@ def test_logits_of_all_rows_never_exist() -> None:
 
 
 def chunks_held(**options: Any) -> float:
-    """Peak of a step beyond its inputs, in logits of one chunk; 8 chunks in all."""
-    rows, vocabulary, chunk = 256, 16_384, 32
+    """Peak of a step beyond its inputs, in logits of one chunk; 3 chunks in all."""
+    rows, vocabulary, chunk = 96, 16_384, 32
     hidden, weight, wide, head = states(rows, vocabulary, 4)
     weight.requires_grad_(options.get("weight_grad", False))
     tokens = options.pop("tokens", False)
@@ -63,16 +64,22 @@ def chunks_held(**options: Any) -> float:
     return peak_bytes(step) / (4 * chunk * vocabulary)
 
 
-@pytest.mark.parametrize("options", [{}, {"kind": "hybrid"}, {"weight_grad": True}, {"tokens": True}], ids=str)
-def test_peak_memory_is_three_logits_of_a_chunk(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    slow_but([{"tokens": True}], [{}, {"kind": "hybrid"}, {"weight_grad": True}, {"tokens": True}]),
+    ids=str,
+)
+def test_peak_memory_is_three_logits_of_a_chunk(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of draft and target and a gradient; the loss itself works on 1 / 32 of the chunk at a time."""
+    monkeypatch.setenv("BEBOP_COMPILE", "0")  # the eager core holds more, and a compiler takes seconds
     assert 2.9 < chunks_held(**options) < 3.4
 
 
 def test_a_variant_that_keeps_logits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if it keeps but those of the chunk before."""
+    monkeypatch.setenv("BEBOP_COMPILE", "0")
     make = linear_chunks._logits
-    for count in (1, 8):
+    for count in (1, 3):
         kept: deque[tuple[Tensor, Tensor]] = deque(maxlen=count)
 
         def keep(*arguments: Any, kept: deque[tuple[Tensor, Tensor]] = kept) -> tuple[Tensor, Tensor]:

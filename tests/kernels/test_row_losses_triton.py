@@ -5,8 +5,10 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from bebop.errors import UserError
 from bebop.kernels.row_losses import KINDS, RowLosses, reference
+from tests.cases import slow_but
 
 pytest.importorskip("triton")
 triton_losses = importlib.import_module("bebop.kernels.row_losses_triton")
@@ -26,8 +29,22 @@ ROOT = Path(__file__).resolve().parents[2]
 # A rounded gradient is off by half a unit in the last place; the interpreter truncates to bf16, which makes it a whole.
 BF16_ULP = 2.0**-8 if DEVICE == "cuda" else 2.0**-7
 
-# 0 * -inf under a mask: numpy speaks of what the kernel selects away.
-pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered:RuntimeWarning")
+pytestmark = [
+    # 0 * -inf under a mask: numpy speaks of what the kernel selects away.
+    pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered:RuntimeWarning"),
+    pytest.mark.usefixtures("patched_once"),
+]
+
+PATHS: dict[str, dict[str, int]] = {"row": {}, "tiles": {"block": 128}, "split": {"splits": 3, "block": 128}}
+
+
+def cases(paths: Iterable[str], quick: Mapping[str, Iterable[str]], kinds: Iterable[str] = KINDS) -> list[Any]:
+    """Every kind on every path; kinds that are not in ``quick[path]`` are slow, as a tile costs 20 ms interpreted."""
+    return [
+        pytest.param(kind, PATHS[path], id=f"{path}-{kind}", marks=[] if kind in quick[path] else pytest.mark.slow)
+        for path in paths
+        for kind in kinds
+    ]
 
 
 def logits(rows: int, vocabulary: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -72,14 +89,15 @@ def assert_equal(found: RowLosses, wanted: RowLosses, tolerance: float = 1e-6) -
         torch.testing.assert_close(found.grad.double(), wanted.grad.double(), rtol=relative, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("path", [{}, {"block": 128}, {"splits": 3, "block": 128}], ids=("row", "tiles", "split"))
+@pytest.mark.parametrize(("kind", "path"), cases(PATHS, {"row": KINDS, "tiles": ["hybrid"], "split": ["jsd"]}))
 def test_every_kind_on_every_path(kind: str, path: dict[str, int]) -> None:
-    draft, target = logits(2, 1003)
+    draft, target = logits(2, 500)
     assert_equal(run(draft, target, kind, 0.7, **path), expected(draft, target, kind, 0.7))
 
 
-@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 1), (2, 7), (1, 128), (1, 129), (3, 257)])
+@pytest.mark.parametrize(
+    ("rows", "vocabulary"), slow_but([(1, 1), (3, 257)], [(1, 1), (2, 7), (1, 128), (1, 129), (3, 257)], several=True)
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_odd_shapes_and_dtypes(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
     draft, target = logits(rows, vocabulary, dtype)
@@ -113,8 +131,10 @@ def test_rows_of_any_stride_are_read_in_place() -> None:
     assert_equal(run(draft, turned, "tv"), expected(draft, turned, "tv"))
 
 
-@pytest.mark.parametrize("kind", ("tv", "ce", "kl", "nla", "hybrid"))
-@pytest.mark.parametrize("path", [{"block": 128}, {"splits": 3, "block": 128}], ids=("row", "split"))
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    cases(("tiles", "split"), {"tiles": ["tv"], "split": ["kl"]}, kinds=("tv", "ce", "kl", "nla", "hybrid")),
+)
 def test_masked_tiles(kind: str, path: dict[str, int]) -> None:
     """The first tile, and so a whole split, has no mass: where others return NaN."""
     draft, target = logits(2, 300)
@@ -135,7 +155,7 @@ def test_divergences_from_a_distribution_without_the_token_are_infinite() -> Non
     assert math.isfinite(run(without, target, "rkl", block=128).loss.item())
 
 
-@pytest.mark.parametrize("path", [{"block": 128}, {"splits": 3, "block": 128}], ids=("row", "split"))
+@pytest.mark.parametrize("path", slow_but([PATHS["tiles"]], [PATHS["tiles"], PATHS["split"]]), ids=("tiles", "split"))
 def test_ties_and_identities_of_the_gradient(path: dict[str, int]) -> None:
     """q = p is a tie at every token: no gradient; elsewhere its sum is 0 and its L1 norm 2 S (1 - S)."""
     draft, target = logits(2, 300)
@@ -160,6 +180,7 @@ def test_one_hot_and_disjoint_distributions() -> None:
     assert found.grad.tolist() == [[-0.1875, 0.0625, 0.0625, 0.0625], [0.0, 0.0, 0.0, 0.0]]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, phases=[Phase.generate])  # shrinking takes minutes in the interpreter
 @given(
     rows=st.integers(1, 3),
@@ -188,8 +209,7 @@ def test_any_shape_and_values(
     assert ((found.grad.double() - wanted.grad).abs() <= 1e-6 * size).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("path", [{"block": 128}, {"splits": 2, "block": 128}], ids=("row", "split"))
+@pytest.mark.parametrize(("kind", "path"), cases(("tiles", "split"), {"tiles": ["nla"], "split": ["tv"]}))
 def test_distributions_without_a_common_token_and_rows_that_are_none(kind: str, path: dict[str, int]) -> None:
     """Where nothing is shared: as the reference says. No finite logit on a side: NaN in every number and kind."""
     draft, target = logits(5, 200)

@@ -9,9 +9,13 @@ from torch import Tensor
 
 from bebop.errors import UserError
 from bebop.kernels.stats import FIELDS, PairStats, pair_stats, reference
+from tests.cases import slow_but
 
 stats_triton = pytest.importorskip("bebop.kernels.stats_triton", reason="Triton is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy in the interpreter: inf - inf, masked
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy in the interpreter: inf - inf, masked
+    pytest.mark.usefixtures("patched_once"),
+]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INF = float("inf")
 
@@ -83,7 +87,10 @@ def test_reference_equals_the_definitions(rows: int, vocabulary: int, temperatur
     assert (found.kl_pq >= -1e-6).all() and (found.overlap <= 1 + 1e-6).all()
 
 
-@pytest.mark.parametrize(("vocabulary", "block"), [(1, 128), (127, 128), (128, 128), (129, 128), (700, 256)])
+@pytest.mark.parametrize(
+    ("vocabulary", "block"),
+    slow_but([(1, 128), (129, 128)], [(1, 128), (127, 128), (128, 128), (129, 128), (700, 256)], several=True),
+)
 @pytest.mark.parametrize("from_logits", [True, False])
 def test_kernel_equals_the_reference(vocabulary: int, block: int, from_logits: bool) -> None:
     draft, target = logits(3, vocabulary, vocabulary)

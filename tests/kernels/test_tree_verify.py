@@ -152,6 +152,7 @@ def test_it_decides_as_the_papers_do(greedy: bool) -> None:
     assert second[path[:, 1] == 1].unique().tolist() == [1, 2] and second[path[:, 1] == 2].unique().tolist() == [1]
 
 
+@pytest.mark.slow
 def test_broken_residuals_are_caught() -> None:
     one = case(1.0)
 

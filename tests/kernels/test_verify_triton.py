@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bebop.errors import UserError
 from bebop.kernels.verify import one_hot, reference, sample
+from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
 
 verify_triton = pytest.importorskip("bebop.kernels.verify_triton", reason="Triton is not installed")
@@ -16,6 +17,7 @@ verify_triton = pytest.importorskip("bebop.kernels.verify_triton", reason="Trito
 BELOW_ONE = 1 - 2.0**-53
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the kernels run in Triton's interpreter
 Verify = Callable[..., tuple[Tensor, Tensor]]
+pytestmark = pytest.mark.usefixtures("patched_once")
 
 
 def generator(seed: int) -> torch.Generator:
@@ -37,7 +39,7 @@ def on_device(*tensors: Tensor) -> list[Tensor]:
     return [x.to(DEVICE) for x in tensors]
 
 
-@pytest.mark.parametrize("vocabulary", [1, 2, 127, 128, 129, 300])
+@pytest.mark.parametrize("vocabulary", slow_but([1, 129], [1, 2, 127, 128, 129, 300]))
 def test_equals_the_reference_where_sums_are_exact(vocabulary: int) -> None:
     """Masses of a few 1024ths, many of them 0, add up without rounding in any order: not one token may differ."""
     batch, drafts = 4, 3
@@ -63,7 +65,7 @@ def distributions(
     return sample(draft.softmax(-1), draw), draft, target
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", slow_but([torch.bfloat16], [torch.float32, torch.bfloat16]))
 def test_equals_the_reference_on_softmaxes(dtype: torch.dtype) -> None:
     tokens, draft, target = distributions(8, 3, 500, 5)
     q, p = draft.softmax(-1).to(dtype), target.softmax(-1).to(dtype)
@@ -211,7 +213,7 @@ def chains_p_value(verify: Verify, seed: int) -> float:
     return p_value(np.array([counts[o] for o in probs]), np.array(list(probs.values())))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", slow_but(range(2), range(5)))
 def test_joint_distribution_of_accepted_and_next_tokens(seed: int) -> None:
     assert chains_p_value(reference, seed) > 0.001 / 5
 

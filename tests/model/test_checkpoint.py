@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_backbone, load_policy, load_tokenizer, save_policy
 from bebop.model.layouts import LAYOUTS
 from bebop.model.mtp import MTPHead
-from tests.builders import letters, tiny_policy
+from tests.builders import bare_policy, letters
 
 DECODER = [
     *(f"self_attn.{p}_proj.{kind}" for p in "qkv" for kind in ("weight", "bias")),
@@ -44,7 +45,7 @@ PROJECT = {"mimo": "model.mtp_layers.0.input_proj", "qwen3_next": "mtp.fc", "dee
 
 def random_policy(layout: str = "mimo", **settings: object) -> Policy:
     """A tiny policy of which no two weights are alike, norms included."""
-    policy = tiny_policy(**settings)  # type: ignore[arg-type]
+    policy = bare_policy(**settings)  # type: ignore[arg-type]
     policy.layout = layout
     with torch.no_grad():
         for module in policy.modules():
@@ -159,7 +160,7 @@ def test_bf16_on_disk(tmp_path: Path) -> None:
 
 
 def test_tied_embeddings_round_trip(tmp_path: Path) -> None:
-    base = tiny_policy()
+    base = bare_policy()
     config = base.backbone.config
     config.tie_word_embeddings = True
     backbone = type(base.backbone)(config).eval()
@@ -174,7 +175,7 @@ def test_tied_embeddings_round_trip(tmp_path: Path) -> None:
 
 
 def test_a_generic_tokenizer_is_taken_as_it_is(tmp_path: Path) -> None:
-    policy = tiny_policy()
+    policy = bare_policy()
     policy.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     save_policy(policy, tmp_path)
     again = load_tokenizer(ModelConfig(path=str(tmp_path)))
@@ -243,6 +244,15 @@ def unknown_family(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "no-such-family"}')
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that can be loaded, which tests copy before they damage it."""
+    folder: Path = tmp_path_factory.mktemp("sound")
+    save_policy(bare_policy(), folder)
+    load(folder)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -261,19 +271,18 @@ def unknown_family(folder: Path) -> None:
         (unknown_family, "cannot be loaded"),
     ],
 )
-def test_a_damaged_folder_is_one_line(damage: object, words: str, tmp_path: Path) -> None:
-    save_policy(tiny_policy(), tmp_path)
-    load(tmp_path)
-    damage(tmp_path)  # type: ignore[operator]
+def test_a_damaged_folder_is_one_line(damage: object, words: str, sound: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(sound, tmp_path / "model")
+    damage(folder)  # type: ignore[operator]
     with pytest.raises(UserError, match=words) as error:
-        load(tmp_path)
+        load(folder)
     assert "\n" not in str(error.value) and len(str(error.value)) < 450
 
 
 def test_missing_folder_and_device_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no-such-folder"):
         ModelConfig(path=str(tmp_path / "no-such-folder"))
-    save_policy(tiny_policy(), tmp_path)
+    save_policy(bare_policy(), tmp_path)
     for device in ("tpu", "cuda:99", "cuda:x", ""):
         with pytest.raises(UserError, match=r"model\.device"):
             load_policy(ModelConfig(path=str(tmp_path), device=device))

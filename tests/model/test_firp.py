@@ -13,7 +13,8 @@ from bebop.model.attention import ATTENTION, AttentionContext, CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.firp import PseudoContext, PseudoStates, hidden_with_pseudo
 from bebop.model.mtp import at
-from tests.builders import letters, tiny_policy
+from tests.builders import bare_policy, letters
+from tests.cases import slow_but
 
 LENGTH, SIZE, STEPS, LAYERS = 10, 32, 3, (2, 3, 3)
 ANCHORS = torch.tensor([[0, 2, 3, 5], [5, 4, 1, 0]])  # with true tokens three places later
@@ -21,7 +22,7 @@ ANCHORS = torch.tensor([[0, 2, 3, 5], [5, 4, 1, 0]])  # with true tokens three p
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    one = tiny_policy(8, seed=4, layers=5, dtype=torch.float64)
+    one = bare_policy(8, seed=4, layers=5, dtype=torch.float64)
     one.backbone.requires_grad_(False)
     return one
 
@@ -105,7 +106,7 @@ class SeesOthers(PseudoContext):
         return torch.ones_like(super().own(count))
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", slow_but([False], [False, True]))
 def test_a_pseudo_state_depends_on_the_text_up_to_its_anchor_and_no_further(policy: Policy, masked: bool) -> None:
     for place in range(LENGTH):
         assert torch.equal(changed(policy, network(masked), place), place <= ANCHORS)
@@ -197,7 +198,7 @@ def test_gradients_reach_the_matrices_alone(policy: Policy) -> None:
     gradients(policy, own)
     assert all(one.weight.grad.abs().sum() > 0 for one in own.maps)  # type: ignore[union-attr, operator]
     assert all(p.grad is None for p in policy.backbone.parameters())
-    open_policy = tiny_policy(8, seed=4, layers=5, dtype=torch.float64)
+    open_policy = bare_policy(8, seed=4, layers=5, dtype=torch.float64)
     gradients(open_policy, network())
     reached = {name.split(".")[2] for name, p in open_policy.backbone.named_parameters() if p.grad is not None}
     assert {"2", "3", "4"} <= reached, "a backbone that is not frozen gets some"

@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 from bebop.model.backbone import Policy
 from bebop.model.firp import PseudoContext, PseudoStates, hidden_with_pseudo
 from bebop.model.firp_text import RealText, pseudo_beside, read_text, size_of_text
-from tests.builders import tiny_policy
+from tests.builders import bare_policy
 
 TEXTS = [(1, 2, 3, 4, 5, 1, 0), (3, 2, 2), (5, 1, 1, 2, 3, 4, 4, 1, 2)]
 ANCHORS = torch.tensor([[1, 4, 5], [2, 0, 1], [8, 3, 0]])
@@ -17,7 +17,7 @@ LAYERS = [(1, 2, 2), (2, 2, 4), (3, 5, 5)]
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    one = tiny_policy(8, seed=4, layers=5, dtype=torch.float64)
+    one = bare_policy(8, seed=4, layers=5, dtype=torch.float64)
     one.backbone.requires_grad_(False)
     return one
 

@@ -16,7 +16,7 @@ from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.lean import LeanDecoder, LeanLayer, as_modules, lean_head, lean_hidden, rotate
 from bebop.model.taps import tapped
 from bebop.rollout.torch_engine import TorchEngine, generate
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests
 from tests.model.families import made, rope
 
 LENGTH = 24
@@ -111,7 +111,7 @@ def test_a_layer_with_another_kind_of_matrix_runs_as_its_module() -> None:
 
 @torch.no_grad()
 def test_the_head_gives_its_modules_states() -> None:
-    policy = tiny_policy()
+    policy = bare_policy()
     head = policy.mtp
     assert head is not None
     given = torch.randn(2, 5, 32), torch.randn(2, 5, 32), torch.arange(5).expand(2, -1)
@@ -130,7 +130,7 @@ def test_the_head_gives_its_modules_states() -> None:
 
 @torch.no_grad()
 def test_new_weights_are_seen_and_no_weight_is_held_twice() -> None:
-    policy, other = tiny_policy(), tiny_policy(seed=1)
+    policy, other = bare_policy(), bare_policy(seed=1)
     before = sum(p.numel() for p in policy.backbone.parameters())
     hidden = lean_hidden(policy, LENGTH)
     again = lean_hidden(policy, LENGTH)
@@ -147,7 +147,7 @@ def test_new_weights_are_seen_and_no_weight_is_held_twice() -> None:
 
 
 def test_a_policy_can_be_trained_saved_and_copied_as_before(tmp_path: Path) -> None:
-    policy = tiny_policy()
+    policy = bare_policy()
     with torch.inference_mode():
         hidden = lean_hidden(policy, LENGTH)
     ids, places = torch.tensor([[1, 2, 3]]), torch.arange(3)[None]
@@ -164,7 +164,7 @@ def test_a_policy_can_be_trained_saved_and_copied_as_before(tmp_path: Path) -> N
 
 @torch.no_grad()
 def test_hooks_see_and_change_what_they_would_of_modules() -> None:
-    policy = tiny_policy()
+    policy = bare_policy()
     hidden, layers = lean_hidden(policy, LENGTH), policy.backbone.model.layers
     found = []
     for one in (policy.hidden, hidden):
@@ -183,7 +183,7 @@ def test_hooks_see_and_change_what_they_would_of_modules() -> None:
 
 @torch.no_grad()
 def test_reading_states_between_layers_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = tiny_policy()
+    policy = bare_policy()
     hidden = lean_hidden(policy, LENGTH)
     own = states(policy, hidden)
     with tapped(policy.backbone.model.layers, (0, 1)):
@@ -197,7 +197,7 @@ def test_reading_states_between_layers_changes_no_bit(monkeypatch: pytest.Monkey
 
 
 def test_an_engine_answers_as_it_does_on_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = tiny_policy(dtype=torch.float64)
+    policy = bare_policy(dtype=torch.float64)
     asked = requests([[1, 2, 3], [4], [5, 6]], max_new_tokens=12)
 
     def answers(system: str) -> list[list[int]]:

@@ -16,7 +16,7 @@ from bebop.rollout.decoding.drafters.mtp import MTPDrafter
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests
 
 STEPS, LENGTH = 4, 16
 Chain = Callable[[MTPHead, Tensor, Tensor, int], Iterator[Tensor]]
@@ -95,13 +95,13 @@ def early(head: MTPHead, embeddings: Tensor, hidden: Tensor, steps: int) -> Iter
 @pytest.mark.parametrize("seed", [0, 1])
 @torch.no_grad()
 def test_the_training_chain_is_what_the_engine_drafts(seed: int) -> None:
-    assert max(gaps(tiny_policy(seed=seed), chain)) < 1e-5
+    assert max(gaps(bare_policy(seed=seed), chain)) < 1e-5
 
 
 @pytest.mark.parametrize(("run", "first"), [(depthwise, 1), (unmoved, 1), (early, 0)])
 @torch.no_grad()
 def test_broken_chains_are_caught(run: Chain, first: int) -> None:
-    errors = gaps(tiny_policy(), run)
+    errors = gaps(bare_policy(), run)
     assert max(errors[:first], default=0.0) < 1e-5 and min(errors[first:]) > 1e-3
 
 
@@ -134,7 +134,7 @@ def second_cycle(policy: Policy, follow: bool) -> list[float]:
 
 @torch.no_grad()
 def test_after_a_cycle_the_drafter_stands_on_real_hidden_states() -> None:
-    policy = tiny_policy(seed=2)
+    policy = bare_policy(seed=2)
     assert max(second_cycle(policy, follow=True)) < 1e-5
     assert min(second_cycle(policy, follow=False)) > 1e-3
 
@@ -146,7 +146,7 @@ def successor_policy(reads: str = "embedding") -> Policy:
     The head says (the token it is fed) + 1, so that step i at anchor t, fed token t + i, gives exactly the backbone's
     distribution at position t + i. Reading the hidden state instead, it says what it should have said one step earlier.
     """
-    policy = tiny_policy()
+    policy = bare_policy()
     assert policy.mtp is not None
     size, vocab = 32, 12
     with torch.no_grad():

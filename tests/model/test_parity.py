@@ -16,7 +16,8 @@ from bebop.model.attention import ATTENTION, CausalContext, PackedContext, SlotC
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy, require_known, save_policy
 from bebop.model.parity import check_parity
-from tests.builders import tiny_policy
+from tests.builders import bare_policy
+from tests.cases import slow_but
 from tests.model.families import EXPERTS, FULL, LINEAR, LONG, MAMBA, made, refused, rope, slow
 
 # ---- what is known to be right
@@ -111,8 +112,13 @@ def late_layer(self: Any, layer: int, query: Tensor, key: Tensor, value: Tensor,
 FAULTS = [(fault, torch.float32) for fault in (unscaled, one_group, late_layer)] + [(one_group, torch.bfloat16)]
 
 
-@pytest.mark.parametrize("context", ATTEND)
-@pytest.mark.parametrize(("fault", "dtype"), FAULTS)
+CAUGHT = [(context, *fault) for fault in FAULTS for context in ATTEND]
+
+
+# Each fault is quick in one context, and each context with one fault or two.
+@pytest.mark.parametrize(
+    ("context", "fault", "dtype"), slow_but([CAUGHT[0], CAUGHT[4], CAUGHT[8], CAUGHT[11]], CAUGHT, several=True)
+)
 def test_a_fault_of_a_context_is_caught(
     fault: Any, context: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +185,7 @@ def test_check_false_skips_the_passes_and_not_the_list(tmp_path: Path) -> None:
 def test_a_checkpoint_is_checked_once_a_process_and_again_when_it_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, calls = saved(tiny_policy(), tmp_path), []
+    config, calls = saved(bare_policy(), tmp_path), []
 
     def counted(policy: Policy, path: str) -> None:
         calls.append(path)
@@ -197,7 +203,7 @@ def test_a_checkpoint_is_checked_once_a_process_and_again_when_it_changed(
 
 
 def test_the_check_leaves_no_trace() -> None:
-    policy = tiny_policy()
+    policy = bare_policy()
     before, state = policy.weights(), torch.get_rng_state()
     copies = {name: weight.clone() for name, weight in before.items()}
     check_parity(policy, "DIR")

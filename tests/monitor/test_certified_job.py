@@ -10,7 +10,7 @@ from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
 from bebop.sinks import JsonlSink
 from tests.monitor.test_watch_job import Job
-from tests.rollout.test_exactness import BonusFromTheLastDraftRow
+from tests.rollout.broken import BonusFromTheLastDraftRow
 
 pytestmark = pytest.mark.slow
 EVERY = ("monitor.certify_every=1", "monitor.probe_every=0", "trainer.lr=1e-5")
@@ -21,6 +21,7 @@ def job(folder: Path, *overrides: str) -> Job:
     return Job(folder, STEPS, *EVERY, *overrides)
 
 
+@pytest.mark.exhaustive("a whole job of half a minute; the other test of this file is one of the kind")
 def test_an_intact_engine_passes(tmp_path: Path) -> None:
     rows = job(tmp_path, "decoding=bebop").run()
     assert [row["certify/failed"] for row in rows] == [0.0] * STEPS
@@ -55,6 +56,7 @@ def test_a_bonus_token_from_the_wrong_row_is_found(tmp_path: Path) -> None:
     alarmed(faulty, "wrong_row")
 
 
+@pytest.mark.exhaustive("a whole job of half a minute; the other test of this file is one of the kind")
 def test_a_temperature_that_is_off_is_found(tmp_path: Path) -> None:
     """By 5 %, with the log-probs that belong to it, as of an engine that was asked for the wrong one."""
     faulty = job(tmp_path)

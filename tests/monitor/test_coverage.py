@@ -19,7 +19,7 @@ from bebop.monitor.estimate import Array, Estimate
 from bebop.monitor.probe_set import ProbeReading, Sweep, direct
 from bebop.monitor.slope import early_slope, frozen_slope, temperature_slope
 from bebop.monitor.window import Measure, Window
-from tests.covering import Row, Trial, of_estimate, shares, short
+from tests.covering import Row, Trial, cases, of_estimate, shares, short
 from tests.monitor.synthetic import Truth, constant, ramp, step_records
 
 DRAWS = 300
@@ -40,7 +40,7 @@ def means(window: Window) -> dict[str, Estimate]:
 
 @cache
 def true_means() -> dict[str, float]:
-    endless = Window.of(step_records(STEADY, 0, np.random.default_rng(5), prompts=20_000), draws=2)
+    endless = Window.of(step_records(STEADY, 0, np.random.default_rng(5), prompts=4_000), draws=2)
     return {name: estimate.point for name, estimate in means(endless).items()}
 
 
@@ -112,7 +112,7 @@ def swept(rng: np.random.Generator, prompts: int) -> Sweep:
 
 @cache
 def true_swept() -> float:
-    endless = swept(np.random.default_rng(6), 200_000)
+    endless = swept(np.random.default_rng(6), 50_000)
     return float(np.polyfit(endless.entropy, endless.length, 1)[0])
 
 
@@ -249,36 +249,34 @@ def probe_set(seed: int, temperatures: tuple[float, ...], prompts: int = 24) -> 
 
 SWEPT = (0.3, 0.5, 0.75, 1.25, 1.6, 2.2, 3.0)
 ROWS = (
-    Row("means of a step", "12 prompts", partial(windows, prompts=12, steps=1)),
+    Row("means of a step", "12 prompts", partial(windows, prompts=12, steps=1), quick=40),
     Row("means of a small step", "4 prompts", partial(windows, prompts=4, steps=1)),
     Row("means of three steps", "3 x 4 prompts", partial(windows, prompts=4, steps=3)),
     Row("means for the controller", "12 prompts", partial(windows, prompts=12, steps=1, level=0.999), least=0.98),
-    Row("gain of another length", "12 prompts", gains),
-    Row("a log of averages", "8 steps", averages, runs=100),
+    Row("gain of another length", "12 prompts", gains, quick=40),
+    Row("a log of averages", "8 steps", averages, runs=100, quick=20),
     Row("early slope", "independent steps", partial(early, correlation=0.0)),
-    Row("early slope", "dependent steps", partial(early, correlation=0.5)),
-    Row("frozen slope", "20 prompts", partial(frozen, prompts=4)),
-    *(Row("temperature slope", f"{n} prompts", partial(temperature, prompts=n), runs=300) for n in (4, 8, 24)),
-    Row("split by the early slope", "steps and prompts", split_early, runs=100),
-    Row("split on the bank", "24 prompts", partial(probe_set, temperatures=SWEPT)),
-    Row("split on a small bank", "6 prompts", partial(probe_set, temperatures=SWEPT, prompts=6)),
-    Row("split on the bank without a sweep", "24 prompts", partial(probe_set, temperatures=())),
-)  # fmt: skip
-LONG = (
+    Row("early slope", "dependent steps", partial(early, correlation=0.5), quick=200),
+    Row("frozen slope", "20 prompts", partial(frozen, prompts=4), quick=40),
     Row("frozen slope", "60 prompts", frozen),
+    Row("temperature slope", "8 prompts", partial(temperature, prompts=8), runs=300, quick=300),
+    *(Row("temperature slope", f"{n} prompts", partial(temperature, prompts=n), runs=300) for n in (4, 24)),
     Row("temperature slope", "100 prompts", partial(temperature, prompts=100)),
     Row("split of the accept length", "prompts", split),
     Row("split of a rate", "prompts", split_rates),
     Row("split by task", "prompts", by_task),
+    Row("split by the early slope", "steps and prompts", split_early, runs=100, quick=20),
+    Row("split on the bank", "24 prompts", partial(probe_set, temperatures=SWEPT), quick=40),
+    Row("split on a small bank", "6 prompts", partial(probe_set, temperatures=SWEPT, prompts=6)),
+    Row("split on the bank without a sweep", "24 prompts", partial(probe_set, temperatures=()), quick=40),
 )
-EVERY = [*ROWS, *(pytest.param(row, marks=pytest.mark.slow, id=str(row)) for row in LONG)]
 
 
-@pytest.mark.parametrize("row", EVERY, ids=str)
+@pytest.mark.parametrize("row", cases(ROWS), ids=str)
 def test_intervals_hold_the_truth(row: Row) -> None:
     assert short(row) == {}
 
 
-@pytest.mark.parametrize("row", EVERY, ids=str)
+@pytest.mark.parametrize("row", cases(ROWS), ids=str)
 def test_intervals_ten_times_narrower_are_caught(row: Row) -> None:
     assert set(short(row, narrower=10)) == set(shares(row))

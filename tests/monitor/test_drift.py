@@ -1,4 +1,4 @@
-"""The split on runs whose truth is known: 100 seeds each, and the variants that must fail it."""
+"""The split on runs whose truth is known: 100 seeds each (few in ``make test``), and the variants that must fail it."""
 
 import dataclasses
 from functools import cache
@@ -11,10 +11,9 @@ from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettin
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.slope import Slope, early_slope
 from bebop.monitor.window import Measure, Window
-from tests.cases import slow_but
 from tests.monitor.synthetic import Truth, constant, expected, ramp, run, step_records
 
-SEEDS = 100
+SEEDS, FEW = 100, 15  # of one run in ``make test-slow`` and in ``make test``
 RUNS = {
     "entropy": Truth(entropy=ramp(0.5, 0.3), mismatch=constant(0)),
     "mismatch": Truth(entropy=constant(0.5), mismatch=ramp(0, -0.4)),
@@ -25,11 +24,16 @@ RUNS = {
 }
 
 
+# Every run over all seeds; few seeds of the run that moves both parts.
+MANY = pytest.mark.exhaustive("100 seeds of a run; make test has some of each kind")
+EVERY = [("both", FEW), *(pytest.param(name, SEEDS, marks=MANY) for name in RUNS)]
+
+
 @cache
-def explained(name: str) -> list[tuple[Explanation, bool]]:
+def explained(name: str, seeds: int) -> list[tuple[Explanation, bool]]:
     """Per seed: the explanation of the last step, and whether any step was not called steady."""
     explanations = []
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         monitor = DriftMonitor(MonitorSettings(draws=200))
         steps = run(RUNS[name], seed)
         # Where neither the early slope nor every state is looked at, the middle of the run is left out.
@@ -49,58 +53,61 @@ def recovered(parts: list[Decomposition], truth: Truth) -> tuple[int, int]:
     return sum(covers(d.entropy, entropy) for d in parts), sum(covers(d.mismatch, mismatch) for d in parts)
 
 
-@pytest.mark.parametrize("name", slow_but(["both"], RUNS))
-def test_parts_are_recovered_under_the_frozen_slope(name: str) -> None:
-    parts = [explanation.by_slope["frozen"] for explanation, _ in explained(name)]
+@pytest.mark.parametrize(("name", "seeds"), EVERY)
+def test_parts_are_recovered_under_the_frozen_slope(name: str, seeds: int) -> None:
+    parts = [explanation.by_slope["frozen"] for explanation, _ in explained(name, seeds)]
     assert not any(part.unidentified for part in parts)
-    assert min(recovered(parts, RUNS[name])) >= 93
+    assert min(recovered(parts, RUNS[name])) >= 0.93 * seeds
 
 
-def test_intervals_are_narrow_enough_to_say_something() -> None:
-    parts = [explanation.by_slope["frozen"] for explanation, _ in explained("both")]
+@pytest.mark.parametrize("seeds", [FEW, pytest.param(SEEDS, marks=MANY)])
+def test_intervals_are_narrow_enough_to_say_something(seeds: int) -> None:
+    parts = [explanation.by_slope["frozen"] for explanation, _ in explained("both", seeds)]
     truth = expected(RUNS["both"])
     assert np.mean([part.entropy.error for part in parts]) < 0.25 * abs(truth[0])
-    assert sum(part.entropy.excludes_zero() for part in parts) >= 95
+    assert sum(part.entropy.excludes_zero() for part in parts) >= 0.95 * seeds
 
 
-@pytest.mark.slow
+@MANY
 def test_early_slope_recovers_entropy_alone() -> None:
-    parts = [explanation.by_slope["early"] for explanation, _ in explained("entropy")]
+    parts = [explanation.by_slope["early"] for explanation, _ in explained("entropy", SEEDS)]
     assert min(recovered(parts, RUNS["entropy"])) >= 93
 
 
-@pytest.mark.slow
+@MANY
 def test_early_slope_takes_mismatch_for_entropy_where_they_move_together() -> None:
-    parts = [explanation.by_slope["early"] for explanation, _ in explained("together")]
+    parts = [explanation.by_slope["early"] for explanation, _ in explained("together", SEEDS)]
     assert max(recovered(parts, RUNS["together"])) < 20
     true_mismatch = expected(RUNS["together"])[1]
     assert abs(np.mean([part.mismatch.point for part in parts])) < 0.2 * abs(true_mismatch)  # nearly all of it is gone
 
 
-@pytest.mark.parametrize("name", slow_but(["both"], RUNS))
-def test_the_parts_add_up(name: str) -> None:
-    for explanation, _ in explained(name):
+@pytest.mark.parametrize(("name", "seeds"), EVERY)
+def test_the_parts_add_up(name: str, seeds: int) -> None:
+    for explanation, _ in explained(name, seeds):
         for part in (*explanation.parts.values(), *explanation.by_slope.values()):
             if not part.unidentified:
                 assert abs(part.change.point - part.entropy.point - part.mismatch.point) < 1e-12
 
 
-def test_no_alarm_where_nothing_happens() -> None:
+@pytest.mark.parametrize("seeds", [2, pytest.param(SEEDS, marks=MANY)])
+def test_no_alarm_where_nothing_happens(seeds: int) -> None:
     for name in ("neither", "noise"):
-        assert sum(alarm for _, alarm in explained(name)) <= 5
+        assert sum(alarm for _, alarm in explained(name, seeds)) <= 0.05 * seeds
 
 
+@pytest.mark.parametrize("seeds", [2, pytest.param(SEEDS, marks=MANY)])
 @pytest.mark.parametrize(
     ("name", "state"), [("entropy", "entropy-driven"), ("mismatch", "mismatch-driven"), ("neither", "steady")]
 )
-def test_the_cause_is_named(name: str, state: str) -> None:
-    assert sum(explanation.state == state for explanation, _ in explained(name)) >= 95
+def test_the_cause_is_named(name: str, state: str, seeds: int) -> None:
+    assert sum(explanation.state == state for explanation, _ in explained(name, seeds)) >= 0.95 * seeds
 
 
 def test_unsigned_slope_as_printed_is_caught() -> None:
     """Eq. 16 with the positive b of Eq. 5 turns both parts around."""
     wrong = []
-    for seed in range(20):
+    for seed in range(3):
         steps = run(RUNS["entropy"], seed)
         reference, now = pooled(steps[:5]), pooled(steps[-3:])
         frozen = DriftMonitor(MonitorSettings(draws=200))
@@ -121,6 +128,7 @@ def pooled(steps: list) -> Window:
     return total
 
 
+@MANY  # as "split of a rate" in test_coverage.py, at every position
 def test_rates_at_each_position_are_recovered() -> None:
     truth = Truth(
         entropy=ramp(0.5, 0.3), mismatch=ramp(0, -0.1), slope=-0.4, level=0.8, rates=True, noise=0.02, spread=0.12

@@ -1,10 +1,12 @@
 """Intervals of merged windows: those of several steps hold the truth as often as they say, and not by being wide."""
 
 import numpy as np
+import pytest
 
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.records import StepRecords
 from bebop.monitor.window import Measure, Window
+from tests.cases import slow_but
 from tests.monitor.synthetic import Truth, constant, step_records
 
 STEADY = Truth(entropy=constant(0.5), mismatch=constant(0), noise=0.25)
@@ -22,13 +24,14 @@ def merged(seed: int, count: int, prompts: int) -> Estimate:
 
 
 def test_intervals_of_few_prompts_in_several_steps_hold() -> None:
-    values = [merged(seed, count=4, prompts=3) for seed in range(300)]
+    values = [merged(seed, count=4, prompts=3) for seed in range(150)]
     assert 0.915 <= np.mean([v.low <= STEADY.level <= v.high for v in values]) <= 0.985
 
 
-def test_errors_of_merged_steps_are_as_large_as_what_they_speak_of() -> None:
+@pytest.mark.parametrize("seeds", slow_but([60], [60, 300]))
+def test_errors_of_merged_steps_are_as_large_as_what_they_speak_of(seeds: int) -> None:
     """Not those of one of the steps: four steps have half the error of one."""
-    values = [merged(seed, count=4, prompts=12) for seed in range(300)]
+    values = [merged(seed, count=4, prompts=12) for seed in range(seeds)]
     scatter = np.std([v.point for v in values])
     assert 0.85 < np.mean([v.error for v in values]) / scatter < 1.2
 

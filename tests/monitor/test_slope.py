@@ -82,6 +82,7 @@ def test_the_scatter_of_temperatures_around_a_line_is_no_interval() -> None:
     assert held < 70
 
 
+@pytest.mark.slow
 def test_frozen_intervals_hold() -> None:
     slopes = [frozen_slope(reference(seed), Measure(), draws=200) for seed in range(100)]
     assert share_covering(slopes, RUN.slope) >= 0.92

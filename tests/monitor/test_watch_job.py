@@ -158,6 +158,7 @@ def test_a_head_that_is_spoiled_on_the_engine_is_noticed_and_replaced(tmp_path: 
     assert rows[-1]["rollout/accept_length"] > np.mean([r["rollout/accept_length"] for r in rows[:SPOILED]]) - 0.15
 
 
+@pytest.mark.exhaustive("a whole job of half a minute; the first test of this file is one of the kind")
 def test_a_zeroed_head_and_a_skipped_sync_are_broken(tmp_path: Path) -> None:
     job = Job(tmp_path / "zeroed", SPOILED + 3)
 
@@ -177,6 +178,7 @@ def test_a_zeroed_head_and_a_skipped_sync_are_broken(tmp_path: Path) -> None:
     assert "weight version is 1, not 2" in skipped.concluded()[0]["evidence"]
 
 
+@pytest.mark.exhaustive("a whole job of half a minute; the first test of this file is one of the kind")
 def test_a_higher_temperature_is_entropy(tmp_path: Path) -> None:
     job = Job(tmp_path, SPOILED + 4)
 
@@ -194,6 +196,7 @@ def test_a_higher_temperature_is_entropy(tmp_path: Path) -> None:
     assert not any(row["action"]["kind"].startswith("cotrain") for row in job.concluded())
 
 
+@pytest.mark.exhaustive("a whole job of half a minute; the first test of this file is one of the kind")
 def test_co_training_on_the_monitor_s_word_repairs_a_spoiled_head(tmp_path: Path) -> None:
     """The head is spoiled everywhere: sending it again would not help."""
     runs = {}

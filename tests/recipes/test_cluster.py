@@ -19,6 +19,7 @@ from recipes.cluster.prediction import STORED, predicted, speedup
 from recipes.cluster.recipe import FOLDER, Recipe, load, names
 from recipes.cluster.roofline import GPUS, MODELS, Lengths, Plan, Roofline
 from recipes.cluster.start import arguments, verl_overrides
+from tests.cases import slow_but
 from tests.commands import error_of
 
 SMALL = "8-gpus-8b-short"
@@ -50,6 +51,7 @@ def refusal(folder: Path, name: str, *changes: tuple[str, str]) -> str:
 # ---- what there is
 
 
+@pytest.mark.slow
 def test_there_are_8_64_and_512_gpus_two_sizes_of_model_and_both_lengths(recipes: list[Recipe]) -> None:
     assert {recipe.gpus for recipe in recipes} == SIZES
     assert {recipe.file.model for recipe in recipes} == set(MODELS)
@@ -58,6 +60,7 @@ def test_there_are_8_64_and_512_gpus_two_sizes_of_model_and_both_lengths(recipes
     assert all(str(recipe.gpus) == recipe.name.split("-")[0] for recipe in recipes)
 
 
+@pytest.mark.slow
 def test_each_starts_what_it_was_sized_for(recipes: list[Recipe]) -> None:
     for recipe in recipes:
         given = arguments(recipe)
@@ -175,39 +178,40 @@ def test_long_answers_do_not_fit_the_own_trainer(tmp_path: Path) -> None:
     assert line.startswith(f"recipe {SMALL}: the trainer takes 3") and "have 72 GB to give" in line
 
 
+@pytest.mark.slow
 def test_slots_that_keys_and_values_have_no_room_for(tmp_path: Path) -> None:
     line = refusal(tmp_path, "64-gpus-70b-reasoning", ("slots=96", "slots=200"))
     assert "an engine takes" in line
 
 
+# Refused before a job is composed, which takes a third of a second; and after it.
+IN_THE_FILE = [
+    (SMALL, [("prompt_tokens: 1024", "sequence_parallel: 2")], "sequence_parallel=2 is not possible: bebop's"),
+    (SMALL, [("gpu: h100", "gpu: h7")], "gpu='h7' is not possible: there are h100"),
+    (SMALL, [("model: mimo-7b", "model: m")], "model='m' is not possible: there are mimo-7b"),
+    (SMALL, [("trainer: own", "trainer: ben")], "trainer='ben' is not possible: choose one of own, verl"),
+    (SMALL, [("about:", "abut:")], "abut="),
+    (SMALL, [("about:", "a: b:")], "no YAML"),
+]
+IN_THE_JOB = [
+    (SMALL, [("workers=4", "workers=5")], "engines and trainer take 9 GPUs, the machines have 8"),
+    (SMALL, [("machines: 1", "machines: 4"), ("ranks=4", "ranks=28")],
+     "trainer.ranks=28 is not possible: ranks of bebop's own trainer lie on one machine"),
+    ("64-gpus-8b-reasoning", [("ranks=16", "ranks=12"), ("workers=48", "workers=52")],
+     "verl's trainer takes whole machines"),
+    ("8-gpus-8b-reasoning", [("sequence_parallel: 4", "sequence_parallel: 3")], "it must divide trainer.ranks"),
+    (SMALL, [("prompt_tokens: 1024", "prompt_tokens: 1025")], "leaves 1024 tokens for a prompt"),
+    (SMALL, [("fleet: {", "fleet: {workers: 9, ")], "simulate.fleet.workers is not possible: it follows from job"),
+    (SMALL, [("  grain: 16", "  costs: {}")], "simulate.costs is not possible"),
+    (SMALL, [("grain: 16", "grain: 0")], "grain=0 is not possible"),
+    (SMALL, [("slots=64", "slots=no")], "rollout.slots='no' is not possible"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "word"),
-    [
-        (SMALL, [("workers=4", "workers=5")], "engines and trainer take 9 GPUs, the machines have 8"),
-        (
-            SMALL,
-            [("machines: 1", "machines: 4"), ("ranks=4", "ranks=28")],
-            "trainer.ranks=28 is not possible: ranks of bebop's own trainer lie on one machine",
-        ),
-        (
-            "64-gpus-8b-reasoning",
-            [("ranks=16", "ranks=12"), ("workers=48", "workers=52")],
-            "verl's trainer takes whole machines",
-        ),
-        ("8-gpus-8b-reasoning", [("sequence_parallel: 4", "sequence_parallel: 3")], "it must divide trainer.ranks"),
-        (SMALL, [("prompt_tokens: 1024", "sequence_parallel: 2")], "sequence_parallel=2 is not possible: bebop's"),
-        (SMALL, [("prompt_tokens: 1024", "prompt_tokens: 1025")], "leaves 1024 tokens for a prompt"),
-        (SMALL, [("gpu: h100", "gpu: h7")], "gpu='h7' is not possible: there are h100"),
-        (SMALL, [("model: mimo-7b", "model: m")], "model='m' is not possible: there are mimo-7b"),
-        (SMALL, [("trainer: own", "trainer: ben")], "trainer='ben' is not possible: choose one of own, verl"),
-        (SMALL, [("fleet: {", "fleet: {workers: 9, ")], "simulate.fleet.workers is not possible: it follows from job"),
-        (SMALL, [("  grain: 16", "  costs: {}")], "simulate.costs is not possible"),
-        (SMALL, [("grain: 16", "grain: 0")], "grain=0 is not possible"),
-        (SMALL, [("slots=64", "slots=no")], "rollout.slots='no' is not possible"),
-        (SMALL, [("about:", "abut:")], "abut="),
-        (SMALL, [("about:", "a: b:")], "no YAML"),
-    ],
-)  # fmt: skip
+    slow_but([*IN_THE_FILE, IN_THE_JOB[0]], [*IN_THE_FILE, *IN_THE_JOB], several=True),
+)
 def test_mistakes_in_a_recipe_are_one_line(
     tmp_path: Path, name: str, changes: list[tuple[str, str]], word: str
 ) -> None:
@@ -224,13 +228,15 @@ def test_a_file_that_is_no_mapping(tmp_path: Path) -> None:
 # ---- the command
 
 
+@pytest.mark.slow
 def test_the_list_has_each_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == names()
 
 
-def test_a_prediction_says_that_it_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prediction_says_that_it_is_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "predicted", lambda recipe: stored()[recipe.name])  # the simulation takes seconds
     assert command.main([SMALL, "--predict"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("PREDICTIONS, not measured") and any("trajectories/s" in line for line in rest)
@@ -244,23 +250,25 @@ def test_it_starts_the_job_with_what_its_user_adds(monkeypatch: pytest.MonkeyPat
     assert job.trainer.steps == 5 and job.runtime.address == "auto" and job.model.path == "tiny"
 
 
-@pytest.mark.parametrize(
-    ("given", "word"),
-    [
-        (["nope"], "'nope' is no recipe; there are 8-gpus-8b-reasoning"),
-        (["../x"], "'../x' is no recipe"),
-        (["--predict"], "--predict wants the name of a recipe"),
-        (["--show"], "--show wants the name of a recipe"),
-        ([SMALL, "--store"], "--store takes no recipe"),
-        ([SMALL, "a=1", "--predict"], "--predict is of the recipe as it stands: 'a=1'"),
-        ([SMALL, "--predict", "--show"], "'--show' is not wanted"),
-        ([SMALL, "nonsense"], "'nonsense' is no setting"),
-        ([SMALL, "--nonsense"], "unrecognized arguments: --nonsense"),
-        ([SMALL], f"{SMALL} needs model.path=DIR"),
-        (["8-gpus-8b-reasoning", "model.path=x"], "needs actor_rollout_ref.model.path=DIR"),
-        ([SMALL, "model.path=tiny", "trainer.steps=0"], "trainer.steps=0 is not possible"),
-    ],
-)
+ARGUMENTS = [
+    (["nope"], "'nope' is no recipe; there are 8-gpus-8b-reasoning"),
+    (["../x"], "'../x' is no recipe"),
+    (["--predict"], "--predict wants the name of a recipe"),
+    (["--show"], "--show wants the name of a recipe"),
+    ([SMALL, "--store"], "--store takes no recipe"),
+    ([SMALL, "--nonsense"], "unrecognized arguments: --nonsense"),
+]
+OF_A_RECIPE = [
+    ([SMALL], f"{SMALL} needs model.path=DIR"),
+    ([SMALL, "a=1", "--predict"], "--predict is of the recipe as it stands: 'a=1'"),
+    ([SMALL, "--predict", "--show"], "'--show' is not wanted"),
+    ([SMALL, "nonsense"], "'nonsense' is no setting"),
+    (["8-gpus-8b-reasoning", "model.path=x"], "needs actor_rollout_ref.model.path=DIR"),
+    ([SMALL, "model.path=tiny", "trainer.steps=0"], "trainer.steps=0 is not possible"),
+]
+
+
+@pytest.mark.parametrize(("given", "word"), slow_but(ARGUMENTS, [*ARGUMENTS, *OF_A_RECIPE], several=True))
 def test_mistakes_are_one_line(given: list[str], word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert word in error_of(command.main, given, capsys)
 
@@ -281,13 +289,14 @@ def test_predictions_are_stored_for_all() -> None:
     assert list(stored()) == names() and "not measured" in json.loads(STORED.read_text())["kind"]
 
 
+@pytest.mark.slow
 def test_a_stored_prediction_is_what_is_predicted() -> None:
     now = predicted(load(SMALL))
     assert agrees(stored()[SMALL], now), "python -m recipes.cluster --store"
     assert not agrees({**stored()[SMALL], "step_seconds": now["step_seconds"] * 1.01}, now)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("simulates nine clusters; one of them is a slow test")
 @pytest.mark.parametrize("name", [name for name in names() if name != SMALL])
 def test_all_stored_predictions_are_what_is_predicted(name: str) -> None:
     assert agrees(stored()[name], predicted(load(name))), "python -m recipes.cluster --store"

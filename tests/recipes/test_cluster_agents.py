@@ -9,6 +9,7 @@ from recipes.cluster.recipe import load
 from tests.recipes.test_cluster import variant
 
 
+@pytest.mark.slow
 def test_what_environments_add_by_hand(tmp_path: Path) -> None:
     """At no wait an engine has its rows open and nothing waits; what more waits takes its contexts in memory."""
     agents = "512-gpus-8b-agents"

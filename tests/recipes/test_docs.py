@@ -132,6 +132,7 @@ def test_every_number_of_the_pages_is_stored() -> None:
     assert docs.stale_results() == []
 
 
+@pytest.mark.slow
 def test_the_real_pages_are_held(tmp_path: Path) -> None:
     """In a copy: a number of the README by hand, and one in RESULTS.md, are both noticed."""
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
@@ -147,6 +148,7 @@ def test_the_real_pages_are_held(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_page_of_results_changed_by_hand_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     from recipes.reproduce import __main__ as reproduce
 
@@ -157,6 +159,7 @@ def test_a_page_of_results_changed_by_hand_is_noticed(monkeypatch: pytest.Monkey
     assert "RESULTS.md: run python -m recipes.reproduce --rebuild" in docs.stale_results()
 
 
+@pytest.mark.slow
 def test_a_picture_that_is_not_drawn_from_what_is_stored_is_noticed(tmp_path: Path) -> None:
     assert docs.stale_picture() == []
     picture, text = tmp_path / docs.PICTURE.name, docs.PICTURE.read_text()

@@ -201,7 +201,7 @@ def test_slips_that_are_no_share_are_refused(tmp_path: Path) -> None:
         main(["--out", str(tmp_path), "--slips", "1.5"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("every stage of a study; each has a test of its own")
 def test_all_stages_in_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A short course learns nothing, and leaves all that a long one does."""
     short = "--supervised-steps 6 --turns 24 --head-steps 3 --held-out 6 --games 8 --steps 2 --groups 2 --group-size 2"

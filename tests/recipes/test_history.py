@@ -109,6 +109,7 @@ def test_the_first_epoch_does_not_count() -> None:
     assert late.value == pytest.approx(80 / 66)
 
 
+@pytest.mark.slow
 def test_a_table_and_a_picture_of_all_that_was_found(tmp_path: Path) -> None:
     plan = Plan(epochs=3)
     ages = [
@@ -203,7 +204,7 @@ def test_what_is_known_is_what_the_job_had_said_by_then(tmp_path: Path) -> None:
     assert set(ages) == {1, 2} and replay.known(plan, path, plan.steps(0)[0])[1:] == ({}, {})
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("every stage of a study; each has a test of its own")
 def test_a_point_has_the_weights_that_the_job_had(folder: Path) -> None:
     """Drawn with the job's own numbers, its answers come out again; by the weights of another step they do not."""
     run, step = folder / "seed-0" / RUN, SMALL.steps(1)[0]
@@ -252,7 +253,7 @@ def test_an_arm_drafts_as_many_as_its_system_does(monkeypatch: pytest.MonkeyPatc
     assert autos == {"", "history", "bebop_history"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive("every stage of a study; each has a test of its own")
 def test_all_stages_in_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads((folder / "history_epochs.json").read_text())
     assert content["place"]["commit"] and not content["rule"]["findings"]["confirmed"]

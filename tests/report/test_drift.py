@@ -138,6 +138,7 @@ def test_the_controller_and_the_breakdown_are_tables(page: str) -> None:
     assert "Task even" in where and "Task odd" in where and "[" in where
 
 
+@pytest.mark.slow
 def test_runs_side_by_side(tmp_path: Path) -> None:
     a, b, unwatched = watched_run(tmp_path / "a"), watched_run(tmp_path / "b", 8), write_run(tmp_path / "c")
     out = tmp_path / "both.html"

@@ -146,6 +146,7 @@ def test_other_runs_have_nothing_of_it(missing: str, tmp_path: Path) -> None:
     assert "By epoch" not in headings(page(run(tmp_path / "other", steps, kept, endless)))
 
 
+@pytest.mark.slow
 def test_several_runs_are_overlaid(tmp_path: Path) -> None:
     without = write_run(tmp_path / "without")
     text = page(without, run(tmp_path / "one"), run(tmp_path / "two", kept=False), run(tmp_path / "three", steps=4))
@@ -157,6 +158,7 @@ def test_several_runs_are_overlaid(tmp_path: Path) -> None:
     assert f"Not recorded in two: {NAME}." in card(text)
 
 
+@pytest.mark.slow
 def test_of_many_epochs_the_table_has_the_ends(tmp_path: Path) -> None:
     text = page(run(tmp_path / "long", steps=2 * ENDS * QUESTIONS // BATCH + 7))
     count = len(plots(text)[0]["data"][0]["x"])

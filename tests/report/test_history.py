@@ -117,6 +117,7 @@ def test_both_cards_are_on_the_page_and_drawn(tmp_path: Path) -> None:
         go.Figure(plot)
 
 
+@pytest.mark.slow
 def test_runs_are_overlaid_and_old_ones_said_to_lack_it(tmp_path: Path) -> None:
     a, b = run(tmp_path / "a", 4), run(tmp_path / "b", 4, lag=1)
     without, old = write_run(tmp_path / "plain"), run(tmp_path / "old", 4, counted=False)

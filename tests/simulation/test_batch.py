@@ -76,7 +76,7 @@ def numbered(calls: list[tuple[float, int]]) -> list[Call]:
 
 
 @given(calls=CALLS, slots=st.integers(1, 5))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_events_give_what_every_single_cycle_gives(calls: list[tuple[float, int]], slots: int) -> None:
     assert sorted(told(jumped(numbered(calls), slots))) == sorted(stepped(numbered(calls), slots))
 

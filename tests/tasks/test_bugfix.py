@@ -15,15 +15,18 @@ from bebop.tasks.environments.bugfix_commands import BadCommand, parse
 from bebop.tasks.environments.bugfix_judge import passed
 from bebop.tasks.environments.sandbox import PYTHON, Limits, Ran, Sandbox, checked
 from bebop.tasks.episodes import Episodes
+from tests.cases import slow_but
 from tests.tasks.bugfix_policies import (
     CHEATS,
     Policy,
     does_nothing,
     edits_tests,
+    forges,
     mends,
     on_top,
     overwrites,
     played,
+    reads_the_judge,
     replace,
     special_case,
 )
@@ -47,7 +50,11 @@ def test_mending_the_bug_is_worth_one_and_doing_nothing_is_worth_nothing(questio
     assert nothing.done and nothing.reward == 0.0 and 0.5 < nothing.counts["hidden_passed"] < 1.0
 
 
-@pytest.mark.parametrize("policy", CHEATS, ids=lambda policy: policy.__name__)
+@pytest.mark.parametrize(
+    "policy",
+    slow_but([overwrites, forges, reads_the_judge], CHEATS),
+    ids=lambda policy: policy.__name__,
+)
 def test_cheating_is_worth_nothing(policy: Policy, question) -> None:
     cheated = played(policy(question), question, Bugfix())
     assert cheated.done and cheated.reward == 0.0 and cheated.counts["hidden_passed"] < 1.0
@@ -81,6 +88,7 @@ def test_a_command_that_runs_too_long_is_an_observation(question) -> None:
     assert not seen.done and "(ended: it ran for more than 1 s" in seen.observations[0]
 
 
+@pytest.mark.slow
 def test_a_command_that_takes_too_much_is_an_observation(question) -> None:
     texts = [
         "run python -c 'import os\nwhile True: os.fork()' 2>&1 | head -c 1500",

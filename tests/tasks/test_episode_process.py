@@ -18,6 +18,7 @@ from bebop.errors import UserError
 from bebop.processes import descendants, status
 from bebop.tasks.environment import EnvironmentKind, EnvironmentLost
 from bebop.tasks.episodes import Episode, Episodes
+from tests.cases import slow_but
 from tests.tasks.unruly import FILE
 
 APART = f"{FILE}:Apart"
@@ -79,17 +80,19 @@ def test_a_process_is_kept_and_its_module_remembers() -> None:
     run(act)
 
 
+LOST = [
+    ("hang", "step took more than task.environment.step_seconds=0.5"),
+    ("spin", "step took more than task.environment.step_seconds=0.5"),
+    ("die", "its process ended with exit code 3 in step"),
+    ("kill", "its process was ended by signal 9 (SIGKILL), as when memory is short, in step"),
+    ("raise", "step raised ValueError: two lines"),
+    ("exit", "step raised SystemExit: 4"),
+    ("lost", "the server is gone"),
+]
+
+
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("hang", "step took more than task.environment.step_seconds=0.5"),
-        ("spin", "step took more than task.environment.step_seconds=0.5"),
-        ("die", "its process ended with exit code 3 in step"),
-        ("kill", "its process was ended by signal 9 (SIGKILL), as when memory is short, in step"),
-        ("raise", "step raised ValueError: two lines"),
-        ("exit", "step raised SystemExit: 4"),
-        ("lost", "the server is gone"),
-    ],
+    ("text", "words"), slow_but([one for one in LOST if one[0] in ("hang", "die", "raise")], LOST, several=True)
 )
 def test_what_is_lost(tmp_path: Path, text: str, words: str) -> None:
     """Its process is gone with all that it started, also where it has died of itself; the next has a new one."""
@@ -115,7 +118,7 @@ def test_what_is_lost(tmp_path: Path, text: str, words: str) -> None:
     run(act, log=str(log))
 
 
-@pytest.mark.parametrize("text", ["wrong", "nonsense"])
+@pytest.mark.parametrize("text", slow_but(["wrong"], ["wrong", "nonsense"]))
 def test_what_the_user_can_put_right_is_not_lost(text: str) -> None:
     async def act(episodes: Episodes) -> None:
         episode, _, _ = await begun(episodes)
@@ -216,14 +219,14 @@ def test_shutdown_ends_what_is_open_and_what_it_started(tmp_path: Path) -> None:
     assert len(pids) == 5 and gone(pids)
 
 
-@pytest.mark.parametrize(
-    ("source", "error", "words"),
-    [
-        ("raise ValueError(5)", UserError, "cannot be imported: ValueError: 5"),
-        ("os._exit(6)", EnvironmentLost, "its process ended with exit code 6 in load"),
-        ("import time; time.sleep(1000)", EnvironmentLost, "takes more than 0.3 s to import"),
-    ],
-)
+IMPORTS = [
+    ("raise ValueError(5)", UserError, "cannot be imported: ValueError: 5"),
+    ("os._exit(6)", EnvironmentLost, "its process ended with exit code 6 in load"),
+    ("import time; time.sleep(1000)", EnvironmentLost, "takes more than 0.3 s to import"),
+]
+
+
+@pytest.mark.parametrize(("source", "error", "words"), slow_but(IMPORTS[:2], IMPORTS, several=True))
 def test_imports_that_fail_over_there_alone(
     tmp_path: Path, source: str, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,7 +257,7 @@ def test_a_reply_out_of_proportion_is_not_read(monkeypatch: pytest.MonkeyPatch) 
     run(act)
 
 
-@pytest.mark.parametrize("text", ["hang", "litter"])
+@pytest.mark.parametrize("text", slow_but(["hang"], ["hang", "litter"]))
 def test_it_does_not_outlive_its_parent(tmp_path: Path, text: str) -> None:
     """Neither where it hangs while the parent is killed, nor where it waits for the next turn; nor what it started."""
     log = tmp_path / "log"

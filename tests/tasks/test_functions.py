@@ -14,6 +14,7 @@ import pytest
 import bebop.tasks.functions as functions
 from bebop.errors import UserError
 from bebop.tasks.functions import RewardTimeout, UserFunction
+from tests.cases import slow_but
 
 MINE = """
 import os, signal, subprocess, sys, time
@@ -81,15 +82,17 @@ def test_one_that_hangs_is_ended_with_all_it_started(mine: UserFunction, text: s
     assert ask(mine, "x") == 1  # a new one
 
 
+ENDS = [
+    ("sys.exit", "raised SystemExit: 3"),
+    ("interrupt", "raised KeyboardInterrupt"),
+    ("os._exit", "ended its process with exit code 4"),
+    ("kill", "was ended by signal 9 (SIGKILL), as when memory is short"),
+    ("segfault", "was ended by signal 11 (SIGSEGV)"),
+]
+
+
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("sys.exit", "raised SystemExit: 3"),
-        ("interrupt", "raised KeyboardInterrupt"),
-        ("os._exit", "ended its process with exit code 4"),
-        ("kill", "was ended by signal 9 (SIGKILL), as when memory is short"),
-        ("segfault", "was ended by signal 11 (SIGSEGV)"),
-    ],
+    ("text", "words"), slow_but([one for one in ENDS if one[0] in ("sys.exit", "os._exit", "kill")], ENDS, several=True)
 )
 def test_one_that_ends_is_one_line(mine: UserFunction, text: str, words: str) -> None:
     with pytest.raises(UserError) as error:

@@ -1,6 +1,7 @@
 """No string from a model is evaluated: attacks on every reasoning-gym verifier that would, watched by an audit hook."""
 
 import contextlib
+import functools
 import inspect
 import json
 import re
@@ -10,10 +11,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import math_verify.parser
 import pytest
-import sympy
-from reasoning_gym.factory import DATASETS
 
 from bebop.config import TaskConfig
 from bebop.tasks.guarded import Refused, algebra, literal
@@ -21,6 +19,7 @@ from bebop.tasks.procedural import ProceduralItems, make_dataset
 from bebop.tasks.rewards import checked, make_reward
 from bebop.tasks.scoring import QUICK, is_quick, score_entry, score_math
 from bebop.trajectory import Prompt
+from tests.cases import slow_but
 
 LISTS = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")  # eval
 FORMULAS = ("countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration")
@@ -59,7 +58,10 @@ class Watch:
             self.on = False
 
 
-WATCH = Watch()
+@functools.cache
+def watch() -> Watch:
+    """One for all tests here: an audit hook stays for as long as its process lives, and slows all that it does."""
+    return Watch()
 
 
 def item(name: str, index: int = 0) -> dict[str, Any]:
@@ -68,6 +70,8 @@ def item(name: str, index: int = 0) -> dict[str, Any]:
 
 def test_these_are_all_that_evaluate_and_they_run_apart() -> None:
     """A new version of reasoning-gym may evaluate more: whatever a verifier calls by such a name is looked at here."""
+    from reasoning_gym.factory import DATASETS
+
     pattern = re.compile(r"\b(?:eval|exec|sympify|S|parse_expr)\(")
     names = {name for name, (kind, _) in DATASETS.items() if pattern.search(inspect.getsource(kind.score_answer))}
     # number_sorting evaluates its own item's answer; propositional_logic has a parser of its own under that name.
@@ -80,7 +84,7 @@ def test_attacks_are_not_evaluated_and_gain_nothing(name: str, tmp_path: Path) -
     asked, file = item(name), tmp_path / "planted"
     assert score_entry(name, "{}", "two", asked) == ANSWERED.get(name, 0.0)
     for attack in (attack.replace("{file}", str(file)) for attack in ATTACKS):
-        with WATCH.watching() as executed:
+        with watch().watching() as executed:
             score = score_entry(name, "{}", attack, asked)
         assert score <= ANSWERED.get(name, 0.0) and not executed, (attack, score, executed)
     assert not file.exists()
@@ -90,7 +94,7 @@ def test_attacks_are_not_evaluated_and_gain_nothing(name: str, tmp_path: Path) -
 def test_the_verifier_itself_would_evaluate_them(name: str, tmp_path: Path) -> None:
     """The watch sees it, the file is there, and the attack pays: what the guard keeps away."""
     verifier, asked, file = make_dataset(name, {}), item(name), tmp_path / "planted"
-    with WATCH.watching() as executed:
+    with watch().watching() as executed:
         verifier.score_answer(f"[open({str(file)!r}, 'w')]", asked)
         assert verifier.score_answer("oracle_answer" if name == "string_insertion" else "oracle_answer.split()", asked)
     assert len(executed) == 2 and file.exists()
@@ -110,14 +114,14 @@ def test_attacks_through_the_reward_and_through_a_mixture(tmp_path: Path) -> Non
     assert not file.exists()
 
 
-@pytest.mark.parametrize("name", EVALUATING)
+@pytest.mark.parametrize("name", slow_but(("spiral_matrix", "string_insertion", "countdown"), EVALUATING))
 def test_right_answers_score_as_before(name: str) -> None:
     verifier = make_dataset(name, {})
     for index in range(12 if name != "puzzle24" else 4):
         asked = item(name, index)
         forms = [str(asked["answer"]), f" {asked['answer']} ", *other_forms(name, asked)]
         before = [float(verifier.score_answer(form, asked)) for form in forms]
-        with WATCH.watching() as executed:
+        with watch().watching() as executed:
             assert [score_entry(name, "{}", form, asked) for form in forms] == before
         assert before[0] == 1.0 and (name not in LISTS or before[-1] in (0.1, 0.5)) and not executed
 
@@ -140,6 +144,8 @@ def other_forms(name: str, asked: dict[str, Any]) -> list[str]:
     ["1/2 + 3.25*x", "-x**2*sin(3*x)/exp(x)", "5! - 2", "7//2 + 7 % 4", "2x", "x y", "log(x + 1)**(1/2)", "3*pi*I"],
 )
 def test_formulas_are_read_as_sympy_reads_them(text: str) -> None:
+    import sympy
+
     def value(reader: Any) -> Any:
         try:
             return reader(text)
@@ -157,6 +163,9 @@ def test_literals_alone_are_literals() -> None:
 
 
 def test_math_verify_evaluates_sums_where_nothing_else_is() -> None:
+    import math_verify.parser
+    import sympy
+
     assert score_math("1/2 + 3/4 = 5/4", "\\boxed{5/4}") == 1.0 and score_math("2*(3+4)", "\\boxed{14}") == 1.0
     scope = math_verify.parser.parse_expr.keywords["global_dict"]
     assert scope["__builtins__"] == {} and all(getattr(sympy, k) is v for k, v in scope.items() if k[0] != "_")

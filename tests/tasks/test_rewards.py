@@ -14,6 +14,7 @@ from bebop.tasks.rewards import MathReward, RewardFunction, UserReward, checked,
 from bebop.trajectory import Prompt
 from recipes.tiny.data import TASKS
 from recipes.tiny.solutions import SOLVERS
+from tests.cases import slow_but
 
 CONF = Path(__file__).parents[2] / "conf" / "task"
 
@@ -191,18 +192,18 @@ def test_a_function_that_fails_is_named(tmp_path: Path, name: str, words: list[s
     assert name != "broken" or 'return item["no such key"]' in str(error.value.__cause__)
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ("mathverify", ["mathverify", "auto, math_verify"]),
-        ("no_such_package.f", ["cannot be imported", "no_such_package"]),
-        ("math.sqroot", ["no function 'sqroot'", "sqrt"]),
-        ("math.pi", ["no function 'pi'"]),
-        ("nowhere/mine.py:f", ["no Python file 'nowhere/mine.py'"]),
-        ("{0}/syntax.py:f", ["cannot be imported", "SyntaxError"]),
-        ("{0}/raises.py:f", ["cannot be imported", "ZeroDivisionError"]),
-    ],
-)
+IMPORTS = [
+    ("mathverify", ["mathverify", "auto, math_verify"]),
+    ("no_such_package.f", ["cannot be imported", "no_such_package"]),
+    ("math.sqroot", ["no function 'sqroot'", "sqrt"]),
+    ("math.pi", ["no function 'pi'"]),
+    ("nowhere/mine.py:f", ["no Python file 'nowhere/mine.py'"]),
+    ("{0}/syntax.py:f", ["cannot be imported", "SyntaxError"]),
+    ("{0}/raises.py:f", ["cannot be imported", "ZeroDivisionError"]),
+]
+
+
+@pytest.mark.parametrize(("spec", "words"), slow_but([IMPORTS[0], IMPORTS[2], IMPORTS[5]], IMPORTS, several=True))
 def test_functions_that_cannot_be_imported(tmp_path: Path, spec: str, words: list[str]) -> None:
     (tmp_path / "syntax.py").write_text("def f(:")
     (tmp_path / "raises.py").write_text("1 / 0")

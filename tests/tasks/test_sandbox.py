@@ -17,6 +17,7 @@ from bebop.errors import UserError
 from bebop.processes import descendants, status
 from bebop.tasks.environments import sandbox
 from bebop.tasks.environments.sandbox import PYTHON, Limits, Sandbox, SandboxLost, checked, faults
+from tests.cases import slow_but
 from tests.tasks.namespaces import needs_namespaces
 from tests.tree import ROOT
 
@@ -189,7 +190,7 @@ def ended(handles: list[int]) -> bool:
     return all(select.select([handle], [], [], PATIENCE)[0] for handle in handles)
 
 
-@pytest.mark.parametrize("killed", ["owner", "launcher", "init"])
+@pytest.mark.parametrize("killed", slow_but(["owner", "launcher"], ["owner", "launcher", "init"]))
 def test_nothing_is_left_when_it_is_killed(killed: str) -> None:
     with asleep() as (owner, found):
         handles = [os.pidfd_open(pid) for pid in found]

@@ -3,8 +3,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from bebop.config import TaskConfig
@@ -12,6 +10,7 @@ from bebop.errors import UserError
 from bebop.tasks.files import FileItems
 from bebop.tasks.procedural import PRECOMPUTED, ProceduralItems, make_dataset, stream_seed
 from bebop.tasks.source import MAX_TRIES, PromptSource, chat_encoder
+from tests.cases import slow_but
 
 GCD = TaskConfig(name="gcd", args={"min_value": 10, "max_value": 60})
 
@@ -60,7 +59,7 @@ def test_streams_lie_apart_and_seed_0_stays_below_the_training_seeds() -> None:
     assert all(0 <= stream_seed(s, b, a) < 2**31 for s in (-1, 3) for b in (0, 9) for a in (0, 127))
 
 
-@pytest.mark.parametrize("name", PRECOMPUTED)
+@pytest.mark.parametrize("name", slow_but(["word_ladder"], PRECOMPUTED))
 def test_precomputed_data_sets_go_on_in_blocks(name: str) -> None:
     items, size = ProceduralItems(name, {}, seed=0), PRECOMPUTED[name]
     beyond = items.item(size + 1)
@@ -128,6 +127,9 @@ def test_long_rows_of_a_file_are_replaced(tmp_path: Path) -> None:
 
 
 def test_parquet_as_verl_writes_it(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
     row = {"prompt": [{"role": "user", "content": "2+2?"}], "reward_model": {"style": "rule", "ground_truth": "4"}}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "v.parquet")
     items = FileItems(str(tmp_path / "v.parquet"), "prompt", "reward_model.ground_truth", seed=0)

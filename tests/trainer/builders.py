@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from bebop.config import JobConfig
 from bebop.model.backbone import Policy
 from bebop.parsing import from_dict
 from bebop.trajectory import Batch, Completion, Group, Prompt, Trajectory
-from tests.builders import letters, tiny_policy
+from tests.builders import bare_policy, letters
 from tests.stored_answers import trace
 
 VOCAB = 64
@@ -35,7 +36,7 @@ def job(path: str = "tiny", **settings: dict[str, Any]) -> JobConfig:
 
 def policy(*, tied: bool = False, dtype: torch.dtype = torch.float32) -> Policy:
     """Two layers, d=32, 64 tokens, of which the tokenizer knows some."""
-    made = tiny_policy(VOCAB, dtype=dtype, sharp=6.0)
+    made = bare_policy(VOCAB, dtype=dtype, sharp=6.0)
     made.tokenizer = letters(VOCAB // 2)
     if tied:
         made.backbone.config.tie_word_embeddings = True
@@ -65,9 +66,28 @@ def plain_logprobs(model: PreTrainedModel, prompt: Sequence[int], answer: Sequen
     return logits.log_softmax(-1)[torch.arange(len(answer)), torch.tensor(answer)]
 
 
+def batch(source: Policy | None = None, *, seed: int = 0, groups: int = 4, size: int = 3, version: int = 0) -> Batch:
+    """Random prompts, answers of 1 to 14 tokens and rewards; the log-probs are those of ``source``.
+
+    Without ``source`` they are those of ``policy()``, and each batch is computed once: none of it can be changed.
+    """
+    if source is None:
+        return _first_batch(seed, groups, size, version)
+    return _batch(source, seed, groups, size, version)
+
+
+@cache
+def _first_batch(seed: int, groups: int, size: int, version: int) -> Batch:
+    made = _batch(policy(), seed, groups, size, version)
+    for trajectory in made.trajectories:
+        own = trajectory.completion
+        for array in (own.token_ids, own.logprobs, own.versions):
+            array.flags.writeable = False
+    return made
+
+
 @torch.no_grad()
-def batch(source: Policy, *, seed: int = 0, groups: int = 4, size: int = 3, version: int = 0) -> Batch:
-    """Random prompts, answers of 1 to 14 tokens and rewards; the log-probs are those of ``source``."""
+def _batch(source: Policy, seed: int, groups: int, size: int, version: int) -> Batch:
     rng, model = np.random.default_rng(seed), plain(source)
     made = []
     for index in range(groups):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bebop.trainer.heads import HeadTrainer
-from tests.builders import tiny_policy
+from tests.builders import bare_policy
 from tests.trainer.test_heads import rows, trainer
 
 
@@ -19,8 +19,8 @@ def train(rank: int, world: int) -> dict[str, Any]:
     """What the process has to show for it."""
 
     def made(seed: int) -> HeadTrainer:
-        policy = tiny_policy()
-        policy.mtp = tiny_policy(seed=seed).mtp
+        policy = bare_policy()
+        policy.mtp = bare_policy(seed=seed).mtp
         return trainer(policy, rank=rank, world=world, lr_warmup_steps=0, max_tokens=100)
 
     training = made(0)

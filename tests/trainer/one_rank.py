@@ -38,18 +38,18 @@ def train(rank: int, world: int, folder: Path) -> dict[str, Any]:
     config = job(str(folder / "model"), algorithm=ALGORITHM)
     worker = TrainerRank(config, rank, world, f"file://{folder}/meeting")
     steady(worker.trainer)
-    metrics = [values(worker.update(traced(batch(policy(), seed=seed)))[0]) for seed in (1, 2)]
+    metrics = [values(worker.update(traced(batch(seed=seed)))[0]) for seed in (1, 2)]
     logprobs = {place: torch.from_numpy(found) for place, found in worker.logprobs().items()}
     checkpoint = folder / f"of-{world}" / "step_000002"
     worker.save(checkpoint, {"cursor": 8})
     second = worker.weights().weights
-    worker.update(batch(policy(), seed=9))  # forgotten by the resume
+    worker.update(batch(seed=9))  # forgotten by the resume
     if world > 1:
         torch.distributed.barrier()  # rank 0 has written
     assert worker.load(checkpoint) == {"cursor": 8}
-    worker.update(batch(policy(), seed=3))
+    worker.update(batch(seed=3))
     tied = steady(PolicyTrainer(policy(tied=True), config, rank, world))
-    tied.update(batch(policy(), seed=1))
+    tied.update(batch(seed=1))
     shown = beside(rank, world, folder)
     shown |= {
         "logprobs": logprobs,
@@ -67,7 +67,7 @@ def beside(rank: int, world: int, folder: Path) -> dict[str, Any]:
     head = {"objective": "e2e_tv", "depth": 3, "lr": 1e-3, "max_tokens": 64}  # AdamW makes rounding a part of a step
     config = job(str(folder / "model"), cotrain={"mode": "always", "head": head})
     one = steady(PolicyTrainer(policy(), config, rank, world))
-    rows = [values(one.update(batch(policy(), seed=seed), cotrain=True)) for seed in (1, 2)]
+    rows = [values(one.update(batch(seed=seed), cotrain=True)) for seed in (1, 2)]
     texts = [ProbeText(prompt=(3, 4), answer=tuple(range(5, 5 + n))) for n in (2, 9, 4)]
     reading, sweep = one.read_probe_set(texts, sweep=True)
     assert sweep is not None
@@ -83,7 +83,7 @@ def certified(one: PolicyTrainer, rank: int, world: int) -> list[dict[str, Any] 
     said = []
     for reading in range(3):
         groups = []
-        for group in batch(policy(), seed=reading, groups=6, version=one.version - reading % 2).groups:
+        for group in batch(seed=reading, groups=6, version=one.version - reading % 2).groups:
             asked = dataclasses.replace(group.prompt, index=10 * reading + group.prompt.index)
             groups.append(dataclasses.replace(group, prompt=asked))
         found = certifier.read(chosen(groups), 0, one.version)

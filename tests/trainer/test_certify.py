@@ -19,6 +19,7 @@ from bebop.trainer.certify import SPAN, Certifier, fair, window
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.rank import TrainerRank
 from bebop.trajectory import Batch, Completion, Group, Prompt, SamplingParams, Trajectory
+from tests.cases import slow_but
 from tests.rollout.test_exactness import BonusFromTheLastDraftRow
 from tests.trainer.builders import TEMPERATURE, job, policy
 from tests.trainer.test_past import Run, one_tensor_missing
@@ -73,7 +74,7 @@ class Seeing(Run):
         assert self.certifier.read(chosen(batch.groups), 0, self.trainer.version) is not None
 
 
-@pytest.mark.parametrize("on_update", ["keep", "recompute"])
+@pytest.mark.parametrize("on_update", slow_but(["recompute"], ["keep", "recompute"]))
 def test_each_token_is_held_against_the_weights_that_wrote_it(on_update: str) -> None:
     run = Seeing(on_update)
     for _ in range(4):
@@ -93,6 +94,7 @@ def test_each_token_is_held_against_the_weights_that_wrote_it(on_update: str) ->
     assert any((c.versions < version).any() for version, c in enumerate(first))
 
 
+@pytest.mark.slow  # test_past.py has the same fault in the quick suite
 def test_weights_that_did_not_arrive_show_in_the_log_probs() -> None:
     run = Seeing("recompute", one_tensor_missing)
     for _ in range(3):
@@ -104,7 +106,7 @@ def test_looking_changes_nothing() -> None:
     """Weights go on to the bit as without readings, and so do torch's random numbers."""
     plain, seeing = Run("recompute"), Seeing("recompute")
     before = torch.get_rng_state()
-    for _ in range(3):
+    for _ in range(2):
         plain.step()
         seeing.step()
     ours, wanted = seeing.trainer.weights(), plain.trainer.weights()
@@ -156,13 +158,16 @@ def test_an_intact_engine_passes(clean: list[list[Group]]) -> None:
     assert last.tv is not None and 0 < last.tv <= 1
 
 
+FAULTS = [
+    ("bonus", TEMPERATURE, {"wrong_row"}),
+    ("seeds", TEMPERATURE, {"shared_randomness"}),
+    ("", 1.15 * TEMPERATURE, {"sharpness", "reported_logprobs"}),
+]
+
+
 @pytest.mark.parametrize(
     ("fault", "temperature", "causes"),
-    [
-        ("bonus", TEMPERATURE, {"wrong_row"}),
-        ("seeds", TEMPERATURE, {"shared_randomness"}),
-        ("", 1.15 * TEMPERATURE, {"sharpness", "reported_logprobs"}),
-    ],
+    slow_but([FAULTS[0]], FAULTS, several=True),
 )
 def test_a_fault_is_found_and_named(fault: str, temperature: float, causes: set[str]) -> None:
     last = said(drawn(14, temperature, fault))
@@ -194,16 +199,16 @@ def test_a_checkpoint_holds_the_evidence(clean: list[list[Group]], tmp_path: Pat
     save_policy(policy(), tmp_path / "model")
     config = job(str(tmp_path / "model"), monitor={"certify_every": 1})
     one, other = TrainerRank(config), TrainerRank(config)
-    for groups in clean[:4]:
+    for groups in clean[:2]:
         one.certify(groups, 3)
     one.save(tmp_path / "step_000004", {})
     other.load(tmp_path / "step_000004")
     assert other.certifier.since == 3
-    for groups in clean[4:8]:
+    for groups in clean[2:4]:
         wanted, found = one.certify(groups, 3), other.certify(groups, 3)
         assert wanted == found, "to the bit"
     fresh = TrainerRank(config)
-    assert [fresh.certify(groups, 3) for groups in clean[4:8]][-1] != wanted
+    assert [fresh.certify(groups, 3) for groups in clean[2:4]][-1] != wanted
     assert [c.tokens for c in (wanted, found) if c] == [one.certifier.ledger.tokens] * 2
 
 

@@ -10,7 +10,7 @@ from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows, masked_rows, rows_of_step, spaced
 from bebop.trainer.objectives import Sampling, Steps, unroll
-from tests.builders import tiny_policy
+from tests.builders import bare_policy
 from tests.model.test_mtp import LENGTH, STEPS, drafted, runner_at, successor_policy, text, trained
 from tests.trainer.test_heads import rows as texts
 
@@ -110,7 +110,7 @@ def test_targets_off_by_one_are_caught(shift: int) -> None:
 
 @torch.no_grad()
 def test_chains_at_anchors_are_those_of_every_position_and_what_the_engine_drafts() -> None:
-    policy, ids, first = tiny_policy(seed=3), text(4), 5
+    policy, ids, first = bare_policy(seed=3), text(4), 5
     row = TokenRow(prompt=tuple(ids[: first + 2].tolist()), answer=tuple(ids[first + 2 :].tolist()))
     found = steps_of(policy, chain_rows([row], STEPS))
     anchors = list(range(first, LENGTH - 1 - STEPS))  # those with every step
@@ -123,7 +123,7 @@ def test_chains_at_anchors_are_those_of_every_position_and_what_the_engine_draft
 
 @torch.no_grad()
 def test_padding_changes_nothing() -> None:
-    policy = tiny_policy(seed=1)
+    policy = bare_policy(seed=1)
     short, long = TokenRow(prompt=(1, 2), answer=(3, 4, 5)), TokenRow(prompt=(6,) * 9, answer=(7,) * 12)
     alone, beside = steps_of(policy, chain_rows([short], 3)), steps_of(policy, chain_rows([short, long], 3))
     width = alone.mask.shape[1]

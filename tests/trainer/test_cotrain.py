@@ -16,6 +16,7 @@ from bebop.rollout.torch_engine import TorchEngine
 from bebop.trainer import checkpoint
 from bebop.trainer.objectives import Objective, Steps
 from bebop.trainer.policy import PolicyTrainer
+from tests.cases import slow_but
 from tests.trainer.builders import batch, job, policy
 
 HEAD = {"objective": "tv", "depth": 3, "lr": 1e-2, "lr_warmup_steps": 0, "max_tokens": 64}
@@ -27,10 +28,10 @@ def trainer(mode: str, dtype: str = "float32", head: dict[str, Any] | None = Non
     return PolicyTrainer(source, config)
 
 
-def learned(one: PolicyTrainer, cotrain: bool, updates: int = 3, scale: float = 1.0) -> list[dict[str, float]]:
+def learned(one: PolicyTrainer, cotrain: bool, updates: int = 2, scale: float = 1.0) -> list[dict[str, float]]:
     rows = []
     for seed in range(updates):
-        made = batch(policy(), seed=seed)
+        made = batch(seed=seed, groups=2)
         groups = [
             dataclasses.replace(
                 g, trajectories=tuple(dataclasses.replace(t, reward=scale * t.reward) for t in g.trajectories)
@@ -54,7 +55,7 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize("minibatches", slow_but([2], [1, 2]))
 def test_the_policy_is_the_same_to_the_bit_with_and_without(minibatches: int) -> None:
     off, on = (trainer(mode, algorithm={"minibatches": minibatches}) for mode in ("off", "always"))
     plain, both = learned(off, cotrain=True), learned(on, cotrain=True)  # off: there is nothing to train
@@ -120,9 +121,10 @@ def test_clipping_of_one_does_not_depend_on_the_other() -> None:
     assert equal(head(calm), head(loud))
 
 
+@pytest.mark.slow  # test_heads.py has a head that learns in the quick suite
 def test_the_head_learns_to_draft_for_the_policy_of_now() -> None:
     one = trainer("always", trainer={"lr": 0.0})
-    losses = [values(one.update(batch(policy(), seed=1), True))["head/loss"] for _ in range(12)]
+    losses = [values(one.update(batch(seed=1, groups=2), True))["head/loss"] for _ in range(8)]
     assert losses[-1] < 0.9 * losses[0]
 
 
@@ -159,7 +161,7 @@ def test_resume_is_exact_and_checkpoints_hold_the_trained_head(tmp_path: Path) -
     again = trainer("always", "bfloat16")
     again.load_state_dict(kept)
     assert again.head_changed and again.head_fingerprint() == first.head_fingerprint()
-    again.update(batch(policy(), seed=2), True)
+    again.update(batch(seed=2, groups=2), True)
     assert equal(backbone(whole), backbone(again)) and equal(head(whole), head(again))
     # A run that freezes the head from here on drafts with what was learned, and sends it.
     frozen = trainer("off", "bfloat16")

@@ -69,6 +69,7 @@ def decoded(policy: Policy, row: TokenRow, shape: set[tuple[int, ...]]) -> int:
     return count
 
 
+@pytest.mark.slow  # those of the engine are quick
 def test_cycles_are_those_of_a_decoder(policy: Policy, rows: list[TokenRow]) -> None:
     for shape in (SHAPE, {(0,), (0, 0), (0, 0, 0)}, {(3,)}):
         ranks = ranks_of(policy, rows)

@@ -14,7 +14,7 @@ from bebop.model.backbone import Policy
 from bebop.model.mtp import at, chain
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
 from bebop.trainer.objectives import OBJECTIVES, Sampling, Steps, make_objective, unroll
-from tests.builders import tiny_policy
+from tests.builders import bare_policy
 from tests.kernels.unfused import e2e_tv_loss
 
 SAMPLING = Sampling(temperature=0.7)
@@ -63,14 +63,14 @@ def furthest(a: list[Tensor], b: list[Tensor]) -> float:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_values_and_head_gradients_are_those_of_full_logits(name: str) -> None:
-    policy, texts = tiny_policy(), rows()
+    policy, texts = bare_policy(), rows()
     fused, wanted = OBJECTIVES[name].loss(steps_of(policy, texts)), unfused(steps_of(policy, texts), name)
     assert fused.item() == pytest.approx(wanted.item(), abs=1e-5)
     assert furthest(gradients(policy, fused), gradients(policy, wanted)) < 1e-4
 
 
 def test_objectives_differ() -> None:
-    policy, texts = tiny_policy(), rows()
+    policy, texts = bare_policy(), rows()
     found = {name: OBJECTIVES[name].loss(steps_of(policy, texts)) for name in OBJECTIVES}
     grads = {name: gradients(policy, loss) for name, loss in found.items()}
     # ce is KL plus a constant: their gradients are one.
@@ -80,7 +80,7 @@ def test_objectives_differ() -> None:
 
 
 def test_hard_ce_takes_the_tokens_of_the_data() -> None:
-    policy = tiny_policy()
+    policy = bare_policy()
     steps = steps_of(policy, rows())
     logits = (steps.draft @ steps.weight.T)[steps.mask] / SAMPLING.temperature
     wanted = torch.nn.functional.cross_entropy(logits, steps.tokens[steps.mask])
@@ -91,7 +91,7 @@ def test_hard_ce_takes_the_tokens_of_the_data() -> None:
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.7, target_top_p=0.8), Sampling(target_top_k=3)])
 def test_a_truncated_target_is_what_the_draft_is_held_against(sampling: Sampling) -> None:
-    steps = steps_of(tiny_policy(), rows(), sampling)
+    steps = steps_of(bare_policy(), rows(), sampling)
     logits = (steps.target @ steps.weight.T).detach()[steps.mask] / sampling.temperature
     p = truncate_(logits, 1.0, sampling.target_top_p, sampling.target_top_k).softmax(-1)
     q = ((steps.draft @ steps.weight.T).detach()[steps.mask] / sampling.temperature).softmax(-1)
@@ -119,19 +119,19 @@ def reached(policy: Policy, loss: Tensor) -> set[str]:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_gradients_reach_the_head_alone(name: str) -> None:
-    policy = tiny_policy()  # the backbone's parameters want gradients: that they are frozen is no part of the proof
+    policy = bare_policy()  # the backbone's parameters want gradients: that they are frozen is no part of the proof
     assert reached(policy, OBJECTIVES[name].loss(steps_of(policy, rows()))) == set()
     assert policy.mtp is not None and all(p.grad is not None for p in policy.mtp.parameters())
 
 
 def test_a_chain_that_is_not_detached_is_caught() -> None:
-    policy = tiny_policy()
+    policy = bare_policy()
     assert len(reached(policy, OBJECTIVES["e2e_tv"].loss(leaky(policy, rows())))) > 10
 
 
 def test_shares_count_what_a_mean_is_over() -> None:
     texts = rows()
-    steps = steps_of(tiny_policy(), texts)
+    steps = steps_of(bare_policy(), texts)
     per = {name: texts.count(OBJECTIVES[name].per) for name in ("tv", "e2e_tv", "e2e_tv_corrected")}
     assert per["tv"] == steps.mask.sum() and per["e2e_tv"] == per["e2e_tv_corrected"] == steps.mask.any(-1).sum()
     assert per["tv"] > per["e2e_tv"]

@@ -89,6 +89,7 @@ def counted(length: int, start: int) -> TokenRow:
     return TokenRow(prompt=tuple(numbers[:3]), answer=tuple(numbers[3:]))
 
 
+@pytest.mark.slow
 def test_both_places_learn_to_count() -> None:
     """With splits at random places: after (a, PAD) comes a + 1, after (a, a + 1) a + 2 and a + 3."""
     network, policy = tiny_pairs(tiny_policy(VOCAB)).requires_grad_(True), tiny_policy(VOCAB)
@@ -272,6 +273,7 @@ def of_gold(student: Tensor, teacher: Tensor, drafts: Tensor) -> Tensor:
     return student.exp().gather(1, gold)
 
 
+@pytest.mark.slow
 def test_confidence_becomes_one_less_the_total_variation() -> None:
     said, wanted = learned(of_drafts)
     assert float((said - wanted).abs().max()) < 0.03

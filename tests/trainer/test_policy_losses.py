@@ -82,7 +82,7 @@ def updated(name: str, max_tokens: int) -> dict[str, Tensor]:
     source = policy()
     algorithm = {"policy_loss": name, "minibatches": 4, "clip_low": 0.01, "clip_high": 0.01}
     trainer = PolicyTrainer(source, job(algorithm=algorithm, trainer={"max_tokens": max_tokens, "lr": 1e-3}))
-    trainer.update(batch(policy()))
+    trainer.update(batch())
     return weights_of(source)
 
 

@@ -116,7 +116,7 @@ def test_reading_leaves_the_trainer_alone() -> None:
     plain, read = reader(policy()), reader(policy())
     read.read_probe_set(TEXTS, sweep=True, decoding=dataclasses.replace(DecodingConfig(), draft_temperature=0.5))
     for one in (plain, read):
-        one.update(batch(policy()))
+        one.update(batch())
     ours, theirs = plain.weights(mtp=True), read.weights(mtp=True)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     before, after = reader(policy()).read_probe_set(TEXTS)[0], read.read_probe_set(TEXTS)[0]

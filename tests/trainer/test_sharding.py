@@ -120,6 +120,6 @@ def test_a_checkpoint_of_two_ranks_is_one_for_one_rank(folder: Path, two: list[d
     algorithm = {"minibatches": 2, "kl_coefficient": 0.1, "entropy_coefficient": 0.01}
     trainer = steady(PolicyTrainer(policy(), job(algorithm=algorithm)))
     trainer.load_state_dict(state)
-    trainer.update(batch(policy(), seed=3))
+    trainer.update(batch(seed=3))
     wanted = {name: t for name, t in two[0]["third"].items() if not name.startswith("mtp.")}
     assert distance(trainer.weights(), wanted) < 1e-5

@@ -14,7 +14,7 @@ from tests.trainer.test_policy import changed
 def trained(updates: int = 1) -> PolicyTrainer:
     trainer = PolicyTrainer(policy(), job())
     for seed in range(updates):
-        trainer.update(batch(policy(), seed=seed))
+        trainer.update(batch(seed=seed))
     return trainer
 
 
@@ -48,7 +48,7 @@ def test_a_loaded_state_is_not_changed_by_what_is_learned_from_it() -> None:
     kept = {name: moment.clone() for name, moment in state["optimizer"].items()}
     one = PolicyTrainer(policy(), job())
     one.load_state_dict(state)
-    one.update(batch(policy(), seed=5))
+    one.update(batch(seed=5))
     assert all(torch.equal(state["optimizer"][name], kept[name]) for name in kept)
 
 
@@ -62,7 +62,7 @@ def test_a_trainer_that_learned_already_forgets_it() -> None:
 
 
 def test_steps_skipped_in_a_row_are_counted_across_a_resume() -> None:
-    good = batch(policy())
+    good = batch()
     bad = changed(good, logprobs=good.groups[0].trajectories[0].completion.logprobs * math.nan)
     first = PolicyTrainer(policy(), job())
     first.update(bad)

@@ -11,6 +11,7 @@ from bebop.trainer.packing import Row, pack
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.traced import TracedLogprobs
 from bebop.trajectory import Batch
+from tests.cases import slow_but
 from tests.trainer.builders import batch, job, plain, plain_logprobs, policy, traced
 
 
@@ -29,18 +30,18 @@ def distance(ours: dict[int, NDArray[np.float32]], truth: dict[int, NDArray[np.f
     return max(float(np.abs(ours[place] - truth[place]).max()) for place in ours)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "tokens"),
-    [
-        ({}, 64),
-        ({}, 1000),
-        ({"minibatches": 2}, 64),
-        ({"minibatches": 4}, 20),
-        ({"minibatches": 2, "rescore": True}, 64),
-    ],
-)
+UPDATES: list[tuple[dict[str, Any], int]] = [
+    ({}, 64),
+    ({}, 1000),
+    ({"minibatches": 2}, 64),
+    ({"minibatches": 4}, 20),
+    ({"minibatches": 2, "rescore": True}, 64),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "tokens"), slow_but([UPDATES[0], UPDATES[3], UPDATES[4]], UPDATES, several=True))
 def test_they_are_those_before_the_update(algorithm: dict[str, Any], tokens: int) -> None:
-    source, made = policy(), traced(batch(policy()))
+    source, made = policy(), traced(batch())
     with torch.no_grad():
         source.backbone.lm_head.weight *= 1.2  # the engine had other weights
     truth = wanted(made, source)
@@ -58,16 +59,16 @@ def test_they_are_those_before_the_update(algorithm: dict[str, Any], tokens: int
 
 def test_they_are_of_the_latest_update_and_of_traced_answers_alone() -> None:
     trainer = PolicyTrainer(policy(), job())
-    trainer.update(traced(batch(policy()), every=3))
+    trainer.update(traced(batch(), every=3))
     assert sorted(trainer.traced.found) == [0, 3, 6, 9]
-    trainer.update(traced(batch(policy(), seed=1), every=5))
+    trainer.update(traced(batch(seed=1), every=5))
     assert sorted(trainer.traced.found) == [0, 5, 10]
-    trainer.update(batch(policy(), seed=2))
+    trainer.update(batch(seed=2))
     assert trainer.traced.found == {}
 
 
 def test_rows_that_were_not_given_are_nobodys() -> None:
-    made = traced(batch(policy()))
+    made = traced(batch())
     first = made.trajectories[0].completion
     rows = [Row(prompt=(1,), completion=first, advantage=0.0, weight=0.0)]
     kept = TracedLogprobs(made.trajectories)

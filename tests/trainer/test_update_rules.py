@@ -20,7 +20,7 @@ def gradient_norm(source: object) -> float:
 def test_the_gradient_is_clipped_to_its_norm(clip: float) -> None:
     source = policy()
     trainer = PolicyTrainer(source, job(trainer={"max_grad_norm": clip}))
-    before = values(trainer.update(batch(policy())))["train/grad_norm"]
+    before = values(trainer.update(batch()))["train/grad_norm"]
     assert 0.02 < before < 1e5
     assert gradient_norm(source) == pytest.approx(min(clip, before), rel=1e-3)
 
@@ -28,7 +28,7 @@ def test_the_gradient_is_clipped_to_its_norm(clip: float) -> None:
 def test_a_step_knows_nothing_of_the_gradient_before() -> None:
     source = policy()
     trainer = PolicyTrainer(source, job(trainer={"lr": 0.0, "max_grad_norm": 1e6}))
-    norms = [values(trainer.update(batch(policy())))["train/grad_norm"] for _ in range(3)]
+    norms = [values(trainer.update(batch()))["train/grad_norm"] for _ in range(3)]
     assert norms == pytest.approx([norms[0]] * 3, rel=1e-6)
 
 

@@ -8,6 +8,8 @@ from playwright.sync_api import Page, expect
 from tests.view.made_up import write_run
 from tests.view.serving import served
 
+pytestmark = pytest.mark.slow  # a Chromium of its own; test_page.py has what is quick
+
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

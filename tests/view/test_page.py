@@ -42,6 +42,7 @@ def test_runs_curves_and_alarms_are_on_the_first_page(page: Page, address: str) 
     assert len(plots) == 4 and all(abs(place - drawn) <= 1 for place, drawn in plots)
 
 
+@pytest.mark.slow
 def test_a_list_is_sorted_searched_filtered_and_opened(page: Page, address: str) -> None:
     page.goto(f"{address}#/run/0")
     expect(page.locator(".count")).to_have_text("300 answers")
@@ -94,6 +95,7 @@ def test_the_keyboard_goes_from_the_runs_to_a_token_and_back(page: Page, address
     expect(page.locator("a.run")).to_have_count(2)
 
 
+@pytest.mark.slow
 def test_a_link_to_a_token_opens_there_and_its_numbers_are_the_stored_ones(page: Page, address: str) -> None:
     stored = page.request.get(f"{address}api/runs/0/answers/5").json()["tokens"]
     place = stored["verdicts"].index(2)  # the first recovered one
@@ -114,6 +116,7 @@ def test_a_link_to_a_token_opens_there_and_its_numbers_are_the_stored_ones(page:
     assert f"token={place}" in page.url
 
 
+@pytest.mark.slow
 def test_the_text_is_the_answer_and_blanks_can_be_seen(page: Page, address: str) -> None:
     found = page.request.get(f"{address}api/runs/0/answers/6").json()
     opened(page, f"{address}#/run/0/answer/6")
@@ -128,6 +131,7 @@ def test_the_text_is_the_answer_and_blanks_can_be_seen(page: Page, address: str)
     assert page.locator(".token.began").count() == begun
 
 
+@pytest.mark.slow
 def test_versions_are_marked_where_they_change(page: Page, address: str) -> None:
     opened(page, f"{address}#/run/0/answer/100")
     expect(page.locator(".tokens .version")).to_have_text(["v5", "v6"])
@@ -136,6 +140,7 @@ def test_versions_are_marked_where_they_change(page: Page, address: str) -> None
     assert int(after) == row.index(6)
 
 
+@pytest.mark.slow
 def test_the_legend_hides_colours_and_drafts(page: Page, address: str) -> None:
     opened(page, f"{address}#/run/0/answer/5")
     colour = "e => getComputedStyle(e).backgroundColor"
@@ -149,6 +154,7 @@ def test_the_legend_hides_colours_and_drafts(page: Page, address: str) -> None:
     expect(page.get_by_role("button", name="rejected drafts")).to_have_attribute("aria-pressed", "false")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "column"),
     [("overlap", "overlap"), ("surprise", "logprobs"), ("difference", None), ("entropy", "target_entropy")],
@@ -166,6 +172,7 @@ def test_a_stronger_colour_is_a_larger_number(page: Page, address: str, mode: st
     assert unmeasured == sum(v is None for v in values)
 
 
+@pytest.mark.slow
 def test_a_token_and_an_answer_are_copied_as_json(page: Page, address: str) -> None:
     opened(page, f"{address}#/run/0/answer/5?token=3")
     page.wait_for_selector(".token.chosen")
@@ -180,6 +187,7 @@ def test_a_token_and_an_answer_are_copied_as_json(page: Page, address: str) -> N
     assert answer["tokens"][3] == {k: v for k, v in token.items() if k not in ("run", "answer")}
 
 
+@pytest.mark.slow
 def test_two_answers_are_compared_from_the_first_token_that_differs(page: Page, address: str) -> None:
     opened(page, f"{address}#/run/0/answer/4")
     page.get_by_role("link", name="Compare").click()
@@ -250,6 +258,7 @@ def test_a_narrow_window_has_all_of_it_in_readable_letters(page: Page, address: 
         assert page.evaluate(smallest) >= 12, place
 
 
+@pytest.mark.slow
 def test_an_address_that_leads_nowhere_says_so(page: Page, address: str) -> None:
     page.goto(f"{address}#/run/7/answer/1")
     expect(page.get_by_role("alert")).to_have_text("there is no page #/run/7/answer/1")

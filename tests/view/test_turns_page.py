@@ -12,6 +12,8 @@ from bebop.trajectory_log import TrajectoryLog
 from tests.several_turns import group, trajectory
 from tests.view.serving import served
 
+pytestmark = pytest.mark.slow  # a Chromium of its own; test_page.py has what is quick
+
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

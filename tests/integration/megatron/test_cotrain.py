@@ -46,7 +46,7 @@ def largest(gradients: dict[str, Tensor]) -> float:
     return max(float(g.abs().max()) for g in gradients.values())
 
 
-@pytest.mark.smoke("engine", "update")
+@pytest.mark.smoke("gradients")
 def test_policy_gradients_are_the_same_to_the_bit(saved: Path, place: Place) -> None:
     with_head, without = wrapped(saved, place), wrapped(saved, place)
     head = cotrainer(with_head)
@@ -96,7 +96,6 @@ def test_the_head_has_no_gradient_into_the_policy(saved: Path, place: Place, mon
     assert largest(forward(broken)) > 1e-4
 
 
-@pytest.mark.smoke("update")
 def test_the_head_learns_as_it_does_by_itself(saved: Path, place: Place) -> None:
     """The policy stands still; micro-batches of rows give the step of all rows at once."""
     model = wrapped(saved, place)

@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.commands import HANGING
 from tests.tree import ROOT
-
-PATIENCE = 120  # seconds
 
 
 def text(path: Path) -> Path:
@@ -52,7 +51,7 @@ def kill_a_rank(children: Sequence[psutil.Process]) -> list[psutil.Process]:
     return ranks
 
 
-@pytest.mark.smoke("killed")
+@pytest.mark.smoke("engine", "drafts", "update", "killed")
 def test_a_killed_rank_ends_the_job_and_a_resume_goes_on(tmp_path: Path) -> None:
     own = ["data.source=file", f"data.path={text(tmp_path / 'text.jsonl')}", "parallel.evaluate=false"]
     own += ["model.device=cpu", "head.depth=2", "train.rows_per_step=4", "train.save_every=2", "train.warm_steps=0"]
@@ -60,13 +59,13 @@ def test_a_killed_rank_ends_the_job_and_a_resume_goes_on(tmp_path: Path) -> None
     errors = tmp_path / "output.txt"
     job, family = started(command(tmp_path, 2, "parallel.tensor=2", "train.steps=100000", *own), errors), []
     try:
-        ends = time.monotonic() + PATIENCE
+        ends = time.monotonic() + HANGING
         while not checkpoints(tmp_path):
             assert job.poll() is None and time.monotonic() < ends, errors.read_text()[-3000:]
             time.sleep(0.1)
         family = psutil.Process(job.pid).children(recursive=True)
         ranks = kill_a_rank(psutil.Process(job.pid).children())
-        assert len(ranks) == 2 and job.wait(PATIENCE) != 0
+        assert len(ranks) == 2 and job.wait(HANGING) != 0
         left = psutil.wait_procs(ranks, timeout=20)[1]
         assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
     finally:  # what megatron-core starts to write checkpoints outlives the process that it writes for
@@ -75,7 +74,7 @@ def test_a_killed_rank_ends_the_job_and_a_resume_goes_on(tmp_path: Path) -> None
                 process.kill()
     last = int(checkpoints(tmp_path)[-1].split("_")[1])
     again = started(command(tmp_path, 1, "resume=true", "parallel.tensor=1", f"train.steps={last + 2}"), errors)
-    assert again.wait(PATIENCE) == 0, errors.read_text()[-3000:]
+    assert again.wait(HANGING) == 0, errors.read_text()[-3000:]
     assert checkpoints(tmp_path)[-1] == f"head_{last + 2:06d}"
     found = json.loads((tmp_path / "run" / "results.json").read_text())
     assert found["after/eval/overlap/1"] > found["before/eval/overlap/1"] > 0

@@ -39,7 +39,6 @@ def test_a_model_that_fits() -> None:
     check_sizes(SimpleNamespace(**TINY), ParallelConfig(tensor=2, pipeline=3))
 
 
-@pytest.mark.smoke("engine")
 def test_processes_and_context() -> None:
     check_world(ParallelConfig(tensor=2, pipeline=2), 8)
     with pytest.raises(UserError, match="does not divide the 6 processes: start a multiple of 4"):

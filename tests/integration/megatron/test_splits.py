@@ -88,7 +88,6 @@ def test_one_process_trains_as_bebop_adapt_does(saved: Path, one: dict[str, Any]
 
 @pytest.mark.parametrize("objective", ["tv", "e2e_tv"])
 @pytest.mark.parametrize("name", ["tp2", "pp2", "dp2"])
-@pytest.mark.smoke("engine", "drafts", "update")
 def test_two_processes_train_as_one(two: list[dict[str, Any]], one: dict[str, Any], name: str, objective: str) -> None:
     wanted = one[objective]
     for rank in two:

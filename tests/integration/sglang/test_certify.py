@@ -96,7 +96,6 @@ def acceptance(certificate: Certificate) -> float:
     return setting.acceptance
 
 
-@pytest.mark.smoke("engine", "drafts")
 def test_an_intact_server_passes(sglang: SglangEngine, reference: ModelReference) -> None:
     assert sglang.drafts == 2 and sglang.vocabulary == VOCAB and sglang.white_box is not None
     found = certified(sglang, reference, 600)

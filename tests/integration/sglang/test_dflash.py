@@ -139,7 +139,6 @@ def results(own: Policy, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return dict(zip(names, lines, strict=True))
 
 
-@pytest.mark.smoke
 def test_every_weight_has_its_place_and_every_place_a_weight(results: dict[str, dict[str, Any]]) -> None:
     found = results["drafter"]
     assert found["class"] == ARCHITECTURE and found["unset"] == []
@@ -154,7 +153,6 @@ def test_settings_are_read_as_they_were_meant(own: Policy, results: dict[str, di
     assert found["mask"] == 12 and found["both_ways"]
 
 
-@pytest.mark.smoke
 def test_drafts_are_those_of_bebop(own: Policy, results: dict[str, dict[str, Any]]) -> None:
     states, tokens = ours(own)
     found = {name: torch.tensor(result["states"]) for name, result in results.items()}

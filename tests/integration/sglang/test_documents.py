@@ -8,8 +8,6 @@ from sglang.srt.server_args import ServerArgs
 
 from tests.documents.commands import started
 
-pytestmark = pytest.mark.smoke
-
 
 def test_sglang_takes_the_arguments_of_the_launch_file(tmp_path: Path) -> None:
     given = started(["recipes/sglang/server.sh"], {"MODEL": "DIR", "TP": "2", "K": "4"}, tmp_path)

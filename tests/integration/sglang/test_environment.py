@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from bebop.config import JobConfig
 from bebop.parsing import from_dict
@@ -24,7 +23,6 @@ EOS, COUNT, TURNS, ROOM = VOCAB - 1, 4, 3, 120
 SOON = 12
 
 
-@pytest.mark.smoke("engine", "drafts")
 def test_turns_are_those_of_the_ids(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "model", seed=SOON)
     tokenizer = letters(VOCAB)

@@ -55,7 +55,6 @@ def fresh(sglang: ServedEngine, folder: Path) -> Iterator[ServedEngine]:
     sglang.load_weights(reload(folder).weights(mtp=True), 0)
 
 
-@pytest.mark.smoke("engine", "drafts")
 def test_greedy_answers_are_those_of_plain_decoding(sglang: ServedEngine, folder: Path) -> None:
     """``test_plain`` compares SGLang's plain decoding with the same answers of the embedded engine."""
     plain = answers(embedded(folder, "autoregressive"), ask(2, 24, temperature=0.0))
@@ -64,7 +63,6 @@ def test_greedy_answers_are_those_of_plain_decoding(sglang: ServedEngine, folder
     assert all(not c.logprobs.any() and c.finish_reason == "length" for c in drafted)
 
 
-@pytest.mark.smoke("engine", "drafts")
 def test_logprobs_are_those_of_the_distribution(sglang: ServedEngine, folder: Path) -> None:
     for temperature in (1.0, 0.7):
         for found in answers(sglang, ask(4, 20, temperature)):
@@ -75,7 +73,6 @@ def test_logprobs_are_those_of_the_distribution(sglang: ServedEngine, folder: Pa
     assert np.abs(found.logprobs - hotter).max() > 1e-2  # the test would notice another temperature
 
 
-@pytest.mark.smoke("engine", "drafts")
 def test_a_later_turn_finds_the_keys_and_values_of_the_one_before(fresh: ServedEngine, folder: Path) -> None:
     """By its tokens, whoever asks; one changed token is a miss from there on, and new weights know nothing of it."""
 
@@ -98,7 +95,6 @@ def test_a_later_turn_finds_the_keys_and_values_of_the_one_before(fresh: ServedE
     assert turn(history)[1] == 0
 
 
-@pytest.mark.smoke("drafts")
 def test_statistics_are_those_of_the_logits(sglang: ServedEngine, folder: Path) -> None:
     """A reached position's draft distribution follows from the text alone, since the drafts before it were accepted."""
     model, compared = reload(folder), 0
@@ -120,7 +116,6 @@ def test_statistics_are_those_of_the_logits(sglang: ServedEngine, folder: Path) 
     assert compared > 100
 
 
-@pytest.mark.smoke("drafts")
 def test_a_trace_is_that_of_the_model(sglang: ServedEngine, folder: Path) -> None:
     """Beside requests that have none; p by transformers, verdicts against SGLang's own counts."""
     asked = [dataclasses.replace(request, trace=request.id % 2 == 0) for request in ask(4, 24, 0.7)]

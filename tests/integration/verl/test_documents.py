@@ -12,7 +12,7 @@ from tests.documents.pages import COMMANDS, blocks, pages
 from tests.integration.verl.test_compose import composed
 from tests.tree import ROOT
 
-pytestmark = pytest.mark.smoke
+pytestmark = pytest.mark.smoke("documents")
 
 
 def jobs() -> Iterator[tuple[str, list[str]]]:

@@ -46,7 +46,6 @@ def check(job: Job, steps: int) -> None:
     assert all(job.column("rollout/target_entropy")) and all(job.column("draft/entropy"))
 
 
-@pytest.mark.smoke("engine", "drafts", "update")
 def test_synchronous(tmp_path: Path, example: Path) -> None:
     job = start(tmp_path, example, "trainer.total_training_steps=3")
     check(job, 3)

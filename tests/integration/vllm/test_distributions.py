@@ -83,7 +83,6 @@ def test_every_system_draws_from_the_target(vllm: ServedEngine, folder: Path, sa
         assert p_value(counts, wanted) > LEVEL / len(SAMPLINGS) / len(PROMPTS) / len(SYSTEMS), (prompt, sampling)
 
 
-@pytest.mark.smoke("drafts")
 def test_sampled_drafts_leave_the_distribution(sampled: ServedEngine, folder: Path) -> None:
     params = SAMPLINGS["cool"]
     assert p_value(drawn(sampled, PROMPTS[0], params, 5000), exact(folder, PROMPTS[0], params)) > LEVEL

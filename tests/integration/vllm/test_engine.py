@@ -49,7 +49,6 @@ def stats(found: list[Completion]) -> DecodeStats:
     return sum((c.stats for c in found), DecodeStats())
 
 
-@pytest.mark.smoke("engine", "drafts")
 def test_greedy_answers_are_those_of_plain_decoding(vllm: ServedEngine, folder: Path) -> None:
     plain = answers(embedded(folder, "autoregressive"), ask(2, 24, temperature=0.0))
     drafted = answers(vllm, ask(2, 24, temperature=0.0))
@@ -57,7 +56,6 @@ def test_greedy_answers_are_those_of_plain_decoding(vllm: ServedEngine, folder: 
     assert all(not c.logprobs.any() and c.finish_reason == "length" for c in drafted)
 
 
-@pytest.mark.smoke("engine", "drafts")
 def test_logprobs_are_those_of_the_distribution(vllm: ServedEngine, folder: Path) -> None:
     for temperature in (1.0, 0.7):
         for found in answers(vllm, ask(4, 20, temperature)):
@@ -90,7 +88,6 @@ def _one(request: Request, seed: int) -> SamplingParams:
     return dataclasses.replace(request.params, max_new_tokens=1, seed=seed)
 
 
-@pytest.mark.smoke("engine", "drafts")
 def test_acceptance_is_the_embedded_engines(vllm: ServedEngine, folder: Path) -> None:
     """By place, and its mean overlap says the same."""
     ours = stats(answers(embedded(folder), ask(ANSWERS, 40)))
@@ -105,7 +102,6 @@ def test_acceptance_is_the_embedded_engines(vllm: ServedEngine, folder: Path) ->
     assert 0 <= theirs.cycles + theirs.accepted.sum() - theirs.emitted <= ANSWERS  # an answer's last cycle may be cut
 
 
-@pytest.mark.smoke("drafts")
 def test_measures_are_those_of_the_request_and_its_cycle(vllm: ServedEngine, folder: Path) -> None:
     """Recomputed from the text: requests of other temperatures and lengths beside one another."""
     one, seen = core(vllm), list[tuple[_Answer, int, Verified]]()
@@ -163,7 +159,6 @@ def test_an_end_cuts_off_what_was_accepted_behind_it(vllm: ServedEngine) -> None
     assert cut > 0 and all(c.stats.emitted >= c.stats.accepted.sum() for c in found)
 
 
-@pytest.mark.smoke("engine", "update")
 def test_partial_answers_come_back_whole_and_go_on(vllm: ServedEngine, folder: Path) -> None:
     """vLLM's own ``abort_request`` gives nothing back."""
     for request in ask(4, 60):

@@ -22,7 +22,6 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedEngine]:
         yield found
 
 
-@pytest.mark.smoke("engine", "drafts")
 def test_a_sound_engine_passes_every_time(vllm: ServedEngine) -> None:
     for _ in range(20):
         self_test(core(vllm), sampled=True)

@@ -66,7 +66,6 @@ def test_answers_are_drawn_from_the_target(vllm: ServedEngine, folder: Path, sam
         assert p_value(counts, wanted) > LEVEL / len(SAMPLINGS) / len(PROMPTS), (prompt, sampling)
 
 
-@pytest.mark.smoke("drafts")
 def test_the_first_drafts_come_from_what_was_told(vllm: ServedEngine, folder: Path) -> None:
     """A greedy answer that is known is drafted as a whole, and the same without having been told is not."""
     (whole,) = answers(vllm, ask(1, 1 + 2 * (DRAFTS + 1), temperature=0.0))
@@ -81,7 +80,6 @@ def test_the_first_drafts_come_from_what_was_told(vllm: ServedEngine, folder: Pa
     assert again.stats.draft_forwards == 0 and again.stats.accepted.tolist() == again.stats.reached.tolist() == [2] * 8
 
 
-@pytest.mark.smoke("drafts")
 def test_told_drafts_leave_the_distribution(vllm: ServedEngine, folder: Path) -> None:
     params = SAMPLINGS["cool"]
     vllm.remember(PROMPTS[0], [[a, b, 3] for a in range(VOCAB) for b in (1, 2)])

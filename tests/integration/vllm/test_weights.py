@@ -45,7 +45,6 @@ def fresh(vllm: ServedEngine, folder: Path) -> Iterator[ServedEngine]:
     vllm.load_weights(reload(folder).weights(mtp=True), 0)
 
 
-@pytest.mark.smoke("update")
 @pytest.mark.parametrize("recompute", [False, True])
 def test_weights_change_in_flight(recompute: bool, fresh: ServedEngine, folder: Path, other: Path) -> None:
     """Each token has the log-prob of its own version: exactly so where keys and values are computed again, and of the

@@ -1,6 +1,9 @@
 """A study of the real model in small: the built-in one, a few prompts, answers of some tokens."""
 
+from functools import cache
 from pathlib import Path
+from shutil import copytree
+from tempfile import TemporaryDirectory
 
 from bebop.model.backbone import Policy
 from recipes.reproduce.real.corpus import make_corpus
@@ -33,8 +36,15 @@ def head_run(name: str = "one", **changes: object) -> HeadRun:
 
 
 def small_study(folder: Path) -> tuple[Policy, Text]:
-    """Model, and its answers with their states, made in ``folder``."""
-    model = load(PLAN)
-    make_corpus(folder, PLAN, model)
-    make_states(folder, PLAN, model)
-    return model, read_text(folder, PLAN)
+    """Return the model, and its answers with their states, which are copied into ``folder``."""
+    copytree(_study().name, folder, dirs_exist_ok=True)
+    return load(PLAN), read_text(folder, PLAN)
+
+
+@cache
+def _study() -> TemporaryDirectory[str]:
+    """Make the answers and states once a process; the folder goes when the process ends."""
+    folder, model = TemporaryDirectory(), load(PLAN)
+    make_corpus(Path(folder.name), PLAN, model)
+    make_states(Path(folder.name), PLAN, model)
+    return folder

@@ -123,6 +123,7 @@ def test_cycles_know_where_they_begin() -> None:
     assert table.start.tolist() == [0, 0, 3, 2, 4]
 
 
+@pytest.mark.slow
 def test_text_at_draft_temperature_one_is_the_probe_and_zero_is_target_only() -> None:
     model = policy()
     generator = torch.Generator().manual_seed(0)
@@ -161,6 +162,7 @@ def test_equal_time_gives_the_slower_loss_fewer_steps() -> None:
     assert equal_time((0.25, 0.2), 100) == (80, 100)
 
 
+@pytest.mark.slow
 def test_ways_of_a_cold_start() -> None:
     assert [cold.objective("ce_then_tv", step) for step in (0, cold.STEPS - 1)] == ["ce", "tv"]
     assert cold.objective("nla", 0) == "nla"

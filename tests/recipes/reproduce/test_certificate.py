@@ -21,6 +21,7 @@ from recipes.reproduce.certificate.jobs import BESIDE, Everything, plan
 from recipes.reproduce.certificate.runs import Look
 from recipes.reproduce.certificate.verification import ODD, RULES, Chain, verified
 from tests.builders import tiny_policy
+from tests.cases import slow_but
 from tests.recipes.reproduce.test_names import missing
 
 ROWS, SIZE = 4000, 12
@@ -102,15 +103,17 @@ def same(one, other) -> list[bool]:
     return [np.array_equal(a.token_ids, b.token_ids) for a, b in zip(one, other, strict=True)]
 
 
-@pytest.mark.parametrize(
-    "kind", ["drafts hotter", "argmax as sampled", "stops filtered", "stale cache", "temperature off"]
-)
+HOOKS = ("drafts hotter", "argmax as sampled", "stops filtered", "stale cache", "temperature off")
+
+
+@pytest.mark.parametrize("kind", slow_but(["argmax as sampled"], HOOKS))
 def test_of_size_zero_nothing_changes_and_of_size_one_something_does(kind: str) -> None:
     intact = answers(Planted())
     assert all(same(answers(Planted(kind=kind, size=0.0)), intact))
     assert not all(same(answers(Planted(kind=kind, size=1.0)), intact))
 
 
+@pytest.mark.slow
 def test_drafts_are_drawn_as_the_fault_says() -> None:
     seen: list[tuple[Tensor, Tensor]] = []
 
@@ -132,6 +135,7 @@ def test_drafts_are_drawn_as_the_fault_says() -> None:
     assert all((tokens != SIZE - 1).all() for tokens, _ in seen) and max(float(q[..., -1].max()) for _, q in seen) > 0.1
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_and_told() -> None:
     intact, shared = answers(Planted()), answers(Planted(kind="shared seeds"))
     assert same(shared, intact) == [True, False] * 4 and [a.seed for a in shared] == [50 + i for i in range(8)]

@@ -77,6 +77,7 @@ def test_loss_of_a_head(policy: Policy, kind: str) -> None:
     assert reached == {"out.1", "inner.1.weight", "inner.1.bias"}, "of this step alone"
 
 
+@pytest.mark.slow
 def test_after_the_last_layer_training_is_that_of_a_linear_head(policy: Policy) -> None:
     """F4: the same optimum as norm(W h) under the language-model head, trained directly by other code."""
     numbers = torch.Generator().manual_seed(0)
@@ -120,6 +121,7 @@ def test_after_the_last_layer_training_is_that_of_a_linear_head(policy: Policy) 
 # ---- what is measured
 
 
+@pytest.mark.slow
 def test_accepted_drafts_are_those_of_rejection_sampling_in_the_mean(policy: Policy) -> None:
     """Over all texts of two more tokens, weighted by their probability, a mean is what a chain is accepted."""
     network = PseudoStates(hidden_size=32, layers=(2, 3)).double().requires_grad_(False)

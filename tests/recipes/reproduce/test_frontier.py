@@ -18,6 +18,7 @@ from recipes.reproduce.frontier.arms import ARMS, Arm, Planted, engine
 from recipes.reproduce.frontier.pipo import of_pairs, pair_terms
 from recipes.reproduce.frontier.witness import Witness, evidence, watching
 from tests.builders import requests, tiny_policy
+from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
 
 VOCAB, EPSILON = 6, 0.3
@@ -109,7 +110,9 @@ def test_on_the_engine_the_planted_rule_lands_at_its_total_variation() -> None:
     assert abs(z(sums["accepted"] - sums["overlap"] - sums["computed"])) < 3  # SPEC 4.4: slope 1
 
 
-@pytest.mark.parametrize("name", ["bebop", "bebop_block", "bebop_tree", "target_only", "firp", "pad 0.5"])
+@pytest.mark.parametrize(
+    "name", slow_but(["pad 0.5"], ["bebop", "bebop_block", "bebop_tree", "target_only", "firp", "pad 0.5"])
+)
 def test_on_the_engine_other_rules_land_at_theirs(name: str) -> None:
     arm = next(one for one in ARMS if one.name == name)
     sums, answers = seen(arm)
@@ -119,6 +122,7 @@ def test_on_the_engine_other_rules_land_at_theirs(name: str) -> None:
     assert all(answer.exact is arm.exact for answer in answers)
 
 
+@pytest.mark.slow
 def test_what_else_is_counted() -> None:
     sums, answers = seen(arms.PLAIN, count=20)
     tokens = np.array([len(one.token_ids) for one in answers])
@@ -177,6 +181,7 @@ def test_a_dropped_draft_fixes_what_its_place_is_tested_with() -> None:
     assert not np.allclose(enumerated(gate, first, second, then, p, swap=True)[:, 1], wanted, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_pairs_without_drafts_come_to_the_total_variation_of_their_first_tokens() -> None:
     arm = Arm(system="pipo", options={"tau": 1.0})
     _, answers = seen(arm, count=200)

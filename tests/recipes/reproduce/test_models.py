@@ -101,6 +101,7 @@ def test_the_page_says_what_is_corrected_together() -> None:
 # ---- the page
 
 
+@pytest.mark.slow
 def test_before_results_arrive_a_line_says_so_and_nothing_else_changes(folders: dict[str, Path]) -> None:
     target = folders["drift"].parent / "RESULTS.md"
     assert rebuild(folders, target) == []
@@ -112,6 +113,7 @@ def test_before_results_arrive_a_line_says_so_and_nothing_else_changes(folders: 
     assert not any((folders[study] / "results.md").exists() for study in REAL_STUDIES)
 
 
+@pytest.mark.slow
 def test_each_claim_has_its_verdict_on_both_models_the_real_one_first(folders: dict[str, Path]) -> None:
     keep(folders["drift"].parent, "real_losses")
     text = pages(folders, Path("RESULTS.md"))[Path("RESULTS.md")]
@@ -132,6 +134,7 @@ def test_each_claim_has_its_verdict_on_both_models_the_real_one_first(folders: d
     assert f"No further results of SmolLM2-135M-Instruct yet: {others}." in text
 
 
+@pytest.mark.slow
 def test_results_of_one_model_change_no_verdict_on_the_other(folders: dict[str, Path]) -> None:
     for study in REAL_STUDIES:
         keep(folders["drift"].parent, study)

@@ -51,6 +51,7 @@ def test_every_number_that_a_rule_asks_for_is_computed() -> None:
     assert by_name["weighted small tau"].value == pytest.approx((0.5 + 2.0) / 4 - 0.5)
 
 
+@pytest.mark.slow
 def test_arms_differ_by_what_their_name_says() -> None:
     configs = {arm: configuration(arm, 1, TAUS) for arm in ARMS}
     assert configs[PLAIN].decoding.system == "bebop"

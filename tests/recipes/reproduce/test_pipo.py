@@ -76,6 +76,7 @@ def test_confidence_is_held_against_acceptance() -> None:
     assert [row[1] for row in reliability(many)] == pytest.approx([0.3, 0.85])
 
 
+@pytest.mark.slow
 def test_arms_differ_by_what_their_name_says() -> None:
     options = {arm: config(1, *ABLATIONS.get(arm, ())).of(PipoTraining) for arm in (DEFAULT, *ABLATIONS)}
     assert options[RANDOM] == replace(options[DEFAULT], compressor="random")
@@ -83,6 +84,7 @@ def test_arms_differ_by_what_their_name_says() -> None:
     assert options[DEFAULT].compressor == "mlp" and options[DEFAULT].rho > 0
 
 
+@pytest.mark.slow
 def test_no_question_was_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each seed has its own; one that occurs among those of training is left out."""
     from bebop.adaptation.corpus import question_streams

@@ -46,6 +46,7 @@ def copied(tmp_path: Path) -> dict[str, Path]:
 # ---- the page
 
 
+@pytest.mark.slow
 def test_pages_are_built_from_what_is_stored_and_twice_the_same(copied: dict[str, Path], tmp_path: Path) -> None:
     target = tmp_path / "RESULTS.md"
     assert rebuild(copied, target) == []
@@ -238,6 +239,7 @@ def mixed(root: Path = ROOT) -> Iterator[str]:
             yield from (f"{commit[:7]}: {path} and {file}" for file in sorted(held & changed))
 
 
+@pytest.mark.slow
 @needs_history
 def test_no_commit_holds_both_a_rule_and_its_result() -> None:
     assert list(mixed()) == []

@@ -40,6 +40,7 @@ def test_splits_are_exact_and_whole_kinds_are_unseen() -> None:
     assert {split_of(dataclasses.replace(kind, seen=False), place, seed=0) for place in range(200)} == {"unseen"}
 
 
+@pytest.mark.slow
 def test_prompts_are_distinct_short_enough_and_the_same_for_a_seed() -> None:
     model = load(PLAN)
     prompts = make_prompts(PLAN, model)
@@ -53,6 +54,7 @@ def test_prompts_are_distinct_short_enough_and_the_same_for_a_seed() -> None:
         make_prompts(short, model)
 
 
+@pytest.mark.slow
 def test_a_corpus_grows_without_a_change_to_what_was_there() -> None:
     model = load(PLAN)
     grown = dataclasses.replace(PLAN, later=(Kind(name="diary", count=20, open=True),))
@@ -77,6 +79,7 @@ def test_open_questions_do_not_repeat_and_leave_no_place_empty(kind: str) -> Non
 # ---- answers
 
 
+@pytest.mark.slow
 def test_a_stopped_corpus_goes_on_and_comes_out_the_same(tmp_path: Path) -> None:
     model = load(PLAN)
     corpus.make_corpus(tmp_path, PLAN, model)
@@ -100,6 +103,7 @@ def test_a_stopped_corpus_goes_on_and_comes_out_the_same(tmp_path: Path) -> None
     assert files(shares, "corpus") == whole
 
 
+@pytest.mark.slow
 def test_answers_have_seeds_of_their_own_and_depend_on_them(tmp_path: Path) -> None:
     model = load(PLAN)
     prompts = make_prompts(PLAN, model)[:4]
@@ -118,6 +122,7 @@ def test_answers_have_seeds_of_their_own_and_depend_on_them(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.slow
 def test_a_corpus_of_another_plan_is_refused(tmp_path: Path) -> None:
     corpus.make_corpus(tmp_path, PLAN)
     with pytest.raises(UserError, match=r"a corpus made with another max_new_tokens \(12, now 16\): remove it, or set"):
@@ -146,12 +151,14 @@ def test_states_are_those_of_the_backbone_and_are_made_once(tmp_path: Path) -> N
     assert all(len(s) == len(a.prompt) + len(a.answer) for a, s in zip(unseen.answers, unseen.states, strict=True))
 
 
+@pytest.mark.slow
 def test_states_are_not_read_into_memory(tmp_path: Path) -> None:
     _, text = small_study(tmp_path)
     mapped = Path("/proc/self/maps").read_text()
     assert text.states and all(f"{tmp_path}/states/shard-000{i}.npy" in mapped for i in range(4))
 
 
+@pytest.mark.slow
 def test_answers_of_another_model_are_noticed(tmp_path: Path) -> None:
     model, _ = small_study(tmp_path)
     path = tmp_path / "corpus" / "shard-0001.jsonl"
@@ -164,6 +171,7 @@ def test_answers_of_another_model_are_noticed(tmp_path: Path) -> None:
         states.make_states(tmp_path, PLAN, model)
 
 
+@pytest.mark.slow
 def test_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     small_study(tmp_path)
     path = tmp_path / "states" / "shard-0003.npy"

@@ -32,6 +32,7 @@ def keep(place: Path, run: HeadRun, lengths: list[Validation], done: bool = True
         (folder / DONE).write_text(json.dumps(told))
 
 
+@pytest.mark.slow
 def test_a_rate_is_lowered_where_training_lowered_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = small_study(tmp_path)
     lowered: list[int] = []
@@ -86,6 +87,7 @@ def test_runs_are_read_with_the_settings_that_they_ran_with(tmp_path: Path) -> N
     assert (other["ended"], other["flat"], other["best step"]) == ("not yet", "", None)
 
 
+@pytest.mark.slow
 def test_every_run_has_a_line_and_every_loss_a_name(tmp_path: Path) -> None:
     for run in all_runs():
         keep(tmp_path, run, curve(*[1.2, 1.4, *[1.5] * 10]))

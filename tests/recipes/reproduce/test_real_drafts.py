@@ -11,6 +11,7 @@ from bebop.adaptation.probe import Probe
 from bebop.errors import UserError
 from bebop.trainer.objectives import Sampling
 from recipes.reproduce.boundary.sides import threshold
+from recipes.reproduce.real.arms import Measured
 from recipes.reproduce.real.evaluation import DRAFT_TEMPERATURES, TEMPERATURES, TOP_P, drafts_path, write_drafts
 from recipes.reproduce.real.looks import Drafts
 from recipes.reproduce.real_drafts.analysis import accepted_at, measure, read
@@ -53,8 +54,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_number_and_fact_that_the_rules_ask_for_is_measured(place: Path) -> None:
-    told = measure(read(place), place)
+@pytest.fixture(scope="module")
+def told(place: Path) -> Measured:
+    return measure(read(place), place)
+
+
+def test_every_number_and_fact_that_the_rules_ask_for_is_measured(told: Measured) -> None:
     asked = {n for r in RULES for g in r.any_of for part in g for n in (part.number, *part.arms)}
     asked |= {need.number for rule in RULES for need in rule.needs}
     asked |= {name for rule in RULES for name in re.findall(r"\{([^}]+)\}", rule.evidence)}
@@ -64,8 +69,7 @@ def test_every_number_and_fact_that_the_rules_ask_for_is_measured(place: Path) -
     assert told.facts["kinds"] == "4 kinds"
 
 
-def test_what_was_put_in_is_found(place: Path) -> None:
-    told = measure(read(place), place)
+def test_what_was_put_in_is_found(told: Measured) -> None:
     sides = {finding.statement: (finding.side, finding.p < 0.05) for finding in judge(RULES, told.numbers, told.facts)}
     for words, side in {
         "at most positions, ce heads": "confirmed",
@@ -80,18 +84,18 @@ def test_what_was_put_in_is_found(place: Path) -> None:
     assert told.numbers["ce, draft at 0.6 - at 0.0"].value == pytest.approx(0.18, abs=0.005)
 
 
-def test_differences_have_the_sign_that_their_names_say(place: Path) -> None:
+def test_differences_have_the_sign_that_their_names_say(told: Measured) -> None:
     """Broken: the other way round."""
-    told = measure(read(place), place).numbers
+    numbers = told.numbers
     for which in ("", " at 0.4", " under top-p"):
-        gap = told[f"ce, sampled{which}"].value - told[f"ce, greedy{which}"].value
-        assert told[f"ce, advantage{which}"].value == pytest.approx(gap) and abs(gap) > 0.01
+        gap = numbers[f"ce, sampled{which}"].value - numbers[f"ce, greedy{which}"].value
+        assert numbers[f"ce, advantage{which}"].value == pytest.approx(gap) and abs(gap) > 0.01
     for drafts in ("sampled", "greedy"):
-        gap = told[f"ce, {drafts} under top-p"].value - told[f"ce, {drafts}"].value
-        assert told[f"ce, {drafts}, top-p - full"].value == pytest.approx(gap) and gap > 0.01
+        gap = numbers[f"ce, {drafts} under top-p"].value - numbers[f"ce, {drafts}"].value
+        assert numbers[f"ce, {drafts}, top-p - full"].value == pytest.approx(gap) and gap > 0.01
     every = [made(seed, Sampling()) for seed in range(3)]
     tokens = np.mean([(one.accept - one.accept_greedy).mean() for one in every])
-    assert told["ce, tokens"].value == pytest.approx(tokens) and told["ce, tokens"].value > 0
+    assert numbers["ce, tokens"].value == pytest.approx(tokens) and numbers["ce, tokens"].value > 0
 
 
 # ---- statistics against plain computations, under weights
@@ -187,6 +191,7 @@ def test_accept_lengths_at_draft_temperatures_are_means_over_chains(place: Path)
 # ---- what is not there; tables and figures
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no head of hard_ce, ce, e2e_tv: run first .* --stage heads evaluation"):
         read(tmp_path)
@@ -205,6 +210,7 @@ def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
     assert "Accept length by the draft's own temperature" not in tables(read(tmp_path))
 
 
+@pytest.mark.slow
 def test_tables_and_figures_hold_what_the_numbers_hold(place: Path, tmp_path: Path) -> None:
     results = read(place)
     told, found = measure(results, place).numbers, tables(results)

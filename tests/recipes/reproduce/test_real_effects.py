@@ -25,8 +25,7 @@ from recipes.reproduce.real.effects import (
     single,
     slope_of,
 )
-from tests.cases import slow_but
-from tests.covering import Row, Trial, shares, short
+from tests.covering import Row, Trial, cases, shares, short
 
 Array = NDArray[np.float64]
 PROMPTS, SEEDS, TRUTH = 40, 3, 0.03
@@ -96,16 +95,20 @@ def crossed(seed: int, over_seeds: float, over_prompts: float) -> Mapping[str, T
 
 ROWS = {
     name: Row(
-        f"paired, {name}", "seeds and prompts", partial(crossed, over_seeds=seeds, over_prompts=prompts), runs=200
+        f"paired, {name}",
+        "seeds and prompts",
+        partial(crossed, over_seeds=seeds, over_prompts=prompts),
+        runs=200,
+        quick=40 * (name == "alike"),
     )
     for name, (seeds, prompts) in {"seeds differ": (0.04, 0.01), "prompts": (0.0, 0.15), "alike": (0.02, 0.12)}.items()
 }
 
 
-@pytest.mark.parametrize("name", slow_but(["alike"], ROWS))
-def test_the_interval_holds_the_truth_whichever_level_it_varies_over(name: str) -> None:
-    held = shares(ROWS[name])["both"]
-    assert held >= 0.93 and "both" in short(ROWS[name], narrower=10), held
+@pytest.mark.parametrize("row", cases(ROWS.values()), ids=str)
+def test_the_interval_holds_the_truth_whichever_level_it_varies_over(row: Row) -> None:
+    held = shares(row)["both"]
+    assert held >= 0.93 and "both" in short(row, narrower=10), held
 
 
 @pytest.mark.slow
@@ -136,6 +139,7 @@ def test_p_is_the_level_at_which_the_interval_reaches_zero() -> None:
     )
 
 
+@pytest.mark.slow
 def test_no_effect_has_a_small_p_as_rarely_as_it_says() -> None:
     for over_seeds, over_prompts in ((0.04, 0.01), (0.0, 0.15), (0.02, 0.1)):
         p = []
@@ -180,6 +184,7 @@ def test_the_noise_floor_is_how_far_two_seeds_of_one_arm_lie_apart() -> None:
     assert found.size == pytest.approx(found.value / found.floor)
 
 
+@pytest.mark.slow
 def test_arms_that_share_their_seeds_show_less_than_the_noise_floor() -> None:
     """What a seed does to every arm alike, such as the order of the answers, cancels between arms: no noise floor."""
     rng, apart, floors = np.random.default_rng(4), [], []

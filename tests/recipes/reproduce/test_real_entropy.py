@@ -53,6 +53,7 @@ def by_statement(findings: list[Finding], words: str) -> list[Finding]:
     return [finding for finding in findings if words in finding.statement]
 
 
+@pytest.mark.slow
 def test_every_number_and_fact_that_the_rules_ask_for_is_measured(place: Path) -> None:
     told = measure(read(place), place)
     assert asked(RULES) <= set(told.numbers) | set(told.facts)
@@ -60,6 +61,7 @@ def test_every_number_and_fact_that_the_rules_ask_for_is_measured(place: Path) -
     assert not any(finding.untested or "not measured" in finding.evidence for finding in findings)
 
 
+@pytest.mark.slow
 def test_what_was_put_in_is_found(place: Path) -> None:
     told = measure(read(place), place)
     findings = judge(RULES, told.numbers, told.facts)
@@ -76,6 +78,7 @@ def test_what_was_put_in_is_found(place: Path) -> None:
     assert told.numbers["R squared, sampled, tokens"].value > 0.5
 
 
+@pytest.mark.slow
 def test_means_are_those_of_all_contexts_and_positions(place: Path) -> None:
     told = measure(read(place), place)
     every = [made("ce")(seed, Sampling()) for seed in range(3)]  # type: ignore[operator]
@@ -91,6 +94,7 @@ def test_means_are_those_of_all_contexts_and_positions(place: Path) -> None:
     assert told.numbers["ce, told by draft - target"].value == pytest.approx(one - other, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_losses_and_temperatures_that_are_not_there_are_left_out(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no head of hard_ce, ce, e2e_tv: run first .* --stage heads evaluation"):
         read(tmp_path)
@@ -107,6 +111,7 @@ def test_losses_and_temperatures_that_are_not_there_are_left_out(tmp_path: Path)
     assert set(draw(read(tmp_path), tmp_path / "figures")) == {"prompts.svg", "tokens.svg", "entropies.svg"}
 
 
+@pytest.mark.slow
 def test_heads_of_other_chains_are_refused(place: Path, tmp_path: Path) -> None:
     write_arm(tmp_path, "ce", made("ce"))  # type: ignore[arg-type]
     write_head(tmp_path, "ce-2", synthetic(2, prompts=20))
@@ -114,6 +119,7 @@ def test_heads_of_other_chains_are_refused(place: Path, tmp_path: Path) -> None:
         read(tmp_path)
 
 
+@pytest.mark.slow
 def test_tables_and_figures_hold_what_the_numbers_hold(place: Path, tmp_path: Path) -> None:
     began = time.process_time()
     results = read(place)

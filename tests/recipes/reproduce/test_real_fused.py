@@ -24,6 +24,7 @@ def test_both_arms_compute_the_same(steps: Steps, name: str) -> None:
     assert one.abs().max() > 1e-5
 
 
+@pytest.mark.slow
 def test_memory_is_what_is_held_at_the_highest(steps: Steps) -> None:
     def holding(count: int) -> fused.Loss:
         return lambda some: (torch.ones(count << 18).sum() * 0 + some.draft.sum()) * 0
@@ -32,6 +33,7 @@ def test_memory_is_what_is_held_at_the_highest(steps: Steps) -> None:
     assert 300 <= found[0] == found[2] < 301 and 60 <= found[1] < 61, found
 
 
+@pytest.mark.slow
 def test_a_line_for_each_loss_and_arm(tmp_path: Path) -> None:
     lines = fused.compare_losses(tmp_path, *small_study(tmp_path))
     assert [(line["loss"], line["arm"]) for line in lines] == [(n, a) for n in fused.EAGER for a in ("fused", "eager")]

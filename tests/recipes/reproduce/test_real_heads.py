@@ -47,6 +47,7 @@ def overlap(model: Policy, text: Text, start: str) -> list[float]:
     return list(np.nanmean(found.numbers["overlap"], 0))
 
 
+@pytest.mark.slow
 def test_a_fitted_projection_drafts_better_than_a_copy(study: Study) -> None:
     model, text, _ = study
     found = {start: overlap(model, text, start) for start in starts.STARTS}
@@ -62,6 +63,7 @@ def test_least_squares_finds_a_linear_map() -> None:
     assert starts.least_squares(narrow, inputs @ true.T)[:, 4:].abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_a_start_is_worked_out_once_for_all_runs(study: Study, tmp_path: Path) -> None:
     model, text, _ = study
     first = Training(head_run(), tmp_path, model, text).trainer.weights()
@@ -155,6 +157,7 @@ def validations(place: Path, run: HeadRun) -> list[tuple[float, ...]]:
     return [(one["step"], one["length"], *one["overlaps"]) for one in stored]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_and_comes_out_the_same(study: Study, tmp_path: Path) -> None:
     model, text, _ = study
     run = head_run(drops=2)  # the rate falls after steps 2 and 4
@@ -184,6 +187,7 @@ def test_a_flat_curve_lowers_the_rate_and_then_ends_the_run(study: Study, tmp_pa
     assert short["ended"] == "steps" and not short["flat"] and short["steps"] == 3
 
 
+@pytest.mark.slow
 def test_training_raises_the_accept_length_and_the_best_head_is_kept(study: Study, tmp_path: Path) -> None:
     model, text, _ = study
     run = head_run(start="last", rise=-1.0, most_steps=24, drops=0, marks=(), lr=3e-3)
@@ -195,6 +199,7 @@ def test_training_raises_the_accept_length_and_the_best_head_is_kept(study: Stud
     assert sum(training.curve[-1].overlaps) > sum(training.curve[0].overlaps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["ce", "e2e_tv", "e2e_tv_corrected", "top_4"])
 def test_products_in_bfloat16_give_nearly_the_loss_and_keep_fp32_weights(
     study: Study, tmp_path: Path, objective: str
@@ -209,6 +214,7 @@ def test_products_in_bfloat16_give_nearly_the_loss_and_keep_fp32_weights(
     assert losses[0] == pytest.approx(losses[1], rel=0.02) and losses[0] != losses[1]
 
 
+@pytest.mark.slow
 def test_a_head_that_was_better_before_is_the_one_that_counts(study: Study, tmp_path: Path) -> None:
     model, text, _ = study
     run = head_run(rise=-1.0, most_steps=4, drops=0, lr=0.1, marks=(2, 4), second_marks=(1e-6,))
@@ -222,6 +228,7 @@ def test_a_head_that_was_better_before_is_the_one_that_counts(study: Study, tmp_
     assert all(not torch.equal(other["project.weight"], kept["project.weight"]) for other in (began, last, first))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_best_head_of_another(study: Study, tmp_path: Path) -> None:
     model, text, _ = study
     follower = head_run("next", start="one", objective="tv")
@@ -237,6 +244,7 @@ def test_a_run_goes_on_from_the_best_head_of_another(study: Study, tmp_path: Pat
 # ---- evaluation and command
 
 
+@pytest.mark.slow
 def test_held_out_chains_are_looked_at_once_by_split(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

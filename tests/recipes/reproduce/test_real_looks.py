@@ -45,6 +45,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Policy, Text]:
     return policy, text
 
 
+@pytest.mark.slow
 def test_a_look_at_several_samplings_is_a_probe_at_each(study: tuple[Policy, Text]) -> None:
     policy, text = study
     rows = [answer.row for answer in text.answers]
@@ -122,6 +123,7 @@ def test_the_estimate_is_unbiased_at_every_draft_temperature(temperature: float)
         assert abs(estimated({t: z.softmax(-1) for t, z in logits.items()}) - truth) > 0.01
 
 
+@pytest.mark.slow
 def test_colder_drafts_go_from_sampled_to_greedy_ones(study: tuple[Policy, Text]) -> None:
     policy, text = study
     _, found = look(policy, [a.row for a in text.answers], 2, [], text.states, drafts=(0.0, 0.001, 0.01, 1.0))
@@ -147,6 +149,7 @@ def test_best_heads_of_two_losses_are_looked_at_with_draft_temperatures(tmp_path
     assert sorted(found) == [f"{name}-{seed}, best, drafts, test.npz" for name in ("ce", "e2e_tv") for seed in range(6)]
 
 
+@pytest.mark.slow
 def test_heads_are_looked_at_for_what_is_missing(study: tuple[Policy, Text], tmp_path: Path) -> None:
     policy, text = study
     run = head_run("ce-0", start="shared")

@@ -96,6 +96,7 @@ def swept_slope(place: Path, name: str) -> Array:
     return np.array(found)
 
 
+@pytest.mark.slow
 def test_accept_lengths_are_those_of_the_heads_and_times_that_they_are_called_by(place: Path, told: Measured) -> None:
     looks: dict[str, tuple[Callable[[Probe], float], dict[str, str]]] = {
         "": (length, {}), " greedy": (greedy, {}), " on unseen kinds": (length, {"split": "unseen"}),
@@ -115,12 +116,14 @@ def test_accept_lengths_are_those_of_the_heads_and_times_that_they_are_called_by
     assert np.min(np.diff(np.sort(values))) > 1e-4, "each look is another number: none stands for another"
 
 
+@pytest.mark.slow
 def test_half_of_the_gain_less_the_greedy_gain(place: Path, told: Measured) -> None:
     gains = [mean(place, "e2e_tv", of) - mean(place, "ce", of) for of in (length, greedy)]
     assert told.numbers[GREEDY].value == pytest.approx((gains[0] / 2 - gains[1]).mean())
     assert abs((gains[0] - gains[1] / 2).mean() - told.numbers[GREEDY].value) > 0.01  # broken: half of the other
 
 
+@pytest.mark.slow
 def test_overlap_is_lost_along_the_same_chains(place: Path, told: Measured) -> None:
     what = "overlap lost along a chain"
     for base in BASES:
@@ -130,6 +133,7 @@ def test_overlap_is_lost_along_the_same_chains(place: Path, told: Measured) -> N
     assert told.numbers[f"ce, {what}"].value == pytest.approx(mean(place, "ce", lost).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", comparison.WAYS)
 def test_slopes_are_those_of_each_head(place: Path, told: Measured, way: str) -> None:
     of = {"tokens": token_slope, "prompts": prompt_slope}
@@ -149,6 +153,7 @@ def test_slopes_are_those_of_each_head(place: Path, told: Measured, way: str) ->
     assert abs(half - (slopes["e2e_tv"] / 2 - slopes["ce"]).mean()) > 1e-3  # broken: half of the other
 
 
+@pytest.mark.slow
 def test_chains_are_paired_by_seed_and_prompt(told: Measured) -> None:
     """What a prompt does to all heads alike cancels: broken, an interval of two arms that are taken for independent."""
     paired = told.numbers[f"tv - {CUT[0]}, accept length"]  # heads that differ by chance alone
@@ -159,12 +164,14 @@ def test_chains_are_paired_by_seed_and_prompt(told: Measured) -> None:
 # ---- rules
 
 
+@pytest.mark.slow
 def test_every_name_of_the_rules_is_measured(told: Measured) -> None:
     names = {*told.numbers, *told.facts}
     assert missing("real_losses", names) == set()
     assert missing("real_losses", names - {GREEDY}) == {GREEDY}  # the test can fail
 
 
+@pytest.mark.slow
 def test_verdicts_follow_what_was_planted(told: Measured, tmp_path: Path) -> None:
     found = judge(RULES, told.numbers, told.facts)
     assert {finding.untested for finding in found} == {None}
@@ -176,6 +183,7 @@ def test_verdicts_follow_what_was_planted(told: Measured, tmp_path: Path) -> Non
     assert ce[0].side == "refuted" and sum(f.side == "refuted" for f in ce) > len(ce) / 2
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_not_tested_and_the_rest_is(tmp_path: Path) -> None:
     for name in ("e2e_tv", "ce"):
         write_study(tmp_path, only=name)
@@ -195,6 +203,7 @@ def test_what_is_not_there_is_not_tested_and_the_rest_is(tmp_path: Path) -> None
     assert not any("nan" in str(finding.untested) for finding in found)
 
 
+@pytest.mark.slow
 def test_an_arm_with_two_seeds_is_compared_over_them(tmp_path: Path) -> None:
     write_study(tmp_path, only="e2e_tv")
     write_study(tmp_path, seeds=(0, 2), only="ce")
@@ -213,6 +222,7 @@ def test_heads_on_other_chains_are_refused(tmp_path: Path) -> None:
 # ---- tables and pages
 
 
+@pytest.mark.slow
 def test_tables_have_a_line_for_every_arm(place: Path, told: Measured) -> None:
     best = {line["loss"]: line for line in tables.best_lines(place)}
     assert set(best) == set(NAMES) and len(NAMES) == 2 + len(CONVERGED) + len(BRIEF) + len(FRESH)
@@ -230,6 +240,7 @@ def test_tables_have_a_line_for_every_arm(place: Path, told: Measured) -> None:
     assert str(slopes["e2e_tv"]["tokens, minus ce"]) == str(told.numbers["e2e_tv - ce, slope over tokens"])
 
 
+@pytest.mark.slow
 def test_seeds_that_were_added_are_told_by_themselves(place: Path, tmp_path: Path) -> None:
     assert tables.look_lines(place) == []
     write_study(tmp_path, seeds=(*SEEDS, *ADDED), only="ce")
@@ -241,6 +252,7 @@ def test_seeds_that_were_added_are_told_by_themselves(place: Path, tmp_path: Pat
         assert line[when].value == pytest.approx(np.mean([ours - theirs for ours, theirs in pairs]))
 
 
+@pytest.mark.slow
 def test_kinds_are_looked_at_one_by_one(place: Path) -> None:
     lines = {line["kind"]: line for line in tables.kind_lines(place)}
     wanted = [one.accept[one.task == "story"].mean() for s in SEEDS for one in [chains(place, f"ce-{s}")]]
@@ -260,6 +272,7 @@ def test_fused_losses_are_told_beside_plain_autograd(tmp_path: Path) -> None:
     assert facts == {"fused tv, CPU seconds of plain autograd": 2 / 3, "fused tv, MB of plain autograd": 0.125}
 
 
+@pytest.mark.slow
 def test_the_study_writes_what_it_found(place: Path, tmp_path: Path) -> None:
     folder = tmp_path / "real_losses"
     study(place, folder)
@@ -272,6 +285,7 @@ def test_the_study_writes_what_it_found(place: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_one_seed_of_one_loss_is_a_study_too(tmp_path: Path) -> None:
     write_study(tmp_path, seeds=(0,), only="ce")
     study(tmp_path, tmp_path / "real_losses")

@@ -140,6 +140,7 @@ def test_the_prediction_is_roofline_arithmetic() -> None:
     assert all(a < b for a, b in pairwise(speeds))
 
 
+@pytest.mark.slow
 def test_rounds_have_prompts_of_their_own_and_all_arms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "NEW_TOKENS", 4)
     monkeypatch.setattr(rounds, "PLAN", PLAN)

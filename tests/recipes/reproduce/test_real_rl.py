@@ -148,6 +148,7 @@ def test_the_monitor_names_what_was_planted() -> None:
     assert [row["case"] for row in rows] == ["nothing", "cooler", "warmer", "another head"]
 
 
+@pytest.mark.slow
 def test_another_head_that_fits_as_well_is_no_mismatch() -> None:
     rows = planted.confusion(Known(mismatch=0.0), SMOKE)
     assert planted.share_right(rows, "mismatch-driven") == 0.0
@@ -156,6 +157,7 @@ def test_another_head_that_fits_as_well_is_no_mismatch() -> None:
 # ---- heads before RL
 
 
+@pytest.mark.slow
 def test_heads_are_trained_on_answers_to_questions_of_the_runs_and_judged_on_others(tmp_path: Path) -> None:
     model = dataclasses.replace(load(PLAN), mtp=None)
     text = adapted.task_text(SMOKE, tmp_path, model)
@@ -181,6 +183,7 @@ def test_heads_are_trained_on_answers_to_questions_of_the_runs_and_judged_on_oth
     )
 
 
+@pytest.mark.slow
 def test_a_head_goes_on_from_a_file(tmp_path: Path) -> None:
     model = dataclasses.replace(load(PLAN), mtp=None)
     (run,) = (r for r in adapted.head_runs(SMOKE, dict.fromkeys(ORIGINS, "fitted")) if r.name == "tv")

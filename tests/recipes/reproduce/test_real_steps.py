@@ -13,6 +13,7 @@ from recipes.reproduce.real_steps import pairs
 from recipes.reproduce.real_steps.findings import RULES
 from recipes.reproduce.real_steps.pairs import ARMS, NUMBERS, STEPS, Job, carry_out, overrides, ratio, share
 from recipes.reproduce.verdicts import Rule, judge
+from tests.cases import slow_but
 
 
 def job(**changes: list[float]) -> Job:
@@ -51,7 +52,7 @@ def test_every_rule_comes_out_either_way(rule: Rule) -> None:
     assert str(found(1.3, 1.1)[2]).startswith("the head hardly drafts")
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", slow_but(["drafts"], ARMS))
 def test_jobs_differ_in_their_decoding_alone(arm: str, tmp_path: Path) -> None:
     questions = tmp_path / "questions.jsonl"
     questions.write_text(json.dumps({"question": "?", "answer": "!"}) + "\n")

@@ -8,6 +8,7 @@ import pytest
 from recipes.reproduce import rule_hash
 from recipes.reproduce.__main__ import STUDIES
 from recipes.reproduce.rule_hash import ENTRIES, ROOT, of_sources, of_study
+from tests.cases import slow_but
 
 ENGINE = '''
 """Shared."""
@@ -65,7 +66,7 @@ def test_a_bound_in_the_rules_counts() -> None:
     assert hashed(rules=RULES.replace("0.2", "0.1")) != hashed()
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", slow_but(["drift", "real.rl"], STUDIES))
 def test_every_bound_and_word_of_a_study_is_hashed(name: str) -> None:
     """Each number in the source of the rules is changed in turn; docstrings are the only places that may not count."""
     code = of_study(name)

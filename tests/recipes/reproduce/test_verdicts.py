@@ -96,6 +96,7 @@ def wrong_verdicts(correct: bool, trials: int = 400) -> float:
     return wrong / trials
 
 
+@pytest.mark.slow
 def test_a_claim_of_many_findings_errs_no_more_than_one_finding() -> None:
     assert wrong_verdicts(correct=True) < LEVEL + 0.03
     assert wrong_verdicts(correct=False) > 0.3  # ten tries at 5 % each

@@ -16,6 +16,7 @@ from bebop.tasks.chat_delta import ChatDelta
 from bebop.tasks.episodes import Episodes
 from bebop.verl_job.environment_loop import EnvironmentLoop, Limits, Played
 from bebop.verl_job.server import EmbeddedServer
+from tests.cases import slow_but
 from tests.recipes.verl.builders import make_server
 from tests.rollout import echo_environments
 from tests.rollout.test_agent_loop import begin_anew
@@ -89,7 +90,7 @@ def test_the_mask_says_what_the_policy_wrote(server: EmbeddedServer) -> None:
         assert len(read) == played.turns - 1 and all(ids in said(server) for ids in read)
 
 
-@pytest.mark.parametrize("ended", ["length", "tokens", "turns", "seconds", "done"])
+@pytest.mark.parametrize("ended", slow_but(["turns"], ["length", "tokens", "turns", "seconds", "done"]))
 def test_budgets(server: EmbeddedServer, ended: str) -> None:
     changes: dict[str, Any] = {
         "length": {"turn_tokens": 8, "turns": 50},
@@ -104,6 +105,7 @@ def test_budgets(server: EmbeddedServer, ended: str) -> None:
         assert len(played.response) <= changes.get("tokens", TOKENS) and played.turns <= changes.get("max_turns", 50)
 
 
+@pytest.mark.slow
 def test_what_is_lost_begins_again_and_is_no_row_in_the_end(server: EmbeddedServer) -> None:
     (undisturbed,) = play(server, turns=2)
     (again,) = play(server, turns=2, breaks=[1, 2])

@@ -105,6 +105,7 @@ def test_it_is_sent_under_the_names_of_the_checkpoint() -> None:
     assert any(not torch.equal(weight, stored[name].float()) for name, weight in beside.weights().items())
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_a_checkpoint_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     one, model = make()
     learn(one, model)

@@ -54,6 +54,7 @@ def test_the_same_request_gives_the_same_answer_and_another_one_another(server: 
     assert ask(server, "a")["token_ids"] != ask(server, "b")["token_ids"]
 
 
+@pytest.mark.slow
 def test_an_answer_is_as_long_as_verl_allows(server: EmbeddedServer) -> None:
     assert len(ask(server, max_new_tokens=3, ignore_eos=True)["token_ids"]) == 3
     assert len(ask(server, ignore_eos=True)["token_ids"]) == 40
@@ -108,6 +109,7 @@ def test_a_weight_that_is_missing_or_unknown_is_an_error(server: EmbeddedServer)
         asyncio.run(server.load({**weights, "model.layers.99.nothing": torch.zeros(1)}, 3))
 
 
+@pytest.mark.slow
 def test_plain_decoding_reports_no_drafts() -> None:
     server = make_server(engine=EngineConfig(system="autoregressive"))
     assert set(ask(server)["extra_fields"]) == {"global_steps", "min_global_steps", "max_global_steps"}

@@ -16,7 +16,7 @@ WORDS = st.sampled_from(
 TEXTS = st.lists(st.text(max_size=40) | st.lists(WORDS, max_size=6).map(" ".join), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(texts=TEXTS, index=st.integers(0, 10**9), seed=st.integers(0, 2**62))
 @pytest.mark.parametrize("name", ["guess", "store", "calc"])
 def test_any_text_is_answered(name: str, texts: list[str], index: int, seed: int) -> None:
