@@ -7,8 +7,11 @@ QUIET := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 # torch comes first and alone: pip then takes the build that its configuration offers (CPU or CUDA) and keeps it.
 TORCH := torch==2.13.0
 
+# Where this is set, each of some thousand processes of the tests compiles the project anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help venv run adapt test test-slow test-gpu test-all test-sglang test-vllm test-verl test-megatron test-agents mutants bad-input lint format docs-check \
+.PHONY: help venv run adapt test test-slow test-exhaustive test-gpu test-all test-sglang test-vllm test-verl test-megatron test-agents mutants bad-input lint format docs-check \
         environments tiny reproduce bench chaos clean
 
 help: ## this text
@@ -34,11 +37,14 @@ run: venv ## the main job: the built-in model on chain_sum
 adapt: venv ## train the MTP head of the built-in model before RL
 	$(BIN)/python -m bebop.adapt $(ARGS)
 
-test: venv ## all tests that take seconds
-	$(QUIET) $(BIN)/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile $(ARGS)
+test: venv ## one test of every kind of fault: three minutes; ends with processor seconds against their budget
+	$(QUIET) $(BIN)/python -m pytest -m "not slow and not exhaustive and not gpu" -n 2 --dist loadfile --budget quick $(ARGS)
 
-test-slow: venv ## tests that take longer; the longest files begin (tests/order.py)
-	$(QUIET) $(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+test-slow: venv ## real jobs, more systems and seeds: a quarter of an hour; the longest files begin (tests/order.py)
+	$(QUIET) $(BIN)/python -m pytest -m "slow and not exhaustive and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --budget slow $(ARGS)
+
+test-exhaustive: venv ## what .ci/run leaves out, each with its reason in its mark: see CONTRIBUTING.md
+	$(QUIET) $(BIN)/python -m pytest -m "exhaustive and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu: venv ## tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -80,7 +86,7 @@ test-agents: .venv-agents/.installed ## real OpenEnv servers and verifiers envir
 smoke-%: .venv-%/.installed ## the part of it that .ci/run takes: smoke-sglang, smoke-verl, ...
 	$(QUIET) .venv-$*/bin/python -m pytest tests/integration/$* -m smoke $(ARGS)
 
-test-all: test lint test-slow mutants bad-input test-agents test-megatron test-sglang test-vllm test-verl ## every test that needs no GPU: some three hours on two cores
+test-all: test lint test-slow test-exhaustive mutants bad-input test-agents test-megatron test-sglang test-vllm test-verl ## every test that needs no GPU: some three hours on two cores
 
 mutants: venv ## plant every fault and see that the tests notice: most of an hour; test-slow takes a twentieth; ARGS="policy/tis --list"
 	$(QUIET) $(BIN)/python -m tests.mutants $(ARGS)
@@ -91,9 +97,10 @@ bad-input: venv ## every mistake of tests/bad_input, one line each: ten minutes;
 chaos: venv ## two hundred faults upon real jobs, and whether anything was lost: an hour (docs/reliability.md)
 	$(QUIET) $(BIN)/python -m tests.chaos $(ARGS)
 
-lint: venv ## ruff and mypy
+lint: venv ## ruff, mypy, who may import whom (import-linter), and how long files and functions are
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python -m tests.lint
 	$(BIN)/mypy
 
 format: venv ## repair what ruff can repair
