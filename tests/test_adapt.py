@@ -91,6 +91,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     assert (tmp_path / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", slow_but(["deepseek"], [name for name in LAYOUTS if name != "mimo"]))
 def test_the_layout_is_the_one_it_came_in(layout: str, tmp_path: Path) -> None:
     save_policy(random_policy(layout), tmp_path / "in")
@@ -218,6 +219,7 @@ def damage(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_corrupt_checkpoint_is_named_and_an_older_one_goes_on(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -239,6 +241,7 @@ def test_a_corrupt_checkpoint_is_named_and_an_older_one_goes_on(
     assert (folder / "overrides.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_one_line_and_the_last_good_checkpoint_stays(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

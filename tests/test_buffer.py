@@ -165,6 +165,7 @@ def test_a_restored_buffer_goes_on_without_loss(staleness: int) -> None:
     assert [version for version, _ in trained] == list(range(6))
 
 
+@pytest.mark.slow
 @given(staleness=st.integers(0, 3), size=st.integers(1, 4), seed=st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_groups_without_spread_are_passed_over_in_order(staleness: int, size: int, seed: int) -> None:

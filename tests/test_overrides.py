@@ -50,6 +50,7 @@ def spelled(text: str, section: str, folder: Path) -> str:
 PAIRS = [*((where, RESUMES[0]) for where in DIRS), *((DIRS[1], resume) for resume in RESUMES[1:])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "resume"), slow_but(PAIRS[::6], PAIRS, several=True))
 def test_the_folder_and_the_resume_are_read_as_hydra_reads_them(
     where: str, resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,6 +155,7 @@ def test_new_settings_win_and_the_others_stay(
     assert len(overrides) <= len(saved) + len(new)
 
 
+@pytest.mark.slow
 def test_what_is_written_down_is_what_the_next_resume_begins_with(tmp_path: Path) -> None:
     folder = keep(tmp_path / "run", ["task=gcd", "+task.args.extra=1", "trainer.lr=.5"])
     again = [f"++runtime.dir='{folder}'", "++runtime.resume=True"]
@@ -164,6 +166,7 @@ def test_what_is_written_down_is_what_the_next_resume_begins_with(tmp_path: Path
     assert resumed_overrides(again, "config", "runtime.") == [*kept, *again]
 
 
+@pytest.mark.slow
 def test_what_is_wrong_in_the_new_settings_is_said_as_ever(tmp_path: Path) -> None:
     folder = keep(tmp_path, ["task=gcd"])
     for wrong in ("trainer.foo=1", "trainer.lr=${nope}", "task=warp", "trainer.lr={"):
@@ -185,6 +188,7 @@ def test_a_folder_that_the_saved_settings_would_change_is_refused(tmp_path: Path
         job([f"runtime.dir={tmp_path}/${{task.name}}", "runtime.resume=true"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ['["task=gcd', "{}", "[1]", ""])
 def test_a_damaged_list_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "overrides.json").write_text(text)
@@ -209,6 +213,7 @@ def test_a_setting_is_known_by_its_earlier_name(caplog: pytest.LogCaptureFixture
     assert caplog.text == ""
 
 
+@pytest.mark.slow
 def test_a_run_that_was_started_with_an_earlier_name_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = keep(tmp_path / "run", ["monitor.bank_every=7", "++monitor.bank_answers=9"])
     again = [f"runtime.dir={folder}", "runtime.resume=true"]

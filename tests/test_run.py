@@ -112,6 +112,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixt
     assert line == f"runtime.dir='{tmp_path}/file/run' cannot be made: Not a directory"
 
 
+@pytest.mark.slow
 def test_a_failed_resume_leaves_what_the_run_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A mistake while resuming must not become what the next resume starts from."""
     asked = json.dumps(["task=gcd", "trainer.lr=3e-4"])

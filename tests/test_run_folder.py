@@ -174,6 +174,7 @@ def resumed(path: Path, *overrides: str) -> None:
         folder.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "line"),
     slow_but(CHANGES[:2], CHANGES, several=True),
@@ -247,6 +248,7 @@ def test_a_file_of_questions_may_move_but_not_change(tmp_path: Path) -> None:
     assert {name for name in mark if mark[name] != now[name]} == {"the file task.path"} and mark.keys() == now.keys()
 
 
+@pytest.mark.slow
 def test_an_adaptation_does_not_go_on_as_another(tmp_path: Path) -> None:
     store = Store(tmp_path, "head_")
     staged = store.staging(1)

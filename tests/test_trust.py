@@ -122,6 +122,7 @@ CHANGED = [
 
 
 # Quick: code, said to be trusted by the folder itself; a server that is sent prompts; arguments of another program.
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", slow_but([CHANGED[1], CHANGED[5], CHANGED[8]], CHANGED), ids=str)
 def test_changed_settings_make_a_mark_void(tmp_path: Path, changed: list[str]) -> None:
     path = begun(tmp_path / "run")
@@ -131,6 +132,7 @@ def test_changed_settings_make_a_mark_void(tmp_path: Path, changed: list[str]) -
         resume(path)
 
 
+@pytest.mark.slow
 def test_what_needs_no_trust(tmp_path: Path, someone_else: Callable[[], None]) -> None:
     path = begun(tmp_path / "run", "task.reward=math_verify", "trainer.lr=1e-4", "decoding=target_only")
     someone_else()

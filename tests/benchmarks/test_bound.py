@@ -91,6 +91,7 @@ def test_rates_are_work_over_processor_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert roofs.call() == 0.005
 
 
+@pytest.mark.slow
 def test_every_model_and_batch_has_a_row_and_its_bars() -> None:
     model = ModelConfig(path="tiny", device="cpu", dtype="float32")
     rows = bound.run(BoundBench(models=(model,), task=TaskConfig(), batches=(1, 2), rounds=1, cycles=2))

@@ -15,6 +15,7 @@ def config(**more: object) -> JobConfig:
     return from_dict(JobConfig, {**SMALL, **more})
 
 
+@pytest.mark.slow
 def test_every_part_has_a_row() -> None:
     original = emit._compare
     rows = {row["part"]: row for row in monitor.run(config(monitor={"probe_every": 5}), rounds=2)}

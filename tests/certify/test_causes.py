@@ -119,6 +119,7 @@ REPORTS: dict[str, tuple[Fault, Fault, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPORTS)
 def test_wrong_reports_are_found_and_named(name: str) -> None:
     truth, told, wanted = REPORTS[name]

@@ -46,6 +46,7 @@ def silent(tokens: int) -> None:
 SYSTEMS = [("bebop", 3), ("bebop_adaptive", 3), ("autoregressive", 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("system", "drafts"), slow_but([("bebop", 3), ("autoregressive", 0)], SYSTEMS, several=True))
 def test_answers_are_those_of_the_engine_and_cycles_add_up(policy: Policy, system: str, drafts: int) -> None:
     plain = generate(engine(policy, system, drafts), asked())

@@ -116,6 +116,7 @@ def test_seeds_fit_31_bits_and_none_is_given_twice() -> None:
     assert len(set(seeds)) == len(seeds) and 0 <= min(seeds) and max(seeds) < 1 << 31
 
 
+@pytest.mark.slow
 def test_what_log_probs_are_of_is_found_at_each_setting() -> None:
     """At temperature 1 the raw softmax and the claim are one; at 2 they are not, and neither choice is a fault."""
     for report in ("raw", "processed"):

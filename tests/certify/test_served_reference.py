@@ -54,6 +54,7 @@ def test_the_whole_rows_of_a_small_vocabulary(
 DECIDED = [{}, {"temperature": 0.5, "top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"temperature": 0.2}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", slow_but(DECIDED[:3], DECIDED))
 def test_the_likeliest_tokens_of_a_larger_one(params: dict[str, Any], opened: list[Server]) -> None:
     """Five or eight of twelve and one column for all others say the same as all twelve, wherever they decide it."""

@@ -50,6 +50,7 @@ def test_no_false_alarm_in_200_runs(runs: int) -> None:
     assert alarms == 0 and twenties <= 0.05 * runs
 
 
+@pytest.mark.slow
 @RUNS
 def test_learning_from_the_cohort_itself_is_caught(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = marginals.Pit._one

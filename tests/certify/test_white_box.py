@@ -24,6 +24,7 @@ def distributions(*shape: int, seed: int, sharp: float = 1.5) -> Tensor:
 # ---- fair
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("length", slow_but([2, 0], [2, 1, 0]))
 def test_every_bet_is_worth_one_in_the_mean_over_all_outcomes(sampled: bool, length: int) -> None:

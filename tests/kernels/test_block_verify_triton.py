@@ -71,6 +71,7 @@ def test_bf16_and_strides_and_no_requests() -> None:
     assert [len(x) for x in launched(*(x[:0] for x in turned))] == [0, 0]
 
 
+@pytest.mark.slow
 def test_rounding_never_yields_a_token_without_mass() -> None:
     """Masses down to 1e-38, distributions that agree, drafts that are impossible under the target or under both."""
     p = torch.zeros(5, 3, 200)

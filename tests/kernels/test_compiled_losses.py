@@ -94,6 +94,7 @@ def test_one_code_object_for_all_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     assert graphs > len(KINDS) or eager > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_but(["tv"], ["tv", "hybrid"]))
 def test_kinds_are_not_mixed_up(kind: str) -> None:
     """Nothing is looked at before a call, so the code object alone tells them apart."""
@@ -120,6 +121,7 @@ def test_a_variant_for_all_that_it_depends_on() -> None:
     assert len(losses.made) == 2 * 2 * 2 * 2
 
 
+@pytest.mark.slow
 def test_inference_mode_and_autocast_run_what_was_compiled_outside() -> None:
     losses, (draft, target) = CompiledLosses(row_losses_cpu.core, backend="eager"), logits(67, 301)
     wanted = reference(draft.double(), target.double(), kind="kl", temperature=0.7)

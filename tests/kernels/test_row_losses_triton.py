@@ -131,6 +131,7 @@ def test_rows_of_any_stride_are_read_in_place() -> None:
     assert_equal(run(draft, turned, "tv"), expected(draft, turned, "tv"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "path"),
     cases(("tiles", "split"), {"tiles": ["tv"], "split": ["kl"]}, kinds=("tv", "ce", "kl", "nla", "hybrid")),

@@ -213,6 +213,7 @@ def chains_p_value(verify: Verify, seed: int) -> float:
     return p_value(np.array([counts[o] for o in probs]), np.array(list(probs.values())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", slow_but(range(2), range(5)))
 def test_joint_distribution_of_accepted_and_next_tokens(seed: int) -> None:
     assert chains_p_value(reference, seed) > 0.001 / 5

@@ -51,6 +51,7 @@ RIGHT: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "settings"), RIGHT)
 def test_what_is_right_passes(kind: str, settings: dict[str, Any]) -> None:
     policy = made(kind, **settings)
@@ -116,6 +117,7 @@ CAUGHT = [(context, *fault) for fault in FAULTS for context in ATTEND]
 
 
 # Each fault is quick in one context, and each context with one fault or two.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("context", "fault", "dtype"), slow_but([CAUGHT[0], CAUGHT[4], CAUGHT[8], CAUGHT[11]], CAUGHT, several=True)
 )

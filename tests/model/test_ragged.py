@@ -55,6 +55,7 @@ def test_verification_end_to_end_is_that_of_padded_rows(lean: bool) -> None:
         assert torch.allclose(target.cache.values[:, row, :, : fed + length], values[:, row, :, : fed + length])
 
 
+@pytest.mark.slow
 def test_each_row_keeps_its_own_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows end to end are sampled as they would be side by side, with a temperature and a penalty each."""
     asked = [

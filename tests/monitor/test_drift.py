@@ -53,6 +53,7 @@ def recovered(parts: list[Decomposition], truth: Truth) -> tuple[int, int]:
     return sum(covers(d.entropy, entropy) for d in parts), sum(covers(d.mismatch, mismatch) for d in parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "seeds"), EVERY)
 def test_parts_are_recovered_under_the_frozen_slope(name: str, seeds: int) -> None:
     parts = [explanation.by_slope["frozen"] for explanation, _ in explained(name, seeds)]

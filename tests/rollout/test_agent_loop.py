@@ -142,6 +142,7 @@ def test_a_turn_that_is_cut_off_ends_the_trajectory(made: list[RolloutWorker]) -
         assert trajectory.reward == len(others)  # the environment never saw the last one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", ["turns", "tokens", "seconds", "done"])
 def test_budgets(ended: str, made: list[RolloutWorker]) -> None:
     limits = {"turns": {"max_turns": 2}, "seconds": {"max_seconds": 1e-9}}.get(ended, {})
@@ -168,6 +169,7 @@ def test_a_question_that_is_asked_again_begins_as_before(made: list[RolloutWorke
     assert [len(known) for known in tokens.values()] == [1, 1] and tokens[0] != tokens[1]
 
 
+@pytest.mark.slow
 def test_a_lost_environment_begins_again_from_the_first_turn(made: list[RolloutWorker]) -> None:
     undisturbed = trajectories(played(worker(made, turns=3)))
     begin_anew()

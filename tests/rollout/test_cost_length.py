@@ -81,6 +81,7 @@ def test_measuring_leaves_nothing_behind(drafts: int) -> None:
         assert one.stats.cycles == wanted.stats.cycles and one.stats.accepted.sum() == wanted.stats.accepted.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", slow_but(["bebop"], FREE))
 def test_drafts_that_cost_nothing_are_made_and_dear_ones_are_not(system: str) -> None:
     """But for the trials, which cost what they may: drafts that take longer than a plain cycle are hardly tried."""

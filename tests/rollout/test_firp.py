@@ -253,6 +253,7 @@ def test_weights_that_change_in_flight_are_read_anew(policy: Policy) -> None:
     assert max(errors(one)[:2]) > 1e-3, "old keys and values, and old pseudo states"
 
 
+@pytest.mark.slow
 def test_nodes_off_the_likeliest_paths_have_no_pseudo_states(policy: Policy) -> None:
     seen = 0
     for cycles in range(1, 9):
@@ -294,6 +295,7 @@ def counts(policy: Policy, decoding: DecodingConfig, own: bool = False) -> Mappi
     return {i: answer.stats for i, answer in enumerate(done)}
 
 
+@pytest.mark.slow
 def test_extra_positions_are_those_beside_tokens_and_drafts_that_count(policy: Policy) -> None:
     for stats in counts(policy, firp_tree(FIVE)).values():
         assert stats.extra_positions == STEPS * 6 * stats.cycles
@@ -419,6 +421,7 @@ def test_trees_that_cannot_be_drafted_are_refused(policy: Policy, decoding: Deco
         TorchEngine(policy, decoding, slots=1, max_length=64)
 
 
+@pytest.mark.slow
 def test_a_part_may_bring_its_own_chances(policy: Policy) -> None:
     network = policy.parts["firp"]
     object.__setattr__(network, "chances", CHANCES)

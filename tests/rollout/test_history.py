@@ -48,6 +48,7 @@ def grow(growth: Sequence[tuple[int, int]]) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(GROWTH)
 def test_texts_that_grow_in_turns_are_matched_as_a_search_finds_them(growth: list[tuple[int, int]]) -> None:

@@ -56,6 +56,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "gate"),
     slow_but(
@@ -174,6 +175,7 @@ def test_an_entry_of_the_caches_is_a_pair() -> None:
     assert count > cycles, "some pairs are whole"
 
 
+@pytest.mark.slow
 def test_records_of_a_finished_answer_say_what_was_drafted() -> None:
     """Rejected drafts included, each with what it was drawn with; an answer without them asked for has none."""
     policy = shared()
@@ -203,6 +205,7 @@ def test_a_head_that_sees_the_draft_is_shown_it() -> None:
         same(answer, decode(policy, request.token_ids, request.params, GATES[0]))
 
 
+@pytest.mark.slow
 def test_a_higher_threshold_keeps_fewer_drafts() -> None:
     """Of first pairs, which all thresholds draw alike, a subset; along whole answers, fewer."""
     policy, prompts = shared(), [[1 + i % 10, 1 + i // 10] for i in range(60)]

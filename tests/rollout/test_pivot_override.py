@@ -99,6 +99,7 @@ def test_what_is_emitted_lies_as_far_from_the_target_as_the_bias_says_at_every_p
     assert all(abs(measured - expected) < 3 * error for measured, expected, error in found), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", slow_but([WrongState], [WrongState, EndsAtOverrides]))
 def test_a_rule_that_moves_another_distance_is_caught(rule: type[PivotOverride]) -> None:
     found = distances(PadDistribution(MODEL, random_network("pred", MODEL)), rule)
@@ -116,6 +117,7 @@ def test_tau_zero_is_rejection_sampling_to_the_bit() -> None:
     assert any(not np.array_equal(a.token_ids, b.token_ids) for a, b in zip(some, plain, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["pred", "cand"])
 def test_bias_is_what_the_distribution_moves(position: str) -> None:
     """R_N of the first draft of an answer, over all positions within three standard errors of the overrides' rate."""

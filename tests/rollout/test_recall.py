@@ -121,6 +121,7 @@ def test_rows_that_share_a_context_keep_their_own_prompts() -> None:
     assert [match.read for match in matches] == [3, 2]
 
 
+@pytest.mark.slow
 def test_answers_with_and_without_the_others() -> None:
     """Alone with the past an answer is the same in any company; beside siblings it is drafted otherwise."""
 

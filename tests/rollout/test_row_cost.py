@@ -55,6 +55,7 @@ def asked(tokens: int = 60) -> list[Request]:
     return requests(PROMPTS * 2, max_new_tokens=tokens, seed=9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", slow_but(["bebop_history"], SYSTEMS))
 def test_the_engine_measures_cycles_of_every_kind_before_its_first_request(system: str) -> None:
     """On prompts whose answers it seems to know, and forgets them."""
@@ -79,6 +80,7 @@ def test_the_engine_measures_cycles_of_every_kind_before_its_first_request(syste
     assert isinstance(one.decoder, DraftVerify) and one.decoder.length.forced is None  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", slow_but(["bebop_history"], SYSTEMS))
 def test_measuring_leaves_nothing_behind(system: str) -> None:
     """Cycles of one kind after it are those of an engine that measured nothing."""
@@ -134,6 +136,7 @@ def test_a_row_that_is_sure_drafts_on_beside_one_that_is_not() -> None:
     assert drafts["auto"] == [3, 0] and drafts[3] == [3, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stood", [0.0, 3.0])
 def test_trials_cost_what_they_may(stood: float) -> None:
     """A hundredth of the time, whichever pays; where both are as good, one in so many cycles."""

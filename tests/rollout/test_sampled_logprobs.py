@@ -58,6 +58,7 @@ def test_what_a_rule_says_stands_beside_log_p() -> None:
     assert not any(a.weighable for a in silent) and all(a.sampled_logprobs is None for a in silent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [Rejection(), Says(), SaysNothing()])
 @pytest.mark.parametrize("late", [Rejection(), Says(), SaysNothing()])
 @pytest.mark.parametrize("resumed", slow_but([True], [False, True]))

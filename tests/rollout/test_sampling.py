@@ -258,6 +258,7 @@ def test_a_penalty_that_forgets_the_block_would_be_caught(policy: Policy) -> Non
     assert smallest_p(policy, system, {"repetition_penalty": 2.5}, expected=forgetful) < LEVEL / 100
 
 
+@pytest.mark.slow
 def test_a_penalty_that_forgets_the_answer_is_caught(policy: Policy) -> None:
     system = DecodingConfig(system="autoregressive")
     assert smallest_p(policy, system, {"repetition_penalty": 2.5}, forgets_drafts) < LEVEL / 100

@@ -212,6 +212,7 @@ def tokens(answers: list[Completion]) -> list[list[int]]:
     return [answer.token_ids.tolist() for answer in answers]
 
 
+@pytest.mark.slow
 def test_an_answer_does_not_depend_on_those_beside_it() -> None:
     alone = generate(engine(slots=1), asked())
     assert tokens(generate(engine(slots=3), asked())) == tokens(alone)

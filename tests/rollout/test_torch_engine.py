@@ -79,6 +79,7 @@ def test_the_fingerprint_is_that_of_the_head_at_the_last_load() -> None:
     assert one.head == engine(other).head
 
 
+@pytest.mark.slow
 def test_statistics_by_stretch_of_the_answer() -> None:
     """A cycle belongs to where it begins; an interruption changes nothing."""
     policy = bare_policy(seed=1)

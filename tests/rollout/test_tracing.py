@@ -53,6 +53,7 @@ def test_every_field_is_what_the_model_and_the_drafter_say(policy: Policy, name:
     assert found >= ({"accepted", "recovered"} if SYSTEMS[name].drafts else {"plain"}) and "unknown" not in found
 
 
+@pytest.mark.slow
 def test_what_is_traced_depends_on_nobody_beside_it_and_changes_no_answer(policy: Policy) -> None:
     every, some, none = (generate(engine(policy, "bebop"), wanted(chosen)) for chosen in (range(6), (0, 2, 3), ()))
     one, late = engine(policy, "bebop", slots=6), {}

@@ -85,6 +85,7 @@ class ByRequest(FixedLength):
         return rows.slots.seed[: rows.batch] % 6
 
 
+@pytest.mark.slow
 def test_rows_with_trees_of_their_own_are_themselves_alone(policy: Policy) -> None:
     def run(slots: int, only: int | None = None) -> list[Completion]:
         one = engine(policy, head_tree(FIVE), slots)

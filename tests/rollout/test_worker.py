@@ -111,6 +111,7 @@ def test_groups_are_complete_and_rewarded() -> None:
         assert len({tuple(t) for t in tokens(group)}) > 1  # the answers of a group are not copies
 
 
+@pytest.mark.slow
 def test_answers_depend_on_job_seed_and_number_only() -> None:
     """The same answers whichever prompts are beside them, in whatever order and however many slots."""
     together = worker(slots=7)

@@ -92,6 +92,7 @@ def test_speculation_pays_where_arithmetic_says() -> None:
     assert Costs.of(one).cycle(1) == pytest.approx(1.0 + 3 * 0.5)
 
 
+@pytest.mark.slow
 def test_the_best_split_balances_both_sides() -> None:
     """Updates cost about as much as decoding: of 8 GPUs neither side should have nearly all."""
     costs = {**FREE, "update": 0.0, "update_token": 2e-5}

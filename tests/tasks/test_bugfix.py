@@ -40,6 +40,7 @@ def question():
     return item(1, 5)
 
 
+@pytest.mark.slow
 def test_mending_the_bug_is_worth_one_and_doing_nothing_is_worth_nothing(question) -> None:
     mended = played(mends(question), question, Bugfix())
     assert mended.done and mended.reward == 1.0 and mended.counts["hidden_passed"] == 1.0

@@ -160,6 +160,7 @@ def test_no_more_than_so_many_and_the_wait_counts_nowhere() -> None:
     run(act, processes=2)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_does_not_hold_up_the_others(tmp_path: Path) -> None:
     async def act(episodes: Episodes) -> None:
         async def one(text: str) -> float:

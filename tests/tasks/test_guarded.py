@@ -79,6 +79,7 @@ def test_these_are_all_that_evaluate_and_they_run_apart() -> None:
     assert not any(is_quick(name) for name in EVALUATING) and all(is_quick(name) for name in ("gcd", *QUICK))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVALUATING)
 def test_attacks_are_not_evaluated_and_gain_nothing(name: str, tmp_path: Path) -> None:
     asked, file = item(name), tmp_path / "planted"

@@ -58,6 +58,7 @@ def stop_once(path: str) -> float:
     return 1.0
 
 
+@pytest.mark.slow
 def test_an_answer_whose_child_was_stopped_or_killed_is_asked_once_more(tmp_path: Path) -> None:
     child, counts = Isolated(still_seconds=0.3), tmp_path / "counts"
     counts.write_text("")
@@ -79,6 +80,7 @@ def work(seconds: float) -> float:
     return 1.0
 
 
+@pytest.mark.slow
 def test_what_computes_is_not_still() -> None:
     child = Isolated(still_seconds=0.5)
     try:

@@ -74,6 +74,7 @@ class Seeing(Run):
         assert self.certifier.read(chosen(batch.groups), 0, self.trainer.version) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_update", slow_but(["recompute"], ["keep", "recompute"]))
 def test_each_token_is_held_against_the_weights_that_wrote_it(on_update: str) -> None:
     run = Seeing(on_update)
@@ -102,6 +103,7 @@ def test_weights_that_did_not_arrive_show_in_the_log_probs() -> None:
     assert max(float((b.reported - b.logprobs).abs().max()) for b in run.blocks if b.reported is not None) > 1e-2
 
 
+@pytest.mark.slow
 def test_looking_changes_nothing() -> None:
     """Weights go on to the bit as without readings, and so do torch's random numbers."""
     plain, seeing = Run("recompute"), Seeing("recompute")

@@ -151,6 +151,7 @@ def test_a_frozen_head_is_not_sent() -> None:
     assert not one.head_changed and not any(name.startswith("mtp.") for name in one.weights(one.head_changed))
 
 
+@pytest.mark.slow
 def test_resume_is_exact_and_checkpoints_hold_the_trained_head(tmp_path: Path) -> None:
     whole, first = trainer("always", "bfloat16"), trainer("always", "bfloat16")
     learned(whole, True, 3)

@@ -61,6 +61,7 @@ def written_out(policy: Policy, texts: Anchored, step: int, kind: str, late: int
     return float(torch.stack(values).mean().detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["kl", "tv", "e2e_tv"])
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_loss_is_that_of_anchors_one_at_a_time(policy: Policy, kind: str, step: int) -> None:

@@ -78,6 +78,7 @@ def _batch(answers: list[Completion], first: int) -> Batch:
     return Batch(groups=tuple(groups))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_update", ["keep", "recompute"])
 def test_engine_and_trainer_are_compared_at_every_step(on_update: str) -> None:
     run = Run(on_update)
@@ -106,6 +107,7 @@ def one_tensor_missing(engine: TorchEngine, weights: Mapping[str, Tensor], versi
 UNSENT = [(on_update, fault) for fault in (mislabelled, one_tensor_missing) for on_update in ("keep", "recompute")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("on_update", "fault"),
     slow_but([("recompute", one_tensor_missing)], UNSENT, several=True),
@@ -121,6 +123,7 @@ def kept_but_said_to_be_recomputed(engine: TorchEngine, weights: Mapping[str, Te
     engine.slots.oldest[:] = version
 
 
+@pytest.mark.slow
 def test_keys_and_values_that_are_not_what_the_engine_says_are_seen() -> None:
     run = Run("keep", kept_but_said_to_be_recomputed)
     assert max(run.step()["train/ratio_error_max"] for _ in range(4)) > 1e-2

@@ -29,6 +29,7 @@ def area(one: PivotTrainer) -> float:
     return auc(scores(one.network, held_out), held_out.pivots.numpy().astype(bool))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("features", "low", "high"), [("all", 0.97, 1.0), ("hidden", 0.97, 1.0), ("scalars", 0.35, 0.65)]
 )

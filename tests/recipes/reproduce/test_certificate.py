@@ -47,6 +47,7 @@ def chain(size: float, heat: float = 2.0, seed: int = 0) -> Chain:
     return Chain(tokens=tokens, q=q, p=p, u=u, size=size, heat=heat, struck=struck)
 
 
+@pytest.mark.slow
 def test_without_a_fault_it_is_the_engines_own_rule() -> None:
     one = chain(1.0)
     wanted = chain_verify(one.tokens, one.q, one.p, one.u)
@@ -106,6 +107,7 @@ def same(one, other) -> list[bool]:
 HOOKS = ("drafts hotter", "argmax as sampled", "stops filtered", "stale cache", "temperature off")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow_but(["argmax as sampled"], HOOKS))
 def test_of_size_zero_nothing_changes_and_of_size_one_something_does(kind: str) -> None:
     intact = answers(Planted())

@@ -100,6 +100,7 @@ def z(values: np.ndarray) -> float:
     return float(values.mean() / (values.std(ddof=1) / len(values) ** 0.5))
 
 
+@pytest.mark.slow
 def test_on_the_engine_the_planted_rule_lands_at_its_total_variation() -> None:
     arm = Arm(system="bebop", epsilon=EPSILON)
     sums, _ = seen(arm, Planted(EPSILON).variation, 1500)

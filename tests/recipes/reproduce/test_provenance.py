@@ -276,6 +276,7 @@ def test_a_commit_with_both_is_caught_and_moves_are_not(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @needs_history
 @pytest.mark.parametrize("name", STORED)
 def test_derived_hashes_are_those_of_the_commit_that_stored_the_result(name: str) -> None:

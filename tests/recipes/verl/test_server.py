@@ -49,6 +49,7 @@ def test_log_probs_are_those_of_the_model_and_statistics_come_along(server: Embe
     assert answer["extra_fields"]["global_steps"] == 0
 
 
+@pytest.mark.slow
 def test_the_same_request_gives_the_same_answer_and_another_one_another(server: EmbeddedServer) -> None:
     assert ask(server, "a") == ask(server, "a")
     assert ask(server, "a")["token_ids"] != ask(server, "b")["token_ids"]

@@ -133,6 +133,7 @@ def test_what_was_seen_is_fetched_by_a_request_that_is_not_looked_at() -> None:
     assert fetched.evidence() == box.evidence()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "untested"),
     [({"drafts": False}, {"draft_draw"}), ({"block": True}, {"acceptance, recovered"})],
