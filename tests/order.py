@@ -9,7 +9,6 @@ from tests.tree import ROOT
 LONGEST = (
     "tests/test_mutants.py",
     "tests/test_job.py",
-    "tests/test_job_hangs.py",
     "tests/monitor/test_watch_job.py",
     "tests/chaos/test_short.py",
     "tests/test_endings.py",

@@ -84,6 +84,7 @@ def test_a_second_interrupt_ends_at_once_without_a_word_too_many(tmp_path: Path,
     assert list(temp.iterdir()) == []
 
 
+@pytest.mark.exhaustive("starts a job; the other endings of this file are slow tests")
 @pytest.mark.parametrize("seconds", [1.0, 4.0])
 def test_an_interrupt_before_the_first_step_leaves_nothing(seconds: float, tmp_path: Path, temp: Path) -> None:
     """While modules are imported, checks are made and Ray comes up."""
@@ -109,6 +110,7 @@ def test_nothing_stays_in_the_temporary_folder_and_nothing_is_open_to_others(tmp
     assert list(temp.iterdir()) == []
 
 
+@pytest.mark.exhaustive("starts a job; the other endings of this file are slow tests")
 def test_a_part_that_does_not_start_leaves_nothing(tmp_path: Path, temp: Path) -> None:
     """Its reward can be imported once, when it is checked, and not once more for the worker."""
     (tmp_path / "reward.py").write_text(
@@ -152,6 +154,7 @@ def test_a_disk_that_fills_up_keeps_earlier_checkpoints(tmp_path: Path, temp: Pa
     assert list(temp.iterdir()) == []
 
 
+@pytest.mark.exhaustive("starts a job; the other endings of this file are slow tests")
 @pytest.mark.parametrize("kib", [2000, 1 << 20])
 def test_a_limit_on_the_size_of_files_is_told_before_ray_fails_over_it(kib: int, tmp_path: Path, temp: Path) -> None:
     """Ray waits half a minute for a store that cannot be made, and says that it may be overloaded."""

@@ -98,6 +98,7 @@ def counted(folder: Path) -> dict[int, tuple[int, int]]:
         return {step: (every, scored) for step, every, scored in stored.query(sql)}
 
 
+@pytest.mark.exhaustive("chaos/test_short.py compares a synchronous job with deaths and resumes to the bit")
 def test_synchronous_run_equals_half_and_resume_bit_for_bit(tmp_path: Path) -> None:
     sync = ("rollout.staleness=0", "trainer.save_every=5")
     assert finish(start(tmp_path / "whole", *sync, "trainer.steps=10"))[0] == 0

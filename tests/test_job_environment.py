@@ -35,6 +35,7 @@ def test_a_job_with_an_environment_survives_and_goes_on(tmp_path: Path) -> None:
     assert answers == 6 * 16
 
 
+@pytest.mark.exhaustive("starts a job; the other test of this file is a slow one")
 def test_what_cannot_be_played_is_one_line(tmp_path: Path) -> None:
     mistakes = {
         "task.name=chess": "task.name='chess' is not possible for an environment: give guess",

@@ -44,6 +44,7 @@ if any("default_worker" in argument for argument in sys.orig_argv):
 """
 
 
+@pytest.mark.exhaustive("a whole job; chaos/test_short.py changes weights on their way")
 def test_weights_cut_short_are_refused_sent_again_and_at_last_the_worker_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
