@@ -37,10 +37,10 @@ run: venv ## the main job: the built-in model on chain_sum
 adapt: venv ## train the MTP head of the built-in model before RL
 	$(BIN)/python -m bebop.adapt $(ARGS)
 
-test: venv ## one test of every kind of fault: three minutes; ends with processor seconds against their budget
+test: venv ## one test of every kind of fault, some five minutes; ends with processor seconds against their budget
 	$(QUIET) $(BIN)/python -m pytest -m "not slow and not exhaustive and not gpu" -n 2 --dist loadfile --budget quick $(ARGS)
 
-test-slow: venv ## real jobs, more systems and seeds: a quarter of an hour; the longest files begin (tests/order.py)
+test-slow: venv ## real jobs, further systems, seeds and shapes; the longest files begin (tests/order.py)
 	$(QUIET) $(BIN)/python -m pytest -m "slow and not exhaustive and not gpu" -n 2 --dist loadfile --no-loadscope-reorder --budget slow $(ARGS)
 
 test-exhaustive: venv ## what .ci/run leaves out, each with its reason in its mark: see CONTRIBUTING.md
@@ -84,7 +84,7 @@ test-agents: .venv-agents/.installed ## real OpenEnv servers and verifiers envir
 	$(QUIET) .venv-agents/bin/python -m pytest tests/integration/agents $(ARGS)
 
 smoke-%: .venv-%/.installed ## the part of it that .ci/run takes: smoke-sglang, smoke-verl, ...
-	$(QUIET) .venv-$*/bin/python -m pytest tests/integration/$* -m smoke $(ARGS)
+	$(QUIET) .venv-$*/bin/python -m pytest $$(grep -l pytest.mark.smoke tests/integration/$*/test_*.py) -m smoke $(ARGS) # other files import the engine
 
 test-all: test lint test-slow test-exhaustive mutants bad-input test-agents test-megatron test-sglang test-vllm test-verl ## every test that needs no GPU: some three hours on two cores
 

@@ -6,6 +6,7 @@ costs nothing. Another machine, or a busy one, needs more of them for the same w
 times a short loop, and seconds are divided by how much slower that loop was than on the machine of the budgets.
 """
 
+import math
 import os
 import time
 import tomllib
@@ -65,9 +66,9 @@ class Spent:
 
 
 def overspent(seconds: Mapping[str, float], budget: Mapping[str, float]) -> list[str]:
-    """Return the folders, ``total`` among them, that took more than their budget; a folder without one has 0."""
+    """Return the folders, ``total`` among them, that took more than their budget; some need not have one."""
     every = {**seconds, "total": sum(seconds.values())}
-    return [name for name, value in every.items() if value > budget.get(name, 0.0)]
+    return [name for name, value in every.items() if value > budget.get(name, math.inf)]
 
 
 class Recorder:
@@ -133,7 +134,7 @@ class Recorder:
         terminalreporter.line(f"{'folder':14}{'seconds':>9}{'scaled':>9}{'budget':>9}")
         for name, seconds, value in rows:
             mark = "  over budget" if name in over else ""
-            terminalreporter.line(f"{name:14}{seconds:9.1f}{value:9.1f}{self.budget.get(name, 0.0):9.0f}{mark}")
+            terminalreporter.line(f"{name:14}{seconds:9.1f}{value:9.1f}{self.budget.get(name, math.inf):9.0f}{mark}")
         slowness, wall = self.spent.slowness(self.reference), time.monotonic() - self.begin
         terminalreporter.line(
             f"this machine was {slowness:.2f} times as slow as that of the budgets; {wall:.0f} s in all"

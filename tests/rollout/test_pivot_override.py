@@ -57,7 +57,9 @@ def test_without_overrides_the_work_gives_the_target() -> None:
         assert abs(float(joint.sum()) - 1) < 1e-6 and np.abs(joint.numpy() - expected).max() > 0.01
 
 
-def distances(distribution: PadDistribution, rule: type[PivotOverride]) -> list[tuple[float, float, float]]:
+def distances(
+    distribution: PadDistribution, rule: type[PivotOverride], draws: int = DRAWS
+) -> list[tuple[float, float, float]]:
     """Measured TV from the target, R_N and standard error at each place of the first cycle's drafts that is reached.
 
     The first draft of each prompt, and the second after each token that the first may be. TV(P, p) is P(B) - p(B), B
@@ -74,7 +76,7 @@ def distances(distribution: PadDistribution, rule: type[PivotOverride]) -> list[
                 emitted.append(torch.cat([accepted.tokens[begun, :2], accepted.lengths[begun, None]], 1))  # noqa: B023
                 return accepted
 
-        answers(distribution, prompt, Kept, count=1)  # the first cycle is looked at alone
+        answers(distribution, prompt, Kept, draws, count=1)  # the first cycle is looked at alone
         one, two, _ = distribution.cycle(prompt)
         first, second, accepted = torch.cat(emitted).T
         places = [(one, 0, first)] + [
@@ -94,7 +96,8 @@ def distances(distribution: PadDistribution, rule: type[PivotOverride]) -> list[
 
 @pytest.mark.parametrize("position", slow_but(["pred"], ["pred", "cand"]))
 def test_what_is_emitted_lies_as_far_from_the_target_as_the_bias_says_at_every_position(position: str) -> None:
-    found = distances(PadDistribution(MODEL, random_network(position, MODEL)), PivotOverride)
+    draws = DRAWS if position == "pred" else 2 * DRAWS  # fewer places are reached where candidates are judged
+    found = distances(PadDistribution(MODEL, random_network(position, MODEL)), PivotOverride, draws)
     assert len(found) >= 4 and max(expected for _, expected, _ in found) > 0.05
     assert all(abs(measured - expected) < 3 * error for measured, expected, error in found), found
 
