@@ -306,7 +306,7 @@ def check(case: Case, draws: int) -> None:
 
 def few_and_many(quick: Collection[str], names: Collection[str], slow: Collection[str] = ()) -> list[Any]:
     """Return (name, draws): the quick and the slow ones with few draws, all with many, which is exhaustive."""
-    many = pytest.mark.exhaustive("many draws of every case: a quarter of an hour")
+    many = pytest.mark.exhaustive("many draws of every case: minutes of both cores")
     few = slow_but(
         [(name, FEW) for name in quick], [(name, FEW) for name in {**dict.fromkeys(quick), **dict.fromkeys(slow)}], True
     )
