@@ -42,7 +42,8 @@ class BlockLengthTrainer(PartJob):
 
     def run(self) -> str:
         """All phases; what is to be said at the end."""
-        prompts, _ = question_streams(self.config, self.policy)
+        asked, _ = question_streams(self.config, self.policy)
+        prompts = [*{prompt.token_ids: prompt for prompt in asked}.values()]  # none is in two parts of ``split``
         sweep = self._sweep(prompts)
         seconds = self._seconds(prompts[:TIMED]) if self.options.label == "speed" else None
         settings, network, evaluated = self.train(sweep, seconds)

@@ -22,7 +22,7 @@ class Rollouts:
     The k-th continuations of all kinds share their random numbers. prompt=7, prefix=(2, 17, 4), token=9, p=0.04.
     """
 
-    prompt: int  # number of the prompt
+    prompt: int  # number of the prompt, the first with its tokens
     prefix: tuple[int, ...]  # prompt and answer before the candidate
     token: int
     p: float  # of the candidate under the target

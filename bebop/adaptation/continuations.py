@@ -52,6 +52,7 @@ class Continuations:
         self, prompts: Sequence[Prompt], rows: Sequence[TokenRow], candidates: Sequence[Candidate], bar: tqdm
     ) -> Iterator[list[Rollouts]]:
         """Rollouts of candidates, in their order, in parts; those of one place belong together."""
+        self.first = {row.prompt: i for i, row in reversed(list(enumerate(rows)))}  # a question that is asked again
         places = (list(group) for _, group in groupby(candidates, key=lambda c: (c.row, c.place)))
         while part := list(islice(places, PLACES)):
             yield self._part(prompts, rows, part)
@@ -88,7 +89,7 @@ class Continuations:
     ) -> Rollouts:
         prefix = row.token_ids[: one.place]
         return Rollouts(
-            prompt=one.row,
+            prompt=self.first[row.prompt],
             prefix=prefix,
             token=one.token,
             p=one.p,

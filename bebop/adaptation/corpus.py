@@ -1,6 +1,7 @@
 """Sequences to train a head on: answers sampled by the model itself, or text from a file; kept as JSONL."""
 
 import dataclasses
+import itertools
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -24,7 +25,9 @@ from bebop.trajectory import Completion, Prompt, SamplingParams
 
 CORPUS = "corpus.jsonl"  # of a run folder
 HELD_OUT_SEED = 7_919  # added to the task's seed: another stream of questions
-MAX_TRIES = 20  # held-out candidates per place that occur in the training prompts before one is taken all the same
+MAX_TRIES = 20  # candidates for a held-out place that are trained on, or held out, before it stays empty
+FEWEST = 2  # prompts that are held out: intervals need two
+TOO_FEW = ": give 10 or more, as a fifth is held out"
 
 
 def params(policy: Policy, sampling: SamplingConfig, seed: int) -> SamplingParams:
@@ -80,21 +83,51 @@ def token_rows(prompts: Sequence[Prompt], answers: Sequence[Completion]) -> list
 
 
 def question_streams(config: AdaptConfig, policy: Policy) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts to train on and held-out ones, which do not occur among them as far as the task has that many."""
+    """Prompts to train on, and other ones that are held out: all different, and none of them is trained on.
+
+    A task with questions to spare gives ``evaluation.prompts`` of those that training does not ask. One that has no
+    more than training asks has up to a fifth of its questions held out, and training asks the rest again.
+    ``UserError`` where that are fewer than two.
+    """
     room = config.data.max_length - config.data.sampling.max_new_tokens
     encode = chat_encoder(policy.tokenizer, instruction(config.task, policy.tokenizer))
-    source = PromptSource(config.task, encode, room)
-    training = [source.prompt(i) for i in range(config.data.sequences)]
+    source, wanted = PromptSource(config.task, encode, room), config.data.sequences
+    training = [source.prompt(i) for i in range(wanted)]
     other = dataclasses.replace(config.task, seed=config.task.seed + HELD_OUT_SEED, size=None)
-    fresh, known = PromptSource(other, encode, room), {p.token_ids for p in training}
-    held_out: list[Prompt] = []
+    fresh, known = PromptSource(other, encode, room), {p.token_ids: p for p in training}
+    held_out: dict[tuple[int, ...], Prompt] = {}
     for place in range(config.evaluation.prompts):
         tries = (fresh.prompt(place * MAX_TRIES + i) for i in range(MAX_TRIES))
-        first = next(tries)
-        held_out.append(
-            first if first.token_ids not in known else next((p for p in tries if p.token_ids not in known), first)
-        )
-    return training, held_out
+        new = next((p for p in tries if p.token_ids not in known and p.token_ids not in held_out), None)
+        held_out |= {} if new is None else {new.token_ids: new}
+    count = _held_out_count(config, len(known) + len(held_out))
+    taken = [*known][len(known) - max(0, count - len(held_out)) :]
+    held_out |= {ids: known[ids] for ids in taken}
+    if len(held_out) < FEWEST:
+        what = f"task.path={config.task.path!r}" if config.task.source == "file" else f"task.name={config.task.name!r}"
+        raise UserError(f"{what} has {len({*known, *held_out})} different questions{TOO_FEW}")
+    if taken:
+        others = (p for i in itertools.count() if (p := source.prompt(i)).token_ids not in held_out)
+        training = list(itertools.islice(others, wanted))
+    return training, [*held_out.values()]
+
+
+def split_rows(config: AdaptConfig, rows: Sequence[TokenRow]) -> tuple[list[TokenRow], list[TokenRow]]:
+    """Rows of a file to train on, and held-out ones: those of its last prompts, of which they are up to a fifth.
+
+    No prompt is on both sides. ``UserError`` for fewer than ten prompts.
+    """
+    prompts = [*dict.fromkeys(row.prompt for row in reversed(rows))]
+    held_out = {*prompts[: _held_out_count(config, len(prompts))]}
+    if len(held_out) < FEWEST:
+        found = f"{len(prompts)} different prompts in {len(rows)} usable rows"
+        raise UserError(f"data.path={config.data.path!r} has {found}{TOO_FEW}")
+    return [row for row in rows if row.prompt not in held_out], [row for row in rows if row.prompt in held_out]
+
+
+def _held_out_count(config: AdaptConfig, questions: int) -> int:
+    """How many of so many are held out where training would ask them all: a fifth, or what is wanted."""
+    return min(config.evaluation.prompts, questions // 5)
 
 
 def sampled(
@@ -104,11 +137,12 @@ def sampled(
     decoding: DecodingConfig,
     label: str | None,
     ranks: Ranks = ALONE,
+    streams: tuple[list[Prompt], list[Prompt]] | None = None,
 ) -> tuple[list[Prompt], list[TokenRow], list[Prompt]]:
     """Prompts to train on, the model's answers to them, and held-out prompts. The answers are kept in the run folder,
-    for a resume and for others; rank 0 writes."""
+    for a resume and for others; rank 0 writes. ``streams``: what ``question_streams`` gave, if that is known."""
     path = folder / CORPUS
-    training, held_out = question_streams(config, policy)
+    training, held_out = streams or question_streams(config, policy)
     if config.resume and path.is_file():
         return training, read_back(path), held_out
     rows = token_rows(training, run_engine(policy, training, config.data, decoding, config.seed, label, ranks))

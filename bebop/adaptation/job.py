@@ -12,7 +12,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bebop.adaptation.checkpoint import read, store, write
-from bebop.adaptation.corpus import CORPUS, drafting, from_file, run_engine, sampled, token_rows
+from bebop.adaptation.corpus import (
+    CORPUS,
+    FEWEST,
+    drafting,
+    from_file,
+    question_streams,
+    run_engine,
+    sampled,
+    split_rows,
+    token_rows,
+)
 from bebop.adaptation.evaluation import measured
 from bebop.adaptation.probe import probe
 from bebop.adaptation.ranks import ALONE, Ranks
@@ -56,12 +66,15 @@ class Adaptation:
         self.trainer = HeadTrainer(FSDPBackend(trained, self.sampling, ranks.rank, ranks.world), config.head)
         self.seconds: dict[str, float] = {}
         self.read: tuple[list[TokenRow], list[Prompt]] | None = None
+        self.streams: tuple[list[Prompt], list[Prompt]] | None = None
 
     def prepare(self) -> None:
         """Find out what is wrong with the checkpoint to go on from, and with the text, before anything is written."""
         self.restore()
         if self.config.data.source == "file":
             self.read = self._split_file(from_file(self.config.data, self.policy))
+        elif not self.config.task.turns:
+            self.streams = question_streams(self.config, self.policy)
 
     def restore(self) -> None:
         """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
@@ -81,12 +94,13 @@ class Adaptation:
         self._clock("sequences", began)
         before, text = self._first_look(held_out)
         self._train(rows, text)
-        after = self._snapshot(held_out, text, "after")
+        after, known = self._snapshot(held_out, text, "after"), {row.prompt for row in rows}
         results = Results(
             before=before,
             after=after,
             rows=len(rows),
             tokens=sum(len(row.answer) for row in rows),
+            repeated=sum(prompt.token_ids in known for prompt in held_out),
             steps=self.trainer.version,
             fresh=self.fresh,
             seconds=self.seconds,
@@ -112,24 +126,24 @@ class Adaptation:
             path = self.folder / CORPUS
             _, rows, held_out = sampled_turns(self.config, self.policy, path, decoding, label, self.ranks)
         else:
-            _, rows, held_out = sampled(self.config, self.policy, self.folder, decoding, label, self.ranks)
+            _, rows, held_out = sampled(
+                self.config, self.policy, self.folder, decoding, label, self.ranks, self.streams
+            )
         return rows, held_out
 
     def _split_file(self, rows: list[TokenRow]) -> tuple[list[TokenRow], list[Prompt]]:
-        """The last rows of a file are held out: their prompts are answered by the model itself."""
-        count = min(self.config.evaluation.prompts, len(rows) // 5)
-        if count < 2:
-            raise UserError(f"data.path={self.config.data.path!r} has {len(rows)} usable rows; give 10 or more")
+        """The last prompts of a file are held out: the model itself answers them."""
+        training, held_out = split_rows(self.config, rows)
         room = self.config.data.max_length - self.config.data.sampling.max_new_tokens
-        held_out = [row for row in rows[-count:] if len(row.prompt) <= room]
-        if len(held_out) < 2:
-            longest = max(len(row.prompt) for row in rows[-count:])
+        tasks = {row.prompt: row.task for row in held_out if len(row.prompt) <= room}
+        if len(tasks) < FEWEST:
+            longest = max(len(row.prompt) for row in held_out)
             limit = f"data.max_length={self.config.data.max_length}"
             raise UserError(f"{limit}: held-out prompts of up to {longest} tokens leave no room for answers")
         prompts = [
-            Prompt(index=i, task=row.task, text="", token_ids=row.prompt, item={}) for i, row in enumerate(held_out)
+            Prompt(index=i, task=task, text="", token_ids=ids, item={}) for i, (ids, task) in enumerate(tasks.items())
         ]
-        return rows[:-count], prompts
+        return training, prompts
 
     # ---- measuring
 

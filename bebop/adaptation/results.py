@@ -25,6 +25,7 @@ class Results:
     after: Snapshot
     rows: int  # sequences to train on
     tokens: int  # answer tokens in them
+    repeated: int  # prompts measured on that training has as well: how all trajectories of an environment may begin
     steps: int
     fresh: bool  # whether the head began anew instead of coming with the checkpoint
     seconds: dict[str, float]  # phase -> duration
@@ -46,6 +47,7 @@ class Results:
         }
         boundary = {when: _plain(boundary_share(s.probe)) for when, s in snapshots.items()}
         sizes = {"rows": self.rows, "tokens": self.tokens, "steps": self.steps, "fresh": self.fresh}
+        sizes |= {"held_out": self.prompts - self.repeated, "repeated": self.repeated}
         return {
             "systems": systems,
             "accept_length_by_task": tasks,
@@ -63,6 +65,19 @@ class Results:
                 cells = (*pair, self.change(system, name))
                 lines.append(f"{system + ' ' + label:32}" + " ".join(f"{cell!s:>22}" for cell in cells))
         return "\n".join(lines) + "\n"
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts acceptance was measured on."""
+        return len(self.after.decoded["bebop"].tasks)
+
+    def held_out(self) -> str:
+        """What acceptance was measured on, in words."""
+        if not self.repeated:
+            return f"{self.prompts} held-out prompts"
+        return (
+            f"{self.prompts} prompts ({self.prompts - self.repeated} held out, {self.repeated} that training has too)"
+        )
 
     def change(self, system: str, name: str) -> Interval:
         """How much a number of ``Measured.ratio_of`` rose, on the same prompts."""

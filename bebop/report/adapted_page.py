@@ -39,7 +39,7 @@ def _summary(config: AdaptConfig, results: Results) -> Card:
     text = (
         f"{results.steps} steps of {config.head.objective} over {config.head.depth} recursive steps on "
         f"{data_text(config, results)}; {minutes:.1f} minutes in all. Measured by decoding "
-        f"{len(results.after.decoded['bebop'].tasks)} held-out prompts with {drafts(results)} drafts a cycle; in "
+        f"{results.held_out()} with {drafts(results)} drafts a cycle; in "
         "brackets 95 % bootstrap intervals over answers, those of the change prompt by prompt. Overlap estimates the "
         "same acceptance as the counts above it, with less noise."
     )

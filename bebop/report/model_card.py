@@ -87,9 +87,9 @@ def _trained(config: AdaptConfig, results: Results) -> str:
 
 def _acceptance(results: Results) -> str:
     """The tables of both systems."""
-    count, k = len(results.after.decoded["bebop"].tasks), drafts(results)
+    k = drafts(results)
     text = (
-        f"## Acceptance\n\n{count} held-out prompts, {k} drafts a cycle, 95 % bootstrap intervals over answers. Accept "
+        f"## Acceptance\n\n{results.held_out()}, {k} drafts a cycle, 95 % bootstrap intervals over answers. Accept "
         "length is tokens per\nverification pass (1 is plain decoding); acceptance of draft k is among the cycles that "
         "reached it.\n"
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from bebop.adaptation.checkpoint import store
-from bebop.adaptation.corpus import from_file
+from bebop.adaptation.corpus import from_file, split_rows
 from bebop.adaptation.job import Adaptation
 from bebop.adaptation.ranks import Ranks
 from bebop.config_adapt import AdaptConfig
@@ -70,13 +70,9 @@ class MegatronAdaptation(Adaptation):
         Returns:
             eval/overlap/1.. on held-out rows, before and after.
         """
-        rows = from_file(self.config.data, self.policy)
-        count = max(2, min(self.config.evaluation.prompts, len(rows) // 5))
-        if len(rows) < 10:
-            raise UserError(f"data.path={self.config.data.path!r} has {len(rows)} usable rows; give 10 or more")
-        held_out = rows[-count:]
+        training, held_out = split_rows(self.config, from_file(self.config.data, self.policy))
         before = self._progress(held_out)
-        self._train(rows[:-count], held_out)
+        self._train(training, held_out)
         after = self._progress(held_out)
         found = {f"before/{k}": v for k, v in before.items()} | {f"after/{k}": v for k, v in after.items()}
         weights = self.trainer.weights()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bebop.adaptation.corpus import HELD_OUT_SEED, from_file, keep, question_streams, read_back
+from bebop.adaptation.corpus import HELD_OUT_SEED, from_file, keep, question_streams, read_back, split_rows
 from bebop.config import ModelConfig
 from bebop.config_adapt import DataConfig
 from bebop.errors import UserError
@@ -77,6 +77,45 @@ def test_held_out_prompts_do_not_occur_in_training() -> None:
     assert texts & {p.text for p in plain[:20]}
     other = dataclasses.replace(settings, seed=5)  # data of another seed of the run: the same questions
     assert [p.text for p in question_streams(other, policy)[0]] == [p.text for p in training]
+
+
+@pytest.mark.parametrize(
+    ("questions", "asked", "held_out"),
+    [
+        (40, 100, 8),  # all are asked: a fifth is held out, and training asks the others
+        (40, 30, 10),  # ten are left over
+        (40, 10, 16),  # as many as are wanted
+        (11, 20, 2),
+        (9, 5, 4),
+        (9, 50, "has 9 different questions: give 10 or more, as a fifth is held out"),
+    ],
+)
+def test_of_a_small_file_no_question_is_trained_on_and_held_out(
+    questions: int, asked: int, held_out: int | str, tmp_path: Path
+) -> None:
+    policy = dataclasses.replace(bare_policy(64), tokenizer=load_tokenizer(ModelConfig(path="tiny")))
+    rows = [{"question": f"What is {n} + {n}?", "answer": 2 * n} for n in range(questions)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"source": "file", "name": "sums", "path": str(tmp_path / "q.jsonl")}
+    settings = config(task=task, data={"sequences": asked}, evaluation={"prompts": 16})
+    if isinstance(held_out, str):
+        with pytest.raises(UserError, match=held_out):
+            question_streams(settings, policy)
+        return
+    training, other = question_streams(settings, policy)
+    apart = {p.text for p in training}, {p.text for p in other}
+    assert not apart[0] & apart[1] and len(apart[1]) == len(other) == held_out
+    assert len(training) == asked and len(apart[0]) == min(asked, questions - held_out)
+
+
+def test_rows_of_one_prompt_are_on_one_side() -> None:
+    """Several answers to a prompt, which is in a file as often: the last prompts are held out with all of them."""
+    rows = [TokenRow(prompt=(i % 12,), answer=(i,), task="") for i in range(36)]
+    training, held_out = split_rows(config(), rows)
+    assert {row.prompt for row in held_out} == {(10,), (11,)} and len(held_out) == 6
+    assert not {row.prompt for row in training} & {row.prompt for row in held_out} and len(training) == 30
+    with pytest.raises(UserError, match="has 9 different prompts in 27 usable rows: give 10 or more"):
+        split_rows(config(), [row for row in rows if row.prompt[0] < 9])
 
 
 def test_held_out_questions_are_none_of_a_finite_set(tmp_path: Path) -> None:

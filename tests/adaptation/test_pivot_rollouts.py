@@ -141,6 +141,14 @@ def test_continuations_share_their_numbers_and_their_prefix(policy: Policy, rows
     assert all(len(references) == 1 for references in by_place.values())
 
 
+def test_a_question_that_is_asked_again_has_one_number(policy: Policy, rows: list[TokenRow]) -> None:
+    """Splits go by it: under two numbers it would be trained on and tested on."""
+    again = [rows[0], rows[1], rows[0]]
+    found = find_candidates(policy, again, search(1, places=1))
+    labelled = continued(policy, again, found, 1, [PROMPTS[0], PROMPTS[1], PROMPTS[0]])
+    assert {c.row for c in found} == {0, 1, 2} and {r.prompt for r in labelled} == {0, 1}
+
+
 def test_what_begins_alike_runs_once(policy: Policy, rows: list[TokenRow]) -> None:
     """Each distinct text and seed is continued once, and all who want it get it."""
     one = Continuations(policy, DATA, reward, seed=5, rollouts=3, success=1.0, judge=False)

@@ -1,5 +1,6 @@
 """The page of an adaptation: every figure, drawn from the results, in one file that needs no network."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,8 @@ import plotly.graph_objects as go
 import pytest
 
 from bebop.adaptation.results import Results, boundary_share
-from bebop.report.adapted_page import write_page
+from bebop.report import model_card
+from bebop.report.adapted_page import _summary, write_page
 from tests.adaptation.builders import config, results
 from tests.report.test_report import headings, specs
 
@@ -63,6 +65,15 @@ def test_numbers_are_those_of_the_results(usual: str) -> None:
     assert greedy["y"] == pytest.approx(rates, rel=1e-5)
     for number in (wanted, measured.change("bebop", "accept_length"), boundary_share(measured.after.probe)):
         assert str(number) in text
+
+
+@pytest.mark.parametrize(
+    ("repeated", "words"), [(0, "40 held-out prompts"), (3, "40 prompts (37 held out, 3 that training has too)")]
+)
+def test_card_and_page_say_how_many_prompts_were_held_out(repeated: int, words: str) -> None:
+    measured = dataclasses.replace(results(), repeated=repeated)
+    assert words in model_card.render(config(), measured) and measured.as_dict()["held_out"] == 40 - repeated
+    assert words in _summary(config(), measured).text
 
 
 def test_the_decision_boundary_counts_each_side(usual: str) -> None:
