@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from io import StringIO
 from pathlib import Path
@@ -177,6 +178,9 @@ class WandbSink:
         self._run.finish()
 
 
+SPEED = "rollout/tokens_per_s"
+
+
 class ProgressLine:
     """A line on stderr with the step, the time to go and five numbers; one line a step where stderr is no terminal."""
 
@@ -185,13 +189,15 @@ class ProgressLine:
         "reward/mean": "reward {:.3f}",
         "response/length": "len {:.0f}",
         "rollout/accept_length": "accept {:.2f}",
-        "rollout/tokens_per_s": "{:.0f} tok/s",
+        SPEED: "{:.0f} tok/s",
         "staleness/max": "stale {:.0f}",
     }
+    LAST = 10  # steps whose speed is shown: tokens count when their group comes in, which in some steps none does
 
     def __init__(self, total: int, start: int = 0, stream: TextIO | None = None) -> None:
         """Count to ``total`` steps from ``start``, on ``stream`` (stderr)."""
         self._stream = stream or sys.stderr
+        self._speeds = deque[tuple[float, float]](maxlen=self.LAST)  # tokens and seconds of each step
         self._terminal = self._stream.isatty()
         self._bar = tqdm(
             total=total,
@@ -204,7 +210,13 @@ class ProgressLine:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Show one step."""
-        shown = [form.format(values[name]) for name, form in self.SHOWN.items() if name in values]
+        if SPEED in values:
+            seconds = values.get("time/step", 1.0)
+            self._speeds.append((values[SPEED] * seconds, seconds))
+            tokens, whole = (sum(column) for column in zip(*self._speeds, strict=True))
+            values = {**values, SPEED: tokens / whole}
+        known = {name: values[name] for name in self.SHOWN if name in values and (name != SPEED or values[name])}
+        shown = [self.SHOWN[name].format(value) for name, value in known.items()]
         self._bar.set_description_str("  ".join(shown), refresh=False)
         self._bar.update(step - self._bar.n)
         if not self._terminal:

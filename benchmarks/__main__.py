@@ -210,8 +210,10 @@ def main(arguments: list[str]) -> int:
     check_writable("--out", out)
     if "model" in options:
         check_model(_model(options))
-    rows, charts = _measure(options)
-    record.keep(out, options.kind, rows, {k: v for k, v in vars(options).items() if k != "out"}, origin)
+    settings = {k: v for k, v in vars(options).items() if k != "out"}
+    with record.kept_if_ended(out, options.kind, settings, origin):
+        rows, charts = _measure(options)
+    record.keep(out, options.kind, rows, settings, origin)
     for name, chosen, group, bar, height in charts:
         record.bars(out, name, chosen, group=group, bar=bar, height=height)
     (out / f"{options.kind}.md").write_text(record.table(rows))

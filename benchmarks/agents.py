@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from bebop.bench.record import noted
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.config_environment import EnvironmentConfig
 from bebop.intervals import across_seeds
@@ -169,6 +170,7 @@ def context(policy: Policy, length: int, rounds: int) -> Row:
         found = {}
         for way in list(PARKED)[:: 1 if seed % 2 else -1]:
             taken, found[way] = conversations(policy, length, seed, PARKED[way])
+            noted({"what": f"context {length}", "round": seed, "arm": way, "seconds": taken})
             seconds[way].append(taken)
         same += sum(a == b for a, b in zip(*found.values(), strict=True))
     ratio = across_seeds([b / a for a, b in zip(seconds["kept"], seconds["read again"], strict=True)])
@@ -194,6 +196,7 @@ def kept(policy: Policy, rounds: int) -> Row:
                 policy, task("store", TURNS, length=TURNS), SIDE_BY_SIDE, SIDE_BY_SIDE, seed, PARKED[way]
             )
             seconds[way].append(max(ends))
+            noted({"what": "kept", "round": seed, "arm": way, "seconds": max(ends)})
             found[way] = tokens(played)
             turns += sum(len(one.trajectory.turns) for one in played if one.trajectory)
         same += sum(a == b for a, b in zip(*found.values(), strict=True))
@@ -216,6 +219,7 @@ def slow(policy: Policy, rounds: int) -> Row:
         for sleepers in (0, SHARE) if seed % 2 else (SHARE, 0):
             played, ends = play(policy, task(name, STEPS, sleepers=sleepers), SLOTS, SLOTS, seed, PARKED["kept"])
             seconds[sleepers].append(max(end for i, end in enumerate(ends) if i % SHARE))
+            noted({"what": "slow", "round": seed, "arm": f"sleepers {sleepers}", "seconds": seconds[sleepers][-1]})
             turns += sum(len(one.trajectory.turns) for one in played if one.trajectory)
             longest = max(longest, *map(len, tokens(played)))
     ratio = across_seeds([b / a for a, b in zip(seconds[0], seconds[SHARE], strict=True)])

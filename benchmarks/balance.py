@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from bebop.bench.record import noted
 from bebop.config_simulate import AnswersConfig, CostsConfig, FleetConfig, SimulateConfig
 from bebop.intervals import Interval, across_seeds
 from bebop.simulation.costs import Costs
@@ -115,4 +116,4 @@ def misses(plan: Plan, gain: Interval, reached: Interval) -> list[str]:
 
 def run(seeds: Sequence[int] = SEEDS) -> list[dict[str, Any]]:
     """All rows."""
-    return [row(plan, seeds) for plan in tqdm(list(plans()), desc="balance")]
+    return [noted(row(plan, seeds)) for plan in tqdm(list(plans()), desc="balance")]

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from bebop.bench import roofs
+from bebop.bench.record import noted
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.attention import ATTENTION
 from bebop.model.backbone import Policy
@@ -105,7 +106,7 @@ def run(bench: BoundBench) -> list[dict[str, Any]]:
                     found = min(found, turn(policy, prompts, bench.cycles))
                     calls = min(calls, turn(hollow, [[1] * len(p) for p in prompts], bench.cycles).seconds)
                 counted = operators(policy, prompts)
-                rows.append({"model": model.path, **bound(work, batch, found, calls, (counted, call))})
+                rows.append(noted({"model": model.path, **bound(work, batch, found, calls, (counted, call))}))
                 progress.update()
     return rows
 

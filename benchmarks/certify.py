@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bebop.bench.monitor import decode, grouped, percent, step_requests
+from bebop.bench.record import noted
 from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
@@ -72,6 +73,7 @@ class _Bench:
         self.trainer.update(batch)
         if counts:
             self.steps[reads].append(time.process_time() - started)
+            noted({"reads": reads, "s/update": self.steps[reads][-1], "s/reading": read - started if reads else None})
         if counts and said is not None:
             self.readings.append(read - started)
             self.tokens = said.tokens

@@ -13,7 +13,10 @@ from bebop.rollout.sglang.hosting import HOSTED
 def parser(about: str) -> Parser:
     """What can be asked for; ``about`` all of it."""
     top = Parser(prog="python -m bebop.bench", description=about)
-    top.add_argument("--out", type=Path, help="folder for JSON, table and chart (default: runs/bench-<date and time>)")
+    ended = "of one that is ended before it is done, what was measured is kept as KIND-unfinished"
+    top.add_argument(
+        "--out", type=Path, help=f"folder for JSON, table and chart (default: runs/bench-<date and time>); {ended}"
+    )
     kinds = top.add_subparsers(dest="kind", required=True)
     decoding = kinds.add_parser("rollout", help="tokens/s of the decoding systems and of Hugging Face generate")
     reading = kinds.add_parser("first_token", help="time to the first token, by length of the prompt")

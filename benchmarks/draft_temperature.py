@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from bebop.bench.record import noted
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.parsing import check
@@ -143,6 +144,7 @@ def run(heads: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
         for seed in seeds:
             arm = known[label, seed]
             found.append(arms(policy() if arm is None else head(arm), text(seed, HELD_OUT), DEPTH))
+            noted({"head": label, "seed": seed, **found[-1]})
             progress.update()
         rows.append(judged(label, found))
     progress.close()

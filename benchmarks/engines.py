@@ -63,7 +63,7 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
                     return served[system].measure(asked, batch)
                 return measure(bench, policy, asked, batch, system)
 
-            best = best_of(bench.rounds, list(every), turn, "tokens/s", progress)
+            best = best_of(bench.rounds, list(every), turn, "tokens/s", progress, batch=batch)
             plain = best[PLAIN]["tokens/s"]
             for arm, row in best.items():
                 found = {name: row[name] for name in KEPT if name in row}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from bebop.bench.record import noted
 from bebop.config import DecodingConfig, ModelConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
@@ -54,6 +55,7 @@ def measure(policy: Policy, bench: FirstTokenBench) -> list[dict[str, Any]]:
             for arm in arms:
                 seconds, entries[arm] = first_token(policy, arm, length, turn)
                 spent[arm] += [1000 * seconds] * (turn > 0)
+                noted({"prompt tokens": length, "arm": arm, "turn": turn, "ms": 1000 * seconds})
                 progress.update()
         for arm, times in spent.items():
             ratios = [base / own for base, own in zip(spent[plain], times, strict=True)]

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bebop.bench.record import best_of
+from bebop.bench.record import best_of, noted
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
@@ -62,11 +62,11 @@ def run(bench: HistoryBench) -> list[dict[str, Any]]:
     prompts = [source.prompt(i).token_ids for i in range(bench.prompts)]
     asked = [Request(id=i, token_ids=ids, params=replace(sampling, seed=i)) for i, ids in enumerate(prompts)]
     past = remembered(TorchEngine(policy, DecodingConfig(), slots=32), asked, bench.answers)
-    rows = [lookups(past)]
+    rows = [noted(lookups(past))]
     progress = tqdm(total=len(bench.batches) * bench.rounds * len(bench.arms), desc="history")
     for batch in bench.batches:
         measure = partial(decoded, partial(engine, policy, bench, batch), asked, past)
-        best = best_of(bench.rounds, bench.arms, measure, "tokens/s", progress)
+        best = best_of(bench.rounds, bench.arms, measure, "tokens/s", progress, batch=batch)
         plain = next((best[arm]["tokens/s"] for arm in bench.arms if not SYSTEMS[arm].drafts), None)
         for arm, row in best.items():
             against = {} if plain is None else {"x plain": row["tokens/s"] / plain}

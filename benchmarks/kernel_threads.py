@@ -20,6 +20,7 @@ from tqdm import tqdm
 from bebop.bench import kernel_arms
 from bebop.bench.kernel_arms import Skip
 from bebop.bench.kernels import Row
+from bebop.bench.record import noted
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.draft_losses import LOSSES
 from bebop.kernels.linear_losses import linear_draft_loss
@@ -82,7 +83,7 @@ def run(bench: ThreadsBench) -> list[Row]:
             if time.monotonic() > ends:
                 rows.append({"what": case.what, "shape": case.shape, "arm": "all", "skipped": "time is up"})
                 continue
-            rows += _measure(case, bench)
+            rows += map(noted, _measure(case, bench))
     finally:
         torch.set_num_threads(before)
     return rows

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from bebop.bench import kernel_arms
 from bebop.bench.kernel_arms import Skip
 from bebop.bench.memory import peak_bytes
+from bebop.bench.record import noted
 from bebop.kernels.block_verify import reference as block_reference
 from bebop.kernels.verify import reference, sample
 
@@ -75,12 +76,12 @@ def run(bench: KernelBench) -> list[Row]:
     timer = Timer(bench.device, bench.repeats)
     ends = time.monotonic() + bench.seconds
     bandwidth = _copy_bandwidth(timer)
-    rows: list[Row] = [{"what": "copy", "shape": "256 MB", "arm": "torch", "ms": timer.copy_ms, "GB/s": bandwidth}]
+    rows = [noted({"what": "copy", "shape": "256 MB", "arm": "torch", "ms": timer.copy_ms, "GB/s": bandwidth})]
     for cases, shape in tqdm(_in_turns(bench), desc="kernels"):
         if time.monotonic() > ends:
             rows.append({"what": "left out", "shape": str(shape), "arm": "all", "skipped": "time is up"})
             continue
-        measured = [_measure(case, timer, bandwidth) for case in cases(bench, shape)]
+        measured = [noted(_measure(case, timer, bandwidth)) for case in cases(bench, shape)]
         eager = {row["what"]: row["ms"] for row in measured if row["arm"] == "eager"}
         for row in measured:
             base = eager.get(row["what"])

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from bebop.bench.record import noted
 from bebop.config import JobConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
@@ -51,6 +52,7 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
                 seconds, completions = decode(config, policy, asked, measure)
             if turn:  # the first turn warms up
                 spent[measure].append(seconds)
+                noted({"turn": turn, "statistics of drafts": measure, "s/step": seconds, "timed s": sum(taken)})
                 inside += [sum(taken)] if measure else []
                 progress.update()
             answers = completions if measure else answers

@@ -7,7 +7,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -77,6 +78,33 @@ def keep(
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
+_noted: list[dict[str, Any]] = []  # by the benchmark that is running
+
+
+def noted(row: dict[str, Any]) -> dict[str, Any]:
+    """The same row, or turn of one; it is kept even if the benchmark is ended before it is done."""
+    _noted.append(row)
+    return row
+
+
+@contextmanager
+def kept_if_ended(
+    folder: Path, name: str, settings: Mapping[str, object], origin: Mapping[str, object]
+) -> Iterator[None]:
+    """Where the block is left by an error or an interrupt, what was ``noted`` in it is kept as ``name``-unfinished."""
+    _noted.clear()
+    try:
+        yield
+    except BaseException:
+        if _noted:
+            keep(folder, f"{name}-unfinished", _noted, settings, origin)
+            (folder / f"{name}-unfinished.md").write_text(table(_noted))
+            sys.stderr.write(
+                f"\nnot finished: what was measured until now is kept in {folder}/{name}-unfinished.json\n"
+            )
+        raise
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as a Markdown table; numbers with three significant digits."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -99,12 +127,21 @@ def bars(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], *, group: s
 
 
 def best_of(
-    rounds: int, arms: Iterable[str], measure: Callable[[str], dict[str, Any]], by: str, progress: "tqdm[Any]"
+    rounds: int,
+    arms: Iterable[str],
+    measure: Callable[[str], dict[str, Any]],
+    by: str,
+    progress: "tqdm[Any]",
+    **about: object,
 ) -> dict[str, dict[str, Any]]:
-    """The best row of each arm by ``by``; arms take turns, as other work on the machine can only slow a run down."""
+    """The best row of each arm by ``by``; arms take turns, as other work on the machine can only slow a run down.
+
+    ``about``: what else a turn is of, where it is ``noted``.
+    """
     best: dict[str, dict[str, Any]] = {}
     for arm in [*arms] * rounds:
         row = measure(arm)
+        noted({**about, "arm": arm, **row})
         best[arm] = max(best.get(arm, row), row, key=lambda row: float(row[by]))
         progress.update()
     return best

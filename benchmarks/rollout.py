@@ -74,7 +74,9 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
     progress = tqdm(total=len(bench.batches) * bench.rounds * len(arms), desc="rollout")
     for batch in bench.batches:
         asked = requests(bench, policy, source, max(12, batch * bench.waves))
-        best = best_of(bench.rounds, arms, partial(measure, bench, policy, asked, batch), "tokens/s", progress)
+        best = best_of(
+            bench.rounds, arms, partial(measure, bench, policy, asked, batch), "tokens/s", progress, batch=batch
+        )
         undrafted = next((arm for arm in bench.systems if not SYSTEMS[arm].drafts), arms[0])
         plain = best[undrafted]["tokens/s"]
         for arm in arms:

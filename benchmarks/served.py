@@ -11,6 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bebop.bench.record import noted
 from bebop.bench.rollout import RolloutBench
 from bebop.config import DecodingConfig, JobConfig, MonitorConfig, RolloutConfig, SamplingConfig
 from bebop.config_engines import SglangConfig
@@ -91,7 +92,7 @@ def _arm(bench: ServedBench, asked: Sequence[tuple[int, ...]], system: str, ever
             runs = [_measure(engine, requests[: batch * bench.waves], batch) for _ in range(bench.rounds)]
             best = max(runs, key=lambda row: float(row["tokens/s"]))
             plugin = f"1 in {every}" if every else "off"
-            rows.append({"batch": batch, "arm": system, "plugin": plugin, **best})
+            rows.append(noted({"batch": batch, "arm": system, "plugin": plugin, **best}))
         return rows
     finally:
         engine.close()

@@ -32,6 +32,7 @@ from scipy.optimize import minimize
 from tqdm import tqdm
 
 from bebop.bench import cycle_costs
+from bebop.bench.record import noted
 from bebop.config_simulate import AnswersConfig, CostsConfig, FleetConfig, SimulateConfig
 from bebop.errors import UserError
 from bebop.simulation.run import Simulated, simulate
@@ -228,8 +229,8 @@ def own_cost(most: int) -> list[dict[str, Any]]:
         fleet = FleetConfig(workers=workers, slots=64, groups_per_step=groups, group_size=8, steps=steps, skip=1)
         found = simulate(SimulateConfig(fleet=fleet, answers=answers, split=False, sweep=False))
         cost = 1e6 * found.own_seconds / found.decoded
-        rows.append({"what": f"{found.decoded} trajectories", "workers": workers, "steps": steps,
-                     "trajectories": found.decoded, "us a trajectory": cost})  # fmt: skip
+        row = {"what": f"{found.decoded} trajectories", "workers": workers, "steps": steps}
+        rows.append(noted({**row, "trajectories": found.decoded, "us a trajectory": cost}))
     middle = (min(row["us a trajectory"] for row in rows) + max(row["us a trajectory"] for row in rows)) / 2
     flat = all(abs(row["us a trajectory"] / middle - 1) <= FLAT for row in rows)
     return [{**row, "of the middle": row["us a trajectory"] / middle, "all flat": flat} for row in rows]

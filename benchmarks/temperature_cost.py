@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from bebop.bench.record import noted
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
@@ -52,6 +53,7 @@ def run(bench: CostBench) -> list[dict[str, Any]]:
                 found = []
                 for _ in range(bench.rounds):
                     found.append(turn(policy, prompts, bench.cycles, bench.draft_tokens))
+                    noted({"model": model.path, "batch": batch, **found[-1]})
                     progress.update()
                 best = min(found, key=lambda row: float(row["cycle ms"]))
                 rows.append({"model": model.path, "vocabulary": policy.vocab_size, "batch": batch, **best})

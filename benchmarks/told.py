@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from bebop.bench.engines import version_of
 from bebop.bench.history import Past, remembered
+from bebop.bench.record import noted
 from bebop.config import (
     DecodingConfig,
     JobConfig,
@@ -87,7 +88,7 @@ def run(bench: ToldBench) -> list[dict[str, Any]]:
                         one.remember(prompt, answers)
                     found |= zip([each.id for each in chosen], generate(one, chosen), strict=True)
                 counts[known] = by_prompt([found[one.id] for one in asked])
-                rows.append({"arm": arm, "known": known, **row(counts, known), "version": version_of(program)})
+                rows.append(noted({"arm": arm, "known": known, **row(counts, known), "version": version_of(program)}))
                 progress.update()
     return rows
 

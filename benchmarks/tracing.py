@@ -16,6 +16,7 @@ import torch
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from bebop.bench.record import noted
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig, TraceMode
 from bebop.errors import UserError
 from bebop.intervals import resampled
@@ -116,6 +117,7 @@ def turns(
         for arm in (*ARMS[first:], *ARMS[:first]):
             turn = decode(policy, asked, batch, arm)
             found[arm] += [turn] if number else []
+            noted({"batch": batch, "arm": arm, "turn": number, "cost s": turn.cost, "in the tracer s": turn.inside})
             progress.update()
     return found
 

@@ -207,6 +207,19 @@ def test_progress_line_shows_the_five_numbers_within_80_columns() -> None:
     assert second.endswith("reward 0.500")
 
 
+def test_progress_line_shows_the_speed_of_the_last_steps_as_no_group_comes_in_with_some() -> None:
+    """A step that trains on what was there already has no tokens; its time counts for those of its neighbours."""
+    stream = io.StringIO()
+    line = ProgressLine(total=20, stream=stream)
+    for step, (speed, seconds) in enumerate([(0.0, 1.0), (300.0, 2.0), (0.0, 1.0), (400.0, 4.0)], 1):
+        line.write(step, {"rollout/tokens_per_s": speed, "time/step": seconds, "staleness/max": 1.0})
+    shown = [text.rpartition("  ")[0].rpartition("  ")[2] for text in stream.getvalue().splitlines()]
+    assert not shown[0].endswith("tok/s") and shown[1:] == ["200 tok/s", "150 tok/s", "275 tok/s"]
+    for step in range(5, 15):
+        line.write(step, {"rollout/tokens_per_s": 70.0, "time/step": 1.0})
+    assert stream.getvalue().endswith("70 tok/s\n")  # of the last ten
+
+
 def test_progress_line_rewrites_itself_on_a_terminal() -> None:
     stream = Terminal()
     line = ProgressLine(total=2, stream=stream)

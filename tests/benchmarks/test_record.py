@@ -1,12 +1,16 @@
 """What a measurement says about where it comes from: the commit at its start, not at its end."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
-from bebop.bench import record
+from bebop.bench import __main__ as main
+from bebop.bench import record, rollout
+from bebop.errors import UserError
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -56,6 +60,42 @@ def test_files_that_were_copied_are_told_their_commit(repository: Path, monkeypa
     monkeypatch.setenv("BEBOP_COMMIT", "abc123")
     origin = record.begin(repository)
     assert (origin["commit"], origin["dirty"]) == ("abc123", None)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), UserError("vLLM ended"), MemoryError()])
+def test_a_benchmark_that_is_ended_keeps_what_it_has_measured(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that has measured nothing leaves nothing."""
+
+    def run(bench: object) -> list[dict[str, object]]:
+        def measure(arm: str) -> dict[str, object]:
+            if arm == "second":
+                raise error
+            return {"tokens/s": 3.0}
+
+        record.best_of(1, ["first", "second"], measure, "tokens/s", tqdm(disable=True), batch=8)
+        return []
+
+    out = tmp_path / "out"
+    monkeypatch.setattr(rollout, "run", run)
+    monkeypatch.setattr(main, "check_model", lambda model: None)
+    with pytest.raises(type(error)):
+        main.main(["--out", str(out), "rollout"])
+    assert sorted(path.name for path in out.iterdir()) == ["rollout-unfinished.json", "rollout-unfinished.md"]
+    kept = json.loads((out / "rollout-unfinished.json").read_text())
+    assert kept["rows"] == [{"batch": 8, "arm": "first", "tokens/s": 3.0}] and kept["settings"]["kind"] == "rollout"
+    assert str(out / "rollout-unfinished.json") in capsys.readouterr().err
+    with pytest.raises(type(error)), record.kept_if_ended(tmp_path / "nothing", "rollout", {}, {}):
+        raise error
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("path", sorted(Path(record.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
+def test_every_benchmark_notes_what_it_measures(path: Path) -> None:
+    """``simulate`` keeps its jobs itself, one by one."""
+    text = path.read_text()
+    assert "\ndef run(" not in text or re.search(r"\bnoted\b|\bbest_of\(", text)
 
 
 def test_a_package_that_is_not_there_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
