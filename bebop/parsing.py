@@ -93,6 +93,8 @@ def settings(cls: Any, where: str = "", only: str = "", values: Any = None) -> I
     hints, values = typing.get_type_hints(cls), cls() if values is None else values
     for field in dataclasses.fields(cls):
         kind, known, value = hints[field.name], field.metadata, getattr(values, field.name)
+        if field.default == "auto":  # which some dataclasses settle as they are made
+            value = field.default
         only_here = known.get("only", "") or only
         if dataclasses.is_dataclass(kind):
             yield from settings(kind, f"{where}{field.name}.", only_here, value)

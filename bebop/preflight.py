@@ -29,7 +29,7 @@ from bebop.model.checkpoint import (
     resolve,
 )
 from bebop.model.parts import find_part, read_card
-from bebop.model.skeleton import check_head, check_index, check_weights
+from bebop.model.skeleton import check_head, check_index, check_tokenizer, check_weights
 from bebop.rollout.agent_setup import check_environment
 from bebop.rollout.engines import engine_module
 from bebop.rollout.room import check_memory, check_positions
@@ -84,10 +84,7 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
                 pass  # the header has been read and held against the size
         except (SafetensorError, OSError) as error:
             raise UserError(f"{name} cannot be loaded: {file.name}: {error}; give a whole file") from error
-    tokens, rows = len(load_tokenizer(config)), settings.get_text_config().vocab_size
-    if tokens > rows:
-        sizes = f"{tokens} tokens, the model {rows}"
-        raise UserError(f"{name}: the tokenizer has {sizes}; they do not belong together")
+    check_tokenizer(load_tokenizer(config), settings.get_text_config().vocab_size, name)
     require_known(config)
     if config.path == "tiny":  # the package's own: not worth the driver's 4.2 s for transformers' modeling code
         return settings

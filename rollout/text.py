@@ -1,10 +1,7 @@
 """The text of an answer, the same for every engine: what rewards, reports and logs see of its tokens."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
-
-from transformers import GenerationConfig
 
 from bebop.trajectory import FinishReason, SamplingParams
 
@@ -36,7 +33,7 @@ class AnswerText:
     def __call__(self, ids: Sequence[int], params: SamplingParams, reason: FinishReason) -> str:
         """The text of tokens [T] that were sampled under ``params`` and ended for ``reason``."""
         count = self._said(ids, params) if reason == "stop" else len(ids)
-        text = str(self.tokenizer.decode(list(ids[:count]), skip_special_tokens=False))
+        text = decoded(self.tokenizer, ids[:count])
         if reason != "stop" or count < len(ids):
             return text
         return text[: min((text.index(s) + len(s) for s in params.stop if s in text), default=len(text))]
@@ -53,11 +50,20 @@ class AnswerText:
         return count if self.special.intersection(ids[:before]) else before
 
 
+def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text that tokens [T] say, whatever the tokenizer's own settings are.
+
+    With ``clean_up_tokenization_spaces`` it would lose spaces before marks (``a .`` becomes ``a.``), and a stop string
+    that holds one would never be found.
+    """
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
 def completed_at(tokenizer: Any, ids: Sequence[int], stops: Sequence[str]) -> int:
     """How many tokens of an answer [T] there are up to the one that completes a stop string; 0: it holds none."""
 
     def holds(count: int) -> bool:
-        text = tokenizer.decode(ids[:count])
+        text = decoded(tokenizer, ids[:count])
         return any(stop in text for stop in stops)
 
     count = len(ids)
@@ -66,12 +72,3 @@ def completed_at(tokenizer: Any, ids: Sequence[int], stops: Sequence[str]) -> in
     while count > 1 and holds(count - 1):
         count -= 1
     return count
-
-
-def end_tokens(folder: Path, tokenizer_end: object) -> tuple[int, ...]:
-    """Every token that ends an answer, by the generation settings and the tokenizer."""
-    listed: object = None
-    if (folder / "generation_config.json").is_file():
-        listed = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
-    ids = {listed} if isinstance(listed, int) else set(listed if isinstance(listed, list) else ())
-    return tuple(sorted(ids | ({tokenizer_end} if isinstance(tokenizer_end, int) else set())))

@@ -47,7 +47,7 @@ class TorchEngine:
     ) -> None:
         """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute.
 
-        ``room``: drafts that a later ``configure`` may want; the system's own always fit. ``keep_state``: finished
+        ``room``: drafts that a later ``configure`` may want, also from plain ones; the system's own always fit. ``keep_state``: finished
         answers, too, come with what the decoding system kept of them (``Completion.state``). ``parked_bytes``: for
         caches of answers whose requests say ``park``. ``clock``: seconds, by which ``draft_tokens=auto`` goes; measured
         now and at every cycle.
@@ -61,7 +61,7 @@ class TorchEngine:
         sizes = SlotSizes(
             slots=slots,
             length=max_length,
-            drafts=max(decoding.limit, room) if SYSTEMS[decoding.system].drafts else 0,
+            drafts=max(decoding.limit if SYSTEMS[decoding.system].drafts else 0, room),
             vocab=policy.vocab_size,
         )
         self.slots = Slots(sizes, policy.device)
@@ -94,8 +94,12 @@ class TorchEngine:
             raise UserError(f"a prompt of {len(request.token_ids)} tokens + max_new_tokens exceeds max_length={room}")
         if not request.token_ids:
             raise UserError("an empty prompt cannot be continued: give at least one token")
+        rows = self.slots.sizes.vocab
+        if wrong := next((token for token in request.token_ids if not 0 <= token < rows), None):
+            raise UserError(f"a prompt holds token {wrong}: the model has tokens 0 to {rows - 1}, give one of those")
         if len(request.params.stop_token_ids) > self.slots.sizes.stops:
             raise UserError(f"at most {self.slots.sizes.stops} stop tokens are possible")
+        self.admission.check(request)
         self.waiting.append(request)
 
     @torch.inference_mode()

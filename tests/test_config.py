@@ -208,7 +208,7 @@ COMPOSED: list[tuple[list[str], dict[str, Any]]] = [  # overrides; what differs 
     (["task=gcd", "task.seed=3"],
      {"task.name": "gcd", "task.args": {"min_value": 10, "max_value": 60}, "task.seed": 3}),
     (["model=smollm2"], SUMS | {"model.path": "smollm2", "model.init_mtp": True}),
-    (["model=folder", "model.path=."], SUMS | {"model.path": ".", "model.dtype": "bfloat16"}),
+    (["model=folder", "model.path=."], SUMS | {"model.path": "."}),
     (["rollout=sglang", "rollout.sglang.urls=['http://a:1']"],
      SUMS | {"rollout.engine": "sglang", "rollout.sglang.urls": ("http://a:1",)}),
     (["rollout=vllm", "rollout.vllm.eager=true"],

@@ -22,8 +22,13 @@ def group_normalised(rewards: Rewards, eps: float = 1e-6) -> Rewards:
 
 
 def mean_only(rewards: Rewards) -> Rewards:
-    """r - mean: without the division that weighs nearly solved and nearly hopeless prompts up."""
-    return rewards - rewards.mean(axis=1, keepdims=True)
+    """r - mean: without the division that weighs nearly solved and nearly hopeless prompts up.
+
+    Where all are equal it is 0 and not what the mean was rounded by: a division by a deviation of 0 would make 0.1 of
+    that, where rewards are large.
+    """
+    equal = (rewards == rewards[:, :1]).all(axis=1, keepdims=True)
+    return np.where(equal, 0.0, rewards - rewards.mean(axis=1, keepdims=True))
 
 
 def leave_one_out(rewards: Rewards) -> Rewards:

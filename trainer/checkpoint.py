@@ -2,7 +2,7 @@
 
 ``<run>/checkpoints/step_000020/``::
 
-    policy/                     a Hugging Face folder in the model's dtype: what engines serve
+    policy/                     a Hugging Face folder like that of the model, in its dtype: what engines serve
     trainer.json, .safetensors  fp32 master weights, optimizer, version, random generators: what an exact resume needs
     loop.json, .safetensors     what the loop handed in (prompt cursor, buffered groups): opaque here
     manifest.json               size and SHA-256 of each file above
@@ -48,9 +48,13 @@ def store(run_dir: Path) -> Store:
 def write(
     folder: Path, policy: Policy, trainer: dict[str, Any], loop: dict[str, Any], dtype: torch.dtype | None = None
 ) -> None:
-    """Fill and seal ``folder``, which must not exist (``Store.staging``). ``dtype``: of ``policy/``."""
+    """Fill and seal ``folder``, which must not exist (``Store.staging``).
+
+    ``policy/`` has the backbone's weights of ``trainer``: those of ``policy`` may be split over processes. For
+    ``dtype`` see ``save_policy``.
+    """
     folder.mkdir(parents=True)
-    save_policy(policy, folder / "policy", dtype)
+    save_policy(policy, folder / "policy", dtype, trainer["weights"])
     codec.save(trainer, folder / TRAINER)
     codec.save(loop, folder / LOOP, KINDS)
     seal(folder)

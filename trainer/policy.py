@@ -141,17 +141,6 @@ class PolicyTrainer:
         dtype = torch.bfloat16 if self.mixed else None
         return whole_copies(self.policy.weights(mtp), dtype, keep=self.rank == 0)
 
-    def whole_policy(self, weights: dict[str, Tensor]) -> Policy:
-        """The policy unsharded, on the CPU, with the given backbone weights (``state_dict()["weights"]``)."""
-        backbone = self.policy.backbone
-        with torch.device("meta"):
-            twin = type(backbone)(copy.deepcopy(backbone.config))
-        named = {name.removeprefix("backbone."): tensor for name, tensor in weights.items()}
-        twin.load_state_dict(named, strict=False, assign=True)  # a tied head is not listed: it follows the embedding
-        twin.tie_weights()
-        twin.generation_config = backbone.generation_config
-        return Policy(backbone=twin, tokenizer=self.policy.tokenizer, mtp=self.policy.mtp, layout=self.policy.layout)
-
     def state_dict(self) -> State:
         """All that an exact resume needs, by parameter name, unsharded: any number of ranks can load it.
 

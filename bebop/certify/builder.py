@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from transformers import AutoConfig
@@ -14,7 +14,7 @@ from bebop.certify.reference import LiveEngine, Reference
 from bebop.certify.run import Run
 from bebop.config_certify import CertifyConfig
 from bebop.config_decoding import DecodingConfig
-from bebop.model.checkpoint import load_tokenizer, resolve
+from bebop.model.checkpoint import load_tokenizer, resolve, stop_tokens
 from bebop.preflight import check_model, prompts
 from bebop.trajectory import SamplingParams
 
@@ -63,14 +63,14 @@ def made(config: CertifyConfig, stack: contextlib.ExitStack) -> Run:
         return source.prompt(index).token_ids
 
     def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids)))
+        return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
-    return Run(engine, reference, prompt, plan(config, tokenizer, engine.white_box is not None), other, decode)
+    return Run(engine, reference, prompt, plan(config, engine.white_box is not None), other, decode)
 
 
-def plan(config: CertifyConfig, tokenizer: Any, white_box: bool) -> Plan:
+def plan(config: CertifyConfig, white_box: bool) -> Plan:
     """What is asked, and how much of it."""
-    settings, weight = plan_settings(params(config, tokenizer), config.stress, white_box)
+    settings, weight = plan_settings(params(config), config.stress, white_box)
     vocabulary = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True).vocab_size
     return Plan(
         settings=settings,
@@ -89,21 +89,10 @@ def plan(config: CertifyConfig, tokenizer: Any, white_box: bool) -> Plan:
     )
 
 
-def params(config: CertifyConfig, tokenizer: Any) -> SamplingParams:
+def params(config: CertifyConfig) -> SamplingParams:
     """The claim: what every answer is asked for with, but for its seed."""
     asked = {field.name: getattr(config.sampling, field.name) for field in dataclasses.fields(config.sampling)}
-    return SamplingParams(**asked, stop_token_ids=stops(config, tokenizer))
-
-
-def stops(config: CertifyConfig, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends an answer, by the tokenizer and the checkpoint's generation settings."""
-    from transformers import GenerationConfig
-
-    found = {tokenizer.eos_token_id} if isinstance(tokenizer.eos_token_id, int) else set()
-    with contextlib.suppress(OSError):  # a checkpoint need not have any
-        own = GenerationConfig.from_pretrained(resolve(config.model.path), local_files_only=True).eos_token_id
-        found |= {own} if isinstance(own, int) else set(own or ())
-    return tuple(sorted(found))
+    return SamplingParams(**asked, stop_token_ids=stop_tokens(config.model))
 
 
 def _without_drafts(config: CertifyConfig, stack: contextlib.ExitStack) -> LiveEngine | None:

@@ -35,6 +35,7 @@ class Policy:
     mtp: MTPHead | None
     layout: str  # the checkpoint layout that the MTP weights came in; see bebop.model.checkpoint
     parts: dict[str, nn.Module] = field(default_factory=dict)  # trained ones, see bebop.model.parts
+    stored: Mapping[str, torch.dtype] = field(default_factory=dict)  # types that a checkpoint of it has, by its names
 
     def hidden(self, token_ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
         """Final, normed hidden states [B,n,d] of token ids [B,n] at ``positions`` [B,n]."""

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,19 +25,27 @@ from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.allowed import refuse_config
 from bebop.model.backbone import Policy, stop_token_ids
-from bebop.model.experts import split_experts
 from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.model.parity import check_parity
 from bebop.model.parts import find_part, load_part
-from bebop.model.skeleton import NAME, check_file, check_settings, read_object
+from bebop.model.skeleton import (
+    FLOATS,
+    NAME,
+    check_file,
+    check_layers,
+    check_settings,
+    check_tokenizer,
+    check_tokens,
+    read_object,
+)
 from bebop.model.smollm2 import HEAD, cached
+from bebop.reading import header, main_type
 
 if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
     from transformers import PreTrainedModel
 
 log = logging.getLogger(__name__)
-SPLIT = ("qwen3_next",)  # model types whose checkpoints hold experts one by one
 ADVICE = "give a folder that transformers loads"
 _checked: set[tuple[object, ...]] = set()  # what was held against Hugging Face's forward in this process
 
@@ -51,9 +59,7 @@ def load_policy(config: ModelConfig, need_head: bool = False, needs: Sequence[st
     folder = resolve(config.path)
     tokenizer = load_tokenizer(config)
     backbone = load_backbone(config)
-    if len(tokenizer) > backbone.config.vocab_size:
-        sizes = f"{len(tokenizer)} tokens, the model {backbone.config.vocab_size}"
-        raise UserError(f"model.path={config.path!r}: the tokenizer has {sizes}; they do not belong together")
+    check_tokenizer(tokenizer, backbone.config.vocab_size, f"model.path={config.path!r}")
     backbone.to(find_device(config)).eval()
     if need_head:
         require_mtp(config)
@@ -62,6 +68,7 @@ def load_policy(config: ModelConfig, need_head: bool = False, needs: Sequence[st
         check_parity(policy, config.path)
         _checked.add(loaded)
     policy.layout, policy.mtp = load_mtp(folder, backbone, fresh=config.init_mtp)
+    policy.stored = _types(folder, backbone)
     policy.parts = {name: load_part(name, find_part(config, name), policy) for name in needs}
     return policy
 
@@ -92,8 +99,9 @@ def load_backbone(config: ModelConfig) -> "PreTrainedModel":
     """
     from bebop.model.attention import ATTENTION  # with transformers' modeling code: 4.2 s of processor time
 
-    require_known(config)
+    settings = require_known(config)
     with readable(config):
+        check_layers(resolve(config.path), settings.get_text_config().num_hidden_layers, f"model.path={config.path!r}")
         backbone, info = AutoModelForCausalLM.from_pretrained(
             resolve(config.path),
             dtype=getattr(torch, config.dtype),
@@ -111,11 +119,13 @@ def load_backbone(config: ModelConfig) -> "PreTrainedModel":
 
 def read_config(config: ModelConfig) -> Any:
     """The Hugging Face configuration of a checkpoint; ``UserError`` for sizes that no model has."""
+    folder, name = resolve(config.path), f"model.path={config.path!r}"
     with readable(config, "config.json: "):
-        check_file(resolve(config.path), f"model.path={config.path!r}")
+        check_file(folder, name)
+        check_tokens(folder, name)
         # False, and not left out: transformers would ask at a terminal whether to run the folder's own code.
-        settings = AutoConfig.from_pretrained(resolve(config.path), local_files_only=True, trust_remote_code=False)
-        check_settings(settings, f"model.path={config.path!r}")
+        settings = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        check_settings(settings, name)
     return settings
 
 
@@ -142,11 +152,12 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 def stop_tokens(config: ModelConfig) -> tuple[int, ...]:
     """The tokens that end an answer of a checkpoint, without its weights; see ``Policy.eos_token_ids``."""
     folder = resolve(config.path)
+    settings = read_config(config)
     with readable(config, "generation_config.json: "):
         if (folder / "generation_config.json").is_file():
             generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
         else:
-            generation = GenerationConfig.from_model_config(read_config(config))
+            generation = GenerationConfig.from_model_config(settings)
     return stop_token_ids(generation, load_tokenizer(config))
 
 
@@ -189,15 +200,21 @@ def trained_head(folder: Path) -> Path | None:
 
 def mtp_layout(folder: Path, layers: int) -> str | None:
     """The layout of the MTP weights in a folder whose backbone has ``layers`` layers; None if it has none."""
-    prefixes = {name: layout.prefix.format(L=layers) for name, layout in LAYOUTS.items()}
-    return next((name for name, prefix in prefixes.items() if next(_tensors(folder, prefix), None)), None)
+    names = _names(folder)
+    for kind, layout in LAYOUTS.items():
+        prefix = layout.prefix.format(L=layers)
+        own = tuple(f"{prefix}{part}." for part in layout.names.values())
+        if any(name.startswith(own) for name in names):  # a layer of the backbone itself may have the prefix
+            return kind
+    return None
 
 
-def require_known(config: ModelConfig) -> None:
-    """Raise ``UserError`` if the checkpoint's settings name what bebop's attention does not have; reads no weights."""
+def require_known(config: ModelConfig) -> Any:
+    """The checkpoint's settings; ``UserError`` if they name what bebop's attention does not have. Reads no weights."""
     own = read_config(config)
     with readable(config):
         refuse_config(own, config.path)
+    return own
 
 
 def require_mtp(config: ModelConfig) -> None:
@@ -244,11 +261,10 @@ def load_mtp(folder: Path, backbone: "PreTrainedModel", fresh: bool) -> tuple[st
 
 def _names(folder: Path) -> list[str]:
     """The names of all tensors in the folder's safetensors files."""
-    names: list[str] = []
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            names += opened.keys()
-    return names
+    try:
+        return [name for name, _ in header(folder)]
+    except SafetensorError as error:
+        raise UserError(f"the weights in {folder} cannot be read: {error}") from error
 
 
 def _tensors(folder: Path, prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -263,24 +279,68 @@ def _tensors(folder: Path, prefix: str) -> Iterator[tuple[str, Tensor]]:
             raise UserError(f"{file} cannot be read: {error}") from error
 
 
-def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write a Hugging Face folder with the MTP weights in the layout they came in; ``dtype`` is the one on disk.
+def _types(folder: Path, backbone: "PreTrainedModel") -> dict[str, torch.dtype]:
+    """The types that a checkpoint of a loaded model has, by the names on disk.
+
+    Each as it came where the model was loaded in the main type of the folder: most mixtures in bfloat16 hold their
+    router's bias in float32. Else as transformers holds it, which keeps such a bias in float32 as well.
+    """
+    came = {name: FLOATS[kind] for name, (kind, _) in header(folder) if kind in FLOATS}
+    if FLOATS.get(main_type(folder)) == backbone.dtype:
+        return came
+    held = {name: tensor.dtype for name, tensor in _named_as_stored(backbone).items()}
+    return dict.fromkeys(came, backbone.dtype) | held
+
+
+def _named_as_stored(backbone: "PreTrainedModel", weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Weights and persistent buffers under the names, and in the pieces, of the checkpoint that the model came from.
+
+    Transformers renames weights of some families as it reads them, and stacks experts: its own tables are read
+    backwards. A weight that two modules share is there once. ``weights``: in place of the model's own.
+    """
+    from transformers.core_model_loading import revert_weight_conversion  # with modeling code, 4.2 s of processor time
+
+    known = backbone.state_dict().keys()
+    state = {**(weights or dict(backbone.named_parameters()))}
+    state |= {name: buffer for name, buffer in backbone.named_buffers() if name in known}
+    named: dict[str, Tensor] = revert_weight_conversion(backbone, {name: t.detach() for name, t in state.items()})
+    return named
+
+
+def save_policy(
+    policy: Policy,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write a Hugging Face folder like the one that the policy came from: names, pieces, types, layout of the head.
 
     One safetensors file, so that readers that know no MTP (transformers) skip its keys and those that do (SGLang)
     find them.
+
+    Args:
+        policy: what is written.
+        folder: made if it is not there.
+        dtype: of weights that ``policy.stored`` does not name, those of a model made in memory for instance; None: as
+            they are.
+        weights: the backbone's, in place of the policy's own and named as ``Policy.weights`` names them: those of a
+            policy that is split over processes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     backbone, layers = policy.backbone, policy.backbone.config.num_hidden_layers
-    state = {name: p.detach() for name, p in backbone.named_parameters()}
-    if backbone.config.model_type in SPLIT:
-        state = split_experts(state)
+    own = {name.removeprefix("backbone."): t for name, t in (weights or policy.weights()).items()}
+    state = _named_as_stored(backbone, own)
     if policy.mtp is not None:
-        head = {name: p.detach() for name, p in policy.mtp.named_parameters()}
-        state |= to_layout(head, LAYOUTS[policy.layout], layers)
-    state = {name: t.to(device="cpu", dtype=dtype or t.dtype).contiguous() for name, t in state.items()}
+        state |= to_layout(policy.mtp.state_dict(), LAYOUTS[policy.layout], layers, stored=policy.stored)
+    for name, tensor in state.items():
+        kind = policy.stored.get(name, dtype or tensor.dtype) if tensor.is_floating_point() else tensor.dtype
+        state[name] = tensor.to(device="cpu", dtype=kind).contiguous()
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     config = backbone.config.to_dict()
-    config["dtype"] = str(dtype or backbone.dtype).removeprefix("torch.")
+    # Transformers leaves a head untied that a file has of its own, whatever its config.json says; others go by that.
+    tied = backbone.get_output_embeddings().weight is backbone.get_input_embeddings().weight
+    config["tie_word_embeddings"] = tied
+    config["dtype"] = str(max(state.values(), key=torch.numel).dtype).removeprefix("torch.")
     for private in ("_attn_implementation", "_name_or_path"):  # the latter is where it was loaded from: a local path
         config.pop(private, None)
     if policy.mtp is not None:
@@ -289,5 +349,6 @@ def save_policy(policy: Policy, folder: Path, dtype: torch.dtype | None = None) 
             config["architectures"] = ["MiMoForCausalLM"]  # what SGLang goes by; transformers goes by model_type
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")
     if backbone.generation_config is not None:
-        backbone.generation_config.save_pretrained(folder)
+        # Not save_pretrained, which refuses much that from_pretrained takes, a temperature without do_sample say.
+        backbone.generation_config.to_json_file(folder / "generation_config.json", keys_to_pop=["compile_config"])
     policy.tokenizer.save_pretrained(folder)

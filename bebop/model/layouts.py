@@ -12,6 +12,7 @@ layout                keys                                        projection rea
 embedding, then hidden.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -67,9 +68,14 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def to_layout(head: dict[str, Tensor], layout: Layout, layers: int) -> dict[str, Tensor]:
-    """Weights of an ``MTPHead`` under the names (and in the column order) of a layout; experts one by one."""
-    return split_experts(_renamed(head, layout, layers))
+def to_layout(head: dict[str, Tensor], layout: Layout, layers: int, stored: Collection[str] = ()) -> dict[str, Tensor]:
+    """Weights of an ``MTPHead`` under the names (and in the column order) of a layout.
+
+    Experts are one by one, but for names in ``stored``: those of the checkpoint that the head came from.
+    """
+    named = _renamed(head, layout, layers)
+    stacked = {name: tensor for name, tensor in named.items() if name in stored}
+    return stacked | split_experts({name: tensor for name, tensor in named.items() if name not in stacked})
 
 
 def _renamed(head: dict[str, Tensor], layout: Layout, layers: int) -> dict[str, Tensor]:

@@ -4,18 +4,20 @@ The model is made on the meta device, without memory, and of the weights only th
 would otherwise end a job once its processes run.
 """
 
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from bebop.errors import UserError
 from bebop.model.layouts import LAYOUTS, from_layout
 from bebop.model.mtp import MTPHead
-from bebop.reading import parse_json
+from bebop.reading import header, parse_json
 
 if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
     from transformers import PreTrainedModel
@@ -25,14 +27,16 @@ COUNTS = (
     "num_key_value_heads", "head_dim", "max_position_embeddings",
 )  # fmt: skip
 MOST = 1 << 31
+TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
+# A weight of a layer of the backbone, in most families; a tower for pictures has layers of its own.
+LAYER = re.compile(r"(?:(?:model|language_model|transformer|gpt_neox|backbone|decoder)\.)*(?:layers|h)\.(\d+)\..*")
 USUAL = ("silu", "gelu", "gelu_pytorch_tanh", "relu")  # activations that are known without a look at transformers' list
-FLOATS = ("BF16", "F16", "F32", "F64")  # safetensors' names of what weights may be stored as
+# safetensors' names of what weights may be stored as.
+FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 QUANTIZED = ("gguf",)  # methods that say how weights were read, not how they are stored
 
 NAME = "give the name of one of transformers' classes as a text"
 INDEX = "model.safetensors.index.json"
-
-Header = dict[str, tuple[str, tuple[int, ...]]]  # name -> type and shape
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -69,6 +73,53 @@ def check_file(folder: Path, name: str) -> None:
             wanted = "give an object in braces"
         if wanted is not None:
             raise UserError(f"{name}: config.json has {key}={str(value)[:40]!r}: {wanted}")
+
+
+def check_tokens(folder: Path, name: str) -> None:
+    """``UserError`` for a token in config.json or generation_config.json that is not the number of one.
+
+    Transformers takes ``1.0`` and ``"2"`` in the latter, and the first comparison with a sampled token fails.
+    """
+    rows = read_object(folder / "config.json").get("vocab_size")
+    below = rows if type(rows) is int and rows > 0 else MOST
+    for file, key in product(("config.json", "generation_config.json"), TOKENS):
+        value, ends = read_object(folder / file).get(key), key == "eos_token_id"
+        listed = value if ends and isinstance(value, list) else [] if value is None else [value]
+        least = 0 if ends else -1  # which old checkpoints have for none
+        if not all(type(one) is int and least <= one < below for one in listed):
+            allowed = f"a whole number from 0 to {below - 1}{', a list of them' * ends} or null"
+            raise UserError(f"{name}: {file} has {key}={repr(value)[:40]}: give {allowed}")
+
+
+def check_tokenizer(tokenizer: Any, rows: int, name: str) -> None:
+    """``UserError`` for tokens that have no row among the ``rows`` of the embedding."""
+    if len(tokenizer) > rows:
+        raise UserError(
+            f"{name}: the tokenizer has {len(tokenizer)} tokens, the model {rows}; they do not belong together"
+        )
+    text, number = max(tokenizer.get_vocab().items(), key=itemgetter(1))
+    if number >= rows:  # numbers may have gaps
+        raise UserError(
+            f"{name}: the tokenizer has {text!r} as token {number}, the model tokens 0 to {rows - 1}; "
+            "they do not belong together"
+        )
+
+
+def check_layers(folder: Path, layers: int, name: str) -> None:
+    """``UserError`` for weights of layers beyond the ``layers`` of the configuration, unless they are MTP layers."""
+    beyond: dict[int, list[str]] = defaultdict(list)
+    for key, _ in header(folder):
+        parsed = LAYER.fullmatch(key)
+        if parsed is not None and int(parsed[1]) >= layers:
+            beyond[int(parsed[1])].append(key)
+    own = tuple(LAYOUTS["deepseek"].names.values())
+    for number, keys in sorted(beyond.items()):
+        prefix = LAYOUTS["deepseek"].prefix.format(L=number)
+        if not any(key.startswith(f"{prefix}{part}.") for key in keys for part in own):
+            raise UserError(
+                f"{name}: config.json has num_hidden_layers={layers}, but there are weights of layer {number} "
+                f"({keys[0]}), which is no MTP layer: give the number of layers that the weights have"
+            )
 
 
 def check_index(folder: Path, name: str) -> None:
@@ -110,6 +161,7 @@ def check_weights(settings: Any, folder: Path, name: str) -> "PreTrainedModel":
     wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     tied = {key for key in wanted if any(key.endswith(end) for end in getattr(model, "_tied_weights_keys", None) or ())}
     stored = dict(header(folder))
+    check_layers(folder, settings.get_text_config().num_hidden_layers, name)
     own = {key: value for key, value in stored.items() if not _is_mtp(key, settings)}
     shared = {key for key in own if key in wanted}
     lacking = sorted(set(wanted) - shared - tied)
@@ -135,15 +187,6 @@ def check_head(model: "PreTrainedModel", folder: Path, layout: str) -> None:
             if tensor.shape != wanted[key].shape:
                 shapes = f"{tuple(tensor.shape)}, the model needs {tuple(wanted[key].shape)}"
                 raise UserError(f"{folder}: MTP weight {key} has shape {shapes}")
-
-
-def header(folder: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """Name, type and shape of every weight in a folder."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            for key in opened.keys():  # safe_open is no mapping: it cannot be iterated
-                part = opened.get_slice(key)
-                yield key, (part.get_dtype(), tuple(part.get_shape()))
 
 
 def _is_mtp(key: str, settings: Any) -> bool:

@@ -60,7 +60,7 @@ class ChatDelta:
             raise UserError("the model's tokenizer has no chat template: an environment of several turns needs one")
         if not stop_ids:
             raise UserError("the model has no stop token: a turn could not end")
-        stops = sorted((tokenizer.decode([stop]) for stop in stop_ids), key=len, reverse=True)
+        stops = sorted((_decoded(tokenizer, [stop]) for stop in stop_ids), key=len, reverse=True)
         markers = sorted(_special(tokenizer), key=len, reverse=True)
         delta = cls(tokenizer, tuple(stops), "tool", tuple(markers))
         if not delta._has_tools():
@@ -170,7 +170,7 @@ class ChatDelta:
         parts = self._encode(prompt) + self._encode(PLAIN) + self._encode(stop) + self._encode(between)
         if ids != parts:
             place = next((i for i, (a, b) in enumerate(zip(ids, parts, strict=False)) if a != b), 0)
-            found = (self.tokenizer.decode(some[place : place + 4]) for some in (ids, parts))
+            found = (_decoded(self.tokenizer, some[place : place + 4]) for some in (ids, parts))
             raise _refused("has other ids where its parts meet", "{!r}, in parts {!r}".format(*found))
 
 
@@ -182,7 +182,7 @@ class GivenTokens:
 
     def first(self, ids: Sequence[int]) -> list[int]:
         """The prompt of the first turn; ``UserError`` for an id that the policy does not have."""
-        if wrong := next((token for token in ids if token >= self.vocabulary), None):
+        if wrong := next((token for token in ids if not 0 <= token < self.vocabulary), None):
             raise UserError(
                 f"the environment gave token {wrong}, but the policy's vocabulary has {self.vocabulary}: "
                 "its tokenizer has to be the policy's"
@@ -192,6 +192,11 @@ class GivenTokens:
     def observation(self, ids: Sequence[int]) -> list[int]:
         """As ``first``, of what comes after an answer."""
         return self.first(ids)
+
+
+def _decoded(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text that tokens say; a tokenizer may be set to clean up spaces, which a template does not."""
+    return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
 
 def _special(tokenizer: Any) -> set[str]:

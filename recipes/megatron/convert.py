@@ -58,12 +58,12 @@ def convert(direction: str, given: dict[str, str], parallel: Any, place: Any) ->
     from bebop.megatron_job.source import Checkpoint
     from bebop.megatron_job.weights import gather_model, load
 
-    config = ModelConfig(path=given["model"], device="cpu", init_mtp=True)
-    source = Checkpoint(config)
-    name = given.get("dtype") or str(source.config.dtype or "float32").removeprefix("torch.")
-    if name not in ("float32", "bfloat16"):
+    name: Any = given.get("dtype", "auto")
+    if name not in ("auto", "float32", "bfloat16"):
         raise UserError(f"dtype={name!r} is not possible: choose float32 or bfloat16")
-    dtype = getattr(torch, name)
+    config = ModelConfig(path=given["model"], dtype=name, device="cpu", init_mtp=True)
+    source = Checkpoint(config)
+    dtype = getattr(torch, config.dtype)
     model = build(source.config, parallel, place, dtype, torch.device("cpu"))
     groups, heads = source.config.num_key_value_heads, source.config.num_attention_heads
     if direction == "to-megatron":

@@ -12,7 +12,7 @@ from bebop.config import JobConfig
 from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve
+from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve, stop_tokens
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import stored_head
 from bebop.rollout.sglang.arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
@@ -22,7 +22,7 @@ from bebop.rollout.sglang.engine import SglangServer
 from bebop.rollout.sglang.hosting import HOSTINGS
 from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
 from bebop.rollout.sglang.transfer import DiskTransfer, DistributedTransfer, TensorTransfer, WeightTransfer
-from bebop.rollout.text import AnswerText, end_tokens
+from bebop.rollout.text import AnswerText
 from bebop.trajectory import SamplingParams
 
 EMBEDDED = False
@@ -66,7 +66,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         timeout=own.timeout,
         retries=own.retries,
     )
-    return engine, end_tokens(folder, tokenizer.eos_token_id)
+    return engine, stop_tokens(config.model)
 
 
 def check(config: JobConfig) -> None:

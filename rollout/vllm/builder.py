@@ -10,11 +10,11 @@ from transformers import AutoConfig
 from bebop.config import JobConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve
+from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve, stop_tokens
 from bebop.model.layouts import LAYOUTS
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import stored_head
-from bebop.rollout.text import AnswerText, end_tokens
+from bebop.rollout.text import AnswerText
 from bebop.rollout.vllm.arguments import ENVIRONMENT, engine_arguments, refuse_loop, refuse_sampling, refuse_system
 from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.engine import VllmServer
@@ -70,7 +70,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         timeout=own.timeout,
         retries=1,  # an answer is cut where it is aborted alone
     )
-    return engine, end_tokens(folder, tokenizer.eos_token_id)
+    return engine, stop_tokens(config.model)
 
 
 def check(config: JobConfig) -> None:

@@ -1,6 +1,9 @@
 import json
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,14 +11,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from bebop.compose import job_config
 from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext, PackedContext
 from bebop.model.backbone import Policy
-from bebop.model.checkpoint import load_backbone, load_policy, load_tokenizer, save_policy
+from bebop.model.checkpoint import load_backbone, load_policy, load_tokenizer, save_policy, stop_tokens
 from bebop.model.layouts import LAYOUTS
 from bebop.model.mtp import MTPHead
+from bebop.model.parity import stock_attention
+from bebop.reading import header
 from tests.builders import bare_policy, letters
+from tests.model.families import EXPERTS, FULL, made, slow
 
 DECODER = [
     *(f"self_attn.{p}_proj.{kind}" for p in "qkv" for kind in ("weight", "bias")),
@@ -155,7 +162,7 @@ def test_bf16_on_disk(tmp_path: Path) -> None:
     again, own = load(tmp_path, dtype="bfloat16").weights(mtp=True), policy.weights(mtp=True)
     assert all(torch.equal(again[name], own[name].bfloat16()) for name in own)
     assert {p.dtype for p in own.values()} == {torch.float32}  # saving leaves the policy alone
-    wide = load(tmp_path).weights(mtp=True)
+    wide = load(tmp_path, dtype="float32").weights(mtp=True)
     assert all(torch.equal(wide[name], own[name].bfloat16().float()) for name in own)
 
 
@@ -244,6 +251,45 @@ def unknown_family(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "no-such-family"}')
 
 
+def gap_in_tokenizer(folder: Path) -> None:
+    made = json.loads((folder / "tokenizer.json").read_text())
+    made["model"]["vocab"]["b"] = 12  # 12 tokens, one of which has no row
+    (folder / "tokenizer.json").write_text(json.dumps(made))
+
+
+def set_to(key: str, value: object, file: str = "config.json") -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        had = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+        (folder / file).write_text(json.dumps(had | {key: value}))
+
+    return damage
+
+
+def fewer_layers(folder: Path) -> None:
+    set_to("num_hidden_layers", 1)(folder)
+    set_to("layer_types", None)(folder)
+
+
+WORDS = "give a whole number from 0 to 11"
+TOKENS = [
+    (set_to(key, value, file), rf"{file} has {key}={re.escape(repr(value))}: {WORDS}")
+    for key, value, file in [
+        ("eos_token_id", 1.0, "config.json"),
+        ("eos_token_id", 1.0, "generation_config.json"),
+        ("eos_token_id", "2", "generation_config.json"),
+        ("eos_token_id", [1, "2"], "generation_config.json"),
+        ("eos_token_id", [[1]], "generation_config.json"),
+        ("eos_token_id", -1, "generation_config.json"),
+        ("eos_token_id", True, "generation_config.json"),
+        ("eos_token_id", 12, "generation_config.json"),
+        ("eos_token_id", {"a": 1}, "generation_config.json"),
+        ("pad_token_id", 12, "config.json"),
+        ("pad_token_id", "0", "generation_config.json"),
+        ("bos_token_id", [1], "config.json"),
+    ]
+]
+
+
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that can be loaded, which tests copy before they damage it."""
@@ -269,6 +315,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (corrupt_header, "cannot be loaded"),
         (corrupt_config, "cannot be loaded"),
         (unknown_family, "cannot be loaded"),
+        (gap_in_tokenizer, "has 'b' as token 12, the model tokens 0 to 11"),
+        (fewer_layers, r"num_hidden_layers=1, but there are weights of layer 1 \(model\.layers\.1\."),
+        *TOKENS,
     ],
 )
 def test_a_damaged_folder_is_one_line(damage: object, words: str, sound: Path, tmp_path: Path) -> None:
@@ -277,6 +326,103 @@ def test_a_damaged_folder_is_one_line(damage: object, words: str, sound: Path, t
     with pytest.raises(UserError, match=words) as error:
         load(folder)
     assert "\n" not in str(error.value) and len(str(error.value)) < 450
+
+
+def test_tokens_that_end_an_answer(sound: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(sound, tmp_path / "model")
+    config = ModelConfig(path=str(folder), device="cpu")
+    own = stop_tokens(config)
+    cases = [(None, own), (4, {4}), ([9, 4], {4, 9}), ([], ())]
+    for value, more in cases:
+        set_to("eos_token_id", value, "generation_config.json")(folder)
+        assert stop_tokens(config) == tuple(sorted({*own, *more})) == load_policy(config).eos_token_ids
+    for key in ("pad_token_id", "bos_token_id"):
+        set_to(key, -1, "generation_config.json")(folder)  # as old checkpoints have it
+    load_policy(config)
+
+
+def test_layers_behind_the_backbones_may_be_mtp_layers(tmp_path: Path) -> None:
+    policy = random_policy("deepseek")
+    save_policy(policy, tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    second = {n.replace("layers.2.", "layers.3."): t.clone() for n, t in state.items() if "layers.2." in n}
+    rewrite(tmp_path, **second)
+    assert equal(policy, load(tmp_path))
+    rewrite(tmp_path, **{n: None for n in second if ".mlp." not in n})
+    with pytest.raises(UserError, match="weights of layer 3"):
+        load(tmp_path)
+
+
+def test_what_generate_would_refuse_is_written_all_the_same(sound: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(sound, tmp_path / "model")
+    set_to("do_sample", False, "generation_config.json")(folder)
+    set_to("temperature", 0.5, "generation_config.json")(folder)
+    save_policy(load(folder), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "generation_config.json").read_text())["temperature"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "held"),
+    [
+        ("float32", "auto", "float32"),
+        ("bfloat16", "auto", "bfloat16"),
+        ("float16", "auto", "float32"),
+        ("float32", "bfloat16", "bfloat16"),
+        ("bfloat16", "float32", "float32"),
+    ],
+)
+def test_a_folder_keeps_its_type_unless_another_is_asked_for(
+    stored: str, given: str, held: str, sound: Path, tmp_path: Path
+) -> None:
+    folder, dtype = shutil.copytree(sound, tmp_path / "model"), getattr(torch, stored)
+    set_to("dtype", "float32")(folder)  # what it says of itself does not count
+    rewrite(folder, **{n: t.to(dtype) for n, t in load_file(folder / "model.safetensors").items()})
+    for choice in ([], ["model=folder"]):  # one rule, whichever way the folder is given
+        config = job_config([*choice, f"model.path={folder}", f"model.dtype={given}"])
+        assert config.model.dtype == held
+    policy = load(folder, dtype=given)
+    assert {t.dtype for t in policy.weights(mtp=True).values()} == {getattr(torch, held)}
+    policy.backbone.float()  # a trainer's masters
+    save_policy(policy, tmp_path / "out", getattr(torch, held))
+    assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {getattr(torch, held)}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == held
+
+
+MIXTURE = {
+    **EXPERTS, "sliding_window": None, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 0, "moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 0, "rotary_dim": 8,
+    "shared_expert_intermediate_size": 16,
+}  # fmt: skip
+CAME: list[Any] = [
+    ("minimax_m2", MIXTURE),  # experts stacked and renamed, a router's bias that is a buffer and renamed
+    slow("apertus", {}),  # dense, with buffers
+    slow("glm4_moe", MIXTURE),
+    slow("dots1", {**MIXTURE, **FULL}),
+    *(slow(kind, MIXTURE) for kind in ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "phimoe")),
+    *(slow(kind, MIXTURE) for kind in ("ernie4_5_moe", "hunyuan_v1_moe", "granitemoe")),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings"), CAME)
+@torch.no_grad()
+def test_a_folder_is_written_like_the_one_it_came_from(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """Names, pieces, types (norms and biases in float32 among weights in bfloat16), buffers; and the same logits."""
+    source = made(kind, torch.bfloat16, **settings)
+    source.backbone.save_pretrained(tmp_path)
+    source.tokenizer.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    rewrite(tmp_path, **{n: t.float() + 0.3 * torch.randn(t.shape) for n, t in state.items() if t.dim() < 2})
+    policy = load_policy(ModelConfig(path=str(tmp_path), device="cpu"))
+    policy.backbone.float()  # as a trainer holds it
+    for parameter in policy.backbone.parameters():
+        parameter.add_(0.1 * torch.randn_like(parameter)).copy_(parameter.bfloat16())
+    save_policy(policy, tmp_path / "out", torch.bfloat16)
+    assert dict(header(tmp_path / "out")) == dict(header(tmp_path))
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32, attn_implementation="eager")
+    ids = torch.arange(9)[None]
+    with stock_attention(policy.backbone):
+        assert torch.equal(stock(input_ids=ids).logits, policy.backbone(input_ids=ids).logits)
+    load_policy(ModelConfig(path=str(tmp_path / "out"), device="cpu"))
 
 
 def test_missing_folder_and_device_are_one_line(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bebop.config import ModelConfig
@@ -55,3 +56,9 @@ def test_a_mixture_of_experts_is_read_back(tmp_path: Path, kind: str) -> None:
     again = load_policy(ModelConfig(path=str(tmp_path), device="cpu"), need_head=True)
     before, after = policy.weights(mtp=True), again.weights(mtp=True)
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    # A folder that has them stacked, as some of these have, keeps them so: the backbone's and the head's.
+    (tmp_path / "model.safetensors").rename(tmp_path / "apart")
+    stacked = join_experts(load_file(tmp_path / "apart"))
+    save_file(stacked, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    save_policy(load_policy(ModelConfig(path=str(tmp_path), device="cpu"), need_head=True), tmp_path / "out")
+    assert load_file(tmp_path / "out" / "model.safetensors").keys() == stacked.keys()

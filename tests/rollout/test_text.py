@@ -17,7 +17,7 @@ from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request, nothing
 from bebop.rollout.served_engine import appended
 from bebop.rollout.sglang.outputs import part
-from bebop.rollout.text import AnswerText
+from bebop.rollout.text import AnswerText, completed_at
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.procedural import ProceduralItems
 from bebop.tasks.rewards import checked, make_reward
@@ -158,6 +158,16 @@ def test_an_answer_that_did_not_end_keeps_every_token(policy: Policy, reason: st
     assert text_of(ids_of("1/2<|im_end|>"), reason) == "1/2<|im_end|>"
     if reason == "length":
         assert embedded(policy, "1/2", "length").text == "1/2<|im_end|>"
+
+
+@pytest.mark.parametrize("said", ["it is 5 .", "so , no", "do n't", "he 's here !"])
+def test_a_tokenizer_that_cleans_up_spaces_changes_nothing(said: str) -> None:
+    cleaning = characters()
+    cleaning.clean_up_tokenization_spaces = True
+    ids = ids_of(said)
+    assert cleaning.decode(ids) != said
+    assert AnswerText(cleaning)([*ids, STOP], SAMPLING, "stop") == said
+    assert completed_at(cleaning, ids_of(f"{said} more"), (said,)) == len(ids)
 
 
 def test_a_stop_token_that_is_no_special_one_is_cut_too() -> None:

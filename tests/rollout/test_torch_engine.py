@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bebop.config import DecodingConfig
+from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import bare_policy, requests
@@ -15,6 +16,15 @@ PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9], [2, 2]]
 
 def engine(policy: Policy, slots: int = 4, **settings: object) -> TorchEngine:
     return TorchEngine(policy, DecodingConfig(draft_tokens=3), slots=slots, max_length=96, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("token", [12, 10**9, -1])
+def test_a_token_that_the_model_does_not_have_is_refused_as_it_arrives(token: int) -> None:
+    made = engine(bare_policy())
+    with pytest.raises(UserError, match=f"token {token}: the model has tokens 0 to 11"):
+        made.add(requests([[1, token, 2]], max_new_tokens=4)[0])
+    assert not made.unfinished
+    made.add(requests([[0, 11]], max_new_tokens=4)[0])
 
 
 def test_what_lies_beyond_the_end_counts_nowhere() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -11,6 +12,7 @@ from bebop import codec
 from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, save_policy
+from bebop.model.parity import stock_attention
 from bebop.trainer.checkpoint import load, store
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.rank import TrainerRank
@@ -88,10 +90,27 @@ def test_the_policy_in_a_checkpoint_is_the_trained_one_and_transformers_reads_it
 def test_a_tied_head_is_saved_once_and_tied_again(tmp_path: Path) -> None:
     trainer = PolicyTrainer(policy(tied=True), job())
     trainer.update(batch(seed=1))
-    save_policy(trainer.whole_policy(trainer.state_dict()["weights"]), tmp_path)
+    save_policy(trainer.policy, tmp_path, weights=trainer.state_dict()["weights"])
     again = load_policy(ModelConfig(path=str(tmp_path), device="cpu")).backbone
     assert again.lm_head.weight is again.get_input_embeddings().weight
     assert torch.equal(again.lm_head.weight, trainer.weights()["backbone.model.embed_tokens.weight"])
+
+
+@torch.no_grad()
+def test_a_head_of_its_own_is_kept_where_the_config_says_tied(tmp_path: Path) -> None:
+    source, folder = tmp_path / "model", tmp_path / "step"
+    save_policy(policy(tied=True), source)
+    state = load_file(source / "model.safetensors")
+    own = {"lm_head.weight": torch.randn_like(state["model.embed_tokens.weight"])}
+    save_file(state | own, source / "model.safetensors", metadata={"format": "pt"})
+    worker = TrainerRank(job(str(source)))
+    with torch.enable_grad():
+        learned(worker, [1]).save(folder, {})
+    stock = AutoModelForCausalLM.from_pretrained(folder / "policy", attn_implementation="eager")
+    assert stock.config.tie_word_embeddings is False  # engines that load it go by that
+    ids = torch.arange(9)[None]
+    with stock_attention(worker.trainer.policy.backbone):
+        assert torch.equal(stock(input_ids=ids).logits, worker.trainer.policy.backbone(input_ids=ids).logits)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_resume_is_exact_and_checkpoints_hold_the_trained_head(tmp_path: Path) -
     learned(whole, True, 3)
     learned(first, True, 2)
     state = first.state_dict()
-    checkpoint.write(tmp_path / "step_000002", first.whole_policy(state["weights"]), state, {}, torch.bfloat16)
+    checkpoint.write(tmp_path / "step_000002", first.policy, state, {}, torch.bfloat16)
     kept = checkpoint.load(tmp_path / "step_000002").trainer
     again = trainer("always", "bfloat16")
     again.load_state_dict(kept)

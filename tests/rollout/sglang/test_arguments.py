@@ -22,7 +22,6 @@ from bebop.rollout.sglang.arguments import (
     server_arguments,
 )
 from bebop.rollout.sglang.builder import check
-from bebop.rollout.text import end_tokens
 from bebop.trajectory import SamplingParams
 
 TINY = resolve("tiny")
@@ -245,10 +244,3 @@ def test_sglang_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         check(job())
     own = SglangConfig(urls=SERVERS, transfer="disk", folder="x")
     check(JobConfig(rollout=RolloutConfig(engine="sglang", sglang=own)))  # weights by file, requests by HTTP
-
-
-def test_end_tokens(tmp_path: Path) -> None:
-    assert end_tokens(tmp_path, 7) == (7,)
-    assert end_tokens(tmp_path, None) == ()
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [9, 4]}')
-    assert end_tokens(tmp_path, 4) == (4, 9)
