@@ -8,6 +8,7 @@ of one entry, its kind and what it is made of::
 
     {"tuple": [...]}  {"dict": {"name": ...}}  {"items": [[key, value], ...]}  {"float": "nan"}
     {"tensor": "name"}  {"array": ["float64", place, [3, 2]]}  {"scalar": ["int64", place]}  {"str_": "text"}
+    {"datetime": ["2026-05-04T03:02:01", "Europe/Berlin", 0]}  {"decimal": ["1.50"]}  {"set": [...]}
     {"Group": {field: ...}}
 
 Tensors are entries of the safetensors file under their paths. Arrays are many and short, so all those of one type lie
@@ -29,6 +30,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bebop.errors import UserError
+from bebop.keepable import ARRAYS, ATOMS, SETS, atom, in_order
 from bebop.store import DamagedError
 
 FORMAT = 1
@@ -39,7 +41,8 @@ TYPES: Final = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
     torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64",
 }  # fmt: skip
-ARRAYS = tuple(str(t).removeprefix("torch.") for t in TYPES if t is not torch.bfloat16)  # as numpy calls them
+assert {str(t).removeprefix("torch.") for t in TYPES} == {*ARRAYS, "bfloat16"}, "arrays are kept as tensors"
+MADE = {name: make for name, _, make in ATOMS.values()}
 SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -80,7 +83,7 @@ def load(stem: Path, kinds: Sequence[type] = ()) -> Any:
         raise DamagedError(f"{numbers} cannot be read ({' '.join(str(error).split())})") from None
     try:
         return _Reader(tensors, kinds).get(content)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DamagedError(f"{words} does not fit {numbers.name} or this version of bebop ({error})") from None
 
 
@@ -113,6 +116,10 @@ class _Writer:
             return [self.put(one, f"{path}/{i}") for i, one in enumerate(value)]
         if type(value) is tuple:
             return {"tuple": [self.put(one, f"{path}/{i}") for i, one in enumerate(value)]}
+        if (made := atom(value)) is not None:
+            return made
+        if type(value) in SETS:
+            return {SETS[type(value)]: in_order([self.put(one, f"{path}/{i}") for i, one in enumerate(value)])}
         if isinstance(value, dict):
             if all(type(name) is str for name in value):
                 return {"dict": {name: self.put(one, f"{path}/{name}") for name, one in value.items()}}
@@ -182,6 +189,10 @@ class _Reader:
             return self.tensors[made]
         if kind == "float":
             return SPECIAL[made]
+        if kind in MADE:
+            return MADE[kind](*made)
+        if kind in SETS.values():
+            return (set if kind == "set" else frozenset)(self.get(one) for one in made)
         if kind == "str_":
             return np.str_(made)
         if kind == "scalar":

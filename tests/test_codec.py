@@ -1,11 +1,13 @@
 """States go to files and come back to the bit, and nothing that a file says is run or looked up."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import pickle
 from collections import OrderedDict
+from datetime import datetime, time, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from safetensors import safe_open
 
 from bebop import codec
 from bebop.errors import UserError
+from bebop.keepable import check_keepable
 from bebop.store import DamagedError
 from bebop.trainer.checkpoint import KINDS
 from bebop.trajectory import DecodeStats
@@ -25,6 +28,13 @@ from tests.stored_answers import group
 
 REAL = ("float64", "float32", "float16")
 WHOLE = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool")
+
+
+class Zone(tzinfo):
+    """A zone that has no name to be found by."""
+
+    def utcoffset(self, _: Any) -> timedelta:
+        return timedelta(hours=1)
 
 
 def array(kind: str, shape: list[int], seed: int) -> np.ndarray:
@@ -55,6 +65,9 @@ leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.characters(codec=None), arrays, tensors,
     arrays.filter(lambda a: a.size > 0).map(lambda a: a.reshape(-1)[0]), st.text().map(np.str_),
     st.sampled_from([DecodeStats(), group(3), group(4, traced=False)]),
+    st.datetimes(timezones=st.none() | st.timezones(), allow_imaginary=False), st.times(), st.dates(), st.timedeltas(),
+    st.decimals(), st.binary(), st.uuids(), st.sets(st.integers() | st.text()), st.frozensets(st.decimals("1", "2")),
+    st.sampled_from([datetime(2024, 1, 2, tzinfo=timezone(timedelta(hours=-3, seconds=1)))]),
 )  # fmt: skip
 keys = st.one_of(st.text(), st.integers(), st.none(), st.tuples(st.integers(), st.text()))
 trees = st.recursive(
@@ -78,6 +91,10 @@ def bits(value: Any) -> Any:
         return type(value), [(f.name, bits(getattr(value, f.name))) for f in dataclasses.fields(value)]
     if isinstance(value, list | tuple):
         return type(value), [bits(one) for one in value]
+    if isinstance(value, set | frozenset):
+        return type(value), sorted(map(repr, value))
+    if isinstance(value, datetime | time):
+        return repr(value), value.fold
     if isinstance(value, dict):
         return "dict", [(bits(key), bits(one)) for key, one in value.items()]
     return type(value), repr(value)
@@ -118,15 +135,28 @@ def test_what_a_loop_and_a_trainer_hand_in(tmp_path: Path) -> None:
     ("value", "named"),
     [
         (lambda: 0, "/a/1 is a function"), (np.array([None]), "/a/1 is an array of object"),
-        ({1, 2}, "/a/1 is a set"), (Path("x"), "/a/1 is a PosixPath"), (np.array(["x"]), "/a/1 is an array of <U1"),
+        ({1, 2j}, "/a/1/. is a complex"), (Path("x"), "/a/1 is a PosixPath"),
+        (np.array(["x"]), "/a/1 is an array of <U1"),
         (torch.zeros(2, dtype=torch.complex64), "/a/1 is a tensor of torch.complex64"),
-        (torch.eye(2).to_sparse(), "/a/1 is a tensor of torch.float32, torch.sparse_coo"), (b"x", "/a/1 is a bytes"),
+        (torch.eye(2).to_sparse(), "/a/1 is a tensor of torch.float32, torch.sparse_coo"),
+        (bytearray(b"x"), "/a/1 is a bytearray"), (datetime(2024, 1, 2, tzinfo=Zone()), "/a/1 is a datetime"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_named_and_not_written(tmp_path: Path, value: Any, named: str) -> None:
     with pytest.raises(TypeError, match=f"^{named}"):
         codec.save({"a": [0, value]}, tmp_path / "state")
     assert list(tmp_path.iterdir()) == []
+    if not isinstance(value, torch.Tensor):  # no row of a file has any
+        with pytest.raises(UserError, match=r"^row 7: a\[1\] is .*, which no checkpoint can hold"):
+            check_keepable({"a": [0, value]}, "row 7")
+
+
+@settings(max_examples=40, deadline=None)
+@given(trees)
+def test_what_is_let_into_a_job_can_be_kept(tree: Any) -> None:
+    with contextlib.suppress(UserError):  # a dataclass of ours is in no row
+        check_keepable(tree, "row 7")
+        codec._Writer(()).put(tree, "")
 
 
 class Runs:
