@@ -1,4 +1,4 @@
-"""The built-in verifiers: reasoning-gym's own and math-verify, as module-level functions that a child process can run.
+"""The verifiers of reasoning-gym, as module-level functions that a child process can run.
 
 A score of reasoning-gym passes through as the data set's author meant it. That is not always 0 or 1: many data sets
 give the share of the answer that the right one makes up when it stands inside a longer one (gcd 2, answer "12": 0.5),
@@ -55,22 +55,3 @@ def is_quick(name: str) -> bool:
     from reasoning_gym.factory import DATASETS
 
     return bool(DATASETS[name][0].score_answer is ProceduralDataset.score_answer)
-
-
-def score_math(candidate: str, gold: str) -> float:
-    """1.0 if math-verify finds both equal, else 0.0. Without its timeouts, which need the main thread."""
-    import math_verify
-
-    from bebop.tasks.guarded import guard_math_verify
-
-    guard_math_verify()
-    expected = math_verify.parse(gold, parsing_timeout=None)
-    answer = math_verify.parse(candidate, parsing_timeout=None)
-    return float(math_verify.verify(expected, answer, timeout_seconds=None))
-
-
-def as_math(text: str) -> str:
-    """A bare answer in the form that math-verify reads without guessing: ``1/2`` becomes ``\\boxed{1/2}``."""
-    if "\\boxed" in text or "$" in text:
-        return text
-    return "\\boxed{" + re.sub(r"(?<!\\)%", r"\\%", text) + "}"  # a bare % would begin a LaTeX comment

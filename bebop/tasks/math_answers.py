@@ -1,0 +1,163 @@
+r"""How math-verify is given a short answer to read: one that stands in tags, in a box, or in a column of a file.
+
+math-verify takes a bare text for LaTeX, in which every letter is a variable: ``cat`` is a * c * t, equal to ``act``,
+and ``1 000`` is 1 * 000. What it reads in running text, such as ``11 USD`` or ``**11**``, it does not read there. So a
+short answer is told apart first:
+
+- words are compared as texts, without regard to case, markup and blanks;
+- a formula is read as LaTeX;
+- a formula among words (``It is 11``), or what LaTeX cannot read (``€11``), is read as running text is.
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+LATEX_FUNCTIONS = "arcsin arccos arctan sinh cosh tanh sin cos tan cot sec csc log ln exp".split()
+# Words that belong to formulas. Those of LaTeX are often written without their backslash, and read as letters then.
+GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi psi omega"
+NAMES = frozenset(
+    "and or root frac max min gcd lcm mod det lim sup inf infty infinity oo percent percentage pct deg degree degrees "
+    f"upsilon {GREEK}".split()
+)
+FUNCTION = re.compile("|".join([*LATEX_FUNCTIONS, "asin", "acos", "atan", "sqrt", "cbrt"]))
+BARE_NAME = re.compile(rf"(?<![\\a-zA-Z])(?:{'|'.join([*LATEX_FUNCTIONS, *GREEK.split()])})(?![a-zA-Z])")
+VARIABLES = re.compile(r"[abc]+|[mn]+|[pqr]+|[u-z]+")  # letters that stand side by side in a product
+TEXT_COMMAND = re.compile(r"\\(?:text\w*|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
+COMMAND = re.compile(r"\\[a-zA-Z]+")
+LETTERS = re.compile(r"[^\W\d_]{2,}")
+CURRENCY = re.compile(r"(?<=\d)[A-Z]{3}$")  # 11USD
+LATEX_SPAN = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+EDGES = ".,;:!?()[]{}\"'*_`$=<>"
+QUOTES = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
+PAIRS = [("**", "**"), ("__", "__"), ("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), *((one, one) for one in "*_`$\"'")]
+
+# 1e-05 is no 1 * e - 05; 2e-5 may be 2 * e - 5, unless the gold answer is a number of JSON.
+EXPONENT = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})(?![\w.]*\w)")
+CLEAR_EXPONENT = re.compile(r"(?<![\w.\\])(1|\d+\.\d+|\d+(?=[eE][+-]?\d\d))[eE]([+-]?\d{1,3})(?![\w.]*\w)")
+SPACE_COMMAND = re.compile(r"(?<=\d)\\[,;:! ](?=\d)")
+THOUSANDS = re.compile(r"(?<![\w.,^])([1-9]\d{0,2})((?:[ '_]\d{3})+)(?!\d)")
+MIXED = re.compile(r"(?<![\w.,/^}])(\d+) (\d+)/(\d+)(?![\w/^])")
+APART = re.compile(r"(?<=\d) +(?=\d)")
+
+FLOAT_DIGITS = 6  # after the point, to which math-verify compares floats
+SIGNIFICANT = 3  # digits that are compared of a number so small that those would be zeros
+
+
+def gold_text(answer: str | int | float | Decimal) -> str:
+    """A gold answer as text: a number of JSON without an exponent, a text from its last ``####`` on, as in GSM8K."""
+    if isinstance(answer, float | Decimal):
+        return format(Decimal(repr(answer)) if isinstance(answer, float) else answer, "f")
+    return str(answer).rsplit("####", 1)[-1].strip()
+
+
+def score_math(candidate: str, gold: str, short: bool = False, number: bool = False) -> float:
+    """1.0 if math-verify finds both equal, else 0.0. Without its timeouts, which need the main thread.
+
+    Args:
+        candidate: what the policy wrote.
+        gold: the right answer.
+        short: ``candidate`` is an answer by itself, and not a text that ends with one.
+        number: the gold answer is a number of JSON, so that ``2e-5`` is a number, too.
+    """
+    import math_verify
+
+    from bebop.tasks.guarded import guard_math_verify
+
+    guard_math_verify()
+    if "\\boxed" in candidate:
+        candidate, short = boxed(candidate[candidate.rfind("\\boxed") :]), True
+    gold = tidy(boxed(gold), number)
+    expected = _latex(gold) if re.search(r"\d", gold) or not words(gold) else []
+    if not expected and words(gold):
+        spans = [next(filter(None, groups)) for groups in LATEX_SPAN.findall(candidate)]
+        return float(plain(gold) in (plain(candidate), *([plain(spans[-1])] if spans and not short else [])))
+    expected = expected or _running(gold)
+    answer = tidy(candidate, number) if short else _numbers(candidate, number)
+    found = (_latex(answer) if short else []) or _running(answer)
+    digits = max([FLOAT_DIGITS, *(SIGNIFICANT - 1 - place for place in _places([*expected, *found]))])
+    return float(math_verify.verify(expected, found, float_rounding=digits, timeout_seconds=None))
+
+
+def boxed(text: str) -> str:
+    r"""What the last ``\boxed`` of a text holds; the text if there is none."""
+    from latex2sympy2_extended.math_normalization import extract_boxed_content
+
+    return extract_boxed_content(text, mode="last") if "\\boxed" in text else text
+
+
+def tidy(text: str, number: bool = False) -> str:
+    """A short answer without what is around it, and with its numbers in one piece."""
+    text = SPACE_COMMAND.sub(" ", re.sub(r"[\u00a0\u2009\u202f]", " ", text.translate(QUOTES)))
+    text = text.replace("\\%", "%").replace("\\$", "$")
+    before = None
+    while text != before:
+        before, text = text, text.strip().rstrip(".,;:").strip()
+        for left, right in PAIRS:
+            inner = text[len(left) : -len(right)]
+            if text == left + inner + right and inner and left not in inner:
+                text = inner
+    text = MIXED.sub(r"\1\\frac{\2}{\3}", THOUSANDS.sub(_joined, _numbers(text, number)))
+    return text if "\\" in text else APART.sub(", ", text)
+
+
+def _joined(found: re.Match[str]) -> str:
+    return re.sub(r"\D", "", found[0])
+
+
+def _numbers(text: str, number: bool) -> str:
+    """The text with its exponents worked out."""
+    pattern = EXPONENT if number else CLEAR_EXPONENT
+    return pattern.sub(lambda found: format(Decimal(f"{found[1]}e{found[2]}"), "f"), text)
+
+
+def plain(text: str) -> str:
+    """Words as they are compared."""
+    return " ".join(tidy(_unwrapped(text)).replace("\\", " ").split()).casefold()
+
+
+def _unwrapped(text: str) -> str:
+    return unicodedata.normalize("NFKC", TEXT_COMMAND.sub(r" \1 ", text))
+
+
+def words(text: str) -> bool:
+    r"""Whether letters of a text are words, as in ``cat`` and ``11 USD``; not in ``2xy``, ``sin x`` and ``\pi``."""
+    for token in COMMAND.sub(" ", _unwrapped(text)).split():
+        token = token.strip(EDGES)
+        alone = re.fullmatch(r"[^\W\d_]+(?:['.&-][^\W\d_]+)*", token) is not None
+        for run in LETTERS.findall(token):
+            low = run.casefold()
+            rest = FUNCTION.sub(" ", low)
+            formula = rest != low and all(len(part) == 1 or VARIABLES.fullmatch(part) for part in rest.split())
+            if low in NAMES or VARIABLES.fullmatch(low) or formula:
+                continue
+            if alone or len(run) > 3 or CURRENCY.search(token):
+                return True
+    return re.fullmatch(r"\w*[^\W\d_]\d\w*", text) is not None and "_" not in text  # H2O, B12
+
+
+def _latex(text: str) -> list[Any]:
+    """The formula that math-verify reads in a short answer, and how it was written; nothing where words are left."""
+    import math_verify
+
+    formula = text if words(text) else BARE_NAME.sub(r"\\\g<0> ", text)
+    marked = f"${formula[:-1]}$%" if text.endswith("%") else formula if "$" in text else f"\\boxed{{{formula}}}"
+    found: list[Any] = math_verify.parse(marked, parsing_timeout=None)
+    return found if len(found) > 1 and not words(str(found[-1])) else []  # it leaves units out that it knows
+
+
+def _running(text: str) -> list[Any]:
+    """The last expression that math-verify reads in running text."""
+    import math_verify
+
+    found: list[Any] = math_verify.parse(_unwrapped(text), parsing_timeout=None)
+    return found
+
+
+def _places(values: Sequence[Any]) -> list[int]:
+    """The place of the first digit of each number that is not 0: 0 for 5, -5 for 0.00001."""
+    numbers = [abs(value) for value in values if getattr(value, "is_Number", False) and value.is_finite]
+    return [math.floor(math.log10(number)) for number in numbers if number]
