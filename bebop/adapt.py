@@ -7,9 +7,8 @@ import time
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from bebop.adaptation.ranks import Ranks, joined
 from bebop.command import check_writable, run_main, writing
 from bebop.compose import adapt_config, as_yaml, resumed_overrides, write_down
 from bebop.config import ObjectiveName
@@ -21,6 +20,9 @@ from bebop.run_folder import RunFolder
 from bebop.settings import about, asked, overview
 from bebop.store import HEADS, Store
 from bebop.trust import refuse_foreign
+
+if TYPE_CHECKING:
+    from bebop.adaptation.ranks import Ranks  # imports torch
 
 HELP = """usage: python -m bebop.adapt [--help [GROUP]] [--cfg] [override ...]
 
@@ -71,8 +73,11 @@ def main(arguments: list[str]) -> int:
         return 0
     if config.resume:
         refuse_foreign(config.dir, config, given, "adapt")
+    look_at_rows(config)
+    from bebop.adaptation.ranks import joined  # torch and transformers take seconds; errors should not wait
+
     with joined(config.model.device) as ranks:
-        from bebop.preflight import check_adaptation  # torch and transformers take seconds; errors should not wait
+        from bebop.preflight import check_adaptation
 
         check_adaptation(config)
         with contextlib.closing(run_folder(config, ranks)) as folder:
@@ -86,7 +91,21 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def begin(config: AdaptConfig, overrides: Sequence[str], folder: RunFolder, ranks: Ranks) -> None:
+def look_at_rows(config: AdaptConfig) -> None:
+    """``UserError`` for whatever is wrong with the rows of a file: before torch, which takes seconds, is imported."""
+    from bebop.tasks.files import check_row, read_rows
+    from bebop.tasks.source import open_items
+
+    data = config.data
+    if data.source == "file":
+        for where, row in read_rows(Path(str(data.path)), "data.path")[: data.sequences or None]:
+            if not {"prompt_ids", "answer_ids"} <= row.keys():
+                check_row(row, data.prompt_key, data.answer_key, "data", where)
+    elif not config.task.turns:
+        open_items(config.task)
+
+
+def begin(config: AdaptConfig, overrides: Sequence[str], folder: RunFolder, ranks: "Ranks") -> None:
     """Make the run folder and say where it is, once nothing was found wrong on any rank."""
     ranks.wait()
     if ranks.rank == 0:
@@ -96,14 +115,14 @@ def begin(config: AdaptConfig, overrides: Sequence[str], folder: RunFolder, rank
         sys.stderr.write(f"run folder: {folder.path}\n")
 
 
-def run_folder(config: AdaptConfig, ranks: Ranks) -> RunFolder:
+def run_folder(config: AdaptConfig, ranks: "Ranks") -> RunFolder:
     """The run folder, at which nothing has been looked yet."""
     names = ranks.union({ranks.rank: f"runs/adapt-{time.strftime('%Y%m%d-%H%M%S')}"})  # clocks differ: rank 0's counts
     path = Path(config.dir or names[0]).resolve()
     return RunFolder(path, "dir", config.resume, Store(path, HEADS), "an adaptation")
 
 
-def check_folder(folder: RunFolder, config: AdaptConfig, ranks: Ranks) -> None:
+def check_folder(folder: RunFolder, config: AdaptConfig, ranks: "Ranks") -> None:
     """``UserError`` if the adaptation may not write there; rank 0, which writes, looks."""
     if ranks.rank > 0:
         return

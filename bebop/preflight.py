@@ -1,6 +1,7 @@
 """What can be found wrong with a job before anything is started, loaded or written: seconds, and no weights read."""
 
 import errno
+import logging
 import os
 import resource
 import socket
@@ -33,9 +34,11 @@ from bebop.model.skeleton import check_head, check_index, check_tokenizer, check
 from bebop.rollout.agent_setup import check_environment
 from bebop.rollout.engines import engine_module
 from bebop.rollout.room import check_memory, check_positions
-from bebop.tasks.rewards import make_reward
-from bebop.tasks.source import EnvironmentSource, PromptSource, chat_encoder, instruction
+from bebop.tasks.rewards import check_reward
+from bebop.tasks.source import EnvironmentSource, Items, PromptSource, chat_encoder, instruction, open_items
 
+log = logging.getLogger(__name__)
+LOOKED_AT = 16  # questions of an environment that are made before a job, to see whether a checkpoint can hold them
 # Ray puts sockets below its folder, and a socket's path has at most 107 characters; these are those below.
 SESSION = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 LONGEST_FOLDER = 107 - len(SESSION)
@@ -43,8 +46,11 @@ LONGEST_FOLDER = 107 - len(SESSION)
 RAY_STORE_SHARE, RAY_STORE_MOST = 0.3, 200 * 10**9
 
 
-def checked(config: JobConfig) -> PromptSource | EnvironmentSource:
-    """The prompts of a job; ``UserError`` for the first thing found that would end it later."""
+def checked(config: JobConfig, items: Items | None = None) -> PromptSource | EnvironmentSource:
+    """The prompts of a job; ``UserError`` for the first thing found that would end it later.
+
+    ``items``: its questions, where they are open and held against the reward already (``bebop.run``).
+    """
     here = config.runtime.address is None  # else what it runs on is not this machine
     settings = check_model(config.model, here)
     check_positions(settings, config.rollout.max_length)
@@ -52,7 +58,7 @@ def checked(config: JobConfig) -> PromptSource | EnvironmentSource:
         require_mtp(config.model)
     for part in SYSTEMS[config.decoding.system].needs:
         read_card(find_part(config.model, part), part)
-    source = check_task(config)
+    source = check_task(config, items)
     engine_module(config).check(config)
     if config.monitor.wandb and find_spec("wandb") is None:
         raise UserError("monitor.wandb=True is not possible: pip install bebop-rl[wandb] first")
@@ -95,16 +101,19 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
     return settings
 
 
-def check_task(config: JobConfig) -> PromptSource | EnvironmentSource:
-    """The prompts, of which the first was asked for; the reward can be imported, an environment can begin."""
+def check_task(config: JobConfig, items: Items | None = None) -> PromptSource | EnvironmentSource:
+    """The prompts, of which the first was asked for; the reward fits them, an environment can begin."""
     if config.task.turns:
         environment = EnvironmentSource(config.task)
+        for index in range(min(config.task.size or LOOKED_AT, LOOKED_AT)):
+            environment.prompt(index)
         check_environment(config.model, config.task, config.rollout.max_length, environment.prompt(0))
         return environment
     room = config.rollout.max_length - config.rollout.sampling.max_new_tokens
-    source = prompts(config.model, config.task, room)
+    if items is None:
+        check_reward(config.task, items := open_items(config.task))
+    source = prompts(config.model, config.task, room, items)
     source.prompt(0)
-    make_reward(config.task)
     return source
 
 
@@ -121,10 +130,14 @@ def check_adaptation(config: AdaptConfig) -> None:
         prompts(config.model, config.task, data.max_length - data.sampling.max_new_tokens).prompt(0)
 
 
-def prompts(model: ModelConfig, task: TaskConfig, room: int) -> PromptSource:
-    """The prompt stream of a task for a model, in at most ``room`` tokens each."""
+def prompts(model: ModelConfig, task: TaskConfig, room: int, items: Items | None = None) -> PromptSource:
+    """The prompt stream of a task for a model, in at most ``room`` tokens each; a warning without a chat template."""
     tokenizer = load_tokenizer(model)
-    return PromptSource(task, chat_encoder(tokenizer, instruction(task, tokenizer)), room)
+    if tokenizer.chat_template is None:
+        log.warning(
+            "model.path=%r has no chat template: prompts are the bare questions, each with a newline", model.path
+        )
+    return PromptSource(task, chat_encoder(tokenizer, instruction(task, tokenizer)), room, items)
 
 
 def check_ports(runtime: RuntimeConfig) -> None:

@@ -5,16 +5,20 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bebop.command import check_writable, run_main, writing
 from bebop.compose import as_yaml, job_config, resumed_overrides, write_down
-from bebop.config import JobConfig
+from bebop.config import JobConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.resume_rules import JOB
 from bebop.run_folder import RunFolder
 from bebop.settings import about, asked, overview
 from bebop.store import STEPS, Store
 from bebop.trust import refuse_foreign
+
+if TYPE_CHECKING:
+    from bebop.tasks.source import Items
 
 SECTION = "runtime."  # where dir and resume are
 HELP = """usage: python -m bebop.run [--help [GROUP]] [--cfg] [override ...]
@@ -68,12 +72,13 @@ def main(arguments: list[str]) -> int:
         check_writable("runtime.dir", folder.path)
         folder.check(config, JOB)
 
+        items = questions(config.task)
         # Torch and Ray take seconds to import; --help and errors should not wait for them.
         from bebop.identity import identity
         from bebop.preflight import checked
         from bebop.runtime import run_job
 
-        source = checked(config)
+        source = checked(config, items)
         folder.identify(identity(config.model, {"task.path": config.task.path}))
 
         def begin() -> None:
@@ -88,6 +93,18 @@ def main(arguments: list[str]) -> int:
         again = f"python -m bebop.run runtime.dir={folder.path} runtime.resume=true"
         sys.stderr.write(f"interrupted; go on with: {again}\n")
     return 0 if finished else 130
+
+
+def questions(config: TaskConfig) -> "Items | None":
+    """The questions of a task, held against its reward; None for those of an environment."""
+    from bebop.tasks.rewards import check_reward
+    from bebop.tasks.source import open_items
+
+    if config.turns:
+        return None
+    items = open_items(config)
+    check_reward(config, items)
+    return items
 
 
 def placed(config: JobConfig) -> tuple[RunFolder, JobConfig]:

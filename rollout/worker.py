@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory, sam
 from bebop.weight_manifest import CheckedWeights, verified
 
 log = logging.getLogger(__name__)
+REWARD_LOG = "reward.log"  # in the run folder: what a reward function of the user's prints
 Reward = Callable[[str, Prompt], float]
 
 
@@ -39,7 +41,8 @@ def make_worker(config: JobConfig) -> "RolloutWorker":
         worker = RolloutWorker(engine, _rewarded_by_environment, config, eos)
         worker.agents = make_agent_loop(config.model, config.task, config.rollout.max_length, worker.thread, eos)
         return worker
-    reward = make_reward(config.task)
+    folder = config.runtime.dir
+    reward = make_reward(config.task, Path(folder, REWARD_LOG) if folder else None)
     return RolloutWorker(engine, lambda text, prompt: checked(reward, text, prompt), config, eos)
 
 

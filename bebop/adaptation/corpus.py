@@ -18,7 +18,7 @@ from bebop.errors import UserError
 from bebop.model.backbone import Policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
-from bebop.tasks.files import read_rows
+from bebop.tasks.files import check_row, lookup, read_rows
 from bebop.tasks.source import PromptSource, chat_encoder, instruction
 from bebop.trainer.chains import TokenRow
 from bebop.trajectory import Completion, Prompt, SamplingParams
@@ -175,15 +175,12 @@ def _row(row: dict[str, Any], where: str, data: DataConfig, policy: Policy, enco
             prompt=tuple(row["prompt_ids"]), answer=tuple(row["answer_ids"]), task=str(row.get("task", "file"))
         )
     else:
-        missing = [key for key in (data.prompt_key, data.answer_key) if row.get(key) is None]
-        if missing:
-            raise UserError(
-                f"data.path={data.path!r}: {where} has no {missing[0]!r}; it has {', '.join(map(str, row))}"
-            )
-        answer = policy.tokenizer.encode(str(row[data.answer_key]), add_special_tokens=False)
+        check_row(row, data.prompt_key, data.answer_key, "data", where)
+        text = str(lookup(row, data.answer_key, "data.answer_key", where))
+        answer = policy.tokenizer.encode(text, add_special_tokens=False)
         end = policy.tokenizer.eos_token_id
         token_row = TokenRow(
-            prompt=encode(row[data.prompt_key])[1],
+            prompt=encode(lookup(row, data.prompt_key, "data.prompt_key", where))[1],
             answer=(*answer, *([end] if isinstance(end, int) else [])),
             task=str(row.get("task", "file")),
         )

@@ -1,9 +1,11 @@
 """Questions from a JSONL or parquet file: every row once per epoch, in an order shuffled anew for each epoch."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bebop.errors import UserError
+from bebop.keepable import check_keepable
 from bebop.parsing import check
 from bebop.reading import parse_json
 from bebop.tasks.epochs import Epochs
@@ -28,10 +30,8 @@ class FileItems:
         self.rows = rows[:size]
         self._epochs = Epochs(len(self.rows), seed)
         for where, row in self.rows:
-            question = lookup(row, prompt_key, "task.prompt_key", where)
-            _check_question(question, f"task.prompt_key={prompt_key!r}: {where}")
-            answer = lookup(row, answer_key, "task.answer_key", where)
-            _check_text(str(answer), f"task.answer_key={answer_key!r}: {where}")
+            check_row(row, prompt_key, answer_key, "task", where)
+            check_keepable(row, where)
 
     def item(self, index: int, attempt: int = 0) -> dict[str, Any]:
         """Keys question, answer and metadata (the whole row); other attempts shuffle the epoch differently."""
@@ -43,21 +43,36 @@ class FileItems:
             "metadata": row,
         }
 
+    def golds(self) -> Iterator[tuple[str, Any]]:
+        """Each row's place and answer, in the order of the file."""
+        for where, row in self.rows:
+            yield where, lookup(row, self.answer_key, "task.answer_key", where)
+
     def asked(self, index: int, attempt: int = 0) -> tuple[int, int]:
         """The epoch, from 0, and the row, from 0, that ``item`` gives for the same arguments."""
         return self._epochs.place(index, attempt)
 
 
 def lookup(row: dict[str, Any], key: str, setting: str, where: str) -> Any:
-    """``row[key]``, or through nested mappings where ``key`` has dots; ``UserError`` if there is nothing."""
-    if key in row and row[key] is not None:
+    """``row[key]``, or through nested mappings where ``key`` has dots; ``UserError`` if it is not there, or null."""
+    if row.get(key) is not None:
         return row[key]
     value: Any = row
-    for part in key.split("."):
-        if not isinstance(value, dict) or value.get(part) is None:
-            raise UserError(f"{setting}={key!r}: {where} has no such key; it has {', '.join(map(str, row))}")
+    for part in [key] if key in row else key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise UserError(f"{setting}={key!r}: {where} has no such key; it has {', '.join(map(str, row)) or 'none'}")
         value = value[part]
+        if value is None:
+            raise UserError(f"{setting}={key!r}: {where} has null there; give a value, or leave the row out")
     return value
+
+
+def check_row(row: dict[str, Any], prompt_key: str, answer_key: str, section: str, where: str) -> None:
+    """``UserError`` unless a row has a question and an answer; ``section``: whose settings name its keys."""
+    question = lookup(row, prompt_key, f"{section}.prompt_key", where)
+    _check_question(question, f"{section}.prompt_key={prompt_key!r}: {where}")
+    answer = lookup(row, answer_key, f"{section}.answer_key", where)
+    _check_text(str(answer), f"{section}.answer_key={answer_key!r}: {where}")
 
 
 def _check_question(question: Any, where: str) -> None:
@@ -99,7 +114,38 @@ def _read_parquet(path: Path, setting: str) -> list[tuple[str, dict[str, Any]]]:
         table = pyarrow.parquet.read_table(path)
     except pyarrow.ArrowException as error:
         raise UserError(f"{setting}={str(path)!r} is no parquet file: {str(error).splitlines()[0]}") from error
-    return [(f"row {n} of {path}", row) for n, row in enumerate(table.to_pylist(), start=1)]
+    columns = {}
+    for name in table.column_names:
+        try:
+            columns[name] = _in_microseconds(table[name]).to_pylist()
+        except (ValueError, OverflowError, pyarrow.ArrowException) as error:
+            raise UserError(
+                f"{setting}={str(path)!r}: column {name!r} cannot be read: {error}; leave it out"
+            ) from error
+    rows = zip(*columns.values(), strict=True)
+    return [(f"row {n} of {path}", dict(zip(columns, row, strict=True))) for n, row in enumerate(rows, start=1)]
+
+
+def _in_microseconds(column: Any) -> Any:
+    """A column of nanoseconds, as pandas writes times, in the microseconds that Python's times have."""
+    import pyarrow
+    from pyarrow import types
+
+    def finest(kind: Any) -> Any:
+        if types.is_timestamp(kind) and kind.unit == "ns":
+            return pyarrow.timestamp("us", kind.tz)
+        if types.is_time64(kind) and kind.unit == "ns":
+            return pyarrow.time64("us")
+        if types.is_duration(kind) and kind.unit == "ns":
+            return pyarrow.duration("us")
+        if types.is_struct(kind):
+            return pyarrow.struct([field.with_type(finest(field.type)) for field in kind])
+        if types.is_list(kind):
+            return pyarrow.list_(kind.value_field.with_type(finest(kind.value_type)))
+        return kind
+
+    wanted = finest(column.type)
+    return column if wanted == column.type else column.cast(wanted, safe=False)
 
 
 def _read_jsonl(path: Path) -> list[tuple[str, dict[str, Any]]]:

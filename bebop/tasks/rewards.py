@@ -9,14 +9,20 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from numbers import Real
+from pathlib import Path
+from typing import Any
 
 from bebop.config import TaskConfig
 from bebop.errors import UserError
+from bebop.tasks.files import FileItems
 from bebop.tasks.functions import RewardTimeout, UserFunction
 from bebop.tasks.isolated import isolated
+from bebop.tasks.math_answers import gold_text, score_math
 from bebop.tasks.procedural import check_name
-from bebop.tasks.scoring import as_math, is_quick, score_entry, score_math
+from bebop.tasks.scoring import is_quick, score_entry
+from bebop.tasks.source import Items
 from bebop.trajectory import Prompt
 
 RewardFunction = Callable[[str, Prompt], float]
@@ -45,7 +51,8 @@ class DatasetReward:
 class MathReward:
     """1 if the last ``<answer>``, else the last ``\\boxed{}``, else the last expression equals the gold answer, else 0.
 
-    A gold answer that shows its working before ``####`` counts from there, as in GSM8K.
+    A gold answer that shows its working before ``####`` counts from there, as in GSM8K. See ``math_answers`` for what
+    is equal.
     """
 
     name: str = "math_verify"
@@ -55,14 +62,19 @@ class MathReward:
         from reasoning_gym.utils import extract_answer
 
         gold = prompt.item["answer"]
-        if not isinstance(gold, str | int | float):
-            raise UserError(f"task.reward={self.name!r}: prompt {prompt.index} has answer {gold!r}, a text is wanted")
-        expected = str(gold).rsplit("####", 1)[-1].strip()
-        answer = extract_answer(text)
+        self.check(gold, f"prompt {prompt.index}")
+        expected, answer = gold_text(gold), extract_answer(text)
         if answer is not None and answer == expected:
             return 1.0
-        candidate = as_math(answer) if answer is not None else text[max(0, text.rfind("\\boxed")) :]
-        return isolated().score(score_math, candidate, as_math(expected))
+        number = not isinstance(gold, str)
+        return isolated().score(score_math, text if answer is None else answer, expected, answer is not None, number)
+
+    def check(self, gold: Any, where: str) -> None:
+        """``UserError`` unless answers can be held against ``gold``; ``where``: its place, for the message."""
+        right = isinstance(gold, str | int) or (isinstance(gold, float | Decimal) and math.isfinite(gold))
+        if not right or not gold_text(gold):
+            wanted = "a text that is not empty, or a finite number, is wanted"
+            raise UserError(f"task.reward={self.name!r}: {where} has answer {str(gold)[:80]!r}: {wanted}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +89,11 @@ class UserReward:
         return self.function(text, prompt.item, f"reward {self.name} on prompt {prompt.index}")
 
 
-def make_reward(config: TaskConfig) -> RewardFunction:
-    """The reward of a task; ``UserError`` if its function cannot be imported or its data set does not exist."""
+def make_reward(config: TaskConfig, output: Path | None = None) -> RewardFunction:
+    """The reward of a task; ``UserError`` if its function cannot be imported or its data set does not exist.
+
+    ``output``: the file that is given what a function of the user's prints; None: the standard error.
+    """
     kind = config.reward
     if kind == "auto":
         kind = "math_verify" if config.source == "file" else "dataset"
@@ -87,7 +102,25 @@ def make_reward(config: TaskConfig) -> RewardFunction:
     if kind == "dataset":
         check_name(config.name, "task.name")
         return DatasetReward(name=config.name, args=json.dumps(config.args))
-    return UserReward(name=kind, function=UserFunction(kind, config.reward_timeout))
+    return UserReward(name=kind, function=UserFunction(kind, config.reward_timeout, output))
+
+
+def check_reward(config: TaskConfig, items: Items) -> None:
+    """Hold the reward against the questions of a task: every gold answer of a file, or one call of a user's function.
+
+    The call is for the first question, with its own answer as the text. ``UserError`` names the row or what went wrong.
+    """
+    reward, first = make_reward(config), items.item(0)
+    if isinstance(reward, MathReward):
+        for where, gold in items.golds() if isinstance(items, FileItems) else [("the first question", first["answer"])]:
+            reward.check(gold, where)
+    if isinstance(reward, UserReward):
+        try:
+            checked(reward, str(first["answer"]), Prompt(index=0, task=config.name, text="", token_ids=(), item=first))
+        except RewardTimeout as error:
+            raise UserError(f"{error}: raise it, or give a quicker function") from None
+        finally:
+            reward.function.close()
 
 
 def checked(reward: RewardFunction, text: str, prompt: Prompt) -> float:

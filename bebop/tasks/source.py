@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from bebop.config import TaskConfig
 from bebop.errors import UserError
+from bebop.keepable import check_keepable
 from bebop.tasks.environment import find_kind, question
 from bebop.tasks.epochs import Epochs
 from bebop.tasks.files import FileItems
@@ -41,10 +42,13 @@ class PromptSource:
     another of its rows, which the epoch then holds twice.
     """
 
-    def __init__(self, config: TaskConfig, encode: Encode, max_prompt_tokens: int) -> None:
-        """Open the source; ``encode`` turns a question into text and token ids (see ``chat_encoder``)."""
+    def __init__(self, config: TaskConfig, encode: Encode, max_prompt_tokens: int, items: Items | None = None) -> None:
+        """Open the source; ``encode`` turns a question into text and token ids (see ``chat_encoder``).
+
+        ``items``: its questions, where they are open already.
+        """
         self.config, self.encode, self.max_prompt_tokens = config, encode, max_prompt_tokens
-        self.items = _items(config)
+        self.items = items or open_items(config)
 
     def prompt(self, index: int) -> Prompt:
         """Prompt number ``index`` >= 0. ``UserError`` if every candidate for the place is too long."""
@@ -54,6 +58,7 @@ class PromptSource:
             item = self.items.item(index, attempt)
             text, token_ids = self.encode(item["question"])
             if len(token_ids) <= self.max_prompt_tokens:
+                check_keepable(item, f"question {index} of task.name={self.config.name!r}")
                 epoch, number = self.items.asked(index, attempt)
                 return Prompt(
                     index=index,
@@ -91,6 +96,7 @@ class EnvironmentSource:
         epoch, number = (0, None) if self._epochs is None else self._epochs.place(index)
         item = question(self.kind, index if number is None else number, self.config.seed, self.config.args)
         task = self.config.name
+        check_keepable(item, f"task.name={task!r}: the item of question {index}")
         return Prompt(index=index, task=task, text="", token_ids=(), item=item, question=number, epoch=epoch)
 
 
@@ -107,7 +113,7 @@ def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Questio
             messages = [{"role": "system", "content": system}, *messages]
         if tokenizer.chat_template is None:
             text = "\n".join(m["content"] for m in messages) + "\n"
-            return text, tuple(tokenizer(text)["input_ids"])
+            return text, _opened(tokenizer, text)
         try:
             text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is code from outside
@@ -120,6 +126,13 @@ def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Questio
         return text, tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     return encode
+
+
+def _opened(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Ids of a text that goes on: with what the tokenizer puts before it, and without what it appends, such as eos."""
+    ids, own = (tuple(tokenizer(text, add_special_tokens=added)["input_ids"]) for added in (True, False))
+    begin = next((i for i in range(len(ids) - len(own) + 1) if ids[i : i + len(own)] == own), 0)
+    return ids[:begin] + own
 
 
 def instruction(config: TaskConfig, tokenizer: Any) -> str | None:
@@ -137,7 +150,8 @@ def instruction(config: TaskConfig, tokenizer: Any) -> str | None:
     return str(SYSTEM_PROMPTS["default"])
 
 
-def _items(config: TaskConfig) -> Items:
+def open_items(config: TaskConfig) -> Items:
+    """The questions of a task that is no environment; ``UserError`` for whatever is wrong with them. Without torch."""
     if config.source == "file":
         assert config.path is not None, "TaskConfig checks this"
         return FileItems(config.path, config.prompt_key, config.answer_key, config.seed, config.size)

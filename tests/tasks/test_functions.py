@@ -71,6 +71,31 @@ def test_it_runs_elsewhere_and_remembers(mine: UserFunction) -> None:
     assert ask(mine, "print") == 6  # what it prints does not get in the way
 
 
+def test_what_it_prints_goes_to_a_file_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("import sys\nprint('made')\n" + SAYS)
+    monkeypatch.setattr(functions, "OUTPUT_BYTES", 1000)
+    mine = UserFunction(f"{tmp_path}/mine.py:says", timeout=30, output=tmp_path / "run" / "reward.log")
+    ask(mine, "before there is a folder")
+    time.sleep(0.1)
+    (tmp_path / "run").mkdir()
+    ask(mine, "after")
+    mine.close()
+    log = tmp_path / "run" / "reward.log"
+    assert log.read_text().splitlines() == ["made", "before there is a folder", "to stderr", "after", "to stderr"]
+    mine = UserFunction(f"{tmp_path}/mine.py:says", timeout=30, output=log)
+    assert [ask(mine, "x" * 5000), ask(mine, "y" * 100_000)] == [1, 1]  # what is left out holds up nobody
+    mine.close()
+    assert log.stat().st_size < 7000 and log.read_text().endswith(functions.LEFT_OUT)
+
+
+SAYS = """
+def says(text, item):
+    print(text)
+    print("to stderr", file=sys.stderr)
+    return 1
+"""
+
+
 @pytest.mark.parametrize("text", ["hang", "spin"])
 def test_one_that_hangs_is_ended_with_all_it_started(mine: UserFunction, text: str) -> None:
     group, started = int(ask(mine, "pid")), time.monotonic()

@@ -1,3 +1,6 @@
+import contextlib
+import json
+import math
 import random
 import threading
 from pathlib import Path
@@ -10,7 +13,8 @@ from bebop.config import TaskConfig
 from bebop.errors import UserError
 from bebop.parsing import from_dict
 from bebop.tasks.procedural import ProceduralItems, make_dataset
-from bebop.tasks.rewards import MathReward, RewardFunction, UserReward, checked, make_reward
+from bebop.tasks.rewards import MathReward, RewardFunction, UserReward, check_reward, checked, make_reward
+from bebop.tasks.source import open_items
 from bebop.trajectory import Prompt
 from recipes.tiny.data import TASKS
 from recipes.tiny.solutions import SOLVERS
@@ -124,10 +128,56 @@ def test_countdown_by_its_own_verifier() -> None:
         ("The answer is 5.", 5.0, 1),
         ("", "5", 0),
         ("\\boxed{", "5", 0),
+        ("The answer is $cat$", "act", 0),
+        ("It is 1e-5", 1, 0),
+        ("<answer>It is $\\boxed{11}$.</answer>", "11", 1),
     ],
 )
 def test_math_verify(text: str, gold: Any, score: int) -> None:
     assert math_score(text, gold) == score
+
+
+# Gold answer, what equals it, what does not; between tags and in a box alike.
+SHORT: list[tuple[Any, list[str], list[str]]] = [
+    # Words are no products of letters; formulas are.
+    ("cat", ["cat", "Cat.", "**cat**", "\\text{cat}", "$cat$"], ["act", "\\text{act}", "It is a cat", "c a t"]),
+    ("\\text{New York}", ["New  York", "new york."], ["York New", "New Yorker"]),
+    ("listen", ["'listen'"], ["tinsel", "silent"]),
+    ("no", ["No"], ["on"]),
+    ("H2O", ["H2O"], ["OH2"]),
+    ("hot day", ["hot day"], ["hot"]),
+    ("11 USD", ["11 usd"], ["11 EUR"]),
+    ("10 km", ["10", "10 km", "It is 10 km"], ["11 km"]),
+    ("x^2+2x+1", ["(x+1)^2", "$1 + x^2 + 2x$"], ["x^2+2x"]),
+    ("2xy", ["2yx", "y*2x"], ["2"]),
+    ("2\\pi", ["2pi", "\\pi \\cdot 2"], ["2", "2\\rho"]),
+    ("\\sin x", ["sin x", "sin(x)"], ["i n s x"]),
+    # What running text may have around a number.
+    (
+        "11",
+        ["11.", "It is 11", "**11**.", "11 USD", "11USD", "$11", "\\$11", "€11", "`11`", "x = 11", "\\text{It is }11"],
+        ["12.", "12 USD", "11 of 12", "10 or 11", "10, 11", "11alpha"],
+    ),
+    ("7%", ["7.0%", "7\\%", "7 percent", "0.07"], ["8%", "0.7%"]),
+    # Blanks join thousands, and multiply nothing.
+    ("0", ["0"], ["1 000", "3 0"]),
+    ("1000", ["1 000", "1,000", "1\\,000", "1{,}000", "1'000", "1\u202f000"], ["1 00", "10 00"]),
+    ("6", ["6"], ["2 3"]),
+    ("3/2", ["1 1/2", "1\\frac{1}{2}"], ["1/2", "1 1/3"]),
+    # Numbers of JSON, however small or large.
+    (0.00001, ["0.00001", "1e-5", "1E-05", "10^{-5}", "1/100000"], ["e-5", "0", "0.00002", "0.0000104"]),
+    (1e-7, ["0.0000001"], ["0", "0.0000002"]),
+    (2e-5, ["2e-5", "0.00002"], ["2"]),
+    (1e22, ["10000000000000000000000"], ["e+22"]),
+    ("2e - 1", ["2e-1"], ["0.2"]),
+]
+
+
+@pytest.mark.parametrize(("gold", "right", "wrong"), SHORT, ids=[str(row[0]) for row in SHORT])
+def test_short_answers(gold: Any, right: list[str], wrong: list[str]) -> None:
+    put = ("<answer>{}</answer>", "so \\boxed{{{}}}")
+    scores = {form.format(text): math_score(form.format(text), gold) for text in right + wrong for form in put}
+    assert scores == {form.format(text): float(text in right) for text in right + wrong for form in put}
 
 
 def test_math_verify_is_the_reward_of_files_and_runs_in_threads(tmp_path: Path) -> None:
@@ -147,9 +197,16 @@ def test_math_verify_is_the_reward_of_files_and_runs_in_threads(tmp_path: Path) 
     assert sorted(scores) == [0, 0, 0, 1, 1, 1]
 
 
-def test_math_verify_wants_a_gold_answer() -> None:
-    with pytest.raises(UserError, match="prompt 7 has answer None"):
-        math_score("5", None)
+@pytest.mark.parametrize("gold", [None, ["16"], {"a": 1}, "", " ", "a sum\n#### ", math.nan, -math.inf])
+def test_golds_that_nothing_can_equal_are_refused_with_their_place(tmp_path: Path, gold: Any) -> None:
+    with pytest.raises(UserError, match="prompt 7 has answer"):
+        math_score("5", gold)
+    rows = [{"question": "q", "answer": {"is": gold if n == 7 else n}} for n in range(9)]
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = TaskConfig(source="file", path=str(tmp_path / "q.jsonl"), answer_key="answer.is")
+    with pytest.raises(UserError, match=r"line 8 of .*q\.jsonl has") as error:
+        check_reward(config, open_items(config))
+    assert "\n" not in str(error.value)
 
 
 USER = """
@@ -190,6 +247,25 @@ def test_a_function_that_fails_is_named(tmp_path: Path, name: str, words: list[s
         checked(user(tmp_path, name), "x", ask({"answer": ""}))
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
     assert name != "broken" or 'return item["no such key"]' in str(error.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("broken", "raised KeyError"),
+        ("nothing", "returned 'None'"),
+        ("sleeps", "took more than task.reward_timeout=0.2 s: raise it"),
+        ("half", ""),
+    ],
+)
+def test_a_function_is_called_once_before_anything_starts(
+    tmp_path: Path, name: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(f"{USER}\nimport time\ndef sleeps(text, item): print('zzz'); time.sleep(100)\n")
+    config = TaskConfig(reward=f"{tmp_path}/mine.py:{name}", reward_timeout=0.2 if name == "sleeps" else 30)
+    with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+        check_reward(config, open_items(config))
+    assert ("reward: zzz\n" in capfd.readouterr().err) == (name == "sleeps")
 
 
 IMPORTS = [

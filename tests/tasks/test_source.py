@@ -1,15 +1,20 @@
+import datetime
 import json
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bebop import codec
 from bebop.config import TaskConfig
 from bebop.errors import UserError
 from bebop.tasks.files import FileItems
 from bebop.tasks.procedural import PRECOMPUTED, ProceduralItems, make_dataset, stream_seed
-from bebop.tasks.source import MAX_TRIES, PromptSource, chat_encoder
+from bebop.tasks.rewards import MathReward
+from bebop.tasks.source import MAX_TRIES, EnvironmentSource, PromptSource, chat_encoder
+from bebop.trajectory import Prompt
 from tests.cases import slow_but
 
 GCD = TaskConfig(name="gcd", args={"min_value": 10, "max_value": 60})
@@ -136,6 +141,62 @@ def test_parquet_as_verl_writes_it(tmp_path: Path) -> None:
     assert items.item(7) == {"question": row["prompt"], "answer": "4", "metadata": row}
 
 
+def test_parquet_of_types_that_json_has_not_goes_into_a_checkpoint_and_back(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    fine = pyarrow.timestamp("ns", "Europe/Berlin")  # pandas writes nanoseconds, which Python's times have not
+    columns = {
+        "question": ["q"], "answer": [Decimal("0.00001")], "day": [datetime.date(2024, 2, 29)], "raw": [b"\xff"],
+        "at": pyarrow.array([1_700_000_000_123_456_789], fine),
+        "spans": pyarrow.array([[{"s": 1001}]], pyarrow.list_(pyarrow.struct([("s", pyarrow.duration("ns"))]))),
+    }  # fmt: skip
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    item = FileItems(str(tmp_path / "t.parquet"), "question", "answer", seed=0).item(0)
+    assert item["metadata"]["at"].microsecond == 123456 and item["metadata"]["at"].tzname() == "CET"
+    codec.save(item, tmp_path / "state")
+    assert codec.load(tmp_path / "state") == item
+    assert MathReward()("<answer>1/100000</answer>", Prompt(index=0, task="", text="", token_ids=(), item=item)) == 1
+    far = pyarrow.table({**columns, "at": pyarrow.array([5 * 10**15], pyarrow.timestamp("ms"))})  # the year 160,000
+    pyarrow.parquet.write_table(far, tmp_path / "t.parquet")
+    with pytest.raises(UserError, match=r"column 'at' cannot be read: .*; leave it out"):
+        FileItems(str(tmp_path / "t.parquet"), "question", "answer", seed=0)
+
+
+KEEPING = """
+class Here:
+    async def reset(self, item, seed): ...
+    async def step(self, text): ...
+    async def close(self): ...
+    @staticmethod
+    def item(index, seed, what="set"):
+        return {"index": index, "more": [{"set": {"b", ("a", 1)}, "file": open, "own": Here()}[what]]}
+"""
+
+
+@pytest.mark.parametrize("what", ["set", "file", "own"])
+def test_items_of_an_environment_that_no_checkpoint_can_hold_are_refused(tmp_path: Path, what: str) -> None:
+    (tmp_path / "env.py").write_text(KEEPING)
+    config = TaskConfig(source="environment", name=f"{tmp_path}/env.py:Here", args={"what": what})
+    if what == "set":
+        item = EnvironmentSource(config).prompt(3).item
+        codec.save(item, tmp_path / "state")
+        assert codec.load(tmp_path / "state") == item == {"index": 3, "more": [{"b", ("a", 1)}]}
+        return
+    with pytest.raises(UserError, match=r"the item of question 3: more\[0\] is .*, a .*, which no checkpoint can hold"):
+        EnvironmentSource(config).prompt(3)
+
+
+def test_rows_that_no_checkpoint_can_hold_are_refused(tmp_path: Path) -> None:
+    deep = json.loads("[" * 99 + '{"a": 1}' + "]" * 99)
+    path = jsonl(
+        tmp_path / "n.jsonl", [{"question": "q", "answer": "a", "more": more} for more in (1, deep[0], [deep])]
+    )
+    with pytest.raises(UserError, match=r"line 3 of .*n\.jsonl is nested too deeply: give one of at most 100 levels"):
+        FileItems(path, "question", "answer", seed=0)
+    FileItems(path, "question", "answer", seed=0, size=2)
+
+
 GOOD = {"question": "q", "answer": "a"}
 
 
@@ -147,7 +208,8 @@ GOOD = {"question": "q", "answer": "a"}
         ([GOOD, "", "[1]"], ["line 3 of", "[1]"]),
         ([GOOD, {"question": "q"}], ["line 2 of", "task.answer_key='answer'", "it has question"]),
         ([{"prompt": "q", "answer": "a"}], ["line 1 of", "task.prompt_key='question'", "it has prompt, answer"]),
-        ([{"question": None, "answer": "a"}], ["line 1 of", "task.prompt_key"]),
+        ([{"question": None, "answer": "a"}], ["line 1 of", "task.prompt_key", "null there"]),
+        ([GOOD, {"question": "q", "answer": None}], ["line 2 of", "task.answer_key='answer'", "null there"]),
         ([{"question": " ", "answer": "a"}], ["line 1 of", "a text or a list of messages"]),
         ([{"question": [{"text": "q"}], "answer": "a"}], ["line 1 of", "role and content"]),
     ],
@@ -167,11 +229,14 @@ def test_bytes_that_are_neither(tmp_path: Path, name: str) -> None:
 
 
 class FakeTokenizer:
-    def __init__(self, chat_template: str | None) -> None:
-        self.chat_template = chat_template
+    """Puts 1 before a text, and appends what ``end`` says."""
+
+    def __init__(self, chat_template: str | None, end: tuple[int, ...] = ()) -> None:
+        self.chat_template, self.end = chat_template, end
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        return {"input_ids": [1] * add_special_tokens + [ord(c) for c in text]}
+        own = [ord(c) for c in text]
+        return {"input_ids": [1, *own, *self.end] if add_special_tokens else own}
 
     def apply_chat_template(self, messages: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool) -> str:
         assert not tokenize and add_generation_prompt
@@ -184,4 +249,5 @@ def test_chat_encoder_with_and_without_a_template() -> None:
     encode = chat_encoder(FakeTokenizer("a template"))
     assert encode("2?") == encode(messages) == (text, tuple(map(ord, text)))  # no second beginning-of-text token
     assert chat_encoder(FakeTokenizer("a template"), system="Be brief.")("2?")[0] == "<system>Be brief." + text
-    assert chat_encoder(FakeTokenizer(None))("2?") == ("2?\n", (1, *map(ord, "2?\n")))
+    for end in ((), (2,), (3, 2)):  # a prompt goes on: what a tokenizer appends, such as eos, would end it
+        assert chat_encoder(FakeTokenizer(None, end))("2?") == ("2?\n", (1, *map(ord, "2?\n")))
