@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib import resources
@@ -27,7 +27,7 @@ from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
 from bebop.origin import sign
 from bebop.override_merge import merged as merged_overrides
-from bebop.parsing import Setting, from_dict, settings
+from bebop.parsing import Setting, from_dict, settings, similar
 from bebop.reading import parse_json
 from bebop.run_folder import CONFIG, OVERRIDES
 from bebop.store import write_text
@@ -35,6 +35,9 @@ from bebop.store import write_text
 RENAMED = {setting.formerly: setting.name for setting in settings(JobConfig) if setting.formerly}
 ALONE = {"algorithm": "grpo", "monitor": "default", "runtime": "default", "trainer": "default"}  # groups of one choice
 
+ROOTS: dict[str, type] = {
+    "config": JobConfig, "adapt": AdaptConfig, "certify": CertifyConfig, "simulate": SimulateConfig,
+}  # fmt: skip
 GIVEN = "model.path"  # by every choice of its group: Hydra would not take a ??? for a value that is there
 
 
@@ -184,8 +187,7 @@ def _register() -> None:
         store(name, {"system": name, "draft_tokens": system.draft_tokens, "options": options}, group="decoding")
     for group, choice in ALONE.items():
         store(choice, {}, group=group)
-    roots = {"config": JobConfig, "adapt": AdaptConfig, "certify": CertifyConfig, "simulate": SimulateConfig}
-    for root, cls in roots.items():
+    for root, cls in ROOTS.items():
         store(f"{root}_settings", _tree(s for s in settings(cls) if not s.only and s.name != GIVEN))
     for group, choice in {(s.name.split(".")[0], s.only) for s in settings(JobConfig) if s.only}:
         part = _tree(s for s in settings(JobConfig) if s.only == choice)
@@ -229,7 +231,8 @@ def _read(override: str) -> Override:
     if parsed.is_sweep_override():
         raise UserError(f"{override} is not possible: give one value; a list is written [1,2], a text in quotes")
     if name in choices and not parsed.is_delete() and parsed.value() not in choices[name]:
-        raise UserError(f"{override} is not possible: choose one of {', '.join(choices[name])}")
+        close = similar(str(parsed.value()), choices[name])
+        raise UserError(f"{override} is not possible: {close}choose one of {', '.join(choices[name])}")
     return parsed
 
 
@@ -237,6 +240,7 @@ def _check_names(parsed: Sequence[Override], root: str) -> None:
     """``UserError`` for the first override of a setting that does not exist, with those that do."""
     chosen = [p.input_line or "" for p in parsed if p.key_or_group in groups()]
     known: Any = OmegaConf.to_container(_compose(tuple(chosen), root))
+    elsewhere = {one.name: one.only for one in settings(ROOTS[root]) if one.only}
     for override in parsed:
         if override.is_add():
             continue
@@ -248,8 +252,19 @@ def _check_names(parsed: Sequence[Override], root: str) -> None:
             if name not in at:
                 there = f"{where} has {', '.join(at) or 'none'}" if where else f"the groups are {', '.join(at)}"
                 new = f" (+{override.input_line} adds one)" if where == "task.args" else ""
-                raise UserError(f"{override.key_or_group}: no such setting; {there}{new}")
+                if choice := elsewhere.get(override.key_or_group):
+                    raise UserError(f"{override.key_or_group}: no such setting; it goes with {path[0]}={choice}")
+                close = similar(override.key_or_group, [*_names(known), *elsewhere])
+                raise UserError(f"{override.key_or_group}: no such setting; {close}{there}{new}")
             at = at[name]
+
+
+def _names(tree: dict[str, Any], where: str = "") -> Iterator[str]:
+    """The full name of every setting in nested mappings."""
+    for name, value in tree.items():
+        yield f"{where}{name}"
+        if isinstance(value, dict):
+            yield from _names(value, f"{where}{name}.")
 
 
 def groups() -> dict[str, list[str]]:

@@ -5,11 +5,12 @@ can get wrong raises ``UserError`` in one line with what is allowed.
 """
 
 import dataclasses
+import difflib
 import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -132,6 +133,18 @@ def check(condition: bool, name: str, value: object, allowed: str) -> None:
         raise UserError(f"{name}={value!r} is not possible: {allowed}")
 
 
+def similar(wrong: str, known: Iterable[str]) -> str:
+    """``did you mean a.b or c.b? `` for a name that does not exist: those of the same or a like last part, if any."""
+    names: dict[str, list[str]] = {}  # last part -> full names
+    for name in known:
+        if not wrong.startswith(f"{name}."):
+            names.setdefault(name.rpartition(".")[2], []).append(name)
+    group, _, last = wrong.rpartition(".")
+    close = difflib.get_close_matches(last, names, n=1, cutoff=0.7)
+    found = sorted(names[close[0]], key=lambda name: name.rpartition(".")[0] != group) if close else []
+    return f"did you mean {' or '.join(found[:3])}? " if found else ""
+
+
 def readable_rows(name: str, path: str | None, needed: bool) -> None:
     """Check the path of a file of rows, whether it is ``needed`` or not."""
     check(not needed or bool(path), name, path, "source=file needs a .jsonl or .parquet file")
@@ -150,7 +163,8 @@ def from_dict(cls: type[T], values: dict[str, Any], where: str = "") -> T:
     arguments = {}
     for given, value in values.items():
         name = now.get(given, given)
-        check(name in names, f"{where}{name}", value, "no such setting; there are " + ", ".join(names))
+        word = f"no such setting; {similar(where + name, [where + n for n in names])}there are {', '.join(names)}"
+        check(name in names, f"{where}{name}", value, word)
         arguments[name] = _convert(hints[name], value, f"{where}{name}")
     try:
         return cls(**arguments)

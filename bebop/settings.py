@@ -16,7 +16,7 @@ from bebop.config_certify import CertifyConfig
 from bebop.config_simulate import SimulateConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.parsing import WANTED, Setting, settings
+from bebop.parsing import WANTED, Setting, settings, similar
 
 # Of each command: its file in conf/, its module.
 ROOTS: dict[type, str] = {
@@ -52,7 +52,9 @@ def about(cls: type, group: str) -> str:
     members = [one for one in _settings(cls) if one.name == group or one.name.startswith(f"{group}.")]
     if not members:
         alone = [one.name for one in _settings(cls) if "." not in one.name]
-        raise UserError(f"--help {group}: there is no such group; there are {', '.join([*_sections(cls), *alone])}")
+        names = [*_sections(cls), *alone]
+        close = similar(group, [*names, *(one.name for one in _settings(cls))])
+        raise UserError(f"--help {group}: there is no such group; {close}there are {', '.join(names)}")
     section = _sections(cls).get(group)
     lines = [f"{group}: {_summary(section)}\n"] if section else []
     lines += [f"  {group + '=' + choice:28} {words}\n" for choice, words in _choices(group)] if section else []

@@ -145,13 +145,13 @@ def test_wrong_types_are_named(name: str, value: object, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("name", "there"),
     [
-        ("modle", "model, task"),
-        ("trainer.learning_rate", "ranks, threads"),
-        ("rollout.sampling.topk", "temperature, top_k"),
+        ("modle", "did you mean model? there are model, task"),
+        ("trainer.learning_rate", "there are ranks, threads"),
+        ("rollout.sampling.topk", "did you mean rollout.sampling.top_k? there are temperature, top_k"),
     ],
 )
 def test_unknown_names_are_refused_with_those_there_are(name: str, there: str) -> None:
-    assert message(nested(name, 1)).startswith(f"{name}=1 is not possible: no such setting; there are {there}")
+    assert message(nested(name, 1)).startswith(f"{name}=1 is not possible: no such setting; {there}")
 
 
 def test_values_take_the_annotated_type() -> None:

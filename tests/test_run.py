@@ -16,6 +16,14 @@ from tests.commands import HANGING
 
 BAD = [
     (["trainer.foo=1"], r"trainer.foo: no such setting; trainer has ranks, threads"),
+    (
+        ["trainer.group_sze=1"],
+        r"trainer.group_sze: no such setting; did you mean trainer.group_size? trainer has ranks",
+    ),
+    (["trainer.top_k=1"], r"trainer.top_k: no such setting; did you mean rollout.sampling.top_k? trainer has ranks"),
+    (["modl.pth=x"], r"modl.pth: no such setting; did you mean model.path? the groups are model, task"),
+    (["task.path=x"], r"task.path: no such setting; it goes with task=file"),
+    (["+trainer.setps=1"], r"trainer.setps=1 is not possible: no such setting; did you mean trainer.steps? there are"),
     (["nonsense=1"], r"nonsense: no such setting; the groups are model, task"),
     (["nonsense.x=1"], r"nonsense.x: no such setting; the groups are model, task"),
     (["trainer.lr.x=1"], r"trainer.lr.x: no such setting; trainer.lr is a single value"),
