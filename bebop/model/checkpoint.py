@@ -99,9 +99,8 @@ def load_backbone(config: ModelConfig) -> "PreTrainedModel":
     """
     from bebop.model.attention import ATTENTION  # with transformers' modeling code: 4.2 s of processor time
 
-    settings = require_known(config)
+    require_known(config)
     with readable(config):
-        check_layers(resolve(config.path), settings.get_text_config().num_hidden_layers, f"model.path={config.path!r}")
         backbone, info = AutoModelForCausalLM.from_pretrained(
             resolve(config.path),
             dtype=getattr(torch, config.dtype),
@@ -199,8 +198,12 @@ def trained_head(folder: Path) -> Path | None:
 
 
 def mtp_layout(folder: Path, layers: int) -> str | None:
-    """The layout of the MTP weights in a folder whose backbone has ``layers`` layers; None if it has none."""
+    """The layout of the MTP weights in a folder whose backbone has ``layers`` layers; None if it has none.
+
+    ``UserError`` for weights of further layers that are no MTP layers.
+    """
     names = _names(folder)
+    check_layers(names, layers, str(folder))
     for kind, layout in LAYOUTS.items():
         prefix = layout.prefix.format(L=layers)
         own = tuple(f"{prefix}{part}." for part in layout.names.values())
@@ -209,12 +212,11 @@ def mtp_layout(folder: Path, layers: int) -> str | None:
     return None
 
 
-def require_known(config: ModelConfig) -> Any:
-    """The checkpoint's settings; ``UserError`` if they name what bebop's attention does not have. Reads no weights."""
+def require_known(config: ModelConfig) -> None:
+    """Raise ``UserError`` if the checkpoint's settings name what bebop's attention does not have; reads no weights."""
     own = read_config(config)
     with readable(config):
         refuse_config(own, config.path)
-    return own
 
 
 def require_mtp(config: ModelConfig) -> None:
@@ -225,6 +227,22 @@ def require_mtp(config: ModelConfig) -> None:
         raise UserError(
             f"model.path={config.path!r} has no MTP weights ({', '.join(LAYOUTS)} layouts are known); "
             "set model.init_mtp=true for a fresh head or decoding.system=autoregressive"
+        )
+
+
+def refuse_own_head(config: ModelConfig, engine: str) -> None:
+    """``UserError`` for a language-model head of its own where config.json says that it is the embedding.
+
+    Transformers, and so the trainer, takes the one in the weights; an ``engine`` that goes by config.json does not.
+    """
+    if not read_config(config).get_text_config().tie_word_embeddings:
+        return
+    pair = [dict(_tensors(resolve(config.path), name)) for name in ("lm_head.weight", "model.embed_tokens.weight")]
+    head, embedding = (next(iter(found.values()), None) for found in pair)
+    if head is not None and embedding is not None and not torch.equal(head, embedding):
+        raise UserError(
+            f"model.path={config.path!r}: config.json has tie_word_embeddings=true, but the weights have another "
+            f"lm_head.weight, which {engine} would leave out: set it to false"
         )
 
 

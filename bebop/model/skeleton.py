@@ -6,6 +6,7 @@ would otherwise end a job once its processes run.
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
@@ -105,20 +106,20 @@ def check_tokenizer(tokenizer: Any, rows: int, name: str) -> None:
         )
 
 
-def check_layers(folder: Path, layers: int, name: str) -> None:
+def check_layers(keys: Iterable[str], layers: int, name: str) -> None:
     """``UserError`` for weights of layers beyond the ``layers`` of the configuration, unless they are MTP layers."""
     beyond: dict[int, list[str]] = defaultdict(list)
-    for key, _ in header(folder):
+    for key in keys:
         parsed = LAYER.fullmatch(key)
         if parsed is not None and int(parsed[1]) >= layers:
             beyond[int(parsed[1])].append(key)
     own = tuple(LAYOUTS["deepseek"].names.values())
-    for number, keys in sorted(beyond.items()):
+    for number, found in sorted(beyond.items()):
         prefix = LAYOUTS["deepseek"].prefix.format(L=number)
-        if not any(key.startswith(f"{prefix}{part}.") for key in keys for part in own):
+        if not any(key.startswith(f"{prefix}{part}.") for key in found for part in own):
             raise UserError(
                 f"{name}: config.json has num_hidden_layers={layers}, but there are weights of layer {number} "
-                f"({keys[0]}), which is no MTP layer: give the number of layers that the weights have"
+                f"({found[0]}), which is no MTP layer: give the number of layers that the weights have"
             )
 
 
@@ -161,7 +162,6 @@ def check_weights(settings: Any, folder: Path, name: str) -> "PreTrainedModel":
     wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
     tied = {key for key in wanted if any(key.endswith(end) for end in getattr(model, "_tied_weights_keys", None) or ())}
     stored = dict(header(folder))
-    check_layers(folder, settings.get_text_config().num_hidden_layers, name)
     own = {key: value for key, value in stored.items() if not _is_mtp(key, settings)}
     shared = {key for key in own if key in wanted}
     lacking = sorted(set(wanted) - shared - tied)

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from bebop.config import ModelConfig
 from bebop.errors import UserError
-from bebop.model.checkpoint import mtp_layout, resolve
+from bebop.model.checkpoint import mtp_layout, refuse_own_head, resolve
 from bebop.model.layouts import LAYOUTS, from_layout
 
 HEAD = ("token_norm", "hidden_norm", "project", "final_norm")
@@ -31,6 +31,7 @@ class Checkpoint(Mapping[str, Tensor]):
         except (OSError, ValueError, SafetensorError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"model.path={self.path!r} cannot be loaded: {reason}") from error
+        refuse_own_head(config, "megatron-core")
         self.layers = int(self.config.num_hidden_layers)
         layout = mtp_layout(self.folder, self.layers)
         self.fresh, self.layout = layout is None, layout or "mimo"

@@ -12,7 +12,7 @@ from bebop.config import JobConfig
 from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve, stop_tokens
+from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, refuse_own_head, resolve, stop_tokens
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import stored_head
 from bebop.rollout.sglang.arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
@@ -83,6 +83,7 @@ def check(config: JobConfig) -> None:
         top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p, repetition_penalty=sampling.repetition_penalty
     )
     refuse_sampling(params, speculative, config.algorithm.rescore)
+    refuse_own_head(config.model, "SGLang")
     layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
     if SYSTEMS[config.decoding.system].head and mtp_layout(folder, layers) is None:
         raise UserError(

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from bebop.config import JobConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, resolve, stop_tokens
+from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, refuse_own_head, resolve, stop_tokens
 from bebop.model.layouts import LAYOUTS
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import stored_head
@@ -87,6 +87,7 @@ def check(config: JobConfig) -> None:
         )
     params = SamplingParams(temperature=sampling.temperature, top_p=sampling.top_p, min_p=sampling.min_p)
     refuse_sampling(params, system.drafts)
+    refuse_own_head(config.model, "vLLM")
     if system.head and mtp_layout(folder, _layers(folder)) is None:
         raise UserError(
             f"model.path={config.model.path!r} has no MTP weights, and vLLM serves checkpoints as they are: train a "

@@ -16,7 +16,14 @@ from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.attention import CausalContext, PackedContext
 from bebop.model.backbone import Policy
-from bebop.model.checkpoint import load_backbone, load_policy, load_tokenizer, save_policy, stop_tokens
+from bebop.model.checkpoint import (
+    load_backbone,
+    load_policy,
+    load_tokenizer,
+    refuse_own_head,
+    save_policy,
+    stop_tokens,
+)
 from bebop.model.layouts import LAYOUTS
 from bebop.model.mtp import MTPHead
 from bebop.model.parity import stock_attention
@@ -179,6 +186,17 @@ def test_tied_embeddings_round_trip(tmp_path: Path) -> None:
     assert again.backbone.lm_head.weight is again.backbone.get_input_embeddings().weight
     stock = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(stock.lm_head.weight, policy.embed(torch.arange(12)))
+
+
+def test_engines_that_go_by_the_config_take_no_head_that_it_denies(tmp_path: Path) -> None:
+    config = ModelConfig(path=str(tmp_path), device="cpu")
+    save_policy(bare_policy(), tmp_path)
+    refuse_own_head(config, "SGLang")
+    set_to("tie_word_embeddings", True)(tmp_path)
+    with pytest.raises(UserError, match=r"tie_word_embeddings=true, .* which SGLang would leave out"):
+        refuse_own_head(config, "SGLang")
+    rewrite(tmp_path, **{"lm_head.weight": load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"] + 0})
+    refuse_own_head(config, "SGLang")
 
 
 def test_a_generic_tokenizer_is_taken_as_it_is(tmp_path: Path) -> None:
