@@ -1,8 +1,8 @@
 """Chain verification that overrides rejections which do not matter (PAD, SPEC 4.2), and what comes out of it (4.4).
 
 A draft that fails the standard test is accepted all the same if the target finds it possible and a classifier finds
-that it is no pivot: p(y) >= p_min and score(y) < tau. Let N be the tokens of one position that are accepted like that,
-R = TV(p, q) and R_N = sum over N of max(0, q - p). The emitted distribution of a position is then
+that it is no pivot: p(y) > 0, p(y) >= p_min and score(y) < tau. Let N be the tokens of one position that are accepted
+like that, R = TV(p, q) and R_N = sum over N of max(0, q - p). The emitted distribution of a position is then
 
     P(v) = min(p, q) + 1[v in N] max(0, q - p) + (R - R_N) max(0, p - q) / R
 
@@ -19,9 +19,10 @@ def overridable(scores: Tensor, p: Tensor, stops: Tensor, *, tau: float, p_min: 
     """Which candidates are accepted whatever the test says: scores, probabilities p and ``stops`` [...] -> [...], bool.
 
     ``scores``: probability that the candidate is a pivot, in [0, 1]; ``stops``: it would end the answer, which is
-    never overridden. tau = 0 overrides nothing, tau > 1 everything that has p_min.
+    never overridden. tau = 0 overrides nothing, tau > 1 everything that has p_min. A token that the target cannot emit
+    (p = 0, as truncation leaves it) is never accepted, not even at p_min = 0.
     """
-    return (scores < tau) & (p >= p_min) & ~stops
+    return (scores < tau) & (p >= p_min) & (p > 0) & ~stops
 
 
 def pivot_verify(

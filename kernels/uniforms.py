@@ -29,3 +29,9 @@ def uniforms(seeds: Tensor, counters: Tensor, count: int) -> Tensor:
     key = _mix(_mix(seeds) + counters * _GOLDEN)
     bits = _mix(key[:, None] + lanes * _GOLDEN)
     return _shift(bits, 11).to(torch.float64) * 2.0**-53
+
+
+def digest(tokens: Tensor, lengths: Tensor) -> Tensor:
+    """A 64-bit hash [B] of the first ``lengths`` [B] tokens of each row [B, n], the places of the tokens included."""
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    return (_mix(_mix(tokens + 1) + places * _GOLDEN) * (places < lengths[:, None])).sum(1)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from bebop.errors import UserError
 from bebop.rollout.decoding.base import Decoder
 from bebop.rollout.engine import Request
 from bebop.rollout.parking import Parked, Parking
@@ -30,6 +31,22 @@ class Admission:
 
     def __init__(self, slots: Slots, decoder: Decoder, parking: Parking) -> None:
         self.slots, self.decoder, self.parking = slots, decoder, parking
+
+    def check(self, request: Request) -> None:
+        """Refuse an aborted request whose decoding state another kind of engine kept.
+
+        Raises:
+            UserError: A state of this engine has another shape.
+        """
+        held = {} if request.partial is None else request.partial.state
+        for name, row in self.slots.kept(0).items():
+            if name not in held or held[name].shape == tuple(row.shape):
+                continue
+            if name not in self.slots.by_token:
+                raise UserError(
+                    f"request {request.id} cannot go on in this engine: its state {name!r} has the shape "
+                    f"{held[name].shape}, and here it has {tuple(row.shape)}; decode it with the settings it began with"
+                )
 
     def admit(self, first: int, requests: Sequence[Request], version: int) -> tuple[list[Request], list[int]]:
         """Set slots ``first``, ``first`` + 1, ... for requests, under weights ``version``.
@@ -112,7 +129,11 @@ class Admission:
             slots.drawn()[slot, :done] = torch.nan if known is None else torch.as_tensor(known, device=slots.device)
         for name, row in slots.kept(slot).items():
             if name in partial.state:
-                row.copy_(torch.as_tensor(partial.state[name]))
+                state = torch.as_tensor(partial.state[name])
+                if name in slots.by_token:  # of an engine of another length, perhaps; the answer fits into both
+                    row[:done].copy_(state[:done])
+                else:
+                    row.copy_(state)
 
 
 def _context(request: Request) -> list[int]:

@@ -25,7 +25,7 @@ class Automaton:
     endings that occur elsewhere.
     """
 
-    __slots__ = ("count", "follow", "held", "learned", "length", "link", "tokens")
+    __slots__ = ("count", "digest", "follow", "held", "learned", "length", "link", "names", "tokens")
 
     def __init__(self) -> None:
         self.follow: list[dict[int, int]] = [{}]  # token -> state
@@ -33,6 +33,8 @@ class Automaton:
         self.length = [0]  # of the longest text
         self.count = [0]  # places at which it occurs; not kept of ROOT
         self.tokens = 0  # in all texts, marks included
+        self.names = [0]  # 64-bit hash of the longest text, of states that are a text as a whole
+        self.digest = 0  # 64-bit hash of all texts, whatever their order: every token that is added changes it
         self.held = False  # by a ``History``
         self.learned: Tensor | None = None  # what its matches were worth, see ``decoding.trust``; None: not known yet
 
@@ -41,12 +43,14 @@ class Automaton:
         state = self.follow[text].get(token)
         if state is None:
             state = self._new(text, token)
+            self.names[state] = _mix(self.names[text] + token)
         assert self.length[state] == self.length[text] + 1, "no text as a whole"
         at = state
         while at != ROOT:
             self.count[at] += 1
             at = self.link[at]
         self.tokens += 1
+        self.digest = (self.digest + self.names[state]) % (1 << 64)
         return state
 
     def advance(self, state: int, matched: int, token: int) -> tuple[int, int]:
@@ -104,7 +108,16 @@ class Automaton:
         self.link.append(link)
         self.length.append(length)
         self.count.append(count)
+        self.names.append(0)
         return len(self.link) - 1
+
+
+def _mix(x: int) -> int:
+    """Hash 64 bits to 64 bits (splitmix64; Steele, Lea, Flood 2014)."""
+    x = (x + 0x9E3779B97F4A7C15) % (1 << 64)
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % (1 << 64)
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % (1 << 64)
+    return x ^ x >> 31
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,15 +98,17 @@ class Slots:
         self.history = History()  # other answers to the prompts of these requests, for parts that draft from them
         self._fresh: dict[str, Tensor] = {}  # name -> [...] what a new request starts from
         self._derived: set[str] = set()  # columns that follow from the context
+        self.by_token: set[str] = set()  # columns with an entry a token of the answer
         self.recorded: set[str] = set()  # names that were ever given to ``record``
         # What ``record`` was given last, with its stretches, the rows of ``names`` and ``ahead``.
         self._latest: tuple[Tensor, Tensor, Tensor, list[int], int] | None = None
         self._sampling: tuple[int, BatchSampling] | None = None
 
-    def add(self, name: str, fresh: Tensor, of_context: bool = False) -> Tensor:
+    def add(self, name: str, fresh: Tensor, of_context: bool = False, by_token: bool = False) -> Tensor:
         """A column [S, ...] of one's own: requests start from ``fresh`` [...], rows move, aborted ones resume.
 
         ``of_context``: it follows from the context, so it is shared with a prompt, and prefilling makes it again.
+        ``by_token``: an entry a token of the answer, so that an engine of another ``length`` takes it too.
         A column that is there already stays, so that requests in progress go on with theirs when a system returns.
         """
         fresh = fresh.to(self.device)
@@ -116,6 +118,8 @@ class Slots:
         self._fresh[name] = fresh
         if of_context:
             self._derived.add(name)
+        if by_token:
+            self.by_token.add(name)
         return self.columns[name]
 
     def extend_stats(self, names: Sequence[str]) -> None:

@@ -47,10 +47,10 @@ class TorchEngine:
     ) -> None:
         """``measure``: whether overlap and entropies are collected beside counts; ``on_update``: keep or recompute.
 
-        ``room``: drafts that a later ``configure`` may want, also from plain ones; the system's own always fit. ``keep_state``: finished
-        answers, too, come with what the decoding system kept of them (``Completion.state``). ``parked_bytes``: for
-        caches of answers whose requests say ``park``. ``clock``: seconds, by which ``draft_tokens=auto`` goes; measured
-        now and at every cycle.
+        ``room``: drafts that a later ``configure`` may want, whether or not the system drafts now; its own always fit.
+        ``keep_state``: finished answers, too, come with what the decoding system kept of them (``Completion.state``).
+        ``parked_bytes``: for caches of answers whose requests say ``park``. ``clock``: seconds, by which
+        ``draft_tokens=auto`` goes; measured now and at every cycle.
         """
         self.policy, self.decoding = policy, decoding
         self.text = AnswerText(policy.tokenizer)

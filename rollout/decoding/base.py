@@ -133,7 +133,22 @@ class Rows:
         self.last = slots.last[:batch]  # [B] the newest token, not fed yet
         # Keyed by the tokens fed: a request draws the same numbers wherever and beside whomever it is decoded, a later
         # turn others. For K drafts, K to draw them, K to test them, one for the recovered token and one for the bonus.
-        self.uniforms = uniforms(slots.seed[:batch], self.sizes - 1, 2 * slots.sizes.drafts + 2)
+        self.uniforms = self._uniforms(slots.seed[:batch])
+
+    def reseed(self, sources: Tensor) -> None:
+        """Replace this cycle's uniforms by those of (seed, ``sources`` [B], tokens fed).
+
+        ``sources``: 64-bit hashes of the texts that a drafter looks tokens up in. These texts may have been drawn with
+        the very numbers of this request: the same seed was asked before, or an earlier attempt at it was lost. A draft
+        that was accepted then would pass the same test again, and completions would not have the target's distribution.
+        A text is hashed as a whole, and was not there when it was drawn, so that these numbers are others. Call it
+        before anything is drawn.
+        """
+        self.uniforms = self._uniforms(self.slots.seed[: self.batch] ^ sources)
+
+    def _uniforms(self, seeds: Tensor) -> Tensor:
+        """Uniforms [B, 2K + 2] of this cycle for streams [B]."""
+        return uniforms(seeds, self.sizes - 1, 2 * self.slots.sizes.drafts + 2)
 
     @property
     def seen(self) -> Tensor | None:

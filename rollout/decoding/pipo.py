@@ -65,10 +65,16 @@ class PairDecoder:
         self.pair = slots.add("pipo/pair", torch.tensor([network.pad, network.pad]), of_context=True)  # [S, 2] not fed
         width = slots.tokens.shape[1]
         # By answer token, W = length + K + 1; at a pair's first token, and neutral at its second:
-        self.kept = slots.add("pipo/kept", torch.zeros(width, dtype=torch.bool))  # [S, W] its draft comes after it
-        self.drafts = slots.add("pipo/draft", torch.full((width,), NONE))  # [S, W]
-        self.draft_logprobs = slots.add("pipo/draft_logprob", torch.zeros(width))  # [S, W] it was drawn with
-        self.confidence = slots.add("pipo/confidence", torch.zeros(width))  # [S, W]
+        fresh = {
+            "kept": torch.zeros(width, dtype=torch.bool),  # its draft comes after it
+            "draft": torch.full((width,), NONE),
+            "draft_logprob": torch.zeros(width),  # it was drawn with
+            "confidence": torch.zeros(width),
+        }
+        self.kept, self.drafts, self.draft_logprobs, self.confidence = (
+            slots.add(f"pipo/{name}", value, by_token=True)
+            for name, value in fresh.items()  # [S, W] each
+        )
         slots.extend_stats(("confidence",))
         self.measure = True
         self.drafting = True

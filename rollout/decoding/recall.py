@@ -5,6 +5,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,10 +82,12 @@ class Recall:
         self.begun[span.first : span.first + rows] = False
 
     def ahead(self, rows: Rows) -> list[Match]:
-        """A match of each row, to run ahead with."""
+        """A match of each row, to run ahead with; gives the rows uniforms that no text of theirs was drawn with."""
         for slot in (~self.begun[: rows.batch]).nonzero()[:, 0].tolist():
             self.matches.of[slot] = self._begin(slot)
         self.begun[: rows.batch] = True
+        digests = np.array([texts.digest for texts in self._texts(rows)], dtype=np.uint64)
+        rows.reseed(torch.from_numpy(digests.view(np.int64)).to(self.slots.device))
         return [copy(match) for match in self.matches.of[: rows.batch] if match is not None]
 
     def trusted(self, rows: Rows) -> list[Trusted]:

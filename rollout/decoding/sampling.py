@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from bebop.kernels.truncation import BORDER
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSampling:
@@ -34,9 +36,8 @@ class BatchSampling:
         if self.top_k is not None or self.top_p is not None:
             probs = self._nucleus(probs)
         if self.min_p is not None:
-            floor = self.min_p[:, None, None] * probs.amax(-1, keepdim=True)
-            probs = probs * (probs >= floor)
-            probs = probs / probs.sum(-1, keepdim=True)
+            floor = (1 - BORDER) * self.min_p[:, None, None] * probs.amax(-1, keepdim=True)
+            probs = _cut(probs, probs >= floor, self.min_p > 0)
         return probs
 
     def of(self, rows: Tensor) -> "BatchSampling":
@@ -57,22 +58,26 @@ class BatchSampling:
         return torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
 
     def _nucleus(self, probs: Tensor) -> Tensor:
-        """Top-k, then top-p of what is left; ties at the border are kept in index order (stable sort)."""
+        """Apply top-k, then top-p to what is left [B, n, V]; of equal tokens at the border the first ones are kept."""
         ranked, order = torch.sort(probs, dim=-1, descending=True, stable=True)
-        keep = torch.ones_like(ranked, dtype=torch.bool)
         if self.top_k is not None:
             limit = torch.where(self.top_k == 0, probs.shape[-1], self.top_k)[:, None, None]
-            keep &= torch.arange(probs.shape[-1], device=probs.device) < limit
-            ranked = ranked * keep
-            ranked = ranked / ranked.sum(-1, keepdim=True)
+            ranked = _cut(ranked, torch.arange(probs.shape[-1], device=probs.device) < limit, self.top_k > 0)
         if self.top_p is not None:
-            # A token is kept while the mass before it is below p; the first one always is. Rounding may take a sum
-            # to 1 before the tail: p = 1 keeps all, whatever the rows beside it ask for.
-            bound = torch.where(self.top_p < 1, self.top_p, torch.inf)[:, None, None]
-            keep &= (ranked.cumsum(-1) - ranked) < bound
-        ranked = ranked * keep
-        ranked = ranked / ranked.sum(-1, keepdim=True)
+            # A token is kept while the mass before it is below p by more than rounding. The first one always is.
+            keep = ranked.cumsum(-1) - ranked < self.top_p[:, None, None] - BORDER
+            keep[..., 0] = True
+            ranked = _cut(ranked, keep, self.top_p < 1)
         return torch.zeros_like(probs).scatter_(-1, order, ranked)
+
+
+def _cut(probs: Tensor, keep: Tensor, asked: Tensor) -> Tensor:
+    """Set tokens outside of ``keep`` [B, n, V] to 0 and renormalise, in the rows ``asked`` [B] (bool).
+
+    The other rows stay as they are to the last bit, so that a request never depends on the settings of its neighbours.
+    """
+    kept = probs * keep
+    return torch.where(asked[:, None, None], kept / kept.sum(-1, keepdim=True), probs)
 
 
 def entropy(probs: Tensor) -> Tensor:

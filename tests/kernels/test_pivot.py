@@ -171,6 +171,11 @@ def test_what_is_never_overridden() -> None:
     stops = torch.tensor([False, True, False])
     assert overridable(scores, p, stops, tau=0.5, p_min=1e-3).tolist() == [True, False, False]
     assert not overridable(scores, p, stops, tau=0.0, p_min=0.0).any(), "a classifier may be sure"
+    assert overridable(scores, torch.tensor([0.0, 1e-30, 0.5]), stops, tau=0.5, p_min=0.0).tolist() == [
+        False,
+        False,
+        True,
+    ]
     impossible = torch.tensor([[[0.0, 1.0], [0.5, 0.5]]])
     u = torch.full((1, 3), 0.5)
     accepted, token, overridden = pivot_verify(

@@ -44,13 +44,15 @@ DRAFTING = [name for name, system in SYSTEMS.items() if system.drafts]
 QUICK = ["bebop", "bebop_history", "block", "firp", "pipo"]  # each drafter with a state of its own, and each cycle
 
 
-def engine(policy: Policy, system: str = "bebop", slots: int = 4, drafts: int = 0, **settings: object) -> TorchEngine:
+def engine(
+    policy: Policy, system: str = "bebop", slots: int = 4, drafts: int = 0, max_length: int = 96, **settings: object
+) -> TorchEngine:
     # Drafts so cheap that an adaptive length is not always 1 with the untrained head of the tiny policy.
     drafts = drafts or min(5, SYSTEMS[system].draft_tokens)
     config = DecodingConfig(
         system=system, draft_tokens=drafts, cost_ratio=0.04, verify_ratio=0.02, options=alone(system)
     )
-    return TorchEngine(policy, config, slots=slots, max_length=96, **settings)  # type: ignore[arg-type]
+    return TorchEngine(policy, config, slots=slots, max_length=max_length, **settings)  # type: ignore[arg-type]
 
 
 def policy_of(system: str, **settings: Any) -> Policy:
@@ -234,7 +236,8 @@ def test_abort_and_resume_give_the_whole_answer(system: str) -> None:
     parts = {f.id: f.completion for f in first.abort()}
     assert first.unfinished == 0 and {len(p.token_ids) for p in parts.values()} != {0}
     assert all(p.finish_reason == "abort" for p in parts.values())
-    again = generate(engine(policy, system), [dataclasses.replace(r, partial=parts[r.id]) for r in asked()])
+    longer = engine(policy, system, max_length=160)  # an answer is not tied to the sizes of the engine it began in
+    again = generate(longer, [dataclasses.replace(r, partial=parts[r.id]) for r in asked()])
     assert numbers(again) == numbers(whole)
     assert [a.stats.tokens for a in again] == [a.stats.tokens for a in whole]
     keeps = SYSTEMS[system].length != "fixed" or SYSTEMS[system].own_cycle or SYSTEMS[system].history
@@ -319,6 +322,14 @@ def test_another_system_takes_over_between_two_cycles(temperature: float) -> Non
         one.configure(DecodingConfig(draft_tokens=5))
     with pytest.raises(UserError, match="room for 0"):
         engine(policy, "autoregressive").configure(DecodingConfig(draft_tokens=1))
+    engine(policy, "autoregressive", room=2).configure(DecodingConfig(draft_tokens=2))
+    part = next(iter(done.values()))
+    adaptive = engine(policy, "bebop_adaptive", drafts=2)
+    held = adaptive.slots.kept(0)
+    odd = dataclasses.replace(part, state={name: np.zeros((7, *row.shape)) for name, row in held.items()})
+    with pytest.raises(UserError, match=r"cannot go on in this engine: its state .* has the shape \(7, "):
+        adaptive.add(dataclasses.replace(asked()[0], partial=odd))
+    assert not adaptive.unfinished
 
 
 TURNS = {

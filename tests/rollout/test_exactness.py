@@ -26,11 +26,13 @@ from bebop.model.attention import PackedContext, SlotContext
 from bebop.model.backbone import Policy
 from bebop.model.pivot import PivotNetwork
 from bebop.options import PipoOptions
+from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.drafters.history_mtp import HistoryMTPDrafter
 from bebop.rollout.decoding.lengths.cost import CostLength
 from bebop.rollout.decoding.pipo import PairDecoder
 from bebop.rollout.decoding.trust import BUCKETS, Trusted
+from bebop.rollout.history import Automaton, History
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
 from tests.builders import requests, tiny_pairs, tiny_policy
@@ -416,6 +418,69 @@ PIPO = {
 @pytest.mark.parametrize(("name", "draws"), few_and_many(["confidence"], PIPO))
 def test_three_tokens_have_the_pair_networks_distribution(name: str, draws: int) -> None:
     check(PIPO[name], draws)
+
+
+SAME_SEEDS = {  # name -> system, whether answers in progress count, cycles of bebop before it takes over
+    "history": ("history", False, 0),
+    "bebop_history": ("bebop_history", False, 0),
+    "siblings": ("history", True, 0),
+    "in-flight": ("history", True, 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "reseeds"),
+    slow_but(
+        [("history", True), ("history", False)],
+        [(name, reseeds) for name in SAME_SEEDS for reseeds in (True, False) if reseeds or name != "bebop_history"],
+        True,
+    ),
+)
+def test_seeds_that_are_asked_again_draw_from_the_target(
+    name: str, reseeds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request drafts from the completion that its own seed drew before; the same random numbers would bias it.
+
+    In bebop_history the head drafts the most, so that so few draws do not show the bias.
+    """
+    system, siblings, cycles = SAME_SEEDS[name]
+    if not reseeds:
+        monkeypatch.setattr(Rows, "reseed", lambda rows, sources: None)
+    policy, case = tiny(), replace(of_history(system, "", siblings), prompts=REJECTING)
+    before = DecodingConfig(system="bebop", draft_tokens=3)
+    asked = requests([REJECTING[0]] * FEW, max_new_tokens=5)
+    first = generate(TorchEngine(policy, before, slots=FEW, max_length=16), asked)
+    engine = TorchEngine(policy, before if cycles else case.decoding, slots=FEW, max_length=16)
+    drawn = iter(first)  # rows begin to match in the order of the requests
+
+    def own_past(prompt: Sequence[int]) -> Automaton:
+        history = History()
+        history.remember(prompt, [next(drawn).token_ids.tolist()])
+        return history.of(prompt)
+
+    engine.slots.history.of = own_past  # type: ignore[method-assign]
+    for number, request in enumerate(asked):
+        engine.add(replace(request, id=number))
+    for _ in range(cycles):
+        assert not engine.step(), "rows would begin in another order"
+    engine.configure(case.decoding)
+    done: dict[int, Completion] = {}
+    while engine.unfinished:
+        done |= {one.id: one.completion for one in engine.step()}
+    p = smallest_p(case, policy, [done[number] for number in range(FEW)], target_law)
+    assert p > LEVEL if reseeds else p < CAUGHT
+
+
+def test_a_prompt_that_is_looked_up_in_is_part_of_the_seed() -> None:
+    """It may hold what the same seed drew before."""
+    engine = TorchEngine(tiny(), of_system("ngram").decoding, slots=3, max_length=16)
+    for number, prompt in enumerate(((1, 2, 1), (1, 2, 1), (2, 1, 1))):
+        engine.add(replace(requests([prompt], max_new_tokens=4, seed=7)[0], id=number))
+    uniforms: list[Any] = []
+    decoder_of(engine).observers.append(lambda rows, *_: uniforms.append(rows.uniforms.tolist()))
+    engine.step()
+    [(first, same, other)] = uniforms
+    assert first == same != other
 
 
 def test_every_system_has_a_distribution() -> None:

@@ -24,8 +24,8 @@ PROMPTS, TOKENS, DRAWS = [[0, 1, 2], [3, 3, 1, 0]], 3, 2_500
 MODEL = policy()
 
 
-def pad(tau: float = TAU) -> DecodingConfig:
-    return DecodingConfig(system="pad", draft_tokens=2, options={"tau": tau, "p_min": P_MIN})
+def pad(tau: float = TAU, p_min: float = P_MIN) -> DecodingConfig:
+    return DecodingConfig(system="pad", draft_tokens=2, options={"tau": tau, "p_min": p_min})
 
 
 def answers(
@@ -166,3 +166,15 @@ def test_recorded_logprobs_are_those_of_the_distribution_that_was_drawn_from() -
     assert all(done.sampled_logprobs is None for done in answers(distribution, PROMPTS[1], draws=50)), (
         "unknown for what was not drafted"
     )
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+def test_what_truncation_excludes_is_never_emitted(sampling: dict[str, float]) -> None:
+    """With tau=1 and p_min=0 whatever the target may emit is accepted, and nothing else."""
+    distribution = PadDistribution(MODEL, random_network("pred", MODEL), 1.0)
+    MODEL.parts["pivot"] = distribution.network
+    engine = TorchEngine(MODEL, pad(1.0, 0.0), slots=200, max_length=16)
+    done = generate(engine, requests([PROMPTS[1]] * 200, max_new_tokens=4, **sampling))
+    assert sum(float(one.stats.counts["overridden"].sum()) for one in done) > 10
+    assert all(np.isfinite(one.logprobs).all() for one in done)
+    assert all(one.sampled_logprobs is not None and np.isfinite(one.sampled_logprobs).all() for one in done)

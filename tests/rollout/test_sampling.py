@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from bebop.config import DecodingConfig
+from bebop.kernels.truncation import truncate_
 from bebop.model.attention import PackedContext
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, TargetOutput
@@ -100,7 +101,7 @@ def test_distributions_are_those_of_hugging_face(setting: dict[str, Any]) -> Non
 def test_columns_left_out_are_neutral() -> None:
     logits, _, seen = inputs(20)
     neutral = distributions_of([SamplingParams()] * 20).probs(logits[:, None], seen[:, None])
-    assert torch.allclose(BatchSampling().probs(logits[:, None], seen[:, None]), neutral, atol=1e-7)
+    assert torch.equal(BatchSampling().probs(logits[:, None], seen[:, None]), neutral)
 
 
 def test_mixed_rows_do_not_touch_one_another() -> None:
@@ -108,8 +109,36 @@ def test_mixed_rows_do_not_touch_one_another() -> None:
     logits, context, seen = inputs(len(rows), seed=1)
     got = distributions_of(rows).probs(logits[:, None], seen[:, None])[:, 0]
     for i, sampling in enumerate(rows[:-1]):
+        alone = distributions_of([sampling]).probs(logits[i, None, None], seen[i, None, None])[0, 0]
+        assert torch.equal(got[i], BatchSampling().probs(logits[i, None, None])[0, 0] if not SETTINGS[i] else alone)
         assert (got[i] - hugging_face(logits[i : i + 1], context[i : i + 1], sampling)[0]).abs().max() < 1e-6
     assert got[-1].max() == 1 and got[-1].argmax() == logits[-1].argmax()
+
+
+@pytest.mark.parametrize(
+    ("probs", "setting", "kept"),
+    [
+        ([0.5, 0.3, 0.1, 0.1], {"top_p": 0.8}, 2),
+        ([0.4, 0.3, 0.2, 0.1], {"top_p": 0.7}, 2),
+        ([0.4, 0.3, 0.2, 0.1], {"top_p": 0.9}, 3),
+        ([0.6, 0.2, 0.1, 0.1], {"top_p": 0.8}, 2),
+        ([0.7, 0.1, 0.1, 0.1], {"top_p": 0.9}, 3),
+        ([0.5, 0.3, 0.1, 0.1], {"top_p": 0.81}, 3),
+        ([0.5, 0.3, 0.1, 0.1], {"top_p": 1e-7}, 1),
+        ([0.5, 0.3, 0.1, 0.1], {"top_k": 3, "top_p": 0.8 / 0.9}, 2),
+        ([0.6, 0.3, 0.05, 0.05], {"min_p": 0.5}, 2),
+        ([0.7, 0.21, 0.05, 0.04], {"min_p": 0.3}, 2),
+    ],
+)
+def test_mass_that_reaches_p_up_to_rounding_is_enough(probs: list[float], setting: dict[str, Any], kept: int) -> None:
+    """By hand, in every order of the tokens, and in the losses too; rounding of softmax and sums goes either way."""
+    for turn in range(4):
+        logits = torch.tensor([*probs[turn:], *probs[:turn]], dtype=torch.float64).log().float()[None]
+        for shift in (0.0, 3.3, -17.1):
+            got = distributions_of([SamplingParams(**setting)]).probs(logits[:, None] + shift)
+            assert (got > 0).sum() == kept
+            if "min_p" not in setting:
+                assert (truncate_(logits + shift, 1.0, setting["top_p"], setting.get("top_k", 0)) > -9e9).sum() == kept
 
 
 def test_top_p_of_one_keeps_the_whole_tail_beside_a_truncated_row() -> None:

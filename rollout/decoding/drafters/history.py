@@ -57,8 +57,9 @@ class HistoryDrafter:
         limits = [length.limit] * rows.batch if wanted is None else wanted.tolist()
         if not max(limits):
             return [[] for _ in limits], followers
-        uniforms, greedy = rows.uniforms[:, : max(limits)].tolist(), greedy_rows(rows, self.temperature)
-        of_rows = zip(recall.ahead(rows), recall.trusted(rows), recall.paces(rows), strict=True)
+        matches, greedy = recall.ahead(rows), greedy_rows(rows, self.temperature)
+        uniforms = rows.uniforms[:, : max(limits)].tolist()
+        of_rows = zip(matches, recall.trusted(rows), recall.paces(rows), strict=True)
         drawn = [
             followers.go_on(
                 row, 0, match, trust.alone, uniforms[row][: limits[row]], greedy=greedy[row],

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
+from bebop.kernels.uniforms import digest
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.base import Draft, DraftLength, Rows, TargetOutput
@@ -28,6 +29,8 @@ class NgramDrafter:
 
     def propose(self, rows: Rows, length: DraftLength) -> Draft:
         """See ``Drafter``. The width is that of the longest draft, so that no pass is widened for nothing."""
+        prompts = rows.slots.prompts[: rows.batch, : rows.used]
+        rows.reseed(digest(prompts, rows.slots.asked[: rows.batch]))  # a prompt may hold what this seed drew before
         context, newest = rows.context(), rows.sizes - 1
         end, matched = last_match(context, newest)
         wanted = length.start(rows)
