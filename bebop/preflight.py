@@ -133,7 +133,7 @@ def check_adaptation(config: AdaptConfig) -> None:
 def prompts(model: ModelConfig, task: TaskConfig, room: int, items: Items | None = None) -> PromptSource:
     """The prompt stream of a task for a model, in at most ``room`` tokens each; a warning without a chat template."""
     tokenizer = load_tokenizer(model)
-    if tokenizer.chat_template is None:
+    if not tokenizer.chat_template:
         log.warning(
             "model.path=%r has no chat template: prompts are the bare questions, each with a newline", model.path
         )

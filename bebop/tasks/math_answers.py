@@ -32,7 +32,10 @@ LETTERS = re.compile(r"[^\W\d_]{2,}")
 CURRENCY = re.compile(r"(?<=\d)[A-Z]{3}$")  # 11USD
 LATEX_SPAN = re.compile(r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 EDGES = ".,;:!?()[]{}\"'*_`$=<>"
-QUOTES = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
+# Signs that stand for others: quotation marks, minus signs, narrow blanks; and raised digits, as exponents are written.
+SIGNS = str.maketrans("\u2018\u2019\u201c\u201d\u2012\u2013\u2212\u2044\u00a0\u2009\u202f", "''\"\"---/   ")
+RAISED = re.compile("[\u00b2\u00b3\u00b9\u2070\u2074-\u2079\u207b]+")
+MINUS = "\u2212"  # as a raised minus is normalised
 PAIRS = [("**", "**"), ("__", "__"), ("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), *((one, one) for one in "*_`$\"'")]
 
 # 1e-05 is no 1 * e - 05; 2e-5 may be 2 * e - 5, unless the gold answer is a number of JSON.
@@ -91,8 +94,8 @@ def boxed(text: str) -> str:
 
 def tidy(text: str, number: bool = False) -> str:
     """A short answer without what is around it, and with its numbers in one piece."""
-    text = SPACE_COMMAND.sub(" ", re.sub(r"[\u00a0\u2009\u202f]", " ", text.translate(QUOTES)))
-    text = text.replace("\\%", "%").replace("\\$", "$")
+    text = SPACE_COMMAND.sub(" ", text.translate(SIGNS)).replace("\\%", "%").replace("\\$", "$").replace("{,}", ",")
+    text = RAISED.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0]).replace(MINUS, '-')}}}", text)
     before = None
     while text != before:
         before, text = text, text.strip().rstrip(".,;:").strip()
@@ -120,7 +123,7 @@ def plain(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    return unicodedata.normalize("NFKC", TEXT_COMMAND.sub(r" \1 ", text))
+    return unicodedata.normalize("NFC", TEXT_COMMAND.sub(r" \1 ", text))
 
 
 def words(text: str) -> bool:

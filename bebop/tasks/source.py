@@ -111,7 +111,7 @@ def chat_encoder(tokenizer: Any, system: str | None = None) -> Callable[[Questio
         messages = [{"role": "user", "content": question}] if isinstance(question, str) else list(question)
         if system is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": system}, *messages]
-        if tokenizer.chat_template is None:
+        if not tokenizer.chat_template:
             text = "\n".join(m["content"] for m in messages) + "\n"
             return text, _opened(tokenizer, text)
         try:

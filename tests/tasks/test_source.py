@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bebop import codec
-from bebop.config import TaskConfig
+from bebop import codec, preflight
+from bebop.config import ModelConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.tasks.files import FileItems
 from bebop.tasks.procedural import PRECOMPUTED, ProceduralItems, make_dataset, stream_seed
@@ -251,3 +251,14 @@ def test_chat_encoder_with_and_without_a_template() -> None:
     assert chat_encoder(FakeTokenizer("a template"), system="Be brief.")("2?")[0] == "<system>Be brief." + text
     for end in ((), (2,), (3, 2)):  # a prompt goes on: what a tokenizer appends, such as eos, would end it
         assert chat_encoder(FakeTokenizer(None, end))("2?") == ("2?\n", (1, *map(ord, "2?\n")))
+
+
+@pytest.mark.parametrize("template", [None, "", "a template"])
+def test_a_model_without_a_template_is_warned_of_once(
+    template: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(preflight, "load_tokenizer", lambda _: FakeTokenizer(template))
+    found = preflight.prompts(ModelConfig(), TaskConfig(name="gcd", system=None), 10_000)
+    assert len({found.prompt(n).token_ids for n in range(3)}) == 3
+    words = "model.path='tiny' has no chat template: prompts are the bare questions, each with a newline"
+    assert [record.getMessage() for record in caplog.records] == ([] if template else [words])
