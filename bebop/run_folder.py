@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bebop.errors import UserError
+from bebop.machine import MACHINE, machine
 from bebop.reading import parse_json, parse_yaml
 from bebop.resume_rules import refusals
 from bebop.store import Store, write_text
@@ -76,7 +77,7 @@ class RunFolder:
             raise UserError(f"{', '.join(other)} {be} that the run in {self.path} began with: {self._advice}")
 
     def open(self) -> None:
-        """Make the folder, take its lock, write down what the run is of."""
+        """Make the folder, take its lock, write down what the run is of and where it is made."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -86,6 +87,7 @@ class RunFolder:
             self._check_contents()  # it may have been another's since ``check``
         if self._identity:
             write_text(self.path / IDENTITY, json.dumps(self._identity, indent=2) + "\n")
+        write_text(self.path / MACHINE, json.dumps(machine(), indent=2) + "\n")
 
     def close(self) -> None:
         """Let go of the folder."""

@@ -1,16 +1,12 @@
 """Where a measurement was made, and how it is kept: JSON, a table, a bar chart."""
 
 import json
-import os
 import platform
-import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,49 +15,32 @@ import transformers
 from tqdm import tqdm
 
 from bebop.command import writing
-
-ROOT = Path(__file__).resolve().parents[1]
+from bebop.machine import ROOT, commit, processor, version_of, without_folders
 
 
 def begin(root: Path = ROOT) -> dict[str, object]:
     """What has to be asked before anything is measured: the commit, whether the tree differed from it, the command.
 
-    A commit made while a measurement runs is not the one that was measured. ``dirty`` is None without a repository, and
-    where $BEBOP_COMMIT says which commit it is: files that were copied to another machine cannot tell. Of the command's
-    absolute paths the last part is kept: the others are those of one machine.
+    A commit made while a measurement runs is not the one that was measured. See ``machine.commit``.
     """
-    given = [re.sub(r"(?:^|(?<==))/.*/(?=.)", "", word) for word in sys.orig_argv[1:]]
-    told = os.environ.get("BEBOP_COMMIT")
-    changes = None if told else _git(root, "status", "--porcelain")
-    return {
-        "commit": told or _git(root, "rev-parse", "HEAD") or "unknown",
-        "dirty": None if changes is None else bool(changes),
-        "command": shlex.join(["python", *given]),
-        "began": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    given = [without_folders(word) for word in sys.orig_argv[1:]]
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**commit(root), "command": shlex.join(["python", *given]), "began": began}
 
 
 def place(origin: Mapping[str, object]) -> dict[str, object]:
     """Device, versions, and the ``origin`` that ``begin`` gave: what a number means nothing without."""
     cuda = torch.cuda.is_available()
     return {
-        "device": torch.cuda.get_device_name() if cuda else _processor(),
+        "device": torch.cuda.get_device_name() if cuda else processor(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "ray": _version("ray"),
-        **({"cuda": torch.version.cuda, "triton": _version("triton")} if cuda else {}),
+        "ray": version_of("ray"),
+        **({"cuda": torch.version.cuda, "triton": version_of("triton")} if cuda else {}),
         **origin,
     }
-
-
-def _version(package: str) -> str | None:
-    """None where it is not installed: decoding and kernels need no ray."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def keep(
@@ -159,18 +138,3 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return "" if value is None else str(value)
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return f"{names[0]}, {len(names)} cores" if names else platform.processor()
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    """What git says; None where there is no git or no repository."""
-    try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

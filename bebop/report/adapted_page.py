@@ -4,10 +4,12 @@ from pathlib import Path
 
 from bebop.adaptation.results import Results
 from bebop.config_adapt import AdaptConfig
+from bebop.report import made
 from bebop.report.adapted import boundary_card, entropy_card, length_card, place_card, position_card, training_cards
 from bebop.report.adapted_table import drafts, rows
 from bebop.report.document import Card, document, table
 from bebop.report.model_card import data_text, model_name
+from bebop.report.runs import Run, origin
 from bebop.sinks import read_jsonl
 
 HEADS = ("Number", "Before", "After", "Change")
@@ -28,6 +30,7 @@ def render(folder: Path, config: AdaptConfig, results: Results) -> str:
         entropy_card(results),
         boundary_card(results),
         place_card(results),
+        *made.cards([Run(name=model_name(config), steps=[], columns={}, **origin(folder))]),
     ]
     return document("Bebop · adaptation of an MTP head", f"{model_name(config)}, {config.head.objective}", cards)
 

@@ -3,6 +3,7 @@
 A chart is data; ``figures`` draws it. Adding one means adding an entry here.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class Chart:
     smooth: bool = False  # faint line as recorded, strong line its running mean
     stacked: int = 0  # this many series, the first ones, are parts of a whole: bars; the rest are lines over them
     zero: bool = True  # the y axis includes 0
+    bar: tuple[float, str] | None = None  # a height at which something is decided, and what: a dashed line
 
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
@@ -105,6 +107,7 @@ CERTIFICATE = Chart(
     "after a change of the decoding system.",
     unit="nats",
     series=(Series(label="ln E", metric="certify/log_e"),),
+    bar=(math.log(10_000), "9.2: the engine is at fault"),  # ln 1/ALPHA of bebop.trainer.certify
 )
 STALENESS = Chart(
     title="Staleness",
@@ -135,9 +138,12 @@ THROUGHPUT = Chart(
     title="Rollout speed",
     text="Tokens generated per second by all rollout workers together. It moves with the accept length, with the "
     "number of answers decoded side by side (it falls while the last long ones finish) and with what else runs on "
-    "the machine.",
+    "the machine. Tokens count in the step in which their group came in: a step that trains on groups which were "
+    f"there already has none. The strong line is the mean of the last {WINDOW} steps.",
     unit="tokens per second",
     series=(Series(label="tokens/s", metric="rollout/tokens_per_s"),),
+    styles=(f"mean of the last {WINDOW} steps", "each step"),
+    smooth=True,
 )
 TRAIN = Chart(
     title="Update",

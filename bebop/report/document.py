@@ -1,6 +1,7 @@
 """The frame of every page: one HTML file with its plots and plotly.js inside, which needs no network."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,6 +13,7 @@ from bebop.report.style import CSS, SCRIPT
 
 # The page may not load anything: proof that it works without a network.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+MOST_ACROSS = 3  # plots: narrower ones have no room for the labels of their axes
 NO_SCRIPT = '<noscript><p class="note">The figures are drawn by JavaScript, which is switched off here.</p></noscript>'
 
 
@@ -72,11 +74,16 @@ def opened(verdicts: Sequence[tuple[str, str, str]], note: str = "") -> str:
     ``note``: a line of HTML below them.
     """
     said = "".join(
-        f"<p class='verdict'>{f'<b>{escape(name)}:</b> ' if name else ''}{escape(verdict)}</p>"
-        f"<p class='advice'>{escape(advice)}</p>"
+        f"<p class='verdict'>{f'<b>{escape(name)}:</b> ' if name else ''}{marked(verdict)}</p>"
+        f"<p class='advice'>{marked(advice)}</p>"
         for name, verdict, advice in verdicts
     )
     return f"<div class='opening'>{said}{f'<p class=note>{note}</p>' if note else ''}</div>"
+
+
+def marked(text: str) -> str:
+    """Text as HTML; what stands in backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], keys: Sequence[Key] = ()) -> str:
@@ -107,13 +114,19 @@ def _card(card: Card, first: int) -> str:
         for i, panel in enumerate(card.panels, first)
     )
     legend = f"<div class='legend'>{''.join(map(_legend, card.keys))}</div>" if card.keys else ""
-    drawn = f"<div class='plots'>{plots}</div>" if plots else ""
-    text = f"<p>{escape(card.text)}</p>" if card.text else ""
-    notes = "".join(f"<p class='note'>{escape(line)}</p>" for line in card.notes)
+    drawn = f"<div class='plots' style='--across:{_across(len(card.panels))}'>{plots}</div>" if plots else ""
+    text = f"<p>{marked(card.text)}</p>" if card.text else ""
+    notes = "".join(f"<p class='note'>{marked(line)}</p>" for line in card.notes)
     wide = " wide" if card.wide or len(card.panels) > 1 else ""
     return (
         f"<section class='card{wide}'><h2>{escape(card.title)}</h2>{legend}{drawn}{card.table}{text}{notes}</section>"
     )
+
+
+def _across(panels: int) -> int:
+    """Plots beside one another on a wide screen, so that rows are about equally full: five are three and two."""
+    rows = -(-panels // MOST_ACROSS)
+    return -(-panels // rows)
 
 
 def _legend(key: Key) -> str:

@@ -129,7 +129,7 @@ def _parts(replays: Sequence[Replay], name: str, title: str, unit: str, text: st
     for replay in replays:
         steps = [(e.step, e.parts[name]) for e in replay.explanations if name in e.parts and e.parts[name].change.known]
         if steps:
-            frame = figures.over_steps(len(steps), len(steps) < 8)
+            frame = figures.over_steps([step for step, _ in steps])
             frame["yaxis"] |= {"zeroline": True, "zerolinecolor": "#9aa5b1"}
             caption = f"{replay.name}, {unit}" if len(replays) > 1 else unit
             panels.append(Panel(caption=caption, traces=_stacked(steps), layout=frame))
@@ -141,7 +141,7 @@ def _parts(replays: Sequence[Replay], name: str, title: str, unit: str, text: st
 def _plots(title: str, text: str, panels: list[Panel], keys: list[figures.Key]) -> list[Card]:
     """A card of panels in one unit; none without panels."""
     drawn = figures.same_scale(panels, False)
-    return [Card(title=title, text=text, panels=drawn, keys=keys, wide=True)] if panels else []
+    return [Card(title=title, text=text, panels=drawn, keys=keys)] if panels else []
 
 
 def _stacked(steps: Sequence[tuple[int, Decomposition]]) -> list[Trace]:

@@ -150,8 +150,7 @@ def _panel(name: str, found: Sequence[tuple[int, Run, list[Epoch]]]) -> Panel | 
     if not drawn:
         return None
     frame = figures.layout("epoch", zero)
-    few = max(len(epochs) for _, _, epochs in drawn) <= 2 * ENDS
-    frame["xaxis"] |= {"tickformat": "d"} | ({"dtick": 1} if few else {})
+    frame["xaxis"] |= figures.whole_ticks([epoch.epoch for _, _, epochs in drawn for epoch in epochs])
     heights = {height for _, _, epochs in drawn for height in _heights(name, epochs)}
     if len(heights) == 1:
         frame["yaxis"]["range"] = figures.around(heights.pop(), zero)

@@ -16,6 +16,8 @@ from bebop.report.runs import Run
 PALETTE = ("#2563a8", "#d1603d", "#3a8f6d", "#8a63b5", "#c79a1e", "#4aa3b8", "#b0476f", "#6b7280")
 STACK = ("#e39a80", "#8a63b5", "#d5dae1", "#8fc4a9", "#2563a8", "#1f2933")  # light bars, under dark lines
 INK, MUTED, GRID = "#1f2933", "#52606d", "#e8ebef"
+FEW = 20  # points on a line that are marked
+CLOSE = 8  # ticks that have room in the narrowest panel
 Trace = dict[str, Any]
 
 
@@ -92,6 +94,7 @@ def _panel_of_all(chart: Chart, run: Run) -> tuple[list[Panel], list[Key]]:
         for trace in _lines(chart, series, run, series.label, shade, f"{chart.title} {series.label}")
     ]
     keys = [Key(label=s.label, color=shade, group=f"{chart.title} {s.label}") for s, shade in drawn]
+    traces += _bar(chart, [run]) if traces else []
     panels = [Panel(caption=chart.unit, traces=traces, layout=_layout(chart, [run], traces))] if traces else []
     return panels, keys if len(keys) > 1 else []
 
@@ -108,6 +111,7 @@ def _panel_per_series(chart: Chart, runs: Sequence[Run]) -> list[Panel]:
         ]
         caption = ", ".join(filter(None, (series.label if len(chart.series) > 1 else "", chart.unit)))
         if traces:
+            traces += _bar(chart, runs)
             panels.append(Panel(caption=caption, traces=traces, layout=_layout(chart, runs, traces)))
     return panels if chart.split else same_scale(panels, chart.zero)
 
@@ -173,11 +177,24 @@ def _lines(chart: Chart, series: Series, run: Run, name: str, shade: str, group:
     return lines
 
 
+def _bar(chart: Chart, runs: Sequence[Run]) -> list[Trace]:
+    """The height at which something is decided, over all steps."""
+    if chart.bar is None:
+        return []
+    steps = [step for run in runs for step in run.steps]
+    level, label = chart.bar
+    line = line_trace([min(steps), max(steps)], [level, level], label, INK)
+    return [line | {"line": {"color": INK, "width": 1.5, "dash": "dash"}, "mode": "lines"}]
+
+
 def line_trace(x: Sequence[float], y: Sequence[float | None], name: str, shade: str, group: str | None = None) -> Trace:
-    """A line over steps; points as well while they are few, as a single one would not show."""
-    mode = "lines" if len(x) > 20 else "lines+markers"
+    """A line over steps; points as well while they are few, as a single one would not show.
+
+    It goes on over steps without a number: what is measured at every tenth step is a line, too.
+    """
+    mode = "lines" if sum(value is not None for value in y) > FEW else "lines+markers"
     style = {"line": {"color": shade, "width": 2}, "marker": {"color": shade, "size": 5}, "mode": mode}
-    return _trace("scatter", x, y, name, group) | style
+    return _trace("scatter", x, y, name, group) | style | {"connectgaps": True}
 
 
 def with_ends(trace: Trace, intervals: Sequence[Interval | None]) -> Trace:
@@ -220,19 +237,23 @@ def layout(x_title: str, zero: bool = False) -> dict[str, Any]:
 
 def _layout(chart: Chart, runs: Sequence[Run], traces: Sequence[Trace]) -> dict[str, Any]:
     """The layout of a chart over steps."""
-    steps = [step for run in runs for step in run.steps]
-    frame = over_steps(len(steps), max(steps) - min(steps) < 8, chart.zero)
+    frame = over_steps([step for run in runs for step in run.steps], chart.zero)
     heights = _heights(traces)
     if min(heights) == max(heights):
         frame["yaxis"]["range"] = around(heights[0], chart.zero)
     return frame
 
 
-def over_steps(count: int, few: bool, zero: bool = False) -> dict[str, Any]:
-    """The layout of lines and stacked bars over ``count`` steps; ``few``: each has its tick."""
-    frame = layout("step", zero) | {"barmode": "relative", "bargap": 0.15 if count <= 80 else 0}
-    frame["xaxis"] |= {"tickformat": "d"} | ({"dtick": 1} if few else {})
+def over_steps(steps: Sequence[int], zero: bool = False) -> dict[str, Any]:
+    """The layout of lines and stacked bars over some steps."""
+    frame = layout("step", zero) | {"barmode": "relative", "bargap": 0.15 if len(steps) <= 80 else 0}
+    frame["xaxis"] |= whole_ticks(steps)
     return frame
+
+
+def whole_ticks(numbers: Sequence[float]) -> dict[str, Any]:
+    """Of an axis of whole numbers: a tick for each where they lie close together, a few of them otherwise."""
+    return {"tickformat": "d"} | ({"dtick": 1} if max(numbers) - min(numbers) < CLOSE else {})
 
 
 def around(level: float, zero: bool) -> list[float]:
@@ -244,6 +265,8 @@ def around(level: float, zero: bool) -> list[float]:
 
 def _style_keys(chart: Chart, runs: Sequence[Run]) -> list[Key]:
     """What the two line styles of a chart mean; nothing if only one of them occurs."""
+    if chart.bar is not None:
+        return [Key(label=chart.bar[1], color=INK, style="dashed")]
     dashed = any(series.dashed and run.has(series.dashed) for series in chart.series for run in runs)
     if chart.styles is None or not (chart.smooth or dashed):
         return []

@@ -198,9 +198,8 @@ def _panel(found: Found, title: str, name: str) -> Panel | None:
             line = figures.line_trace(places, y, run.name, figures.color(i), f"run {i}")
             traces.append(figures.with_ends(line | {"mode": "lines+markers"}, intervals))
     frame = figures.layout(title, name != "length")
-    if title == "epoch":
-        few = max((len(trace["x"]) for trace in traces), default=0) <= 2 * ENDS
-        frame["xaxis"] |= {"tickformat": "d"} | ({"dtick": 1} if few else {})
+    if title == "epoch" and traces:
+        frame["xaxis"] |= figures.whole_ticks([epoch for trace in traces for epoch in trace["x"]])
     return Panel(caption=CAPTIONS[name], traces=traces, layout=frame) if traces else None
 
 

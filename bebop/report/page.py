@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bebop.command import writing
 from bebop.errors import UserError
-from bebop.report import epochs, history
+from bebop.report import epochs, history, made
 from bebop.report.charts import charts, metrics
 from bebop.report.document import Card, document, opened, table
 from bebop.report.drift import Replay, cards, replay_log, replay_runs
@@ -60,23 +60,22 @@ def render(runs: Sequence[Run], replays: Sequence[Replay] = (), folders: Sequenc
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     watched = {replay.name: replay.explanations for replay in replays}
     verdicts = [(run.name if len(runs) > 1 else "", said(run, watched.get(run.name, []))) for run in runs]
-    opening = _opening(verdicts, [folder for folder in folders if (folder / NAME).is_file()])
-    return document("Bebop · run report", title, [_summary(runs), *drawn, *_left_out(figures)], opening)
+    opening = _opening(verdicts, [run for run in runs if run.folder is not None and (run.folder / NAME).is_file()])
+    return document(
+        "Bebop · run report", title, [_summary(runs), *drawn, *_left_out(figures), *made.cards(runs)], opening
+    )
 
 
-def _opening(verdicts: Sequence[tuple[str, Said]], folders: Sequence[Path] = ()) -> str:
-    """The first lines of the page, with the way from here to the answers themselves, where those were kept."""
+def _opening(verdicts: Sequence[tuple[str, Said]], answered: Sequence[Run] = ()) -> str:
+    """The first lines of the page, with the way from here to the answers; ``answered``: runs that kept them."""
     note = ""
-    if folders:
-        command = escape(" ".join(["python -m bebop.view", *(shlex.quote(str(_named(folder))) for folder in folders)]))
+    if answered:
+        command = escape(shlex.join(["python", "-m", "bebop.view", *(run.place or "" for run in answered)]))
         note = f"Answers token by token: <code>{command}</code>, then <a href='{ADDRESS}'>{ADDRESS}</a>."
-    return opened([(name, one.verdict, one.advice) for name, one in verdicts], note)
-
-
-def _named(folder: Path) -> Path:
-    """A folder as one would type it here: a page that is sent around should not tell of more than it has to."""
-    here, there = Path.cwd(), folder.resolve()
-    return there.relative_to(here) if there.is_relative_to(here) else folder
+    lines = [
+        (name, one.verdict, f"{one.advice} `{one.command}`" if one.command else one.advice) for name, one in verdicts
+    ]
+    return opened(lines, note)
 
 
 def _summary(runs: Sequence[Run]) -> Card:

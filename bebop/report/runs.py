@@ -1,12 +1,14 @@
 """A run folder as the report sees it: its name, its configuration and one column a metric."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bebop.errors import UserError
-from bebop.reading import finite, parse_yaml
+from bebop.machine import MACHINE
+from bebop.reading import finite, parse_json, parse_yaml
+from bebop.run_folder import CONFIG, OVERRIDES
 from bebop.sinks import read_jsonl
 
 DASH = "\N{EN DASH}"  # shown where there is no data
@@ -23,10 +25,21 @@ class Run:
     config: dict[str, Any]
     steps: list[int]  # [N]
     columns: dict[str, list[float | None]]  # each [N]
+    folder: Path | None = None
+    given: list[str] | None = None  # settings that it was started with; None: not kept
+    machine: dict[str, Any] = field(default_factory=dict)  # see ``machine.machine``; empty: not kept
 
     def has(self, metric: str) -> bool:
         """Whether there is at least one number of that name."""
         return any(value is not None for value in self.columns.get(metric, []))
+
+    @property
+    def place(self) -> str | None:
+        """Its folder as one would type it here: a page that is sent around should not tell of more than it has to."""
+        if self.folder is None:
+            return None
+        here, there = Path.cwd(), self.folder.resolve()
+        return str(there.relative_to(here) if there.is_relative_to(here) else self.folder)
 
     def setting(self, path: str) -> str:
         """A setting such as ``model.path`` as text; a dash if config.yaml does not have it."""
@@ -53,7 +66,25 @@ def _load(folder: Path, name: str) -> Run:
         raise UserError(f"{path} is missing or has no steps yet: give the folder of a run with at least one step")
     metrics = sorted({key for row in rows for key in row} - {"step"})
     columns = {metric: [finite(row.get(metric)) for row in rows] for metric in metrics}
-    return Run(name=name, config=_config(folder / "config.yaml"), steps=[row["step"] for row in rows], columns=columns)
+    return Run(name=name, steps=[row["step"] for row in rows], columns=columns, folder=folder, **origin(folder))
+
+
+def origin(folder: Path) -> dict[str, Any]:
+    """The fields ``config``, ``given`` and ``machine`` of the run in a folder."""
+    given, machine = _json(folder / OVERRIDES), _json(folder / MACHINE)
+    return {
+        "config": _config(folder / CONFIG),
+        "given": [str(one) for one in given] if isinstance(given, list) else None,
+        "machine": machine if isinstance(machine, dict) else {},
+    }
+
+
+def _json(path: Path) -> Any:
+    """What a file holds; None where it is not there or cannot be read: nothing is drawn from it."""
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def _config(path: Path) -> dict[str, Any]:

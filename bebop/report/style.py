@@ -16,16 +16,22 @@ h1 { margin: 2px 0 20px; font-size: 28px; line-height: 1.2; font-weight: 650; ov
 .opening .advice { margin: 4px 0 12px; font-size: 16px; }
 .opening .advice:last-child { margin-bottom: 0; }
 .opening .note { color: var(--muted); font-size: 13px; }
+code { font-size: .92em; }
 .opening code { font-size: 13px; }
+.advice code:last-child { display: block; margin-top: 2px; }
+details { margin-top: 10px; font-size: 13px; }
+summary { cursor: pointer; color: var(--muted); }
+pre { margin: 8px 0 0; font-size: 12px; white-space: pre-wrap; overflow-wrap: anywhere; }
 h2 { margin: 0 0 6px; font-size: 17px; font-weight: 620; }
-main { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 18px; padding-bottom: 48px;
-  grid-auto-flow: row dense; }
-.card { min-width: 0; background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; }
+/* Two cards in a row; one that has no neighbour takes all of it. */
+main { display: flex; flex-wrap: wrap; gap: 18px; padding-bottom: 48px; }
+.card { min-width: 0; flex: 1 1 calc(50% - 9px); }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; }
 .card > p { margin: 8px 0 0; color: var(--muted); font-size: 14px; max-width: 90ch; overflow-wrap: anywhere; }
 .card > p.note { font-size: 13px; }
-.wide, noscript { grid-column: 1 / -1; }
-.plots { display: grid; gap: 10px 22px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr)); }
-figure { margin: 0; min-width: 0; }
+.wide, noscript { flex-basis: 100%; }
+.plots { display: flex; flex-wrap: wrap; gap: 10px 22px; }
+figure { margin: 0; min-width: 0; flex: 1 1 max(min(100%, 300px), 100% / var(--across) - 22px); }
 figcaption { color: var(--muted); font-size: 13px; margin-top: 4px; overflow-wrap: anywhere; }
 .plot { height: 260px; width: 100%; overflow: hidden; }
 .wide .plot { height: 230px; }
@@ -43,12 +49,13 @@ table { width: 100%; border-collapse: collapse; font-size: 14px; font-variant-nu
 th, td { padding: 7px 14px 7px 0; text-align: left; vertical-align: top; overflow-wrap: anywhere; }
 thead th { color: var(--muted); font-weight: 500; font-size: 13px; white-space: nowrap; }
 tbody tr { border-top: 1px solid var(--line); }
-tbody th { font-weight: 600; }
+tbody th { font-weight: 600; min-width: 9ch; }
 /* Short words, which a column is to be wide enough for. */
 @media (min-width: 861px) { tbody th, td[data-head=study] { overflow-wrap: break-word; } }
 tbody th .swatch { margin-right: 8px; vertical-align: middle; }
 @media (max-width: 860px) {
-  main { grid-template-columns: minmax(0, 1fr); gap: 12px; }
+  main { gap: 12px; }
+  .card { flex-basis: 100%; }
   header, main { padding-left: 12px; padding-right: 12px; }
   header { padding-top: 20px; }
   .card { padding: 14px; }

@@ -1,12 +1,14 @@
 """The table at the top of the report: one row a run."""
 
+from collections.abc import Sequence
+
 from bebop.decoding import SYSTEMS
 from bebop.report.runs import DASH, Run
 
 HEADS = ("Run", "Model", "Task", "System", "Steps", "Reward", "Accept length", "Tokens/s", "Minutes")
 NOTE = (
-    "Reward and accept length: mean of the first five steps → mean of the last ten. "
-    "Tokens/s: mean over the run, weighted by the duration of each step."
+    "Reward and accept length: mean of the first five steps → mean of the last ten; of fewer than fifteen, the first "
+    "five or the first half → the rest. Tokens/s: mean over the run, weighted by the duration of each step."
 )
 FIRST, LAST = 5, 10
 
@@ -29,12 +31,18 @@ def summary(run: Run) -> tuple[str, ...]:
     )
 
 
+def windows(column: Sequence[float | None]) -> tuple[list[float], list[float]]:
+    """The first numbers and the last ones, none of which is in both; a single number is among the last."""
+    known = [value for value in column if value is not None]
+    first = min(FIRST, len(known) // 2)
+    return known[:first], known[first:][-LAST:]
+
+
 def _first_last(run: Run, metric: str, digits: int) -> str:
-    """Mean of the first five steps, mean of the last ten, and the difference."""
-    column = run.columns.get(metric, [])
-    first, last = _mean(column[:FIRST]), _mean(column[-LAST:])
+    """Mean of the first steps, mean of the last ones, and the difference."""
+    first, last = map(_mean, windows(run.columns.get(metric, [])))
     if first is None or last is None:
-        return DASH
+        return DASH if last is None else f"{last:.{digits}f}"
     return f"{first:.{digits}f} → {last:.{digits}f} ({last - first:+.{digits}f})"
 
 
@@ -54,7 +62,7 @@ def _minutes(run: Run) -> float | None:
     return sum(times) / 60 if times else None
 
 
-def _mean(column: list[float | None]) -> float | None:
+def _mean(column: Sequence[float | None]) -> float | None:
     """Mean of the numbers in a column; None without any."""
     numbers = [value for value in column if value is not None]
     return sum(numbers) / len(numbers) if numbers else None

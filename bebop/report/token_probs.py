@@ -9,6 +9,7 @@ from bebop.report.figures import Key, Panel, Trace, layout
 SHOWN = 6  # contexts, of all runs together
 BARS = 6  # tokens of one context
 READ = 22  # characters of the context in the caption
+ROOM = 10  # characters of a token's label
 DISTRIBUTIONS = (
     ("policy, first", "#b9c1cb", 0, "target"),
     ("head, first", "#a9c8ea", 0, "draft"),
@@ -40,7 +41,7 @@ def _panel(first: TokenProbs, last: TokenProbs, prefix: str) -> Panel:
     for reading in both:
         for token, name, p, q in zip(reading.ids, reading.tokens, reading.target, reading.draft, strict=True):
             weight[token] = max(weight.get(token, 0.0), p, q)
-            text[token] = visible(name)
+            text[token] = _short(visible(name))
     tokens = sorted(weight, key=lambda token: -weight[token])[:BARS]
     names = [text[token] for token in tokens]
     names = [f"{name} #{token}" if names.count(name) > 1 else name for name, token in zip(names, tokens, strict=True)]
@@ -61,6 +62,11 @@ def _panel(first: TokenProbs, last: TokenProbs, prefix: str) -> Panel:
     frame["yaxis"] |= {"range": [0, 1]}
     caption = f"{prefix}after “{context}”: overlap {first.overlap:.2f} → {last.overlap:.2f}"
     return Panel(caption=caption, traces=traces, layout=frame)
+
+
+def _short(name: str) -> str:
+    """As much of a token as has room below its bars: longer labels would be turned, or lie over one another."""
+    return name if len(name) <= ROOM else f"{name[: ROOM - 1]}…"
 
 
 def visible(text: str) -> str:

@@ -1,9 +1,11 @@
 """What a run came to in one sentence, and what to do about it in another: the first that a reader of the page sees."""
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from bebop.decoding import SYSTEMS, System
 from bebop.monitor.controller import CAUSES, State
@@ -11,10 +13,23 @@ from bebop.monitor.drift import Decomposition
 from bebop.monitor.drift_monitor import Explanation
 from bebop.monitor.estimate import Estimate
 from bebop.report.runs import DASH, Run
-from bebop.report.summary import FIRST, LAST
+from bebop.report.summary import FIRST, windows
+from bebop.resume_rules import JOB, MAY
 
 IDLE = 0.3  # share of its time that a trainer may wait before something should be done about it
 NOTHING = "Nothing needs to be done."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A sentence, and what carries it out: the run with other settings, an adaptation of its model, or no command."""
+
+    text: str
+    kind: Literal["run", "adapt", "none"] = "run"
+    settings: tuple[str, ...] = ()
+
+
+NO_ADVICE = Advice(text=NOTHING, kind="none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +38,7 @@ class Said:
 
     verdict: str
     advice: str
+    command: str = ""  # that carries the advice out, where one does
 
 
 def said(run: Run | None, explanations: Sequence[Explanation]) -> Said:
@@ -30,36 +46,63 @@ def said(run: Run | None, explanations: Sequence[Explanation]) -> Said:
     moved, advice = _acceptance(run, explanations)
     reward = _reward(run) if run is not None else ""
     verdict = "; ".join(part for part in (reward, moved) if part)
-    if advice == NOTHING and run is not None:
+    if advice == NO_ADVICE and run is not None:
         advice = _waiting(run) or advice
-    return Said(verdict=f"{verdict[:1].upper()}{verdict[1:]}.", advice=advice)
+    command = "" if run is None else _command(run, advice)
+    return Said(verdict=f"{verdict[:1].upper()}{verdict[1:]}.", advice=advice.text, command=command)
+
+
+def _command(run: Run, advice: Advice) -> str:
+    """The command that carries an advice out; empty where there is none, or where the run's folder is not known.
+
+    A run goes on from its folder, beyond its last step if it has come to that. It is made anew for a setting that may
+    not change on the way.
+    """
+    if run.place is None or advice.kind == "none":
+        return ""
+    if advice.kind == "adapt":
+        newest = max((run.folder or Path()).glob("checkpoints/step_*/policy"), default=None)
+        model = run.setting("model.path") if newest is None else str(Path(run.place, *newest.parts[-3:]))
+        tasks = [one for one in run.given or () if one.startswith("task")]
+        return shlex.join(["python", "-m", "bebop.adapt", *advice.settings, f"model.path={model}", *tasks])
+    names = [one.partition("=")[0] for one in advice.settings]
+    if any(JOB.get(name, MAY) is not MAY for name in names):
+        own = tuple(f"{name}=" for name in (*names, "runtime.dir", "runtime.resume"))
+        kept = [one for one in run.given or () if not one.startswith(own)]
+        return shlex.join(["python", "-m", "bebop.run", *kept, *advice.settings])
+    steps, last = run.setting("trainer.steps"), run.steps[-1]
+    more = [f"trainer.steps={2 * last}"] if steps.isdigit() and last >= int(steps) else []
+    go_on = [f"runtime.dir={run.place}", "runtime.resume=true"]
+    return shlex.join(["python", "-m", "bebop.run", *go_on, *advice.settings, *more])
 
 
 def _reward(run: Run) -> str:
     """How the reward moved from the first steps to the last, as far as their spread lets one say so."""
-    column = [value for value in run.columns.get("reward/mean", []) if value is not None]
-    if len(column) < FIRST + 2:
-        return f"after {_steps(len(run.steps))} it is too early to say how the reward moves" if column else ""
-    first, last = column[:FIRST], column[FIRST:][-LAST:]
+    first, last = windows(run.columns.get("reward/mean", []))
+    if len(first) + len(last) < FIRST + 2:
+        return f"after {_steps(len(run.steps))} it is too early to say how the reward moves" if last else ""
     a, b = (sum(part) / len(part) for part in (first, last))
     error = math.sqrt(sum(_variance(part) / len(part) for part in (first, last)))
     word = "did not move clearly" if abs(b - a) <= 2 * error else "rose" if b > a else "fell"
     return f"the reward {word} in {_steps(len(run.steps))} ({a:.2f} → {b:.2f})"
 
 
-def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[str, str]:
+def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[str, Advice]:
     """What became of acceptance, and what that asks for."""
     config = run.config if run is not None else {}
     system = _system(config)
     if system is not None and not system.drafts:
-        return "nothing was drafted", f"Decode speculatively to be faster, for instance decoding={_default_system()}."
+        setting = f"decoding={_default_system()}"
+        text = f"Decode speculatively to be faster, for instance {setting}."
+        return "nothing was drafted", Advice(text=text, settings=(setting,))
     if system is not None and system.history and not (system.head and explanations):
         return (
             "acceptance of drafts from history moves with how answers repeat, so nothing was concluded from it",
-            NOTHING,
+            NO_ADVICE,
         )
     if not explanations:
-        return "why acceptance moved was not watched", "Watch it with monitor.drift=true."
+        watch = "monitor.drift=true"
+        return "why acceptance moved was not watched", Advice(text=f"Watch it with {watch}.", settings=(watch,))
     last = explanations[-1]
     if last.state == "broken":
         since = _since(explanations)
@@ -70,81 +113,100 @@ def _acceptance(run: Run | None, explanations: Sequence[Explanation]) -> tuple[s
     if cause is None:
         return (
             f"the accept length is {last.length.text()}, and it takes more steps to say whether it moves",
-            "Let it run on: changes are held against the first five steps.",
+            Advice(text="Let it run on: changes are held against the first five steps."),
         )
     if last.state in CAUSES:
         return _moved(cause, last.state, system, config)
     held = f"acceptance held, at {last.length.text()} tokens a cycle"
-    return held, _proposed(explanations) or NOTHING
+    return held, _proposed(explanations)
 
 
-def _beside_history(explanations: Sequence[Explanation], system: System, config: Mapping[str, Any]) -> tuple[str, str]:
+def _beside_history(
+    explanations: Sequence[Explanation], system: System, config: Mapping[str, Any]
+) -> tuple[str, Advice]:
     """Of the head alone, as the fixed texts say it: whatever comes from history is no matter of its."""
     state = explanations[-1].state
     read = [bank for e in explanations if (bank := e.parts.get("bank")) is not None]
     if not read:
         return (
             "the head, which drafts beside history, was not read on the same texts twice, so nothing is said of it",
-            "Let it run on, with monitor.probe_every above 0.",
+            Advice(text="Let it run on, with monitor.probe_every above 0.", settings=("monitor.probe_every=10",)),
         )
     if state in CAUSES:
         said, advice = _moved(read[-1], state, system, config)
         return f"{said} (the head by itself, whatever came from history)", advice
-    return "the head by itself held, whatever came from history", NOTHING
+    return "the head by itself held, whatever came from history", NO_ADVICE
 
 
-def _moved(cause: Decomposition, state: State, system: System | None, config: Mapping[str, Any]) -> tuple[str, str]:
+def _moved(cause: Decomposition, state: State, system: System | None, config: Mapping[str, Any]) -> tuple[str, Advice]:
     """What moved acceptance, by how much, and what that asks for."""
     part = cause.entropy if state == "entropy-driven" else cause.mismatch
     unit = "tokens a cycle" if cause.unit == "tokens" else "of the acceptance rate"
     if part.point > 0:
         because = "the policy is more certain" if state == "entropy-driven" else "drafts fit the policy better"
-        return f"acceptance gained {_size(part)} {unit} because {because} than at the start", NOTHING
+        return f"acceptance gained {_size(part)} {unit} because {because} than at the start", NO_ADVICE
     if state == "entropy-driven":
         because = "the policy has become less certain; the head still fits"
-        advice = "Leave the head as it is; where speed matters, draft less while the policy explores"
-        return f"acceptance lost {_size(part)} {unit} because {because}", f"{advice} (decoding=bebop_adaptive)."
+        setting = "decoding=bebop_adaptive"
+        text = f"Leave the head as it is; where speed matters, draft less while the policy explores ({setting})."
+        return f"acceptance lost {_size(part)} {unit} because {because}", Advice(text=text, settings=(setting,))
     because = "the draft head no longer fits the policy"
     return f"acceptance lost {_size(part)} {unit} because {because}", _fit(system, config)
 
 
-def _fit(system: System | None, config: Mapping[str, Any]) -> str:
+def _fit(system: System | None, config: Mapping[str, Any]) -> Advice:
     """How drafts are made to fit again."""
     if system is not None and not system.head:
         part = system.needs[0] if system.needs else ""
-        return f"Train its part on answers of this policy: python -m bebop.adapt part={part}." if part else NOTHING
+        if not part:
+            return NO_ADVICE
+        text = f"Train its part on answers of this policy: python -m bebop.adapt part={part}."
+        return Advice(text=text, kind="adapt", settings=(f"part={part}",))
     if str((config.get("cotrain") or {}).get("mode", "off")) == "off":
-        return "Train the head beside the policy: go on with cotrain.mode=auto."
-    return (
+        setting = "cotrain.mode=auto"
+        return Advice(text=f"Train the head beside the policy: go on with {setting}.", settings=(setting,))
+    text = (
         "Co-training is on and has not caught up: raise cotrain.head.lr, or adapt the head anew to the newest "
         "checkpoint (python -m bebop.adapt)."
     )
+    return Advice(text=text, kind="adapt")
 
 
-def _repair(last: Explanation) -> str:
+def _repair(last: Explanation) -> Advice:
     """What a broken engine asks for: its own evidence says which weights, answers or drafts are wrong."""
-    return f"Do not trust what was learned since then before this is mended: {last.verdict.evidence}."
+    text = f"Do not trust what was learned since then before this is mended: {last.verdict.evidence}."
+    return Advice(text=text, kind="none")
 
 
-def _proposed(explanations: Sequence[Explanation]) -> str:
+def _proposed(explanations: Sequence[Explanation]) -> Advice:
     """The newest proposal of the controller on system or draft length."""
     for e in reversed(explanations):
         if e.action.kind == "set_length":
-            return f"Set decoding.draft_tokens={e.action.value}: {e.action.why}."
-        if e.action.kind == "set_system":
-            return f"Set decoding={e.action.value}: {e.action.why}."
-    return ""
+            setting = f"decoding.draft_tokens={e.action.value}"
+        elif e.action.kind == "set_system":
+            setting = f"decoding={e.action.value}"
+        else:
+            continue
+        return Advice(text=f"Set {setting}: {e.action.why}.", settings=(setting,))
+    return NO_ADVICE
 
 
-def _waiting(run: Run) -> str:
+def _waiting(run: Run) -> Advice | None:
     """Where the time went to waste."""
     idle, whole = (
         sum(value for value in run.columns.get(f"time/{name}", []) if value is not None) for name in ("idle", "step")
     )
     if not whole or idle / whole < IDLE:
-        return ""
-    asked = "rollout.staleness=1" if run.setting("rollout.staleness") == "0" else "another worker (rollout.workers)"
-    return f"The trainer waits for answers {100 * idle / whole:.0f} % of the time: try {asked}."
+        return None
+    setting, words = "rollout.staleness=1", "rollout.staleness=1"
+    if run.setting("rollout.staleness") != "0":
+        workers = run.setting("rollout.workers")
+        setting, words = (
+            f"rollout.workers={int(workers) + 1 if workers.isdigit() else 2}",
+            "another worker (rollout.workers)",
+        )
+    text = f"The trainer waits for answers {100 * idle / whole:.0f} % of the time: try {words}."
+    return Advice(text=text, settings=(setting,))
 
 
 def _size(part: Estimate) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tqdm import tqdm
 
+from bebop import machine
 from bebop.bench import __main__ as main
 from bebop.bench import record, rollout
 from bebop.errors import UserError
@@ -100,9 +101,9 @@ def test_every_benchmark_notes_what_it_measures(path: Path) -> None:
 
 def test_a_package_that_is_not_there_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
-        raise record.PackageNotFoundError(name)
+        raise machine.PackageNotFoundError(name)
 
-    monkeypatch.setattr(record, "version", version)
+    monkeypatch.setattr(machine, "version", version)
     assert record.place({})["ray"] is None
 
 

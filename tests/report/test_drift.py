@@ -88,7 +88,7 @@ def drawn(page: str, title: str) -> list[dict[str, Any]]:
 
 
 def test_every_card_is_there_and_explained(page: str) -> None:
-    assert headings(page)[-6:] == [*CARDS[:4], "The controller&#x27;s log", CARDS[5]]
+    assert headings(page)[-7:] == [*CARDS[:4], "The controller&#x27;s log", CARDS[5], "How it was made"]
     for plot in specs(page):
         go.Figure(plot)
     texts = re.findall(r"</h2>.*?<p>(.*?)</p></section>", page)

@@ -3,7 +3,7 @@
 import pytest
 
 from bebop.report.charts import ENTROPY, STALENESS, TIME, TRAIN, charts
-from bebop.report.figures import draw, running_mean
+from bebop.report.figures import draw, running_mean, whole_ticks
 from bebop.report.runs import Run
 from bebop.report.summary import HEADS, summary
 
@@ -40,6 +40,44 @@ def test_summary_by_hand() -> None:
         "Tokens/s": "1,500",  # 1.2 million tokens in 20 minutes; the mean over steps would be 2,000
         "Minutes": "20.0",
     }
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shown"),
+    [
+        ([1.4], "1.40"),
+        ([1.4, 4.5], "1.40 → 4.50 (+3.10)"),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], "1.50 → 4.00 (+2.50)"),
+        ([1.0] * 4 + [5.0] * 4, "1.00 → 5.00 (+4.00)"),
+        ([None, 1.0, None, None, 3.0, None], "1.00 → 3.00 (+2.00)"),  # numbers count, not steps
+        ([1.0] * 5 + [3.0] * 5 + [5.0] * 5, "1.00 → 4.00 (+3.00)"),
+        ([1.0] * 5 + [9.0] * 5 + [5.0] * 10, "1.00 → 5.00 (+4.00)"),
+        ([None, None], "\N{EN DASH}"),
+    ],
+)
+def test_first_and_last_steps_of_a_summary_have_none_in_common(lengths: list[float | None], shown: str) -> None:
+    got = dict(zip(HEADS, summary(run(rollout__accept_length=lengths)), strict=True))
+    assert got["Accept length"] == shown
+
+
+def test_what_is_read_at_every_tenth_step_is_a_line_with_the_bar_that_it_is_held_against() -> None:
+    sparse = [-1.0 if step % 10 == 0 else None for step in range(1, 301)]
+    [chart] = [c for c in charts([run(certify__log_e=sparse)]) if c.title == "Certificate of the answers"]
+    for runs in ([run(certify__log_e=sparse)], [run("a", certify__log_e=sparse), run("b", certify__log_e=sparse)]):
+        figure = draw(chart, runs)
+        *lines, bar = figure.panels[0].traces
+        assert len(lines) == len(runs) and all(line["connectgaps"] for line in lines)
+        assert bar["y"] == pytest.approx([9.21, 9.21], abs=0.01) and bar["x"] == [1, 300]
+        assert figure.keys[-1].label.startswith("9.2") and figure.keys[-1].style == "dashed"
+    few = draw(chart, [run(certify__log_e=sparse[:60])]).panels[0]
+    assert few.traces[0]["mode"] == "lines+markers"  # as there are six points, however many steps
+
+
+@pytest.mark.parametrize(
+    ("numbers", "each"), [([1, 2, 3], True), ([0], True), ([10, 20, 30, 40], False), ([*range(20)], False)]
+)
+def test_each_step_has_a_tick_only_where_they_lie_close_together(numbers: list[int], each: bool) -> None:
+    assert ("dtick" in whole_ticks(numbers)) == each
 
 
 def test_panels_of_several_runs_share_one_scale() -> None:

@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from bebop.report.__main__ import main
+from bebop.report.document import Card, document, opened
+from bebop.report.figures import Panel
 from tests.commands import error_of
 
 
@@ -55,7 +57,7 @@ def headings(page: str) -> list[str]:
 
 
 ALL = ["Summary", "Reward", "Response length", "Entropy", "Accept length", "Acceptance per draft position", "Staleness"]
-ALL += ["Where the time goes", "Rollout speed", "Update"]
+ALL += ["Where the time goes", "Rollout speed", "Update", "How it was made"]
 
 
 def test_the_page_has_every_figure_and_needs_no_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +73,35 @@ def test_the_page_has_every_figure_and_needs_no_network(tmp_path: Path, capsys: 
     for plot in plots:
         go.Figure(plot)  # raises on a property that plotly does not know
         assert all(any(v is not None for v in trace["y"]) for trace in plot["data"])
+
+
+def test_the_page_says_how_it_was_made_without_folders_of_the_machine(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "default")
+    main([str(run)])
+    assert "none given" not in (run / "report.html").read_text()  # nothing is known of it
+    (run / "overrides.json").write_text('["task=gcd", "model.path=/home/somebody/m1"]')
+    (run / "config.yaml").write_text("model:\n  path: /home/somebody/m1\ntrainer:\n  lr: 0.5\n")
+    made = {"commit": "3f2c" * 10, "dirty": True, "processor": "Epyc, 2 cores", "torch": "2.13.0", "python": "3.11.9"}
+    (run / "machine.json").write_text(json.dumps(made))
+    main([str(run)])
+    page = (run / "report.html").read_text().split("How it was made")[1].split("</main>")[0]
+    said = ("task=gcd model.path=m1<", "commit 3f2c3f2c3f2c, with changes", "Epyc, 2 cores", "torch 2.13.0", "lr: 0.5")
+    assert all(words in page for words in said) and "somebody" not in page
+    (run / "overrides.json").write_text("[]"), (run / "machine.json").write_text('["torn')
+    main([str(run)])
+    assert "none given: the defaults" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("panels", "across"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (6, 3), (7, 3)])
+def test_rows_of_plots_are_about_equally_full(panels: int, across: int) -> None:
+    plots = [Panel(caption="", traces=[], layout={})] * panels
+    assert f"--across:{across}'" in document("", "", [Card(title="", text="", panels=plots)])
+
+
+def test_what_stands_in_backticks_is_code() -> None:
+    page = document("", "", [Card(title="", text="spent `a.b` <i>", notes=["`c`"])], opened([("", "`d`", "do `e f`")]))
+    assert [*re.findall("<code>(.*?)</code>", page)] == ["d", "e f", "a.b", "c"] and "`" not in page.split("<body>")[1]
+    assert "&lt;i&gt;" in page
 
 
 def test_acceptance_has_counts_solid_and_overlap_dashed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The first two sentences of a report: right about runs whose course is known, and on the page before anything else."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,10 @@ def run(reward: list[float | None] | None = None, columns: Any = None, **config:
     return Run(name="r", config=config, steps=steps, columns={"reward/mean": rewards, **(columns or {})})
 
 
+def fallen(step: int) -> float:
+    return -0.5 if step > 8 else 0.0
+
+
 def late(by: float) -> Callable[[int], float]:
     return lambda step: 0.5 + by if step > 8 else 0.5
 
@@ -54,9 +59,9 @@ def test_a_head_that_stops_fitting_is_to_be_trained() -> None:
     assert re.match(r"The reward rose in 14 steps \(0\.\d\d → 0\.\d\d\); acceptance lost 0\.\d+ \[0", told.verdict)
     assert "tokens a cycle because the draft head no longer fits the policy." in told.verdict
     assert told.advice == "Train the head beside the policy: go on with cotrain.mode=auto."
-    fallen = explained(mismatch=lambda step: -0.5 if step > 8 else 0.0)
-    assert "has not caught up" in said(run(cotrain={"mode": "always"}), fallen).advice
-    assert "part=block" in said(run(decoding={"system": "block"}), fallen).advice
+    lost = explained(mismatch=fallen)
+    assert "has not caught up" in said(run(cotrain={"mode": "always"}), lost).advice
+    assert "part=block" in said(run(decoding={"system": "block"}), lost).advice
 
 
 def test_a_policy_that_is_less_certain_is_no_reason_to_train_the_head() -> None:
@@ -103,6 +108,42 @@ def test_a_trainer_that_waits_is_given_something_to_do() -> None:
     told = said(run(columns=idle, rollout={"staleness": 0}), explained())
     assert told.advice == "The trainer waits for answers 40 % of the time: try rollout.staleness=1."
     assert "rollout.workers" in said(run(columns=idle), explained()).advice
+
+
+@pytest.mark.parametrize(
+    ("given", "config", "told", "command"),
+    [
+        ([], {}, {}, "runtime.dir=PLACE runtime.resume=true monitor.drift=true"),
+        ([], {"trainer": {"steps": STEPS}}, {}, f"monitor.drift=true trainer.steps={2 * STEPS}"),
+        ([], {"trainer": {"steps": 99}}, {"steps": 3}, "runtime.dir=PLACE runtime.resume=true"),
+        ([], {"decoding": {"system": "autoregressive"}}, {}, "runtime.resume=true decoding=bebop"),
+        ([], {}, {"entropy": late(0.6)}, "runtime.resume=true decoding=bebop_adaptive"),
+        ([], {}, {"mismatch": fallen}, "runtime.resume=true cotrain.mode=auto"),
+        (["task=gcd", "seed=3"], {"cotrain": {"mode": "always"}}, {"mismatch": fallen},
+         "python -m bebop.adapt model.path=PLACE/checkpoints/step_000014/policy task=gcd"),
+        ([], {"decoding": {"system": "block"}}, {"mismatch": fallen}, "python -m bebop.adapt part=block model.path="),
+        ([], {}, {"health": Health(worker=1, version=3, expected_version=5)}, ""),
+        ([], {}, {"entropy": SURE}, ""),
+    ],
+)  # fmt: skip
+def test_advice_comes_with_a_command_that_carries_it_out(
+    given: list[str], config: Any, told: Any, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (7, 14):
+        (tmp_path / f"a b/checkpoints/step_{step:06}/policy").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    one = dataclasses.replace(run(**config), folder=tmp_path / "a b", given=given)
+    words = said(one, explained(**told) if told else []).command.replace("'", "")
+    assert command.replace("PLACE", "a b") in words and bool(words) == bool(command)
+
+
+def test_a_setting_that_may_not_change_asks_for_the_run_anew(tmp_path: Path) -> None:
+    idle = {"time/step": [10.0] * STEPS, "time/idle": [4.0] * STEPS}
+    given = ["task=gcd", "rollout.staleness=0", f"runtime.dir={tmp_path}"]
+    one = dataclasses.replace(run(columns=idle, rollout={"staleness": 0}), folder=tmp_path, given=given)
+    assert said(one, explained()).command == "python -m bebop.run task=gcd rollout.staleness=1"
+    one = dataclasses.replace(run(columns=idle, rollout={"staleness": 1, "workers": 2}), folder=tmp_path)
+    assert said(one, explained()).command.endswith("runtime.resume=true rollout.workers=3")
 
 
 def test_the_page_opens_with_it_and_shows_the_way_to_the_answers(
