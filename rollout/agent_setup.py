@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from pathlib import Path
 
 from bebop.config import ModelConfig, TaskConfig
 from bebop.errors import UserError
@@ -14,8 +15,11 @@ from bebop.tasks.episodes import Episodes
 from bebop.trajectory import Prompt, same_beginning
 
 
-def make_episodes(task: TaskConfig) -> Episodes:
-    """Where the environments of a task come from; ``UserError`` if there is none such, or its limits clash."""
+def make_episodes(task: TaskConfig, output: Path | None = None) -> Episodes:
+    """Where the environments of a task come from; ``UserError`` if there is none such, or its limits clash.
+
+    ``output``: the file for what those with processes of their own print; None: they print as this process does.
+    """
     limits, kind = task.environment, find_kind(task.name)
     check_command(kind, task.args, limits.step_seconds)
     return Episodes(
@@ -24,14 +28,20 @@ def make_episodes(task: TaskConfig) -> Episodes:
         reset_seconds=limits.reset_seconds,
         step_seconds=limits.step_seconds,
         processes=limits.processes,
+        output=output,
     )
 
 
 def make_agent_loop(
-    model: ModelConfig, task: TaskConfig, max_length: int, thread: EngineThread, eos: tuple[int, ...]
+    model: ModelConfig,
+    task: TaskConfig,
+    max_length: int,
+    thread: EngineThread,
+    eos: tuple[int, ...],
+    output: Path | None = None,
 ) -> AgentLoop:
     """Of a task that is an environment; ``UserError`` if the model's chat template cannot have turns."""
-    return AgentLoop(thread, task, max_length, make_delta(model, task, eos), make_episodes(task))
+    return AgentLoop(thread, task, max_length, make_delta(model, task, eos), make_episodes(task, output))
 
 
 def make_delta(model: ModelConfig, task: TaskConfig, eos: tuple[int, ...]) -> ChatDelta | GivenTokens:

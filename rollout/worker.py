@@ -22,13 +22,13 @@ from bebop.rollout.engine import Engine, Request
 from bebop.rollout.engine_thread import EngineThread, Stopped
 from bebop.rollout.engines import engine_module
 from bebop.tasks.functions import RewardTimeout
+from bebop.tasks.output import OUTPUT_LOG
 from bebop.tasks.rewards import checked, make_reward
 from bebop.token_trace import traced
 from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory, same_beginning
 from bebop.weight_manifest import CheckedWeights, verified
 
 log = logging.getLogger(__name__)
-REWARD_LOG = "reward.log"  # in the run folder: what a reward function of the user's prints
 Reward = Callable[[str, Prompt], float]
 
 
@@ -37,12 +37,14 @@ def make_worker(config: JobConfig) -> "RolloutWorker":
     torch.set_num_threads(config.rollout.threads)
     torch.manual_seed(config.runtime.seed)  # a fresh head must be the same everywhere
     engine, eos = engine_module(config).make(config)
+    output = Path(config.runtime.dir, OUTPUT_LOG) if config.runtime.dir else None
     if config.task.turns:
         worker = RolloutWorker(engine, _rewarded_by_environment, config, eos)
-        worker.agents = make_agent_loop(config.model, config.task, config.rollout.max_length, worker.thread, eos)
+        worker.agents = make_agent_loop(
+            config.model, config.task, config.rollout.max_length, worker.thread, eos, output
+        )
         return worker
-    folder = config.runtime.dir
-    reward = make_reward(config.task, Path(folder, REWARD_LOG) if folder else None)
+    reward = make_reward(config.task, output)
     return RolloutWorker(engine, lambda text, prompt: checked(reward, text, prompt), config, eos)
 
 

@@ -6,14 +6,15 @@ from typing import Any
 
 from bebop.tasks.environment import EnvironmentKind, EnvStep, Message
 from bebop.tasks.episode_process import EnvironmentProcess
+from bebop.tasks.output import Output
 
 
 class Pool:
     """At most ``most`` processes of one kind; used from one event loop."""
 
-    def __init__(self, kind: EnvironmentKind, args: Mapping[str, Any], most: int) -> None:
-        """Start nothing yet; ``args``: of the class."""
-        self.kind, self.args = kind, args
+    def __init__(self, kind: EnvironmentKind, args: Mapping[str, Any], most: int, output: Output | None = None) -> None:
+        """Start nothing yet; ``args``: of the class; ``output``: where processes print; None: where this one does."""
+        self.kind, self.args, self.output = kind, args, output
         self.room = asyncio.Semaphore(most)
         self.idle: list[EnvironmentProcess] = []
         self.all: set[EnvironmentProcess] = set()
@@ -27,7 +28,7 @@ class Pool:
                 if not process.ended():
                     return process
                 await self._end(process)
-            process = await EnvironmentProcess.started(self.kind.make, self.args, self.kind.name)
+            process = await EnvironmentProcess.started(self.kind.make, self.args, self.kind.name, self.output)
             self.all.add(process)
             return process
         except BaseException:

@@ -36,6 +36,7 @@ from bebop.tasks.environment import (
     load_class,
     one_line,
 )
+from bebop.tasks.output import Output
 
 LOAD_SECONDS = 300.0  # for the import of the class's module
 LEAVE_SECONDS = 2.0  # for a process to end by itself: once it has closed its pipe, or nobody is there to ask it
@@ -62,19 +63,28 @@ class EnvironmentProcess:
         self._writer: asyncio.StreamWriter
 
     @classmethod
-    async def started(cls, make: str, args: Mapping[str, Any], name: str) -> "EnvironmentProcess":
-        """A process that has imported ``make``; ``UserError`` if it cannot, ``EnvironmentLost`` if it ended."""
+    async def started(
+        cls, make: str, args: Mapping[str, Any], name: str, output: Output | None = None
+    ) -> "EnvironmentProcess":
+        """A process that has imported ``make``; ``UserError`` if it cannot, ``EnvironmentLost`` if it ended.
+
+        ``output``: what reads all that it prints; None: it prints where this process does.
+        """
         mark = f"{MARK}={secrets.token_hex(8)}"
         ours, theirs = socket.socketpair()
         path = os.pathsep.join(p for p in sys.path if p)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", COMMAND, str(theirs.fileno())],
+                [sys.executable, "-u", "-c", COMMAND, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": path, MARK: mark.partition("=")[2]},
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if output else None,
+                stderr=subprocess.STDOUT if output else None,
                 start_new_session=True,  # Ctrl-C is the parent's business
             )
+        if output is not None:
+            output.follow(process)
         made = cls(process, mark)
         try:
             made._reader, made._writer = await asyncio.open_connection(sock=ours)

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 from bebop.errors import UserError
@@ -27,6 +28,7 @@ from bebop.tasks.environment import (
     one_line,
 )
 from bebop.tasks.episode_pool import Apart, Pool
+from bebop.tasks.output import Output
 
 logger = logging.getLogger(__name__)
 
@@ -71,14 +73,18 @@ class Episodes:
         reset_seconds: float,
         step_seconds: float,
         processes: int,
+        output: Path | None = None,
     ) -> None:
-        """Import the class, unless it has processes of its own; ``UserError`` for what cannot be."""
+        """Import the class, unless it has processes of its own; ``UserError`` for what cannot be.
+
+        ``output``: the file for what those processes print; None: they print as this one does.
+        """
         self.kind = find_kind(kind) if isinstance(kind, str) else kind
         self.limits = {"reset": reset_seconds, "step": step_seconds}
         _, self.args = arguments(self.kind, args)
         self.longest_block = 0.0  # seconds that an environment held the event loop in one go
         self.left: set[asyncio.Task[Any]] = set()  # tasks that go on though they were cancelled
-        self._pool = Pool(self.kind, self.args, processes)
+        self._pool = Pool(self.kind, self.args, processes, None if output is None else Output(output))
         self._warned = False
 
     def open(self) -> "Episode":

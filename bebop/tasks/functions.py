@@ -4,7 +4,6 @@ The process imports the function once and keeps it, with whatever the function r
 sandbox. Time is wall time, since a function may wait for a server. What it prints goes to a file, up to a limit.
 """
 
-import contextlib
 import difflib
 import importlib
 import math
@@ -21,15 +20,14 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from numbers import Real
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from bebop.errors import UserError
+from bebop.tasks.output import Output
 from bebop.tasks.user_files import load_file
 
 LOAD_SECONDS = 300.0  # for the import of the function's module, which may load a model
 LEAVE_SECONDS = 2.0  # for the process to end by itself once nobody is there to ask it
-OUTPUT_BYTES, SHOWN_BYTES = 1 << 20, 1 << 12  # of what functions print, in a file and on the standard error
-LEFT_OUT = "[what reward functions print from here on is left out]\n"
 COMMAND = "import sys; from bebop.tasks.functions import serve; serve(int(sys.argv[1]), sys.argv[2])"
 ALLOWED = "auto, math_verify, package.module.function or path/to/file.py:function"
 
@@ -42,62 +40,13 @@ class _Raised(Exception):
     """What the function raised, as its own process saw it."""
 
 
-class Output:
-    """What functions print, appended to a file up to ``OUTPUT_BYTES``, or shown on the standard error, ``SHOWN_BYTES``.
-
-    Several processes may write the same file. Its folder is not made here: until it is there, lines wait.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        """``path``: of the file; None: the standard error."""
-        self.path = path
-        self._waiting, self._shown = b"", 0
-        self._thread: threading.Thread | None = None
-
-    def follow(self, pipe: IO[bytes]) -> None:
-        """Read a process's output to its end, in a thread: what is not read would stop the process."""
-        self._thread = threading.Thread(target=self._follow, args=(pipe,), daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Wait for the last lines of a process that has ended; what it started may still hold the pipe."""
-        if self._thread is not None:
-            self._thread.join(LEAVE_SECONDS)
-
-    def _follow(self, pipe: IO[bytes]) -> None:
-        with pipe:
-            while line := pipe.readline(SHOWN_BYTES):
-                self._add(line)
-
-    def _add(self, line: bytes) -> None:
-        lines = self._waiting + line
-        if self.path is None:
-            room, self._shown = SHOWN_BYTES - self._shown, self._shown + len(line)
-            if room > 0:
-                shown = line.decode(errors="replace").rstrip("\n")
-                sys.stderr.write(f"reward: {shown}\n" + LEFT_OUT * (len(line) >= room))
-            return
-        try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # the run folder is made once all parts of the job run
-            self._waiting = lines[:OUTPUT_BYTES]
-            return
-        except OSError:  # nobody's reward depends on it
-            return
-        self._waiting = b""
-        with open(descriptor, "ab", buffering=0) as file, contextlib.suppress(OSError):
-            room = OUTPUT_BYTES - os.fstat(descriptor).st_size
-            if room > 0:
-                file.write(lines + LEFT_OUT.encode() * (len(lines) >= room))
-
-
 class UserFunction:
     """Calls a function in its process, one call at a time; thread-safe. A process that ended is replaced."""
 
     def __init__(self, spec: str, timeout: float, output: Path | None = None) -> None:
         """Import ``spec`` (``package.module.function`` or ``path/to/file.py:function``) there; ``UserError``.
 
-        ``output``: see ``Output``.
+        ``output``: the file for what it prints; None: the standard error.
         """
         if spec.endswith(".py"):
             raise UserError(f"task.reward={spec!r} names a file and no function in it: give {spec}:FUNCTION")
@@ -154,8 +103,7 @@ class UserFunction:
             start_new_session=True,  # Ctrl-C is the parent's business; and what it starts can be ended with it
         )
         theirs.close()
-        assert process.stdout is not None
-        self.output.follow(process.stdout)
+        self.output.follow(process)
         try:
             problem = ours.recv() if ours.poll(LOAD_SECONDS) else f"takes more than {LOAD_SECONDS:.0f} s to import"
         except (EOFError, OSError):

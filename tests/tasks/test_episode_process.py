@@ -284,3 +284,25 @@ def test_it_does_not_outlive_its_parent(tmp_path: Path, text: str) -> None:
     parent.kill()
     parent.wait()
     assert gone(pids)
+
+
+def test_what_it_prints_goes_to_a_file(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(
+        "print('made')\nclass Here:\n"
+        "    async def reset(self, item, seed):\n        print('reset', seed)\n        return ()\n"
+        "    async def step(self, text): ...\n    async def close(self): ...\n"
+    )
+
+    async def act() -> None:
+        limits = {"reset_seconds": 20.0, "step_seconds": 20.0, "processes": 1, "output": tmp_path / "output.log"}
+        episodes = Episodes(f"{tmp_path}/env.py:Here", {}, **limits)  # type: ignore[arg-type]
+        episode = episodes.open()
+        await episode.reset({}, 3)
+        await episode.close()
+        await episodes.shutdown()
+
+    asyncio.run(act())
+    deadline = time.monotonic() + 10
+    while "reset" not in (tmp_path / "output.log").read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (tmp_path / "output.log").read_text() == "made\nreset 3\n"

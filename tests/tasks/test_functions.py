@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import bebop.tasks.functions as functions
+import bebop.tasks.output as output
 from bebop.errors import UserError
 from bebop.tasks.functions import RewardTimeout, UserFunction
 from tests.cases import slow_but
@@ -73,19 +74,19 @@ def test_it_runs_elsewhere_and_remembers(mine: UserFunction) -> None:
 
 def test_what_it_prints_goes_to_a_file_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text("import sys\nprint('made')\n" + SAYS)
-    monkeypatch.setattr(functions, "OUTPUT_BYTES", 1000)
-    mine = UserFunction(f"{tmp_path}/mine.py:says", timeout=30, output=tmp_path / "run" / "reward.log")
+    monkeypatch.setattr(output, "OUTPUT_BYTES", 1000)
+    mine = UserFunction(f"{tmp_path}/mine.py:says", timeout=30, output=tmp_path / "run" / "output.log")
     ask(mine, "before there is a folder")
     time.sleep(0.1)
     (tmp_path / "run").mkdir()
     ask(mine, "after")
     mine.close()
-    log = tmp_path / "run" / "reward.log"
+    log = tmp_path / "run" / "output.log"
     assert log.read_text().splitlines() == ["made", "before there is a folder", "to stderr", "after", "to stderr"]
     mine = UserFunction(f"{tmp_path}/mine.py:says", timeout=30, output=log)
     assert [ask(mine, "x" * 5000), ask(mine, "y" * 100_000)] == [1, 1]  # what is left out holds up nobody
     mine.close()
-    assert log.stat().st_size < 7000 and log.read_text().endswith(functions.LEFT_OUT)
+    assert log.stat().st_size < 7000 and log.read_text().endswith(output.LEFT_OUT)
 
 
 SAYS = """
