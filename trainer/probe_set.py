@@ -7,6 +7,7 @@ run on the hidden states that it leaves behind.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -150,7 +151,7 @@ class ProbeReader:
     def _likely(self, number: int, text: ProbeText, q: Tensor, p: Tensor) -> TokenProbs:
         likely = torch.cat([sampling.topk(min(LIKELY, len(sampling))).indices for sampling in (p, q)]).unique()
         likely = likely[p[likely].argsort(descending=True)]
-        decode = self.policy.tokenizer.decode
+        decode = partial(self.policy.tokenizer.decode, clean_up_tokenization_spaces=False)  # as answers are
         return TokenProbs(
             text=number,
             context=str(decode([*text.prompt, *text.answer[: text.shown]][-READ_BEFORE:])),
