@@ -13,6 +13,7 @@ from bebop.buffer import GroupBuffer, has_spread
 from bebop.clock import Clock
 from bebop.config import JobConfig
 from bebop.errors import UserError
+from bebop.metrics import Metrics
 from bebop.monitor.controller import Action
 from bebop.monitor.watch import Monitor, NoMonitor
 from bebop.past_answers import PastAnswers
@@ -83,7 +84,8 @@ class Loop:
             if batch is None:
                 break
             self.clock.waited()
-            await self._step(batch)
+            if not await self._step(batch):
+                break
             if every and self.buffer.version % every == 0:
                 await self._save()
         if self._saved != self.buffer.version:
@@ -109,15 +111,31 @@ class Loop:
             raise UserError(f"environment {self.config.task.name}: all {lost} trajectories of a step were lost")
         return batch
 
-    async def _step(self, batch: Batch) -> None:
-        """One update, published and observed."""
+    async def _update(self, batch: Batch) -> Metrics | None:
+        """What the trainer learned; None if it was told to stop in time: the batch stays in the buffer."""
+        update = asyncio.create_task(self.trainer.update(batch, self.monitor.cotraining))
+        stop = asyncio.create_task(self.stopping.wait())
+        try:
+            await asyncio.wait([update, stop], return_when=asyncio.FIRST_COMPLETED)
+            if not update.done():
+                await self.trainer.abandon()
+            learned, version = await update
+        finally:
+            update.cancel()
+            stop.cancel()
+        return learned if version > self.buffer.version else None
+
+    async def _step(self, batch: Batch) -> bool:
+        """One update, published and observed; False if the update was abandoned."""
         timed, version, system = self.clock.timed, self.buffer.version, self.monitor.decoding.system
         filtered = self.buffer.filtered if self.config.algorithm.dynamic_sampling else None
         with timed("monitor"):
             undisturbed = batch.groups[0].prompt.index >= self.pool.disturbed
             reading = await self.monitor.read(version + 1, batch.groups, self.trainer, undisturbed)
         with timed("update"):
-            learned, _ = await self.trainer.update(batch, self.monitor.cotraining)
+            learned = await self._update(batch)
+        if learned is None:
+            return False
         if self.past is not None:
             self.past.take(batch.groups)
         self.buffer.advance()
@@ -134,6 +152,7 @@ class Loop:
         for sink in self.sinks:
             sink.write(self.buffer.version, row)
         self.clock.restart()
+        return True
 
     async def _publish(self, head: bool = False) -> None:
         await self.pool.publish(self.trainer, self.buffer.version, head=head, fingerprint=self.monitor.fingerprints)

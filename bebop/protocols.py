@@ -113,6 +113,10 @@ class Trainer(Protocol):
         """Learn from a batch; metrics and the new version. ``cotrain``: the MTP head learns as well."""
         ...
 
+    async def abandon(self) -> None:
+        """Drop the update that is under way unless it has taken a step; it then returns the version before."""
+        ...
+
     async def logprobs(self) -> Mapping[int, NDArray[np.float32]]:
         """log p [T] of each traced answer of the latest update before its first step, by place in the batch."""
         ...

@@ -135,7 +135,7 @@ class Job:
     async def run(self, newest: Path | None, begin: Callable[[], None]) -> bool:
         """Run the loop from checkpoint ``newest``; when the trainer dies, from the newest then, with fresh actors."""
         checkpoints, most = checkpoint.store(self.run_dir), self.config.runtime.max_restarts
-        # Ctrl-C (and a polite kill) end the step in progress and leave a checkpoint; a second one ends at once.
+        # Ctrl-C and SIGTERM drop or end the step in progress and leave a checkpoint; a second one ends at once.
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
         try:
@@ -183,7 +183,7 @@ class Job:
         """Ask the loop to stop; the second time, give up waiting."""
         if self.stop.is_set():
             raise KeyboardInterrupt
-        log.warning("stopping after this step; a checkpoint will be written (once more to stop at once)")
+        log.warning("stopping; a checkpoint of all finished steps will be written (once more to stop at once)")
         self.stop.set()
         if self.loop is not None:
             self.loop.stopping.set()

@@ -116,15 +116,23 @@ class FakeTrainer:
     saved: dict[int, dict[str, Any]] = field(default_factory=dict)
     slow: int = 0  # turns of the event loop that an update takes
     fetch: int = 7  # and that getting at the weights takes
+    endless: int = -1  # the version whose update ends when it is abandoned
+    abandoned: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         for _ in range(self.slow):
             await asyncio.sleep(0)
+        if self.version == self.endless:
+            await self.abandoned.wait()
+            return {}, self.version
         self.batches.append([g.prompt.index for g in batch.groups])
         self.lags += [self.version - oldest_version(g) for g in batch.groups if g.trajectories]
         self.version += 1
         learned: Metrics = {"policy/entropy": Mean(1.0, 1), "train/kl": Mean(2.0, 4)}
         return learned, self.version
+
+    async def abandon(self) -> None:
+        self.abandoned.set()
 
     async def logprobs(self) -> Mapping[int, NDArray[np.float32]]:
         return {0: np.full(3, -self.version, dtype=np.float32)}  # after the update

@@ -58,6 +58,27 @@ def test_told_to_stop_while_waiting_it_saves_and_returns_false(steps_done: int) 
     assert list(trainer.saved) == [trainer.version] and trainer.version >= steps_done
 
 
+@pytest.mark.parametrize("finished", [0, 2])
+def test_told_to_stop_in_a_long_update_it_keeps_the_steps_before_and_the_batch(finished: int) -> None:
+    loop, trainer, sink = make(job(steps=9, staleness=0), FakeWorker(), endless=finished)
+
+    async def stop_midway() -> bool:
+        running = asyncio.create_task(loop.run())
+        while trainer.version < finished or not loop.buffer._whole:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+        assert not running.done() and not trainer.saved
+        loop.stopping.set()
+        return await asyncio.wait_for(running, 5)
+
+    assert asyncio.run(stop_midway()) is False
+    assert [step for step, _ in sink.rows] == [*range(1, finished + 1)]
+    [(step, state)] = trainer.saved.items()
+    assert step == finished
+    kept = [group.prompt.index for group in state["buffer"]["ready"]]
+    assert kept == in_order(finished + 1)[-1], "the batch of the update that was dropped is trained on by a resume"
+
+
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_a_restored_loop_goes_on_with_the_same_prompts(staleness: int) -> None:
     whole = make(job(steps=8, staleness=staleness), FakeWorker())

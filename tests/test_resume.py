@@ -69,6 +69,9 @@ class InProcess:
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         return self.trainer.update(batch, cotrain)
 
+    async def abandon(self) -> None:
+        self.trainer.abandon()
+
     async def logprobs(self) -> Mapping[int, NDArray[np.float32]]:
         return {}
 

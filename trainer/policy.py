@@ -7,6 +7,7 @@ weights are fp32; a bfloat16 model is trained under autocast and published in bf
 
 import copy
 import math
+import threading
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -52,6 +53,7 @@ class PolicyTrainer:
         self.policy, self.config, self.rank, self.world = policy, config, rank, world
         self.version = 0  # finished updates
         self.traced = TracedLogprobs()  # of the latest update
+        self.stopping = threading.Event()  # set by another thread: drop the update that is under way, see ``update``
         self.mixed = config.model.dtype == "bfloat16"
         policy.backbone.eval().requires_grad_(True)
         if policy.mtp is not None:
@@ -81,6 +83,9 @@ class PolicyTrainer:
         """Learn from a batch: ``minibatches`` optimizer steps, then ``version`` + 1. The same metrics on every rank.
 
         ``cotrain``: the MTP head takes a step as well, on the hidden states of this update.
+        Once ``stopping`` is set, an update ends between two micro-batches if it has taken no optimizer step: weights
+        and ``version`` are as before, and there are no metrics. An update of a large model takes many minutes, and who
+        is told to stop has seconds.
 
         ``UserError`` for answers of an inexact system without ``algorithm.rescore``, and after the third step in a row
         whose gradient is not finite.
@@ -96,7 +101,12 @@ class PolicyTrainer:
         # Before any step. The first minibatch needs no pass of its own: its weights are still the proximal ones.
         proximal = [None, *(self._logprobs(rows) for rows in minibatches[1:])]
         self.scorer.kept = [] if cotrain and self.cotrainer is not None else None
-        parts = [self._step(*minibatch, weighted) for minibatch in zip(firsts, minibatches, proximal, strict=False)]
+        parts: list[Metrics] = []
+        for minibatch in zip(firsts, minibatches, proximal, strict=False):
+            learned = self._step(*minibatch, weighted)
+            if learned is None:
+                return {}
+            parts.append(learned)
         if self.scorer.kept is not None and self.cotrainer is not None:
             kept, self.scorer.kept = self.scorer.kept, None
             learned = self.cotrainer.update(kept)
@@ -219,8 +229,10 @@ class PolicyTrainer:
 
     def _step(
         self, first: int, packed: Sequence[PackedRows], proximal: Sequence[Tensor] | None, weighted: bool
-    ) -> Metrics:
+    ) -> Metrics | None:
         """One optimizer step on a minibatch, which begins with answer number ``first`` of the batch.
+
+        None: it was told to stop before the first step of the update.
 
         ``proximal`` None: the current weights are the proximal ones.
         ``weighted``: some answers are of an inexact system, so that importance weights deserve a look.
@@ -228,6 +240,9 @@ class PolicyTrainer:
         self.optimizer.zero_grad()
         parts: list[Metrics] = []
         for i, rows in enumerate(packed):
+            if first == 0 and any(self._all_ranks(self.stopping.is_set())):
+                self.optimizer.zero_grad()
+                return None
             logp, entropy = self.scorer(rows)
             prox = logp.detach() if proximal is None else proximal[i]
             self.traced.add(first, rows, prox)

@@ -47,6 +47,10 @@ class TrainerRank:
         """Learn from a batch; metrics of all ranks together, and the new version. ``cotrain``: so does the head."""
         return self.trainer.update(batch, cotrain), self.trainer.version
 
+    def abandon(self) -> None:
+        """Drop the update that is under way, unless it has taken a step; may be called by another thread."""
+        self.trainer.stopping.set()
+
     def logprobs(self) -> dict[int, NDArray[np.float32]]:
         """log p [T] of traced answers of the latest update, by place in the batch; each rank has those of its rows."""
         return self.trainer.traced.found

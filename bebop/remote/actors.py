@@ -140,6 +140,10 @@ class RayTrainer:
         """See ``protocols.Trainer``."""
         return (await self._all("update", ray.put(batch), cotrain))[0]
 
+    async def abandon(self) -> None:
+        """See ``protocols.Trainer``."""
+        await self.part.tell("abandon")
+
     async def logprobs(self) -> dict[int, NDArray[np.float32]]:
         """See ``protocols.Trainer``; ranks share the answers."""
         return {place: found for part in await self._all("logprobs") for place, found in part.items()}

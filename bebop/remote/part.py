@@ -66,6 +66,11 @@ class _Process:
         """A sign of life."""
 
     @_watching
+    def tell(self, method: str) -> None:
+        """Call a method of the part while another call is under way. All that it may do is set a flag."""
+        getattr(self.part, method)()
+
+    @_watching
     def stacks(self) -> str:
         """Of all threads."""
         return stacks(os.getpid(), self.stacks_file.fileno())
@@ -173,6 +178,10 @@ class Part:
     async def all(self, kind: str, method: str, *arguments: Any) -> list[Any]:
         """Every process is asked the same; their answers."""
         return await self._gather(kind, [actor.call.remote(method, *arguments) for actor in self.actors])
+
+    async def tell(self, method: str) -> None:
+        """Tell every process something, whatever it is busy with."""
+        await self._gather(method, [actor.tell.remote(method) for actor in self.actors])
 
     async def _gather(self, kind: str, results: Sequence[Awaitable[Any]]) -> list[Any]:
         """All answers. Of several failures a death counts: the others are its consequence, and may be told before."""

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +94,33 @@ def test_micro_batch_size_does_not_change_the_update() -> None:
         metrics = values(trainer.update(batch()))
         results.append((metrics["train/loss"], metrics["train/grad_norm"]))
     assert results[0] == pytest.approx(results[1], abs=1e-9)
+
+
+@pytest.mark.parametrize(("minibatches", "passes", "dropped"), [(1, 1, True), (2, 1, True), (2, 9, False)])
+def test_an_update_is_dropped_as_long_as_it_has_taken_no_step(minibatches: int, passes: int, dropped: bool) -> None:
+    """Told to stop after so many passes; with two minibatches the passes over the second one come first."""
+    source = policy()
+    config = job(algorithm={"minibatches": minibatches}, trainer={"max_tokens": 24})
+    trainer, other = PolicyTrainer(source, config), PolicyTrainer(policy(), config)
+    made, before, score = batch(source), weights_of(source), trainer.scorer.forward
+
+    def counted(rows: Any) -> Any:
+        nonlocal passes
+        passes -= 1
+        if passes == 0:
+            trainer.stopping.set()
+        return score(rows)
+
+    trainer.scorer.forward = counted  # type: ignore[method-assign]
+    metrics = trainer.update(made)
+    assert passes < 1 and (metrics == {}) == dropped and trainer.version == (0 if dropped else 1)
+    assert all(torch.equal(w, before[name]) for name, w in weights_of(source).items()) == dropped
+    assert not dropped or all(p.grad is None for p in source.weights().values())
+    trainer.stopping.clear()
+    if dropped:
+        trainer.update(made)
+    other.update(made)
+    assert all(torch.allclose(w, other.policy.weights()[name], atol=1e-5) for name, w in source.weights().items())
 
 
 def test_only_the_backbone_learns() -> None:
