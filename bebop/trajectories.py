@@ -62,6 +62,7 @@ class StoredAnswer:
     counts: dict[str, float] | None  # what the decoding system counts, summed over draft positions; None: not kept
     question: int | None
     epoch: int
+    gold: str | None
     marks: NDArray[np.int32]  # [T] the turn that wrote the token; -i: it was read before turn i
     ids: NDArray[np.int32]  # [T]
     logprobs: NDArray[np.float32]  # [T] the engine's
@@ -131,7 +132,7 @@ class Trajectories:
 
     def _answers(self, where: str, parameters: Sequence[Any]) -> list[StoredAnswer]:
         rows = self.query(
-            "SELECT answers.*, task, question, epoch, prompts.text AS prompt_text, prompts.ids AS prompt_ids, "
+            "SELECT answers.*, task, question, epoch, gold, prompts.text AS prompt_text, prompts.ids AS prompt_ids, "
             f"drafter_names, {', '.join(f'tokens.{name} AS token_{name}' for name in COLUMNS)} "
             "FROM answers JOIN prompts USING (prompt) JOIN tokens ON tokens.answer = answers.id "
             f"WHERE {where} ORDER BY answers.id",

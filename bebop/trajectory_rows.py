@@ -26,7 +26,16 @@ def prompt_row(group: Group) -> dict[str, Any]:
         "ids": _blob("ids", prompt.token_ids),
         "question": prompt.question,
         "epoch": prompt.epoch,
+        "gold": _gold(prompt.item.get("answer")),
     }
+
+
+def _gold(answer: object) -> str | None:
+    """The right answer as text; one that is no text as JSON."""
+    if answer is None:
+        return None
+    text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+    return text.encode("utf-8", "replace").decode()  # SQLite takes no half of a pair of surrogates
 
 
 def summary_row(trajectory: Trajectory, version: int) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 Arrays are little-endian blobs of one number a token (``[T, M]`` row by row), as ``numpy.frombuffer`` reads them.
 """
 
-FORMAT = 4
-FORMATS = (1, 2, 3, 4)  # that can be read; the first knew no turns, the second no epochs, the third no counts
+FORMAT = 5
+FORMATS = (1, 2, 3, 4, 5)  # that can be read: without turns, epochs, counts, right answers; with all of them
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);  -- format; mode (of monitor.trace); top (M at most)
@@ -14,7 +14,8 @@ CREATE TABLE prompts (
   text TEXT NOT NULL,           -- after the chat template
   ids BLOB NOT NULL,            -- int32 [P]
   question INTEGER,             -- which of a finite set, which is asked again each epoch; NULL: it is asked once
-  epoch INTEGER NOT NULL DEFAULT 0  -- how often the whole set was asked before
+  epoch INTEGER NOT NULL DEFAULT 0,  -- how often the whole set was asked before
+  gold TEXT                     -- the right answer, as the task has it; NULL: it has none, or it was not kept
 );
 CREATE TABLE answers (
   id INTEGER PRIMARY KEY,       -- prompt * group size + member
@@ -95,16 +96,19 @@ UPGRADES = {
         "ALTER TABLE answers ADD COLUMN tested INTEGER",
     ),
     3: ("ALTER TABLE answers ADD COLUMN counts TEXT",),
+    4: ("ALTER TABLE prompts ADD COLUMN gold TEXT",),
 }
 _NO_TURNS = "1 AS turns, length AS written, 'answered' AS ended, 0 AS restarts, "
 _NO_EPOCHS = """
-CREATE TEMP VIEW prompts AS SELECT *, NULL AS question, 0 AS epoch FROM main.prompts;
+CREATE TEMP VIEW prompts AS SELECT *, NULL AS question, 0 AS epoch, NULL AS gold FROM main.prompts;
 CREATE TEMP VIEW answers AS SELECT *, {turns}NULL AS cycles, NULL AS tested, NULL AS counts FROM main.answers;
 """
+_NO_GOLD = "CREATE TEMP VIEW prompts AS SELECT *, NULL AS gold FROM main.prompts;\n"
 AS_IF = {
     1: _NO_EPOCHS.format(turns=_NO_TURNS) + "CREATE TEMP VIEW tokens AS SELECT *, NULL AS turns FROM main.tokens;\n",
     2: _NO_EPOCHS.format(turns=""),
-    3: "CREATE TEMP VIEW answers AS SELECT *, NULL AS counts FROM main.answers;\n",
+    3: "CREATE TEMP VIEW answers AS SELECT *, NULL AS counts FROM main.answers;\n" + _NO_GOLD,
+    4: _NO_GOLD,
 }
 
 

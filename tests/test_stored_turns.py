@@ -87,6 +87,7 @@ LATER = {  # columns that a format has beside those of the one before
     2: {"answers": ("turns", "written", "ended", "restarts"), "tokens": ("turns",)},
     3: {"answers": ("cycles", "tested"), "prompts": ("question", "epoch")},
     4: {"answers": ("counts",)},
+    5: {"prompts": ("gold",)},
 }
 
 
@@ -118,9 +119,10 @@ def test_a_file_of_an_older_format_is_read(form: int, tmp_path: Path) -> None:
             (1, one.length, "answered", 0) for one in found
         ]
         assert len(found) == 4 and all(not one.marks.any() for one in found)
-        known = (2, 4) if form == 4 else (None, None)
+        known = (2, 4) if form >= 4 else (None, None)
         assert {(one.question, one.epoch, one.cycles, one.tested) for one in found} == {(None, 0, *known)}
-        assert {row["counts"] for row in store.query("SELECT counts FROM answers")} == {None}
+        assert {row["counts"] for row in store.query("SELECT counts FROM answers")} == {"{}" if form == 5 else None}
+        assert {one.gold for one in found} == {None}
         assert facets(store)["ranges"]["question"] == [None, None]
         assert listing(store, {"sort": "written", "min_turns": "1"})["total"] == 4
         shown = answer(store, 0)
@@ -138,8 +140,9 @@ def test_a_run_goes_on_in_a_file_of_an_older_format(form: int, tmp_path: Path) -
         assert store.query("SELECT value FROM meta WHERE key = 'format'")[0][0] == str(FORMAT)
         assert [one.turns for one in store.answers(range(1, 4))] == [1] * 8 + [3]
         assert all(one.written == one.length for one in store.answers(range(1, 3)))
-        assert [one.cycles for one in store.answers(range(1, 3))] == [2 if form == 4 else None] * 4 + [2] * 4
-        assert [row["counts"] for row in store.query("SELECT counts FROM answers")] == [None] * 4 + ["{}"] * 5
+        assert [one.cycles for one in store.answers(range(1, 3))] == [2 if form >= 4 else None] * 4 + [2] * 4
+        kept = ["{}" if form == 5 else None] * 4 + ["{}"] * 5
+        assert [row["counts"] for row in store.query("SELECT counts FROM answers")] == kept
 
 
 def columns(file: sqlite3.Connection, table: str) -> set[tuple[str, str, int, str | None]]:

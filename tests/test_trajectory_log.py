@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,8 @@ from bebop import trajectory_log
 from bebop.errors import UserError
 from bebop.token_trace import TOP
 from bebop.trajectories import NAME, Trajectories
-from tests.stored_answers import opened, same, steps, write
+from bebop.trajectory_rows import prompt_row
+from tests.stored_answers import group, opened, same, steps, write
 from tests.test_full_disk import at_most
 
 
@@ -53,6 +56,22 @@ def test_a_new_run_begins_with_an_empty_file(tmp_path: Path) -> None:
     assert steps(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("item", "gold"),
+    [
+        ({}, None),
+        ({"answer": "4"}, "4"),
+        ({"answer": 4}, "4"),
+        ({"answer": None}, None),
+        ({"answer": ["ä"]}, '["ä"]'),
+        ({"answer": "a\ud800"}, "a?"),
+    ],
+)
+def test_the_right_answer_is_kept_as_text(item: dict[str, Any], gold: str | None) -> None:
+    asked = group(0)
+    assert prompt_row(replace(asked, prompt=replace(asked.prompt, item=item)))["gold"] == gold
+
+
 def test_a_run_that_kept_nothing_may_begin_to(tmp_path: Path) -> None:
     log = opened(tmp_path, resume_from=6)
     write(log, 7)
@@ -60,13 +79,14 @@ def test_a_run_that_kept_nothing_may_begin_to(tmp_path: Path) -> None:
     assert steps(tmp_path) == [7]
     with Trajectories(tmp_path / NAME) as stored:
         meta = {row["key"]: row["value"] for row in stored.query("SELECT * FROM meta")}
-    assert meta == {"format": "4", "mode": "all", "top": str(TOP)}
+    assert meta == {"format": "5", "mode": "all", "top": str(TOP)}
 
 
 KILLED = """
 import sys
 from pathlib import Path
-from tests.stored_answers import opened, write
+from bebop.trajectory_rows import prompt_row
+from tests.stored_answers import group, opened, write
 log = opened(Path(sys.argv[1]))
 for step in range(1, 10**6):
     write(log, step, groups=8)
@@ -216,11 +236,11 @@ def test_files_that_are_not_ours_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is damaged"), Trajectories(path) as stored:
         stored.answer(0)
     with file:
-        file.execute("UPDATE meta SET value = '5' WHERE key = 'format'")
+        file.execute("UPDATE meta SET value = '6' WHERE key = 'format'")
     file.close()
     for open_it in (lambda: Trajectories(path), lambda: opened(tmp_path, resume_from=1)):
         with pytest.raises(
-            UserError, match="format '5' is not known, this version of bebop reads formats 1, 2, 3 and 4"
+            UserError, match="format '6' is not known, this version of bebop reads formats 1, 2, 3, 4 and 5"
         ):
             open_it()
 

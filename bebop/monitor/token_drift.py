@@ -6,10 +6,12 @@ the steps after, f(H_i) + r_g is what would be expected had only entropies and t
 
     L = mean_i (f(H_i) + r_g(i) - o_i),    change = (mean expected - mean before) - L
 
-is a sum over kinds, so each has its share. Kinds are, for instance, the token that the target expects most.
+is a sum over kinds, so each has its share. Kinds are, for instance, the token that the target expects most. r_g is cut
+where what is expected of a kind, on average, would be no overlap any more: below 0 or above 1.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +77,8 @@ def share_out(
     later = _by_answer(after.answer, second, count, np.stack([np.ones_like(now), now, after.overlap]))
     losses, _ = _losses(then.sum(1), later.sum(1))
     draws = _draws(then, later, seed)
-    off = _off(then.sum(1))
-    expected = now + off[second]
+    wanted = _expected(then.sum(1), later.sum(1))
+    expected = now + (wanted - _ratio(later[1].sum(0), later[0].sum(0)))[second]
     whole = Estimate(point=float(losses.sum()), draws=draws.sum(1))
     ahead = 1.0 if whole.point >= 0 else -1.0
     order = [g for g in np.argsort(-ahead * losses, kind="stable") if later[0, :, g].sum() > 0]
@@ -88,7 +90,7 @@ def share_out(
             after=int(later[0, :, g].sum()),
             overlap_before=float(_ratio(then[2, :, g].sum(), then[0, :, g].sum())),
             overlap_after=float(_ratio(later[2, :, g].sum(), later[0, :, g].sum())),
-            expected=float(expected[second == g].mean()),
+            expected=float(wanted[g]),
             loss=Estimate(point=float(losses[g]), draws=draws[:, g]),
             worst=_worst(after.answer, missing, np.flatnonzero(second == g), worst),
         )
@@ -125,6 +127,15 @@ def _by_answer(answer: Ints, kind: NDArray[np.intp], kinds: int, values: Array) 
     return sums
 
 
+def _expected(then: Array, later: Array) -> Array:
+    """Mean overlap of each kind [..., G] in the steps after, had only entropies and the mix of places changed.
+
+    NaN of a kind without places there; ``then``, ``later``: sums [3, ..., G].
+    """
+    found: Array = np.clip(_ratio(later[1], later[0]) + _off(then), 0.0, 1.0)
+    return found
+
+
 def _off(then: Array) -> Array:
     """r_g [..., G] from counts and sums [3, ..., G] of the steps before."""
     found: Array = then[1] / (then[0] + SHRINK)
@@ -134,7 +145,8 @@ def _off(then: Array) -> Array:
 def _losses(then: Array, later: Array) -> tuple[Array, Array]:
     """The loss of each kind [..., G], and places [...] of all, from sums [3, ..., G]."""
     whole = later[0].sum(-1, keepdims=True)
-    return (later[1] + later[0] * _off(then) - later[2]) / whole, whole
+    expected = np.where(later[0] > 0, later[0] * _expected(then, later), 0.0)
+    return (expected - later[2]) / whole, whole
 
 
 def _draws(then: Array, later: Array, seed: int) -> Array:
@@ -157,5 +169,6 @@ def _worst(answer: Ints, missing: Array, among: NDArray[np.intp], count: int) ->
     return ordered[np.sort(first)][:count].astype(np.int64)
 
 
-def _ratio(total: float, count: float) -> float:
-    return total / count if count else float("nan")
+def _ratio(total: Any, count: Any) -> Any:
+    """Total over count, NaN where there is none."""
+    return np.divide(total, count, out=np.full(np.shape(total), np.nan), where=np.asarray(count) > 0)

@@ -89,11 +89,12 @@ def _where(asked: Mapping[str, str]) -> tuple[str, list[Any]]:
 
 
 def _order(asked: Mapping[str, str]) -> str:
-    """Newest first unless asked otherwise; answers without the number come last either way."""
-    sort, order = asked.get("sort", "step"), asked.get("order", "desc")
+    """Unless asked otherwise traced ones first, of each the newest; answers without the number come last either way."""
+    sort, order = asked.get("sort", "traced"), asked.get("order", "desc")
     if sort not in SORTABLE or order not in ("asc", "desc"):
         raise UserError(f"sort={sort}, order={order} is not possible: sort by {', '.join(SORTABLE)}, asc or desc")
-    return f"ORDER BY {sort} {order} NULLS LAST, id {order}"
+    newest = "" if "sort" in asked else f"step {order}, "
+    return f"ORDER BY {sort} {order} NULLS LAST, {newest}id {order}"
 
 
 def _whole(asked: Mapping[str, str], key: str, default: int, most: int = 1 << 62) -> int:

@@ -156,17 +156,17 @@ async def _answer(request: web.Request) -> web.StreamResponse:
 async def _siblings(request: web.Request) -> web.StreamResponse:
     """Answers to the same prompt, in every run."""
     number = int(request.match_info["answer"])
-    query = "SELECT prompt, prompts.text AS text FROM answers JOIN prompts USING (prompt) WHERE id = ?"
+    query = "SELECT prompt, prompts.text AS text, gold FROM answers JOIN prompts USING (prompt) WHERE id = ?"
     prompts = await _asked(request, lambda store: store.query(query, (number,)), [])
     if not prompts:
         raise web.HTTPNotFound
     found: list[dict[str, Any]] = []
-    number, text = prompts[0]
+    number, text, gold = prompts[0]
     folders = request.app[FOLDERS]
     for run, folder in enumerate(folders):
         rows = await asyncio.to_thread(_read, folder, lambda store: siblings(store, number, text), [])
         found += [{"run": run} | row for row in rows]
-    return _json({"prompt": number, "text": text, "answers": found})
+    return _json({"prompt": number, "text": text, "gold": gold, "answers": found})
 
 
 def _folder(request: web.Request) -> Folder:

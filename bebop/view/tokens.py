@@ -24,11 +24,11 @@ def answer(store: Trajectories, number: int) -> dict[str, Any] | None:
     """Everything about answer ``number``; None if there is none.
 
     Returns:
-        ``answer`` (columns of the list), ``turns`` (role, text; an answer's with ``tokens``: [first, end)), ``tokens``
-        (column -> [T] or [T, M]; None for a column that is not stored), ``pieces`` (id -> text of every id in it),
-        ``verdicts`` (their names) and ``drafters`` (theirs). An answer of several turns is one text, with what was
-        read between them in it: the column ``turns`` has the turn that wrote each token, or -i where it was read
-        before turn i; log-probs and versions of the latter are None.
+        ``answer`` (columns of the list), ``gold`` (the right answer, or None), ``turns`` (role, text; an answer's with
+        ``tokens``: [first, end)), ``tokens`` (column -> [T] or [T, M]; None for a column that is not stored),
+        ``pieces`` (id -> text of every id in it), ``verdicts`` (their names) and ``drafters`` (theirs). An answer of
+        several turns is one text, with what was read between them in it: the column ``turns`` has the turn that wrote
+        each token, or -i where it was read before turn i; log-probs and versions of the latter are None.
     """
     if not store.query("SELECT id FROM answers WHERE id = ?", (number,)):
         return None
@@ -40,6 +40,7 @@ def answer(store: Trajectories, number: int) -> dict[str, Any] | None:
     ]
     return {
         "answer": {name: _plain(found, name) for name in SHOWN},
+        "gold": found.gold,
         "turns": turns,
         "tokens": {name: None if values is None else _listed(values, name, found) for name, values in arrays.items()},
         "pieces": _pieces(store, arrays),

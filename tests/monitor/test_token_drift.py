@@ -55,6 +55,24 @@ def test_entropy_is_no_loss_of_anybody() -> None:
     assert shared(bad=0.4).explained == pytest.approx(0, abs=0.01)
 
 
+@pytest.mark.parametrize(("certain", "expected"), [(1.0, 1.0), (0.0, 0.0)])
+def test_no_overlap_is_expected_that_cannot_be(certain: float, expected: float) -> None:
+    """A kind lies far off the curve in the steps before, where the curve is elsewhere than in those after."""
+    kinds = (np.arange(400) % 4 == 0).astype(np.int64)
+    now = np.full(400, 0.1 if certain else 2.0)
+    entropy = np.where(kinds == 1, 2.0 if certain else 0.1, np.repeat([2.0, 0.1], 200))
+    entropy += 0.01 * np.random.default_rng(0).random(400)  # bins are of places in the order of their entropies
+    rest = np.where(entropy > 1, 0.1, 0.9)
+    base = {"answer": np.arange(400) // 20, "place": np.arange(400) % 20}
+    before = Places(**base, overlap=np.where(kinds == 1, certain, rest), entropy=entropy)
+    after = Places(**base, overlap=np.where(kinds == 1, 0.5, np.where(now > 1, 0.1, 0.9)), entropy=now)
+    drift = share_out(before, after, kinds, kinds)
+    part = next(part for part in drift.parts if part.kind == 1)
+    assert part.expected == expected and part.overlap_after == 0.5
+    assert part.loss.point == pytest.approx((expected - 0.5) / 4)  # a quarter of all places
+    assert sum(one.loss.point for one in drift.parts) == pytest.approx(drift.loss.point)
+
+
 def test_examples_are_the_worst_places_of_different_answers() -> None:
     (before, kinds), (after, later) = places(1), places(2, 0.4)
     part = share_out(before, after, kinds, later, worst=4).parts[0]

@@ -107,8 +107,8 @@ def add_answers(
         text = f"<|user|>{prompts} ({prompt})<|assistant|>"
         if member == 0 or number == first:
             epoch, question = (0, None) if questions is None else divmod(prompt, questions)
-            row = (prompt, "gcd", text, np.arange(5, dtype=np.int32).tobytes(), question, epoch)
-            store.execute("INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?, ?, ?)", row)
+            row = (prompt, "gcd", text, np.arange(5, dtype=np.int32).tobytes(), question, epoch, str(prompt + 2))
+            store.execute("INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         tokens = _tokens(places, tops, max(2, int(random.normal(length, length / 5))), step, random)
         traced = member != GROUP - 1
         store.execute(*_insert("answers", _answer(number, step, tokens, traced, random)))

@@ -109,8 +109,8 @@ def test_what_cannot_be_shown_is_said_in_one_line(tmp_path: Path) -> None:
     assert "monitor.trace=off" in refused(old)
     newer = write_run(tmp_path / "newer", answers=4)
     with closing(sqlite3.connect(newer / NAME)) as store, store:
-        store.execute("UPDATE meta SET value = '5' WHERE key = 'format'")
-    assert "format '5'" in refused(newer)
+        store.execute("UPDATE meta SET value = '6' WHERE key = 'format'")
+    assert "format '6'" in refused(newer)
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

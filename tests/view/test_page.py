@@ -117,6 +117,17 @@ def test_a_link_to_a_token_opens_there_and_its_numbers_are_the_stored_ones(page:
 
 
 @pytest.mark.slow
+def test_an_answer_that_was_not_traced_says_so_and_leads_to_those_that_were(page: Page, address: str) -> None:
+    rows = page.request.get(f"{address}api/runs/0/answers?max_traced=0&limit=1").json()["rows"]
+    opened(page, f"{address}#/run/0/answer/{rows[0]['id']}")
+    expect(page.locator(".legend")).to_contain_text("untraced")
+    expect(page.locator("main")).not_to_contain_text("the engine does not say")
+    expect(page.locator(".turn.gold")).to_contain_text(str(rows[0]["prompt"] + 2))
+    page.get_by_role("link", name="Traced answers").click()
+    expect(page.locator(".count")).to_contain_text("225 of 300")  # all but the last of each group
+
+
+@pytest.mark.slow
 def test_the_text_is_the_answer_and_blanks_can_be_seen(page: Page, address: str) -> None:
     found = page.request.get(f"{address}api/runs/0/answers/6").json()
     opened(page, f"{address}#/run/0/answer/6")

@@ -46,6 +46,20 @@ def test_lists_are_sorted_and_what_is_missing_comes_last(run: Path, rows: list[d
     assert all(row[sort] is None for row in found[len(values) :]) and len(found) == len(rows)
 
 
+def test_a_list_begins_with_traced_answers_the_newest_first(run: Path, rows: list[dict]) -> None:
+    found = got(run, f"{RUN}/answers?limit=500")["rows"]
+    keys = [(row["traced"], row["step"], row["id"]) for row in found]
+    assert keys == sorted(((r["traced"], r["step"], r["id"]) for r in rows), reverse=True)
+    assert {0, 1} == {row["traced"] for row in found}
+    in_order = got(run, f"{RUN}/answers?order=asc&limit=1")["rows"][0]
+    assert (in_order["traced"], in_order["step"]) == (0, 1)
+
+
+def test_the_right_answer_is_told_with_an_answer_and_with_those_to_its_prompt(run: Path) -> None:
+    assert got(run, f"{RUN}/answers/5")["gold"] == "3"  # of prompt 1, see ``add_answers``
+    assert got(run, f"{RUN}/answers/5/siblings")["gold"] == "3"
+
+
 def test_pages_of_a_list_put_together_are_the_list(run: Path) -> None:
     whole = got(run, f"{RUN}/answers?sort=reward&limit=500")
     pages = [got(run, f"{RUN}/answers?sort=reward&limit=70&offset={offset}") for offset in (0, 70, 140)]

@@ -30,12 +30,14 @@ export async function answerView(runs, run, id, query) {
     if (next !== null) choose(next);
   };
   const copyToken = () => state.at !== null && copy({ ...about, ...tokens.describe(state.at) }, "token");
-  const copyAnswer = () => copy({ ...about, ...found.answer, turns: found.turns, tokens: all(tokens) }, "answer");
+  const copyAnswer = () =>
+    copy({ ...about, ...found.answer, gold: found.gold, turns: found.turns, tokens: all(tokens) }, "answer");
   const asked = query.get("token");
   const mode = query.get("mode") in MODES ? query.get("mode") : "verdict";
   return {
     element: [
       summary(found.answer, run, id, copyAnswer),
+      ...(found.answer.traced ? [] : [untraced(run)]),
       el("div", { class: "reading" },
         el("div", { class: "column" }, toolbar(text, tokens, state, mode, seek), turns(found, text)), side),
     ],
@@ -75,15 +77,25 @@ function summary(row, run, id, copyAnswer) {
       button("Copy answer as JSON", copyAnswer, { title: "C" })));
 }
 
+/** What an answer lacks of which only the text was kept, and where others are. */
+function untraced(run) {
+  const why = "Not traced: how its tokens came about was not kept (monitor.trace=sample keeps it of the first prompt "
+    + "of each step, monitor.trace=all of every answer). ";
+  const href = link(["run", run], { min_traced: 1 });
+  return el("p", { class: "card untraced" }, why, el("a", { href }, "Traced answers"));
+}
+
 /** Names and values in a row. */
 export const factList = (facts) => el("dl", { class: "facts wide" },
   facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 
-/** Prompt, answer and whatever turns there are. */
+/** Prompt, answer and whatever turns there are, and what would have been right. */
 export function turns(found, text) {
-  return found.turns.map((turn) => el("section", { class: `turn ${turn.role}`, "aria-label": turn.role },
-    el("h3", {}, turn.role),
-    turn.tokens && turn.tokens[1] > turn.tokens[0] ? text.element : el("div", { class: "plaintext" }, turn.text)));
+  const gold = found.gold === null ? [] : [{ role: "gold answer", text: found.gold }];
+  return [...found.turns, ...gold].map((turn) =>
+    el("section", { class: `turn ${turn.role.split(" ")[0]}`, "aria-label": turn.role },
+      el("h3", {}, turn.role),
+      turn.tokens && turn.tokens[1] > turn.tokens[0] ? text.element : el("div", { class: "plaintext" }, turn.text)));
 }
 
 /** Colours, their legend, what n and p find. */

@@ -79,7 +79,7 @@ function column(runs, { run, id }, found, text) {
     `step ${answer.step}`, `version ${answer.version_last}`, `reward ${number(answer.reward)}`, answer.system,
     `${answer.length} tokens`, `accept length ${number(answer.accept_length)}`,
   ].join(" · ");
-  const body = { ...found, turns: found.turns.filter((turn) => turn.role !== "prompt") };
+  const body = { ...found, gold: null, turns: found.turns.filter((turn) => turn.role !== "prompt") };
   return el("section", { class: "column", "aria-label": `answer ${id} of ${runs[run].name}` },
     el("h2", {}, el("a", { href: link(["run", run, "answer", id]) }, `${runs[run].name} · answer ${id}`)),
     el("p", { class: "muted" }, line), turns(body, text));
@@ -105,6 +105,7 @@ function picker(runs, chosen, siblings) {
   return el("details", { class: "card picker", open: chosen.length < 2 },
     el("summary", {}, `Prompt ${siblings.prompt}: ${siblings.answers.length} answers`),
     el("div", { class: "plaintext" }, siblings.text),
+    siblings.gold === null ? null : el("p", { class: "gold" }, el("b", {}, "gold answer "), siblings.gold),
     el("div", { class: "scroll" }, el("table", {},
       el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, rows))));
 }

@@ -36,6 +36,7 @@ export const COLUMNS = [
   },
   { name: null, head: "answer", kind: "text", show: (row) => row.excerpt.replace(/\s+/g, " ") },
 ];
+const FIRST = "traced"; // what the server sorts by unless asked: see bebop/view/queries.py
 const RANGES = [
   ["step", "step"], ["prompt", "prompt"], ["reward", "reward"], ["length", "length"], ["staleness", "staleness"],
   ["accept_length", "accept length"], ["accept_rate", "accept rate"], ["overlap", "overlap"],
@@ -49,7 +50,7 @@ const ANSWERED = "answered"; // the only ending without environments
 export function heads(asked, changed) {
   const row = el("div", { class: "heads", role: "row", "aria-rowindex": "1" });
   const draw = () => row.replaceChildren(...COLUMNS.map((column) => head(column, asked, () => {
-    const now = (asked.sort ?? "step") === column.name ? asked.order ?? "desc" : null;
+    const now = (asked.sort ?? FIRST) === column.name ? asked.order ?? "desc" : null;
     asked.sort = column.name;
     asked.order = now === "desc" ? "asc" : "desc";
     draw();
@@ -61,7 +62,7 @@ export function heads(asked, changed) {
 }
 
 function head(column, asked, sort) {
-  const own = column.name !== null && (asked.sort ?? "step") === column.name;
+  const own = column.name !== null && (asked.sort ?? FIRST) === column.name;
   const order = asked.order ?? "desc";
   const attributes = { role: "columnheader", class: column.kind ?? "", "aria-sort": own ? `${order}ending` : null };
   if (column.name === null) return el("div", attributes, column.head);

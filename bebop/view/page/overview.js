@@ -114,10 +114,10 @@ function plotBox(name, { label, unit }) {
 }
 
 function line(found, name, run, runs) {
-  const few = found.steps.length < 60;
+  const few = found.columns[name].filter((value) => value !== null).length < 60;
   return {
     x: found.steps, y: found.columns[name], run, name: escapeHtml(runs[run].name), type: "scatter",
-    mode: few ? "lines+markers" : "lines", line: { color: color(LINES[run % LINES.length]), width: 2 },
+    mode: few ? "lines+markers" : "lines", connectgaps: true, line: { color: color(LINES[run % LINES.length]), width: 2 },
     hovertemplate: `step %{x}: %{y:.3f}<extra>${runs.length > 1 ? escapeHtml(runs[run].name) : ""}</extra>`,
   };
 }

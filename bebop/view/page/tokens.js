@@ -8,6 +8,7 @@ export const VERDICTS = {
   recovered: "drawn after a rejection",
   bonus: "drawn after all drafts of its cycle stand",
   unknown: "the engine does not say",
+  untraced: "how it came about was not kept of this answer",
   observed: "read between two turns, not written by the policy",
 };
 
@@ -68,7 +69,7 @@ export class Tokens {
   verdict(i) {
     if (this.observed(i)) return "observed";
     const number = this.value("verdicts", i);
-    return number === null ? "unknown" : this.found.verdicts[number] ?? "unknown";
+    return number === null ? "untraced" : this.found.verdicts[number] ?? "unknown";
   }
 
   /** The text of a token id. */
