@@ -141,7 +141,10 @@ def similar(wrong: str, known: Iterable[str]) -> str:
             names.setdefault(name.rpartition(".")[2], []).append(name)
     group, _, last = wrong.rpartition(".")
     close = difflib.get_close_matches(last, names, n=1, cutoff=0.7)
-    found = sorted(names[close[0]], key=lambda name: name.rpartition(".")[0] != group) if close else []
+    near = {
+        n: difflib.SequenceMatcher(None, n.rpartition(".")[0], group).ratio() for last in close for n in names[last]
+    }
+    found = [name for name in near if near[name] > 0.6] or [*near]  # a group may be wrong as well, or not be there
     return f"did you mean {' or '.join(found[:3])}? " if found else ""
 
 
