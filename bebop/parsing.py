@@ -140,11 +140,9 @@ def similar(wrong: str, known: Iterable[str]) -> str:
         if not wrong.startswith(f"{name}."):
             names.setdefault(name.rpartition(".")[2], []).append(name)
     group, _, last = wrong.rpartition(".")
-    close = difflib.get_close_matches(last, names, n=1, cutoff=0.7)
-    near = {
-        n: difflib.SequenceMatcher(None, n.rpartition(".")[0], group).ratio() for last in close for n in names[last]
-    }
-    found = [name for name in near if near[name] > 0.6] or [*near]  # a group may be wrong as well, or not be there
+    close = [name for word in difflib.get_close_matches(last, names, n=1, cutoff=0.7) for name in names[word]]
+    near = [n for n in close if difflib.SequenceMatcher(None, n.rpartition(".")[0], group).ratio() > 0.6]
+    found = near or close  # the group may be wrong as well, or not be there
     return f"did you mean {' or '.join(found[:3])}? " if found else ""
 
 
