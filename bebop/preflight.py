@@ -29,6 +29,7 @@ from bebop.model.checkpoint import (
     require_mtp,
     resolve,
 )
+from bebop.model.memory import job_memory, parameters
 from bebop.model.parts import find_part, read_card
 from bebop.model.skeleton import check_head, check_index, check_tokenizer, check_weights
 from bebop.rollout.agent_setup import check_environment
@@ -61,7 +62,7 @@ def checked(config: JobConfig, items: Items | None = None) -> PromptSource | Env
     source = check_task(config, items)
     engine_module(config).check(config)
     if config.monitor.wandb and find_spec("wandb") is None:
-        raise UserError("monitor.wandb=True is not possible: pip install bebop-rl[wandb] first")
+        raise UserError("monitor.wandb=True is not possible: pip install -e '.[wandb]' first")
     if here:
         check_ports(config.runtime)
         check_temp(config.runtime)
@@ -99,6 +100,14 @@ def check_model(config: ModelConfig, here: bool = True) -> Any:
         if (layout := mtp_layout(folder, settings.num_hidden_layers)) is not None:
             check_head(skeleton, folder, layout)
     return settings
+
+
+def expected_memory(config: JobConfig) -> list[str]:
+    """What the job will take of this machine's memory, in a line; nothing for the built-in model, or elsewhere."""
+    if config.model.path == "tiny" or config.runtime.address is not None:
+        return []
+    count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
+    return [job_memory(config, read_config(config.model), count, find_device(config.model))]
 
 
 def check_task(config: JobConfig, items: Items | None = None) -> PromptSource | EnvironmentSource:

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from io import StringIO
@@ -164,7 +165,7 @@ class WandbSink:
         try:
             import wandb
         except ImportError:
-            raise UserError("monitor.wandb=True is not possible: pip install bebop-rl[wandb] first") from None
+            raise UserError("monitor.wandb=True is not possible: pip install -e '.[wandb]' first") from None
         mode = os.environ.get("WANDB_MODE", "offline")
         dir.mkdir(parents=True, exist_ok=True)
         self._run: Any = wandb.init(project=project, name=dir.name, dir=str(dir), config=dict(config or {}), mode=mode)
@@ -192,6 +193,7 @@ class ProgressLine:
         SPEED: "{:.0f} tok/s",
         "staleness/max": "stale {:.0f}",
     }
+    EVERY = 30.0  # seconds between lines about a step that is under way, where stderr is no terminal
     LAST = 10  # steps whose speed is shown: tokens count when their group comes in, which in some steps none does
 
     def __init__(self, total: int, start: int = 0, stream: TextIO | None = None) -> None:
@@ -199,6 +201,7 @@ class ProgressLine:
         self._stream = stream or sys.stderr
         self._speeds = deque[tuple[float, float]](maxlen=self.LAST)  # tokens and seconds of each step
         self._terminal = self._stream.isatty()
+        self._shown, self._said = "", time.monotonic()  # of the last step; when a line was written
         self._bar = tqdm(
             total=total,
             initial=start,
@@ -217,10 +220,20 @@ class ProgressLine:
             values = {**values, SPEED: tokens / whole}
         known = {name: values[name] for name in self.SHOWN if name in values and (name != SPEED or values[name])}
         shown = [self.SHOWN[name].format(value) for name, value in known.items()]
-        self._bar.set_description_str("  ".join(shown), refresh=False)
+        self._shown, self._said = "  ".join(shown), time.monotonic()
+        self._bar.set_description_str(self._shown, refresh=False)
         self._bar.update(step - self._bar.n)
         if not self._terminal:
             self._stream.write(f"{self._bar}\n")
+            self._stream.flush()
+
+    def under_way(self, what: str) -> None:
+        """Say how far the next step has come: at once on a terminal, else now and then in a line of its own."""
+        if self._terminal:
+            self._bar.set_description_str("  ".join(filter(None, (self._shown, what))))
+        elif (now := time.monotonic()) - self._said > self.EVERY:
+            self._said = now
+            self._stream.write(f"step {self._bar.n + 1}/{self._bar.total}: {what}\n")
             self._stream.flush()
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ def arms(systems: Sequence[str]) -> dict[str, tuple[str, str]]:
 def run(bench: RolloutBench) -> list[dict[str, Any]]:
     """One row per arm and batch size; requests are ``waves`` times the batch, 12 or more."""
     if find_spec("vllm") is None:
-        raise UserError("bench engines needs vLLM: pip install 'bebop-rl[vllm]', see recipes/vllm")
+        raise UserError("bench engines needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
     policy = load_policy(bench.model, need_head=any(SYSTEMS[system].head for system in bench.systems))
     every = arms(bench.systems)
     source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)

@@ -68,7 +68,7 @@ Turn = tuple[Sequence[Request], Past]  # what is asked, and what is told of befo
 def run(bench: ToldBench) -> list[dict[str, Any]]:
     """A row for each arm and what it knows."""
     if find_spec("vllm") is None:
-        raise UserError("bench told needs vLLM: pip install 'bebop-rl[vllm]', see recipes/vllm")
+        raise UserError("bench told needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
     policy = load_policy(bench.model)
     source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
     params = SamplingParams(max_new_tokens=bench.max_new_tokens, stop_token_ids=policy.eos_token_ids)

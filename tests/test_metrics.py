@@ -159,7 +159,7 @@ def test_tensorboard_holds_the_values_and_purges_on_resume(tmp_path: Path) -> No
 
 def test_wandb_missing_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"pip install bebop-rl\[wandb\]"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[wandb\]'"):
         WandbSink(tmp_path)
 
 

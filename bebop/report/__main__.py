@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Write report.html from metrics.jsonl, drift.jsonl and config.yaml of a run; several runs are "
         "overlaid. With --from, explain the acceptance in JSONL logs of any trainer or engine.",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="folder of a run, for instance runs/default")
+    parser.add_argument("runs", metavar="RUN", nargs="*", type=Path, help="folder of a run, for instance runs/gcd")
     parser.add_argument(
         "--out", metavar="FILE", type=Path, help="where to write (default: report.html in the first RUN, LOG.html)"
     )

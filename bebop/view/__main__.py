@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "of its tokens came about. The page follows a job that still runs. It is served on this machine alone.",
         epilog="On a machine without a browser: ssh -L 8710:127.0.0.1:8710 MACHINE, and open the address at home.",
     )
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run, for instance runs/default")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run, for instance runs/gcd")
     parser.add_argument(
         "--port", type=whole(1), metavar="N", help=f"port to listen on (default: the first free one from {PORT})"
     )

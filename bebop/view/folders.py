@@ -30,7 +30,7 @@ LOCKS = Path("/proc/locks")
 class Folder:
     """One run.
 
-    >>> Folder(path=Path("runs/default"), name="default")  # doctest: +SKIP
+    >>> Folder(path=Path("runs/gcd"), name="gcd")  # doctest: +SKIP
     """
 
     path: Path

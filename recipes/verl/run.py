@@ -34,7 +34,7 @@ def command_line(overrides: Sequence[str]) -> list[str]:
 def run(overrides: Sequence[str]) -> int:
     """Run the job in this process; ``UserError`` where verl is not installed."""
     if find_spec("verl") is None:
-        raise UserError("runtime=verl is not possible: pip install bebop-rl[verl] first")
+        raise UserError("runtime=verl is not possible: pip install -e '.[verl]' first")
     sys.argv = [MAIN, *command_line(overrides)]
     runpy.run_module(MAIN, run_name="__main__", alter_sys=True)
     return 0

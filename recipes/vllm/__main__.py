@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     if options.record is not None:
         check_writable("--record", options.record)
     if find_spec("vllm") is None:
-        raise UserError("recipes.vllm needs vLLM: pip install 'bebop-rl[vllm]', see recipes/vllm")
+        raise UserError("recipes.vllm needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
     origin, seeds = record.begin(), range(options.first_seed, options.first_seed + options.seeds)
     plan = [(seed, engine) for seed in seeds for engine in in_turns(seed)]
     for seed, engine in tqdm(plan, desc="jobs", disable=not sys.stderr.isatty()):

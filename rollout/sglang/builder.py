@@ -73,7 +73,7 @@ def check(config: JobConfig) -> None:
     """Raise ``UserError`` for what SGLang cannot do for this job, before anything is started."""
     own, folder, sampling = config.rollout.sglang, resolve(config.model.path), config.rollout.sampling
     if find_spec("sglang") is None and not (own.urls and own.transfer == "disk"):
-        raise UserError("rollout=sglang needs SGLang: pip install 'bebop-rl[sglang]', see recipes/sglang")
+        raise UserError("rollout=sglang needs SGLang: pip install -e '.[sglang]', see recipes/sglang")
     refuse_loop(config)
     refuse_system(config.decoding, own, _device(config))
     if (refuse := HOSTINGS[SYSTEMS[config.decoding.system].drafter].refuse) is not None:

@@ -77,7 +77,7 @@ def check(config: JobConfig) -> None:
     """Raise ``UserError`` for what vLLM cannot do for this job, before anything is started."""
     folder, sampling, system = resolve(config.model.path), config.rollout.sampling, SYSTEMS[config.decoding.system]
     if find_spec("vllm") is None:
-        raise UserError("rollout=vllm needs vLLM: pip install 'bebop-rl[vllm]', see recipes/vllm")
+        raise UserError("rollout=vllm needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
     refuse_loop(config)
     refuse_system(config.decoding)
     if (package := HOSTINGS[system.drafter].package) and find_spec(package) is None:

@@ -193,17 +193,19 @@ def started(arguments: Sequence[str], environment: Mapping[str, str], folder: Pa
 
 
 def pip(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-    """Files are there, and extras of ours are declared."""
+    """Files are there, extras of ours are declared, and nobody is sent to an index for what is in none."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for flag, value in itertools.pairwise(arguments):
         if flag in ("-c", "-r") and not (ROOT / value).is_file():
             raise Wrong(f"there is no {value}")
     for word in arguments[1:]:
-        if word.startswith(("-", ".", "constraints")):
+        if word.startswith(("-", "constraints")):
             continue
-        wanted = Requirement(word)
+        wanted = Requirement(re.sub(r"^\.", "bebop-rl", word))
         if wanted.name == "bebop-rl" and (unknown := wanted.extras - set(extras)):
             raise Wrong(f"{word}: pyproject.toml has no extra {', '.join(unknown)}")
+        if word.startswith("bebop-rl"):
+            raise Wrong(f"{word} is in no index: it is installed from its checkout")
 
 
 def git(arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:

@@ -128,7 +128,8 @@ COMMANDS_WITH_FAULTS: Mapping[str, str] = {
     "MODEL=DIR bash recipes/sglang/one_gpu.sh task=none": "task=none is not possible",
     "python -m bebop.run runtime=verl bebop.monitors=false": "bebop.monitors=False is not possible",
     "python -m bebop.run runtime=verl bebop=none": "bebop=none is not one of",
-    'pip install "bebop-rl[vllm7]"': "no extra vllm7",
+    'pip install -e ".[vllm7]"': "no extra vllm7",
+    'pip install "bebop-rl[vllm]"': "is in no index",
     "bebop run": "no test knows the program 'bebop'",
     "python -m pytest tests/none": "tests/none does not exist",
 }

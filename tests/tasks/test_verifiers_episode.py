@@ -160,7 +160,7 @@ def test_one_that_breaks_is_lost(host: Host) -> None:
 def test_without_the_library_one_line_says_so() -> None:
     async def main() -> None:
         episode = episodes().open()
-        with pytest.raises(UserError, match=r"^environment verifiers needs .* pip install 'bebop-rl\[agents\]'$"):
+        with pytest.raises(UserError, match=r"^environment verifiers needs .* pip install -e '.\[agents\]'$"):
             await episode.reset({"index": 0}, 0)
         await episode.close()
 

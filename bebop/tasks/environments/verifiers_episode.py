@@ -52,7 +52,7 @@ class _Shared:
 
     def _load(self) -> "VerifiersHost":
         if any(find_spec(name) is None for name in ("verifiers", "renderers")):
-            raise UserError("environment verifiers needs the library of this name: pip install 'bebop-rl[agents]'")
+            raise UserError("environment verifiers needs the library of this name: pip install -e '.[agents]'")
         from bebop.tasks.environments.verifiers_client import VerifiersHost
 
         return VerifiersHost(**self.args)

@@ -17,5 +17,5 @@ def test_a_choice_that_does_not_exist_is_one_line() -> None:
 
 
 def test_without_verl_the_job_does_not_start() -> None:
-    with pytest.raises(UserError, match="pip install bebop-rl"):
+    with pytest.raises(UserError, match="pip install -e"):
         run([])

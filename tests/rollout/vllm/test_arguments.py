@@ -216,7 +216,7 @@ def test_suffix_decoding_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_vllm_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install 'bebop-rl\\[vllm\\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '.\[vllm\]'"):
         check(job())
 
 
