@@ -1,6 +1,7 @@
 """What a template adds between two answers, in ids; which templates are refused; texts that forge no marker."""
 
 import random
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -185,6 +186,6 @@ def test_histories_of_ids_are_what_a_rendering_gives(enough: int) -> None:
 def test_tokens_that_are_given_are_the_policys() -> None:
     given = GivenTokens(12)
     assert given.first((0, 11)) == given.observation((0, 11)) == [0, 11]
-    for read in (given.first, given.observation):
-        with pytest.raises(UserError, match="gave token 12, but the policy's vocabulary has 12"):
-            read((3, 12))
+    for read, wrong in product((given.first, given.observation), (12, -1)):
+        with pytest.raises(UserError, match=f"gave token {wrong}, but the policy's vocabulary has 12"):
+            read((3, wrong))
