@@ -37,10 +37,11 @@ from bebop.model.skeleton import (
     check_settings,
     check_tokenizer,
     check_tokens,
+    header,
     read_object,
 )
 from bebop.model.smollm2 import HEAD, cached
-from bebop.reading import header, main_type
+from bebop.reading import main_type
 
 if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
     from transformers import PreTrainedModel

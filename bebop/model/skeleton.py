@@ -6,19 +6,20 @@ would otherwise end a job once its processes run.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from bebop.errors import UserError
 from bebop.model.layouts import LAYOUTS, from_layout
 from bebop.model.mtp import MTPHead
-from bebop.reading import header, parse_json
+from bebop.reading import parse_json
 
 if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
     from transformers import PreTrainedModel
@@ -187,6 +188,15 @@ def check_head(model: "PreTrainedModel", folder: Path, layout: str) -> None:
             if tensor.shape != wanted[key].shape:
                 shapes = f"{tuple(tensor.shape)}, the model needs {tuple(wanted[key].shape)}"
                 raise UserError(f"{folder}: MTP weight {key} has shape {shapes}")
+
+
+def header(folder: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """Name, type (``BF16``) and shape of every weight in a folder."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for key in opened.keys():  # safe_open is no mapping: it cannot be iterated
+                part = opened.get_slice(key)
+                yield key, (part.get_dtype(), tuple(part.get_shape()))
 
 
 def _is_mtp(key: str, settings: Any) -> bool:

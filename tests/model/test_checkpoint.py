@@ -27,7 +27,7 @@ from bebop.model.checkpoint import (
 from bebop.model.layouts import LAYOUTS
 from bebop.model.mtp import MTPHead
 from bebop.model.parity import stock_attention
-from bebop.reading import header
+from bebop.model.skeleton import header
 from tests.builders import bare_policy, letters
 from tests.model.families import EXPERTS, FULL, made, slow
 
