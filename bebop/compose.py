@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from bebop.config import JobConfig
+from bebop.config import BUILT_IN, JobConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.config_certify import CertifyConfig
 from bebop.config_simulate import SimulateConfig
@@ -167,7 +167,41 @@ def _compose(overrides: tuple[str, ...], root: str) -> DictConfig:
     """Compose a configuration, which is only to be read: references in it are resolved by who reads it."""
     _register()
     with initialize_config_module("bebop.conf", version_base="1.3"):
-        return compose(root, overrides=[_open(override) for override in overrides])
+        return compose(root, overrides=[*_model_of(overrides, root), *(_open(override) for override in overrides)])
+
+
+def _model_of(overrides: Sequence[str], root: str) -> list[str]:
+    """The choice of the group ``model`` that a path alone stands for: ``model.path=DIR`` means ``model=folder`` too.
+
+    The choice brings the settings of ``conf/_of_model``: a learning rate for the built-in model spoils a real one.
+    """
+    parsed = [_read(override) for override in overrides]
+    paths = [p.value() for p in parsed if p.key_or_group == GIVEN and not p.is_delete()]
+    if not paths or "model" not in _choices(root) or any(p.key_or_group == "model" for p in parsed):
+        return []
+    return [f"model={paths[-1] if paths[-1] in BUILT_IN else 'folder'}"]
+
+
+def model_defaults(config: JobConfig) -> dict[str, Any]:
+    """The settings that this job has from its choice of model, as far as nothing else was given."""
+    theirs, now = of_model(config.model.path), _flat(dataclasses.asdict(config))
+    return {name: value for name, value in theirs.items() if now[name] == value}
+
+
+def of_model(path: str) -> dict[str, Any]:
+    """The settings of ``conf/_of_model`` that go with a choice of model, by their names."""
+    file = resources.files("bebop.conf") / "_of_model" / f"{path if path in BUILT_IN else 'folder'}.yaml"
+    tree = OmegaConf.to_container(OmegaConf.create(file.read_text()))
+    assert isinstance(tree, dict)
+    return _flat({str(name): value for name, value in tree.items()})
+
+
+def _flat(tree: dict[str, Any], where: str = "") -> dict[str, Any]:
+    """Nested mappings as one, by full names."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= _flat(value, f"{where}{name}.") if isinstance(value, dict) else {f"{where}{name}": value}
+    return found
 
 
 def _open(override: str) -> str:

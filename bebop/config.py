@@ -48,6 +48,7 @@ QUESTIONS = within(1, 1 << 20)  # their order is kept in memory
 DEVICE = Limit(
     lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None, "give auto, cpu, cuda or cuda:NUMBER"
 )
+MOST_TOKENS = 8192  # of a micro-batch, where none is asked for
 BUILT_IN = ("tiny", "smollm2")
 MODEL = Limit(
     lambda path: path in BUILT_IN or os.path.isdir(path),
@@ -223,7 +224,11 @@ class TrainerConfig:
     betas: tuple[float, float] = setting((0.9, 0.98), "of Adam", BETAS)
     weight_decay: float = setting(0.0, "decoupled", NOT_NEGATIVE)
     max_grad_norm: float = setting(1.0, "gradients of a larger norm are scaled down to it", above(0, finite=False))
-    max_tokens: int = setting(8192, "tokens in one packed micro-batch", POSITIVE)
+    max_tokens: int | None = setting(
+        None,
+        f"tokens in one packed micro-batch; null: what an eighth of the memory takes, at most {MOST_TOKENS}",
+        POSITIVE,
+    )
     save_every: int = setting(20, "steps between checkpoints; 0 saves only at the end", NOT_NEGATIVE)
     keep: int = setting(3, "checkpoints kept; older ones are removed", POSITIVE)
 

@@ -40,11 +40,12 @@ class Loop:
         trajectories: TrajectoryLog | None = None,
         past: PastAnswers | None = None,
         now: Callable[[], float] = time.perf_counter,
+        progress: Callable[[str], None] | None = None,
     ) -> None:
         """``prompt(i)`` gives prompt number i of the stream; ``monitor`` None: nobody asks why acceptance moves.
 
         ``trajectories`` None: no answers are kept. ``past``: those that workers are told of, None: none. ``now``:
-        seconds by which the step is timed.
+        seconds by which the step is timed. ``progress``: is told how far a step has come.
         """
         self.config, self.trainer, self.sinks = config, trainer, sinks
         self.monitor, self.trajectories = monitor or NoMonitor(config), trajectories
@@ -53,6 +54,8 @@ class Loop:
         self.clock = Clock(len(workers), now)
         self.past = past
         self.pool = WorkerPool(config, prompt, workers, self.buffer, self.clock, past)
+        self.progress = progress or (lambda what: None)
+        self.pool.heard = self._count
         self.stopping = asyncio.Event()
         self._saved: int | None = None  # version of the newest checkpoint
 
@@ -91,6 +94,11 @@ class Loop:
         if self._saved != self.buffer.version:
             await self._save()
         return self.buffer.version >= steps
+
+    def _count(self) -> None:
+        """Say how many completions of the next step there are; some of those beyond may be of a later one."""
+        wanted = self.config.trainer.groups_per_step * self.config.trainer.group_size
+        self.progress(f"{min(self.pool.finished, wanted)}/{wanted} completions")
 
     async def _next_batch(self) -> Batch | None:
         """The next batch; None if told to stop while waiting for it."""
@@ -132,6 +140,7 @@ class Loop:
         with timed("monitor"):
             undisturbed = batch.groups[0].prompt.index >= self.pool.disturbed
             reading = await self.monitor.read(version + 1, batch.groups, self.trainer, undisturbed)
+        self.progress(f"learning from {len(batch.trajectories)} completions")
         with timed("update"):
             learned = await self._update(batch)
         if learned is None:

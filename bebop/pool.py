@@ -34,6 +34,7 @@ class WorkerPool:
         """``prompt(i)`` gives prompt number i of the stream; ``past``: sent along with prompts, None: nothing."""
         self.config, self.prompt, self.workers, self.buffer, self.clock = config, prompt, workers, buffer, clock
         self.past, self.restarts = past, 0
+        self.heard: Callable[[], None] | None = None  # called when completions came in
         # Prompts below had been handed out when a worker died, or when the job was resumed: answers that had ended by
         # then were kept and others drawn again, so which tokens became of them depends on the tokens.
         self.disturbed = 0
@@ -133,6 +134,8 @@ class WorkerPool:
             lane.seen = report.number
             for part in report.parts:
                 await self._take(lane.number, part)
+            if report.parts and self.heard is not None:
+                self.heard()
             self.clock.add(report)
             if settled and published == self._orders.published:  # else it may speak of what was in use before
                 self._examine(lane.number, report)
@@ -189,6 +192,12 @@ class WorkerPool:
         )
         if health.complaint() or i not in self._health:
             self._health[i] = health
+
+    @property
+    def finished(self) -> int:
+        """Completions that are there and were not trained on, those of groups in the making included."""
+        whole = sum(len(group.trajectories) for group in self.buffer.ready.values())
+        return whole + sum(len(members) for members in self._answers.values())
 
     def health(self) -> Health | None:
         """The worst that a worker said in this step, which is over with this call; None if none said anything."""

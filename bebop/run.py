@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bebop.command import check_writable, run_main, writing
-from bebop.compose import as_yaml, job_config, resumed_overrides, write_down
+from bebop.compose import as_yaml, job_config, model_defaults, resumed_overrides, write_down
 from bebop.config import JobConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.resume_rules import JOB
@@ -75,17 +75,18 @@ def main(arguments: list[str]) -> int:
         items = questions(config.task)
         # Torch and Ray take seconds to import; --help and errors should not wait for them.
         from bebop.identity import identity
-        from bebop.preflight import checked
+        from bebop.preflight import checked, expected_memory
         from bebop.runtime import run_job
 
         source = checked(config, items)
+        notes = [*model_notes(config), *expected_memory(config)]
         folder.identify(identity(config.model, {"task.path": config.task.path}))
 
         def begin() -> None:
             with writing(folder.path):
                 folder.open()
                 write_down(config, overrides, folder.path, SECTION)
-            sys.stderr.write(f"run folder: {folder.path}\n")
+            sys.stderr.write("".join(f"{line}\n" for line in (f"run folder: {folder.path}", *notes)))
 
         finished = run_job(config, folder.path, source.prompt, begin)
         report(config, folder.path)
@@ -93,6 +94,12 @@ def main(arguments: list[str]) -> int:
         again = f"python -m bebop.run runtime.dir={folder.path} runtime.resume=true"
         sys.stderr.write(f"interrupted; go on with: {again}\n")
     return 0 if finished else 130
+
+
+def model_notes(config: JobConfig) -> list[str]:
+    """What the choice of model has set, for the start of a run."""
+    named = [f"{name}={value}" for name, value in model_defaults(config).items()]
+    return [f"set for this model: {', '.join(named)} (docs/settings.md)"] if named else []
 
 
 def questions(config: TaskConfig) -> "Items | None":

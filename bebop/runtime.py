@@ -169,9 +169,11 @@ class Job:
         past = PastAnswers.wanted(self.config)
         if past is not None and start:
             past.recall(self.run_dir / NAME, start)
+        line = next((sink for sink in self.sinks if isinstance(sink, ProgressLine)), None)
         self.loop = Loop(
-            self.config, self.prompt, self.workers, self.trainer, self.sinks, self.monitor, self.trajectories, past
-        )
+            self.config, self.prompt, self.workers, self.trainer, self.sinks, self.monitor, self.trajectories, past,
+            progress=None if line is None else line.under_way,
+        )  # fmt: skip
         if self.stop.is_set():
             self.loop.stopping.set()
         if newest is not None:

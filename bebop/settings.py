@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any, get_args, get_origin
 
 from bebop.command import run_main
-from bebop.compose import composed, groups
+from bebop.compose import composed, groups, of_model
 from bebop.config import JobConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.config_certify import CertifyConfig
@@ -112,7 +112,12 @@ def _choices(group: str) -> list[tuple[str, str]]:
 
 
 def _meaning(one: Setting) -> str:
-    return one.meaning + (f"; for {one.name.split('.')[0]}={one.only}" if one.only else "")
+    """What a setting means, which choice it goes with, and its default where a choice of model has another one."""
+    models = {choice: of_model(choice) for choice in groups()["model"]}
+    others = [
+        f"; {_shown(theirs[one.name])} with model={choice}" for choice, theirs in models.items() if one.name in theirs
+    ]
+    return one.meaning + (f"; for {one.name.split('.')[0]}={one.only}" if one.only else "") + "".join(others)
 
 
 def _shown(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from bebop.compose import adapt_config, certify_config, groups, job_config
+from bebop.compose import adapt_config, certify_config, groups, job_config, model_defaults, of_model
 from bebop.config import JobConfig, ObjectiveName, RolloutConfig, SamplingConfig, TrainerConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.config_certify import CertifyConfig
@@ -201,14 +201,18 @@ def leaves(values: dict[str, Any], where: str = "") -> dict[str, Any]:
     return flat
 
 
+OF_FOLDERS = {name: value for name, value in of_model("any folder").items() if name != "trainer.lr"}
 SUMS = {"task.args": {"min_terms": 8, "max_terms": 11, "min_digits": 1, "max_digits": 1}}
 COMPOSED: list[tuple[list[str], dict[str, Any]]] = [  # overrides; what differs from the dataclasses' defaults
     ([], SUMS),
     (["trainer=default", "algorithm=grpo", "monitor=default", "runtime=default", "~trainer"], SUMS),
     (["task=gcd", "task.seed=3"],
      {"task.name": "gcd", "task.args": {"min_value": 10, "max_value": 60}, "task.seed": 3}),
-    (["model=smollm2"], SUMS | {"model.path": "smollm2", "model.init_mtp": True}),
-    (["model=folder", "model.path=."], SUMS | {"model.path": "."}),
+    (["model=smollm2"], SUMS | {"model.path": "smollm2", "model.init_mtp": True} | of_model("smollm2")),
+    (["model=folder", "model.path=.", "trainer.lr=2e-4"], SUMS | {"model.path": "."} | OF_FOLDERS),
+    (["trainer.lr=2e-4", "model.path=."], SUMS | {"model.path": "."} | OF_FOLDERS),
+    (["model.path=smollm2"], SUMS | {"model.path": "smollm2", "model.init_mtp": True} | of_model("smollm2")),
+    (["model.path=tiny"], SUMS),
     (["rollout=sglang", "rollout.sglang.urls=['http://a:1']"],
      SUMS | {"rollout.engine": "sglang", "rollout.sglang.urls": ("http://a:1",)}),
     (["rollout=vllm", "rollout.vllm.eager=true"],
@@ -231,6 +235,13 @@ def test_a_job_is_the_defaults_of_the_dataclasses_and_what_was_chosen(
     defaults = leaves(dataclasses.asdict(JobConfig()))
     made = leaves(dataclasses.asdict(job_config(overrides)))
     assert {name: value for name, value in made.items() if value != defaults[name]} == differing
+
+
+def test_real_models_do_not_get_the_learning_rate_of_the_built_in_one() -> None:
+    assert of_model("tiny") == {} and of_model("smollm2")["trainer.lr"] == 1e-5
+    config = job_config(["model.path=.", "rollout.slots=8", "algorithm.kl_coefficient=0"])
+    assert config.trainer.lr == 1e-6 and config.rollout.sampling.max_new_tokens > 160
+    assert model_defaults(config).keys() == of_model(".").keys() - {"rollout.slots", "algorithm.kl_coefficient"}
 
 
 def test_an_adaptation_differs_from_the_dataclasses_in_the_task_and_the_learning_rate() -> None:

@@ -142,3 +142,13 @@ def test_metrics_of_all_steps_add_up() -> None:
     assert go(loop)
     assert sum(row["response/tokens"] for _, row in sink.rows) == 6 * GROUPS * SIZE * 3
     assert sum(row["time/step"] for _, row in sink.rows) > 0
+
+
+def test_it_is_said_how_far_a_step_has_come() -> None:
+    said: list[str] = []
+    loop, *_ = make(job(steps=3, staleness=0), FakeWorker())
+    loop.progress = said.append
+    assert go(loop)
+    wanted = GROUPS * SIZE
+    assert said.count(f"learning from {wanted} completions") == 3
+    assert {f"{SIZE}/{wanted} completions", f"{wanted}/{wanted} completions"} <= set(said)

@@ -220,6 +220,26 @@ def test_progress_line_shows_the_speed_of_the_last_steps_as_no_group_comes_in_wi
     assert stream.getvalue().endswith("70 tok/s\n")  # of the last ten
 
 
+def test_progress_line_says_how_far_a_long_step_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a file each half minute; on a terminal at once, behind the numbers of the last step."""
+    stream, now = io.StringIO(), 0.0
+    monkeypatch.setattr("bebop.sinks.time.monotonic", lambda: now)
+    line = ProgressLine(total=9, start=3, stream=stream)
+    for now in (1.0, 31.0, 40.0, 59.0, 62.0, 93.0):
+        if now == 62.0:
+            line.write(4, {"reward/mean": 0.5})
+        line.under_way(f"{now:.0f}/128 completions")
+    said = [text for text in stream.getvalue().splitlines() if "completions" in text]
+    assert said == ["step 4/9: 31/128 completions", "step 5/9: 93/128 completions"]
+    line.close()
+    screen = Terminal()
+    line = ProgressLine(total=2, stream=screen)
+    line.under_way("1/128 completions")
+    line.write(1, {"reward/mean": 0.5})
+    line.under_way("2/128 completions")
+    assert "1/128 completions" in screen.getvalue() and screen.getvalue().endswith("reward 0.500  2/128 completions")
+
+
 def test_progress_line_rewrites_itself_on_a_terminal() -> None:
     stream = Terminal()
     line = ProgressLine(total=2, stream=stream)

@@ -18,11 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from bebop.config import DecodingConfig, JobConfig
+from bebop.config import MOST_TOKENS, DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.metrics import Mean, Metrics, Sum, merge
 from bebop.model.backbone import Policy
 from bebop.model.fingerprint import fingerprint
+from bebop.model.memory import micro_batch
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trainer.advantages import advantages
 from bebop.trainer.cotrain import CoTrainer
@@ -51,6 +52,7 @@ class PolicyTrainer:
     def __init__(self, policy: Policy, config: JobConfig, rank: int = 0, world: int = 1) -> None:
         """Takes ``policy`` over: its weights change in place (and are split over the ranks)."""
         self.policy, self.config, self.rank, self.world = policy, config, rank, world
+        self.max_tokens = self._micro_batch(config)
         self.version = 0  # finished updates
         self.traced = TracedLogprobs()  # of the latest update
         self.stopping = threading.Event()  # set by another thread: drop the update that is under way, see ``update``
@@ -114,6 +116,14 @@ class PolicyTrainer:
         self.version += 1
         return self._gathered(merge(compared, *parts))
 
+    def _micro_batch(self, config: JobConfig) -> int:
+        """Tokens of a micro-batch, the same on every rank."""
+        if config.trainer.max_tokens is not None:
+            return config.trainer.max_tokens
+        model, dtype = self.policy.backbone.config, getattr(torch, config.model.dtype)
+        fits = micro_batch(model, dtype, self.policy.device, self.world, MOST_TOKENS)
+        return int(min(self._all_ranks(fits)))
+
     @property
     def head_changed(self) -> bool:
         """Whether the head is another one than the checkpoint's, so that engines have to be sent it."""
@@ -140,7 +150,7 @@ class PolicyTrainer:
             scorer=self.scorer,
             sampling=self.config.rollout.sampling,
             decoding=decoding or self.config.decoding,
-            max_tokens=self.config.trainer.max_tokens,
+            max_tokens=self.max_tokens,
             rank=self.rank,
             world=self.world,
         )
@@ -209,7 +219,7 @@ class PolicyTrainer:
 
     def _share(self, rows: Sequence[Row]) -> list[PackedRows]:
         """This rank's micro-batches of some rows, on its device; every rank gets as many."""
-        packed = pack(rows, self.config.trainer.max_tokens, self.world)[self.rank :: self.world]
+        packed = pack(rows, self.max_tokens, self.world)[self.rank :: self.world]
         return [part.to(self.policy.device, self.policy.backbone.dtype) for part in packed]
 
     def _compare_past(self, batch: Batch) -> Metrics:

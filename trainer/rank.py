@@ -4,6 +4,7 @@ All ranks are given the same calls with the same arguments; each works on its sh
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ class TrainerRank:
             dist.init_process_group("nccl" if cuda else "gloo", init_method, rank=rank, world_size=world)
         self.rank = rank
         self.trainer = PolicyTrainer(policy, config, rank, world)
+        config = replace(config, trainer=replace(config.trainer, max_tokens=self.trainer.max_tokens))
         self.certifier = Certifier(self.trainer.scorer, self.trainer.past, config, rank, world)
 
     def update(self, batch: Batch, cotrain: bool = False) -> tuple[Metrics, int]:

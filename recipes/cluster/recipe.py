@@ -7,7 +7,7 @@ from typing import Any, Literal
 import yaml
 
 from bebop.compose import job_config
-from bebop.config import JobConfig
+from bebop.config import MOST_TOKENS, JobConfig
 from bebop.config_simulate import AnswersConfig, SimulateConfig
 from bebop.errors import UserError
 from bebop.parsing import at_least, check, check_settings, choice, from_dict, setting
@@ -139,7 +139,7 @@ def _plan(file: RecipeFile, job: JobConfig, gpu: Gpu) -> Plan:
         trainer_gpus=job.trainer.ranks,
         sequence_parallel=file.sequence_parallel,
         recompute=not own,
-        micro_batch=max(job.trainer.max_tokens, longest) if own else longest,
+        micro_batch=max(job.trainer.max_tokens or MOST_TOKENS, longest) if own else longest,
         by_network=not own,
         one_machine=file.machines == 1,
     )

@@ -82,7 +82,7 @@ def reinforced(plan: Plan, model: Path, seed: int, folder: Path) -> dict[str, An
         f"rollout.sampling.max_new_tokens={playing.TURN}", "rollout.staleness=0", f"rollout.threads={plan.threads}",
         f"rollout.slots={playing.SLOTS}", f"decoding.draft_tokens={DRAFTS}", f"trainer.steps={plan.steps}",
         f"trainer.groups_per_step={plan.groups}", f"trainer.group_size={plan.group_size}", "trainer.lr=2e-4",
-        "trainer.lr_warmup_steps=5", f"trainer.threads={plan.threads}",
+        "trainer.lr_warmup_steps=5", f"trainer.threads={plan.threads}", "algorithm.kl_coefficient=0.0",
     )  # fmt: skip
     return {}
 

@@ -29,6 +29,7 @@ def settings(plan: RLPlan, direction: str, seed: int, questions: Path, decoding:
         f"rollout.slots={plan.groups * plan.group_size}", f"rollout.max_length={plan.max_length}",
         f"rollout.sampling.max_new_tokens={plan.max_new_tokens}", f"trainer.groups_per_step={plan.groups}",
         f"trainer.group_size={plan.group_size}", f"trainer.lr={plan.lr}", "trainer.max_tokens=1024",
+        "algorithm.kl_coefficient=0.0",
         "trainer.save_every=1", f"trainer.keep={plan.segment + 1}", "monitor.trace=all", "monitor.drift=false",
         "monitor.probe_every=0", "monitor.certify_every=0", "monitor.tensorboard=false", "monitor.plots=false",
         "monitor.ray_metrics=false", "runtime.hang_after=600", *directions(plan)[direction],

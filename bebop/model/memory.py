@@ -1,0 +1,105 @@
+"""The memory of a device, and what a model takes of it: weights, keys and values, activations, a whole job.
+
+Numbers are estimates from a Hugging Face configuration and from the headers of weight files; nothing is loaded.
+"""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from bebop.config import MOST_TOKENS, JobConfig
+
+MICRO_BATCH_SHARE = 1 / 8  # weights, optimizer, engine and its keys and values need the rest
+GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+ADAM = 16  # bytes a parameter in training: weight, gradient and two moments, all of float32
+
+
+def parameters(files: Iterable[Path]) -> int:
+    """Numbers in weight files (*.safetensors), by their headers."""
+    count = 0
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())
+    return count
+
+
+def bytes_per_token(settings: Any, dtype: torch.dtype) -> int:
+    """Of the keys and values of all layers."""
+    text = settings.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(2 * text.num_hidden_layers * heads * width * dtype.itemsize)
+
+
+def micro_batch(settings: Any, dtype: torch.dtype, device: torch.device, ranks: int, most: int) -> int:
+    """Tokens of a micro-batch whose activations fit into ``MICRO_BATCH_SHARE`` of the device's memory, up to ``most``.
+
+    ``ranks``: of the trainer, which share the memory where they run on the CPU. The whole memory counts, not what is
+    free: the same machine has to pack the same batch in the same way again.
+    """
+    there = memory_of(device) * MICRO_BATCH_SHARE / (1 if device.type == "cuda" else ranks)
+    return max(1, min(most, int(there / activation_bytes(settings, dtype))))
+
+
+def activation_bytes(settings: Any, dtype: torch.dtype) -> int:
+    """Bytes that a token of a micro-batch leaves for the backward pass, about: no layer is computed twice.
+
+    A layer keeps some twelve vectors of the model's width (norms, queries, keys, values, residuals) and four of the
+    MLP's. In bfloat16 half of them are of float32 all the same. SmolLM2 in float32: 1.56 MB.
+    """
+    text = settings.get_text_config()
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    if of_expert := getattr(text, "moe_intermediate_size", None):
+        inner = of_expert * (getattr(text, "num_experts_per_tok", None) or 1)
+    each = 3 if dtype == torch.bfloat16 else 4
+    return int(text.num_hidden_layers * (12 * text.hidden_size + 4 * inner) * each)
+
+
+def memory_of(device: torch.device) -> int:
+    """All memory of a device, used or not, in bytes; of the CPU, what this process's control group may use of it."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
+        there = min(there, int(GROUP_LIMIT.read_text()))
+    return there
+
+
+def job_memory(config: JobConfig, settings: Any, count: int, device: torch.device) -> str:
+    """What a job takes, in a line; a warning in it where the device has less. ``count``: parameters of the model.
+
+    Engines that are servers of their own, as SGLang and vLLM are, say themselves what they take.
+    """
+    trainer, dtype = config.trainer, getattr(torch, config.model.dtype)
+    tokens = trainer.max_tokens or micro_batch(settings, dtype, device, trainer.ranks, MOST_TOKENS)
+    fixed = ADAM * count + trainer.ranks * dtype.itemsize * count * (2 if config.algorithm.kl_coefficient else 1)
+    batches = trainer.ranks * tokens * activation_bytes(settings, dtype)
+    parts = [
+        f"trainer {_gb(fixed + batches)} (weights, gradients and Adam {_gb(fixed)}, micro-batches of {tokens} tokens "
+        f"{_gb(batches)})"
+    ]
+    total = fixed + batches
+    if config.rollout.engine == "torch":
+        weights = dtype.itemsize * count
+        cache = config.rollout.slots * config.rollout.max_length * bytes_per_token(settings, dtype)
+        total += config.rollout.workers * (weights + cache)
+        each = f"{config.rollout.workers} times " if config.rollout.workers > 1 else ""
+        parts.append(
+            f"rollouts {each}{_gb(weights + cache)} (weights {_gb(weights)}, keys and values of {config.rollout.slots} "
+            f"requests {_gb(cache)})"
+        )
+    there = memory_of(device)
+    line = f"memory, about: {', '.join(parts)}; {device} has {_gb(there)}"
+    if total > there:
+        line += "; that is not enough: lower rollout.slots, rollout.max_length or trainer.max_tokens"
+    return line
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"

@@ -1,0 +1,67 @@
+"""What a job takes of a machine's memory, by hand."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bebop.compose import job_config
+from bebop.model import memory
+from bebop.model.checkpoint import resolve
+from bebop.model.memory import activation_bytes, job_memory, memory_of, micro_batch, parameters
+
+CPU = torch.device("cpu")
+
+
+def model(**more: object) -> SimpleNamespace:
+    """A configuration of ten layers, of width 100 and an MLP of 300."""
+    made = SimpleNamespace(
+        num_hidden_layers=10, hidden_size=100, intermediate_size=300, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=25, **more,
+    )  # fmt: skip
+    made.get_text_config = lambda: made
+    return made
+
+
+def test_micro_batches_follow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert activation_bytes(model(), torch.float32) == 10 * (12 * 100 + 4 * 300) * 4
+    assert activation_bytes(model(), torch.bfloat16) == 10 * (12 * 100 + 4 * 300) * 3
+    experts = model(moe_intermediate_size=50, num_experts_per_tok=2)
+    assert activation_bytes(experts, torch.float32) == 10 * (12 * 100 + 4 * 100) * 4
+    monkeypatch.setattr(memory, "memory_of", lambda device: 8 * 96_000 * 1000)
+    assert micro_batch(model(), torch.float32, CPU, 1, 8192) == 1000
+    assert micro_batch(model(), torch.float32, CPU, 2, 8192) == 500  # two ranks share it
+    assert micro_batch(model(), torch.float32, CPU, 1, 64) == 64
+    monkeypatch.setattr(memory, "memory_of", lambda device: 1)
+    assert micro_batch(model(), torch.float32, CPU, 1, 8192) == 1
+
+
+def test_memory_is_what_the_control_group_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "GROUP_LIMIT", limit)
+    whole = memory_of(CPU)
+    for text, there in (("max\n", whole), ("1000000\n", 1_000_000), (f"{10 * whole}\n", whole)):
+        limit.write_text(text)
+        assert memory_of(CPU) == there
+
+
+def test_a_job_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two billion parameters: 32 GB for Adam, 8 GB for each copy in fp32, the reference's among them."""
+    monkeypatch.setattr(memory, "memory_of", lambda device: 200 * 10**9)
+    given = ["trainer.max_tokens=1000", "rollout.slots=10", "rollout.max_length=1000", "rollout.workers=2"]
+    line = job_memory(job_config(given), model(), 2 * 10**9, CPU)
+    assert line == (
+        "memory, about: trainer 40.1 GB (weights, gradients and Adam 40.0 GB, micro-batches of 1000 tokens 0.1 GB), "
+        "rollouts 2 times 8.0 GB (weights 8.0 GB, keys and values of 10 requests 0.0 GB); cpu has 200.0 GB"
+    )
+    kept = job_memory(job_config([*given, "algorithm.kl_coefficient=0.1"]), model(), 2 * 10**9, CPU)
+    assert "trainer 48.1 GB" in kept and "not enough" not in kept
+    monkeypatch.setattr(memory, "memory_of", lambda device: 56 * 10**9)
+    assert "that is not enough: lower" in job_memory(job_config(given), model(), 2 * 10**9, CPU)
+    assert "rollouts" not in job_memory(job_config([*given, "rollout=vllm"]), model(), 2 * 10**9, CPU)
+
+
+def test_parameters_are_counted_by_headers() -> None:
+    count = parameters(sorted(resolve("tiny").glob("*.safetensors")))
+    assert 1_500_000 < count < 2_500_000
