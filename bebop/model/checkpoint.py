@@ -357,8 +357,8 @@ def save_policy(
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     config = backbone.config.to_dict()
     # Transformers leaves a head untied that a file has of its own, whatever its config.json says; others go by that.
-    tied = backbone.get_output_embeddings().weight is backbone.get_input_embeddings().weight
-    config["tie_word_embeddings"] = tied
+    shared = [name for name, _ in backbone.named_parameters(remove_duplicate=False) if name not in own]
+    config["tie_word_embeddings"] = bool(shared)
     config["dtype"] = str(max(state.values(), key=torch.numel).dtype).removeprefix("torch.")
     for private in ("_attn_implementation", "_name_or_path"):  # the latter is where it was loaded from: a local path
         config.pop(private, None)
