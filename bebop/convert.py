@@ -20,6 +20,7 @@ from bebop import codec
 from bebop.adaptation import checkpoint as adaptations
 from bebop.command import Parser, check_writable, run_main, writing
 from bebop.errors import UserError
+from bebop.keepable import ARRAYS
 from bebop.run_folder import RunFolder
 from bebop.store import HEADS, STEPS, DamagedError, Store, seal, verify
 from bebop.trainer.checkpoint import KINDS, LOOP, TRAINER
@@ -30,7 +31,7 @@ REBUILT = {"_reconstruct": np.zeros(0).__reduce__()[0], "scalar": np.str_("").__
 NUMPY: list[Any] = [
     *((lambda: b"", f"{module}.bytes") for module in ("builtins", "__builtin__")),  # of an array without elements
     *((made, f"{module}.{name}") for module in MULTIARRAY for name, made in REBUILT.items()),
-    *{np.ndarray, np.dtype, np.str_, type(np.dtype(str)), *(type(np.dtype(name)) for name in codec.ARRAYS)},
+    *{np.ndarray, np.dtype, np.str_, type(np.dtype(str)), *(type(np.dtype(name)) for name in ARRAYS)},
 ]
 STATES = {STEPS: (TRAINER, LOOP), HEADS: (adaptations.STATE,)}  # what checkpoints hold, by how their names begin
 

@@ -51,9 +51,7 @@ SIGNIFICANT = 3  # digits that are compared of a number so small that those woul
 
 
 def gold_text(answer: str | int | float | Decimal) -> str:
-    """A gold answer as text: a number of JSON without an exponent, a text from its last ``####`` on, as in GSM8K."""
-    if isinstance(answer, float | Decimal):
-        return format(Decimal(repr(answer)) if isinstance(answer, float) else answer, "f")
+    """A gold answer as text; one that shows its working before ``####`` counts from there, as in GSM8K."""
     return str(answer).rsplit("####", 1)[-1].strip()
 
 
@@ -74,7 +72,7 @@ def score_math(candidate: str, gold: str, short: bool = False, number: bool = Fa
     if "\\boxed" in candidate:
         candidate, short = boxed(candidate[candidate.rfind("\\boxed") :]), True
     gold = tidy(boxed(gold), number)
-    expected = _latex(gold) if re.search(r"\d", gold) or not words(gold) else []
+    expected = _latex(gold) if re.search(r"\d", gold) or not words(gold) else []  # hot day is not hot
     if not expected and words(gold):
         spans = [next(filter(None, groups)) for groups in LATEX_SPAN.findall(candidate)]
         return float(plain(gold) in (plain(candidate), *([plain(spans[-1])] if spans and not short else [])))

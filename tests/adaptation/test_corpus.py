@@ -39,7 +39,9 @@ def test_text_is_encoded_and_ends(tmp_path: Path) -> None:
 
 BAD = [
     ([], {}, "has no rows: give a file with at least one"),
-    ([{"prompt": "a"}], {}, "line 1 of .* has no 'answer'; it has prompt"),
+    ([{"prompt": "a"}], {}, "data.answer_key='answer': line 1 of .* has no such key; it has prompt"),
+    ([{"prompt": "a", "answer": None}], {}, "data.answer_key='answer': line 1 of .* has null there"),
+    ([{"prompt": 5, "answer": "b"}], {}, "data.prompt_key='prompt': line 1 of .* holds '5'; give a text or a list"),
     ([{"prompt_ids": [1], "answer_ids": [2, 99]}], {}, "line 1 of .* has token 99, the model has 12"),
     ([{"prompt_ids": [], "answer_ids": [2]}], {}, "line 1 of .* has an empty prompt"),
     ([{"prompt_ids": "abc", "answer_ids": [2]}], {}, "line 1 of .* has token ids that are no whole numbers from 0 on"),

@@ -3,6 +3,7 @@ import json
 import math
 import random
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 from bebop.config import TaskConfig
 from bebop.errors import UserError
 from bebop.parsing import from_dict
+from bebop.tasks import rewards
 from bebop.tasks.procedural import ProceduralItems, make_dataset
 from bebop.tasks.rewards import MathReward, RewardFunction, UserReward, check_reward, checked, make_reward
 from bebop.tasks.source import open_items
@@ -176,7 +178,9 @@ SHORT: list[tuple[Any, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("gold", "right", "wrong"), SHORT, ids=[str(row[0]) for row in SHORT])
-def test_short_answers(gold: Any, right: list[str], wrong: list[str]) -> None:
+def test_short_answers(gold: Any, right: list[str], wrong: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    here = types.SimpleNamespace(score=lambda function, *args: function(*args))  # where a planted fault is seen
+    monkeypatch.setattr(rewards, "isolated", lambda: here)
     put = ("<answer>{}</answer>", "so \\boxed{{{}}}")
     scores = {form.format(text): math_score(form.format(text), gold) for text in right + wrong for form in put}
     assert scores == {form.format(text): float(text in right) for text in right + wrong for form in put}
