@@ -14,8 +14,11 @@ import torch
 import transformers
 from tqdm import tqdm
 
+from bebop import machine
 from bebop.command import writing
-from bebop.machine import ROOT, commit, processor, version_of, without_folders
+from bebop.machine import commit, processor, version_of, without_folders
+
+ROOT = machine.ROOT
 
 
 def begin(root: Path = ROOT) -> dict[str, object]:
