@@ -209,6 +209,9 @@ class SimulatedTrainer:
         self.version += 1
         return {}, self.version
 
+    async def abandon(self) -> None:
+        """Nobody stops a simulation in the middle."""
+
     async def logprobs(self) -> Mapping[int, NDArray[np.float32]]:
         """None: nothing is traced."""
         return {}

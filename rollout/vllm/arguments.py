@@ -9,8 +9,8 @@ from transformers import AutoConfig
 from bebop.config import DecodingConfig, JobConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
+from bebop.model.memory import bytes_per_token
 from bebop.options import HistoryOptions
-from bebop.rollout.room import bytes_per_token
 from bebop.rollout.vllm.hosting import HOSTED, HOSTINGS, missing
 from bebop.trajectory import SamplingParams
 

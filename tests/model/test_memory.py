@@ -18,7 +18,7 @@ def model(**more: object) -> SimpleNamespace:
     """A configuration of ten layers, of width 100 and an MLP of 300."""
     made = SimpleNamespace(
         num_hidden_layers=10, hidden_size=100, intermediate_size=300, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=25, **more,
+        head_dim=25, vocab_size=1000, **more,
     )  # fmt: skip
     made.get_text_config = lambda: made
     return made
@@ -47,17 +47,17 @@ def test_memory_is_what_the_control_group_allows(tmp_path: Path, monkeypatch: py
 
 
 def test_a_job_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two billion parameters: 32 GB for Adam, 8 GB for each copy in fp32, the reference's among them."""
+    """Two billion parameters: 32 GB for Adam, 8 GB a copy in fp32, the reference among them, 1 GB a process."""
     monkeypatch.setattr(memory, "memory_of", lambda device: 200 * 10**9)
     given = ["trainer.max_tokens=1000", "rollout.slots=10", "rollout.max_length=1000", "rollout.workers=2"]
     line = job_memory(job_config(given), model(), 2 * 10**9, CPU)
     assert line == (
-        "memory, about: trainer 40.1 GB (weights, gradients and Adam 40.0 GB, micro-batches of 1000 tokens 0.1 GB), "
-        "rollouts 2 times 8.0 GB (weights 8.0 GB, keys and values of 10 requests 0.0 GB); cpu has 200.0 GB"
+        "memory, about: trainer 49.1 GB (weights, gradients and Adam 49.0 GB, micro-batches of 1000 tokens 0.1 GB), "
+        "rollouts 2 times 17.0 GB (keys and values of 10 requests 0.0 GB); cpu has 200.0 GB"
     )
     kept = job_memory(job_config([*given, "algorithm.kl_coefficient=0.1"]), model(), 2 * 10**9, CPU)
-    assert "trainer 48.1 GB" in kept and "not enough" not in kept
-    monkeypatch.setattr(memory, "memory_of", lambda device: 56 * 10**9)
+    assert "trainer 57.1 GB" in kept and "not enough" not in kept
+    monkeypatch.setattr(memory, "memory_of", lambda device: 83 * 10**9)
     assert "that is not enough: lower" in job_memory(job_config(given), model(), 2 * 10**9, CPU)
     assert "rollouts" not in job_memory(job_config([*given, "rollout=vllm"]), model(), 2 * 10**9, CPU)
 
