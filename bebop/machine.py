@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,8 +17,11 @@ PACKAGES = ("bebop-rl", "torch", "transformers", "ray")
 GPUS = Path("/proc/driver/nvidia/gpus")
 
 
+@cache
 def machine() -> dict[str, object]:
     """Commit, processor, GPU and versions, as ``machine.json`` has them; None for what is not there.
+
+    Asked once a process: what a process runs is what it has imported, whatever is committed meanwhile.
 
     >>> machine()  # doctest: +SKIP
     {'commit': '3f2c...', 'dirty': False, 'processor': 'AMD EPYC, 2 cores', 'gpu': None, 'python': '3.11.9', ...}

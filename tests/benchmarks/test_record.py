@@ -63,6 +63,27 @@ def test_files_that_were_copied_are_told_their_commit(repository: Path, monkeypa
     assert (origin["commit"], origin["dirty"]) == ("abc123", None)
 
 
+def test_a_package_in_somebody_s_repository_has_not_its_commit(repository: Path) -> None:
+    (repository / "site-packages").mkdir()
+    assert machine.commit(repository / "site-packages") == {"commit": "unknown", "dirty": None}
+
+
+@pytest.mark.parametrize(
+    ("word", "bare"),
+    [
+        ("model.path=/home/a/b/model", "model.path=model"),
+        ("/a b/c d.py", "c d.py"),
+        ("task.path='/x/y/q.jsonl'", "task.path='q.jsonl'"),
+        ("parts=[/a/b, /c/d]", "parts=[b, d]"),
+        ("urls=[http://10.0.0.1:300/a/b]", "urls=[http://10.0.0.1:300/a/b]"),
+        ("dir=/x", "dir=/x"),
+        ("runs/a/b", "runs/a/b"),
+    ],
+)
+def test_of_paths_of_a_machine_the_last_part_is_told(word: str, bare: str) -> None:
+    assert machine.without_folders(word) == bare
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), UserError("vLLM ended"), MemoryError()])
 def test_a_benchmark_that_is_ended_keeps_what_it_has_measured(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
