@@ -107,7 +107,9 @@ def expected_memory(config: JobConfig) -> list[str]:
     if config.model.path == "tiny" or config.runtime.address is not None:
         return []
     count = parameters(sorted(resolve(config.model.path).glob("*.safetensors")))
-    return [job_memory(config, read_config(config.model), count, find_device(config.model))]
+    return [
+        job_memory(config, read_config(config.model), count, find_device(config.model), engine_module(config).EMBEDDED)
+    ]
 
 
 def check_task(config: JobConfig, items: Items | None = None) -> PromptSource | EnvironmentSource:

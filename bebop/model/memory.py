@@ -73,11 +73,11 @@ def memory_of(device: torch.device) -> int:
     return there
 
 
-def job_memory(config: JobConfig, settings: Any, count: int, device: torch.device) -> str:
+def job_memory(config: JobConfig, settings: Any, count: int, device: torch.device, embedded: bool) -> str:
     """What a job takes, in a line; a warning in it where the device has less. ``count``: parameters of the model.
 
     SmolLM2 on a CPU by ``model=smollm2``: 7.9 and 4.0 GB here; measured were 9.7 and 4.8 GB at their highest.
-    Engines that are servers of their own, as SGLang and vLLM are, say themselves what they take.
+    ``embedded``: whether decoding is of this package; SGLang and vLLM say themselves what they take.
     """
     trainer, rollout, dtype = config.trainer, config.rollout, getattr(torch, config.model.dtype)
     weights = dtype.itemsize * count
@@ -91,7 +91,7 @@ def job_memory(config: JobConfig, settings: Any, count: int, device: torch.devic
         f"{_gb(batches)})"
     ]
     total = fixed + batches
-    if rollout.engine == "torch":
+    if embedded:
         cache = rollout.slots * rollout.max_length * bytes_per_token(settings, dtype)
         rows = rollout.slots * (config.decoding.limit + 1) * settings.get_text_config().vocab_size * 4 * ROWS
         worker = 2 * weights + PROCESS + cache + rows  # weights twice: they come in while the old ones are in use
