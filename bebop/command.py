@@ -10,11 +10,12 @@ import logging
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bebop.errors import UserError
 
@@ -48,6 +49,35 @@ def run_main(main: Callable[[list[str]], int | None], arguments: Sequence[str] |
     # CPython: a process of ``python -m`` ends by SIGINT for it, whatever its exit code. The next text wipes it out.
     exec("pass")
     sys.exit(code)
+
+
+@contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """Only note the first Ctrl-C or SIGTERM while the block runs; a second one interrupts as ever.
+
+    Yields:
+        Whether one came: the block then saves what it has, and the interrupt follows as it ends.
+    """
+    came = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal came
+        if came:
+            raise KeyboardInterrupt
+        came = True
+        sys.stderr.write("stopping after this step; a checkpoint will be written (once more to stop at once)\n")
+
+    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _keep_cache() -> None:

@@ -4,9 +4,11 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from bebop import adapt, codec, command
 from bebop.config import ModelConfig
 from bebop.model.checkpoint import load_policy, mtp_layout, save_policy
 from bebop.model.layouts import LAYOUTS
+from bebop.trainer.heads import HeadTrainer
 from tests.adaptation.builders import random_policy
 from tests.builders import letters
 from tests.cases import slow_but
@@ -88,6 +91,28 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     assert adapt.main([f"dir={tmp_path}", "resume=true", "train.steps=4"]) == 0
     assert "accept length" in capsys.readouterr().out
     assert same(load_file(tmp_path / "model" / "model.safetensors"), whole)
+    assert (tmp_path / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+
+
+@pytest.mark.slow  # two runs
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_keeps_the_steps_that_are_done(
+    number: int, model: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes in the middle of the third step, before any checkpoint was due."""
+    learn = HeadTrainer.update
+
+    def stopped(trainer: HeadTrainer, *arguments: Any) -> Any:
+        if trainer.version == 2:
+            os.kill(os.getpid(), number)
+        return learn(trainer, *arguments)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(HeadTrainer, "update", stopped)
+        adapted(model, tmp_path, 4, "train.save_every=0")
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["head_000003"]
+    assert adapt.main([f"dir={tmp_path}", "resume=true"]) == 0
+    assert same(load_file(tmp_path / "model" / "model.safetensors"), load_file(run / "model" / "model.safetensors"))
     assert (tmp_path / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
 
 

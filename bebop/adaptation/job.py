@@ -5,6 +5,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.adaptation.results import Results, Snapshot
 from bebop.adaptation.states import backbone_states, size_of_states
 from bebop.adaptation.turns import sampled_turns
-from bebop.command import writing
+from bebop.command import stoppable, writing
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
@@ -185,22 +186,24 @@ class Adaptation:
         states = self._states(rows)
         if self.ranks.rank == 0:
             store(self.folder).set_aside(self.found)  # it is damaged, or of a course that was left
-        while trainer.version < train.steps:
-            chosen = rows_of_step(len(rows), train.rows_per_step, self.config.seed, trainer.version)
-            known = None if states is None else [states[i] for i in chosen]
-            numbers = trainer.update([rows[i] for i in chosen], self._objective(trainer.version), known)
-            last = trainer.version == train.steps
-            if last or (train.eval_every and trainer.version % train.eval_every == 0):
-                numbers |= self._progress(text)
-            for sink in sinks:
-                sink.write(trainer.version, numbers)
-            bar.update()
-            bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
-            if last or (train.save_every and trainer.version % train.save_every == 0):
-                self._save()
-        bar.close()
-        for sink in sinks:
-            sink.close()
+        with ExitStack() as closed:
+            for part in (*sinks, bar):
+                closed.callback(part.close)
+            stopped = closed.enter_context(stoppable())
+            stop = False
+            while trainer.version < train.steps and not stop:
+                chosen = rows_of_step(len(rows), train.rows_per_step, self.config.seed, trainer.version)
+                known = None if states is None else [states[i] for i in chosen]
+                numbers = trainer.update([rows[i] for i in chosen], self._objective(trainer.version), known)
+                last, stop = trainer.version == train.steps, self.ranks.any(stopped())
+                if last or (train.eval_every and trainer.version % train.eval_every == 0):
+                    numbers |= self._progress(text)
+                for sink in sinks:
+                    sink.write(trainer.version, numbers)
+                bar.update()
+                bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
+                if last or stop or (train.save_every and trainer.version % train.save_every == 0):
+                    self._save()
         self._sync()
         self._clock("train", began)
 

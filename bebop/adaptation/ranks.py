@@ -27,6 +27,10 @@ class Ranks:
         dist.all_gather_object(parts, part)
         return {key: value for one in parts for key, value in one.items()}
 
+    def any(self, mine: bool) -> bool:
+        """Whether it holds on one rank or more, on every rank."""
+        return any(self.union({self.rank: mine}).values())
+
     def wait(self) -> None:
         """Until every rank is here."""
         if self.world > 1:

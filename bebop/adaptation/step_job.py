@@ -1,13 +1,14 @@
 """What trainings of a part by one optimizer have in common: steps that are counted, and a checkpoint to go on from."""
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 
 from torch import nn
 from tqdm import tqdm
 
 from bebop.adaptation.checkpoint import store, write
 from bebop.adaptation.part_job import PartJob
-from bebop.command import writing
+from bebop.command import stoppable, writing
 from bebop.config import TrainerConfig
 from bebop.sinks import JsonlSink
 from bebop.trainer.optim import GuardedAdamW
@@ -46,13 +47,13 @@ class StepJob(PartJob):
         sink = JsonlSink(self.folder / "metrics.jsonl", self.version or None)
         store(self.folder).set_aside(self.found)
         bar = tqdm(total=last, initial=self.version, desc="train", unit="step", disable=self.label("train") is None)
-        while self.version < last:
-            numbers = update()
-            sink.write(self.version, numbers)
-            bar.update()
-            bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
-            if self.version == last or (train.save_every and self.version % train.save_every == 0):
-                with writing(self.folder / "checkpoints"):
-                    write(self.folder, {"version": self.version, **optimizer_state(self.optimizer)}, train.keep)
-        bar.close()
-        sink.close()
+        with closing(sink), closing(bar), stoppable() as stopped:
+            while self.version < last and not stopped():
+                numbers = update()
+                sink.write(self.version, numbers)
+                bar.update()
+                bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
+                due = train.save_every and self.version % train.save_every == 0
+                if due or self.version == last or stopped():
+                    with writing(self.folder / "checkpoints"):
+                        write(self.folder, {"version": self.version, **optimizer_state(self.optimizer)}, train.keep)

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import shlex
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from bebop.model.parts import read_card
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trainer.block import BlockTrainer
 from bebop.trainer.block_length import BlockLengthTrainer
+from bebop.trainer.optim import GuardedAdamW
 from tests.builders import requests
 
 SMALL = ["data.sequences=6", "data.sampling.max_new_tokens=8", "data.slots=16", "evaluation.prompts=2",
@@ -85,6 +88,22 @@ def test_a_resumed_training_is_an_uninterrupted_one_to_the_bit(model: Path, whol
     assert steps == [1, 2, 3, 4]
     other = load_file(trained(model, tmp_path / "other", "seed=1").written()["part"])
     assert not all(torch.equal(other[name], wanted[name]) for name in wanted), "another seed, another part"
+
+
+@pytest.mark.slow  # a training more
+def test_a_stop_keeps_the_steps_that_are_done(model: Path, whole: Path, tmp_path: Path) -> None:
+    folder, step, steps = tmp_path / "stopped", GuardedAdamW.guarded_step, list[int]()
+
+    def stopped(optimizer: GuardedAdamW, *arguments: Any) -> Any:
+        steps.append(1)
+        if len(steps) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(optimizer, *arguments)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(GuardedAdamW, "guarded_step", stopped)
+        trained(model, folder, "train.save_every=0")
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["head_000003"]
 
 
 @pytest.mark.parametrize(
