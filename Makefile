@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run adapt test test-slow test-exhaustive test-gpu test-all test-sglang test-vllm test-verl test-megatron test-agents mutants bad-input lint format docs-check \
+.PHONY: help venv run adapt test test-slow test-exhaustive test-gpu gpu test-all test-sglang test-vllm test-verl test-megatron test-agents mutants bad-input lint format docs-check \
         environments tiny reproduce bench chaos clean
 
 help: ## this text
@@ -46,8 +46,11 @@ test-slow: venv ## real jobs, further systems, seeds and shapes; the longest fil
 test-exhaustive: venv ## what .ci/run leaves out, each with its reason in its mark: see CONTRIBUTING.md
 	$(QUIET) $(BIN)/python -m pytest -m "exhaustive and not gpu" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-gpu: venv ## tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+test-gpu: ## tests that need a CUDA device, with the python that is there: a lent machine has its own torch
+	$(or $(PYTHON),python3) -m pytest -m gpu --tb=line $$(grep -rl pytest.mark.gpu tests --include='test_*.py') $(ARGS)
+
+gpu: ## everything that a GPU should tell, in seven minutes, with the python that is there; ARGS="--dry-run" without one
+	$(or $(PYTHON),python3) -m bebop.bench.gpu $(ARGS)
 
 # SGLang, vLLM, verl, Megatron and the environment libraries want versions that contradict one another: an environment each. Their pins are complete, so that
 # nothing is resolved, and CUDA packages that a CPU has no use for are left out. What no test imports need not be compiled:

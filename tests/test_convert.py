@@ -156,4 +156,4 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         with ended(convert.main, arguments, capsys) as (code, _out, lines):
             assert code == 2 and len(lines) == 1 and named in lines[0], lines
     running.close()
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [LOCK, "checkpoints"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [LOCK, "checkpoints", "machine.json"]

@@ -10,6 +10,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from bebop.bench.peaks import PEAKS, measured
 from bebop.config_simulate import AnswersConfig, CostsConfig
 
 GIGABYTE = 1e9
@@ -25,7 +26,7 @@ QUANTILES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU and its links; peaks from its data sheet, shares of them assumed."""
+    """A GPU and its links; peaks from ``benchmarks/peaks.py``, shares of them assumed."""
 
     flops: float  # a second, bf16, dense
     bandwidth: float  # bytes a second, of its memory
@@ -45,12 +46,16 @@ class Gpu:
     usable: float = 0.9  # of the memory
 
 
-# NVIDIA, "H100 Tensor Core GPU" data sheet, SXM: 1,979 TFLOP/s bf16 with sparsity, half of it dense; 3.35 TB/s; 80 GB;
-# NVLink 900 GB/s both ways together; PCIe Gen5 128 GB/s both ways together. One 400 Gb/s InfiniBand port a GPU (DGX
-# H100).
-GPUS = {
-    "h100": Gpu(flops=989e12, bandwidth=3.35e12, memory=80e9, nvlink=450e9, network=50e9, host=64e9),
-}
+def _gpu(name: str) -> Gpu:
+    """A row of ``PEAKS``, its operations and bandwidth measured where a card of the kind was."""
+    peaks = measured(name)
+    return Gpu(
+        flops=peaks.flops, bandwidth=peaks.bandwidth, memory=peaks.memory, nvlink=peaks.nvlink, network=peaks.network,
+        host=peaks.host,
+    )  # fmt: skip
+
+
+GPUS = {name: _gpu(name) for name in PEAKS if name != "cpu"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,194 @@
+"""Models with random weights in the shapes of known ones, decoding and training: speed needs no more of a model."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from bebop.config import AlgorithmConfig, DecodingConfig, JobConfig, ModelConfig, TrainerConfig
+from bebop.model.attention import ATTENTION
+from bebop.model.backbone import Policy
+from bebop.model.mtp import MTPHead
+from bebop.rollout.engine import Request
+from bebop.rollout.torch_engine import TorchEngine
+from bebop.trainer.logprobs import token_logprobs
+from bebop.trainer.policy import PolicyTrainer
+from bebop.trajectory import Batch, Completion, Group, Prompt, SamplingParams, Trajectory
+
+PROMPT, GROUP = 32, 4  # tokens of a prompt, completions of a group
+WARM = 4  # cycles before those that are timed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The sizes of a model."""
+
+    qwen: bool  # else Llama
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+
+
+SHAPES = {
+    "SmolLM2-135M": Shape(
+        qwen=False, layers=30, hidden=576, inner=1536, heads=9, kv_heads=3, head_dim=64, vocabulary=49_152
+    ),
+    "Qwen3-1.7B": Shape(
+        qwen=True, layers=28, hidden=2048, inner=6144, heads=16, kv_heads=8, head_dim=128, vocabulary=151_936
+    ),
+}
+TINY = Shape(qwen=True, layers=2, hidden=32, inner=48, heads=4, kv_heads=2, head_dim=8, vocabulary=64)
+
+
+def policy_of(shape: Shape, device: torch.device) -> Policy:
+    """A random policy with an MTP head in bfloat16, made on its device."""
+    common: dict[str, Any] = {
+        "vocab_size": shape.vocabulary, "hidden_size": shape.hidden, "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim, "max_position_embeddings": 4096, "tie_word_embeddings": True, "bos_token_id": None,
+        "eos_token_id": 0, "pad_token_id": None, "attn_implementation": ATTENTION,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with device:
+            kind = Qwen3ForCausalLM(Qwen3Config(**common)) if shape.qwen else LlamaForCausalLM(LlamaConfig(**common))
+            backbone = kind.eval()
+            head = MTPHead(backbone).eval()
+    finally:
+        torch.set_default_dtype(before)
+    words = Tokenizer(WordLevel({"<eos>": 0, "a": 1}, unk_token="a"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>")
+    return Policy(
+        backbone=backbone.to(device, torch.bfloat16), tokenizer=tokenizer, mtp=head.to(device, torch.bfloat16),
+        layout="mimo",
+    )  # fmt: skip
+
+
+class Decoding:
+    """An engine with all rows in the middle of their completions."""
+
+    def __init__(self, policy: Policy, system: str, drafts: int, batch: int) -> None:
+        config = DecodingConfig(system=system, draft_tokens=max(1, drafts))
+        length = PROMPT + 64 * (drafts + 1)
+        self.device = policy.device
+        self.engine = TorchEngine(policy, config, slots=batch, max_length=length)
+        self.engine.text = lambda *_: ""  # type: ignore[assignment]  # tokens beyond the tokenizer's
+        params = SamplingParams(max_new_tokens=length - PROMPT)
+        size = policy.vocab_size
+        for number in range(batch):
+            prompt = tuple((7 * number + 3 * place) % (size - 1) + 1 for place in range(PROMPT))
+            self.engine.add(Request(id=number, token_ids=prompt, params=replace(params, seed=number)))
+        for _ in range(WARM):
+            self.engine.step()
+
+    def cycles(self, count: int) -> list[float]:
+        """Seconds of so many cycles, each with its read of the device at the end."""
+        seconds = []
+        for _ in range(count):
+            began = time.perf_counter()
+            self.engine.step()
+            self._wait()
+            seconds.append(time.perf_counter() - began)
+        return seconds
+
+    def counted(self) -> dict[str, float]:
+        """Of one cycle: kernels, milliseconds in which they run, copies and waits for the device; tokens of a row."""
+        cuda = self.device.type == "cuda"
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+        before = int(self.engine.slots.count.sum())
+        with profile(activities=kinds) as seen:
+            self.engine.step()
+            self._wait()
+        emitted = int(self.engine.slots.count.sum()) - before
+        events = seen.events()
+        kernels = [e for e in events if str(e.device_type).endswith("CUDA")]
+        waits = (
+            "cudaStreamSynchronize",
+            "cudaDeviceSynchronize",
+            "cudaMemcpy",
+            "aten::item",
+            "aten::_local_scalar_dense",
+        )
+        return {
+            "launches": len(kernels) if cuda else sum(e.name.startswith("aten::") for e in events),
+            "busy ms": sum(e.time_range.elapsed_us() for e in kernels) / 1e3,
+            "waits": sum(e.name in waits for e in events),
+            "tokens a row": emitted / max(1, len(self.engine.active)),
+        }
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def update(shape: Shape, device: torch.device, tokens: int) -> dict[str, float | None]:
+    """Seconds of an update on ``tokens`` tokens in one micro-batch, of log-probs alone; gigabytes at the highest."""
+    policy = policy_of(shape, device)
+    rows, length = 2 * GROUP, tokens // (2 * GROUP)
+    config = JobConfig(
+        model=ModelConfig(dtype="bfloat16", device=device.type),
+        trainer=TrainerConfig(groups_per_step=2, group_size=GROUP, max_tokens=tokens, lr=1e-6),
+        algorithm=AlgorithmConfig(),
+    )
+    trainer = PolicyTrainer(policy, config)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for step in range(3):
+        made = _batch(rows, length, shape.vocabulary, step)
+        began = time.perf_counter()
+        trainer.update(made)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None
+    head = policy.backbone.get_output_embeddings().weight
+    answered = rows * (length - PROMPT // 8)
+    hidden = torch.randn(answered, shape.hidden, device=device, dtype=torch.bfloat16).requires_grad_()
+    labels = torch.randint(shape.vocabulary, (answered,), device=device)
+    alone = []
+    for _ in range(3):
+        began = time.perf_counter()
+        found, _entropy = token_logprobs(hidden, head, labels, temperature=1.0, dtype=torch.bfloat16)
+        found.sum().backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        alone.append(time.perf_counter() - began)
+    return {
+        "s": min(seconds[1:]),
+        "log-probs s": min(alone[1:]),
+        "peak GB": peak,
+        "tokens/s": tokens / min(seconds[1:]),
+    }
+
+
+def _batch(rows: int, length: int, vocabulary: int, seed: int) -> Batch:
+    """Two groups of completions whose rewards differ; prompts are an eighth of ``PROMPT`` long."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for number in range(2):
+        ids = tuple(int(token) for token in rng.integers(1, vocabulary, PROMPT // 8))
+        prompt = Prompt(index=2 * seed + number, task="none", text="", token_ids=ids, item={})
+        answers = []
+        for member in range(rows // 2):
+            size = length - len(ids)
+            completion = Completion(
+                token_ids=rng.integers(1, vocabulary, size),
+                logprobs=np.full(size, -np.log(vocabulary), dtype=np.float32),
+                versions=np.full(size, seed, dtype=np.int64),
+            )
+            answers.append(Trajectory.single(completion, reward=float(member % 2)))
+        groups.append(Group(prompt=prompt, trajectories=tuple(answers)))
+    return Batch(groups=tuple(groups))

@@ -1,0 +1,115 @@
+"""What the stages of the GPU benchmark share: rows that are kept at once, time that is left, how time is measured."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bebop.bench import record
+from bebop.bench.kernels import Timer
+
+GPUS = Path("/proc/driver/nvidia/gpus")
+STEADY = 0.05  # two measurements of a call may differ by this share
+Row = dict[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """What a stage is given."""
+
+    file: Path  # where its rows go
+    seconds: float  # that it may take
+    dry: bool  # on the CPU, with tiny shapes
+    origin: Mapping[str, object]  # commit and command
+    rows: list[Row] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+    _timer: Timer | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where everything runs."""
+        return torch.device("cpu" if self.dry else "cuda")
+
+    @property
+    def left(self) -> float:
+        """Seconds until the stage has to be done."""
+        return self.seconds - (time.monotonic() - self.began)
+
+    @property
+    def timer(self) -> Timer:
+        """Of calls; made with the first one, as it takes a gigabyte to flush the caches with."""
+        if self._timer is None:
+            self._timer = Timer(str(self.device), repeats=3 if self.dry else 30)
+        return self._timer
+
+    def keep(self, what: str, value: float | None, **more: object) -> None:
+        """Keep a row, in the file at once."""
+        self.rows.append({"what": what, "value": value, **more})
+        self.write()
+
+    def write(self) -> None:
+        """Write what there is."""
+        content = {"seconds": self.seconds, "dry": self.dry, "place": record.place(self.origin), "rows": self.rows}
+        self.file.write_text(json.dumps(content, indent=1) + "\n")
+
+    def time(
+        self, what: str, call: Callable[[], object], bytes_: float = 0.0, flops: float = 0.0, **more: object
+    ) -> None:
+        """Keep the milliseconds of a call, with cold caches: the better of two medians, and whether both agree.
+
+        ``bytes_`` and ``flops``: what any implementation has to move and to compute; rates are kept beside. Where time
+        or memory is short, a row says so.
+        """
+        if self.left < 0:
+            self.keep(what, None, skipped="time is up", **more)
+            return
+        try:
+            limit = min(1.0, max(0.1, self.left / 8))
+            first, second = (self.timer(call, limit) for _ in range(2))
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            self.keep(what, None, skipped="out of memory", **more)
+            return
+        best = min(first, second)
+        rates = {"GB/s": bytes_ / best / 1e6} if bytes_ else {}
+        rates |= {"TFLOP/s": flops / best / 1e9} if flops else {}
+        self.keep(what, best, unit="ms", steady=abs(first - second) <= STEADY * best, **rates, **more)
+
+    @contextmanager
+    def tried(self, what: str, **more: object) -> Iterator[None]:
+        """Go on where the block fails: its row says why."""
+        try:
+            yield
+        except Exception as error:
+            self.keep(what, None, skipped=" ".join(f"{type(error).__name__}: {error}".split())[:200], **more)
+
+
+def warmed(calls: Sequence[Callable[[], object]]) -> None:
+    """Call everything once, side by side: Triton compiles for seconds a kernel, on one core each."""
+
+    def call(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except Exception:  # it will fail again where it is timed, and say so there
+            pass
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(call, calls))
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One part of the run."""
+
+    name: str
+    seconds: float  # of a run of 435 seconds
+    run: Callable[[Context], None]
+    decides: str

@@ -1,0 +1,329 @@
+"""The seven stages: the card, the tests, the TV loss, losses from hidden states, verification, decoding, training."""
+
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bebop.bench.gpu.models import SHAPES, TINY, Decoding, policy_of, update
+from bebop.bench.gpu.stage import Context, Stage, warmed
+from bebop.kernels.block_verify import block_verify
+from bebop.kernels.linear_losses import linear_draft_loss
+from bebop.kernels.losses import tv_loss
+from bebop.kernels.row_losses import row_losses
+from bebop.kernels.verify import chain_verify, sample
+from bebop.rollout.decoding.sampling import BatchSampling, entropy
+from bebop.trainer.logprobs import token_logprobs
+
+VOCABULARY = 151_936  # of Qwen3
+CALLS = 1000  # of an operation whose launch is timed
+
+
+# ---- 0: the card
+
+
+def card(context: Context) -> None:
+    """What the card and its machine can do at most."""
+    device, dry = context.device, context.dry
+    if shutil.which("nvidia-smi"):
+        asked = "name,driver_version,clocks.sm,clocks.mem,memory.total,power.limit"
+        told = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"], capture_output=True, text=True, check=False
+        )
+        context.keep("nvidia-smi", None, columns=asked, text=told.stdout.strip())
+    size = 1 << (14 if dry else 28)  # of float32: 1 GiB
+    source = torch.ones(size, device=device)
+    into = torch.empty_like(source)
+    context.time("copy", lambda: into.copy_(source), bytes_=8 * size)
+    context.keep("copy GB/s", context.rows[-1].get("GB/s"), steady=context.rows[-1].get("steady"))
+    side = 64 if dry else 8192
+    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    context.time("product, bf16", lambda: a @ b, flops=2 * side**3)
+    context.keep("bf16 TFLOP/s", context.rows[-1].get("TFLOP/s"), steady=context.rows[-1].get("steady"))
+    one = torch.ones(16, device=device)
+
+    def adds() -> None:
+        for _ in range(CALLS):
+            torch.add(one, one, out=one)
+
+    context.keep("us an eager operation", 1e6 * _wall(adds, device) / CALLS)
+    if device.type == "cuda":
+        context.keep("us a kernel in a graph", 1e6 * _wall(_graph(adds).replay, device) / CALLS)
+        pinned = torch.empty(1 << 26, dtype=torch.uint8).pin_memory()
+        large = torch.empty_like(pinned, device=device)
+        context.time("to the device, 64 MiB", lambda: large.copy_(pinned, non_blocking=True), bytes_=1 << 26)
+        context.time("to the host, 64 MiB", lambda: pinned.copy_(large, non_blocking=True), bytes_=1 << 26)
+    context.keep("us a read of one number", 1e6 * _wall(lambda: [one[0].item() for _ in range(100)], device) / 100)
+    context.keep(
+        "us a number sent", 1e6 * _wall(lambda: [torch.tensor(1, device=device) for _ in range(100)], device) / 100
+    )
+
+
+def _wall(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds on the clock, the best of five."""
+    found = []
+    for _ in range(6):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - began)
+    return min(found[1:])
+
+
+def _graph(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A captured call."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+# ---- 1: the tests
+
+
+def tests(context: Context) -> None:
+    """Whether kernels, engine and trainer are right on this card: ``pytest -m gpu``, a line a failure.
+
+    Files without such a test are not opened, nor are plugins loaded: they import what is not there.
+    """
+    files = [str(file) for file in sorted(Path("tests").rglob("test_*.py")) if "pytest.mark.gpu" in file.read_text()]
+    chosen = ["--collect-only"] if context.dry else []
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "--tb=line", "-p", "no:cacheprovider", *chosen, *files]
+    alone, began = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=max(1.0, context.left), check=False, env=alone
+        )
+        output, code = done.stdout + done.stderr, done.returncode
+    except subprocess.TimeoutExpired as late:
+        output, code = f"{(late.stdout or b'').decode()}\nError: the time was over", -1
+    count = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)", output)}
+    lines = [line for line in output.splitlines() if re.search(r"^(FAILED|ERROR)|Error:", line)]
+    failed = count.get("failed", 0) + count.get("error", 0) + count.get("errors", 0)
+    context.keep(
+        "failed", failed or int(code != 0), seconds=time.perf_counter() - began, count=count, lines=lines[-40:]
+    )
+
+
+# ---- 2: the TV loss
+
+
+def tv(context: Context) -> None:
+    """The kernel alone, the multiplication by the upstream gradient alone, both; launch choices; memory traffic."""
+    rows, vocabulary = (4, 200) if context.dry else (8192, VOCABULARY)
+    draft, target = _logits(context, rows, vocabulary)
+    size = draft.numel() * draft.element_size()
+
+    def alone() -> Tensor | None:
+        return row_losses(draft, target, kind="tv").grad
+
+    def whole(kind: str = "tv") -> None:
+        tv_loss(draft, target, kind=kind).loss.sum().backward()
+        draft.grad = None
+
+    def weighted() -> None:
+        (tv_loss(draft, target).loss * weights).sum().backward()
+        draft.grad = None
+
+    weights = torch.rand(rows, device=context.device)
+    warmed([alone, whole, *([] if context.dry else [partial(_launched, draft, target, b) for b in BLOCKS])])
+    grad = alone()
+    assert grad is not None and grad.abs().max() > 0, "a gradient of zeros: nothing was computed"
+    context.time("kernel alone", alone, bytes_=3 * size)
+    context.time("multiplication alone", lambda: grad.mul_(weights[:, None]), bytes_=2 * size)
+    context.time("whole, upstream 1", whole, bytes_=3 * size)
+    context.time("whole, upstream weights", weighted, bytes_=3 * size)
+    if not context.dry:
+        for block in BLOCKS:
+            context.time("kernel alone", partial(_launched, draft, target, block), bytes_=3 * size, block=block)
+        _traffic(context, rows, vocabulary)
+    for kind in ("kl", "ce"):
+        context.time("whole", partial(whole, kind), bytes_=3 * size, kind=kind)
+
+
+BLOCKS = (2048, 4096, 8192, 16_384)
+
+
+def _launched(draft: Tensor, target: Tensor, block: int) -> object:
+    """The kernel with tiles of another width."""
+    from bebop.kernels.row_losses_triton import launch  # Triton is not everywhere
+
+    return launch(draft, target, "tv", 1.0, None, 3.0, True, splits=1, block=block)
+
+
+def _traffic(context: Context, rows: int, vocabulary: int) -> None:
+    """Bytes that reach memory and hits in the second-level cache, by Nsight Compute, where it is there."""
+    if shutil.which("ncu") is None:
+        context.keep("ncu", None, skipped="it is not there")
+        return
+    code = (
+        "import torch; from bebop.kernels.row_losses import row_losses; "
+        f"x = torch.randn({rows}, {vocabulary}, device='cuda', dtype=torch.bfloat16); y = torch.randn_like(x); "
+        "row_losses(x, y, kind='tv'); row_losses(x, y, kind='tv'); torch.cuda.synchronize()"
+    )
+    metrics = "dram__bytes_read.sum,dram__bytes_write.sum,lts__t_sector_hit_rate.pct,gpu__time_duration.sum"
+    command = ["ncu", "--csv", "--metrics", metrics, "--kernel-name", "regex:_row", "--launch-skip", "1"]
+    with context.tried("ncu"):
+        done = subprocess.run(
+            [*command, "--launch-count", "1", sys.executable, "-c", code],
+            capture_output=True, text=True, timeout=max(5.0, min(40.0, context.left)), check=False,
+        )  # fmt: skip
+        for line in done.stdout.splitlines():
+            parts = line.strip('"').split('","')
+            if len(parts) > 3 and parts[-3] in metrics:
+                context.keep(f"ncu {parts[-3]}", float(parts[-1].replace(",", "")), unit=parts[-2])
+
+
+def _logits(context: Context, rows: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Draft (a leaf) and target [rows, V] that resemble each other, in bf16; made in place, as they are large."""
+    generator = torch.Generator(context.device).manual_seed(0)
+    target = torch.empty(rows, vocabulary, dtype=torch.bfloat16, device=context.device).normal_(
+        0, 2, generator=generator
+    )
+    draft = torch.empty_like(target).normal_(0, 0.4, generator=generator).add_(target)
+    return draft.requires_grad_(), target
+
+
+# ---- 3: losses from hidden states, log-probs
+
+
+def linear(context: Context) -> None:
+    """Chunk sizes of the losses from hidden states and of the trainer's log-probs, beside their products alone."""
+    rows, width, vocabulary = (8, 16, 96) if context.dry else (8192, 2048, VOCABULARY)
+    hidden = torch.randn(rows, width, device=context.device, dtype=torch.bfloat16).requires_grad_()
+    target = torch.randn(rows, width, device=context.device, dtype=torch.bfloat16)
+    weight = (torch.randn(vocabulary, width, device=context.device) / width**0.5).to(torch.bfloat16)
+    product = 2 * rows * width * vocabulary
+    part = hidden.detach()[: min(rows, 1024)]
+    context.time("product alone, 1024 rows", lambda: part @ weight.T, flops=2 * len(part) * width * vocabulary)
+
+    def loss(chunk: int) -> None:
+        linear_draft_loss(hidden, weight, target, weight, chunk_rows=chunk).loss.sum().backward()
+        hidden.grad = None
+
+    chunks = (4, 8) if context.dry else (512, 1024, 2048, 4096)
+    warmed([partial(loss, chunks[0])])
+    for chunk in chunks:
+        context.time("tv from hidden states", partial(loss, chunk), flops=3 * product, chunk=chunk)
+    head = weight.detach().float().requires_grad_()
+    labels = torch.randint(vocabulary, (rows,), device=context.device)
+
+    def logprobs(elements: int) -> None:
+        found, entropies = token_logprobs(
+            hidden, head, labels, temperature=1.0, dtype=torch.bfloat16, chunk_elements=elements
+        )
+        (found.sum() + 0.01 * entropies.sum()).backward()
+        hidden.grad = head.grad = None
+
+    for power in (8, 10) if context.dry else (24, 28, 30):
+        context.time("log-probs", partial(logprobs, 1 << power), flops=4 * product, chunk=f"2^{power}")
+
+
+# ---- 4: verification and sampling
+
+
+def verify(context: Context) -> None:
+    """What a cycle computes on [B, K + 1, V] beside the model: verification, draws, entropies, truncation."""
+    for batch in (2,) if context.dry else (1, 32, 256):
+        cases = _cases(context.device, batch, 3, 96 if context.dry else VOCABULARY)
+        warmed([call for call, _ in cases.values()])
+        for what, (call, size) in cases.items():
+            with context.tried(what, batch=batch):
+                context.time(what, call, bytes_=size, batch=batch)
+
+
+def _cases(
+    device: torch.device, batch: int, drafts: int, vocabulary: int
+) -> dict[str, tuple[Callable[[], object], float]]:
+    """Calls by name, each with the bytes that any implementation moves."""
+    p = torch.randn(batch, drafts + 1, vocabulary, device=device).mul_(2).softmax(-1)
+    q = (p[:, :drafts].log() + 0.4 * torch.randn(batch, drafts, vocabulary, device=device)).softmax(-1)
+    numbers = torch.rand(batch, 2 * drafts + 2, dtype=torch.float64, device=device)
+    checks, draws = (part.contiguous() for part in numbers.split([drafts + 2, drafts], 1))
+    tokens = sample(q, draws)
+    top_p = BatchSampling(top_p=torch.full((batch,), 0.9, device=device))
+    logits, size = p.log(), p.numel() * p.element_size()
+    return {
+        "verify": (lambda: chain_verify(tokens, q, p, checks), 2 * size),
+        "block verify": (lambda: block_verify(tokens, q, p, checks), 2 * size),
+        "draw": (lambda: sample(p, draws[:, :1].expand(-1, drafts + 1)), size),
+        "entropies": (lambda: entropy(p), size),
+        "softmax": (lambda: logits.softmax(-1), 2 * size),
+        "top-p": (lambda: top_p.probs(logits), 2 * size),
+    }
+
+
+# ---- 5: decoding
+
+
+def engine(context: Context) -> None:
+    """Wall time of a cycle, launches in it, the share of it in which the device works, reads of the device."""
+    shapes = {"tiny": TINY} if context.dry else SHAPES
+    for name, shape in shapes.items():
+        policy = policy_of(shape, context.device)
+        for batch in (2,) if context.dry else (1, 32, 256):
+            plain = None
+            for system, drafts in (("autoregressive", 0), ("bebop", 1), ("bebop", 3)):
+                about = {"model": name, "batch": batch, "system": system, "K": drafts}
+                if context.left < 0:
+                    context.keep("cycle", None, skipped="time is up", **about)
+                    continue
+                with context.tried("cycle", **about):
+                    run = Decoding(policy, system, drafts, batch)
+                    seconds = run.cycles(8 if context.dry else 30)
+                    counted = run.counted()
+                    plain = statistics.median(seconds) if plain is None else plain
+                    cycle = statistics.median(seconds)
+                    halves = [statistics.median(half) for half in (seconds[::2], seconds[1::2])]
+                    context.keep(
+                        "cycle", 1e3 * cycle, unit="ms", of_plain=cycle / plain, **counted, **about,
+                        steady=abs(halves[0] - halves[1]) <= 0.05 * min(halves),
+                        busy=counted["busy ms"] / (1e3 * cycle) if counted["busy ms"] else None,
+                    )  # fmt: skip
+        del policy
+        if context.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+# ---- 6: training
+
+
+def trainer(context: Context) -> None:
+    """An update of so many tokens: seconds, the share of log-probs, the memory at its highest."""
+    for name, shape in ({"tiny": TINY} if context.dry else SHAPES).items():
+        for tokens in (64,) if context.dry else (4096, 8192):
+            about = {"model": name, "tokens": tokens}
+            if context.left < 0:
+                context.keep("update", None, skipped="time is up", **about)
+                continue
+            with context.tried("update", **about):
+                context.keep("update", None, **about, **update(shape, context.device, tokens))
+            if context.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+STAGES = (
+    Stage(name="card", seconds=15, run=card, decides="above 8 us an operation, graphs come first"),
+    Stage(name="tests", seconds=45, run=tests, decides="a failure comes before every number"),
+    Stage(name="tv", seconds=70, run=tv, decides="which part of the TV loss is worth work"),
+    Stage(name="linear", seconds=50, run=linear, decides="chunk sizes on a GPU"),
+    Stage(name="verify", seconds=45, run=verify, decides="whether tokens are drawn from logits"),
+    Stage(name="engine", seconds=150, run=engine, decides="the order of the engine's steps, the cost of a draft"),
+    Stage(name="trainer", seconds=60, run=trainer, decides="tokens of a micro-batch, checkpointing"),
+)

@@ -1,0 +1,143 @@
+"""The page that a GPU run leaves: what was measured in ratios, and what follows from each."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def summary(folder: Path, where: Mapping[str, object], outcomes: Mapping[str, str]) -> str:
+    """The page, from the files of the stages that there are."""
+    files = {file.stem.partition("_")[2]: json.loads(file.read_text()) for file in sorted(folder.glob("?_*.json"))}
+    stages: dict[str, list[Row]] = {name: content["rows"] for name, content in files.items()}
+    place = next(iter(files.values()))["place"] if files else {}
+    dry = any(content["dry"] for content in files.values())
+    lines = ["# What a GPU run showed", ""]
+    if dry:
+        lines += ["**A dry run on a CPU with tiny shapes: no number here means anything.**", ""]
+    about = {"device": place.get("device"), **where, "cuda": place.get("cuda"), "triton": place.get("triton")}
+    lines += [", ".join(f"{name} {value}" for name, value in about.items() if value is not None), ""]
+    lines += [f"- {name}: {outcome}" for name, outcome in outcomes.items()] + [""]
+    for name, tell in SAID.items():
+        if name in stages:
+            lines += [f"## {name}", "", *tell(stages[name]), ""]
+    unsteady = [f"{name}: {row['what']}" for name, rows in stages.items() for row in rows if row.get("steady") is False]
+    skipped = [
+        f"{name}: {row['what']}: {row['skipped']}"
+        for name, rows in stages.items()
+        for row in rows
+        if row.get("skipped")
+    ]
+    lines += [f"Not steady (two medians differ by 5 % or more): {'; '.join(unsteady) or 'none'}.", ""]
+    lines += ["Left out:", *[f"- {line}" for line in skipped]] if skipped else ["Nothing was left out."]
+    return "\n".join(lines) + "\n"
+
+
+def value(rows: list[Row], what: str, **about: object) -> float | None:
+    """The value of the first row of this kind."""
+    return next(
+        (row["value"] for row in rows if row["what"] == what and all(row.get(k) == v for k, v in about.items())), None
+    )
+
+
+def _ratio(a: float | None, b: float | None) -> str:
+    return "unknown" if not a or not b else f"{a / b:.2f}"
+
+
+def _card(rows: list[Row]) -> list[str]:
+    shown = ("copy GB/s", "bf16 TFLOP/s", "us an eager operation", "us a kernel in a graph", "us a read of one number")
+    lines = [f"- {what}: {found:.4g}" for what in shown if (found := value(rows, what)) is not None]
+    operation = value(rows, "us an eager operation")
+    if operation:
+        lines.append(
+            f"- So {'graphs come first' if operation > 8 else 'graphs can wait'}: the bar is 8 us an operation."
+        )
+    return lines
+
+
+def _tests(rows: list[Row]) -> list[str]:
+    failed = value(rows, "failed")
+    lines = [f"- {line}" for row in rows for line in row.get("lines", [])]
+    return ["- All passed." if failed == 0 else f"- **{failed} failed: mend these before anything else.**", *lines]
+
+
+def _tv(rows: list[Row]) -> list[str]:
+    alone, multiply, whole = (
+        value(rows, w) for w in ("kernel alone", "multiplication alone", "whole, upstream weights")
+    )
+    best = min(
+        (row for row in rows if row["what"] == "kernel alone" and row["value"]), key=lambda r: r["value"], default=None
+    )
+    lines = [
+        f"- The kernel alone takes {_ratio(alone, whole)} of the whole, the multiplication {_ratio(multiply, whole)}."
+    ]
+    if best is not None:
+        lines.append(
+            f"- Best launch: block {best.get('block', 'as it is')}, {_ratio(alone, best['value'])} times as fast."
+        )
+    lines += [f"- {row['what']}: {row['value']:.4g} {row['unit']}" for row in rows if row["what"].startswith("ncu ")]
+    hits = value(rows, "ncu lts__t_sector_hit_rate.pct")
+    if hits is not None:
+        lines.append(
+            f"- So {'rows have to stay on chip' if hits < 30 else 'the cache holds the rows'}: the bar is 30 % hits."
+        )
+    return lines
+
+
+def _linear(rows: list[Row]) -> list[str]:
+    lines = []
+    for what in ("tv from hidden states", "log-probs"):
+        timed = [row for row in rows if row["what"] == what and row["value"]]
+        if timed:
+            best = min(timed, key=lambda row: row["value"])
+            lines.append(
+                f"- {what}: chunk {best['chunk']} is best, {best['value']:.4g} ms, {best['TFLOP/s']:.3g} TFLOP/s."
+            )
+    return lines
+
+
+def _verify(rows: list[Row]) -> list[str]:
+    timed = [row for row in rows if row["value"]]
+    return [
+        f"- B = {row['batch']}, {row['what']}: {row['value']:.4g} ms, {row.get('GB/s', 0):.4g} GB/s" for row in timed
+    ]
+
+
+def _engine(rows: list[Row]) -> list[str]:
+    lines = [
+        "| model | B | system | K | ms a cycle | of plain | launches | device busy | waits |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if row["value"]:
+            busy = "" if row["busy"] is None else f"{100 * row['busy']:.0f} %"
+            lines.append(
+                f"| {row['model']} | {row['batch']} | {row['system']} | {row['K']} | {row['value']:.4g} | "
+                f"{row['of_plain']:.2f} | {row['launches']:.0f} | {busy} | {row['waits']:.0f} |"
+            )
+    return [
+        *lines,
+        "",
+        "Where the device is busy for less than half of a cycle, graphs bring more than faster kernels.",
+    ]
+
+
+def _trainer(rows: list[Row]) -> list[str]:
+    lines = []
+    for row in rows:
+        if "s" in row:
+            share = 100 * row["log-probs s"] / row["s"]
+            peak = "" if row["peak GB"] is None else f", {row['peak GB']:.3g} GB at the highest"
+            lines.append(
+                f"- {row['model']}, {row['tokens']} tokens: {row['s']:.3g} s, log-probs {share:.0f} % of it{peak}, "
+                f"{row['tokens/s']:.4g} tokens/s"
+            )
+    return lines
+
+
+SAID = {
+    "card": _card, "tests": _tests, "tv": _tv, "linear": _linear, "verify": _verify, "engine": _engine,
+    "trainer": _trainer,
+}  # fmt: skip

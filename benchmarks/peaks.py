@@ -1,0 +1,67 @@
+"""What machines can do at most: floating-point operations, bytes a second, memory, links. One table for all rooflines.
+
+The numbers of a card are its data sheet's until ``python -m bebop.bench.gpu`` has measured one of the kind: what that
+kept in ``benchmarks/gpu/<card>/0_card.json`` then takes the place of operations and bandwidth (``measured``).
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+MEASURED = Path(__file__).parent / "gpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """The peaks of a device, in units of one second."""
+
+    flops: float  # bf16 on a GPU, float32 on a CPU; dense
+    bandwidth: float  # bytes, of its memory
+    memory: float  # bytes
+    nvlink: float = 0.0  # bytes, each way, within a machine
+    network: float = 0.0  # bytes, each way, between machines
+    host: float = 0.0  # bytes, from its memory to the machine's
+    source: str
+
+
+# One 400 Gb/s InfiniBand port a GPU, as in a DGX H100 or H200. A link's data sheet counts both ways together.
+PEAKS = {
+    "h100": Peaks(
+        flops=989e12, bandwidth=3.35e12, memory=80e9, nvlink=450e9, network=50e9, host=64e9,
+        source="NVIDIA, H100 Tensor Core GPU data sheet, SXM: 1,979 TFLOP/s bf16 with sparsity, half of it dense",
+    ),
+    "h200": Peaks(
+        flops=989e12, bandwidth=4.8e12, memory=141e9, nvlink=450e9, network=50e9, host=64e9,
+        source="NVIDIA, H200 Tensor Core GPU data sheet, SXM: 1,979 TFLOP/s bf16 with sparsity, half of it dense",
+    ),
+    "cpu": Peaks(
+        flops=199e9, bandwidth=35e9, memory=25e9,
+        source="measured: cpu/bound.json, one thread of an AMD EPYC: SmolLM2 at batch 32, and its weights read",
+    ),
+}  # fmt: skip
+
+
+def measured(name: str, folder: Path = MEASURED) -> Peaks:
+    """A row of ``PEAKS``, with the operations and the bandwidth of a card of the kind where one was measured.
+
+    Raises:
+        KeyError: There is no such row.
+    """
+    peaks, file = PEAKS[name], folder / name / "0_card.json"
+    if not file.is_file():
+        return peaks
+    content = json.loads(file.read_text())
+    found = {row["what"]: row["value"] for row in content["rows"] if row.get("steady", True)}
+    known = {"flops": found.get("bf16 TFLOP/s", 0) * 1e12, "bandwidth": found.get("copy GB/s", 0) * 1e9}
+    source = f"measured: {file.relative_to(folder)}, commit {content['place']['commit']}"
+    return dataclasses.replace(peaks, source=source, **{field: value for field, value in known.items() if value})
+
+
+def card_of(device: str) -> str | None:
+    """The row of ``PEAKS`` that a device's name belongs to; None: it has none.
+
+    >>> card_of("NVIDIA H100 80GB HBM3")
+    'h100'
+    """
+    return next((name for name in PEAKS if name in device.lower()), None)

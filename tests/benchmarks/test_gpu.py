@@ -1,0 +1,127 @@
+"""The run on a lent GPU, tried on a CPU: every stage with tiny shapes, on a machine that lacks Ray and Hydra."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bebop.bench import peaks
+from bebop.bench.gpu import __main__ as run
+from bebop.bench.gpu.stage import Context, Stage
+from bebop.bench.gpu.stages import STAGES
+from bebop.bench.gpu.summary import summary
+from bebop.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+# What a machine with a GPU was seen to have beside torch, Triton and transformers does not include these.
+ABSENT = """
+import importlib.util, sys
+absent = {"hydra", "omegaconf", "ray", "datasets", "math_verify", "reasoning_gym", "plotly", "grimp", "sglang", "vllm"}
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"{name} is not on that machine", name=name)
+sys.meta_path.insert(0, Absent())
+there = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name.partition(".")[0] in absent else there(name, *rest)
+"""
+
+
+def dry_run(folder: Path, *stages: str) -> str:
+    """The page of a dry run of these stages."""
+    (folder / "sitecustomize.py").write_text(ABSENT)
+    command = [sys.executable, "-m", "bebop.bench.gpu", "--dry-run", "--out", str(folder / "out"), "--stage", *stages]
+    path = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=ROOT, env=path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith((folder / "out" / "summary.md").read_text())
+    return done.stdout
+
+
+def test_every_stage_runs_without_what_the_machine_lacks(tmp_path: Path) -> None:
+    measuring = [stage.name for stage in STAGES if stage.name != "tests"]
+    page = dry_run(tmp_path, *measuring)
+    files = sorted((tmp_path / "out").glob("*.json"))
+    assert [file.stem.partition("_")[2] for file in files] == measuring
+    for file in files:
+        rows = json.loads(file.read_text())["rows"]
+        assert rows and not [row for row in rows if row.get("skipped")], file
+    assert "no number here means anything" in page and "Nothing was left out." in page
+    assert all(f"## {name}\n" in page for name in measuring) and "| tiny | 2 | bebop | 3 |" in page
+
+
+@pytest.mark.slow  # collects the tests that need a GPU
+def test_the_tests_for_a_gpu_can_be_collected_there(tmp_path: Path) -> None:
+    assert "All passed" in dry_run(tmp_path, "tests")
+    [row] = json.loads((tmp_path / "out" / "1_tests.json").read_text())["rows"]
+    assert row["value"] == 0 and row["lines"] == []
+
+
+def slept(context: Context) -> None:
+    context.keep("begun", 1.0)
+    time.sleep(30)
+
+
+def failed(context: Context) -> None:
+    context.keep("before", 1.0)
+    raise ValueError("no\nsuch thing")
+
+
+def done(context: Context) -> None:
+    context.keep("left", context.left)
+    with context.tried("odd", batch=3):
+        raise RuntimeError("this alone")
+
+
+def test_a_stage_that_fails_or_is_late_costs_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = {"fails": (failed, 10), "done": (done, 30), "late": (done, 300)}
+    stages = tuple(Stage(name=n, seconds=s, run=r, decides="") for n, (r, s) in kinds.items())
+    monkeypatch.setattr(run, "STAGES", stages)
+    monkeypatch.setattr(run, "SECONDS", 100)
+    assert run.main(["--dry-run", "--out", str(tmp_path), "--seconds", "20"]) == 1
+    page = (tmp_path / "summary.md").read_text()
+    assert "- fails: failed after 0 s: ValueError: no such thing" in page
+    assert "- done: 0 s" in page and "done: odd: RuntimeError: this alone" in page
+    assert "- late: left out: 20 s were left, it needs 60" in page
+    assert json.loads((tmp_path / "0_fails.json").read_text())["rows"] == [{"what": "before", "value": 1.0}]
+    assert not (tmp_path / "2_late.json").exists()
+    with pytest.raises(SystemExit):
+        run.main(["--dry-run", "--stage", "tv"])
+    assert "choose from 'fails', 'done', 'late'" in capsys.readouterr().err
+
+
+def test_a_stage_that_hangs_is_ended_with_what_it_had(tmp_path: Path) -> None:
+    context = Context(file=tmp_path / "0_slept.json", seconds=-6.0, dry=True, origin={})  # one second with the grace
+    began = time.monotonic()
+    assert run.carried_out(slept, context).startswith("failed: ended after 1 s")
+    assert time.monotonic() - began < 10
+    assert json.loads(context.file.read_text())["rows"] == [{"what": "begun", "value": 1.0}]
+    assert "begun" not in summary(tmp_path, {}, {})
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "GPUS", tmp_path / "none")
+    with pytest.raises(UserError, match="no NVIDIA GPU here: --dry-run"):
+        run.main(["--out", str(tmp_path)])
+
+
+def test_a_card_that_was_measured_takes_the_place_of_its_data_sheet(tmp_path: Path) -> None:
+    sheet = peaks.measured("h100", tmp_path)
+    assert sheet == peaks.PEAKS["h100"] and "data sheet" in sheet.source
+    (tmp_path / "h100").mkdir()
+    rows = [
+        {"what": "copy GB/s", "value": 3000.0, "steady": True},
+        {"what": "bf16 TFLOP/s", "value": 1.0, "steady": False},
+    ]
+    content = {"place": {"commit": "abc"}, "rows": rows}
+    (tmp_path / "h100" / "0_card.json").write_text(json.dumps(content))
+    found = peaks.measured("h100", tmp_path)
+    assert found.bandwidth == 3e12 and found.flops == sheet.flops, "what was not steady does not count"
+    assert found.source == "measured: h100/0_card.json, commit abc"
+    assert peaks.card_of("NVIDIA H200") == "h200" and peaks.card_of("AMD EPYC") is None
