@@ -5,92 +5,35 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from bebop.adaptation.ranks import ALONE
+from bebop.bench.gpu.job import InProcess
 from bebop.compose import adapt_config
-from bebop.config import DecodingConfig, JobConfig, ModelConfig
+from bebop.config import JobConfig, ModelConfig
 from bebop.decoding import PARTS, SYSTEMS
 from bebop.loop import Loop
-from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_tokenizer
 from bebop.model.parts import has_part
-from bebop.monitor.certified import Certified
 from bebop.parsing import from_dict
 from bebop.past_answers import PastAnswers
-from bebop.protocols import Assignment, WorkerReport
 from bebop.rollout.decoding.lengths.entropy import EntropyLength
 from bebop.rollout.torch_engine import TorchEngine
-from bebop.rollout.worker import make_worker
 from bebop.tasks.epochs import Epochs
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trainer import checkpoint
 from bebop.trainer.certify import Certifier
-from bebop.trainer.rank import TrainerRank
 from bebop.trajectories import NAME
-from bebop.trajectory import Batch, Group, Prompt
+from bebop.trajectory import Prompt
 from bebop.trajectory_log import TrajectoryLog, piece_of
-from bebop.weight_manifest import CheckedWeights
 
 pytestmark = pytest.mark.slow
-
-TIMED = ("time/", "rollout/tokens_per_s")
-
-
-class InProcess:
-    """Worker and trainer behind the loop's protocols, called directly."""
-
-    def __init__(self, config: JobConfig, folder: Path) -> None:
-        self.worker, self.trainer, self.folder = make_worker(config), TrainerRank(config), folder
-        self.rows: list[tuple[int, dict[str, float]]] = []
-
-    async def submit(self, assignments: Sequence[Assignment]) -> None:
-        self.worker.submit(assignments)
-
-    async def set_weights(self, weights: CheckedWeights, version: int) -> None:
-        self.worker.set_weights(weights, version)
-
-    async def configure(self, decoding: DecodingConfig) -> None:
-        self.worker.configure(decoding)
-
-    async def collect(self, seen: int) -> WorkerReport:
-        await asyncio.sleep(0)
-        self.worker.turn()
-        return self.worker.collect(0, seen)
-
-    async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
-        return self.trainer.update(batch, cotrain)
-
-    async def abandon(self) -> None:
-        self.trainer.abandon()
-
-    async def logprobs(self) -> Mapping[int, NDArray[np.float32]]:
-        return {}
-
-    async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
-        return self.trainer.certify(groups, since)
-
-    async def weights(self, head: bool) -> CheckedWeights:
-        return self.trainer.weights(head)
-
-    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
-        checkpoints = checkpoint.store(self.folder)
-        staged = checkpoints.staging(step)
-        self.trainer.save(staged, loop_state)
-        checkpoints.publish(staged, step)
-
-    def write(self, step: int, row: Mapping[str, float]) -> None:
-        self.rows.append((step, {name: value for name, value in row.items() if not name.startswith(TIMED)}))
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +74,7 @@ def run(config: JobConfig, folder: Path, resumed: Path | None = None) -> InProce
     def prompt(index: int) -> Prompt:
         return dataclasses.replace(source.prompt(index % 2 if again else index), index=index)
 
-    loop = Loop(config, prompt, [parts], parts, [parts], None, kept, past)  # type: ignore[list-item, arg-type]
+    loop = Loop(config, prompt, [parts], parts, [parts], None, kept, past)
     if resumed is not None:
         loop.restore(parts.trainer.load(checkpoint.store(resumed).path(2)))
         if past is not None:

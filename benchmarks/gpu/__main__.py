@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
     origin, ends, outcomes = record.begin(), time.monotonic() + options.seconds, {}
     for number, stage in enumerate(STAGES):
-        if options.stage and stage.name not in options.stage:
+        if stage.name not in options.stage if options.stage else stage.asked:
             continue
         seconds = stage.seconds * options.seconds / SECONDS
         left = ends - time.monotonic()
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bebop.bench.gpu", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"of the whole run (default: {SECONDS})")
     names: Sequence[str] = [stage.name for stage in STAGES]
-    parser.add_argument("--stage", nargs="+", choices=names, help="only these (default: all)")
+    parser.add_argument("--stage", nargs="+", choices=names, help="only these (default: all but job)")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny shapes: a test of the run itself")
     parser.add_argument("--out", type=Path, help="folder of the results (default: runs/gpu-<date and time>)")
     return parser

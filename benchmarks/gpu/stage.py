@@ -113,3 +113,4 @@ class Stage:
     seconds: float  # of a run of 435 seconds
     run: Callable[[Context], None]
     decides: str
+    asked: bool = False  # only where --stage names it

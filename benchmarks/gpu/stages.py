@@ -6,6 +6,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bebop.bench.gpu.job import ARMS, carried_out
 from bebop.bench.gpu.models import SHAPES, TINY, Decoding, policy_of, update
 from bebop.bench.gpu.stage import Context, Stage, warmed
 from bebop.kernels.block_verify import block_verify
@@ -318,6 +320,22 @@ def trainer(context: Context) -> None:
                 torch.cuda.empty_cache()
 
 
+# ---- by itself: a job
+
+
+def job(context: Context) -> None:
+    """A GRPO job of the built-in model, plain and with drafts in turns: seconds of a step, and whether it learns."""
+    steps, size, rounds = (2, 1, 1) if context.dry else (15, 8, 2)
+    for number in range(rounds):
+        for arm in ARMS:
+            if number and context.left < 0:
+                context.keep("job", None, skipped="time is up", arm=arm)
+                continue
+            with context.tried("job", arm=arm), tempfile.TemporaryDirectory() as scratch:
+                found = carried_out(Path(scratch) / "run", arm, steps, size, context.device.type)
+                context.keep("job", found["time/step"], unit="s a step", arm=arm, **found)
+
+
 STAGES = (
     Stage(name="card", seconds=15, run=card, decides="above 8 us an operation, graphs come first"),
     Stage(name="tests", seconds=45, run=tests, decides="a failure comes before every number"),
@@ -326,4 +344,5 @@ STAGES = (
     Stage(name="verify", seconds=45, run=verify, decides="whether tokens are drawn from logits"),
     Stage(name="engine", seconds=150, run=engine, decides="the order of the engine's steps, the cost of a draft"),
     Stage(name="trainer", seconds=60, run=trainer, decides="tokens of a micro-batch, checkpointing"),
+    Stage(name="job", seconds=90, run=job, decides="whether drafts pay in a whole job", asked=True),
 )

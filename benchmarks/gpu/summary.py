@@ -137,7 +137,16 @@ def _trainer(rows: list[Row]) -> list[str]:
     return lines
 
 
+def _job(rows: list[Row]) -> list[str]:
+    return [
+        f"- {row['arm']}: {row['value']:.3g} s a step, {row['time/rollout']:.3g} of them rollouts, accept length "
+        f"{row['accept length']:.2f}, reward {row['reward first']:.2f} to {row['reward last']:.2f}"
+        for row in rows
+        if row["value"]
+    ]
+
+
 SAID = {
     "card": _card, "tests": _tests, "tv": _tv, "linear": _linear, "verify": _verify, "engine": _engine,
-    "trainer": _trainer,
+    "trainer": _trainer, "job": _job,
 }  # fmt: skip

@@ -1,0 +1,163 @@
+"""A GRPO job in one process: the real loop, worker, engine and trainer, called directly instead of through Ray.
+
+A machine that is lent for minutes has no Ray. The job is synchronous, so its answers do not depend on who runs when.
+"""
+
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bebop.config import JobConfig
+from bebop.loop import Loop
+from bebop.metrics import Metrics
+from bebop.model.checkpoint import load_tokenizer
+from bebop.monitor.certified import Certified
+from bebop.parsing import from_dict
+from bebop.protocols import Assignment, WorkerReport
+from bebop.rollout.worker import make_worker
+from bebop.tasks.source import PromptSource, chat_encoder
+from bebop.trainer import checkpoint
+from bebop.trainer.rank import TrainerRank
+from bebop.trajectory import Batch, Group
+from bebop.weight_manifest import CheckedWeights
+
+TIMED = ("time/", "rollout/tokens_per_s")
+QUESTION = "State the final answer to the following arithmetic problem: {} ="  # as the built-in model knows it
+REWARD = '''"""Whether the last number of an answer is the right one. A file of its own, which imports nothing heavy."""
+import re
+
+
+def score(text, item):
+    numbers = re.findall(r"-?\\d+", text)
+    return float(bool(numbers) and numbers[-1] == item["answer"])
+'''
+ARMS = {"plain": {"system": "autoregressive", "draft_tokens": 0}, "drafts": {"system": "bebop", "draft_tokens": 3}}
+
+
+class InProcess:
+    """Worker and trainer behind the loop's protocols, and the sink of its numbers."""
+
+    def __init__(self, config: JobConfig, folder: Path) -> None:
+        self.worker, self.trainer, self.folder = make_worker(config), TrainerRank(config), folder
+        self.rows: list[tuple[int, dict[str, float]]] = []  # step, numbers that are the same in every run
+        self.seconds: list[dict[str, float]] = []  # of each step, by what took them
+
+    async def submit(self, assignments: Sequence[Assignment]) -> None:
+        """See ``protocols.Worker``."""
+        self.worker.submit(assignments)
+
+    async def set_weights(self, weights: CheckedWeights, version: int) -> None:
+        """See ``protocols.Worker``."""
+        self.worker.set_weights(weights, version)
+
+    async def configure(self, decoding: Any) -> None:
+        """See ``protocols.Worker``."""
+        self.worker.configure(decoding)
+
+    async def collect(self, seen: int) -> WorkerReport:
+        """See ``protocols.Worker``: one engine cycle a call."""
+        await asyncio.sleep(0)
+        self.worker.turn()
+        return self.worker.collect(0, seen)
+
+    async def restart(self) -> None:
+        """Nothing dies by itself in one process."""
+
+    async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
+        """See ``protocols.Trainer``."""
+        return self.trainer.update(batch, cotrain)
+
+    async def abandon(self) -> None:
+        """See ``protocols.Trainer``."""
+        self.trainer.abandon()
+
+    async def logprobs(self) -> Mapping[int, NDArray[np.float32]]:
+        """None: nothing is traced."""
+        return {}
+
+    async def read_probe_set(self, *_: Any) -> Any:
+        """Nobody asks: there is no monitor."""
+        raise AssertionError("no monitor")
+
+    async def head_fingerprint(self) -> str:
+        """See ``protocols.Trainer``."""
+        return self.trainer.head_fingerprint()
+
+    async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
+        """See ``protocols.Trainer``."""
+        return self.trainer.certify(groups, since)
+
+    async def weights(self, head: bool) -> CheckedWeights:
+        """See ``protocols.Trainer``."""
+        return self.trainer.weights(head)
+
+    async def save(self, step: int, loop_state: dict[str, Any]) -> None:
+        """See ``protocols.Trainer``."""
+        checkpoints = checkpoint.store(self.folder)
+        staged = checkpoints.staging(step)
+        self.trainer.save(staged, loop_state)
+        checkpoints.publish(staged, step)
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        """Keep the numbers of a step."""
+        self.rows.append((step, {name: value for name, value in row.items() if not name.startswith(TIMED)}))
+        self.seconds.append({name: value for name, value in row.items() if name.startswith(TIMED)})
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def questions(file: Path, count: int) -> None:
+    """Sums of eight to eleven digits, as the built-in model was trained on, written to a file."""
+    numbers = random.Random(0)
+    lines = []
+    for _ in range(count):
+        value = numbers.randrange(10)
+        text = str(value)
+        for _ in range(numbers.randrange(7, 11)):
+            sign, term = numbers.choice((1, -1)), numbers.randrange(10)
+            value += sign * term
+            text += f" {'+' if sign > 0 else '-'} {term}"
+        lines.append(json.dumps({"question": QUESTION.format(text), "answer": str(value)}) + "\n")
+    file.write_text("".join(lines))
+
+
+def carried_out(folder: Path, arm: str, steps: int, size: int, device: str, model: str = "tiny") -> dict[str, float]:
+    """Run a job of an arm; reward at its beginning and end, and the median seconds of a step and of its parts."""
+    folder.mkdir(parents=True)
+    questions(folder / "task.jsonl", size * steps)
+    (folder / "reward.py").write_text(REWARD)
+    config = from_dict(JobConfig, {
+        "model": {"path": model, "device": device},
+        "task": {
+            "source": "file", "name": "sums", "path": str(folder / "task.jsonl"), "reward": f"{folder}/reward.py:score",
+        },
+        "rollout": {"staleness": 0, "slots": 8 * size, "max_length": 256, "sampling": {"max_new_tokens": 96}},
+        "decoding": ARMS[arm],
+        "trainer": {"steps": steps, "groups_per_step": size, "group_size": 8, "save_every": 0, "lr": 2e-4},
+        "monitor": {"drift": False},
+    })  # fmt: skip
+    parts = InProcess(config, folder)
+    source = PromptSource(config.task, chat_encoder(load_tokenizer(config.model)), 160)
+    began = time.perf_counter()
+    loop = Loop(config, source.prompt, [parts], parts, [parts])
+    assert asyncio.run(loop.run())
+    parts.worker.stop()
+    rows = [row for _, row in parts.rows]
+    third = max(1, steps // 3)
+    found = {name: statistics.median(row[name] for row in parts.seconds[1:]) for name in parts.seconds[-1]}
+    return {
+        "s": time.perf_counter() - began,
+        "reward first": statistics.fmean(row["reward/mean"] for row in rows[:third]),
+        "reward last": statistics.fmean(row["reward/mean"] for row in rows[-third:]),
+        "accept length": rows[-1].get("rollout/accept_length", 1.0),
+        **found,
+    }
