@@ -128,14 +128,16 @@ def _logits(inputs: Inputs, rows: slice, plan: Plan) -> tuple[Tensor, Tensor]:
 
 
 def _row_losses(
-    pair: tuple[Tensor, Tensor], kind: str, labels: Tensor | None, rows: slice, plan: Plan, need_grad: bool
-) -> RowLosses:
+    pair: tuple[Tensor, Tensor], kind: str, labels: Tensor | None, rows: slice, plan: Plan, need_grad: bool,
+    row_weights: Tensor | None = None,
+) -> RowLosses:  # fmt: skip
     chosen = labels[rows] if labels is not None and (needs_labels(kind) or len(plan.kinds) == 1) else None
     options: dict[str, Any] = {"kind": kind, "temperature": plan.temperature, "labels": chosen}
+    weighted: dict[str, Any] = {"eta": plan.eta, "need_grad": need_grad, "row_weights": row_weights}
     if plan.group is None:
-        return row_losses(*pair, eta=plan.eta, need_grad=need_grad, **options)
+        return row_losses(*pair, **weighted, **options)
     check(*pair, **options, whole=False)
-    return parallel_row_losses(*pair, group=plan.group, eta=plan.eta, need_grad=need_grad, **options)
+    return parallel_row_losses(*pair, group=plan.group, **weighted, **options)
 
 
 def _weight_gradient(upstream: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
@@ -147,9 +149,9 @@ def _weight_gradient(upstream: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
         """Of a chunk, by kind."""
         pair, products = _logits(inputs, rows, plan), []
         for kind, factors in zip(plan.kinds, upstream, strict=True):
-            grad = _row_losses(pair, kind, inputs[4], rows, plan, need_grad=True).grad
+            grad = _row_losses(pair, kind, inputs[4], rows, plan, need_grad=True, row_weights=factors[rows]).grad
             assert grad is not None
-            products.append(grad.mul_(factors[rows, None].to(grad.dtype)).T @ hidden[rows])
+            products.append(grad.T @ hidden[rows])
             del grad
         return products
 

@@ -1,7 +1,8 @@
 """Losses for training a draft, of single steps, from logits that are there as a whole.
 
 Gradients go into the draft alone and come out of the forward pass (see ``row_losses.py``): what is kept for the
-backward pass is that gradient, one tensor of the logits' size, which the backward pass scales in place.
+backward pass is that gradient, one tensor of the logits' size, which the backward pass scales in place. Rows whose
+upstream gradient is 1 are not scaled: where weights of rows are known, ``row_weights`` and a plain sum cost nothing.
 """
 
 from dataclasses import dataclass
@@ -10,17 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bebop.kernels.row_losses import NUMBERS, row_losses
-from bebop.kernels.row_threads import share
-
-SCALED = 2**18  # elements of rows that a CPU scales together, in 30 us
+from bebop.kernels.row_losses import NUMBERS, row_losses, scale_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftLossOutput:
     """Numbers per row [N], fp32 (fp64 for fp64 logits); a gradient flows through ``loss`` alone."""
 
-    loss: Tensor
+    loss: Tensor  # times the row's weight
     alpha: Tensor  # sum_v min(p, q): the probability that rejection sampling accepts a draft
     draft_entropy: Tensor  # nats
     target_entropy: Tensor  # nats
@@ -35,6 +33,7 @@ def tv_loss(
     kind: str = "tv",
     labels: Tensor | None = None,
     eta: float = 3.0,
+    row_weights: Tensor | None = None,
 ) -> DraftLossOutput:
     """The draft loss of each row; total variation unless ``kind`` says otherwise.
 
@@ -45,11 +44,14 @@ def tv_loss(
         kind: a row of ``draft_losses.LOSSES``: tv, ce, hard_ce, kl, rkl, nla, hybrid; formulas are there.
         labels: [N] tokens, for hard_ce.
         eta: of hybrid.
+        row_weights: [N], what the loss of each row is multiplied by, and its gradient with it; no gradient goes into
+            them. With ``row_weights=mask / mask.sum()`` the sum of losses is a mean, and its backward pass does not
+            touch the gradient; a mean taken afterwards reads and writes all of it once more.
 
     Raises:
         UserError: what ``row_losses`` refuses.
     """
-    options = {"temperature": temperature, "kind": kind, "labels": labels, "eta": eta}
+    options = {"temperature": temperature, "kind": kind, "labels": labels, "eta": eta, "row_weights": row_weights}
     # Asked here: inside of the Function gradients are always off, and no_grad does not show.
     wanted = torch.is_grad_enabled() and draft_logits.requires_grad
     loss, *others = _RowLoss.apply(draft_logits, target_logits.detach(), options, wanted)
@@ -62,7 +64,9 @@ class _RowLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, draft: Tensor, target: Tensor, options: dict[str, Any], wanted: bool) -> tuple[Tensor, ...]:
         rows = row_losses(draft, target, need_grad=wanted, **options)
-        numbers = rows.numbers()
+        loss, *others = rows.numbers()
+        weights = options["row_weights"]
+        numbers = (loss if weights is None else loss * weights, *others)
         ctx.mark_non_differentiable(*numbers[1:])
         ctx.save_for_backward(rows.grad)
         return numbers
@@ -75,19 +79,5 @@ class _RowLoss(torch.autograd.Function):
             return (None,) * 4
         if torch._C._autograd._get_current_graph_task_keep_graph():  # retain_graph: it will be needed again
             grad = grad.clone()
-        return _scale(grad, upstream), None, None, None
-
-
-def _scale(grad: Tensor, upstream: Tensor) -> Tensor:
-    """Multiply rows [N, V] in place; on a CPU a few at a time: a bf16 tensor times fp32 numbers would be copied to fp32
-    as a whole."""
-    if grad.is_cuda:
-        return grad.mul_(upstream[:, None])
-    step = max(1, SCALED // grad.shape[-1])
-
-    def scale(block: int) -> None:
-        some = slice(block * step, block * step + step)
-        grad[some].mul_(upstream[some, None])
-
-    share(scale, -(-len(grad) // step), elements=grad.numel(), device=grad.device)
-    return grad
+        scale_rows(grad, upstream)
+        return grad, None, None, None

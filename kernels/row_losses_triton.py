@@ -3,9 +3,9 @@
 
 Two launch paths share the three passes of ``row_passes_triton.py``; each pass runs over tiles of the vocabulary:
 
-1. ``normalise``: running maximum and sum of both rows;
-2. ``sums``: overlap, the mass S of tokens with q <= p, both entropies, the divergence that the kind needs;
-3. ``write_gradient``.
+1. ``normalise``: running maximum, sum and entropy of both rows;
+2. ``sums``: overlap, the mass S of tokens with q <= p, the divergence that the kind needs;
+3. ``write_gradient``, into whose slope row weights are folded.
 
 *Row path*: one program per row does all three; CE-like kinds, whose gradient needs nothing of pass 2, write it there.
 *Split path*, where rows are too few to fill the device: three launches with V split over programs, and 10 numbers per
@@ -29,12 +29,28 @@ from torch import Tensor
 from bebop.errors import UserError
 from bebop.kernels.draft_losses_triton import TWINS
 from bebop.kernels.row_losses import NUMBERS, RowLosses
-from bebop.kernels.row_passes_triton import lost, merge, normalise, store_row, sums, write_gradient
+from bebop.kernels.row_passes_triton import merge, normalise, row_slope, store_row, sums, write_gradient
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BLOCK = 8192  # widest tile of the row path
 SPLIT_BLOCK = 4096  # widest tile of the split path: V = 151,936 gives up to 38 programs per row
 LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _scale_kernel(
+    grad: tl.tensor, upstream: tl.tensor, stride: tl.tensor, V: tl.tensor, tiles: tl.tensor, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Program (row, split) multiplies ``tiles`` tiles of a row by the row's number; where it is 1, it returns."""
+    row = tl.program_id(0).to(tl.int64)
+    factor = tl.load(upstream + row * stride)
+    if factor != 1.0:
+        grad += row * V
+        first = tl.program_id(1) * tiles
+        for i in range(0, tiles):
+            offsets = (first + i) * BLOCK + tl.arange(0, BLOCK)
+            x = tl.load(grad + offsets, mask=offsets < V).to(tl.float32)
+            tl.store(grad + offsets, (x * factor).to(grad.dtype.element_ty), mask=offsets < V)
 
 
 # ---- row path
@@ -44,7 +60,8 @@ LOG2E = 1.4426950408889634
 def _row_kernel(
     draft: tl.tensor, target: tl.tensor, out: tl.tensor, labels: tl.tensor, stats: tl.tensor, draft_stride: tl.tensor,
     target_stride: tl.tensor, rows: tl.tensor, V: tl.tensor, scale: tl.tensor, slope: tl.tensor, eta: tl.tensor,
-    TERMS: tl.constexpr, SECOND: tl.constexpr, GRADIENT: tl.constexpr, VALUE: tl.constexpr, TV: tl.constexpr,
+    weights: tl.tensor, WEIGHTED: tl.constexpr, TERMS: tl.constexpr, SECOND: tl.constexpr, GRADIENT: tl.constexpr,
+    VALUE: tl.constexpr, TV: tl.constexpr,
     OWN: tl.constexpr, LABELS: tl.constexpr, EARLY: tl.constexpr, GRAD: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program per row: all passes."""
@@ -54,15 +71,15 @@ def _row_kernel(
     out += row * V
     label = tl.load(labels + row) if LABELS else -1
     tiles = tl.cdiv(V, BLOCK)
-    q_top, q_sum, p_top, p_sum = normalise(draft, target, 0, tiles, V, scale, BLOCK)
-    slope += lost(q_sum, p_sum)
-    overlap, below, q_entropy, p_entropy, divergence, second = sums(
+    q_top, q_sum, q_moment, p_top, p_sum, p_moment = normalise(draft, target, 0, tiles, V, scale, BLOCK)
+    slope = row_slope(slope, weights, row, q_sum, p_sum, WEIGHTED)
+    overlap, below, divergence, second = sums(
         draft, target, out, label, 0, tiles, V, scale, slope, q_top, q_sum, p_top, p_sum,
         TERMS, SECOND, GRADIENT, GRAD and EARLY, BLOCK,
     )  # fmt: skip
     store_row(
         stats, row, rows, draft, target, label, V, scale, eta,
-        q_top, q_sum, p_top, p_sum, overlap, q_entropy, p_entropy, divergence, VALUE, LABELS,
+        q_top, q_sum, q_moment, p_top, p_sum, p_moment, overlap, divergence, VALUE, LABELS,
     )  # fmt: skip
     if GRAD and not EARLY:
         write_gradient(
@@ -78,17 +95,19 @@ def _row_kernel(
 def _merged_normalisers(
     partial: tl.tensor, row: tl.tensor, rows: tl.tensor, splits: tl.tensor, scale: tl.tensor, LANES: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Maxima and sums of a whole row from those of its splits."""
+    """What ``normalise`` gives of a whole row, from that of its splits."""
     lane = tl.arange(0, LANES)
     at = partial + row * splits + lane
     step = rows * splits
     q_tops = tl.load(at, mask=lane < splits, other=-1.0e30)
     q_sums = tl.load(at + step, mask=lane < splits, other=0.0)
-    p_tops = tl.load(at + 2 * step, mask=lane < splits, other=-1.0e30)
-    p_sums = tl.load(at + 3 * step, mask=lane < splits, other=0.0)
-    q_top, q_sum = merge(q_tops, q_sums, scale)
-    p_top, p_sum = merge(p_tops, p_sums, scale)
-    return q_top, q_sum, p_top, p_sum
+    q_moments = tl.load(at + 2 * step, mask=lane < splits, other=0.0)
+    p_tops = tl.load(at + 3 * step, mask=lane < splits, other=-1.0e30)
+    p_sums = tl.load(at + 4 * step, mask=lane < splits, other=0.0)
+    p_moments = tl.load(at + 5 * step, mask=lane < splits, other=0.0)
+    q_top, q_sum, q_moment = merge(q_tops, q_sums, q_moments, scale)
+    p_top, p_sum, p_moment = merge(p_tops, p_sums, p_moments, scale)
+    return q_top, q_sum, q_moment, p_top, p_sum, p_moment
 
 
 @triton.jit
@@ -110,13 +129,15 @@ def _split_normalise(
     split = tl.program_id(1)
     draft += row * draft_stride
     target += row * target_stride
-    q_top, q_sum, p_top, p_sum = normalise(draft, target, split * tiles, tiles, V, scale, BLOCK)
+    q_top, q_sum, q_moment, p_top, p_sum, p_moment = normalise(draft, target, split * tiles, tiles, V, scale, BLOCK)
     at = partial + row * splits + split
     step = rows * splits
     tl.store(at, q_top)
     tl.store(at + step, q_sum)
-    tl.store(at + 2 * step, p_top)
-    tl.store(at + 3 * step, p_sum)
+    tl.store(at + 2 * step, q_moment)
+    tl.store(at + 3 * step, p_top)
+    tl.store(at + 4 * step, p_sum)
+    tl.store(at + 5 * step, p_moment)
 
 
 @triton.jit
@@ -130,26 +151,25 @@ def _split_sums(
     split = tl.program_id(1)
     draft += row * draft_stride
     target += row * target_stride
-    q_top, q_sum, p_top, p_sum = _merged_normalisers(partial, row, rows, splits, scale, LANES)
-    overlap, below, q_entropy, p_entropy, divergence, second = sums(
+    q_top, q_sum, _, p_top, p_sum, _ = _merged_normalisers(partial, row, rows, splits, scale, LANES)
+    overlap, below, divergence, second = sums(
         draft, target, partial, 0, split * tiles, tiles, V, scale, 1.0, q_top, q_sum, p_top, p_sum,
         TERMS, SECOND, None, False, BLOCK,
     )  # fmt: skip
-    at = partial + (4 * rows + row) * splits + split
+    at = partial + (6 * rows + row) * splits + split
     step = rows * splits
     tl.store(at, overlap)
     tl.store(at + step, below)
-    tl.store(at + 2 * step, q_entropy)
-    tl.store(at + 3 * step, p_entropy)
-    tl.store(at + 4 * step, divergence)
-    tl.store(at + 5 * step, second)
+    tl.store(at + 2 * step, divergence)
+    tl.store(at + 3 * step, second)
 
 
 @triton.jit
 def _split_finish(
     draft: tl.tensor, target: tl.tensor, partial: tl.tensor, out: tl.tensor, labels: tl.tensor, stats: tl.tensor,
     draft_stride: tl.tensor, target_stride: tl.tensor, rows: tl.tensor, splits: tl.tensor, tiles: tl.tensor,
-    V: tl.tensor, scale: tl.tensor, slope: tl.tensor, eta: tl.tensor, GRADIENT: tl.constexpr, VALUE: tl.constexpr,
+    V: tl.tensor, scale: tl.tensor, slope: tl.tensor, eta: tl.tensor, weights: tl.tensor, WEIGHTED: tl.constexpr,
+    GRADIENT: tl.constexpr, VALUE: tl.constexpr,
     TV: tl.constexpr, OWN: tl.constexpr, LABELS: tl.constexpr, GRAD: tl.constexpr, BLOCK: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -159,20 +179,18 @@ def _split_finish(
     draft += row * draft_stride
     target += row * target_stride
     label = tl.load(labels + row) if LABELS else -1
-    q_top, q_sum, p_top, p_sum = _merged_normalisers(partial, row, rows, splits, scale, LANES)
-    overlap = _merged_sum(partial, 4, row, rows, splits, LANES)
-    below = _merged_sum(partial, 5, row, rows, splits, LANES)
+    q_top, q_sum, q_moment, p_top, p_sum, p_moment = _merged_normalisers(partial, row, rows, splits, scale, LANES)
+    overlap = _merged_sum(partial, 6, row, rows, splits, LANES)
+    below = _merged_sum(partial, 7, row, rows, splits, LANES)
     divergence = _merged_sum(partial, 8, row, rows, splits, LANES)
     second = _merged_sum(partial, 9, row, rows, splits, LANES)
     if split == 0:
-        q_entropy = _merged_sum(partial, 6, row, rows, splits, LANES)
-        p_entropy = _merged_sum(partial, 7, row, rows, splits, LANES)
         store_row(
             stats, row, rows, draft, target, label, V, scale, eta,
-            q_top, q_sum, p_top, p_sum, overlap, q_entropy, p_entropy, divergence, VALUE, LABELS,
+            q_top, q_sum, q_moment, p_top, p_sum, p_moment, overlap, divergence, VALUE, LABELS,
         )  # fmt: skip
     if GRAD:
-        slope += lost(q_sum, p_sum)
+        slope = row_slope(slope, weights, row, q_sum, p_sum, WEIGHTED)
         write_gradient(
             draft, target, out + row * V, label, split * tiles, tiles, V, scale, slope, eta,
             q_top, q_sum, p_top, p_sum, overlap, below, divergence, second, GRADIENT, TV, OWN, BLOCK,
@@ -198,6 +216,7 @@ def launch(
     labels: Tensor | None,
     eta: float,
     need_grad: bool,
+    row_weights: Tensor | None = None,
     *,
     splits: int | None = None,
     block: int | None = None,
@@ -221,27 +240,46 @@ def launch(
     grad = torch.empty(rows, V, dtype=draft.dtype, device=draft.device) if need_grad else None
     out = draft if grad is None else grad  # never written where no gradient is asked for
     marks = stats if labels is None else labels.contiguous()
+    weights = stats if row_weights is None else row_weights.contiguous()
     splits = default_splits(rows, V, draft.device) if splits is None else splits
     widest = BLOCK if splits == 1 else SPLIT_BLOCK
     block = min(widest, max(128, triton.next_power_of_2(V))) if block is None else block
     numbers = (draft.stride(0), target.stride(0), rows)
     scale, slope = LOG2E / temperature, 1.0 / temperature
     options: dict[str, Any] = {"BLOCK": block, "num_warps": min(16, max(4, block // 512))}
-    results, last, constants = (out, marks, stats), {"GRAD": need_grad, **options}, twin.constants()
+    results, constants = (out, marks, stats), twin.constants()
+    last = {"GRAD": need_grad, "WEIGHTED": row_weights is not None, **options}
+    factors = (scale, slope, eta, weights)
     with torch.cuda.device_of(draft):
         if rows and splits == 1:
-            _row_kernel[(rows,)](draft, target, *results, *numbers, V, scale, slope, eta, **constants, **last)
+            _row_kernel[(rows,)](draft, target, *results, *numbers, V, *factors, **constants, **last)
         elif rows:
             tiles = triton.cdiv(triton.cdiv(V, block), splits)
             splits = triton.cdiv(triton.cdiv(V, block), tiles)  # none without a tile
             lanes = triton.next_power_of_2(splits)
             partial = torch.empty(10, rows, splits, dtype=torch.float32, device=draft.device)
-            common = (*numbers, splits, tiles, V, scale)
+            common = (*numbers, splits, tiles, V)
             grid = (rows, splits)
-            _split_normalise[grid](draft, target, partial, *common, **options)
+            _split_normalise[grid](draft, target, partial, *common, scale, **options)
             terms = {name: constants.pop(name) for name in ("TERMS", "SECOND")}
-            _split_sums[grid](draft, target, partial, *common, LANES=lanes, **terms, **options)
+            _split_sums[grid](draft, target, partial, *common, scale, LANES=lanes, **terms, **options)
             grid = grid if need_grad else (rows, 1)
             del constants["EARLY"]  # a split knows no sum of the whole row, and no gradient is written before pass 3
-            _split_finish[grid](draft, target, partial, *results, *common, slope, eta, LANES=lanes, **constants, **last)
+            _split_finish[grid](draft, target, partial, *results, *common, *factors, LANES=lanes, **constants, **last)
     return RowLosses(grad=grad, **dict(zip(NUMBERS, stats, strict=False)))
+
+
+def scale_rows(grad: Tensor, upstream: Tensor, *, block: int = SPLIT_BLOCK) -> None:
+    """Multiply the contiguous rows of ``grad`` [N, V] in place by ``upstream`` [N], fp32 of any stride, also 0.
+
+    Rows whose number is 1 are left alone: the device finds that out by itself, the host does not wait for it.
+    """
+    rows, V = grad.shape
+    tiles = triton.cdiv(V, block)
+    with torch.cuda.device_of(grad):
+        if rows:
+            splits = min(default_splits(rows, V, grad.device), tiles)
+            grid = (rows, splits)
+            _scale_kernel[grid](
+                grad, upstream, upstream.stride(0), V, triton.cdiv(tiles, splits), BLOCK=block, num_warps=8
+            )

@@ -4,6 +4,11 @@
 Numbers: fp32 throughout. Exponents are ``(x - max) * scale`` with scale = log2(e) / temperature: the difference is
 rounded relative to itself, and no compiler can contract it in one pass and not in another, so ``q <= p`` decides alike
 in passes 2 and 3 and a row of the gradient sums to 0. Maxima start at -1e30, which makes masked tiles harmless.
+
+The entropies come out of pass 1, which carries the sum of e^a a beside that of e^a for exponents a. TV alone compares
+logarithms and not probabilities (``log_pair``): passes 2 and 3 then need one exponential per token, not two. For sm_90
+that is 52 instructions and 4.25 exponentials per token in all three passes; with entropies in pass 2 and two
+exponentials in each it was 63 and 6.25.
 """
 
 import triton
@@ -29,18 +34,39 @@ def tile_offsets(tile: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def absorb(x: tl.tensor, top: tl.tensor, total: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """Running maxima and sums of exponentials per lane after one more tile [lanes, 8]."""
-    raised = tl.maximum(top, tl.max(x, 1))
-    kept = total * tl.exp2((top - raised) * scale)
-    return raised, kept + tl.sum(tl.exp2((x - raised[:, None]) * scale), 1)
+def exponent_of(x: tl.tensor, top: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """Binary exponent of ``x`` below the maximum ``top``, at least -1000: 2 to that power is 0, and 0 times it is 0,
+    which it is not with -inf. A NaN stays one."""
+    return tl.maximum((x - top) * scale, -1000.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def merge(tops: tl.tensor, totals: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """One maximum and sum of exponentials from those of parts [parts]."""
+def absorb(x: tl.tensor, top: tl.tensor, total: tl.tensor, moment: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """Running maxima, sums of exponentials and sums of those times exponents, per lane, after one more tile [lanes, 8].
+
+    With a shift c of all exponents the second sum becomes 2^c (moment + c total).
+    """
+    raised = tl.maximum(top, tl.max(x, 1))
+    shift = exponent_of(top, raised, scale)
+    factor = tl.exp2(shift)
+    a = exponent_of(x, raised[:, None], scale)
+    e = tl.exp2(a)
+    return raised, factor * total + tl.sum(e, 1), factor * (moment + shift * total) + tl.sum(e * a, 1)
+
+
+@triton.jit
+def merge(tops: tl.tensor, totals: tl.tensor, moments: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """One maximum and both sums from those of parts [parts]."""
     top = tl.max(tops, 0)
-    return top, tl.sum(totals * tl.exp2((tops - top) * scale), 0)
+    shift = exponent_of(tops, top, scale)
+    factor = tl.exp2(shift)
+    return top, tl.sum(factor * totals, 0), tl.sum(factor * (moments + shift * totals), 0)
+
+
+@triton.jit
+def entropy(total: tl.tensor, moment: tl.tensor) -> tl.tensor:
+    """In nats, from the sum of exponentials 2^a and that of 2^a a."""
+    return (tl.log2(total) - moment / total) * LN2
 
 
 @triton.jit
@@ -48,18 +74,20 @@ def normalise(
     draft: tl.tensor, target: tl.tensor, first: tl.tensor, tiles: tl.tensor, V: tl.tensor, scale: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Pass 1: maximum and sum of exponentials of both rows over ``tiles`` tiles from tile ``first``."""
+    """Pass 1: maximum, sum of exponentials and their moment of both rows over ``tiles`` tiles from tile ``first``."""
     q_tops = tl.full((BLOCK // 8,), -1.0e30, tl.float32)
     p_tops = tl.full((BLOCK // 8,), -1.0e30, tl.float32)
     q_sums = tl.zeros((BLOCK // 8,), tl.float32)
     p_sums = tl.zeros((BLOCK // 8,), tl.float32)
+    q_moments = tl.zeros((BLOCK // 8,), tl.float32)
+    p_moments = tl.zeros((BLOCK // 8,), tl.float32)
     for i in range(0, tiles):
         offsets = tile_offsets(first + i, BLOCK)
-        q_tops, q_sums = absorb(load(draft, offsets, V), q_tops, q_sums, scale)
-        p_tops, p_sums = absorb(load(target, offsets, V), p_tops, p_sums, scale)
-    q_top, q_sum = merge(q_tops, q_sums, scale)
-    p_top, p_sum = merge(p_tops, p_sums, scale)
-    return q_top, q_sum, p_top, p_sum
+        q_tops, q_sums, q_moments = absorb(load(draft, offsets, V), q_tops, q_sums, q_moments, scale)
+        p_tops, p_sums, p_moments = absorb(load(target, offsets, V), p_tops, p_sums, p_moments, scale)
+    q_top, q_sum, q_moment = merge(q_tops, q_sums, q_moments, scale)
+    p_top, p_sum, p_moment = merge(p_tops, p_sums, p_moments, scale)
+    return q_top, q_sum, q_moment, p_top, p_sum, p_moment
 
 
 @triton.jit
@@ -72,38 +100,90 @@ def distribution(
 
 
 @triton.jit
+def log_pair(
+    draft: tl.tensor, target: tl.tensor, offsets: tl.tensor, V: tl.tensor, scale: tl.tensor, q_top: tl.tensor,
+    p_top: tl.tensor, ratio: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """Binary logarithms of a tile of q and p, both times the draft's sum of exponentials; ``ratio`` is ``log_ratio``.
+
+    Sums are divided by that number once a row. The multiplication and the addition are fused by name, so that a
+    compiler cannot round them in one pass otherwise than in another; equal rows are equal here, to the bit.
+    """
+    a_q = (load(draft, offsets, V) - q_top) * scale
+    return a_q, tl.fma(load(target, offsets, V) - p_top, scale, ratio)
+
+
+@triton.jit
+def log_ratio(q_sum: tl.tensor, p_sum: tl.tensor) -> tl.tensor:
+    """Binary logarithm of the draft's sum of exponentials over the target's; 0 where they are equal."""
+    return tl.log2(q_sum) - tl.log2(p_sum)
+
+
+@triton.jit
+def overlaps(
+    draft: tl.tensor, target: tl.tensor, first: tl.tensor, tiles: tl.tensor, V: tl.tensor, scale: tl.tensor,
+    q_top: tl.tensor, q_sum: tl.tensor, p_top: tl.tensor, p_sum: tl.tensor, BLOCK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Pass 2 of losses without a divergence, backwards: overlap and S, by one exponential per token."""
+    ratio = log_ratio(q_sum, p_sum)
+    overlap = tl.zeros((BLOCK // 8,), tl.float32)
+    below = tl.zeros((BLOCK // 8,), tl.float32)
+    for i in range(0, tiles):
+        offsets = tile_offsets(first + tiles - 1 - i, BLOCK)
+        a_q, a_p = log_pair(draft, target, offsets, V, scale, q_top, p_top, ratio)
+        shared = tl.exp2(tl.minimum(a_q, a_p))
+        overlap += tl.sum(shared, 1)
+        below += tl.sum(tl.where(a_q <= a_p, shared, 0.0), 1)
+    return tl.sum(overlap, 0) / q_sum, tl.sum(below, 0) / q_sum
+
+
+@triton.jit
 def sums(
     draft: tl.tensor, target: tl.tensor, out: tl.tensor, label: tl.tensor, first: tl.tensor, tiles: tl.tensor,
     V: tl.tensor, scale: tl.tensor, slope: tl.tensor, q_top: tl.tensor, q_sum: tl.tensor, p_top: tl.tensor,
     p_sum: tl.tensor, TERMS: tl.constexpr, SECOND: tl.constexpr, GRADIENT: tl.constexpr, WRITE: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Pass 2, backwards: overlap, S, entropies and the divergence's sums in nats; WRITE: a gradient without sums."""
-    overlap = tl.zeros((BLOCK // 8,), tl.float32)
-    below = tl.zeros((BLOCK // 8,), tl.float32)
-    q_entropy = tl.zeros((BLOCK // 8,), tl.float32)
-    p_entropy = tl.zeros((BLOCK // 8,), tl.float32)
-    divergence = tl.zeros((BLOCK // 8,), tl.float32)
-    second = tl.zeros((BLOCK // 8,), tl.float32)
+    """Pass 2, backwards: overlap, S and the divergence's sums in nats; WRITE: a gradient without sums."""
+    if TERMS is None and SECOND is None and not WRITE:
+        overlap, below = overlaps(draft, target, first, tiles, V, scale, q_top, q_sum, p_top, p_sum, BLOCK)
+        return overlap, below, 0.0, 0.0
+    else:
+        overlap = tl.zeros((BLOCK // 8,), tl.float32)
+        below = tl.zeros((BLOCK // 8,), tl.float32)
+        divergence = tl.zeros((BLOCK // 8,), tl.float32)
+        second = tl.zeros((BLOCK // 8,), tl.float32)
+        for i in range(0, tiles):
+            offsets = tile_offsets(first + tiles - 1 - i, BLOCK)
+            q, q_log = distribution(draft, offsets, V, q_top, q_sum, scale)
+            p, p_log = distribution(target, offsets, V, p_top, p_sum, scale)
+            overlap += tl.sum(tl.minimum(q, p, propagate_nan=tl.PropagateNan.ALL), 1)
+            below += tl.sum(tl.where(q <= p, q, 0.0), 1)
+            if TERMS is not None:
+                divergence += tl.sum(TERMS(q, q_log, p, p_log), 1)
+            if SECOND is not None:
+                second += tl.sum(SECOND(q, q_log, p, p_log), 1)
+            if WRITE:
+                grad = GRADIENT(q, q_log, p, p_log, offsets == label, 0.0, 0.0)
+                tl.store(out + offsets, (grad * slope).to(out.dtype.element_ty), mask=offsets < V)
+        return tl.sum(overlap, 0), tl.sum(below, 0), tl.sum(divergence, 0) * LN2, tl.sum(second, 0) * LN2
+
+
+@triton.jit
+def write_tv_gradient(
+    draft: tl.tensor, target: tl.tensor, out: tl.tensor, first: tl.tensor, tiles: tl.tensor, V: tl.tensor,
+    scale: tl.tensor, slope: tl.tensor, q_top: tl.tensor, q_sum: tl.tensor, p_top: tl.tensor, p_sum: tl.tensor,
+    below: tl.tensor, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Pass 3 of losses without a divergence: ``slope`` times q (S - 1[q <= p]), by one exponential per token."""
+    ratio = log_ratio(q_sum, p_sum)
+    elsewhere = below * (slope / q_sum)
+    common = (below - 1.0) * (slope / q_sum)
     for i in range(0, tiles):
-        offsets = tile_offsets(first + tiles - 1 - i, BLOCK)
-        q, q_log = distribution(draft, offsets, V, q_top, q_sum, scale)
-        p, p_log = distribution(target, offsets, V, p_top, p_sum, scale)
-        overlap += tl.sum(tl.minimum(q, p, propagate_nan=tl.PropagateNan.ALL), 1)
-        below += tl.sum(tl.where(q <= p, q, 0.0), 1)
-        # 0 log 0 = 0, and a logit of -inf has a logarithm of -inf: only tokens with mass take part.
-        q_entropy -= tl.sum(tl.where(q > 0, q * q_log, 0.0), 1)
-        p_entropy -= tl.sum(tl.where(p > 0, p * p_log, 0.0), 1)
-        if TERMS is not None:
-            divergence += tl.sum(TERMS(q, q_log, p, p_log), 1)
-        if SECOND is not None:
-            second += tl.sum(SECOND(q, q_log, p, p_log), 1)
-        if WRITE:
-            grad = GRADIENT(q, q_log, p, p_log, offsets == label, 0.0, 0.0)
-            tl.store(out + offsets, (grad * slope).to(out.dtype.element_ty), mask=offsets < V)
-    overlap, below = tl.sum(overlap, 0), tl.sum(below, 0)
-    q_entropy, p_entropy = tl.sum(q_entropy, 0) * LN2, tl.sum(p_entropy, 0) * LN2
-    return overlap, below, q_entropy, p_entropy, tl.sum(divergence, 0) * LN2, tl.sum(second, 0) * LN2
+        offsets = tile_offsets(first + i, BLOCK)
+        a_q, a_p = log_pair(draft, target, offsets, V, scale, q_top, p_top, ratio)
+        grad = tl.exp2(a_q) * tl.where(a_q <= a_p, common, elsewhere)
+        tl.store(out + offsets, grad.to(out.dtype.element_ty), mask=offsets < V)
 
 
 @triton.jit
@@ -113,17 +193,19 @@ def write_gradient(
     p_top: tl.tensor, p_sum: tl.tensor, overlap: tl.tensor, below: tl.tensor, divergence: tl.tensor, second: tl.tensor,
     GRADIENT: tl.constexpr, TV: tl.constexpr, OWN: tl.constexpr, BLOCK: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Pass 3: d loss / d draft logits, times ``slope`` = 1 / temperature."""
-    for i in range(0, tiles):
-        offsets = tile_offsets(first + i, BLOCK)
-        q, q_log = distribution(draft, offsets, V, q_top, q_sum, scale)
-        p, p_log = distribution(target, offsets, V, p_top, p_sum, scale)
-        grad = tl.zeros_like(q)
-        if OWN is not None:
-            grad += OWN(overlap, eta) * GRADIENT(q, q_log, p, p_log, offsets == label, divergence, second)
-        if TV is not None:
-            grad += TV(overlap, eta) * (q * (below - tl.where(q <= p, 1.0, 0.0)))
-        tl.store(out + offsets, (grad * slope).to(out.dtype.element_ty), mask=offsets < V)
+    """Pass 3: d loss / d draft logits, times ``slope`` = 1 / temperature and what the row counts."""
+    if OWN is None:
+        slope *= TV(overlap, eta)
+        write_tv_gradient(draft, target, out, first, tiles, V, scale, slope, q_top, q_sum, p_top, p_sum, below, BLOCK)
+    else:
+        for i in range(0, tiles):
+            offsets = tile_offsets(first + i, BLOCK)
+            q, q_log = distribution(draft, offsets, V, q_top, q_sum, scale)
+            p, p_log = distribution(target, offsets, V, p_top, p_sum, scale)
+            grad = OWN(overlap, eta) * GRADIENT(q, q_log, p, p_log, offsets == label, divergence, second)
+            if TV is not None:
+                grad += TV(overlap, eta) * (q * (below - tl.where(q <= p, 1.0, 0.0)))
+            tl.store(out + offsets, (grad * slope).to(out.dtype.element_ty), mask=offsets < V)
 
 
 @triton.jit
@@ -131,6 +213,15 @@ def lost(q_sum: tl.tensor, p_sum: tl.tensor) -> tl.tensor:
     """What a row's numbers and ``slope`` get added: NaN where a side has no finite logit, and so no distribution; else
     0."""
     return tl.where((q_sum > 0) & (p_sum > 0), 0.0, float("nan"))
+
+
+@triton.jit
+def row_slope(
+    slope: tl.tensor, weights: tl.tensor, row: tl.tensor, q_sum: tl.tensor, p_sum: tl.tensor, WEIGHTED: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """What a row's gradient is multiplied by: ``slope``, the row's weight if there are any, and NaN for lost rows."""
+    slope += lost(q_sum, p_sum)
+    return slope * tl.load(weights + row) if WEIGHTED else slope
 
 
 @triton.jit
@@ -146,16 +237,17 @@ def label_log(
 @triton.jit
 def store_row(
     stats: tl.tensor, row: tl.tensor, rows: tl.tensor, draft: tl.tensor, target: tl.tensor, label: tl.tensor,
-    V: tl.tensor, scale: tl.tensor, eta: tl.tensor, q_top: tl.tensor, q_sum: tl.tensor, p_top: tl.tensor,
-    p_sum: tl.tensor, overlap: tl.tensor, q_entropy: tl.tensor, p_entropy: tl.tensor, divergence: tl.tensor,
+    V: tl.tensor, scale: tl.tensor, eta: tl.tensor, q_top: tl.tensor, q_sum: tl.tensor, q_moment: tl.tensor,
+    p_top: tl.tensor, p_sum: tl.tensor, p_moment: tl.tensor, overlap: tl.tensor, divergence: tl.tensor,
     VALUE: tl.constexpr, LABELS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Loss, alpha and the entropies of one row into stats [4, rows]; with LABELS log p[label] into a fifth."""
     void = lost(q_sum, p_sum)
+    p_entropy = entropy(p_sum, p_moment)
     if LABELS:
         divergence = -label_log(draft, label, V, q_top, q_sum, scale)
         tl.store(stats + 4 * rows + row, label_log(target, label, V, p_top, p_sum, scale) + void)
     tl.store(stats + row, VALUE(overlap, divergence, p_entropy, eta) + void)
     tl.store(stats + rows + row, overlap + void)
-    tl.store(stats + 2 * rows + row, q_entropy + void)
+    tl.store(stats + 2 * rows + row, entropy(q_sum, q_moment) + void)
     tl.store(stats + 3 * rows + row, p_entropy + void)

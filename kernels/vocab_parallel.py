@@ -35,6 +35,7 @@ def parallel_row_losses(
     labels: Tensor | None = None,
     eta: float = 3.0,
     need_grad: bool = True,
+    row_weights: Tensor | None = None,
 ) -> RowLosses:
     """``row_losses`` of [N, V / size] shards; shards may differ in width, and lie in the order of ranks.
 
@@ -68,6 +69,8 @@ def parallel_row_losses(
     for some in _chunks(rows, width, sums.device) if grad is not None else ():
         assert grad is not None
         slope = 1 / temperature + lost[some, None]
+        if row_weights is not None:
+            slope = slope * row_weights[some, None]
         grad[some] = _gradient(*distributions(some), hits(some), sums[:, some], kind, eta) * slope
     loss = LOSSES[kind].value(alpha, divergence, p_entropy, eta)
     numbers = (loss, alpha, q_entropy, p_entropy, *([target_log] if needs_labels(kind) else []))

@@ -20,7 +20,7 @@ from bebop.kernels.draft_losses_triton import TWINS
 
 H100 = GPUTarget("cuda", 90, 32)
 FLOATS = dict.fromkeys(("scale", "slope", "eta"), "fp32")
-SUMS = dict.fromkeys(("stats", "partial", "masses", "norms", "tops", "scales"), "*fp32")
+SUMS = dict.fromkeys(("stats", "partial", "masses", "norms", "tops", "scales", "weights", "upstream"), "*fp32")
 TOKENS = dict.fromkeys(("tokens", "lengths", "accepted"), "*i64")
 
 
@@ -38,19 +38,21 @@ def compiled(kernel: Any, dtype: str, types: dict[str, str] | None = None, **con
 
 def loss_kernels() -> Iterator[tuple[str, str]]:
     """(name, PTX) of every kind."""
+    written = {"GRAD": True, "WEIGHTED": True}
     for kind, twin in TWINS.items():
         labels = {"labels": "*i64" if twin.labels else "*fp32"}
         constants = twin.constants()
-        yield f"row {kind}", compiled(losses._row_kernel, "bf16", labels, GRAD=True, BLOCK=1024, **constants)
+        yield f"row {kind}", compiled(losses._row_kernel, "bf16", labels, BLOCK=1024, **written, **constants)
         del constants["EARLY"]
         sizes = {"BLOCK": 1024, "LANES": 16}
         terms = {name: constants.pop(name) for name in ("TERMS", "SECOND")}
         yield f"split sums {kind}", compiled(losses._split_sums, "bf16", **terms, **sizes)
-        yield f"split finish {kind}", compiled(losses._split_finish, "bf16", labels, GRAD=True, **constants, **sizes)
+        yield f"split finish {kind}", compiled(losses._split_finish, "bf16", labels, **written, **constants, **sizes)
     labels = {"labels": "*fp32"}
-    plain = {"GRAD": False, "BLOCK": 1024, **TWINS["tv"].constants()}
+    plain = {"GRAD": False, "WEIGHTED": False, "BLOCK": 1024, **TWINS["tv"].constants()}
     yield "row tv fp32", compiled(losses._row_kernel, "fp32", labels, **plain)
     yield "split normalise", compiled(losses._split_normalise, "bf16", BLOCK=1024)
+    yield "scale", compiled(losses._scale_kernel, "bf16", {"grad": "*bf16"}, BLOCK=1024)
 
 
 def verify_kernels() -> Iterator[tuple[str, str]]:

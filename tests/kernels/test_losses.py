@@ -84,6 +84,30 @@ def test_upstream_gradients_scale_rows_also_when_the_graph_is_kept() -> None:
     loss.backward(upstream)
     assert draft.grad is not None
     close(draft.grad, once * upstream[:, None], 1e-9)
+    with pytest.raises(RuntimeError, match="second time"):  # not scaled twice
+        loss.backward(upstream)
+
+
+@pytest.mark.parametrize("kind", ["tv", "hard_ce"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_weights_of_rows_multiply_loss_and_gradient(kind: str, dtype: torch.dtype) -> None:
+    """As a multiplication afterwards does, and beside one: (w loss) . upstream."""
+    draft, target = logits(4, 30, dtype)
+    weights, upstream = torch.tensor([2.0, 1.0, 0.0, -0.5]), torch.tensor([1.0, 3.0, 1.0, 1.0])
+    wanted = naive(draft, target, kind)
+    draft.requires_grad_()
+    weights.requires_grad_()
+    result = tv_loss(draft, target, kind=kind, labels=labels_for(kind, 4, 30), row_weights=weights)
+    scaled = wanted[1] * (weights * upstream).detach().double()[:, None]
+    relative = 2.0**-7 if dtype == torch.bfloat16 else 1e-6
+    torch.testing.assert_close(result.loss.double(), wanted[0] * weights.double(), rtol=1e-6, atol=1e-6)
+    assert not result.alpha.requires_grad and result.alpha.min() > 0
+    for _ in range(2):  # the gradient that is kept is not the one that is given away
+        (grad,) = torch.autograd.grad(result.loss, draft, upstream.to(result.loss), retain_graph=True)
+        torch.testing.assert_close(grad.double(), scaled, rtol=relative, atol=1e-6)
+        grad.zero_()
+    result.loss.sum().backward()
+    assert weights.grad is None
 
 
 def test_the_target_gets_no_gradient_and_no_grad_none_at_all() -> None:
@@ -187,6 +211,8 @@ def test_capacity_toy() -> None:
         ({"draft_logits": torch.zeros(2, 5).int()}, "draft logits must be fp32, bf16, fp16 or fp64, not torch.int32"),
         ({"kind": "hard_ce"}, "labels are for kind='hard_ce' and needed there; kind is 'hard_ce'"),
         ({"labels": torch.zeros(2).long()}, "kind is 'tv'"),
+        ({"row_weights": torch.ones(3)}, r"row_weights must be 2 floating-point numbers on cpu, not .* of shape \[3\]"),
+        ({"row_weights": torch.ones(2).long()}, "row_weights must be 2 floating-point numbers on cpu, not torch.int64"),
         ({"kind": "hard_ce", "labels": torch.zeros(2)}, "labels must be 2 integers, not torch.float32"),
         ({"kind": "hard_ce", "labels": torch.tensor([0, 5])}, r"labels must be tokens in \[0, 5\), not 0 to 5"),
     ],

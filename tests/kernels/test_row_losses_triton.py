@@ -31,10 +31,11 @@ BF16_ULP = 2.0**-8 if DEVICE == "cuda" else 2.0**-7
 
 pytestmark = [
     # 0 * -inf under a mask: numpy speaks of what the kernel selects away.
-    pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:(invalid value|divide by zero|overflow) encountered:RuntimeWarning"),
     pytest.mark.usefixtures("patched_once"),
 ]
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PATHS: dict[str, dict[str, int]] = {"row": {}, "tiles": {"block": 128}, "split": {"splits": 3, "block": 128}}
 
 
@@ -56,9 +57,9 @@ def logits(rows: int, vocabulary: int, dtype: torch.dtype = torch.float32, seed:
 
 
 def run(
-    draft: Tensor, target: Tensor, kind: str, temperature: float = 1.0, need_grad: bool = True, **path: int
+    draft: Tensor, target: Tensor, kind: str, temperature: float = 1.0, need_grad: bool = True, **path: Any
 ) -> RowLosses:
-    """The kernels, with the labels that ``expected`` uses."""
+    """The kernels, with the labels that ``expected`` uses; ``path`` may have row weights."""
     labels = labels_of(draft) if kind == "hard_ce" else None
     return triton_losses.launch(draft, target, kind, temperature, labels, 3.0, need_grad, **path)
 
@@ -76,17 +77,45 @@ def labels_of(draft: Tensor) -> Tensor:
 
 def deviation(found: RowLosses, wanted: RowLosses) -> float:
     """Largest difference of the numbers per row, relative to those above 1 (an fp32 number between 8 and 16 nats is
-    itself rounded by up to 5e-7); equal infinities do not differ."""
+    itself rounded by up to 5e-7); equal infinities do not differ. A NaN anywhere gives NaN, unlike Python's ``max``."""
     pairs = [(a.double(), b.double()) for a, b in zip(found.numbers(), wanted.numbers(), strict=True)]
-    return max(torch.where(a == b, 0, (a - b).abs() / b.abs().clamp_min(1)).max().item() for a, b in pairs)
+    return torch.stack([torch.where(a == b, 0, (a - b).abs() / b.abs().clamp_min(1)) for a, b in pairs]).amax().item()
 
 
 def assert_equal(found: RowLosses, wanted: RowLosses, tolerance: float = 1e-6) -> None:
     """Numbers of fp32, and a gradient rounded once to its dtype."""
     assert deviation(found, wanted) < tolerance
     if found.grad is not None:
-        relative = 0.0 if found.grad.dtype == torch.float32 else BF16_ULP
+        relative = {torch.float32: 0.0, torch.float16: 2.0**-10}.get(found.grad.dtype, BF16_ULP)
         torch.testing.assert_close(found.grad.double(), wanted.grad.double(), rtol=relative, atol=1e-6)
+
+
+WEIGHTS = [3.0, 1.0, 0.0, -0.5]
+
+
+@pytest.mark.parametrize(("kind", "path"), cases(PATHS, {"row": ["tv", "hard_ce"], "tiles": [], "split": ["nla"]}))
+def test_weights_of_rows_multiply_the_gradient_alone(kind: str, path: dict[str, int]) -> None:
+    draft, target = logits(4, 300)
+    weights = torch.tensor(WEIGHTS, device=DEVICE)
+    wanted = expected(draft, target, kind)
+    assert wanted.grad is not None
+    found = run(draft, target, kind, row_weights=weights, **path)
+    assert_equal(found, replace(wanted, grad=wanted.grad * weights[:, None]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocabulary", [1, 257])
+def test_rows_are_scaled_in_place_unless_their_number_is_1(vocabulary: int, dtype: torch.dtype) -> None:
+    grad, _ = logits(4, vocabulary, dtype)
+    before = grad.double()
+    upstream = torch.tensor(WEIGHTS, device=DEVICE)
+    triton_losses.scale_rows(grad, upstream, block=128)
+    torch.testing.assert_close(grad.double(), before * upstream[:, None].double(), rtol=2 * BF16_ULP, atol=0)
+    assert torch.equal(grad[1].double(), before[1]) and grad[2].abs().max() == 0
+    before = grad.double()
+    triton_losses.scale_rows(grad, torch.tensor(2.0, device=DEVICE).expand(4), block=128)  # of a sum: stride 0
+    assert torch.equal(grad.double(), before * 2)
+    triton_losses.scale_rows(grad[:0], upstream[:0])
 
 
 @pytest.mark.parametrize(("kind", "path"), cases(PATHS, {"row": KINDS, "tiles": ["hybrid"], "split": ["jsd"]}))
@@ -98,7 +127,7 @@ def test_every_kind_on_every_path(kind: str, path: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("rows", "vocabulary"), slow_but([(1, 1), (3, 257)], [(1, 1), (2, 7), (1, 128), (1, 129), (3, 257)], several=True)
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_odd_shapes_and_dtypes(rows: int, vocabulary: int, dtype: torch.dtype) -> None:
     draft, target = logits(rows, vocabulary, dtype)
     found = run(draft, target, "tv", splits=1, block=128)
@@ -225,6 +254,52 @@ def test_distributions_without_a_common_token_and_rows_that_are_none(kind: str, 
         assert found.loss[0].item() == INF and found.grad[0].abs().max() == 0
 
 
+def hard_rows(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows: -inf in the draft, in the target, in both at once and in neither, whole tiles and ragged ends of them; a
+    peak against a flat row, both ways; the lowest finite number as a mask; a maximum that rises at every tile; ties."""
+    draft, target = logits(9, 389, dtype)
+    draft[0, ::3] = target[1, 1::3] = draft[2, :140] = target[2, :140] = draft[2, 380:] = target[2, 380:] = -INF
+    draft[2, 200:220], target[2, 210:230] = -INF, -INF
+    draft[4], target[4] = 0.0, 0.0
+    draft[4, 130] = target[5, 7] = 40.0
+    target[5, 8:], draft[5] = 0.0, 0.0
+    draft[6, 100:300] = target[6, 200:] = torch.finfo(dtype).min
+    rising = torch.arange(389, device=DEVICE) / 16
+    draft[7], target[7] = rising, rising.flip(0)
+    target[8] = draft[8]
+    return draft, target
+
+
+QUICK_PATHS = ("fp32-tiles", "fp32-split", "fp16-tiles")
+
+
+@pytest.mark.parametrize(
+    "name", slow_but(QUICK_PATHS, [f"{dtype}-{path}" for dtype in DTYPES for path in ("tiles", "split")])
+)
+def test_tv_of_hard_rows(name: str) -> None:
+    dtype, path = name.split("-")
+    draft, target = hard_rows(DTYPES[dtype])
+    found, wanted = run(draft, target, "tv", 0.9, **PATHS[path]), expected(draft, target, "tv", 0.9)
+    assert_equal(found, wanted)
+
+
+@pytest.mark.parametrize("temperature", [1e-9, 1e9])
+def test_temperatures_at_which_exponents_overflow_or_vanish(temperature: float) -> None:
+    """One-hot or flat: entropies are 0 or log V, and a token of mass 0 adds 0 to them, not a NaN."""
+    draft, target = logits(2, 300)
+    for path in (PATHS["tiles"], PATHS["split"]):
+        assert_equal(run(draft, target, "tv", temperature, **path), expected(draft, target, "tv", temperature))
+
+
+@pytest.mark.parametrize("kind", ["tv", "kl"])
+def test_a_nan_stays_in_its_row_and_is_not_lost(kind: str) -> None:
+    draft, target = logits(3, 300)
+    draft[0, 200] = target[1, 5] = float("nan")
+    found = run(draft, target, kind, **PATHS["tiles"])
+    for numbers in (*found.numbers(), found.grad):
+        assert numbers[:2].isnan().all() and not numbers[2].isnan().any()
+
+
 def test_large_logits_and_temperatures() -> None:
     draft, target = logits(1, 300)
     shifted = (draft * 4 + 3000, target * 4 - 2000)
@@ -263,7 +338,7 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.kernels.compile_offline"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(done.stdout.splitlines()) == 3 * len(KINDS) + 2 + 8
+    assert len(done.stdout.splitlines()) == 3 * len(KINDS) + 3 + 8
 
 
 @pytest.mark.gpu

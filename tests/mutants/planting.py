@@ -1,5 +1,6 @@
 """Import one module of the project with a fault in it. Nothing on disk changes, not even the bytecode cache."""
 
+import linecache
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -18,6 +19,8 @@ class _FaultyLoader(SourceFileLoader):
         self.source = source
 
     def get_code(self, fullname: str) -> CodeType:
+        # Triton reads the text of a kernel again, and would read it from disk. Without a time of change it stays.
+        linecache.cache[self.path] = len(self.source), None, self.source.splitlines(keepends=True), self.path
         return compile(self.source, self.path, "exec", dont_inherit=True)
 
     def get_source(self, fullname: str) -> str:
