@@ -1,7 +1,12 @@
-"""Uniform random numbers as a function of (seed, counter): no state to keep, the same on every device and batch."""
+"""Uniform random numbers as a function of (seed, counter): no state to keep, the same on every device and batch.
+
+The plain PyTorch reference, and Triton on a CUDA device.
+"""
 
 import torch
 from torch import Tensor
+
+from bebop.kernels.verify import compiled
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -25,6 +30,10 @@ def uniforms(seeds: Tensor, counters: Tensor, count: int) -> Tensor:
 
     A request that is moved to another slot, batch or worker, or resumed half-way, draws the same numbers.
     """
+    if compiled(None, seeds):
+        from bebop.kernels import uniforms_triton
+
+        return uniforms_triton.draw(seeds, counters, count)
     lanes = torch.arange(1, count + 1, device=seeds.device)
     key = _mix(_mix(seeds) + counters * _GOLDEN)
     bits = _mix(key[:, None] + lanes * _GOLDEN)
@@ -33,5 +42,9 @@ def uniforms(seeds: Tensor, counters: Tensor, count: int) -> Tensor:
 
 def digest(tokens: Tensor, lengths: Tensor) -> Tensor:
     """A 64-bit hash [B] of the first ``lengths`` [B] tokens of each row [B, n], the places of the tokens included."""
+    if compiled(None, tokens):
+        from bebop.kernels import uniforms_triton
+
+        return uniforms_triton.digest(tokens, lengths)
     places = torch.arange(tokens.shape[1], device=tokens.device)
     return (_mix(_mix(tokens + 1) + places * _GOLDEN) * (places < lengths[:, None])).sum(1)

@@ -6,6 +6,7 @@ rows is a view of the first B rows.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -103,6 +104,7 @@ class Slots:
         # What ``record`` was given last, with its stretches, the rows of ``names`` and ``ahead``.
         self._latest: tuple[Tensor, Tensor, Tensor, list[int], int] | None = None
         self._sampling: tuple[int, BatchSampling] | None = None
+        self._asked = [tuple(NEUTRAL.values())] * s  # S rows of ``settings``, known without asking the device
 
     def add(self, name: str, fresh: Tensor, of_context: bool = False, by_token: bool = False) -> Tensor:
         """A column [S, ...] of one's own: requests start from ``fresh`` [...], rows move, aborted ones resume.
@@ -190,6 +192,7 @@ class Slots:
             column[rows] = self._fresh[name]
         sampling = [(p.temperature, p.top_k, p.top_p, p.min_p, p.repetition_penalty) for p in params]
         self.settings[rows] = torch.tensor(sampling, device=self.device)
+        self._asked[rows] = sampling
         penalised = [i for i, p in enumerate(params) if p.repetition_penalty != 1.0]
         if penalised and self.seen is None:
             shape = (self.sizes.slots, self.sizes.vocab)
@@ -222,7 +225,7 @@ class Slots:
         if kinds == [*range(len(kinds))]:  # the usual case, and a slice costs the device nothing
             self.stats[row, stretch, : len(kinds), :drafts] += sums
         else:
-            self.stats[row[:, None], stretch[:, None], torch.tensor(kinds, device=self.device), :drafts] += sums
+            self.stats[row[:, None], stretch[:, None], on_device(tuple(kinds), self.device), :drafts] += sums
         self._latest = (sums, stretch, emitted, kinds, ahead)
 
     def cut(self, slot: int, count: int) -> None:
@@ -249,6 +252,8 @@ class Slots:
         for cache in self.caches.values():
             for source, target, length in zip(sources, targets, lengths, strict=True):
                 cache.copy_slot(source, target, target + 1, length)
+        for source, target in zip(sources, targets, strict=True):
+            self._asked[target] = self._asked[source]
         self._sampling = None
 
     def share(self, source: int, first: int, end: int, length: int) -> None:
@@ -272,12 +277,18 @@ class Slots:
         if self._sampling is None or self._sampling[0] != batch:
             columns = {}
             for i, (name, neutral) in enumerate(NEUTRAL.items()):
-                column = self.settings[:batch, i]
-                columns[name] = None if bool((column == neutral).all()) else column
+                asked = any(row[i] != neutral for row in self._asked[:batch])
+                columns[name] = self.settings[:batch, i] if asked else None
             if columns["top_k"] is not None:
                 columns["top_k"] = columns["top_k"].long()
             self._sampling = (batch, BatchSampling(**columns))
         return self._sampling[1]
+
+
+@lru_cache
+def on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Numbers [n] that every cycle needs, copied once: the host waits for the device while it copies to it."""
+    return torch.tensor(numbers, device=device)
 
 
 def _rounded(entries: int) -> int:

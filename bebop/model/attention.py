@@ -245,7 +245,8 @@ class SlotContext:
         # The query heads of a group become rows of one query: keys and values are read once, without a copy.
         q = query.reshape(batch, -1, group * width, size)
         out = scaled_dot_product_attention(q, keys, values, self._bias_of(group), scale=scaling)
-        return out.reshape(batch, heads, width, size).transpose(1, 2)  # fused kernels give heads innermost
+        # Heads innermost in one copy, whatever their place in what fused kernels give.
+        return out.unflatten(2, (group, width)).permute(0, 3, 1, 2, 4).reshape(batch, width, heads, size)
 
     def _looked_at(self, batch: int) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Of each layer, keys and values [B,Hkv,C,D] to write into, without gradients, and those [B,Hkv,P,D] to see."""

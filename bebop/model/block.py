@@ -4,8 +4,8 @@ Slot 0 of a block is the newest token, the others are MASK; they see one another
 what the target's tapped layers made of the text before. Embedding and language-model head are the target's.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,12 @@ class BlockDraftNetwork(nn.Module):
         self.norm = Qwen3RMSNorm(hidden_size, eps=norm_eps)
         # Called through a tuple, so that no change of type rounds its frequencies.
         self._rotary = (Qwen3RotaryEmbedding(config),)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move or convert, as a module does; the frequencies go along and keep their type."""
+        super()._apply(fn, recurse)
+        self._rotary[0].to(self.mask.device)
+        return self
 
     def read(self, states: Mapping[int, Tensor], positions: Tensor, context: TextContext) -> None:
         """Take in text: the target's states [B,n,d] after each tapped layer, at ``positions`` [B,n]."""

@@ -5,18 +5,24 @@ little. Here q, k and v are one product, gate and up another, rotary embeddings 
 on but what is used. The matrices of a product lie one after the other in memory, and the modules' own parameters are
 views of that: new weights are written through, checkpoints keep their names, nothing is held twice.
 
+On a CUDA device what lies between the products is three Triton kernels (``kernels/layer_triton.py``), whose references
+are here. What a layer adds to the states stays apart from them until the norm of the next one, which adds it.
+
 For decoding alone: it gives no gradients. Families that are not listed here, and layers that somebody has hooked onto,
 run as the modules that they are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from bebop.kernels.verify import compiled
 from bebop.model.attention import AttentionContext, SlotContext
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
@@ -24,6 +30,7 @@ from bebop.model.products import Matrix
 
 # Those of transformers 5 whose forward is the one below: norm, attention, sum, norm, gated MLP, sum.
 FAMILIES = ("Llama", "Qwen2", "Qwen3")
+SILU = ("SiLU", "SiLUActivation")  # names of the classes
 LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 Rotary = tuple[Tensor, Tensor]  # cosines and signed sines [B,1,n,D], or [N,1,D] of rows end to end
@@ -84,14 +91,15 @@ class LeanDecoder:
         x = embedding(token_ids, self.decoder.embed_tokens.weight)
         rotary, shape = self.table.at(positions, context), x.shape
         x = x.flatten(0, 1)  # a product of two matrices is one call, one of more dimensions several
+        more: Tensor | None = None
         for layer in self.layers:
             if layer.hooked():
-                wide = x.view(shape)
+                wide = (x if more is None else x + more).view(shape)
                 given = {"position_ids": positions, "position_embeddings": self.decoder.rotary_emb(wide, positions)}
-                x = layer.module(wide, attention_mask=None, context=context, **given).flatten(0, 1)
+                x, more = layer.module(wide, attention_mask=None, context=context, **given).flatten(0, 1), None
             else:
-                x = layer(x, shape, rotary, context)
-        return self.norm(x).view(shape)
+                x, more = layer(x, more, shape, rotary, context)
+        return self.norm.of_sum(x, more)[1].view(shape)
 
 
 class LeanHead:
@@ -120,7 +128,8 @@ class LeanHead:
             embeddings = embeddings.masked_fill((positions == 0)[..., None], 0)
         token_norm, hidden_norm, final_norm = self.norms
         x = self.project(torch.cat([token_norm(embeddings), hidden_norm(hidden)], -1).flatten(0, 1))
-        return final_norm(self.layer(x, hidden.shape, self.table.at(positions, context), context)).view(hidden.shape)
+        x, more = self.layer(x, None, hidden.shape, self.table.at(positions, context), context)
+        return final_norm.of_sum(x, more)[1].view(hidden.shape)
 
 
 class LeanLayer:
@@ -139,6 +148,7 @@ class LeanLayer:
         own = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         self.own_norms = [Norm(norm) for norm in own if norm is not None]
         self.activation = mlp.act_fn.forward
+        self.gated = type(mlp.act_fn).__name__ in SILU
 
     def replaced(self) -> bool:
         """Whether the module's matrices are others than those that were joined: after a move, or another type."""
@@ -149,33 +159,54 @@ class LeanLayer:
         reads states between layers does not change their rounding."""
         return bool(self.module._forward_pre_hooks or self.module._forward_hooks_with_kwargs)
 
-    def __call__(self, x: Tensor, shape: torch.Size, rotary: Rotary, context: AttentionContext) -> Tensor:
-        """States [B*n,d] of the layer before -> [B*n,d]; ``shape`` [B,n,d], which hooks see."""
-        out = self._states(x, shape, rotary, context)
-        for hook in self.module._forward_hooks.values():
-            changed = hook(self.module, (x.view(shape),), out.view(shape))
-            out = out if changed is None else changed.flatten(0, 1)
-        return out
+    def __call__(
+        self, x: Tensor, more: Tensor | None, shape: torch.Size, rotary: Rotary, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """States [B*n,d] and what the layer before adds to them [B*n,d] -> the same of this one, apart or added.
 
-    def _states(self, x: Tensor, shape: torch.Size, rotary: Rotary, context: AttentionContext) -> Tensor:
-        qkv = self.qkv(self.before(x)).view(*shape[:2], -1, self.size)
+        ``shape`` [B,n,d] is what hooks see.
+        """
+        before, normed = self.before.of_sum(x, more)
+        x, more = self._states(before, normed, shape, rotary, context)
+        if not (hooks := self.module._forward_hooks):
+            return x, more
+        out = more.add_(x)
+        for hook in hooks.values():
+            changed = hook(self.module, (before.view(shape),), out.view(shape))
+            out = out if changed is None else changed.flatten(0, 1)
+        return out, None
+
+    def _states(
+        self, x: Tensor, normed: Tensor, shape: torch.Size, rotary: Rotary, context: AttentionContext
+    ) -> tuple[Tensor, Tensor]:
+        qkv = self.qkv(normed).view(*shape[:2], -1, self.size)
         end_to_end = is_end_to_end(context)
         qkv = qkv[0] if end_to_end else qkv.transpose(1, 2)  # [N,heads,D] or [B,heads,n,D]
         turned, value = qkv.split_with_sizes([self.rotated, self.heads[2]], 1)
-        if self.own_norms:
-            parts = turned.split_with_sizes(self.heads[:2], 1)
-            turned = torch.cat([norm(part) for norm, part in zip(self.own_norms, parts, strict=True)], 1)
-        turned = rotate(turned, rotary)
+        turned = self._turned(turned, rotary)
         if end_to_end:
             assert isinstance(context, SlotContext)
             attended = context.attend_end_to_end(self.layer, turned, value, self.scaling)
         else:
             query, key = turned.split_with_sizes(self.heads[:2], 1)
             attended = context.attend(self.layer, query, key, value, self.scaling)
-        attended = attended.reshape(x.shape[0], -1)
-        x = x + self.out(attended)
-        gate, up = self.gate_up(self.between(x)).chunk(2, -1)
-        return self.down(self.activation(gate).mul_(up)).add_(x)
+        x, normed = self.between.of_sum(x, self.out(attended.reshape(x.shape[0], -1)))
+        both = self.gate_up(normed)
+        if self.gated and compiled(None, both):
+            return x, self.down(layer_triton().gated(both))
+        gate, up = both.chunk(2, -1)
+        return x, self.down(self.activation(gate).mul_(up))
+
+    def _turned(self, x: Tensor, rotary: Rotary) -> Tensor:
+        """Queries and keys [B,H+Hkv,n,D] or [N,H+Hkv,D], normed if the family does so, with rotary embeddings."""
+        norms, sizes = self.own_norms, self.heads[:2]
+        if compiled(None, x):
+            eps = norms[0].eps if norms else 0.0
+            return layer_triton().turn(x, [norm.weight for norm in norms], eps, rotary, sizes[0])
+        if norms:
+            parts = x.split_with_sizes(sizes, 1)
+            x = torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], 1)
+        return rotate(x, rotary)
 
 
 class Norm:
@@ -189,8 +220,19 @@ class Norm:
         """See ``LeanLayer``."""
         return bool(self.module._forward_hooks or self.module._forward_pre_hooks)
 
+    def of_sum(self, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:
+        """States [..., d] and what is added to them, if anything is -> the sum and its norm; ``more`` may become it."""
+        if more is None:
+            return x, self(x)
+        if compiled(None, x):
+            return layer_triton().add_norm(x, more, self.weight, self.eps)
+        x = more.add_(x)
+        return x, self(x)
+
     def __call__(self, x: Tensor) -> Tensor:
         """States [..., d] -> [..., d]."""
+        if compiled(None, x):
+            return layer_triton().norm(x, self.weight, self.eps)
         if x.dtype == torch.float32:
             return torch.rms_norm(x, self.shape, self.weight, self.eps)
         wide = x.float()
@@ -246,6 +288,11 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
         for part, own in zip(parts, together.split([len(part) for part in parts]), strict=True):
             part.data = own
     return together
+
+
+def layer_triton() -> ModuleType:
+    """The kernels of a CUDA device, for states that are ``compiled``; a machine without one may have no Triton."""
+    return import_module("bebop.kernels.layer_triton")
 
 
 @contextmanager

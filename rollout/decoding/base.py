@@ -177,8 +177,9 @@ class Rows:
         """
         sampling = self.sampling
         if temperature is not None:
-            own = torch.as_tensor(temperature, dtype=torch.float32, device=logits.device).expand(self.batch)
-            sampling = replace(sampling, temperature=own)
+            if not isinstance(temperature, Tensor):  # filled in there: a number that is copied is waited for
+                temperature = torch.full((self.batch,), temperature, device=logits.device)
+            sampling = replace(sampling, temperature=temperature.float())
         return sampling.probs(logits, seen)
 
 

@@ -25,7 +25,7 @@ from bebop.rollout.decoding.base import (
 from bebop.rollout.decoding.emit import end, measure, remember, seen_at, write
 from bebop.rollout.decoding.registry import make_part
 from bebop.rollout.decoding.timed_length import TimedLength
-from bebop.rollout.slots import Slots
+from bebop.rollout.slots import Slots, on_device
 from bebop.rollout.target import Target
 
 # Called once a cycle, before anything is written: rows, draft, target's output, what was accepted, and how many tokens
@@ -120,7 +120,8 @@ class DraftVerify:
         for drafter in self.drafters.values():
             drafter.commit(rows, out, accepted.tokens, emitted)
         remember(rows, accepted.tokens, emitted)
-        slots.work[:batch, :3] += torch.tensor([1, 1, draft.forwards], device=slots.device)
+        slots.work[:batch, :2] += 1
+        slots.work[:batch, 2] += draft.forwards
         slots.fed[:batch] += emitted
         slots.count[:batch] += emitted
         slots.last[:batch] = accepted.tokens[torch.arange(batch, device=slots.device), emitted - 1]
@@ -164,9 +165,10 @@ class DraftVerify:
         """Of each row [B] in the pass over a draft, beside its newest token and those of its drafts that count."""
         if (beside := self._beside()) is None:
             return 0
-        each = torch.tensor(beside.beside(1 + draft.tokens.shape[1]), device=rows.last.device)
+        numbers = tuple(beside.beside(1 + draft.tokens.shape[1]))
         if draft.lengths is None:
-            return each.sum()
+            return sum(numbers)
+        each = on_device(numbers, rows.last.device)
         return torch.where(torch.arange(len(each), device=each.device) <= draft.lengths[:, None], each, 0).sum(1)
 
 

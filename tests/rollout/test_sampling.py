@@ -26,6 +26,7 @@ from bebop.rollout.decoding.base import Accepted, Draft, DraftLength, Rows, Targ
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.rules.rejection import Rejection
 from bebop.rollout.decoding.sampling import BatchSampling, entropy
+from bebop.rollout.slots import NEUTRAL, Slots, SlotSizes
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import SamplingParams
 from tests.builders import bare_policy, requests
@@ -146,6 +147,27 @@ def test_top_p_of_one_keeps_the_whole_tail_beside_a_truncated_row() -> None:
     logits = 4 * torch.randn(2, 1, 50_000, generator=torch.Generator().manual_seed(0))
     got = BatchSampling(top_p=torch.tensor([1.0, 0.9])).probs(logits)
     assert (got[0] > 0).all() and (got[1] == 0).any()
+
+
+def test_settings_move_with_their_request() -> None:
+    """What is known without asking the device says of each row what the device's own table does."""
+    asked = [{"temperature": 0.5}, {}, {"top_k": 3}, {"top_p": 0.5, "min_p": 0.1}, {"repetition_penalty": 2.0}]
+    slots = Slots(SlotSizes(slots=6, length=8, drafts=2, vocab=5), torch.device("cpu"))
+    assert slots.sampling(6) == BatchSampling()
+    slots.start(0, [SamplingParams(**one) for one in asked], [[1, 2]] * 5)
+
+    def told(batch: int) -> None:
+        for (name, neutral), column in zip(NEUTRAL.items(), slots.settings[:batch].T, strict=True):
+            own = getattr(slots.sampling(batch), name)
+            assert own is None if bool((column == neutral).all()) else torch.equal(own, column.to(own.dtype))
+
+    for batch in (1, 2, 3, 5, 6):
+        told(batch)
+    slots.move([4, 3], [0, 2], [2, 2])
+    for batch in (1, 2, 3):
+        told(batch)
+    slots.start(1, [SamplingParams(temperature=0.0)], [[3]])
+    told(3)
 
 
 @pytest.mark.parametrize("setting", [{}, *SETTINGS[1:3], {"top_k": 3, "top_p": 0.4, "min_p": 0.2}], ids=str)

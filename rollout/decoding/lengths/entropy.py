@@ -30,6 +30,7 @@ class EntropyLength:
 
     def __init__(self, policy: Policy, slots: Slots, config: DecodingConfig) -> None:
         self.limit, self.costs = config.limit, config.costs
+        self.borders = torch.tensor(self.edges, device=slots.device)
         self.cost = self.costs.draft + self.costs.verify
         # A prior worth ten observations: acceptance falls with entropy.
         middles = [0.01, *(math.sqrt(a * b) for a, b in zip(self.edges, self.edges[1:], strict=False)), 3.0]
@@ -71,8 +72,7 @@ class EntropyLength:
         return {}
 
     def _bucket(self, entropies: Tensor) -> Tensor:
-        edges = torch.tensor(self.edges, device=entropies.device)
-        return torch.bucketize(entropies, edges)
+        return torch.bucketize(entropies, self.borders)
 
 
 EntryClass = EntropyLength

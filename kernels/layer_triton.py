@@ -1,0 +1,144 @@
+# mypy: disable-error-code="untyped-decorator"
+"""What lies between the matrix products and the attention of a decoder layer, in three Triton kernels.
+
+1. ``_norm``, one program a row: the residual sum, if there is one, and its root mean square norm.
+2. ``_turn``, one program per token and a few heads: the norms of queries and keys, if there are any, and their rotary
+   embeddings, written side by side as attention reads them.
+3. ``_gated``, one program per token and tile: silu(gate) * up.
+
+They round where transformers' modules round, and compute in fp32 between: a norm is rounded before it is multiplied
+with its weight, and of rotary embeddings both products are. Only sums over a row are taken in another order. The
+references are ``Norm``, ``rotate`` and ``LeanLayer`` in ``bebop/model/lean.py``, where these are called.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+HEADS = 8  # of a program: at D = 128, 1,024 numbers
+TILE = 1024  # numbers of a program of ``_gated``
+
+
+@triton.jit
+def _rounded(x: tl.tensor, like: tl.tensor) -> tl.tensor:
+    """fp32 numbers as the type that ``like`` points to holds them, in fp32."""
+    return x.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _norm(
+    x: tl.tensor, more: tl.tensor, weight: tl.tensor, total: tl.tensor, out: tl.tensor, width: tl.tensor,
+    eps: tl.tensor, ADD: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    lanes = tl.arange(0, BLOCK)
+    inside = lanes < width
+    place = tl.program_id(0).to(tl.int64) * width + lanes
+    states = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        states = _rounded(states + tl.load(more + place, mask=inside, other=0.0).to(tl.float32), out)
+        tl.store(total + place, states.to(total.dtype.element_ty), mask=inside)
+    normed = _rounded(states * tl.rsqrt(tl.sum(states * states, 0) / width + eps), out)
+    scaled = normed * tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _turn(
+    x: tl.tensor, query_weight: tl.tensor, key_weight: tl.tensor, cos: tl.tensor, sin: tl.tensor, out: tl.tensor,
+    queries: tl.tensor, heads: tl.tensor, width: tl.tensor, step: tl.tensor, eps: tl.tensor,
+    NORMED: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, HEADS: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    lane = tl.arange(0, LANES)[None, :]
+    inside = (head < heads) & (lane < SIZE)
+    # Each number is turned with that half a head away.
+    other = tl.where(lane < SIZE // 2, lane + SIZE // 2, lane - SIZE // 2)
+    start = x + row * step + head * SIZE
+    own = tl.load(start + lane, mask=inside, other=0.0).to(tl.float32)
+    far = tl.load(start + other, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        scale = tl.rsqrt(tl.sum(own * own, 1) / SIZE + eps)[:, None]
+        weight = tl.where(head < queries, query_weight, key_weight)
+        of_own = tl.load(weight + lane, mask=inside, other=0.0).to(tl.float32)
+        of_far = tl.load(weight + other, mask=inside, other=0.0).to(tl.float32)
+        own = _rounded(_rounded(own * scale, out) * of_own, out)
+        far = _rounded(_rounded(far * scale, out) * of_far, out)
+    own *= tl.load(cos + row * SIZE + lane, mask=lane < SIZE, other=0.0).to(tl.float32)
+    far *= tl.load(sin + row * SIZE + lane, mask=lane < SIZE, other=0.0).to(tl.float32)
+    turned = (_rounded(own, out) + _rounded(far, out)).to(out.dtype.element_ty)
+    place = ((row // width * heads + head) * width + row % width) * SIZE + lane
+    tl.store(out + place, turned, mask=inside)
+
+
+@triton.jit
+def _gated(x: tl.tensor, out: tl.tensor, width: tl.tensor, BLOCK: tl.constexpr) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = lanes < width
+    gate = tl.load(x + row * 2 * width + lanes, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + (row * 2 + 1) * width + lanes, mask=inside, other=0.0).to(tl.float32)
+    active = _rounded(gate / (1 + tl.exp(-gate)), out)
+    tl.store(out + row * width + lanes, (active * up).to(out.dtype.element_ty), mask=inside)
+
+
+# ---- the public functions
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The root mean square norm of states [..., d] with weights [d]."""
+    return _normed(x, None, weight, eps)[1]
+
+
+def add_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum of states [..., d] and what a layer adds to them [..., d], and its root mean square norm."""
+    return _normed(x, more, weight, eps)
+
+
+def _normed(x: Tensor, more: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    x, width = x.contiguous(), x.shape[-1]
+    out = torch.empty_like(x)
+    total = x if more is None else torch.empty_like(x)
+    more = x if more is None else more.contiguous()
+    block = triton.next_power_of_2(width)
+    if rows := x.numel() // width:
+        warps = min(8, max(1, block // 512))
+        _norm[(rows,)](x, more, weight, total, out, width, eps, ADD=total is not x, BLOCK=block, num_warps=warps)
+    return total, out
+
+
+def turn(x: Tensor, weights: Sequence[Tensor], eps: float, rotary: tuple[Tensor, Tensor], queries: int) -> Tensor:
+    """Queries and keys with their norms and rotary embeddings, contiguous.
+
+    Args:
+        x: [B, H + Hkv, n, D], or [N, H + Hkv, D] of rows end to end: the first heads of a product, which lies in memory
+            token by token.
+        weights: [D] of the norm of queries and of that of keys; empty: there are none.
+        eps: of both norms.
+        rotary: cosines and signed sines, a row [D] each in the order of the tokens.
+        queries: H.
+    """
+    heads, width, size = x.shape[1], x.shape[2] if x.dim() == 4 else 1, x.shape[-1]
+    assert x.stride(1) == size and x.stride(-1) == 1, "heads lie side by side"
+    step = x.stride(2) if x.dim() == 4 else x.stride(0)
+    cos, sin = (table.contiguous() for table in rotary)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    query_weight, key_weight = weights or (x, x)  # not read
+    if tokens := len(x) * width:
+        _turn[(tokens, triton.cdiv(heads, HEADS))](
+            x, query_weight, key_weight, cos, sin, out, queries, heads, width, step, eps,
+            NORMED=bool(weights), SIZE=size, LANES=triton.next_power_of_2(size), HEADS=HEADS, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def gated(x: Tensor) -> Tensor:
+    """silu(gate) * up of both halves [N, 2 I] -> [N, I]."""
+    rows, width = len(x), x.shape[-1] // 2
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    if rows:
+        _gated[(rows, triton.cdiv(width, TILE))](x.contiguous(), out, width, BLOCK=TILE, num_warps=4)
+    return out
