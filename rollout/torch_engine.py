@@ -111,11 +111,13 @@ class TorchEngine:
         batch = len(self.active)
         began = self.clock()
         done = self.decoder.cycle(batch, max(self.fed), self.version)
-        # The only wait for the device in a cycle: who is done, how far each row has come, and its newest token.
-        flags, self.fed, last = torch.stack([done.long(), self.slots.fed[:batch], self.slots.last[:batch]]).tolist()
+        # The only wait for the device in a cycle: who is done, how far each row and answer has come, its newest token.
+        slots = self.slots
+        told = torch.stack([done.long(), slots.fed[:batch], slots.last[:batch], slots.count[:batch]])
+        flags, self.fed, last, counts = told.tolist()
         if isinstance(self.decoder, DraftVerify):
             self.decoder.took(self.clock() - began)
-        ended: dict[int, FinishReason] = {slot: "stop" for slot in self._stop_strings()}
+        ended: dict[int, FinishReason] = {slot: "stop" for slot in self._stop_strings(counts)}
         for slot in (slot for slot, flag in enumerate(flags) if flag):
             stopped = last[slot] in self.active[slot].params.stop_token_ids
             ended.setdefault(slot, "stop" if stopped else "length")
@@ -191,14 +193,17 @@ class TorchEngine:
         count = int(self.slots.count[slot])
         return [*self.active[slot].token_ids, *self.slots.tokens[slot, :count].tolist()]
 
-    def _stop_strings(self) -> list[int]:
-        """Slots whose answer now holds one of its stop strings; cuts the answer after the token that completes it."""
-        hit = []
-        for slot, request in enumerate(self.active):
-            if not request.params.stop:
-                continue
-            count = int(self.slots.count[slot])
-            ids = self.slots.tokens[slot, :count].tolist()
+    def _stop_strings(self, counts: Sequence[int]) -> list[int]:
+        """Slots whose answer now holds one of its stop strings; cuts the answer after the token that completes it.
+
+        ``counts`` [B]: tokens of each answer.
+        """
+        asked = [slot for slot, request in enumerate(self.active) if request.params.stop]
+        if not asked:
+            return []
+        hit, answers = [], self.slots.tokens[: len(counts), : max(counts)].cpu()  # at once, whoever asked
+        for slot in asked:
+            request, ids = self.active[slot], answers[slot, : counts[slot]].tolist()
             if found := completed_at(self.policy.tokenizer, ids, request.params.stop):
                 self.slots.cut(slot, found)
                 hit.append(slot)

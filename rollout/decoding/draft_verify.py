@@ -103,7 +103,8 @@ class DraftVerify:
             draft = Draft(tokens=slots.last.new_zeros(batch, 0), probs=None)
         out = self._verify(rows, draft)
         accepted = self.rule.accept(rows, draft, out, rows.tests(draft.tokens.shape[1]))
-        slots.work[:batch, 3] += self._extra_positions(rows, draft)
+        # Written in place: ``+=`` of a slice copies what it has written onto itself, a kernel more.
+        slots.work[:batch, 3].add_(self._extra_positions(rows, draft))
         if accepted.rows is not None and draft.parents is not None:  # from here on the path is a chain
             self.target.keep(rows, accepted.rows)
             draft, out = draft.along(accepted), out.at(accepted.rows)
@@ -111,7 +112,8 @@ class DraftVerify:
         for observe in self.observers:
             observe(rows, draft, out, accepted, emitted)
         write(rows, accepted, out.probs, version, self.exact)
-        slots.exact[:batch] &= self.exact
+        if not self.exact:
+            slots.exact[:batch] = False
         if self.drafter is not None:
             counts = {**accepted.counts, **_by_source(draft, accepted), **self.length.count(draft)}
             counts |= _of_head(draft, out.probs) if self.measure else {}
@@ -120,10 +122,10 @@ class DraftVerify:
         for drafter in self.drafters.values():
             drafter.commit(rows, out, accepted.tokens, emitted)
         remember(rows, accepted.tokens, emitted)
-        slots.work[:batch, :2] += 1
-        slots.work[:batch, 2] += draft.forwards
-        slots.fed[:batch] += emitted
-        slots.count[:batch] += emitted
+        slots.work[:batch, :2].add_(1)
+        slots.work[:batch, 2].add_(draft.forwards)
+        slots.fed[:batch].add_(emitted)
+        slots.count[:batch].add_(emitted)
         slots.last[:batch] = accepted.tokens[torch.arange(batch, device=slots.device), emitted - 1]
         return done
 

@@ -137,9 +137,10 @@ class PairDecoder:
         if second is not None:
             self._note(rows, accepted, second, probs, emitted)
         remember(rows, accepted.tokens, emitted)
-        slots.work[:batch] += torch.tensor([1, 1, int(self.drafting), 0], device=slots.device)
-        slots.fed[:batch] += 1
-        slots.count[:batch] += emitted
+        slots.work[:batch, :2].add_(1)
+        slots.work[:batch, 2].add_(int(self.drafting))
+        slots.fed[:batch].add_(1)
+        slots.count[:batch].add_(emitted)
         slots.last[:batch] = accepted.tokens[torch.arange(batch, device=slots.device), emitted - 1]
         filler = torch.full_like(token, self.network.pad)
         self.pair[:batch] = torch.stack([token, torch.where(emitted == 2, slots.last[:batch], filler)], 1)

@@ -91,7 +91,7 @@ class MTPTreeDrafter(HeadDrafter):
                 probs.append(rows.probs(logits[:, places], there, self.temperature))
                 tokens[:, nodes] = sample(probs[-1], rows.uniforms[:, nodes])
                 # The next sibling is drawn from what is left.
-                logits = logits.index_put((every, places, tokens[:, nodes]), logits.new_tensor(-torch.inf))
+                logits = logits.index_put((every, places, tokens[:, nodes]), logits.new_full((), -torch.inf))
             if depth + 1 < len(tree.levels):
                 drawn = tokens[:, level.inner]
                 hidden = self._expand(rows, level, depth, drawn, hidden[:, level.above])
