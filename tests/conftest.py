@@ -35,6 +35,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     longest_first(items)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Without a card, its tests are skipped."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(autouse=True)
 def interrupts() -> Iterator[None]:
     """An entry point that was interrupted ignores further interrupts, as its process ends; a test's goes on. A shell

@@ -17,18 +17,21 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.usefixtures("patched_once")
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def generator(seed: int, device: str = "cpu") -> torch.Generator:
+    return torch.Generator(device).manual_seed(seed)
 
 
-def problem(batch: int, drafts: int, vocabulary: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def problem(
+    batch: int, drafts: int, vocabulary: int, seed: int, device: str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Drafts that were sampled from q, q, p and uniforms, some of them at the ends; acceptance of about a half."""
-    target = torch.randn(batch, drafts + 1, vocabulary, generator=generator(seed)) * 2
-    draft = target[:, :drafts] + 0.8 * torch.randn(batch, drafts, vocabulary, generator=generator(seed + 1))
+    one, two, three, four = ({"generator": generator(seed + k, device), "device": device} for k in range(4))
+    target = torch.randn(batch, drafts + 1, vocabulary, **one) * 2
+    draft = target[:, :drafts] + 0.8 * torch.randn(batch, drafts, vocabulary, **two)
     q, p = draft.softmax(-1), target.softmax(-1)
-    u = torch.rand(batch, 2 * drafts + 2, dtype=torch.float64, generator=generator(seed + 2))
+    u = torch.rand(batch, 2 * drafts + 2, dtype=torch.float64, **three)
     tokens = sample(q, u[:, drafts + 2 :])
-    ends = torch.rand(batch, drafts + 2, generator=generator(seed + 3))
+    ends = torch.rand(batch, drafts + 2, **four)
     return tokens, q, p, u[:, : drafts + 2].where(ends > 0.05, 0.0).where(ends < 0.95, BELOW_ONE)
 
 
@@ -94,11 +97,12 @@ def test_what_does_not_fit_is_named() -> None:
         block_triton.launch(tokens, q.double(), p, u)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: full vocabularies are slow interpreted")
-@pytest.mark.parametrize("vocabulary", [32_000, 151_936, 248_320])
-def test_full_vocabularies_on_the_device(vocabulary: int) -> None:
-    inputs = problem(64, 3, vocabulary, 6)
-    found, expected = launched(*inputs, block=None), reference(*inputs)
-    # A uniform may fall within rounding of a threshold or a boundary: 1 in 64 may differ, no more.
-    assert (found[0] != expected[0]).sum() <= 1 and (found[1] != expected[1]).sum() <= 1
+@pytest.mark.parametrize(
+    ("batch", "vocabulary"),  # full vocabularies are slow interpreted
+    [(4, 300), pytest.param(256, 151_936, marks=pytest.mark.gpu), pytest.param(8, 248_320, marks=pytest.mark.gpu)],
+)
+def test_full_vocabularies_on_the_device(batch: int, vocabulary: int) -> None:
+    inputs = problem(batch, 3, vocabulary, 6, DEVICE)
+    found, expected = block_triton.launch(*inputs), reference(*inputs)
+    # A uniform may fall within rounding of a threshold or a boundary: 1 in 32 may differ, no more.
+    assert all((one != other).sum() <= batch // 32 for one, other in zip(found, expected, strict=True))

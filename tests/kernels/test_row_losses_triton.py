@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bebop.errors import UserError
+from bebop.kernels.losses import tv_loss
 from bebop.kernels.row_losses import KINDS, RowLosses, reference
 from tests.cases import slow_but
 
@@ -50,10 +51,10 @@ def cases(paths: Iterable[str], quick: Mapping[str, Iterable[str]], kinds: Itera
 
 def logits(rows: int, vocabulary: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Draft and target logits of distributions that overlap by about two thirds."""
-    generator = torch.Generator().manual_seed(seed)
-    draft = torch.randn(rows, vocabulary, generator=generator) * 3
-    target = draft + torch.randn(rows, vocabulary, generator=generator)
-    return draft.to(DEVICE, dtype), target.to(DEVICE, dtype)
+    generator = torch.Generator(DEVICE).manual_seed(seed)
+    draft = torch.randn(rows, vocabulary, generator=generator, device=DEVICE) * 3
+    target = draft + torch.randn(rows, vocabulary, generator=generator, device=DEVICE)
+    return draft.to(dtype), target.to(dtype)
 
 
 def run(
@@ -338,13 +339,38 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.kernels.compile_offline"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(done.stdout.splitlines()) == 3 * len(KINDS) + 3 + 8
+    assert len(done.stdout.splitlines()) == 3 * len(KINDS) + 3 + 8 + 7
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [1, 7, 300])  # few: split path; many: row path
-def test_full_vocabulary_compiled(kind: str, rows: int) -> None:
-    draft, target = logits(rows, 151_936, torch.bfloat16)
+# (kind, rows, V): many rows take the row path and few the split path, of which four kinds have all sums between them.
+# The rows of V = 50,257 are not aligned.
+ON_A_GPU = [*((kind, 256, 151_936) for kind in KINDS), ("tv", 256, 50_257)]
+ON_A_GPU += [(kind, 7, 151_936) for kind in ("tv", "hard_ce", "jsd", "hybrid")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "vocabulary"),
+    [("tv", 2, 130), *(pytest.param(*case, marks=pytest.mark.gpu) for case in ON_A_GPU)],
+)
+def test_full_vocabulary_compiled(kind: str, rows: int, vocabulary: int) -> None:
+    draft, target = logits(rows, vocabulary, torch.bfloat16)
     assert_equal(run(draft, target, kind), expected(draft, target, kind), tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "vocabulary"),
+    [(8, 130), *(pytest.param(*x, marks=pytest.mark.gpu) for x in [(256, 151_936), (8, 50_257)])],
+)
+def test_weights_and_upstream_gradients_of_the_public_function(rows: int, vocabulary: int) -> None:
+    """Weights are folded into the kernel; every other upstream gradient is 1, and its row is not touched."""
+    draft, target = logits(rows, vocabulary, torch.bfloat16)
+    weights, upstream = torch.linspace(-1, 2, rows, device=DEVICE), torch.ones(rows, device=DEVICE)
+    upstream[::2] = -0.75
+    wanted = expected(draft, target, "tv")
+    assert wanted.grad is not None
+    result = tv_loss(draft.requires_grad_(), target, row_weights=weights)
+    torch.testing.assert_close(result.loss.double(), wanted.loss * weights.double(), rtol=0, atol=1e-5)
+    for last in (False, True):
+        (grad,) = torch.autograd.grad(result.loss, draft, upstream, retain_graph=not last)
+        scaled = wanted.grad * (weights * upstream).double()[:, None]
+        torch.testing.assert_close(grad.double(), scaled, rtol=2 * BF16_ULP, atol=1e-6)
