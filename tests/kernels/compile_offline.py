@@ -13,8 +13,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from bebop.kernels import block_verify_triton as block
+from bebop.kernels import layer_triton as layer
 from bebop.kernels import row_losses_triton as losses
 from bebop.kernels import stats_triton as stats
+from bebop.kernels import uniforms_triton as uniforms
 from bebop.kernels import verify_triton as verify
 from bebop.kernels.draft_losses_triton import TWINS
 
@@ -68,7 +70,20 @@ def verify_kernels() -> Iterator[tuple[str, str]]:
         yield f"stats {given}", compiled(stats._stats, "bf16", {"out": "*fp32"}, LOGITS=given, BLOCK=1024)
 
 
+def layer_kernels() -> Iterator[tuple[str, str]]:
+    """(name, PTX) of what lies between the products of a decoder layer, and of random numbers."""
+    states = ("x", "more", "weight", "total", "query_weight", "key_weight", "cos", "sin")
+    for given in (True, False):
+        types = dict.fromkeys(states, "*bf16") | {"eps": "fp32"}
+        yield f"norm {given}", compiled(layer._norm, "bf16", types, ADD=given, BLOCK=2048)
+        yield f"turn {given}", compiled(layer._turn, "bf16", types, NORMED=given, SIZE=80, LANES=128, HEADS=8)
+    yield "gated", compiled(layer._gated, "bf16", types, BLOCK=1024)
+    whole = dict.fromkeys(("seeds", "counters"), "*i64")
+    yield "uniforms", compiled(uniforms._uniforms, "bf16", whole | {"out": "*fp64"}, BLOCK=256)
+    yield "digest", compiled(uniforms._digest, "bf16", whole | {"out": "*i64"}, BLOCK=256)
+
+
 if __name__ == "__main__":
-    for kernels in (loss_kernels(), verify_kernels()):
+    for kernels in (loss_kernels(), verify_kernels(), layer_kernels()):
         for name, ptx in kernels:
             sys.stdout.write(f"{name}: {len(ptx.splitlines())} lines\n")
