@@ -37,7 +37,7 @@ run: venv ## the main job: the built-in model on chain_sum
 adapt: venv ## train the MTP head of the built-in model before RL
 	$(BIN)/python -m bebop.adapt $(ARGS)
 
-test: venv ## one test of every kind of fault, some five minutes; ends with processor seconds against their budget
+test: venv ## one test of every kind of fault, three minutes on two cores; ends with processor seconds against their budget
 	$(QUIET) $(BIN)/python -m pytest -m "not slow and not exhaustive and not gpu" -n 2 --dist loadfile --budget quick $(ARGS)
 
 test-slow: venv ## real jobs, further systems, seeds and shapes; the longest files begin (tests/order.py)
