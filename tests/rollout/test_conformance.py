@@ -383,15 +383,3 @@ def test_counts_add_up(system: str) -> None:
         assert stats.tokens <= stats.cycles + stats.accepted.sum() <= stats.tokens + 1
         assert stats.accept_length == LENGTH / stats.cycles == sum(s.tokens for _, s in answer.stretches) / stats.cycles
         assert (stats.overlap <= stats.reached + 1e-9).all()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_a_gpu_gives_the_tokens_of_the_cpu(system: str) -> None:
-    policy, other = tiny_policy(seed=9, dtype=torch.float64), tiny_policy(seed=9, dtype=torch.float64)
-    asked = requests(PROMPTS, max_new_tokens=24)
-    expected = tokens(generate(engine(policy, system), asked))
-    for module in (*other.modules(), *other.parts.values()):
-        module.to("cuda")
-    assert tokens(generate(engine(other, system), asked)) == expected

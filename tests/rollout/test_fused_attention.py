@@ -48,7 +48,6 @@ def test_all_ways_through_a_model_are_its_own() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_ways_through_a_model_are_its_own_on_a_gpu(dtype: torch.dtype) -> None:
     policy = tiny_policy(seed=2, dtype=dtype)

@@ -38,6 +38,8 @@ from tests.integration.sglang.builders import engine
 from tests.served_models import PROMPT, answers, ask, job, joint_distribution, logprobs
 from tests.tree import ROOT
 
+pytest.importorskip("sglang")  # where the file is named, its folder's conftest leaves out nothing
+
 VOCAB, TEXT = 14, [1, 2, 3, 4, 5, 6, 7]
 
 
@@ -196,8 +198,7 @@ def follows(found: Sequence[Completion], folder: Path) -> None:
             assert p > 1e-4 if right else width == 3 or p < 1e-6, (width, temperature, p)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="SGLang's DFLASH needs CUDA")
+@pytest.mark.gpu  # SGLang's DFLASH needs CUDA
 def test_the_whole_of_dflash_on_a_gpu(root: Path) -> None:
     """Answers, cycles and log-probs with the first weights, and with others. Not run yet: there was no GPU."""
     own, target = policy(heads=1), root / "target"

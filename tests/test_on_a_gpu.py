@@ -1,0 +1,110 @@
+"""A job's parts on a GPU are those on a CPU: tokens and log-probs, one update, weights on their way.
+
+Each test runs on the CPU as well, against itself or against another precision, so that its body is sound before it
+meets a card. All tests marked gpu (``make test-gpu``) should end in 45 s on an H100; none of it has been timed there:
+
+- imports, collection and CUDA: 11 s, seven of which were measured here;
+- compiling some 60 kernels of ``tests/kernels`` and of the engine, each once: 15 s, at .25 s each as here for sm_90;
+- running them at V = 151,936: 1 s, as a loss of 256 rows and its fp64 reference move some 12 GB, 4 ms at 3 TB/s;
+- the engine here: 8 s for 355,000 operations at 20 us and 139,000 views at 4 us, and 3 s for the same on the CPU;
+- updates and weights: 1 s, for 2,000 operations each.
+"""
+
+import pickle
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from bebop.decoding import SYSTEMS
+from bebop.metrics import values
+from bebop.model.backbone import Policy
+from bebop.rollout.torch_engine import TorchEngine, generate
+from bebop.trainer.policy import PolicyTrainer
+from bebop.weight_manifest import verified, with_manifest
+from tests.builders import requests, tiny_policy
+from tests.rollout.test_conformance import PROMPTS, QUICK, engine
+from tests.trainer.builders import batch, job, plain, plain_logprobs, policy, weights_of
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def moved(source: Policy, device: str) -> Policy:
+    """The policy with all of its parts on a device, in place."""
+    for module in (*source.modules(), *source.parts.values()):
+        module.to(device)
+    return source
+
+
+def on_a_gpu(cases: Iterable[tuple[str, torch.dtype]]) -> list[object]:
+    return [pytest.param(system, dtype, "cuda", marks=pytest.mark.gpu) for system, dtype in cases]
+
+
+# In fp64 the references decode on a GPU too, in fp32 the kernels.
+CASES = [("bebop", torch.float32, "cpu"), *on_a_gpu((name, torch.float32) for name in SYSTEMS)]
+CASES += on_a_gpu((name, torch.float64) for name in QUICK)
+
+
+@pytest.mark.parametrize(("system", "dtype", "device"), CASES)
+def test_tokens_and_log_probs_are_those_of_a_cpu(system: str, dtype: torch.dtype, device: str) -> None:
+    """In fp32 one answer of five may part at a uniform within rounding of a border; up to there it is the same."""
+    asked = requests(PROMPTS, max_new_tokens=24)
+    wanted = generate(engine(tiny_policy(seed=9, dtype=dtype), system), asked)
+    found = generate(engine(moved(tiny_policy(seed=9, dtype=dtype), device), system), asked)
+    same = [a.token_ids.tolist() == b.token_ids.tolist() for a, b in zip(found, wanted, strict=True)]
+    assert sum(same) >= len(same) - (dtype == torch.float32), same
+    for a, b, equal in zip(found, wanted, same, strict=True):
+        alike = len(a.token_ids) if equal else int((a.token_ids != b.token_ids[: len(a.token_ids)]).argmax())
+        np.testing.assert_allclose(a.logprobs[:alike], b.logprobs[:alike], rtol=0, atol=1e-4)
+
+
+def updated(device: str, dtype: str) -> tuple[PolicyTrainer, dict[str, float], Tensor]:
+    """A trainer after one update, its metrics, and how all weights changed, on the CPU."""
+    source = moved(policy(), device)
+    before = weights_of(source)
+    trainer = PolicyTrainer(source, job(model={"device": device, "dtype": dtype}))
+    metrics = values(trainer.update(batch()))
+    after = trainer.policy.weights()
+    return trainer, metrics, torch.cat([(after[name].detach() - before[name]).flatten().cpu() for name in after])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("dtype", "bound", "alike"),  # of loss, norm of the gradient and entropy; cosine of the change of weights
+    [("float32", 1e-4, 0.999), ("bfloat16", 0.02, 0.95)],  # measured on a CPU in bf16: 0.009 and 0.986
+)
+def test_an_update_is_that_of_a_cpu_in_fp32(device: str, dtype: str, bound: float, alike: float) -> None:
+    """AdamW's first step takes the sign of a gradient, which rounding turns where it is small: hence a cosine."""
+    _, metrics, change = updated(device, dtype)
+    _, wanted, exact = updated("cpu", "float32")
+    for name in ("train/loss", "train/grad_norm", "policy/entropy"):
+        assert metrics[name] == pytest.approx(wanted[name], rel=bound, abs=bound), name
+    assert metrics["train/ratio_error_max"] < (0.2 if dtype == "bfloat16" else 1e-3)
+    assert cosine_similarity(change, exact, dim=0) > alike
+    assert float(change.norm()) == pytest.approx(float(exact.norm()), rel=0.02)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_published_weights_arrive_in_an_engine_to_the_bit(device: str, dtype: str) -> None:
+    """Trainer, manifest, pickle, check, engine; what it decodes then has the log-probs of the new weights."""
+    trainer, _, _ = updated(device, dtype)
+    sent = verified(pickle.loads(pickle.dumps(with_manifest(trainer.weights(mtp=True)))))
+    own = moved(policy(dtype=getattr(torch, dtype)), device)
+    decoding = engine(own, slots=2)
+    assert isinstance(decoding, TorchEngine)
+    decoding.load_weights(sent, trainer.version)
+    arrived = weights_of(own)
+    assert arrived.keys() == sent.keys()
+    assert all(x.device.type == device and torch.equal(x.cpu(), sent[name]) for name, x in arrived.items())
+    asked = requests(PROMPTS[2:4], max_new_tokens=8, temperature=0.8)
+    answers = generate(decoding, asked)
+    reference = policy()
+    reference.load({name: x.float() for name, x in sent.items()})
+    for request, answer in zip(asked, answers, strict=True):
+        assert (answer.versions == 1).all()
+        exact = plain_logprobs(plain(reference), request.token_ids, answer.token_ids.tolist()).detach()
+        np.testing.assert_allclose(answer.logprobs, exact, rtol=0, atol=1e-4 if dtype == "float32" else 0.1)
