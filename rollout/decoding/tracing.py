@@ -78,6 +78,10 @@ class Tracer:
         """The slots in order; neighbours as a slice, which copies nothing."""
         if self._chosen is None:
             slots = sorted(self._cycles)
-            together = slots[-1] - slots[0] + 1 == len(slots)
-            self._chosen = slice(slots[0], slots[-1] + 1) if together else torch.tensor(slots, device=device)
+            first, end = slots[0], slots[-1] + 1
+            if end - first == len(slots):
+                self._chosen = slice(first, end)
+            else:  # put together on the device, which a copy would have to wait for
+                numbers = torch.arange(end, device=device)
+                self._chosen = torch.cat([numbers[slot : slot + 1] for slot in slots])
         return self._chosen

@@ -114,17 +114,20 @@ def test_draws_do_not_depend_on_the_batch_or_on_how_many_are_asked_for() -> None
 
 
 @pytest.mark.usefixtures("patched_once")
-def test_triton_gives_the_same_numbers_to_the_bit() -> None:
+@pytest.mark.parametrize(
+    ("counts", "widths"), [((1, 10), (1, 300)), pytest.param((8,), (4096,), marks=pytest.mark.gpu)]
+)
+def test_triton_gives_the_same_numbers_to_the_bit(counts: tuple[int, ...], widths: tuple[int, ...]) -> None:
     """Seeds and counters at the ends of 64 bits, one draw and several blocks of them, one token and several blocks."""
     triton = pytest.importorskip("bebop.kernels.uniforms_triton", reason="Triton is not installed")
     device = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the kernels run in Triton's interpreter
     ends = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 123456789])
     seeds, counters = ends.repeat_interleave(6), ends.repeat(6)
-    for count in (1, 10):
+    for count in counts:
         found = triton.draw(seeds.to(device), counters.to(device), count)
         assert torch.equal(found.cpu(), uniforms(seeds, counters, count)) and found.dtype == torch.float64
     assert triton.draw(seeds[:0].to(device), seeds[:0].to(device), 3).shape == (0, 3)
-    for width in (1, 300):
+    for width in widths:
         tokens = torch.randint(0, 2**20, (5, width), generator=torch.Generator().manual_seed(width))
         lengths = torch.tensor([0, 1, width // 2, width, width + 7])
         for table in (tokens, tokens.T.contiguous().T):

@@ -22,6 +22,7 @@ from bebop.config import DecodingConfig
 from bebop.model import attention, ragged_attention
 from bebop.model.backbone import Policy
 from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.tracing import Tracer
 from bebop.rollout.slots import Slots, SlotSizes
 from bebop.trajectory import SamplingParams
 
@@ -107,17 +108,27 @@ def counted() -> Iterator[Launches]:
         yield launches
 
 
-def cycle(policy: Policy, config: DecodingConfig, *, batch: int = 4, **params: Any) -> Counter[str]:
+def cycle(
+    policy: Policy, *configs: DecodingConfig, batch: int = 4, traced: Sequence[int] = (), **params: Any
+) -> Counter[str]:
     """The kernels of a cycle of ``batch`` new requests; ``params`` of each.
+
+    ``configs``: of the decoder, one after the other, the last of which is in charge; ``traced``: slots.
 
     Raises:
         HostWait: The host would wait for the device.
     """
     for module in (*policy.modules(), *policy.parts.values()):
         module.to(DEVICE)
-    sizes = SlotSizes(slots=batch, length=64, drafts=config.limit, vocab=policy.vocab_size)
+    sizes = SlotSizes(slots=batch, length=64, drafts=max(config.limit for config in configs), vocab=policy.vocab_size)
     slots = Slots(sizes, DEVICE)
-    decoder = DraftVerify(policy, slots, config)
+    decoder = DraftVerify(policy, slots, configs[0])
+    for config in configs[1:]:
+        decoder.configure(config)
+    tracer = Tracer("mtp")
+    decoder.observers.append(tracer)
+    for slot in traced:
+        tracer.follow(slot)
     asked = [SamplingParams(max_new_tokens=32, seed=row, **params) for row in range(batch)]
     slots.start(0, asked, [[1] * CONTEXT] * batch)
     with counted() as launches:

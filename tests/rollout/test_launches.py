@@ -49,6 +49,13 @@ def test_no_cycle_waits_for_the_device(system: str, asked: str) -> None:
     assert cycle(policy_of(system), DecodingConfig(system=system, draft_tokens=3), **ASKED[asked])
 
 
+def test_nor_for_traces_temperatures_of_drafts_and_a_drafter_that_was_in_charge_before() -> None:
+    chain, block, plain = (DecodingConfig(system=name, draft_tokens=3) for name in ("bebop", "block", "autoregressive"))
+    policy = policy_of("block")
+    assert cycle(policy, chain, block, plain, traced=(0, 2), batch=3)
+    assert cycle(policy, DecodingConfig(system="bebop", draft_tokens=2, draft_temperature=0.8), batch=1, traced=(0,))
+
+
 READS: dict[str, Callable[[Tensor], object]] = {
     "item": lambda x: x[0].item(),
     "truth": lambda x: bool((x > 0).any()),
