@@ -48,7 +48,7 @@ def _norm(
 @triton.jit
 def _turn(
     x: tl.tensor, query_weight: tl.tensor, key_weight: tl.tensor, cos: tl.tensor, sin: tl.tensor, out: tl.tensor,
-    queries: tl.tensor, heads: tl.tensor, width: tl.tensor, step: tl.tensor, eps: tl.tensor,
+    queries: tl.tensor, heads: tl.tensor, width: tl.tensor, step: tl.tensor, angle: tl.tensor, eps: tl.tensor,
     NORMED: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr, HEADS: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -67,8 +67,8 @@ def _turn(
         of_far = tl.load(weight + other, mask=inside, other=0.0).to(tl.float32)
         own = _rounded(_rounded(own * scale, out) * of_own, out)
         far = _rounded(_rounded(far * scale, out) * of_far, out)
-    own *= tl.load(cos + row * SIZE + lane, mask=lane < SIZE, other=0.0).to(tl.float32)
-    far *= tl.load(sin + row * SIZE + lane, mask=lane < SIZE, other=0.0).to(tl.float32)
+    own *= tl.load(cos + row * angle + lane, mask=lane < SIZE, other=0.0).to(tl.float32)
+    far *= tl.load(sin + row * angle + lane, mask=lane < SIZE, other=0.0).to(tl.float32)
     turned = (_rounded(own, out) + _rounded(far, out)).to(out.dtype.element_ty)
     place = ((row // width * heads + head) * width + row % width) * SIZE + lane
     tl.store(out + place, turned, mask=inside)
@@ -118,18 +118,18 @@ def turn(x: Tensor, weights: Sequence[Tensor], eps: float, rotary: tuple[Tensor,
             token by token.
         weights: [D] of the norm of queries and of that of keys; empty: there are none.
         eps: of both norms.
-        rotary: cosines and signed sines, a row [D] each in the order of the tokens.
+        rotary: cosines and signed sines [B, 1, n, D] or [N, 1, D], in the order of the tokens.
         queries: H.
     """
     heads, width, size = x.shape[1], x.shape[2] if x.dim() == 4 else 1, x.shape[-1]
     assert x.stride(1) == size and x.stride(-1) == 1, "heads lie side by side"
-    step = x.stride(2) if x.dim() == 4 else x.stride(0)
-    cos, sin = (table.contiguous() for table in rotary)
+    step, angle = (one.stride(2) if one.dim() == 4 else one.stride(0) for one in (x, rotary[0]))
+    assert rotary[0].stride() == rotary[1].stride() and rotary[0].stride(0) == width * angle, "token by token"
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     query_weight, key_weight = weights or (x, x)  # not read
     if tokens := len(x) * width:
         _turn[(tokens, triton.cdiv(heads, HEADS))](
-            x, query_weight, key_weight, cos, sin, out, queries, heads, width, step, eps,
+            x, query_weight, key_weight, *rotary, out, queries, heads, width, step, angle, eps,
             NORMED=bool(weights), SIZE=size, LANES=triton.next_power_of_2(size), HEADS=HEADS, num_warps=4,
         )  # fmt: skip
     return out

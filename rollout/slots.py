@@ -219,7 +219,8 @@ class Slots:
         batch, _, drafts = sums.shape
         kinds = [self.names.index(name) for name in names]
         count = self.count[:batch]
-        stretch = torch.bucketize(count, self.starts, right=True) - 1 - (self.opens[:batch] & (count == 0)).long()
+        stretch = torch.bucketize(count, self.starts[1:], right=True)
+        stretch = stretch.masked_fill(self.opens[:batch] & (count == 0), -1)
         row = torch.arange(batch, device=self.device)
         self.begun[row, stretch] += torch.stack([torch.ones_like(emitted), emitted], 1)
         if kinds == [*range(len(kinds))]:  # the usual case, and a slice costs the device nothing

@@ -48,10 +48,10 @@ class Target:
         if ragged is not None:
             assert ways is None and beside is None, "rows of chains alone are laid end to end"
             self.cache.place(entries, rows.used, ragged=ragged)
-            return self._run(ragged.packed(tokens), ragged.packed(entries), layers, None, entries)
+            return self._run(ragged.packed(tokens), ragged.packed(entries), layers, None, None)
         if ways is None:
             self.cache.place(entries, rows.used)
-            return self._run(tokens, entries, layers, beside, entries - rows.fed[:, None])
+            return self._run(tokens, entries, layers, beside, None if beside is None else entries - rows.fed[:, None])
         ways = torch.nn.functional.pad(ways, (1, 0, 1, 0))
         ways[:, :, 0] = True  # everything follows the first
         self.cache.place(entries, rows.used, visible(rows.fed, ways, rows.used))
@@ -84,11 +84,12 @@ class Target:
         positions: Tensor,
         layers: Collection[int],
         beside: TargetPass | None,
-        anchors: Tensor,
+        anchors: Tensor | None,
     ) -> tuple[Tensor, dict[int, Tensor], Tensor | None]:
         with tapped(self.policy.backbone.get_decoder().layers, layers) as states:
             if beside is None:
                 return self.hidden(tokens, positions, self.cache), states, None
+            assert anchors is not None
             hidden, extra = beside(tokens, positions, self.cache, anchors)
         own = {layer: after[:, : tokens.shape[1]] for layer, after in states.items()}
         return hidden, own, extra

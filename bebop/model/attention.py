@@ -189,6 +189,10 @@ class SlotContext:
         shape = (layers, slots, kv_heads, length, head_dim)
         self.keys = torch.zeros(shape, dtype=like.dtype, device=like.device)
         self.values = torch.zeros_like(self.keys)
+        self._shown = torch.zeros(
+            (), dtype=like.dtype, device=like.device
+        )  # added to the score of an entry that is seen
+        self._hidden = self._shown - float("inf")  # and of one that is not
         self.first_layer = 0  # index of the module's layer that is stored in row 0
         self.first_slot = 0
         self.index: Tensor
@@ -224,8 +228,7 @@ class SlotContext:
         self.index = entries[:, None, :, None].expand(batch, kv_heads, width, head_dim)
         if seen is None:
             seen = torch.arange(used, device=entries.device) <= entries[..., None]  # [B,n,P]
-        zero = torch.zeros((), dtype=self.keys.dtype, device=entries.device)
-        self.bias = torch.where(seen, zero, zero - float("inf"))[:, None, None]  # [B,1,1,n,P], one row per group
+        self.bias = torch.where(seen, self._shown, self._hidden)[:, None, None]  # [B,1,1,n,P], one row per group
 
     def attend_end_to_end(self, layer: int, turned: Tensor, value: Tensor, scaling: float) -> Tensor:
         """``attend`` for rows end to end: queries and keys [N,H+Hkv,D] in one, values [N,Hkv,D] -> [N,H,D]."""

@@ -245,16 +245,16 @@ class RotaryTable:
     def __init__(self, module: Any, length: int, like: Tensor) -> None:
         """``length``: positions; ``like``: of whose type and device."""
         with _plain_tensors():
-            self.cos, sin = (x[0] for x in module(like, torch.arange(length, device=like.device)[None]))
+            cos, sin = (x[0] for x in module(like, torch.arange(length, device=like.device)[None]))
             half = sin.shape[-1] // 2
             # rotate_half negates the first half of what it moves; the sign is taken by what that is multiplied with.
-            self.sin = torch.cat([-sin[:, :half], sin[:, half:]], -1)
+            self.both = torch.stack([cos, torch.cat([-sin[:, :half], sin[:, half:]], -1)], 1)  # [length,2,D]
 
     def at(self, positions: Tensor, context: AttentionContext) -> Rotary:
         """Of position ids [B,n]; [N,1,D] where a pass of ``context`` has rows end to end."""
         if is_end_to_end(context):
             positions = positions[0]
-        cos, sin = self.cos[positions], self.sin[positions]
+        cos, sin = self.both[positions].unbind(-2)
         return cos[:, None], sin[:, None]
 
 

@@ -104,7 +104,8 @@ class DraftVerify:
         out = self._verify(rows, draft)
         accepted = self.rule.accept(rows, draft, out, rows.tests(draft.tokens.shape[1]))
         # Written in place: ``+=`` of a slice copies what it has written onto itself, a kernel more.
-        slots.work[:batch, 3].add_(self._extra_positions(rows, draft))
+        if self._beside() is not None:
+            slots.work[:batch, 3].add_(self._extra_positions(rows, draft))
         if accepted.rows is not None and draft.parents is not None:  # from here on the path is a chain
             self.target.keep(rows, accepted.rows)
             draft, out = draft.along(accepted), out.at(accepted.rows)
@@ -126,7 +127,7 @@ class DraftVerify:
         slots.work[:batch, 2].add_(draft.forwards)
         slots.fed[:batch].add_(emitted)
         slots.count[:batch].add_(emitted)
-        slots.last[:batch] = accepted.tokens[torch.arange(batch, device=slots.device), emitted - 1]
+        slots.last[:batch] = accepted.tokens.gather(1, emitted[:, None] - 1)[:, 0]
         return done
 
     def took(self, seconds: float) -> None:
@@ -184,6 +185,8 @@ def _ragged(draft: Draft) -> Ragged | None:
 
 def _by_source(draft: Draft, accepted: Accepted) -> dict[str, Tensor]:
     """What came from each source [B, K], and the same of what was accepted: ``NAME`` and ``NAME_accepted``."""
+    if not draft.sources:
+        return {}
     kept = torch.arange(draft.tokens.shape[1], device=draft.tokens.device) < accepted.lengths[:, None]
     return dict(draft.sources) | {f"{name}_accepted": share * kept for name, share in draft.sources.items()}
 

@@ -36,7 +36,7 @@ def write(rows: Rows, accepted: Accepted, probs: Tensor, version: int, exact: bo
     if accepted.logprobs is not None or slots.sampled is not None:
         unknown = logprobs if exact else torch.full_like(logprobs, torch.nan)
         slots.drawn()[:batch].scatter_(1, columns, unknown if accepted.logprobs is None else accepted.logprobs.float())
-    slots.versions[:batch].scatter_(1, columns, torch.full_like(tokens, version))
+    slots.versions[:batch].scatter_(1, columns, version)
     slots.contexts[:batch].scatter_(1, columns, slots.oldest[:batch, None].expand_as(tokens))
 
 
@@ -61,8 +61,9 @@ def measure(
     kept = steps < torch.minimum(accepted.lengths, emitted)[:, None]
     sums = {"reached": reached, "accepted": kept}
     found = dict(zip(MEASURED, _compare(draft, probs[:, :drafts]), strict=True)) if everything else {}
-    sums |= {name: torch.where(reached, value, 0) for name, value in {**found, **counts}.items()}
-    rows.slots.record([*sums], torch.stack([value.double() for value in sums.values()], 1), emitted)
+    sums |= {**found, **counts}
+    values = torch.stack([value.double() for value in sums.values()], 1)
+    rows.slots.record([*sums], torch.where(reached[:, None], values, 0.0), emitted)
 
 
 def _compare(draft: Draft, p: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -39,7 +39,8 @@ class MTPDrafter(HeadDrafter):
             temperature = self.temperature if chosen is None else chosen[:, step]
             distribution = rows.probs(logits, None if seen is None else seen[:, None], temperature)[:, 0]
             entropies.append(entropy(distribution))
-            go_on = length.extend(step, torch.stack(entropies, 1))
+            known = torch.stack(entropies, 1)
+            go_on = length.extend(step, known)
             if go_on is not None:
                 alive = go_on if alive is None else alive & go_on
                 lengths = alive.long() if lengths is None else lengths + alive.long()
@@ -59,7 +60,7 @@ class MTPDrafter(HeadDrafter):
         return Draft(
             tokens=torch.stack(tokens, 1),
             probs=None if self.temperature == 0 else torch.stack(probs, 1),
-            entropies=torch.stack(entropies[: len(tokens)], 1),
+            entropies=known[:, : len(tokens)].contiguous(),
             lengths=lengths,
             forwards=len(tokens),
         )
