@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bebop.kernels.draft_losses import needs_labels
 from bebop.kernels.large_tensors import product
-from bebop.kernels.losses import DraftLossOutput
+from bebop.kernels.losses import DraftLossOutput, scale_saved
 from bebop.kernels.row_losses import NUMBERS, RowLosses, accumulator, check, row_losses
 from bebop.kernels.row_threads import share, threads_for
 from bebop.kernels.truncation import truncate_
@@ -83,7 +83,9 @@ class _ChunkedLosses(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradient, *inputs = ctx.saved_tensors
         into_hidden = None
-        if gradient is not None:
+        if gradient is not None and len(gradient) == 1:
+            into_hidden = scale_saved(gradient[0], upstream[0])
+        elif gradient is not None:
             into_hidden = sum(g * u[:, None] for g, u in zip(gradient, upstream, strict=True)).to(gradient.dtype)
         into_weight = _weight_gradient(upstream, tuple(inputs), ctx.plan) if inputs else None
         return into_hidden, into_weight, *[None] * 5
@@ -133,11 +135,11 @@ def _row_losses(
 ) -> RowLosses:  # fmt: skip
     chosen = labels[rows] if labels is not None and (needs_labels(kind) or len(plan.kinds) == 1) else None
     options: dict[str, Any] = {"kind": kind, "temperature": plan.temperature, "labels": chosen}
-    weighted: dict[str, Any] = {"eta": plan.eta, "need_grad": need_grad, "row_weights": row_weights}
+    whole = {**options, "eta": plan.eta, "need_grad": need_grad, "row_weights": row_weights}
     if plan.group is None:
-        return row_losses(*pair, **weighted, **options)
+        return row_losses(*pair, **whole)
     check(*pair, **options, whole=False)
-    return parallel_row_losses(*pair, group=plan.group, **weighted, **options)
+    return parallel_row_losses(*pair, group=plan.group, **whole)
 
 
 def _weight_gradient(upstream: Tensor, inputs: Inputs, plan: Plan) -> Tensor:

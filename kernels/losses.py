@@ -77,7 +77,13 @@ class _RowLoss(torch.autograd.Function):
         (grad,) = ctx.saved_tensors
         if grad is None:
             return (None,) * 4
-        if torch._C._autograd._get_current_graph_task_keep_graph():  # retain_graph: it will be needed again
-            grad = grad.clone()
-        scale_rows(grad, upstream)
-        return grad, None, None, None
+        return scale_saved(grad, upstream), None, None, None
+
+
+def scale_saved(grad: Tensor, upstream: Tensor) -> Tensor:
+    """In a backward pass, the rows of a saved gradient [N, d] times ``upstream`` [N]: in place, unless the graph is
+    retained and needs it again."""
+    if torch._C._autograd._get_current_graph_task_keep_graph():
+        grad = grad.clone()
+    scale_rows(grad, upstream)
+    return grad

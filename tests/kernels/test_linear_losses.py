@@ -45,6 +45,23 @@ def test_equals_the_unfused_loss_in_fp64(kind: str) -> None:
     close(*pair, 1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_graph_that_is_kept_scales_states_once_a_pass(dtype: torch.dtype) -> None:
+    """A gradient that was handed out may be written to; without the graph there is no second pass."""
+    inputs = states(dtype=dtype)
+    loss = fused(inputs, chunk_rows=4).loss
+    upstream = torch.linspace(-1, 2, ROWS).to(loss)
+    (wanted,) = torch.autograd.grad(loss, inputs[0], torch.ones_like(loss), retain_graph=True)
+    kept = (wanted.double() * upstream.double()[:, None]).to(dtype)
+    wanted.zero_()
+    for last in (False, True):
+        (grad,) = torch.autograd.grad(loss, inputs[0], upstream, retain_graph=not last)
+        torch.testing.assert_close(grad, kept)
+        grad.zero_()
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, inputs[0], upstream)
+
+
 @pytest.mark.parametrize("kind", ("tv", "kl"))
 def test_gradient_is_that_of_finite_differences(kind: str) -> None:
     hidden, *others = states(rows=3, vocabulary=9, width=2, dtype=torch.float64)
