@@ -9,7 +9,15 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch.profiler import ProfilerActivity, profile
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from bebop.config import AlgorithmConfig, DecodingConfig, JobConfig, ModelConfig, TrainerConfig
 from bebop.model.attention import ATTENTION
@@ -22,6 +30,7 @@ from bebop.trainer.policy import PolicyTrainer
 from bebop.trajectory import Batch, Completion, Group, Prompt, SamplingParams, Trajectory
 
 PROMPT, GROUP = 32, 4  # tokens of a prompt, completions of a group
+CYCLES = 64  # that a completion has tokens for, if all drafts are accepted
 WARM = 4  # cycles before those that are timed
 
 
@@ -50,21 +59,29 @@ SHAPES = {
 TINY = Shape(qwen=True, layers=2, hidden=32, inner=48, heads=4, kv_heads=2, head_dim=8, vocabulary=64)
 
 
-def policy_of(shape: Shape, device: torch.device) -> Policy:
-    """A random policy with an MTP head in bfloat16, made on its device."""
+def policy_of(shape: Shape, device: torch.device, *, mimo: bool = False) -> Policy:
+    """A random policy with an MTP head in bfloat16, made on its device.
+
+    ``mimo``: with Qwen2 layers and a language-model head of its own, as in MiMo, the one family of this size for which
+    vLLM has an MTP layer. Its products have the same sizes; Qwen3 adds norms of queries and keys.
+    """
     common: dict[str, Any] = {
         "vocab_size": shape.vocabulary, "hidden_size": shape.hidden, "intermediate_size": shape.inner,
         "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim, "max_position_embeddings": 4096, "tie_word_embeddings": True, "bos_token_id": None,
-        "eos_token_id": 0, "pad_token_id": None, "attn_implementation": ATTENTION,
+        "head_dim": shape.head_dim, "max_position_embeddings": 4096, "tie_word_embeddings": not mimo,
+        "bos_token_id": None, "eos_token_id": 0, "pad_token_id": None, "attn_implementation": ATTENTION,
     }  # fmt: skip
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with device:
-            kind = Qwen3ForCausalLM(Qwen3Config(**common)) if shape.qwen else LlamaForCausalLM(LlamaConfig(**common))
-            backbone = kind.eval()
+            if mimo:
+                backbone = Qwen2ForCausalLM(Qwen2Config(**common)).eval()
+            elif shape.qwen:
+                backbone = Qwen3ForCausalLM(Qwen3Config(**common)).eval()
+            else:
+                backbone = LlamaForCausalLM(LlamaConfig(**common)).eval()
             head = MTPHead(backbone).eval()
     finally:
         torch.set_default_dtype(before)
@@ -76,19 +93,24 @@ def policy_of(shape: Shape, device: torch.device) -> Policy:
     )  # fmt: skip
 
 
+def prompt_of(number: int, vocabulary: int) -> tuple[int, ...]:
+    """The tokens of a row's prompt: none of them ends a text."""
+    return tuple((7 * number + 3 * place) % (vocabulary - 1) + 1 for place in range(PROMPT))
+
+
 class Decoding:
     """An engine with all rows in the middle of their completions."""
 
     def __init__(self, policy: Policy, system: str, drafts: int, batch: int) -> None:
         config = DecodingConfig(system=system, draft_tokens=max(1, drafts))
-        length = PROMPT + 64 * (drafts + 1)
+        length = PROMPT + CYCLES * (drafts + 1)
         self.device = policy.device
         self.engine = TorchEngine(policy, config, slots=batch, max_length=length)
         self.engine.text = lambda *_: ""  # type: ignore[assignment]  # tokens beyond the tokenizer's
         params = SamplingParams(max_new_tokens=length - PROMPT)
         size = policy.vocab_size
         for number in range(batch):
-            prompt = tuple((7 * number + 3 * place) % (size - 1) + 1 for place in range(PROMPT))
+            prompt = prompt_of(number, size)
             self.engine.add(Request(id=number, token_ids=prompt, params=replace(params, seed=number)))
         for _ in range(WARM):
             self.engine.step()

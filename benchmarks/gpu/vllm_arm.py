@@ -1,0 +1,242 @@
+"""What happens in the process of an arm of ``vllm_run``: one engine of vLLM, timed or compared with transformers."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from bebop.bench.gpu import models
+from bebop.bench.gpu.models import CYCLES, PROMPT, TINY, WARM, Shape, policy_of, prompt_of
+from bebop.bench.gpu.stage import STEADY, Context, Row
+from bebop.config import DecodingConfig
+from bebop.decoding import SYSTEMS
+from bebop.model.checkpoint import save_policy
+from bebop.rollout.vllm.arguments import BLOCK
+from bebop.rollout.vllm.hosting import HOSTINGS
+
+# vLLM's CPU kernels want heads of 64.
+SHAPES = {**models.SHAPES, "tiny": replace(TINY, hidden=128, inner=256, heads=2, kv_heads=1, head_dim=64)}
+BATCHES = {"cuda": (1, 32, 256), "cpu": (1, 4)}
+TIMED = 30  # cycles, as in the engine stage
+CACHE = {"cuda": 12 << 30, "cpu": 64 << 20}  # bytes: 256 rows of 288 tokens take 9 GB in the larger model
+# Nats that log-probs may be from transformers', on average. In SmolLM2's shape bfloat16 is 0.005 from float32; half the
+# rotary frequency makes 0.02, twice the scale of attention 0.04, a layer without attention 0.2.
+FAR = 0.015
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One engine and what is asked of it, ``Qwen3-1.7B-v2-bebop3`` for instance."""
+
+    model: str  # in SHAPES
+    runner: str = "v2"
+    system: str = "autoregressive"  # target_only: greedy drafts; bebop: sampled ones
+    drafts: int = 0  # K
+    attention: str = "FLASH_ATTN"  # FlashAttention 3 on Hopper
+    check: bool = False  # log-probs against transformers' instead of times
+
+    @property
+    def name(self) -> str:
+        """As it is chosen by."""
+        kind = "check" if self.check else f"{self.system}{self.drafts or ''}"
+        return "-".join([self.model, self.runner, kind, *(["triton"] if self.attention == "TRITON_ATTN" else [])])
+
+
+def plan(device: str) -> list[Arm]:
+    """The arms in their order: first whether it is right, then what decides most. 240 s hold about ten."""
+    qwen, smol = (partial(Arm, model=name) for name in ("Qwen3-1.7B", "SmolLM2-135M"))
+    bebop3: dict[str, Any] = {"system": "bebop", "drafts": 3}
+    bebop1, greedy3 = {**bebop3, "drafts": 1}, {**bebop3, "system": "target_only"}
+    if device == "cpu":
+        tiny = partial(Arm, model="tiny", runner="v1")
+        return [tiny(check=True), tiny(), tiny(**bebop3), tiny(**greedy3)]
+    return [
+        smol(check=True), qwen(), qwen(**bebop3), smol(), smol(**bebop3), qwen(runner="v1"),
+        qwen(runner="v1", **bebop3), qwen(**bebop1), qwen(**greedy3), smol(**bebop1), smol(runner="v1"),
+        smol(runner="v1", **bebop3), qwen(attention="TRITON_ATTN"), qwen(attention="TRITON_ATTN", **bebop3),
+        smol(**greedy3), qwen(runner="v1", **bebop1), smol(runner="v1", **bebop1),
+    ]  # fmt: skip
+
+
+def logged(call: Callable[[Context], None], context: Context) -> None:
+    """Call; what is printed meanwhile, by libraries too, goes to the log."""
+    log = os.open(context.file.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    call(context)
+
+
+def make_model(shape: Shape, folder: Path, context: Context) -> None:
+    """Write a checkpoint with random weights. In a process of its own: vLLM gets a GPU that nothing was done on."""
+    began, made = time.perf_counter(), folder.with_name(f"{folder.name}.made")
+    save_policy(policy_of(shape, context.device, mimo=True), made)
+    made.rename(folder)  # one that was cut off is made again
+    context.keep("model", time.perf_counter() - began, unit="s", model=folder.name)
+
+
+def run(arm: Arm, model: Path, context: Context) -> None:
+    """Carry an arm out."""
+    print(f"---- {arm.name}", flush=True)
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(arm.runner == "v2"))
+    (check if arm.check else measure)(arm, model, context)
+
+
+def measure(arm: Arm, model: Path, context: Context) -> None:
+    """Keep a row for each batch: the cycle of the engine stage, and how it compares with plain decoding."""
+    device = context.device.type
+    about = {"model": arm.model, "system": arm.system, "K": arm.drafts, "runner": arm.runner}
+    about["attention"] = arm.attention if device == "cuda" else "CPU_ATTN"
+    began, arguments = time.perf_counter(), engine_arguments(arm, device, BATCHES[device])
+    engine = start(model, arguments)
+    context.keep("start", time.perf_counter() - began, unit="s", **about, prompt=PROMPT, engine=arguments)
+    for batch in BATCHES[device]:
+        if context.left < 0:
+            context.keep("cycle", None, skipped="time is up", batch=batch, **about)
+            continue
+        decode(engine, arm, batch, cycles=4)  # Triton compiles in the first steps of a batch
+        steps, _ = decode(engine, arm, batch, cycles=CYCLES)
+        found = {"batch": batch, **about, **cycle(steps, batch)}
+        base = found["value"] if arm.drafts == 0 else plain(context.rows, found)
+        context.keep("cycle", unit="ms", of_plain=base and found["value"] / base, **found)
+
+
+def plain(rows: Sequence[Row], row: Row) -> float | None:
+    """Milliseconds of plain decoding of the same model and batch, by the same runner and kernels."""
+    same = ("model", "batch", "runner", "attention")
+    cycles = [one for one in rows if one["what"] == "cycle" and one["K"] == 0]
+    return next((one["value"] for one in cycles if all(one[name] == row[name] for name in same)), None)
+
+
+def engine_arguments(arm: Arm, device: str, batches: Sequence[int]) -> dict[str, Any]:
+    """Arguments of ``vllm.EngineArgs`` but for the model's folder."""
+    decoding = DecodingConfig(system=arm.system, draft_tokens=max(1, arm.drafts))
+    arguments: dict[str, Any] = {
+        "dtype": "bfloat16", "max_num_seqs": max(batches), "max_num_batched_tokens": 8192,
+        "max_model_len": PROMPT + CYCLES * (arm.drafts + 1) + arm.drafts + 1, "seed": 0, "skip_tokenizer_init": True,
+        "generation_config": "vllm", "enable_prefix_caching": False, "disable_log_stats": True,
+        "use_tqdm_on_load": False, "async_scheduling": arm.runner == "v2", "kv_cache_memory_bytes": CACHE[device],
+        "speculative_config": HOSTINGS[SYSTEMS[arm.system].drafter].arguments(decoding),
+    }  # fmt: skip
+    if device == "cpu":
+        return {**arguments, "enforce_eager": True, "block_size": BLOCK}
+    return {
+        **arguments,
+        "attention_backend": arm.attention,
+        "gpu_memory_utilization": 0.5,  # of which keys and values take what they are given
+        # The warm-up would compile 96 kernels, most of them for other settings.
+        "kernel_config": {"enable_flashinfer_autotune": False, "enable_jit_warmup": False},
+        "compilation_config": {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": capture_sizes(batches, arm.drafts),
+        },
+    }
+
+
+def capture_sizes(batches: Sequence[int], drafts: int) -> list[int]:
+    """Tokens of the steps that get a CUDA graph: a token a row of the MTP layer, ``drafts`` + 1 of the target."""
+    return sorted({rows * tokens for rows in batches for tokens in (1, drafts + 1)})
+
+
+class Step(NamedTuple):
+    """A step that brought tokens."""
+
+    seconds: float  # on the clock, when it ended
+    tokens: int
+    rows: int  # that got some
+    begun: int  # rows that have some
+    ended: int  # rows that have all
+
+
+def start(model: Path, arguments: dict[str, Any]) -> Any:
+    """Make vLLM's engine, in this process."""
+    from vllm import EngineArgs, LLMEngine
+
+    return LLMEngine.from_engine_args(EngineArgs(model=str(model), **arguments))
+
+
+def decode(engine: Any, arm: Arm, batch: int, cycles: int, **sampling: Any) -> tuple[list[Step], list[list[Any]]]:
+    """Decode a batch at temperature 1, all rows at once, which have tokens for so many cycles.
+
+    Returns:
+        The steps, whose clock starts with the requests, and of each row vLLM's ``CompletionOutput``s, one a step.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    params = SamplingParams(
+        temperature=1.0, max_tokens=cycles * (arm.drafts + 1), ignore_eos=True, detokenize=False,
+        output_kind=RequestOutputKind.DELTA, **sampling,
+    )  # fmt: skip
+    began, ended = time.perf_counter(), 0
+    outputs: dict[str, list[Any]] = {f"{began}-{number}": [] for number in range(batch)}
+    for number, name in enumerate(outputs):
+        prompt = list(prompt_of(number, SHAPES[arm.model].vocabulary))
+        engine.add_request(name, {"prompt_token_ids": prompt}, params)
+    steps, begun = [], set()
+    while engine.has_unfinished_requests():
+        tokens = rows = 0
+        for given in engine.step():
+            new = len(given.outputs[0].token_ids)
+            tokens, rows, ended = tokens + new, rows + (new > 0), ended + given.finished
+            begun |= {given.request_id} if new else set()
+            outputs[given.request_id].append(given.outputs[0])
+        if tokens:  # an asynchronous engine's first step brings none
+            steps.append(Step(time.perf_counter() - began, tokens, rows, len(begun), ended))
+    return steps, list(outputs.values())
+
+
+def cycle(steps: Sequence[Step], batch: int) -> dict[str, Any]:
+    """Of the cycles in which all rows decode, after the first ones: milliseconds, and what a row gets in one.
+
+    ``ValueError`` where there are fewer than two.
+    """
+    full = [step for step in steps if step.begun == batch and not step.ended]
+    timed = full[WARM:][: TIMED + 1]
+    if len(timed) < 3:
+        raise ValueError(f"all {batch} rows decode in {len(full)} of {len(steps)} steps: nothing can be timed")
+    spans = [1e3 * (after.seconds - before.seconds) for before, after in pairwise(timed)]
+    halves = [median(half) for half in (spans[::2], spans[1::2])]
+    tokens, rows = (sum(getattr(step, name) for step in timed[1:]) for name in ("tokens", "rows"))
+    return {
+        "value": median(spans),
+        "slowest ms": max(spans),
+        "steady": abs(halves[0] - halves[1]) <= STEADY * min(halves),
+        "cycles": len(spans),
+        "tokens a row": tokens / rows,
+        "tokens/s": tokens / (timed[-1].seconds - timed[0].seconds),
+        "first tokens s": full[0].seconds,
+        "whole tokens/s": sum(step.tokens for step in steps) / steps[-1].seconds,
+    }
+
+
+def check(arm: Arm, model: Path, context: Context) -> None:
+    """Keep how far vLLM's log-probs of drawn tokens are from transformers', and raise if they are another model's."""
+    batch = 4
+    engine = start(model, engine_arguments(arm, context.device.type, [batch]))
+    _, outputs = decode(engine, arm, batch, cycles=32, logprobs=0)
+    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="eager")
+    theirs.to(context.device).eval()
+    apart = []
+    for number, parts in enumerate(outputs):
+        answer = [token for part in parts for token in part.token_ids]
+        given = [row[token].logprob for part in parts for token, row in zip(part.token_ids, part.logprobs, strict=True)]
+        prompt = prompt_of(number, SHAPES[arm.model].vocabulary)
+        ids = torch.tensor([[*prompt, *answer]], device=context.device)
+        with torch.no_grad():
+            logprobs = theirs(ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+        own = logprobs.gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()
+        apart.append((own - torch.tensor(given)).abs())
+    found = torch.cat(apart)
+    mean = float(found.mean())
+    context.keep("log-probs apart", mean, unit="nats", largest=float(found.max()), tokens=len(found), arm=arm.name)
+    if not mean < FAR:
+        raise ValueError(f"vLLM's log-probs are {mean:.3g} nats from the model's on average, {FAR} are allowed")
