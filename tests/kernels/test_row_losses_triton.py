@@ -342,6 +342,13 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == 3 * len(KINDS) + 3 + 8 + 7
 
 
+def equal_but_for_ties(found: Tensor, wanted: Tensor, relative: float) -> bool:
+    """Gradients, but for 1 in 10,000: that of TV jumps by q where q = p up to rounding, and a row of bf16 logits has
+    many such tokens at once."""
+    close = torch.isclose(found.double(), wanted, rtol=relative, atol=1e-6)
+    return bool((~close).double().mean() <= 1e-4)
+
+
 # (kind, rows, V): many rows take the row path and few the split path, of which four kinds have all sums between them.
 # The rows of V = 50,257 are not aligned.
 ON_A_GPU = [*((kind, 256, 151_936) for kind in KINDS), ("tv", 256, 50_257)]
@@ -354,7 +361,10 @@ ON_A_GPU += [(kind, 7, 151_936) for kind in ("tv", "hard_ce", "jsd", "hybrid")]
 )
 def test_full_vocabulary_compiled(kind: str, rows: int, vocabulary: int) -> None:
     draft, target = logits(rows, vocabulary, torch.bfloat16)
-    assert_equal(run(draft, target, kind), expected(draft, target, kind), tolerance=1e-5)
+    found, wanted = run(draft, target, kind), expected(draft, target, kind)
+    assert deviation(found, wanted) < 1e-5
+    assert found.grad is not None and wanted.grad is not None
+    assert equal_but_for_ties(found.grad, wanted.grad, BF16_ULP)
 
 
 @pytest.mark.parametrize(
@@ -373,4 +383,4 @@ def test_weights_and_upstream_gradients_of_the_public_function(rows: int, vocabu
     for last in (False, True):
         (grad,) = torch.autograd.grad(result.loss, draft, upstream, retain_graph=not last)
         scaled = wanted.grad * (weights * upstream).double()[:, None]
-        torch.testing.assert_close(grad.double(), scaled, rtol=2 * BF16_ULP, atol=1e-6)
+        assert equal_but_for_ties(grad, scaled, 2 * BF16_ULP)
