@@ -133,9 +133,9 @@ from tests.mutants.running import judge_all, preload
 preload()
 tests = ("test_mean_only_by_hand",)
 faults = [
-    Fault("no/difference", "mean_only", "return rewards - ", "return +rewards - ", tests),
-    Fault("a/difference", "mean_only", "return rewards - ", "return rewards + ", tests),
-    Fault("a/typo", "mean_only", "return rewards - ", "return reward - ", tests),
+    Fault("no/difference", "mean_only", "0.0, rewards - ", "0.0, +rewards - ", tests),
+    Fault("a/difference", "mean_only", "0.0, rewards - ", "0.0, rewards + ", tests),
+    Fault("a/typo", "mean_only", "0.0, rewards - ", "0.0, reward - ", tests),
     replace(next(f for f in load() if f.name.startswith("view/")), name="of/others", tests=tests),
 ]
 for result in judge_all(faults, jobs=2):

@@ -113,6 +113,16 @@ def test_a_stage_that_hangs_is_ended_with_what_it_had(tmp_path: Path) -> None:
     assert "begun" not in summary(tmp_path, {}, {})
 
 
+def lost(context: Context) -> None:
+    context.rows.append({"what": object()})  # so that nothing can be written any more, as without a GPU
+    raise ValueError("the cause")
+
+
+def test_a_stage_that_cannot_write_says_why_it_failed(tmp_path: Path) -> None:
+    context = Context(file=tmp_path / "0_lost.json", seconds=60.0, dry=True, origin={})
+    assert run.carried_out(lost, context) == "failed after 0 s: ValueError: the cause"
+
+
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "GPUS", tmp_path / "none")
     with pytest.raises(UserError, match="no NVIDIA GPU here: --dry-run"):

@@ -71,7 +71,7 @@ def test_a_package_in_somebody_s_repository_has_not_its_commit(repository: Path)
 @pytest.mark.parametrize(
     ("word", "bare"),
     [
-        ("model.path=/home/a/b/model", "model.path=model"),
+        ("model.path=/srv/a/b/model", "model.path=model"),
         ("/a b/c d.py", "c d.py"),
         ("task.path='/x/y/q.jsonl'", "task.path='q.jsonl'"),
         ("parts=[/a/b, /c/d]", "parts=[b, d]"),

@@ -79,8 +79,8 @@ def test_the_page_says_how_it_was_made_without_folders_of_the_machine(tmp_path: 
     run = write_run(tmp_path / "default")
     main([str(run)])
     assert "none given" not in (run / "report.html").read_text()  # nothing is known of it
-    (run / "overrides.json").write_text('["task=gcd", "model.path=/home/somebody/m1"]')
-    (run / "config.yaml").write_text("model:\n  path: /home/somebody/m1\ntrainer:\n  lr: 0.5\n")
+    (run / "overrides.json").write_text('["task=gcd", "model.path=/srv/somebody/m1"]')
+    (run / "config.yaml").write_text("model:\n  path: /srv/somebody/m1\ntrainer:\n  lr: 0.5\n")
     made = {"commit": "3f2c" * 10, "dirty": True, "processor": "Epyc, 2 cores", "torch": "2.13.0", "python": "3.11.9"}
     (run / "machine.json").write_text(json.dumps(made))
     main([str(run)])
