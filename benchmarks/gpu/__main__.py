@@ -89,9 +89,9 @@ def _stage(run: Any, context: Context) -> None:
         run(context)
         context.write()
     except BaseException as error:
-        context.write()
         traceback.print_exc()
         context.file.with_suffix(".error").write_text(" ".join(f"{type(error).__name__}: {error}".split())[:300])
+        context.write()  # last, as it fails too where the GPU is what failed: it asks for the card's name
         sys.exit(1)
 
 
