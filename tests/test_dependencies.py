@@ -23,6 +23,7 @@ EXTRAS = {
     "bebop.rollout.vllm": ("vllm",),
     "recipes.upstream.sglang_": ("sglang",),
     "recipes.upstream.vllm_": ("vllm",),
+    "bebop.bench.gpu.vllm_": ("vllm",),
     "bebop.verl_job": ("verl",),
     "bebop.verl_job.megatron_": ("megatron",),
     "bebop.megatron_job": ("megatron",),

@@ -27,7 +27,7 @@ BAD = [
     (["nonsense=1"], r"nonsense: no such setting; the groups are model, task"),
     (["nonsense.x=1"], r"nonsense.x: no such setting; the groups are model, task"),
     (["trainer.lr.x=1"], r"trainer.lr.x: no such setting; trainer.lr is a single value"),
-    (["task.args.terms=1"], r"task.args.terms: no such setting; did you mean task.args.min_terms? task.args has min_terms"),
+    (["task.args.terms=1"], r"task.args.terms: no such setting; did you mean task.args.min_terms? task.args has"),
     (["+trainer.foo=1"], r"trainer.foo=1 is not possible: no such setting; there are ranks"),
     (["task=nonsense"], r"task=nonsense is not possible: choose one of chain_sum, environment, file"),
     (["trainer=5"], r"trainer=5 is not possible: choose one of default"),
