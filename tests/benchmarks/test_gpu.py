@@ -125,6 +125,7 @@ def test_a_stage_that_cannot_write_says_why_it_failed(tmp_path: Path) -> None:
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "GPUS", tmp_path / "none")
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="no NVIDIA GPU here: --dry-run"):
         run.main(["--out", str(tmp_path)])
 

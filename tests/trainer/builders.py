@@ -78,7 +78,8 @@ def batch(source: Policy | None = None, *, seed: int = 0, groups: int = 4, size:
 
 @cache
 def _first_batch(seed: int, groups: int, size: int, version: int) -> Batch:
-    made = _batch(policy(), seed, groups, size, version)
+    with torch.random.fork_rng(devices=[]):  # whoever asks first must not find another state of it than the others
+        made = _batch(policy(), seed, groups, size, version)
     for trajectory in made.trajectories:
         own = trajectory.completion
         for array in (own.token_ids, own.logprobs, own.versions):
