@@ -21,7 +21,7 @@ from bebop.bench.gpu.stage import Context, Stage, warmed
 from bebop.kernels.block_verify import block_verify
 from bebop.kernels.linear_losses import linear_draft_loss
 from bebop.kernels.losses import tv_loss
-from bebop.kernels.row_losses import row_losses
+from bebop.kernels.row_losses import row_losses, scale_rows
 from bebop.kernels.verify import chain_verify, sample
 from bebop.rollout.decoding.sampling import BatchSampling, entropy
 from bebop.trainer.logprobs import token_logprobs
@@ -127,7 +127,7 @@ def tests(context: Context) -> None:
 
 
 def tv(context: Context) -> None:
-    """The kernel alone, the multiplication by the upstream gradient alone, both; launch choices; memory traffic."""
+    """The kernel alone; what an upstream gradient costs, as it was, now, and folded in; tiles; memory traffic."""
     rows, vocabulary = (4, 200) if context.dry else (8192, VOCABULARY)
     draft, target = _logits(context, rows, vocabulary)
     size = draft.numel() * draft.element_size()
@@ -143,14 +143,30 @@ def tv(context: Context) -> None:
         (tv_loss(draft, target).loss * weights).sum().backward()
         draft.grad = None
 
+    def folded() -> None:
+        tv_loss(draft, target, row_weights=weights).loss.sum().backward()
+        draft.grad = None
+
     weights = torch.rand(rows, device=context.device)
-    warmed([alone, whole, *([] if context.dry else [partial(_launched, draft, target, b) for b in BLOCKS])])
+    ones = torch.ones_like(weights)
+    warmed(
+        [
+            alone,
+            whole,
+            weighted,
+            folded,
+            *([] if context.dry else [partial(_launched, draft, target, b) for b in BLOCKS]),
+        ]
+    )
     grad = alone()
     assert grad is not None and grad.abs().max() > 0, "a gradient of zeros: nothing was computed"
     context.time("kernel alone", alone, bytes_=3 * size)
-    context.time("multiplication alone", lambda: grad.mul_(weights[:, None]), bytes_=2 * size)
+    context.time("multiplication as it was", lambda: grad.mul_(weights[:, None]), bytes_=2 * size)
+    context.time("multiplication", lambda: scale_rows(grad, weights), bytes_=2 * size)
+    context.time("multiplication by 1", lambda: scale_rows(grad, ones))
     context.time("whole, upstream 1", whole, bytes_=3 * size)
     context.time("whole, upstream weights", weighted, bytes_=3 * size)
+    context.time("whole, weights folded in", folded, bytes_=3 * size)
     if not context.dry:
         for block in BLOCKS:
             context.time("kernel alone", partial(_launched, draft, target, block), bytes_=3 * size, block=block)
