@@ -91,7 +91,7 @@ smoke-%: .venv-%/.installed ## the part of it that .ci/run takes: smoke-sglang, 
 
 test-all: test lint test-slow test-exhaustive mutants bad-input test-agents test-megatron test-sglang test-vllm test-verl ## every test that needs no GPU: some three hours on two cores
 
-mutants: venv ## plant every fault and see that the tests notice: most of an hour; test-slow takes a twentieth; ARGS="policy/tis --list"
+mutants: venv ## plant every fault and see that the tests notice: ten minutes; test-slow takes every sixtieth; ARGS="policy/tis --list"
 	$(QUIET) $(BIN)/python -m tests.mutants $(ARGS)
 
 bad-input: venv ## every mistake of tests/bad_input, one line each: ten minutes; test and test-slow take a third of them

@@ -187,9 +187,12 @@ def test_decoding_changes_between_cycles_and_a_replacement_is_told_too(tmp_path:
 
 
 def test_a_stale_head_is_noticed_named_and_sent_again(tmp_path: Path) -> None:
-    """The second worker starts with another head than the trainer's, and the frozen head is not sent."""
+    """The second worker starts with another head than the trainer's, and the frozen head is not sent.
+
+    Getting at the weights takes so long that it complains once more meanwhile.
+    """
     good, bad = Drafting(), Drafting(head="zeroed")
-    loop, _, sink = make(job(), tmp_path, good, bad)
+    loop, _, sink = make(job(), tmp_path, good, bad, fetch=50)
     assert go(loop)
     assert [row["drift/state"] for _, row in sink.rows][:1] == [3.0] and sink.rows[-1][1]["drift/state"] == 0.0
     first = lines(tmp_path / "controller.jsonl")[0]

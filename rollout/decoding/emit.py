@@ -58,8 +58,7 @@ def measure(
     reached = steps < emitted[:, None]
     if draft.lengths is not None:
         reached &= steps < draft.lengths[:, None]
-    kept = steps < torch.minimum(accepted.lengths, emitted)[:, None]
-    sums = {"reached": reached, "accepted": kept}
+    sums = {"reached": reached, "accepted": steps < accepted.lengths[:, None]}
     found = dict(zip(MEASURED, _compare(draft, probs[:, :drafts]), strict=True)) if everything else {}
     sums |= {**found, **counts}
     values = torch.stack([value.double() for value in sums.values()], 1)
