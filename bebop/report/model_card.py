@@ -13,11 +13,11 @@ import yaml
 
 from bebop import __version__
 from bebop.adaptation.results import Results
+from bebop.config import BUILT_IN
 from bebop.config_adapt import AdaptConfig
 from bebop.report.adapted_table import drafts, rows, tasks
 
 TAGS = ["speculative-decoding", "mtp", "multi-token-prediction", "rejection-sampling", "bebop"]
-BUILT_IN = ("tiny", "smollm2")
 
 
 def write_card(out: Path, config: AdaptConfig, results: Results) -> None:

@@ -11,7 +11,6 @@ A GPU is there for minutes, on a machine without a network. So this command
 """
 
 import argparse
-import json
 import multiprocessing
 import shutil
 import sys
@@ -94,11 +93,6 @@ def _stage(run: Any, context: Context) -> None:
         context.file.with_suffix(".error").write_text(" ".join(f"{type(error).__name__}: {error}".split())[:300])
         context.write()  # last, as it fails too where the GPU is what failed: it asks for the card's name
         sys.exit(1)
-
-
-def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each stage that a run has kept."""
-    return {file.stem.partition("_")[2]: json.loads(file.read_text())["rows"] for file in sorted(folder.glob("*.json"))}
 
 
 def _parser() -> argparse.ArgumentParser:

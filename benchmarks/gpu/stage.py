@@ -72,9 +72,12 @@ class Context:
         try:
             limit = min(1.0, max(0.1, self.left / 8))
             first, second = (self.timer(call, limit) for _ in range(2))
-        except torch.OutOfMemoryError:
+        except (
+            Exception
+        ) as error:  # of one case, such as tiles too wide for the card: the others are measured all the same
+            reason = "out of memory" if isinstance(error, torch.OutOfMemoryError) else _line(error)
+            self.keep(what, None, skipped=reason, **more)
             torch.cuda.empty_cache()
-            self.keep(what, None, skipped="out of memory", **more)
             return
         best = min(first, second)
         rates = {"GB/s": bytes_ / best / 1e6} if bytes_ else {}
@@ -87,7 +90,12 @@ class Context:
         try:
             yield
         except Exception as error:
-            self.keep(what, None, skipped=" ".join(f"{type(error).__name__}: {error}".split())[:200], **more)
+            self.keep(what, None, skipped=_line(error), **more)
+
+
+def _line(error: Exception) -> str:
+    """An error in one line, bounded."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def warmed(calls: Sequence[Callable[[], object]]) -> None:

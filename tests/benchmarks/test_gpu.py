@@ -83,6 +83,7 @@ def done(context: Context) -> None:
     context.keep("left", context.left)
     with context.tried("odd", batch=3):
         raise RuntimeError("this alone")
+    context.time("impossible", lambda: 1 // 0, block=7)
 
 
 def test_a_stage_that_fails_or_is_late_costs_no_other_one(
@@ -96,6 +97,7 @@ def test_a_stage_that_fails_or_is_late_costs_no_other_one(
     page = (tmp_path / "summary.md").read_text()
     assert "- fails: failed after 0 s: ValueError: no such thing" in page
     assert "- done: 0 s" in page and "done: odd: RuntimeError: this alone" in page
+    assert "done: impossible: ZeroDivisionError" in page, "and the stage went on"
     assert "- late: left out: 20 s were left, it needs 60" in page
     assert json.loads((tmp_path / "0_fails.json").read_text())["rows"] == [{"what": "before", "value": 1.0}]
     assert not (tmp_path / "2_late.json").exists()
