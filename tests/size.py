@@ -1,8 +1,8 @@
 """Count what the project is made of: ``python -m tests.size`` prints lines, files, lonely files and import circles.
 
-The product is ``bebop/``, ``rollout/``, ``trainer/``, ``kernels/`` and the recipes for verl and Megatron, which the wheel
-ships as parts of the package. A file is lonely if exactly one other file of the product imports it, where that import stands
-at the top of a module and the file is neither the twin of a kernel nor an entry point.
+The product is ``bebop/``, ``rollout/``, ``trainer/``, ``kernels/`` and the recipes for verl and Megatron, which are
+parts of the package in a wheel. A file is lonely if exactly one other file of the product imports it, and does so at
+the top of a module, and if it is neither the twin of a kernel nor an entry point.
 """
 
 import ast
@@ -60,7 +60,8 @@ def circle(sources: dict[str, str]) -> Iterable[str]:
     try:
         TopologicalSorter(importers(sources)[1]).prepare()
     except CycleError as error:
-        return error.args[1]
+        names: list[str] = error.args[1]
+        return names
     return ()
 
 

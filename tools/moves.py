@@ -1,7 +1,7 @@
-"""Move files of the project and let everything that names them follow: ``python tools/moves.py tools/moves.yaml [ROOT]``.
+"""Move files and let everything that names them follow: ``python tools/moves.py tools/moves.yaml [ROOT]``.
 
 The table maps old paths to new ones. A path may be a file or a folder, and a move that was made already is passed over,
-so the script may run twice, and on a branch that began before the moves. It rewrites, in every text file that git knows:
+so the script may run twice, and on a branch that began before the moves. It rewrites, in every text file of git:
 
 - dotted names, in imports and in strings: ``bebop.loop`` becomes ``bebop.driver.loop``;
 - ``from bebop import loop``, which becomes ``from bebop.driver import loop``, with ``as`` where the last name changes;
