@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from bebop.kernels.trees import visible
+from bebop.kernels.tree_verify import visible
 from bebop.model.attention import SlotContext, Span
 from bebop.model.backbone import Policy, tapped
 from bebop.model.lean import lean_hidden

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.decoding import HEAD_OVERLAP, HEAD_READ, SYSTEMS
-from bebop.kernels.trees import ancestry
+from bebop.kernels.tree_verify import ancestry
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.model.ragged_attention import Ragged
