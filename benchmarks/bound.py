@@ -23,9 +23,8 @@ from bebop.bench import roofs
 from bebop.bench.record import noted
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.attention import ATTENTION
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, product
 from bebop.model.checkpoint import load_policy
-from bebop.model.products import product
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.tasks.source import PromptSource, chat_encoder

@@ -57,7 +57,7 @@ class _Bench:
 
     def __init__(self, config: JobConfig, trainer: PolicyTrainer, groups: Sequence[Group]) -> None:
         self.trainer, self.groups = trainer, groups
-        self.certifier = Certifier(trainer.scorer, trainer.past, config)
+        self.certifier = Certifier(trainer.scorer, trainer.old_policies, config)
         self.steps: dict[bool, list[float]] = {True: [], False: []}
         self.readings: list[float] = []
         self.tokens = 0  # of a reading

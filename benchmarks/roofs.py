@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from bebop.model.products import ONEDNN
+from bebop.model.backbone import ONEDNN
 
 TURNS, SECONDS = 5, 0.03  # of a measurement: so many turns of at least so long
 

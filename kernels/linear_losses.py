@@ -1,26 +1,55 @@
 """Draft losses from hidden states: the head's matrix product and the loss in chunks of rows, logits never kept.
 
 For N rows, V tokens and a head of width d, logits of draft and target and their gradient would take 3 N V numbers; here
-they take 3 ``chunk_rows`` V, and what is kept for the backward pass is one [N, d] tensor (see ``linear_chunks.py``).
+they take 3 ``chunk_rows`` V, and what is kept for the backward pass is one [N, d] tensor.
 The default leaves the head alone, as training of draft heads does.
 
 Precision: products run in the dtype of the hidden states. In bf16, sums are fp32 inside the product and logits are
 rounded to bf16 once, like the logits that an engine samples from; loss and statistics are fp32 from there on.
+
+The gradient is computed in the forward pass: d loss_n / d hidden_n = (d loss_n / d logits_n) @ weight depends on row n
+alone, so it can be scaled by any upstream gradient afterwards, exactly. A gradient of the head cannot (it sums over
+rows): where it is wanted, the logits are computed again in the backward pass.
+
+With the vocabulary split between processes every process has all hidden states and its part of both heads. Each chunk
+has the two collectives of ``vocab_parallel.py``; one more adds up the gradients of the hidden states at the end.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from bebop.errors import UserError
 from bebop.kernels import truncation
-from bebop.kernels.chain_losses import corrected_loss, counted, product_loss
-from bebop.kernels.draft_losses import loss_named
-from bebop.kernels.linear_chunks import Plan, chunked_losses
-from bebop.kernels.losses import DraftLossOutput
-from bebop.kernels.row_losses import check_labels
+from bebop.kernels.draft_losses import loss_named, needs_labels
+from bebop.kernels.losses import DraftLossOutput, scale_saved
+from bebop.kernels.row_losses import NUMBERS, RowLosses, accumulator, check, check_labels, row_losses
+from bebop.kernels.row_threads import product, share, threads_for
+from bebop.kernels.vocab_parallel import parallel_row_losses
 
 # Rows per chunk: large enough to keep matrix units busy; a CPU gains nothing past some hundred rows.
 CHUNK_ROWS = {"cuda": 1024, "cpu": 256}
+# Fewest rows of a thread's chunk: with so few, a product with the head costs a row 1.7 times what it does with 256
+# (V = 32,768, d = 256, fp32).
+MIN_CHUNK_ROWS = 16
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]  # hidden, weight, target_hidden, target_weight, labels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is computed from the logits of a chunk."""
+
+    kinds: tuple[str, ...]  # as in ``row_losses``; of several, labels are for hard_ce alone
+    temperature: float
+    eta: float
+    target_top_p: float
+    target_top_k: int
+    rows: int  # whose logits exist at a time
+    group: dist.ProcessGroup | None
 
 
 def linear_draft_loss(
@@ -179,3 +208,192 @@ def _check_steps(hidden: Tensor, target_hidden: Tensor, mask: Tensor, tokens: Te
     for name, given in (("target_hidden", target_hidden[..., 0]), ("mask", mask), ("tokens", tokens)):
         if given is not None and given.shape != hidden.shape[:2]:
             raise UserError(f"{name} must be of [N, K] = {list(hidden.shape[:2])}, not {list(given.shape)}")
+
+
+# ---- the autograd function
+
+
+def chunked_losses(inputs: Inputs, plan: Plan, weight_grad: bool) -> list[DraftLossOutput]:
+    """The losses [N] of every kind, from one product with either head per chunk; gradients as in ``linear_losses``."""
+    hidden, weight, target_hidden, target_weight, labels = inputs
+    head = weight if weight_grad else weight.detach()
+    # Asked here: inside of the Function gradients are always off, and no_grad does not show.
+    wanted = torch.is_grad_enabled() and hidden.requires_grad
+    targets = target_hidden.detach(), target_weight.detach()
+    losses, statistics = _ChunkedLosses.apply(hidden, head, *targets, labels, plan, wanted)
+    outputs = []
+    for kind, loss, numbers in zip(plan.kinds, losses, statistics, strict=True):
+        names = NUMBERS[1:] if needs_labels(kind) else NUMBERS[1:4]
+        outputs.append(DraftLossOutput(loss=loss, **dict(zip(names, numbers, strict=False))))
+    return outputs
+
+
+class _ChunkedLosses(torch.autograd.Function):
+    """Losses [kinds, N] and the other numbers [kinds, 4, N]; the gradient into the states is made on the way."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        inputs, (plan, wanted) = arguments[:5], arguments[5:]
+        hidden, _, target_hidden, *_ = inputs
+        numbers = torch.zeros(
+            len(plan.kinds), 5, len(hidden), dtype=accumulator(hidden, target_hidden), device=hidden.device
+        )
+        gradient = hidden.new_empty(len(plan.kinds), *hidden.shape) if wanted else None
+        _each_chunk(inputs, plan, lambda rows: _chunk(inputs, rows, plan, numbers, gradient))
+        if gradient is not None and plan.group is not None:
+            dist.all_reduce(gradient, group=plan.group)
+        ctx.plan = plan
+        ctx.save_for_backward(gradient, *(inputs if ctx.needs_input_grad[1] else ()))
+        losses, statistics = numbers[:, 0].clone(), numbers[:, 1:]
+        ctx.mark_non_differentiable(statistics)
+        return losses, statistics
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, *inputs = ctx.saved_tensors
+        into_hidden = None
+        if gradient is not None and len(gradient) == 1:
+            into_hidden = scale_saved(gradient[0], upstream[0])
+        elif gradient is not None:
+            into_hidden = sum(g * u[:, None] for g, u in zip(gradient, upstream, strict=True)).to(gradient.dtype)
+        into_weight = _weight_gradient(upstream, tuple(inputs), ctx.plan) if inputs else None
+        return into_hidden, into_weight, *[None] * 5
+
+
+def _each_chunk(
+    inputs: Inputs, plan: Plan, work: Callable[[slice], Any], then: Callable[[Any], object] | None = None
+) -> None:
+    """``share`` chunks between the threads of a CPU; one after the other where processes meet in each.
+
+    All threads together hold the logits of ``plan.rows``. A product may round otherwise for another number of rows, so
+    results are those of one thread up to rounding, and the same to the bit whenever threads are as many.
+
+    One chunk at least: what cannot be computed is refused where the logits are.
+    """
+    hidden, weight, *_ = inputs
+    count, elements = len(hidden), 0 if plan.group is not None else len(hidden) * len(weight)
+    threads, rows = threads_for(elements, hidden.device), plan.rows
+    if threads > 1:
+        rows = max(min(rows // threads, -(-count // threads)), min(rows, MIN_CHUNK_ROWS))
+    chunks = [slice(start, start + rows) for start in range(0, max(1, count), rows)]
+    share(lambda block: work(chunks[block]), len(chunks), elements=elements, device=hidden.device, then=then)
+
+
+def _chunk(inputs: Inputs, rows: slice, plan: Plan, numbers: Tensor, gradient: Tensor | None) -> None:
+    """Fill in the numbers and the gradient of one chunk; its logits are gone on return."""
+    pair = _logits(inputs, rows, plan)
+    for at, kind in enumerate(plan.kinds):
+        chunk = _row_losses(pair, kind, inputs[4], rows, plan, need_grad=gradient is not None)
+        for row, number in zip(numbers[at], chunk.numbers(), strict=False):
+            row[rows] = number
+        if gradient is not None and chunk.grad is not None:
+            gradient[at, rows] = chunk.grad @ inputs[1]
+        del chunk  # or its gradient would live on beside the next one
+
+
+def _logits(inputs: Inputs, rows: slice, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Of draft and target [R, V]; the target's are truncated."""
+    hidden, weight, target_hidden, target_weight, _ = inputs
+    target = product(target_hidden[rows], target_weight.T)
+    return product(hidden[rows], weight.T), truncation.truncate_(
+        target, plan.temperature, plan.target_top_p, plan.target_top_k
+    )
+
+
+def _row_losses(
+    pair: tuple[Tensor, Tensor], kind: str, labels: Tensor | None, rows: slice, plan: Plan, need_grad: bool,
+    row_weights: Tensor | None = None,
+) -> RowLosses:  # fmt: skip
+    chosen = labels[rows] if labels is not None and (needs_labels(kind) or len(plan.kinds) == 1) else None
+    options: dict[str, Any] = {"kind": kind, "temperature": plan.temperature, "labels": chosen}
+    whole = {**options, "eta": plan.eta, "need_grad": need_grad, "row_weights": row_weights}
+    if plan.group is None:
+        return row_losses(*pair, **whole)
+    check(*pair, **options, whole=False)
+    return parallel_row_losses(*pair, group=plan.group, **whole)
+
+
+def _weight_gradient(upstream: Tensor, inputs: Inputs, plan: Plan) -> Tensor:
+    """d (upstream . losses) / d weight [V, d], from logits computed again; summed over chunks in fp32 at least."""
+    hidden, weight, *_ = inputs
+    total = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+
+    def parts(rows: slice) -> list[Tensor]:
+        """Of a chunk, by kind."""
+        pair, products = _logits(inputs, rows, plan), []
+        for kind, factors in zip(plan.kinds, upstream, strict=True):
+            grad = _row_losses(pair, kind, inputs[4], rows, plan, need_grad=True, row_weights=factors[rows]).grad
+            assert grad is not None
+            products.append(grad.T @ hidden[rows])
+            del grad
+        return products
+
+    def add(products: list[Tensor]) -> None:
+        for part in products:
+            total.add_(part)
+
+    _each_chunk(inputs, plan, parts, add)
+    return total.to(weight.dtype)
+
+
+# ---- the loss of a chain, from what each of its steps gives: steps [N, K] of N anchors. Those from an anchor's first
+# masked step on do not count, whatever they hold.
+
+
+def counted(mask: Tensor) -> Tensor:
+    """The steps [N, K] before the first masked one."""
+    return mask.bool().cumprod(-1).bool()
+
+
+def product_loss(loss: Tensor, alpha: Tensor, valid: Tensor) -> Tensor:
+    """1 - sum_j alpha_1 ... alpha_j / K_eff (SPEC Eq. 13), averaged over anchors; all [N, K], 0 where not ``valid``.
+
+    ``loss`` are the TV losses 1 - alpha, which carry the gradient.
+    """
+    value = _mean(alpha.cumprod(-1).sum(-1), valid)  # alpha is 0 from the first masked step on, and so is the product
+    # The value is that of the formula, the gradient that of the weighted TV losses: the bracket is 0.
+    return value + (e2e_weights(alpha, valid) * (loss - loss.detach())).sum() / _anchors(valid)
+
+
+def corrected_loss(loss: Tensor, draft_log: Tensor, target_log: Tensor, valid: Tensor) -> Tensor:
+    """The unbiased form for data y ~ p (SPEC 1.3).
+
+    Step j counts alpha_j times the product of min(1, q(y) / p(y)) over the steps before it. ``draft_log`` and
+    ``target_log`` are the logarithms of q(y) and p(y) [N, K]; gradients flow through ``loss``, the TV losses, and
+    ``draft_log``.
+    """
+    # Clamped before the exponential: the derivative of a ratio above 1 is 0. p(y) = 0 cannot be data: it counts as 1.
+    known = valid & (target_log > -torch.inf)
+    ratio = torch.where(known, draft_log - target_log, 0).clamp_max(0).exp()
+    return _mean((_before(ratio) * (1 - loss) * valid).sum(-1), valid)
+
+
+def e2e_weights(alpha: Tensor, mask: Tensor) -> Tensor:
+    """w_k [N, K] of SPEC Eq. 13: minus the derivative of an anchor's loss by alpha_k; it scales step k's TV gradient.
+
+    w_k = P R_k / K_eff, with P the product of alpha before k and R_k = 1 + alpha_(k+1) R_(k+1): no division by an
+    alpha, which may be 0. Steps from the first masked one on have weight 0. alpha and mask are [N, K].
+    """
+    valid = counted(mask)
+    alpha = torch.where(valid, alpha, 0)
+    rest = torch.ones_like(alpha)
+    for k in range(alpha.shape[-1] - 2, -1, -1):
+        rest[:, k] = 1 + alpha[:, k + 1] * rest[:, k + 1]
+    return _before(alpha) * rest * valid / valid.sum(-1, keepdim=True).clamp_min(1)
+
+
+def _before(factors: Tensor) -> Tensor:
+    """Products [N, K] of the factors before each step; 1 at the first."""
+    return torch.cat((torch.ones_like(factors[:, :1]), factors[:, :-1]), -1).cumprod(-1)
+
+
+def _anchors(valid: Tensor) -> Tensor:
+    """Anchors that have a step, at least 1."""
+    return valid.any(-1).sum().clamp_min(1)
+
+
+def _mean(accepted: Tensor, valid: Tensor) -> Tensor:
+    """1 - accepted / K_eff, averaged over the anchors that have a step; 0 where none has."""
+    length = valid.sum(-1)
+    return torch.where(length > 0, 1 - accepted / length.clamp_min(1), 0).sum() / _anchors(valid)

@@ -9,9 +9,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from bebop.model.experts import join_experts, split_experts
 from bebop.model.fingerprint import fingerprint
-from bebop.model.layouts import LAYOUTS, from_layout, to_layout
+from bebop.model.layouts import LAYOUTS, from_layout, join_experts, split_experts, to_layout
 from bebop.rollout.engine import EngineDied
 
 Selector = Literal["target", "draft", "all"]

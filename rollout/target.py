@@ -5,12 +5,11 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from bebop.kernels.trees import visible
+from bebop.kernels.tree_verify import visible
 from bebop.model.attention import SlotContext, Span
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, tapped
 from bebop.model.lean import lean_hidden
-from bebop.model.ragged import Ragged
-from bebop.model.taps import tapped
+from bebop.model.ragged_attention import Ragged
 from bebop.rollout.decoding.base import Rows, TargetPass
 from bebop.rollout.slots import Slots
 

@@ -64,7 +64,7 @@ def test_planted_words_are_caught(module: str, source: str) -> None:
         ("bebop.loop", "pairs = [f(name) for name in ('target_only', 'pad')]"),
         ("bebop.loop", "near = sums['target_only'] > 1\nif rollout.name == 'bebop': pass"),
         ("bebop.rollout.decoding.drafters.mtp", "head = policy.mtp"),
-        ("bebop.trainer.cotrain", "head = policy.mtp"),
+        ("bebop.trainer.policy", "head = policy.mtp"),
     ],
 )
 def test_words_in_their_places_pass(module: str, source: str) -> None:
@@ -98,7 +98,7 @@ PLANTED = [
     ("rollout/torch_engine.py", "import sglang.srt", "bebop.rollout.torch_engine -> sglang"),
     ("rollout/room.py", "import vllm", "bebop.rollout.room -> vllm"),
     ("recipes/megatron/job.py", "import verl", "bebop.megatron_job.job -> verl"),
-    ("trainer/state.py", "import megatron.core", "bebop.trainer.state -> megatron"),
+    ("trainer/optim.py", "import megatron.core", "bebop.trainer.optim -> megatron"),
     ("bebop/adapt.py", "from plotly import graph_objects", "bebop.adapt -> plotly"),
     ("rollout/engines.py", "def f():\n    from wandb import init", "bebop.rollout.engines -> wandb"),
     ("bebop/tasks/environment.py", "import verifiers", "bebop.tasks.environment -> verifiers"),

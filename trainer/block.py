@@ -20,7 +20,7 @@ from bebop.model.checkpoint import load_policy
 from bebop.options import BlockTraining
 from bebop.trainer.block_loss import ReadText, block_loss, lay_out, read_texts, shared_tables
 from bebop.trainer.chains import TokenRow, rows_of_step
-from bebop.trainer.schedule import learning_rate
+from bebop.trainer.optim import learning_rate
 from bebop.trajectory import Prompt
 
 GREEDY = 0.0

@@ -14,10 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 from bebop.kernels.draft_losses import needs_labels
 from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
 from bebop.model.attention import BlockContext, CausalContext
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, tapped
 from bebop.model.block import BlockDraftNetwork
 from bebop.model.mtp import at
-from bebop.model.taps import tapped
 
 END_TO_END = "e2e_tv"  # the objective that looks at a block as a whole
 

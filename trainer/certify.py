@@ -43,8 +43,8 @@ from bebop.certify.ledger import Ledger
 from bebop.config import MOST_TOKENS, JobConfig
 from bebop.monitor.certified import PAIRS, Certified
 from bebop.trainer.certify_rows import Scored, block_of, score
+from bebop.trainer.old_policies import OldPolicies
 from bebop.trainer.packing import PackedRows, Row, pack
-from bebop.trainer.past import PastWeights
 from bebop.trainer.scorer import Scorer, whole_tables
 from bebop.trajectory import Completion, Group, before
 
@@ -91,9 +91,11 @@ def fair(completion: Completion, span: range, versions: Sequence[int]) -> Places
 class Certifier:
     """Holds the ledger of a run. All ranks make the same calls."""
 
-    def __init__(self, scorer: Scorer, past: PastWeights, config: JobConfig, rank: int = 0, world: int = 1) -> None:
-        """``past``: the versions that are not those of now."""
-        self.scorer, self.past, self.config, self.rank, self.world = scorer, past, config, rank, world
+    def __init__(
+        self, scorer: Scorer, old_policies: OldPolicies, config: JobConfig, rank: int = 0, world: int = 1
+    ) -> None:
+        """``old_policies``: the versions that are not those of now."""
+        self.scorer, self.old_policies, self.config, self.rank, self.world = scorer, old_policies, config, rank, world
         self.vocabulary = int(scorer.backbone.get_output_embeddings().weight.shape[0])
         self.stops = scorer.policy.eos_token_ids
         self.begin(0)
@@ -123,10 +125,10 @@ class Certifier:
         if since > self.since:
             self.begin(since)
         first = version // max(1, self.config.monitor.certify_every) * PAIRS  # number of the first pair
-        answers, places = self._places(groups, first, [*self.past.versions, version])
+        answers, places = self._places(groups, first, [*self.old_policies.versions, version])
         wanted = {v for own in places for v in own}
-        older = [v for v in self.past.versions if v in wanted and v != version]
-        parts = self.past.visit(older, lambda v: self._score(answers, places, v))
+        older = [v for v in self.old_policies.versions if v in wanted and v != version]
+        parts = self.old_policies.visit(older, lambda v: self._score(answers, places, v))
         parts += [self._score(answers, places, version)] if version in wanted else []
         scored = self._gathered([one for part in parts for one in part])
         if self.rank:

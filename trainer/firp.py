@@ -21,7 +21,7 @@ from bebop.options import FirpTraining
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.firp_loss import MEASURES, ReadRow, firp_loss, lay_out, read_rows, sums
 from bebop.trainer.firp_ranks import BEYOND, cycles, drafts_of, token_ranks
-from bebop.trainer.schedule import learning_rate
+from bebop.trainer.optim import learning_rate
 from bebop.trajectory import Prompt
 from bebop.tree_shape import likeliest, rank_chances
 

@@ -20,9 +20,8 @@ from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.trainer.chains import ChainRows
 from bebop.trainer.objectives import Sampling, Steps, unroll
-from bebop.trainer.optim import gradient_norm
+from bebop.trainer.optim import gradient_norm, whole_copies
 from bebop.trainer.scorer import whole_tables
-from bebop.trainer.state import whole_copies
 
 Shared = tuple[Tensor, Tensor]  # token embedding and language-model head, both [V, d]
 ChainLoss = Callable[[Steps], Tensor]

@@ -16,9 +16,7 @@ from bebop.errors import UserError
 from bebop.trainer.chains import ChainRows, KnownRow, TokenRow, chain_rows, known_chains, spaced
 from bebop.trainer.head_backend import HeadBackend
 from bebop.trainer.objectives import Objective, make_objective
-from bebop.trainer.optim import GuardedAdamW
-from bebop.trainer.schedule import warm_up
-from bebop.trainer.state import State, load_optimizer_state, optimizer_state
+from bebop.trainer.optim import GuardedAdamW, State, load_optimizer_state, optimizer_state, warm_up
 
 MicroBatch = tuple[ChainRows, Tensor | None]  # with the hidden states [B, L, d], where they are known
 

@@ -1,16 +1,21 @@
-"""Policy losses with truncated importance sampling, and how their tokens are averaged.
+"""The choices of the RL algorithm as pure functions: advantages, aggregation, policy losses, importance weights.
 
-Three log-probs of a token: *rollout* (the engine, when it produced the token), *proximal* (the trainer at the start
-of the update) and the current one. The trust region is around proximal, the ratio pi / pi_prox; what the rollout
-distribution differs from it is corrected by a constant weight, min(pi_prox / pi_rollout, cap) (decoupled PPO, Hilton
-et al. 2021), of each token by itself or of the whole answer.
+An advantage says how much better a completion is than the others of its prompt, from the rewards [n_groups, G], one row
+a group. A completion gets 0 if all rewards of its group are equal, or if it is alone: there is nothing to compare it
+with, and the group teaches nothing (beyond a KL term). Members lost with their environments are in no group; those
+that are left are compared with one another.
+
+A token has three log-probs: *rollout* (the engine, when it produced the token), *proximal* (the trainer at the start
+of the update) and the current one. The trust region is around proximal, the ratio pi / pi_prox. A constant weight,
+min(pi_prox / pi_rollout, cap), corrects for the rollout distribution (decoupled PPO, Hilton et al. 2021), for each
+token by itself or for the whole completion.
 
 Averages are taken over the whole minibatch, not over micro-batches: the weight of each token is fixed beforehand from
 the global counts, and a micro-batch contributes its weighted *sum*. Sums over micro-batches and ranks then give exactly
 the loss of the undivided minibatch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,9 +26,49 @@ from torch import Tensor
 from bebop.config import AlgorithmConfig
 from bebop.metrics import Max, Mean, Metrics, SampleSize, Sum
 from bebop.trainer.packing import PackedRows
+from bebop.trajectory import Group
 
+Rewards = NDArray[np.float64]
 Lengths = NDArray[np.int64]
 Weights = NDArray[np.float64]
+
+
+def group_normalised(rewards: Rewards, eps: float = 1e-6) -> Rewards:
+    """(r - mean) / (std + eps), SPEC Eq. 3; the *population* standard deviation, the one reported as ``reward/std``."""
+    return mean_only(rewards) / (rewards.std(axis=1, keepdims=True) + eps)
+
+
+def mean_only(rewards: Rewards) -> Rewards:
+    """r - mean: without the division that weighs nearly solved and nearly hopeless prompts up.
+
+    Where all are equal it is 0 and not what the mean was rounded by: a division by a deviation of 0 would make 0.1 of
+    that, where rewards are large.
+    """
+    equal = (rewards == rewards[:, :1]).all(axis=1, keepdims=True)
+    return np.where(equal, 0.0, rewards - rewards.mean(axis=1, keepdims=True))
+
+
+def leave_one_out(rewards: Rewards) -> Rewards:
+    """r - mean of the *other* completions: an unbiased baseline; equals ``mean_only`` times G / (G - 1)."""
+    size = rewards.shape[1]
+    return mean_only(rewards) * size / max(size - 1, 1)
+
+
+ADVANTAGES: dict[str, Callable[[Rewards], Rewards]] = {
+    "group_normalised": group_normalised,
+    "mean_only": mean_only,
+    "leave_one_out": leave_one_out,
+}
+
+
+def advantages(groups: Sequence[Group], name: str) -> Rewards:
+    """Advantages [N] of all trajectories, group by group, by the function ``name`` of ``ADVANTAGES``.
+
+    Groups may have fewer members than others, or none.
+    """
+    rewards = [np.array([[t.reward for t in group.trajectories]], dtype=np.float64) for group in groups]
+    found = [ADVANTAGES[name](row)[0] for row in rewards if row.size]
+    return np.concatenate([np.zeros(0), *found])
 
 
 def token_mean(lengths: Lengths, max_new_tokens: int) -> Weights:
@@ -32,16 +77,16 @@ def token_mean(lengths: Lengths, max_new_tokens: int) -> Weights:
 
 
 def seq_mean_token_mean(lengths: Lengths, max_new_tokens: int) -> Weights:
-    """Every answer counts alike, SPEC Eq. 3: tokens of long answers count less."""
+    """Every completion counts alike, SPEC Eq. 3: tokens of long completions count less."""
     return 1 / (len(lengths) * np.maximum(1, lengths))
 
 
 def seq_mean_token_sum_norm(lengths: Lengths, max_new_tokens: int) -> Weights:
-    """Sum over an answer's tokens / ``max_new_tokens``, mean over answers: no bias towards any length."""
+    """Sum over a completion's tokens / ``max_new_tokens``, mean over completions: no bias towards any length."""
     return np.full(len(lengths), 1 / (len(lengths) * max_new_tokens))
 
 
-# Answer lengths of the whole minibatch [R] -> the weight of each of a row's tokens [R].
+# Completion lengths of the whole minibatch [R] -> the weight of each of a row's tokens [R].
 AGGREGATIONS: dict[str, Callable[[Lengths, int], Weights]] = {
     "token-mean": token_mean,
     "seq-mean-token-mean": seq_mean_token_mean,
@@ -51,12 +96,12 @@ AGGREGATIONS: dict[str, Callable[[Lengths, int], Weights]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerTokens:
-    """What a policy loss looks at, for the A answer tokens of one micro-batch of R answers."""
+    """What a policy loss reads, for the A completion tokens of one micro-batch of R completions."""
 
     logp: Tensor  # [A], current; carries the gradient
     proximal: Tensor  # [A], at the start of the update
     advantages: Tensor  # [A]
-    answers: Tensor  # [R] tokens of each answer, summing to A
+    answers: Tensor  # [R] tokens of each completion, summing to A
     clip_low: float
     clip_high: float
 
@@ -76,12 +121,13 @@ def ppo_clip(tokens: AnswerTokens) -> tuple[Tensor, Tensor]:
 
 
 def gspo(tokens: AnswerTokens) -> tuple[Tensor, Tensor]:
-    """The ratio of the whole answer, the geometric mean over its tokens (Zheng et al. 2025), clipped as in PPO.
+    """The ratio of the whole completion, the geometric mean over its tokens (Zheng et al. 2025), clipped as in PPO.
 
-    GSPO-token: each token's ratio has the answer's value and the token's own gradient, so that advantages may differ.
+    GSPO-token: each token's ratio has the completion's value and the token's own gradient, so that advantages may
+    differ.
     """
     difference = (tokens.logp - tokens.proximal).detach()
-    per_answer = torch.segment_reduce(difference, "mean", lengths=tokens.answers)  # NaN for an answer without tokens
+    per_answer = torch.segment_reduce(difference, "mean", lengths=tokens.answers)  # NaN without tokens
     of_answer = per_answer.repeat_interleave(tokens.answers)
     return tokens.pessimistic(bounded_exp(tokens.logp - tokens.logp.detach() + of_answer))
 
@@ -107,17 +153,17 @@ POLICY_LOSSES: dict[str, Callable[[AnswerTokens], tuple[Tensor, Tensor]]] = {
 
 
 def of_tokens(log_ratio: Tensor, answers: Tensor) -> Tensor:
-    """Each token by itself: little variance, and blind to what sampling otherwise did to the rest of the answer."""
+    """Weigh each token by itself: little variance, and blind to what sampling did to the rest of the completion."""
     return log_ratio
 
 
 def of_answers(log_ratio: Tensor, answers: Tensor) -> Tensor:
-    """All tokens of an answer together: without bias but for the cap, with a variance that grows with its length."""
+    """Weigh all tokens of a completion together: no bias but for the cap, and variance that grows with its length."""
     per_answer = torch.segment_reduce(log_ratio, "sum", lengths=answers)
     return per_answer.clamp(-20, 20).repeat_interleave(answers)
 
 
-# log pi_prox / pi_rollout [A] and the tokens of each answer [R] -> log of each token's importance weight [A].
+# log pi_prox / pi_rollout [A] and the tokens of each completion [R] -> log of each token's importance weight [A].
 TIS_LEVELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"token": of_tokens, "sequence": of_answers}
 
 
@@ -135,8 +181,9 @@ def policy_loss(
 ) -> tuple[Tensor, Metrics]:
     """The share of one micro-batch in the minibatch's loss (a weighted sum), and its metrics.
 
-    All tensors are [A], one number per answer token, but ``answers`` [R], the tokens of each answer. ``entropy`` needs
-    a gradient only with an entropy bonus; ``reference``: log-probs of the initial policy, for the KL term.
+    All tensors are [A], one number per completion token, but ``answers`` [R], the tokens of each completion.
+    ``entropy`` needs a gradient only with an entropy bonus; ``reference``: log-probs of the initial policy, for the KL
+    term.
     """
     tokens = AnswerTokens(
         logp=logp,
@@ -165,10 +212,11 @@ def policy_loss(
 
 
 def bounded(entropy: Tensor, answers: Tensor, target: float | None) -> Tensor:
-    """The entropy [A] of answers [R] whose mean lies below ``target`` nats, 0 for the others; None: of all.
+    """The entropy [A] of completions [R] whose mean lies below ``target`` nats, 0 for the others; None: of all.
 
-    A bonus for all may run away: the flatter the policy, the less reward tells its answers apart, and nothing holds
-    against the bonus any more. By answers and not by batches, so that parts of a minibatch need not know one another.
+    A bonus for all may run away: the flatter the policy, the less reward tells its completions apart, and nothing holds
+    against the bonus any more. By completions and not by batches, so that parts of a minibatch need not know one
+    another.
     """
     if target is None:
         return entropy
@@ -199,8 +247,8 @@ def ratio_metrics(proximal: Tensor, rollout_logprobs: Tensor) -> Metrics:
 def weight_metrics(config: AlgorithmConfig, proximal: Tensor, rollout_logprobs: Tensor, answers: Tensor) -> Metrics:
     """What importance weights cost in samples, and how many the cap cuts; arguments as of ``policy_loss``.
 
-    ``train/tis_ess_answers`` is of whole answers without a cap, whatever ``tis_level`` says: what an estimate without
-    bias would have to live on.
+    ``train/tis_ess_answers`` is of whole completions without a cap, whatever ``tis_level`` says: what an estimate
+    without bias would have to live on.
     """
     log_ratio = (proximal - rollout_logprobs).double()
     weight = TIS_LEVELS[config.tis_level](log_ratio, answers).exp()

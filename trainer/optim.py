@@ -1,6 +1,12 @@
-"""AdamW as every trainer here steps it: gradient clipped by its norm, and no step on a gradient that is not finite."""
+"""AdamW as every trainer here steps it: the rate, the guarded step, and the state that an exact resume needs.
 
+A step clips the gradient by its norm, and there is none on a gradient that is not finite. States are unsharded and by
+name, so that any number of ranks can load them.
+"""
+
+import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,9 +14,28 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from bebop.config import HeadConfig, TrainerConfig
 from bebop.errors import UserError
-from bebop.trainer.scorer import whole
+from bebop.trainer.scorer import like, whole
 
 MAX_SKIPPED = 3  # steps in a row without a finite gradient before training gives up
+State = dict[str, Any]
+
+
+def learning_rate(config: TrainerConfig, version: int) -> float:
+    """The rate of the update that follows ``version`` finished ones: linear warm-up, then the schedule.
+
+    ``cosine`` and ``linear`` would reach 0 at update ``steps``, one after the last.
+    """
+    if version < config.lr_warmup_steps:
+        return config.lr * (version + 1) / config.lr_warmup_steps
+    done = (version - config.lr_warmup_steps) / max(1, config.steps - config.lr_warmup_steps)
+    done = min(1.0, done)
+    factors = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}
+    return config.lr * factors[config.lr_schedule]
+
+
+def warm_up(config: HeadConfig, version: int) -> float:
+    """The rate of a head's update that follows ``version`` finished ones: linear warm-up, then constant."""
+    return config.lr * min(1.0, (version + 1) / max(1, config.lr_warmup_steps))
 
 
 class GuardedAdamW(torch.optim.AdamW):
@@ -59,3 +84,62 @@ class GuardedAdamW(torch.optim.AdamW):
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
     """Of all gradients together, sharded or not; all ranks take part."""
     return whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))
+
+
+def whole_copies(named: Mapping[str, Tensor], dtype: torch.dtype | None = None, keep: bool = True) -> dict[str, Tensor]:
+    """Full copies on the CPU; all ranks take part, one tensor at a time, and those that do not ``keep`` get nothing."""
+    full = {}
+    for name, tensor in named.items():
+        gathered = whole(tensor.detach())
+        if keep:
+            full[name] = gathered.to("cpu", dtype or gathered.dtype, copy=True)
+    return full
+
+
+def optimizer_state(optimizer: GuardedAdamW, keep: bool = True) -> State:
+    """Parameters, AdamW's moments and the steps skipped in a row; all ranks take part."""
+    states = {name: optimizer.state[p] for name, p in optimizer.named.items() if p in optimizer.state}
+    moments = {f"{name}/{key}": value for name, state in states.items() for key, value in state.items()}
+    return {
+        "skipped": optimizer.skipped,
+        "weights": whole_copies(optimizer.named, keep=keep),
+        "optimizer": whole_copies(moments, keep=keep),
+    }
+
+
+def load_optimizer_state(optimizer: GuardedAdamW, state: State, owner: str) -> None:
+    """Take over what ``optimizer_state`` gave a rank that keeps it; every rank is given the same.
+
+    ``UserError`` for other parameters than ``owner``'s: "head".
+    """
+    named = optimizer.named
+    given = {name: tuple(t.shape) for name, t in state["weights"].items()}
+    wanted = {name: tuple(p.shape) for name, p in named.items()}
+    if given != wanted:
+        name = next(n for n in {**wanted, **given} if given.get(n) != wanted.get(n))
+        raise UserError(
+            f"the checkpoint belongs to another {owner}: {name} has shape {given.get(name)}, "
+            f"the model needs {wanted.get(name)}"
+        )
+    with torch.no_grad():
+        for name, parameter in named.items():
+            parameter.copy_(like(state["weights"][name], parameter))
+    optimizer.state.clear()
+    for key, value in state["optimizer"].items():
+        name, field = key.rsplit("/", 1)
+        # The step count is a scalar that AdamW keeps on the CPU; the moments live where their parameter lives.
+        moment = value.clone() if value.dim() == 0 else like(value, named[name]).clone()
+        optimizer.state[named[name]][field] = moment
+    optimizer.skipped = state["skipped"]
+
+
+def random_state() -> State:
+    """States of torch's random generators in this process."""
+    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+
+
+def set_random_state(state: State) -> None:
+    """Go on drawing where ``random_state`` was taken; those of GPUs only if there are as many."""
+    torch.set_rng_state(state["cpu"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])

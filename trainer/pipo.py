@@ -26,9 +26,9 @@ from bebop.model.pipo import PairModel, settings_for
 from bebop.options import PipoTraining
 from bebop.tasks.rewards import checked, make_reward
 from bebop.trainer.chains import TokenRow, rows_of_step
+from bebop.trainer.optim import learning_rate
 from bebop.trainer.pipo_loss import opd_loss, sft_loss
 from bebop.trainer.pipo_rows import PairBatch, PairRow, batch_rows, split_row
-from bebop.trainer.schedule import learning_rate
 from bebop.trajectory import Prompt
 
 WARM_UP = 20  # the learning rate rises for one in so many of the steps

@@ -1,8 +1,11 @@
 """Batches in, weights out: the policy, its optimizer, and one GRPO update over any number of ranks.
 
 What it leaves out on purpose: dropout (the model stays in ``eval``, so that the trainer's distribution is the
-engine's). The MTP head is frozen, or co-trained beside the policy with an optimizer of its own (``cotrain.py``). Master
-weights are fp32; a bfloat16 model is trained under autocast and published in bfloat16.
+engine's). Master weights are fp32; a bfloat16 model is trained under autocast and published in bfloat16.
+
+The MTP head is frozen, or co-trained on the hidden states that the policy's own update computes anyway. Everything of
+the policy is a constant there: hidden states, embedding and language-model head are detached. Optimizer, learning rate,
+clipping and gradient norm are the head's own, so that the policy's update is the same to the bit with and without it.
 """
 
 import copy
@@ -15,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -25,25 +29,56 @@ from bebop.model.backbone import Policy
 from bebop.model.fingerprint import fingerprint
 from bebop.model.memory import micro_batch
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
-from bebop.trainer.advantages import advantages
-from bebop.trainer.cotrain import CoTrainer
-from bebop.trainer.losses import AGGREGATIONS, policy_loss, ratio_metrics, same_weights_metrics, weight_metrics
-from bebop.trainer.optim import GuardedAdamW
-from bebop.trainer.packing import PackedRows, Row, pack
-from bebop.trainer.past import PastWeights, some
-from bebop.trainer.probe_set import ProbeReader
-from bebop.trainer.schedule import learning_rate
-from bebop.trainer.scorer import Scorer, shard
-from bebop.trainer.state import (
+from bebop.trainer.head_backend import WholeBackend
+from bebop.trainer.heads import HeadTrainer
+from bebop.trainer.losses import (
+    AGGREGATIONS,
+    advantages,
+    policy_loss,
+    ratio_metrics,
+    same_weights_metrics,
+    weight_metrics,
+)
+from bebop.trainer.objectives import Sampling
+from bebop.trainer.old_policies import OldPolicies, some
+from bebop.trainer.optim import (
+    GuardedAdamW,
     State,
+    learning_rate,
     load_optimizer_state,
     optimizer_state,
     random_state,
     set_random_state,
     whole_copies,
 )
-from bebop.trainer.traced import TracedLogprobs
-from bebop.trajectory import Batch, Group
+from bebop.trainer.packing import PackedRows, Row, pack
+from bebop.trainer.probe_set import ProbeReader
+from bebop.trainer.scorer import Scorer, shard
+from bebop.trajectory import Batch, Group, Trajectory
+
+
+class TracedLogprobs:
+    """The trainer's log-probs of the completions that the engine traced, taken from the passes of an update anyway.
+
+    Of one update and one rank: place of a completion in the batch, group by group -> log p [T] of its tokens. p is the
+    distribution that is trained (temperature applied, no truncation), under the weights before any step.
+    """
+
+    def __init__(self, trajectories: Sequence[Trajectory] = ()) -> None:
+        """``trajectories`` of the whole batch."""
+        traced = [all(turn.completion.trace is not None for turn in t.turns) for t in trajectories]
+        self._wanted = {place for place, one in enumerate(traced) if one}
+        self.found: dict[int, NDArray[np.float32]] = {}
+
+    def add(self, first: int, rows: PackedRows, logp: Tensor) -> None:
+        """A micro-batch with its log-probs [A]; its minibatch begins with completion number ``first`` of the batch."""
+        places = [first + number if number >= 0 else -1 for number in rows.rows.tolist()]
+        if self._wanted.isdisjoint(places):
+            return
+        parts = logp.detach().float().cpu().split(rows.answers.tolist())
+        for place, part in zip(places, parts, strict=True):
+            if place in self._wanted:
+                self.found[place] = part.numpy().copy()  # a view would keep the whole micro-batch
 
 
 class PolicyTrainer:
@@ -64,9 +99,10 @@ class PolicyTrainer:
             policy.backbone.float()
         temperature = config.rollout.sampling.temperature
         self._trained_head: State | None = None  # of a run that co-trained before, while this one does not
-        self.cotrainer: CoTrainer | None = None
+        self.head_trainer: HeadTrainer | None = None
         if config.cotrain.mode != "off":
-            self.cotrainer = CoTrainer(policy, config.cotrain.head, temperature, rank, world)
+            backend = WholeBackend(policy, Sampling(temperature=temperature), rank, world)
+            self.head_trainer = HeadTrainer(backend, config.cotrain.head)
         self.scorer = Scorer(policy, temperature, self.mixed)
         self.reference = Scorer(_frozen(policy), temperature, self.mixed) if config.algorithm.kl_coefficient else None
         if world > 1:
@@ -79,7 +115,7 @@ class PolicyTrainer:
         )
         looked = config.monitor.check_answers or config.monitor.certify_every
         past = config.rollout.staleness if looked and not config.algorithm.rescore else 0
-        self.past = PastWeights(self.scorer, past, torch.bfloat16 if self.mixed else None)
+        self.old_policies = OldPolicies(self.scorer, past, torch.bfloat16 if self.mixed else None)
 
     def update(self, batch: Batch, cotrain: bool = False) -> Metrics:
         """Learn from a batch: ``minibatches`` optimizer steps, then ``version`` + 1. The same metrics on every rank.
@@ -94,7 +130,7 @@ class PolicyTrainer:
         """
         self._check(batch)
         compared = self._compare_past(batch)
-        self.past.keep(self.version)
+        self.old_policies.keep(self.version)
         parted = _split(batch.groups, self.config.algorithm.minibatches)
         minibatches = [self._packed(groups) for groups in parted]
         firsts = accumulate((sum(len(g.trajectories) for g in groups) for groups in parted), initial=0)
@@ -102,17 +138,18 @@ class PolicyTrainer:
         weighted = any(not t.completion.exact for t in batch.trajectories)
         # Before any step. The first minibatch needs no pass of its own: its weights are still the proximal ones.
         proximal = [None, *(self._logprobs(rows) for rows in minibatches[1:])]
-        self.scorer.kept = [] if cotrain and self.cotrainer is not None else None
+        self.scorer.kept = [] if cotrain and self.head_trainer is not None else None
         parts: list[Metrics] = []
         for minibatch in zip(firsts, minibatches, proximal, strict=False):
             learned = self._step(*minibatch, weighted)
             if learned is None:
                 return {}
             parts.append(learned)
-        if self.scorer.kept is not None and self.cotrainer is not None:
+        if self.scorer.kept is not None and self.head_trainer is not None:
             kept, self.scorer.kept = self.scorer.kept, None
-            learned = self.cotrainer.update(kept)
-            parts.append(learned if self.rank == 0 else {})
+            rows = [row for packed, hidden in kept for row in packed.known(hidden) if row.answer.any()]
+            numbers = self.head_trainer.update_share(rows)
+            parts.append({name: Mean(value, 1.0) for name, value in numbers.items()} if self.rank == 0 else {})
         self.version += 1
         return self._gathered(merge(compared, *parts))
 
@@ -127,9 +164,9 @@ class PolicyTrainer:
     @property
     def head_changed(self) -> bool:
         """Whether the head is another one than the checkpoint's, so that engines have to be sent it."""
-        if self.cotrainer is None:
+        if self.head_trainer is None:
             return self._trained_head is not None
-        return self.cotrainer.version > 0
+        return self.head_trainer.version > 0
 
     def head_fingerprint(self) -> str:
         """Of the head that engines should have, in the model's dtype; empty without a head."""
@@ -170,13 +207,13 @@ class PolicyTrainer:
             "version": self.version,
             "rng": self._all_ranks(random_state()),
             **optimizer_state(self.optimizer, keep=self.rank == 0),
-            "head": self._trained_head if self.cotrainer is None else self.cotrainer.state_dict(),
+            "head": self._trained_head if self.head_trainer is None else self.head_trainer.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Take over a ``state_dict`` of rank 0; every rank is given the same. ``UserError`` if the model is another."""
         load_optimizer_state(self.optimizer, state, f"model than model.path={self.config.model.path!r}")
-        self.past.forget()
+        self.old_policies.forget()
         self.version = state["version"]
         if state.get("head") is not None:
             self._load_head(state["head"])
@@ -185,8 +222,8 @@ class PolicyTrainer:
 
     def _load_head(self, state: State) -> None:
         """Go on with a co-trained head; where it is frozen from now on, its state is kept for later."""
-        if self.cotrainer is not None:
-            self.cotrainer.load_state_dict(state)
+        if self.head_trainer is not None:
+            self.head_trainer.load_state_dict(state)
         elif state["version"] > 0 and self.policy.mtp is not None:
             self._trained_head = state
             with torch.no_grad():
@@ -230,7 +267,7 @@ class PolicyTrainer:
             for prompt, completion in some(pairs, self.config.monitor.check_answers)
         ]
         versions = {int(v) for row in rows for v in np.unique(row.completion.versions)}
-        return self.past.compare(self._share(rows), versions)
+        return self.old_policies.compare(self._share(rows), versions)
 
     @torch.no_grad()
     def _logprobs(self, packed: Sequence[PackedRows]) -> list[Tensor]:

@@ -43,7 +43,7 @@ class TrainerRank:
         self.rank = rank
         self.trainer = PolicyTrainer(policy, config, rank, world)
         config = replace(config, trainer=replace(config.trainer, max_tokens=self.trainer.max_tokens))
-        self.certifier = Certifier(self.trainer.scorer, self.trainer.past, config, rank, world)
+        self.certifier = Certifier(self.trainer.scorer, self.trainer.old_policies, config, rank, world)
 
     def update(self, batch: Batch, cotrain: bool = False) -> tuple[Metrics, int]:
         """Learn from a batch; metrics of all ranks together, and the new version. ``cotrain``: so does the head."""

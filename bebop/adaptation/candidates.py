@@ -16,9 +16,8 @@ from bebop.kernels.pivot import residual
 from bebop.kernels.uniforms import uniforms
 from bebop.kernels.verify import sample
 from bebop.model.attention import CausalContext
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, tapped
 from bebop.model.mtp import chain
-from bebop.model.taps import tapped
 from bebop.rollout.decoding.sampling import BatchSampling, entropy
 from bebop.trainer.chains import TokenRow, chain_rows
 

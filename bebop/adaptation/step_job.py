@@ -11,8 +11,7 @@ from bebop.adaptation.part_job import PartJob
 from bebop.command import stoppable, writing
 from bebop.config import TrainerConfig
 from bebop.sinks import JsonlSink
-from bebop.trainer.optim import GuardedAdamW
-from bebop.trainer.state import load_optimizer_state, optimizer_state
+from bebop.trainer.optim import GuardedAdamW, load_optimizer_state, optimizer_state
 
 
 class StepJob(PartJob):

@@ -1,21 +1,27 @@
 """A policy: a Hugging Face causal LM as backbone, its tokenizer and (if there is one) its MTP head."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from bebop.errors import UserError
 from bebop.model.attention import AttentionContext
 from bebop.model.fingerprint import fingerprint
 from bebop.model.mtp import MTPHead
-from bebop.model.products import product
 
 if TYPE_CHECKING:  # transformers' modeling code, 4.2 s of processor time to import
     from transformers import PreTrainedModel
+
+ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+LARGE = 2**20  # multiplications from which oneDNN is the faster one, whatever the shape ...
+LARGE_MATRIX = 2**19  # ... and weights, even where each is used once: then reading them is what takes time
 
 
 def stop_token_ids(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -98,3 +104,58 @@ class Policy:
 def head_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The head's among weights that are named as ``Policy.weights`` names them, under the head's own names."""
     return {name.removeprefix("mtp."): tensor for name, tensor in weights.items() if name.startswith("mtp.")}
+
+
+@contextmanager
+def tapped(modules: Any, layers: Collection[int]) -> Iterator[dict[int, Tensor]]:
+    """What comes out of these decoder layers while the block runs; negative ones count from the last."""
+    states: dict[int, Tensor] = {}
+
+    def keep(layer: int) -> Any:
+        return lambda _module, _inputs, out: states.update({layer: out[0] if isinstance(out, tuple) else out})
+
+    hooks = [modules[layer].register_forward_hook(keep(layer)) for layer in layers]
+    try:
+        yield states
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# ---- products with weight matrices while decoding: the faster of two libraries, by the size of the product
+#
+# torch multiplies fp32 matrices on a CPU with MKL. oneDNN, which comes with torch as well, takes longer to call. For
+# large products it takes half the time on processors that MKL has no kernels of their own for. The choice follows from
+# sizes and not from a measurement at start-up, so that a job that resumes on another machine rounds as before.
+
+
+def onednn_rows(weight: Tensor) -> float:
+    """Rows from which oneDNN is the faster one for ``weight`` [N, K]; infinite where it is not to be had."""
+    if ONEDNN is None or weight.dtype != torch.float32 or weight.device.type != "cpu":
+        return math.inf
+    return 0 if weight.numel() >= LARGE_MATRIX else math.ceil(LARGE / weight.numel())
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``linear`` without gradients: [..., K], [N, K], [N] -> [..., N]."""
+    if x.numel() >= onednn_rows(weight) * weight.shape[1]:
+        out: Tensor = ONEDNN(x, weight, bias, "none", [], "")  # type: ignore[misc]
+        return out
+    return linear(x, weight, bias)
+
+
+class Matrix:
+    """A linear layer without gradients, of which all is settled that does not depend on what it is applied to."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """``weight`` [N, K] and ``bias`` [N]: seen, not copied, so that what is written into them counts."""
+        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+        self.turned = self.weight.t()
+        self.onednn = onednn_rows(weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, K] -> [n, N]."""
+        if x.shape[0] >= self.onednn:
+            out: Tensor = ONEDNN(x, self.weight, self.bias, "none", [], "")  # type: ignore[misc]
+            return out
+        return torch.mm(x, self.turned) if self.bias is None else torch.addmm(self.bias, x, self.turned)

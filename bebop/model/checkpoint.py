@@ -23,7 +23,7 @@ from transformers import logging as transformers_logging
 
 from bebop.config import ModelConfig
 from bebop.errors import UserError
-from bebop.model.allowed import refuse_config
+from bebop.model.attention import refuse_config
 from bebop.model.backbone import Policy, stop_token_ids
 from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.model.mtp import MTPHead, init_from_backbone

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from bebop.model.attention import CausalContext
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, tapped
 from bebop.model.firp import PseudoStates, rotary_pair
-from bebop.model.taps import tapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,18 @@ layout                keys                                        projection rea
 embedding, then hidden.
 """
 
-from collections.abc import Collection
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bebop.errors import UserError
-from bebop.model.experts import join_experts, split_experts
+
+STACKED = re.compile(r"(.*\bexperts)\.(gate_up_proj|down_proj)")
+SINGLE = re.compile(r"(.*\bexperts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +111,43 @@ def from_layout(given: dict[str, Tensor], layout: Layout, layers: int, wanted: l
 def _swap_halves(weight: Tensor) -> Tensor:
     first, second = weight.chunk(2, dim=1)
     return torch.cat([second, first], 1)
+
+
+# ---- experts: transformers stacks them in two tensors a layer, most checkpoints hold three matrices for each
+
+
+def split_experts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Stacked ``gate_up_proj`` [E, 2I, H] and ``down_proj`` [E, H, I] as matrices of each expert; the rest as it is."""
+    out: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        parsed = STACKED.fullmatch(name)
+        if parsed is None:
+            out[name] = tensor
+            continue
+        place, kind = parsed.groups()
+        for expert, matrix in enumerate(tensor):
+            parts = {"down_proj": matrix} if kind == "down_proj" else dict(
+                zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True)
+            )  # fmt: skip
+            out |= {f"{place}.{expert}.{part}.weight": piece for part, piece in parts.items()}
+    return out
+
+
+def join_experts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of ``split_experts``."""
+    out: dict[str, Tensor] = {}
+    single: dict[tuple[str, str], dict[int, Tensor]] = defaultdict(dict)
+    for name, tensor in state.items():
+        parsed = SINGLE.fullmatch(name)
+        if parsed is None:
+            out[name] = tensor
+        else:
+            single[parsed[1], parsed[3]][int(parsed[2])] = tensor
+    for (place, kind), matrices in single.items():
+        numbers = sorted(matrices)
+        if kind == "down_proj":
+            out[f"{place}.down_proj"] = torch.stack([matrices[e] for e in numbers])
+        elif kind == "gate_proj":
+            ups = single[place, "up_proj"]
+            out[f"{place}.gate_up_proj"] = torch.stack([torch.cat([matrices[e], ups[e]]) for e in numbers])
+    return out

@@ -24,9 +24,8 @@ from torch.nn.functional import embedding
 
 from bebop.kernels.verify import compiled
 from bebop.model.attention import AttentionContext, SlotContext
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Matrix, Policy
 from bebop.model.mtp import MTPHead
-from bebop.model.products import Matrix
 
 # Those of transformers 5 whose forward is the one below: norm, attention, sum, norm, gated MLP, sum.
 FAMILIES = ("Llama", "Qwen2", "Qwen3")

@@ -54,7 +54,7 @@ def check_parity(policy: Policy, path: str) -> None:
             problem = _difference(policy, seed)
             if problem is None:
                 return
-    except UserError as error:  # refused by a context or by ``bebop.model.allowed``
+    except UserError as error:  # refused by a context or by ``bebop.model.attention``
         raise UserError(f"model.path={path!r}, a {kind} model: {error}") from error
     except Exception as error:  # other people's model code, called in a way it may not know: anything may come
         reason = " ".join(str(error).split())[:150]

@@ -1,4 +1,4 @@
-"""Attention of rows that lie end to end, over a cache with a slot a row: in groups of neighbours.
+"""Rows of unequal lengths laid end to end, and their attention over a cache with a slot a row: in groups of neighbours.
 
 A call takes rows side by side, padded to the longest of them, and looks at as many entries of each as the one that has
 the most. Slots of neighbours lie side by side, so that a group's keys and values are a view; where rows differ, several
@@ -15,11 +15,44 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bebop.model.ragged import Ragged
-
 CALL = 2**18  # multiplications in the time that one more call takes, of each thread
 READING = 1  # queries in the time that reading a row's keys and values takes
-MOST_ROWS = 32  # of a group, so that choosing groups takes a time that goes by the rows
+MAX_ROWS = 32  # of a group, so that choosing groups takes a time that goes by the rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ragged:
+    """Where the N places of R rows lie among R padded ones of width W.
+
+    Linear layers, and whatever goes by the vocabulary, then waste nothing on padding; only who has to see rows as rows
+    pads: attention in groups, and what the cycle looks at once.
+    """
+
+    lengths: Tensor  # [R], summing to N
+    places: Tensor  # [N] of R * W, row by row
+    numbers: Tensor  # [R, W] of N; padding has its row's first, so that it is finite whatever it is
+
+    @classmethod
+    def of(cls, lengths: Tensor, width: int) -> Self:
+        """``lengths`` [R]: 1 to ``width`` each."""
+        columns = torch.arange(width, device=lengths.device)
+        real = columns < lengths[:, None]  # [R, W]
+        starts = (lengths.cumsum(0) - lengths)[:, None]
+        places, numbers = real.reshape(-1).nonzero()[:, 0], torch.where(real, starts + columns, starts)
+        return cls(lengths=lengths, places=places, numbers=numbers)
+
+    @property
+    def rows(self) -> Tensor:
+        """The row of each place [N]."""
+        return self.places // self.numbers.shape[1]
+
+    def packed(self, values: Tensor) -> Tensor:
+        """Values [R, W, ...] end to end [1, N, ...]."""
+        return values.flatten(0, 1).index_select(0, self.places)[None]
+
+    def padded(self, values: Tensor) -> Tensor:
+        """Values [1, N, ...] side by side [R, W, ...]."""
+        return values[0].index_select(0, self.numbers.flatten()).unflatten(0, self.numbers.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +79,7 @@ def row_groups(widths: Sequence[int], used: Sequence[int], work: int, threads: i
     call, best, cuts = CALL * threads / work, [0.0], []
     for end in range(1, len(widths) + 1):
         least, cut, width, most = float("inf"), 0, 0, 0
-        for first in range(end - 1, max(end - MOST_ROWS, 0) - 1, -1):
+        for first in range(end - 1, max(end - MAX_ROWS, 0) - 1, -1):
             if widths[first] > width:
                 width = widths[first]
             if used[first] > most:

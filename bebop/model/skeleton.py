@@ -28,7 +28,7 @@ COUNTS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings",
 )  # fmt: skip
-MOST = 1 << 31
+MAX_COUNT = 1 << 31
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
 # A weight of a layer of the backbone, in most families; a tower for pictures has layers of its own.
 LAYER = re.compile(r"(?:(?:model|language_model|transformer|gpt_neox|backbone|decoder)\.)*(?:layers|h)\.(\d+)\..*")
@@ -83,7 +83,7 @@ def check_tokens(folder: Path, name: str) -> None:
     Transformers takes ``1.0`` and ``"2"`` in the latter, and the first comparison with a sampled token fails.
     """
     rows = read_object(folder / "config.json").get("vocab_size")
-    below = rows if type(rows) is int and rows > 0 else MOST
+    below = rows if type(rows) is int and rows > 0 else MAX_COUNT
     for file, key in product(("config.json", "generation_config.json"), TOKENS):
         value, ends = read_object(folder / file).get(key), key == "eos_token_id"
         listed = value if ends and isinstance(value, list) else [] if value is None else [value]
@@ -140,8 +140,8 @@ def check_settings(settings: Any, name: str) -> None:
     text = settings.get_text_config()
     for key in COUNTS:
         value = getattr(text, key, None)
-        if value is not None and (type(value) is not int or not 1 <= value <= MOST):
-            raise UserError(f"{name}: config.json has {key}={value!r}: give a whole number from 1 to {MOST}")
+        if value is not None and (type(value) is not int or not 1 <= value <= MAX_COUNT):
+            raise UserError(f"{name}: config.json has {key}={value!r}: give a whole number from 1 to {MAX_COUNT}")
     eps = getattr(text, "rms_norm_eps", None)
     if eps is not None and not 0 <= eps < 1:
         raise UserError(f"{name}: config.json has rms_norm_eps={eps!r}: give a number from 0 to below 1")

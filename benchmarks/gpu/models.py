@@ -25,8 +25,8 @@ from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
-from bebop.trainer.logprobs import token_logprobs
 from bebop.trainer.policy import PolicyTrainer
+from bebop.trainer.scorer import token_logprobs
 from bebop.trajectory import Batch, Completion, Group, Prompt, SamplingParams, Trajectory
 
 PROMPT, GROUP = 32, 4  # tokens of a prompt, completions of a group

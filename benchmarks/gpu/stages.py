@@ -24,7 +24,7 @@ from bebop.kernels.losses import tv_loss
 from bebop.kernels.row_losses import row_losses, scale_rows
 from bebop.kernels.verify import chain_verify, sample
 from bebop.rollout.decoding.sampling import BatchSampling, entropy
-from bebop.trainer.logprobs import token_logprobs
+from bebop.trainer.scorer import token_logprobs
 
 VOCABULARY = 151_936  # of Qwen3
 CALLS = 1000  # of an operation whose launch is timed

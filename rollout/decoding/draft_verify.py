@@ -8,10 +8,10 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.decoding import HEAD_OVERLAP, HEAD_READ, SYSTEMS
-from bebop.kernels.trees import ancestry
+from bebop.kernels.tree_verify import ancestry
 from bebop.model.attention import Span
 from bebop.model.backbone import Policy
-from bebop.model.ragged import Ragged
+from bebop.model.ragged_attention import Ragged
 from bebop.rollout.decoding.base import (
     AcceptanceRule,
     Accepted,

@@ -11,7 +11,7 @@ from bebop.model.attention import Span
 from bebop.model.backbone import Policy
 from bebop.model.lean import lean_head
 from bebop.model.mtp import at
-from bebop.model.ragged import Ragged
+from bebop.model.ragged_attention import Ragged
 from bebop.rollout.decoding.base import Rows, TargetOutput
 from bebop.rollout.decoding.unread import HeadCache, Unread
 from bebop.rollout.slots import Slots

@@ -13,7 +13,7 @@ from bebop.model import lean
 from bebop.model.attention import SlotContext
 from bebop.model.lean import Norm, rotate
 from bebop.model.mtp import MTPHead
-from bebop.model.ragged import Ragged
+from bebop.model.ragged_attention import Ragged
 from tests.cases import slow_but
 from tests.kernels.rounding import to_nearest
 from tests.model.families import made

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bebop.kernels.linear_losses import linear_e2e_tv_loss
+from bebop.kernels.linear_losses import e2e_weights, linear_e2e_tv_loss
 from bebop.kernels.truncation import truncate_
+from tests.kernels.builders import logits
 from tests.kernels.hidden_states import ANCHORS, MASK, STEPS, anchors, logits_of, states, tokens_of, unfused
-from tests.kernels.unfused import close, e2e_tv_loss
+from tests.kernels.unfused import INF, close, e2e_tv_loss
 
 
 def unfused_e2e(hidden: Tensor, weight: Tensor, wide: Tensor, head: Tensor) -> Tensor:
@@ -153,3 +154,23 @@ def test_a_truncated_target_end_to_end() -> None:
         close(found.detach(), wanted.detach(), 1e-12)
         gradients = [torch.autograd.grad(x, inputs[0], retain_graph=True)[0] for x in (found, wanted)]
         close(*gradients, 1e-12)
+
+
+def test_e2e_weights_by_hand_and_without_division() -> None:
+    alpha = torch.tensor([[0.5, 0.0, 0.8], [0.5, 0.4, 0.9]], requires_grad=True)
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    wanted = torch.tensor([[1 / 3, 0.5 * 1.8 / 3, 0.0], [1.4 / 2, 0.5 / 2, 0.0]])
+    close(e2e_weights(alpha.detach(), mask), wanted, 1e-7)
+    accepted = (alpha[0].cumprod(-1).sum() / 3) + (alpha[1, :2].cumprod(-1).sum() / 2)
+    close(torch.autograd.grad(accepted, alpha)[0], wanted, 1e-6)
+
+
+def test_the_corrected_loss_of_impossible_tokens_is_finite() -> None:
+    """Tokens that one of the two distributions, or neither, can have."""
+    draft, target = (x.view(1, 2, 5) for x in logits(2, 5, torch.float64))
+    draft[0, 0, 1] = target[0, 0, 2] = -INF
+    draft[0, 0, 3] = target[0, 0, 3] = -INF  # and one that neither has
+    for token in (1, 2, 3):
+        z = draft.clone().requires_grad_()
+        e2e_tv_loss(z, target, torch.ones(1, 2), tokens=torch.tensor([[token, 0]])).backward()
+        assert z.grad is not None and torch.isfinite(z.grad).all()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bebop.bench.memory import peak_bytes
-from bebop.kernels import linear_chunks
+from bebop.kernels import linear_losses
 from bebop.kernels.linear_losses import linear_e2e_tv_loss
 from bebop.kernels.losses import DraftLossOutput
 from tests.cases import slow_but
@@ -78,7 +78,7 @@ def test_peak_memory_is_three_logits_of_a_chunk(options: dict[str, Any], monkeyp
 def test_a_variant_that_keeps_logits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if it keeps but those of the chunk before."""
     monkeypatch.setenv("BEBOP_COMPILE", "0")
-    make = linear_chunks._logits
+    make = linear_losses._logits
     for count in (1, 3):
         kept: deque[tuple[Tensor, Tensor]] = deque(maxlen=count)
 
@@ -86,7 +86,7 @@ def test_a_variant_that_keeps_logits_is_seen(monkeypatch: pytest.MonkeyPatch) ->
             kept.append(make(*arguments))
             return kept[-1]
 
-        monkeypatch.setattr(linear_chunks, "_logits", keep)
+        monkeypatch.setattr(linear_losses, "_logits", keep)
         assert chunks_held() > max(3.4, 2 * count)
 
 

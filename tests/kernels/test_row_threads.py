@@ -8,16 +8,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from mmap import mmap
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from bebop.kernels import linear_chunks
+from bebop.kernels import linear_losses
 from bebop.kernels.linear_losses import linear_draft_loss, linear_e2e_tv_loss
 from bebop.kernels.losses import tv_loss
 from bebop.kernels.row_losses import KINDS
-from bebop.kernels.row_threads import GRAIN, share
+from bebop.kernels.row_threads import GRAIN, large_empty, product, share
 from bebop.kernels.stats import FIELDS, pair_stats
 from bebop.kernels.truncation import truncate_
 from tests.cases import slow_but
@@ -93,13 +95,13 @@ def test_all_threads_together_hold_the_rows_of_a_chunk() -> None:
         wanted = from_hidden_states(torch.float64, 64)
     rows: set[int] = set()
     with on(2), pytest.MonkeyPatch.context() as patched:
-        make = linear_chunks._logits
+        make = linear_losses._logits
 
-        def seen(inputs: linear_chunks.Inputs, some: slice, plan: linear_chunks.Plan) -> tuple[Tensor, Tensor]:
+        def seen(inputs: linear_losses.Inputs, some: slice, plan: linear_losses.Plan) -> tuple[Tensor, Tensor]:
             rows.add(some.stop - some.start)
             return make(inputs, some, plan)
 
-        patched.setattr(linear_chunks, "_logits", seen)
+        patched.setattr(linear_losses, "_logits", seen)
         for one, two in zip(from_hidden_states(torch.float64, 64), wanted, strict=True):
             close(one.detach(), two.detach(), 1e-12)
     assert rows == {32, 20}, "of 67 rows, and of the 40 that count"
@@ -281,3 +283,44 @@ assert tv_loss(torch.randn(67, 1501), torch.randn(67, 1501)).loss.shape == (67,)
 def test_no_thread_keeps_a_process_from_its_end() -> None:
     environment = {"PATH": os.environ["PATH"], "BEBOP_COMPILE": "0", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", ENDING], cwd=ROOT, env=environment, timeout=200, check=True)
+
+
+# ---- Large tensors: huge pages are asked for where there are any, and products are what they were
+
+pages = pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="Linux without huge pages")
+
+
+def flags(tensor: Tensor) -> list[str]:
+    """Of the mapping that has the middle of a tensor (proc(5), VmFlags)."""
+    middle, inside = tensor.data_ptr() + tensor.nbytes // 2, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if "-" in name and not name.endswith(":"):
+            begins, ends = (int(x, 16) for x in name.split("-"))
+            inside = begins <= middle < ends
+        elif inside and name == "VmFlags:":
+            return rest.split()
+    raise AssertionError("no such mapping")
+
+
+@pages
+def test_huge_pages_are_asked_for_where_a_tensor_is_large() -> None:
+    """Memory that was never asked for has no such flag; who allocates may get a place that was, so it maps its own."""
+    assert "hg" in flags(large_empty(64, 2**18, torch.float32, CPU))
+    own = mmap(-1, 2**26)
+    assert "hg" not in flags(torch.frombuffer(own, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (65, 2**14), (0, 7)])
+def test_shapes_and_that_all_of_it_can_be_written(shape: tuple[int, int]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        made = large_empty(*shape, dtype, CPU)
+        assert made.shape == shape and made.dtype == dtype and made.is_contiguous()
+        assert made.fill_(1).double().sum() == made.numel()
+
+
+def test_products_are_the_same_to_the_bit_and_autocast_is_heeded() -> None:
+    left, right = torch.randn(130, 16), torch.randn(16, 9001)
+    assert torch.equal(product(left, right), left @ right)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert product(left, right).dtype == torch.bfloat16 and torch.equal(product(left, right), left @ right)

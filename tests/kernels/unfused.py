@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bebop.kernels.chain_losses import corrected_loss, counted, product_loss
+from bebop.kernels.linear_losses import corrected_loss, counted, product_loss
 from bebop.kernels.losses import DraftLossOutput, tv_loss
 
 INF = float("inf")

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig, ModelConfig
-from bebop.model import lean, products
+from bebop.model import backbone, lean
 from bebop.model.attention import CausalContext, SlotContext
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, tapped
 from bebop.model.checkpoint import load_policy, save_policy
 from bebop.model.lean import LeanDecoder, LeanLayer, as_modules, lean_head, lean_hidden, rotate
-from bebop.model.taps import tapped
 from bebop.rollout.torch_engine import TorchEngine, generate
 from tests.builders import bare_policy, requests
 from tests.model.families import made, rope
@@ -53,7 +52,7 @@ def test_known_families_give_the_modules_states(
     policy = made(kind, **settings)
     wanted = states(policy, policy.hidden)
     if onednn:
-        monkeypatch.setattr(products, "LARGE_MATRIX", 1)
+        monkeypatch.setattr(backbone, "LARGE_MATRIX", 1)
     hidden = lean_hidden(policy, LENGTH)
     assert isinstance(hidden, LeanDecoder)
     assert torch.allclose(states(policy, hidden), wanted, atol=2e-5, rtol=2e-5)
@@ -69,15 +68,15 @@ def test_a_matrix_multiplies_as_a_product_does(
 ) -> None:
     """To the bit, and by the library that its size asks for: of 64 numbers and 256 multiplications, from 4 rows on."""
     used: list[int] = []
-    own = products.ONEDNN
+    own = backbone.ONEDNN
     assert own is not None
-    monkeypatch.setattr(products, "LARGE", 256)
-    monkeypatch.setattr(products, "ONEDNN", lambda x, *rest: used.append(len(x)) or own(x, *rest))
+    monkeypatch.setattr(backbone, "LARGE", 256)
+    monkeypatch.setattr(backbone, "ONEDNN", lambda x, *rest: used.append(len(x)) or own(x, *rest))
     weight, bias = torch.randn(4, 16, dtype=dtype), torch.randn(4, dtype=dtype) if biased else None
     for rows in (1, 3, 4, 5):
         x = torch.randn(rows, 16, dtype=dtype)
         used.clear()
-        assert torch.equal(products.Matrix(weight, bias)(x), products.product(x, weight, bias))
+        assert torch.equal(backbone.Matrix(weight, bias)(x), backbone.product(x, weight, bias))
         assert used == ([rows] * 2 if rows >= 4 and dtype == torch.float32 else [])
 
 

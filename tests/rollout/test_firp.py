@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
-from bebop.kernels.trees import ancestry
+from bebop.kernels.tree_verify import ancestry
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
 from bebop.model.firp import PseudoContext, PseudoSlots, PseudoStates, hidden_with_pseudo

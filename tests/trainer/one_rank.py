@@ -79,7 +79,7 @@ def beside(rank: int, world: int, folder: Path) -> dict[str, Any]:
 
 def certified(one: PolicyTrainer, rank: int, world: int) -> list[dict[str, Any] | None]:
     """Readings of answers of this version and, in turns, the one before, of which the trainer has kept its part."""
-    certifier = Certifier(one.scorer, one.past, one.config, rank, world)
+    certifier = Certifier(one.scorer, one.old_policies, one.config, rank, world)
     said = []
     for reading in range(3):
         groups = []

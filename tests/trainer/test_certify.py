@@ -22,7 +22,7 @@ from bebop.trajectory import Batch, Completion, Group, Prompt, SamplingParams, T
 from tests.cases import slow_but
 from tests.rollout.test_exactness import BonusFromTheLastDraftRow
 from tests.trainer.builders import TEMPERATURE, job, policy
-from tests.trainer.test_past import Run, one_tensor_missing
+from tests.trainer.test_old_policies import Run, one_tensor_missing
 
 PROMPTS = ((1, 2, 3), (4, 5), (6,), (7, 8, 9))
 
@@ -59,11 +59,11 @@ def test_tokens_of_one_version_that_is_at_hand(
 
 
 class Seeing(Run):
-    """The asynchronous run of ``test_past`` with readings, whose blocks are kept."""
+    """The asynchronous run of ``test_old_policies`` with readings, whose blocks are kept."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, certify_every=1)
-        self.certifier = Certifier(self.trainer.scorer, self.trainer.past, self.trainer.config)
+        self.certifier = Certifier(self.trainer.scorer, self.trainer.old_policies, self.trainer.config)
         self.blocks: list[Block] = []
         self.batches: list[Batch] = []
         update = self.certifier.ledger.update
@@ -95,7 +95,7 @@ def test_each_token_is_held_against_the_weights_that_wrote_it(on_update: str) ->
     assert any((c.versions < version).any() for version, c in enumerate(first))
 
 
-@pytest.mark.slow  # test_past.py has the same fault in the quick suite
+@pytest.mark.slow  # test_old_policies.py has the same fault in the quick suite
 def test_weights_that_did_not_arrive_show_in_the_log_probs() -> None:
     run = Seeing("recompute", one_tensor_missing)
     for _ in range(3):
@@ -139,7 +139,7 @@ def drawn(readings: int, temperature: float = TEMPERATURE, fault: str = "", size
 
 def certifier(every: int = 1) -> Certifier:
     trainer = PolicyTrainer(policy(), job(monitor={"certify_every": every}))
-    return Certifier(trainer.scorer, trainer.past, trainer.config)
+    return Certifier(trainer.scorer, trainer.old_policies, trainer.config)
 
 
 def said(readings: Sequence[Sequence[Group]], since: int = 0) -> Certified:

@@ -165,3 +165,15 @@ def test_a_checkpoint_of_another_model_is_refused(two_steps: Path, model: str) -
     content["weights"]["backbone.lm_head.weight"] = torch.zeros(3, 32)
     with pytest.raises(UserError, match=r"lm_head.weight has shape \(3, 32\), the model needs \(64, 32\)"):
         TrainerRank(job(model)).trainer.load_state_dict(content)
+
+
+# ---- Which checkpoint is the newest when step numbers outgrow their six digits
+
+
+def test_step_numbers_are_compared_as_numbers(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    older, newer = kept.path(999_999), kept.path(1_000_000)
+    assert newer.name < older.name
+    for folder in (newer, older):
+        folder.mkdir(parents=True)
+    assert kept.all() == [older, newer]

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.trainer.logprobs import token_logprobs
+from bebop.trainer.scorer import token_logprobs
 
 A, D, V = 23, 8, 37
 TARGETS = torch.randint(0, V, (A,), generator=torch.Generator().manual_seed(1))

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from typing import Literal, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -8,10 +9,27 @@ from torch import Tensor
 
 from bebop.config import AlgorithmConfig
 from bebop.metrics import values
-from bebop.trainer.losses import AGGREGATIONS, bounded, k3, policy_loss, ratio_metrics, same_weights_metrics
+from bebop.trainer.losses import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    POLICY_LOSSES,
+    TIS_LEVELS,
+    advantages,
+    bounded,
+    group_normalised,
+    k3,
+    leave_one_out,
+    mean_only,
+    policy_loss,
+    ratio_metrics,
+    same_weights_metrics,
+    weight_metrics,
+)
 from bebop.trainer.packing import Row, pack
+from bebop.trainer.policy import PolicyTrainer
 from bebop.trainer.scorer import Scorer
-from tests.trainer.builders import TEMPERATURE, completion, plain, plain_logprobs, policy
+from bebop.trajectory import Group, Prompt, Trajectory
+from tests.trainer.builders import TEMPERATURE, batch, completion, job, plain, plain_logprobs, policy, weights_of
 
 
 def tensor(*numbers: float) -> Tensor:
@@ -151,7 +169,7 @@ def test_an_engine_that_does_not_say_is_taken_to_keep_everything() -> None:
 
 
 ROWS = [((1, 2), [3, 4, 5]), ((6,), [7]), ((8, 9, 10), [11, 12]), ((13,), [14, 15, 16, 17, 18, 19])]
-ADVANTAGES = [1.0, -0.5, 0.3, -1.2]
+GAINS = [1.0, -0.5, 0.3, -1.2]
 
 
 def double(model: torch.nn.Module) -> torch.nn.Module:
@@ -173,7 +191,7 @@ def naive(name: str) -> tuple[float, Tensor]:
     """The loss as the formulas have it: row by row, transformers' own attention, full logits."""
     model = double(plain(policy()))
     sums = [(-advantage * torch.exp((lp := plain_logprobs(model, *row)) - lp.detach() + 0.1)).sum()
-            for advantage, row in zip(ADVANTAGES, ROWS, strict=True)]  # fmt: skip
+            for advantage, row in zip(GAINS, ROWS, strict=True)]  # fmt: skip
     counts = [len(answer) for _, answer in ROWS]
     total = {
         "token-mean": lambda: sum(sums) / sum(counts),
@@ -192,7 +210,7 @@ def packed(name: str, mean_of_means: bool = False) -> tuple[float, Tensor]:
     weights = AGGREGATIONS[name](np.array([len(answer) for _, answer in ROWS]), 20)
     rows = [
         Row(prompt=prompt, completion=completion(answer), advantage=advantage, weight=weight)
-        for (prompt, answer), advantage, weight in zip(ROWS, ADVANTAGES, weights, strict=True)
+        for (prompt, answer), advantage, weight in zip(ROWS, GAINS, weights, strict=True)
     ]
     micro = [part.to(torch.device("cpu"), torch.float64) for part in pack(rows, max_tokens=7)]
     assert len(micro) == 3
@@ -222,3 +240,256 @@ def test_packed_and_accumulated_gradient_equals_the_naive_one(name: str) -> None
     torch.testing.assert_close(gradient, wanted_gradient, rtol=0, atol=1e-10)
     _, broken = packed(name, mean_of_means=True)
     assert (broken - wanted_gradient).abs().max() > 1e-3
+
+
+# ----
+
+REWARDS = np.array([[1.0, 0.0, 0.0, 0.0], [2.0, 2.0, 0.0, 4.0]])
+
+
+def test_mean_only_by_hand() -> None:
+    np.testing.assert_allclose(mean_only(REWARDS), [[0.75, -0.25, -0.25, -0.25], [0, 0, -2, 2]])
+
+
+def test_leave_one_out_by_hand() -> None:
+    # 1 - (0 + 0 + 0) / 3; 0 - (1 + 0 + 0) / 3; 2 - (2 + 0 + 4) / 3; ...
+    third = 1 / 3
+    np.testing.assert_allclose(leave_one_out(REWARDS), [[1, -third, -third, -third], [0, 0, -8 / 3, 8 / 3]], atol=1e-12)
+
+
+def test_group_normalised_divides_by_the_population_deviation() -> None:
+    # Deviations sqrt(3) / 4 and sqrt(2).
+    by_hand = np.array([[3, -1, -1, -1], [0, 0, -2, 2]]) / np.sqrt([[3.0], [2.0]])
+    np.testing.assert_allclose(group_normalised(REWARDS, eps=0.0), by_hand)
+    sample = mean_only(REWARDS) / REWARDS.std(axis=1, ddof=1, keepdims=True)
+    assert np.abs(group_normalised(REWARDS) - sample).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_equal_rewards_give_no_signal_and_groups_do_not_mix(name: str) -> None:
+    for reward, size in [(0.1, 3), (1e9 + 0.1, 7), (-3.3e12, 5), (1e-9, 6), (1e308, 7)]:  # the last sum is infinite
+        with np.errstate(over="ignore"):
+            assert not ADVANTAGES[name](np.full((2, size), reward)).any()
+    both = ADVANTAGES[name](REWARDS)
+    np.testing.assert_array_equal(both[1:], ADVANTAGES[name](REWARDS[1:]))
+
+
+def members(*rewards: float, lost: int = 0) -> Group:
+    empty = completion([1])
+    prompt = Prompt(index=0, task="", text="", token_ids=(1,), item={})
+    return Group(prompt=prompt, trajectories=tuple(Trajectory.single(empty, reward) for reward in rewards), lost=lost)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_members_that_are_there_are_compared_with_one_another(name: str) -> None:
+    """One advantage a trajectory; whoever was lost is neither a zero nor a row."""
+    groups = [
+        members(*REWARDS[0]),
+        members(1.0, 0.0, lost=2),
+        members(3.0, lost=3),
+        members(lost=4),
+        members(*REWARDS[1]),
+    ]
+    found = advantages(groups, name)
+    by_hand = [ADVANTAGES[name](np.array([rewards])).ravel() for rewards in ([*REWARDS[0]], [1.0, 0.0], [*REWARDS[1]])]
+    np.testing.assert_array_equal(found, np.concatenate([by_hand[0], by_hand[1], [0.0], by_hand[2]]))
+    assert found[4] == -found[5] > 0.4
+    assert advantages([members(lost=2)], name).shape == (0,)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_whole_groups_have_the_advantages_of_a_matrix_to_the_bit(name: str) -> None:
+    rewards = np.random.default_rng(0).normal(size=(40, 8))
+    np.testing.assert_array_equal(
+        advantages([members(*row) for row in rewards], name), ADVANTAGES[name](rewards).ravel()
+    )
+
+
+# ---- What is a constant in the policy's loss, and what happens far outside of the clip
+
+BEHAVIOUR, PROXIMAL, LOGP = (0.1, 0.5, 0.8, 0.3), (0.4, 0.5, 0.4, 0.33), (0.44, 0.45, 0.4, 0.33)
+TIS_GAINS = (1.0, 3.0, -5.0, 2.0)
+
+
+def tis_gradients(
+    cap: float, level: Literal["token", "sequence"] = "token"
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Of the loss by the current, proximal and rollout log-probs, all three of which ask for one."""
+    logp, proximal, rollout_logprobs = (
+        torch.tensor(x, dtype=torch.float64).log().requires_grad_() for x in (LOGP, PROXIMAL, BEHAVIOUR)
+    )
+    weights, zero = torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    out, _ = policy_loss(
+        AlgorithmConfig(tis_cap=cap, tis_level=level),
+        logp=logp,
+        entropy=zero,
+        proximal=proximal,
+        rollout_logprobs=rollout_logprobs,
+        advantages=torch.tensor(TIS_GAINS, dtype=torch.float64),
+        answers=torch.tensor([3, 0, 1]),
+        weights=weights,
+    )
+    out.backward()
+    assert logp.grad is not None
+    return logp.grad, proximal.grad, rollout_logprobs.grad
+
+
+@pytest.mark.parametrize("cap", [2.0, 100.0])
+def test_the_importance_weight_is_a_constant(cap: float) -> None:
+    """A gradient through it would be that of another objective: the proximal one is that of the ratio alone."""
+    current, proximal, rollout_logprobs = tis_gradients(cap)
+    assert rollout_logprobs is None
+    tis = [min(p / b, cap) for p, b in zip(PROXIMAL, BEHAVIOUR, strict=True)]
+    by_hand = [-w * a * c / p for w, a, c, p in zip(tis, TIS_GAINS, LOGP, PROXIMAL, strict=True)]
+    assert current.tolist() == pytest.approx(by_hand)  # no ratio here is clipped
+    assert proximal is not None and proximal.tolist() == pytest.approx([-g for g in by_hand])
+
+
+@pytest.mark.parametrize("cap", [1.5, 100.0])
+def test_all_tokens_of_an_answer_have_its_weight_and_no_other_has(cap: float) -> None:
+    """Answers of three, of no and of one token; the first one's weight is 0.4 * 0.5 * 0.4 / (0.1 * 0.5 * 0.8) = 2."""
+    current, proximal, _ = tis_gradients(cap, "sequence")
+    tis = [min(2.0, cap)] * 3 + [min(1.1, cap)]
+    by_hand = [-w * a * c / p for w, a, c, p in zip(tis, TIS_GAINS, LOGP, PROXIMAL, strict=True)]
+    assert current.tolist() == pytest.approx(by_hand)
+    assert proximal is not None and proximal.tolist() == pytest.approx([-g for g in by_hand])
+
+
+def test_the_weight_of_a_long_answer_is_bounded_without_a_cap() -> None:
+    """A thousand tokens that each became e times as likely, or unlikely: neither inf nor NaN."""
+    change = torch.cat([torch.ones(1000), -torch.ones(1000)])
+    weight = TIS_LEVELS["sequence"](change, torch.tensor([1000, 1000])).exp()
+    assert bool(weight.isfinite().all()) and float(weight[0]) > 1e8 and 0 < float(weight[-1]) < 1e-8
+
+
+def test_what_weights_cost_is_said_by_hand() -> None:
+    """Weights 4, 1, 0.5 of one answer and 1.1 of another; the cap of 2 cuts one of four, and none of the answers."""
+    proximal, rollout = torch.tensor(PROXIMAL).log(), torch.tensor(BEHAVIOUR).log()
+    answers = torch.tensor([3, 1])
+    numbers = values(weight_metrics(AlgorithmConfig(), proximal, rollout, answers))
+    assert numbers["train/tis_ess"] == pytest.approx(4.6**2 / (4 * (4 + 1 + 0.25 + 1.21)), rel=1e-5)
+    assert numbers["train/tis_capped"] == 0.25
+    assert numbers["train/tis_ess_answers"] == pytest.approx(3.1**2 / (2 * (4 + 1.21)), rel=1e-5)
+    whole = values(weight_metrics(AlgorithmConfig(tis_level="sequence", tis_cap=1.5), proximal, rollout, answers))
+    assert whole["train/tis_ess"] == pytest.approx(5.6**2 / (4 * (3 * 2.25 + 1.21)), rel=1e-5)
+    assert whole["train/tis_capped"] == 0.75
+    assert whole["train/tis_ess_answers"] == numbers["train/tis_ess_answers"]
+
+
+def test_a_ratio_beyond_all_bounds_leaves_neither_nan_nor_gradient() -> None:
+    """A token that has become e^2000 times as likely, with every sign of advantage."""
+    logp = torch.full((3,), -1.0, requires_grad=True)
+    far = torch.full((3,), -2001.0)
+    out, _ = policy_loss(
+        AlgorithmConfig(),
+        logp=logp,
+        entropy=torch.zeros(3),
+        proximal=far,
+        rollout_logprobs=far,
+        advantages=torch.tensor([1.0, 0.0, -1e-9]),
+        answers=torch.tensor([3]),
+        weights=torch.ones(3),
+    )
+    out.backward()
+    assert bool(out.isfinite())
+    assert logp.grad is not None and bool(logp.grad.isfinite().all()) and logp.grad[:2].tolist() == [0.0, 0.0]
+
+
+# ---- The rows of POLICY_LOSSES by hand: values, gradients, what is clipped, and that micro-batches do not matter
+
+RATIOS = (1.5, 1.1, 0.5, 2.0, 1.1)  # of an answer of two tokens and one of three
+ANSWERS = (2, 3)
+VARIANT_GAINS = (1.0, 1.0, -2.0, -2.0, -2.0)
+VARIANT_PROXIMAL = (-1.0, -0.5, -0.3, -2.0, -0.1)
+WEIGHTS = (0.1, 0.1, 0.2, 0.2, 0.2)
+CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+
+
+def variant(
+    name: str, chosen: slice = slice(5), answers: tuple[int, ...] = ANSWERS
+) -> tuple[float, list[float], dict[str, float]]:
+    """Value, gradient by the log-probs [A] and metrics over the chosen tokens, which come with a TIS weight of 1/2."""
+    ratios, proximal, advantages, weights = (
+        torch.tensor(x, dtype=torch.float64)[chosen] for x in (RATIOS, VARIANT_PROXIMAL, VARIANT_GAINS, WEIGHTS)
+    )
+    logp = (ratios.log() + proximal).requires_grad_()
+    out, metrics = policy_loss(
+        AlgorithmConfig(policy_loss=name, **CLIP),  # type: ignore[arg-type]
+        logp=logp,
+        entropy=torch.zeros_like(proximal),
+        proximal=proximal,
+        rollout_logprobs=proximal + math.log(2),
+        advantages=advantages,
+        answers=torch.tensor(answers),
+        weights=weights,
+    )
+    out.backward()
+    assert logp.grad is not None
+    return float(out.detach()), logp.grad.tolist(), values(metrics)
+
+
+def test_gspo_clips_the_geometric_mean_of_an_answer() -> None:
+    # sqrt(1.5 * 1.1) = 1.285 is clipped at 1.2, the advantage being positive; (0.5 * 2 * 1.1)^(1/3) is not.
+    whole = 1.1 ** (1 / 3)
+    value, gradient, metrics = variant("gspo")
+    assert value == pytest.approx(-0.5 * (0.1 * 2 * 1.2 - 0.2 * 3 * 2 * whole))
+    assert gradient == pytest.approx([0, 0, *[0.5 * 0.2 * 2 * whole] * 3])
+    assert metrics["train/clip_frac"] == pytest.approx(2 / 5)
+
+
+def test_cispo_weighs_log_probs_by_the_clipped_ratio_and_drops_no_gradient() -> None:
+    clipped = [1.2, 1.1, 0.8, 1.2, 1.1]
+    value, gradient, metrics = variant("cispo")
+    each = [-0.5 * w * r * a for w, r, a in zip(WEIGHTS, clipped, VARIANT_GAINS, strict=True)]
+    logp = [math.log(r) + p for r, p in zip(RATIOS, VARIANT_PROXIMAL, strict=True)]
+    assert gradient == pytest.approx(each)
+    assert value == pytest.approx(sum(g * x for g, x in zip(each, logp, strict=True)))
+    assert metrics["train/clip_frac"] == pytest.approx(3 / 5)
+
+
+def test_ppo_clips_each_token_for_itself() -> None:
+    _, gradient, metrics = variant("ppo_clip")
+    assert gradient == pytest.approx([0, -0.5 * 0.1 * 1.1, 0, 0.5 * 0.2 * 2 * 2.0, 0.5 * 0.2 * 2 * 1.1])
+    assert metrics["train/clip_frac"] == pytest.approx(2 / 5)
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_a_minibatch_is_the_sum_of_its_answers(name: str) -> None:
+    value, gradient, _ = variant(name, answers=(2, 0, 3))  # an answer without tokens changes nothing
+    first, second = variant(name, slice(2), (2,)), variant(name, slice(2, 5), (3,))
+    assert value == pytest.approx(first[0] + second[0])
+    assert gradient == pytest.approx(first[1] + second[1])
+
+
+def updated(name: str, max_tokens: int) -> dict[str, Tensor]:
+    """Weights after one update in four minibatches, all but the first off policy."""
+    source = policy()
+    algorithm = {"policy_loss": name, "minibatches": 4, "clip_low": 0.01, "clip_high": 0.01}
+    trainer = PolicyTrainer(source, job(algorithm=algorithm, trainer={"max_tokens": max_tokens, "lr": 1e-3}))
+    trainer.update(batch())
+    return weights_of(source)
+
+
+def test_updates_do_not_depend_on_micro_batches_and_losses_differ() -> None:
+    together, apart = updated("gspo", 4096), updated("gspo", 1)
+    for name, weight in together.items():
+        torch.testing.assert_close(apart[name], weight, rtol=0, atol=2e-5, msg=name)
+    for other in ("ppo_clip", "cispo"):
+        assert max((w - together[n]).abs().max() for n, w in updated(other, 4096).items()) > 1e-4, other
+
+
+def test_nothing_to_learn_from_is_no_loss() -> None:
+    """The blank micro-batch of a rank without rows."""
+    nothing = torch.zeros(0, requires_grad=True)
+    for name in POLICY_LOSSES:
+        fixed = dict.fromkeys(("entropy", "proximal", "rollout_logprobs", "advantages", "weights"), nothing.detach())
+        config = AlgorithmConfig(policy_loss=name)  # type: ignore[arg-type]
+        out, _ = policy_loss(config, logp=nothing, answers=torch.tensor([0]), **fixed)
+        out.backward()
+        assert float(out.detach()) == 0.0
+
+
+def test_settings_are_the_rows() -> None:
+    hints = get_type_hints(AlgorithmConfig)
+    assert get_args(hints["policy_loss"]) == tuple(POLICY_LOSSES)
+    assert get_args(hints["aggregation"]) == tuple(AGGREGATIONS)

@@ -5,14 +5,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from bebop.config import TrainerConfig
 from bebop.errors import UserError
 from bebop.metrics import values
-from bebop.trainer.policy import PolicyTrainer
-from bebop.trainer.schedule import learning_rate
+from bebop.trainer.optim import learning_rate
+from bebop.trainer.packing import Row, pack
+from bebop.trainer.policy import PolicyTrainer, TracedLogprobs
 from bebop.trajectory import Batch, Trajectory
-from tests.trainer.builders import batch, job, plain, plain_logprobs, policy, weights_of
+from tests.cases import slow_but
+from tests.trainer.builders import batch, job, plain, plain_logprobs, policy, traced, weights_of
 
 
 def changed(made: Batch, **fields: object) -> Batch:
@@ -225,3 +228,173 @@ def test_learning_rate_by_hand() -> None:
     assert rates("linear") == [0.5, 1, 1, 0.75, 0.5, 0.25, 0]
     assert rates("cosine") == pytest.approx([0.5, 1, 1, 0.8535534, 0.5, 0.1464466, 0])
     assert learning_rate(TrainerConfig(lr=1.0, lr_warmup_steps=0), 0) == 1.0
+
+
+# ---- What an optimizer step may do: the norm it clips to, what it decays, and that it starts from no gradient
+
+
+def gradient_norm(source: object) -> float:
+    """Of what the last update has left in the policy."""
+    found = [p.grad for p in source.weights().values() if p.grad is not None]  # type: ignore[attr-defined]
+    return math.sqrt(sum(float((g.double() ** 2).sum()) for g in found))
+
+
+@pytest.mark.parametrize("clip", [0.01, 1e6])
+def test_the_gradient_is_clipped_to_its_norm(clip: float) -> None:
+    source = policy()
+    trainer = PolicyTrainer(source, job(trainer={"max_grad_norm": clip}))
+    before = values(trainer.update(batch()))["train/grad_norm"]
+    assert 0.02 < before < 1e5
+    assert gradient_norm(source) == pytest.approx(min(clip, before), rel=1e-3)
+
+
+def test_a_step_knows_nothing_of_the_gradient_before() -> None:
+    source = policy()
+    trainer = PolicyTrainer(source, job(trainer={"lr": 0.0, "max_grad_norm": 1e6}))
+    norms = [values(trainer.update(batch()))["train/grad_norm"] for _ in range(3)]
+    assert norms == pytest.approx([norms[0]] * 3, rel=1e-6)
+
+
+def test_matrices_decay_and_norms_do_not() -> None:
+    source = policy()
+    trainer = PolicyTrainer(source, job(trainer={"lr": 0.5, "lr_warmup_steps": 0, "weight_decay": 0.1}))
+    before = weights_of(source)
+    for parameter in trainer.scorer.parameters():
+        parameter.grad = torch.zeros_like(parameter)  # Adam takes no step of its own: decay is all that happens
+    trainer._descend()
+    for name, parameter in source.weights().items():
+        shrunk = 0.95 if parameter.ndim > 1 else 1.0
+        torch.testing.assert_close(parameter.detach(), shrunk * before[name], msg=name)
+
+
+# ---- The trainer's log-probs of traced answers are those of the weights before the update, answer by answer
+
+
+@torch.no_grad()
+def wanted(made: Batch, source: Any) -> dict[int, NDArray[np.float64]]:
+    """Of every answer, by transformers' own forward in fp64, one row by itself."""
+    model = plain(source).double()
+    asked = [
+        (group.prompt.token_ids, t.completion.token_ids.tolist()) for group in made.groups for t in group.trajectories
+    ]
+    return {place: plain_logprobs(model, *pair).numpy() for place, pair in enumerate(asked)}
+
+
+def distance(ours: dict[int, NDArray[np.float32]], truth: dict[int, NDArray[np.float64]]) -> float:
+    assert all(ours[place].shape == truth[place].shape and ours[place].dtype == np.float32 for place in ours)
+    return float(np.max([np.abs(ours[place] - truth[place]).max() for place in ours]))  # NaN stays
+
+
+UPDATES: list[tuple[dict[str, Any], int]] = [
+    ({}, 64),
+    ({}, 1000),
+    ({"minibatches": 2}, 64),
+    ({"minibatches": 4}, 20),
+    ({"minibatches": 2, "rescore": True}, 64),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "tokens"), slow_but([UPDATES[0], UPDATES[3], UPDATES[4]], UPDATES, several=True))
+def test_they_are_those_before_the_update(algorithm: dict[str, Any], tokens: int) -> None:
+    source, made = policy(), traced(batch())
+    with torch.no_grad():
+        source.backbone.lm_head.weight *= 1.2  # the engine had other weights
+    truth = wanted(made, source)
+    trainer = PolicyTrainer(source, job(algorithm=algorithm, trainer={"max_tokens": tokens, "lr_warmup_steps": 0}))
+    trainer.update(made)
+    found = trainer.traced.found
+    assert sorted(found) == [place for place, t in enumerate(made.trajectories) if t.completion.trace is not None]
+    assert distance(found, truth) < 1e-5
+    # What could be taken for them is told apart: the engine's, those after the update, and those of another answer.
+    assert min(np.abs(made.trajectories[place].completion.logprobs - found[place]).max() for place in found) > 1e-2
+    assert distance(found, wanted(made, source)) > 1e-2
+    same_length = [(a, b) for a in found for b in truth if a != b and len(found[a]) == len(truth[b])]
+    assert same_length and min(np.abs(found[a] - truth[b]).max() for a, b in same_length) > 0.1
+
+
+def test_they_are_of_the_latest_update_and_of_traced_answers_alone() -> None:
+    trainer = PolicyTrainer(policy(), job())
+    trainer.update(traced(batch(), every=3))
+    assert sorted(trainer.traced.found) == [0, 3, 6, 9]
+    trainer.update(traced(batch(seed=1), every=5))
+    assert sorted(trainer.traced.found) == [0, 5, 10]
+    trainer.update(batch(seed=2))
+    assert trainer.traced.found == {}
+
+
+def test_rows_that_were_not_given_are_nobodys() -> None:
+    made = traced(batch())
+    first = made.trajectories[0].completion
+    rows = [Row(prompt=(1,), completion=first, advantage=0.0, weight=0.0)]
+    kept = TracedLogprobs(made.trajectories)
+    for part in pack(rows, 64, world=3):  # two of them are blank, their only row number -1
+        kept.add(1, part, torch.zeros(len(part.targets)))
+    assert kept.found == {}, "answer 1 is not traced"
+    for part in pack(rows, 64, world=3):
+        kept.add(2, part, torch.arange(float(len(part.targets))))
+    assert list(kept.found) == [2] and kept.found[2].tolist() == list(range(len(first.token_ids)))
+
+
+# ---- What a trainer's state holds beside weights and moments, and that it is a copy
+
+
+def trained(updates: int = 1) -> PolicyTrainer:
+    trainer = PolicyTrainer(policy(), job())
+    for seed in range(updates):
+        trainer.update(batch(seed=seed))
+    return trainer
+
+
+def test_random_numbers_go_on_where_they_stood() -> None:
+    trainer = trained()
+    torch.manual_seed(17)
+    torch.rand(3)
+    state = trainer.state_dict()
+    wanted = torch.rand(5)
+    torch.manual_seed(99)
+    PolicyTrainer(policy(), job()).load_state_dict(state)
+    assert torch.equal(torch.rand(5), wanted)
+
+
+def test_every_rank_goes_on_with_its_own_random_numbers() -> None:
+    state = trained().state_dict()
+    own = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        own.append({"cpu": torch.get_rng_state(), "cuda": []})
+    torch.manual_seed(2)
+    wanted = torch.rand(5)
+    second = PolicyTrainer(policy(), job())
+    second.rank = 1
+    second.load_state_dict(state | {"rng": own})
+    assert torch.equal(torch.rand(5), wanted)
+
+
+def test_a_loaded_state_is_not_changed_by_what_is_learned_from_it() -> None:
+    state = trained().state_dict()
+    kept = {name: moment.clone() for name, moment in state["optimizer"].items()}
+    one = PolicyTrainer(policy(), job())
+    one.load_state_dict(state)
+    one.update(batch(seed=5))
+    assert all(torch.equal(state["optimizer"][name], kept[name]) for name in kept)
+
+
+def test_a_trainer_that_learned_already_forgets_it() -> None:
+    """Moments that the state does not have would otherwise be those of another run."""
+    fresh = PolicyTrainer(policy(), job()).state_dict()
+    assert not fresh["optimizer"]
+    used = trained(2)
+    used.load_state_dict(fresh)
+    assert not used.state_dict()["optimizer"] and used.version == 0
+
+
+def test_steps_skipped_in_a_row_are_counted_across_a_resume() -> None:
+    good = batch()
+    bad = changed(good, logprobs=good.groups[0].trajectories[0].completion.logprobs * math.nan)
+    first = PolicyTrainer(policy(), job())
+    first.update(bad)
+    first.update(bad)
+    again = PolicyTrainer(policy(), job())
+    again.load_state_dict(first.state_dict())
+    with pytest.raises(UserError, match="not finite"):
+        again.update(bad)

@@ -62,7 +62,7 @@ def test_pairs_take_turns_and_windows_in_turn() -> None:
 def test_a_turn_is_held_against_the_policy_after_all_that_came_before() -> None:
     environment = {"source": "environment", "name": "guess", "environment": {"max_turns": TURNS}}
     trainer = PolicyTrainer(policy(), job(monitor={"certify_every": 1}, task=environment))
-    certifier, blocks = Certifier(trainer.scorer, trainer.past, trainer.config), list[Block]()
+    certifier, blocks = Certifier(trainer.scorer, trainer.old_policies, trainer.config), list[Block]()
     update = certifier.ledger.update
     certifier.ledger.update = lambda block: (blocks.append(block), update(block))[1]  # type: ignore[method-assign]
     assert certifier.read(played(), 0, 0) is not None

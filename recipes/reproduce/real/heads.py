@@ -30,7 +30,7 @@ from bebop.trainer.chains import rows_of_step
 from bebop.trainer.head_backend import WholeBackend
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling
-from bebop.trainer.state import whole_copies
+from bebop.trainer.optim import whole_copies
 from recipes.reproduce.real.curve import Validation, best, flat, rise
 from recipes.reproduce.real.objectives import COMPARED
 from recipes.reproduce.real.plan import agree

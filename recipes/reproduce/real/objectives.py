@@ -27,7 +27,7 @@ def top_k_mean(steps: Steps, top_k: int, mode: str) -> Tensor:
 
 
 class _Chunked(torch.autograd.Function):
-    """A sum over rows [N, d], chunk by chunk; the gradient is made on the way, as in ``kernels/linear_chunks.py``.
+    """A sum over rows [N, d], chunk by chunk; the gradient is made on the way, as in ``kernels/linear_losses.py``.
 
     Logits that are made again in the backward pass would cost as much as those of the forward pass.
     """

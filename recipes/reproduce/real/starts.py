@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from bebop.model.attention import CausalContext
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, tapped
 from bebop.model.mtp import MTPHead, init_from_backbone
-from bebop.model.taps import tapped
 from bebop.trainer.chains import TokenRow
 
 RIDGE = 1e-3  # of the mean of the squares; keeps directions that the text does not have at 0

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
-from bebop.kernels.trees import ancestry, visible
+from bebop.kernels.tree_verify import ancestry, visible
 from bebop.kernels.verify import sample
 from bebop.model.backbone import Policy
 from bebop.options import TreeOptions

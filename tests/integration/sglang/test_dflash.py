@@ -24,11 +24,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from bebop.config import DecodingConfig, ModelConfig
 from bebop.model.attention import ATTENTION, SlotContext
-from bebop.model.backbone import Policy
+from bebop.model.backbone import Policy, tapped
 from bebop.model.block import BlockDraftNetwork
 from bebop.model.checkpoint import save_policy
 from bebop.model.dflash import ARCHITECTURE, MASK_FILE, TARGETS, export
-from bebop.model.taps import tapped
 from bebop.rollout.sglang.backend import INTERPRETER
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion

@@ -11,7 +11,7 @@ from bebop.config import DecodingConfig
 from bebop.metrics import values
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
-from bebop.trainer.past import some
+from bebop.trainer.old_policies import some
 from bebop.trainer.policy import PolicyTrainer
 from bebop.trajectory import Batch, Completion, Group, Prompt, SamplingParams, Trajectory
 from tests.cases import slow_but

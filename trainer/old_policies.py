@@ -27,7 +27,7 @@ from bebop.trainer.scorer import Scorer, reshard
 T = TypeVar("T")
 
 
-class PastWeights:
+class OldPolicies:
     """Weights of the last ``count`` versions, by version, on the CPU. All ranks make the same calls."""
 
     def __init__(self, scorer: Scorer, count: int, dtype: torch.dtype | None = None) -> None:
