@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bebop.catalogue import METRICS as CATALOGUE
 from bebop.errors import UserError
 from bebop.reading import finite, parse_yaml
 from bebop.run_folder import CONFIG, LOCK
@@ -16,13 +17,7 @@ from bebop.trajectories import NAME, Trajectories
 
 State = Literal["running", "waiting", "ended"]
 METRICS, ALARMS = "metrics.jsonl", "controller.jsonl"
-# Curves of the first page: metric, what it is called, its unit.
-CURVES = (
-    ("reward/mean", "reward", "per answer"),
-    ("rollout/accept_length", "accept length", "tokens a cycle"),
-    ("policy/entropy", "entropy of the policy", "nats"),
-    ("rollout/target_entropy", "entropy of the target at drafts", "nats"),
-)
+CURVES = tuple(row for row in CATALOGUE if row.curve)  # of the first page
 LOCKS = Path("/proc/locks")
 
 
@@ -82,11 +77,11 @@ class Folder:
             return None
 
     def curves(self) -> dict[str, Any]:
-        """Steps and the metrics of CURVES that the run has; null where a step has none."""
+        """Return the steps and the metrics of CURVES that the run has; null where a step has none."""
         rows = _rows(self.path / METRICS)
-        columns = {name: [finite(row.get(name)) for row in rows] for name, _, _ in CURVES}
+        columns = {curve.name: [finite(row.get(curve.name)) for row in rows] for curve in CURVES}
         kept = {name: column for name, column in columns.items() if any(value is not None for value in column)}
-        labels = {name: {"label": label, "unit": unit} for name, label, unit in CURVES if name in kept}
+        labels = {curve.name: {"label": curve.curve, "unit": curve.unit} for curve in CURVES if curve.name in kept}
         return {"steps": [row["step"] for row in rows], "columns": kept, "labels": labels}
 
     def alarms(self) -> list[dict[str, Any]]:
