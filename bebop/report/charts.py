@@ -42,7 +42,7 @@ class Plot:
 
 def plots(runs: Sequence[Run]) -> list[Plot]:
     """Return all charts of some runs, in the order of the page."""
-    found = []
+    found = list[Plot]()
     for chart in CHARTS:
         if chart.title == ENDINGS:
             found += _by_turn(runs)

@@ -284,3 +284,9 @@ def _style_keys(plot: Plot, runs: Sequence[Run]) -> list[Key]:
 def rounded(value: float | None) -> float | None:
     """Six significant digits: what a plot can show, in a third of the size; None for what JSON does not have."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
+
+def visible(text: str) -> str:
+    """Return a text whose white space can be seen."""
+    shown = text.replace("\n", "⏎").replace("\t", "⇥")
+    return shown if shown.strip() else shown.replace(" ", "␣") or "(nothing)"

@@ -12,8 +12,7 @@ from bebop.report.charts import plots
 from bebop.report.document import Card, document, opened, table
 from bebop.report.drift import Replay, cards, replay_log, replay_runs
 from bebop.report.figures import Figure, draw, run_keys
-from bebop.report.runs import Run, load_runs
-from bebop.report.summary import HEADS, NOTE, summary
+from bebop.report.runs import HEADS, NOTE, Run, load_runs, summary
 from bebop.report.verdict import Said, said
 from bebop.trajectories import NAME
 from bebop.view.address import HOST, PORT

@@ -4,8 +4,7 @@ import pytest
 
 from bebop.report.charts import Plot, plots
 from bebop.report.figures import draw, running_mean, whole_ticks
-from bebop.report.runs import Run
-from bebop.report.summary import HEADS, summary
+from bebop.report.runs import HEADS, Run, summary
 
 
 def run(name: str = "r", config: dict[str, object] | None = None, **columns: list[float | None]) -> Run:
