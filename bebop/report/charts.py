@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bebop.catalogue import CHARTS, METRICS, Chart, MetricRow
-from bebop.monitor.turns import AFTER, kind_name
+from bebop.monitor.records import AFTER, kind_name
 from bebop.report.runs import Run
 from bebop.trajectory import DRAFT_STATS
 

@@ -17,7 +17,7 @@ from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettin
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import TokenProbs
-from bebop.monitor.turns import AFTER
+from bebop.monitor.records import AFTER
 from bebop.monitor.watch import settings
 from bebop.parsing import from_dict
 from bebop.report import figures
@@ -101,7 +101,7 @@ def replay_log(
     """Replay a log; ``names`` as in ``logs.read_log``."""
     monitor = DriftMonitor(rules)
     steps = list(read_log(path, names))
-    explanations = [e for step in steps if (e := step.tell(monitor)) is not None]
+    explanations = [e for step in steps if (e := step.feed(monitor)) is not None]
     readings = [{probs.text: probs for probs in step.reading.token_probs} for step in steps if step.reading is not None]
     first, last = (readings[0], readings[-1]) if len(readings) > 1 else ({}, {})
     pairs = [(first[text], last[text]) for text in first if text in last]

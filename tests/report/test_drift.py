@@ -12,7 +12,7 @@ import pytest
 from bebop.config import JobConfig
 from bebop.monitor.estimate import Array
 from bebop.monitor.probe_set import ProbeReading, Sweep, TokenProbs
-from bebop.monitor.watch import Watch
+from bebop.monitor.watch import JobMonitor
 from bebop.parsing import from_dict
 from bebop.report.__main__ import main
 from tests.browser import CHROMIUM, browse
@@ -58,7 +58,7 @@ def swept(entropy: tuple[float, ...], length: tuple[float, ...], prompts: int = 
 def watched_run(folder: Path, steps: int = 14) -> Path:
     run = write_run(folder, steps=steps)
     config = from_dict(JobConfig, {"cotrain": {"mode": "auto"}, "monitor": {"probe_every": 5}})
-    watch = Watch(config, run)
+    watch = JobMonitor(config, run)
     temperatures = (0.5, 0.8, 1.25, 1.6)
     sweep = Sweep(
         entropy=(0.4, 0.45, 0.6, 0.7), length=(2.9, 2.86, 2.71, 2.6),
