@@ -92,7 +92,7 @@ class Folder:
         columns = {curve.name: [finite(row.get(curve.name)) for row in rows] for curve in CURVES}
         kept = {name: column for name, column in columns.items() if any(value is not None for value in column)}
         units = {curve.name: "" if curve.unit in curve.curve else curve.unit for curve in CURVES}
-        labels = {curve.name: {"label": curve.curve, "unit": units[curve.name]} for curve in CURVES if curve.name in kept}
+        labels = {row.name: {"label": row.curve, "unit": units[row.name]} for row in CURVES if row.name in kept}
         return {"steps": [row["step"] for row in rows], "columns": kept, "labels": labels}
 
     def alarms(self) -> list[dict[str, Any]]:
