@@ -1,18 +1,20 @@
 """Intervals of 95 %: bootstrap over sequences, Student's t over seeds; ``tests/test_coverage.py`` measures coverage.
 
-Tokens of one answer depend on one another, answers do not (SPEC 0.6): sequences are what is resampled. An interval over
-sequences says what other prompts would give with the same heads; one over seeds what other training runs would.
+Tokens of one completion depend on one another, completions do not (SPEC 0.6): sequences are what is resampled. An
+interval over sequences says what other prompts would give with the same heads; one over seeds what other training runs
+would.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 DRAWS = 1000
+NORMAL_95 = 1.959964  # two-sided 95 % quantile of the normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Interval:
 
 
 def ratio(totals: ArrayLike, counts: ArrayLike, *, seed: int = 0) -> Interval:
-    """sum(totals) / sum(counts) over sequences, both [S]: a mean over cycles or tokens, resampled by sequence."""
+    """Return sum(totals) / sum(counts) over sequences, both [S]: a mean over cycles or tokens."""
     top, bottom = np.asarray(totals, float), np.asarray(counts, float)
     return resampled(lambda w: _over(w @ top, w @ bottom), len(top), seed)
 
@@ -40,13 +42,13 @@ def ratio(totals: ArrayLike, counts: ArrayLike, *, seed: int = 0) -> Interval:
 def ratio_difference(
     after: tuple[ArrayLike, ArrayLike], before: tuple[ArrayLike, ArrayLike], *, seed: int = 0
 ) -> Interval:
-    """Difference of two ratios of (totals, counts) on the *same* sequences, resampled together."""
+    """Return the difference of two ratios of (totals, counts) on the *same* sequences, resampled together."""
     (a, b), (c, d) = ((np.asarray(x, float) for x in pair) for pair in (after, before))
     return resampled(lambda w: _over(w @ a, w @ b) - _over(w @ c, w @ d), len(a), seed)
 
 
 def resampled(statistic: Callable[[Array], Array], count: int, seed: int = 0, draws: int = DRAWS) -> Interval:
-    """Interval of a statistic of weighted sequences: weights [R, S] -> [R], all draws at once.
+    """Return the interval of a statistic of weighted sequences: weights [R, S] -> [R], all draws at once.
 
     Percentiles of the draws or 1.96 of their standard deviations, whichever end is further away, stretched for few
     sequences: n of n drawn spread too little by sqrt((n - 1) / n), and Student's t takes the place of the normal
@@ -72,14 +74,14 @@ def resampled(statistic: Callable[[Array], Array], count: int, seed: int = 0, dr
 
 @lru_cache(maxsize=4)
 def _weights(count: int, seed: int, draws: int) -> Array:
-    """How often each sequence is drawn [R, S]; kept, since a page of intervals is of the same sequences."""
+    """Return how often each sequence is drawn [R, S]; cached, since a page of intervals is of the same sequences."""
     weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws).astype(float)
     weights.flags.writeable = False
     return weights
 
 
 def across_seeds(values: ArrayLike) -> Interval:
-    """Mean over independent runs with the 95 % interval of Student's t; three runs have few degrees of freedom."""
+    """Return the mean over independent runs with the 95 % interval of Student's t."""
     array = np.asarray(values, float)
     mean = float(array.mean())
     if len(array) < 2:
@@ -88,16 +90,12 @@ def across_seeds(values: ArrayLike) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-# Two-sided 95 % quantiles of Student's t by degrees of freedom.
-T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
-NORMAL_95 = 1.959964
+@cache
+def student_t(freedom: int, level: float = 0.05) -> float:
+    """Return the number that Student's t exceeds, on either side, in ``level`` of all cases."""
+    from scipy.special import stdtrit  # a process that forms no interval starts without scipy
 
-
-def student_t(freedom: int) -> float:
-    """Two-sided 95 % quantile of Student's t; Cornish-Fisher beyond the table, within .0003."""
-    z, n = NORMAL_95, freedom
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384 / n**3
-    return T_95.get(n) or z + (z**3 + z) / 4 / n + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / n**2 + third
+    return -float(stdtrit(freedom, level / 2))
 
 
 def _over(top: Array, bottom: Array) -> Array:

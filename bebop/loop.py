@@ -15,7 +15,7 @@ from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.metrics import Metrics
 from bebop.monitor.controller import Action
-from bebop.monitor.watch import Monitor, NoMonitor
+from bebop.monitor.watch import Monitor, NullMonitor
 from bebop.past_answers import PastAnswers
 from bebop.pool import WorkerPool
 from bebop.protocols import Trainer, Worker
@@ -48,7 +48,7 @@ class Loop:
         seconds by which the step is timed. ``progress``: is told how far a step has come.
         """
         self.config, self.trainer, self.sinks = config, trainer, sinks
-        self.monitor, self.trajectories = monitor or NoMonitor(config), trajectories
+        self.monitor, self.trajectories = monitor or NullMonitor(config), trajectories
         keeps = has_spread if config.algorithm.dynamic_sampling else None
         self.buffer = GroupBuffer(config.trainer.groups_per_step, config.rollout.staleness, keeps=keeps)
         self.clock = Clock(len(workers), now)

@@ -190,7 +190,7 @@ class WorkerPool:
             head_checksum=report.head,
             expected_head_checksum=self._heads.get(report.version),
         )
-        if health.complaint() or i not in self._health:
+        if health.diagnosis() or i not in self._health:
             self._health[i] = health
 
     @property
@@ -202,7 +202,7 @@ class WorkerPool:
     def health(self) -> Health | None:
         """The worst that a worker said in this step, which is over with this call; None if none said anything."""
         said, self._health = self._health, {}
-        return min(said.values(), key=lambda health: not health.complaint(), default=None)
+        return min(said.values(), key=lambda health: not health.diagnosis(), default=None)
 
     def restore(self, restarts: int) -> None:
         """Go on after so many deaths; each run has its own allowance."""

@@ -20,7 +20,7 @@ from bebop.errors import UserError
 from bebop.events import EventLog
 from bebop.loop import Loop
 from bebop.model.checkpoint import load_tokenizer
-from bebop.monitor.watch import Monitor, NoMonitor, Watch, tells
+from bebop.monitor.watch import JobMonitor, Monitor, NullMonitor, can_monitor
 from bebop.past_answers import PastAnswers
 from bebop.placement import pools, reserve
 from bebop.protocols import TrainerDied, WorkerDied
@@ -127,7 +127,7 @@ class Job:
         self.sinks: list[Sink] = []
         self.trajectories: TrajectoryLog | None = None
         self.loop: Loop | None = None
-        self.monitor: Monitor = NoMonitor(config)
+        self.monitor: Monitor = NullMonitor(config)
         self.stop = asyncio.Event()
         if stopping:
             self.stop.set()
@@ -214,8 +214,8 @@ def _name(newest: Path | None) -> str:
 
 
 def _monitor(config: JobConfig, run_dir: Path, start: int) -> Monitor:
-    """The monitor, going on after step ``start``; it does nothing if it is off or cannot tell (``tells``)."""
-    return Watch(config, run_dir, start) if tells(config) else NoMonitor(config)
+    """The monitor, going on after step ``start``; it does nothing where ``can_monitor`` says no."""
+    return JobMonitor(config, run_dir, start) if can_monitor(config) else NullMonitor(config)
 
 
 def _trajectories(config: JobConfig, run_dir: Path, start: int) -> TrajectoryLog | None:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol, TextIO
 
 from tqdm import tqdm
 
+from bebop.catalogue import METRICS
 from bebop.command import writing
 from bebop.errors import UserError
 from bebop.parsing import LARGEST
@@ -185,14 +186,7 @@ SPEED = "rollout/tokens_per_s"
 class ProgressLine:
     """A line on stderr with the step, the time to go and five numbers; one line a step where stderr is no terminal."""
 
-    # Short labels, so that the line fits into 80 columns.
-    SHOWN: ClassVar[dict[str, str]] = {
-        "reward/mean": "reward {:.3f}",
-        "response/length": "len {:.0f}",
-        "rollout/accept_length": "accept {:.2f}",
-        SPEED: "{:.0f} tok/s",
-        "staleness/max": "stale {:.0f}",
-    }
+    SHOWN: ClassVar[dict[str, str]] = {row.name: row.progress for row in METRICS if row.progress}
     EVERY = 30.0  # seconds between lines about a step that is under way, where stderr is no terminal
     LAST = 10  # steps whose speed is shown: tokens count when their group comes in, which in some steps none does
 

@@ -24,7 +24,7 @@ from bebop.errors import UserError
 from bebop.intervals import resampled
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
-from bebop.monitor.watch import Watch, choose
+from bebop.monitor.watch import JobMonitor, choose
 from bebop.rollout.decoding import emit
 from bebop.rollout.engine import Request
 from bebop.rollout.engines import engine_module
@@ -137,7 +137,7 @@ def grouped(config: JobConfig, source: PromptSource, answers: Sequence[Completio
 def _watching(config: JobConfig, groups: Sequence[Group], steps: int = 20) -> float:
     """Seconds a step: to collect, estimate, explain and write down; the last half of the steps, with all windows."""
     with tempfile.TemporaryDirectory() as folder:
-        watch, seconds = Watch(config, Path(folder)), []
+        watch, seconds = JobMonitor(config, Path(folder)), []
         for number in range(1, steps + 1):
             started = time.process_time()
             watch.observe(number, groups, number - 1)

@@ -11,7 +11,7 @@ import pytest
 from bebop.compose import job_config
 from bebop.config import JobConfig
 from bebop.loop import Loop
-from bebop.monitor.watch import NoMonitor, Seen
+from bebop.monitor.watch import NullMonitor, Observation
 from bebop.remote.actors import RayTrainer
 from bebop.runtime import _trajectories
 from bebop.trajectories import NAME, Trajectories
@@ -44,8 +44,8 @@ def test_every_answer_that_was_trained_on_is_kept_with_its_step(tmp_path: Path) 
 
 
 def test_answers_are_of_the_system_that_decoded_them(tmp_path: Path) -> None:
-    class Switch(NoMonitor):
-        def observe(self, step: int, *seen: Any) -> Seen:
+    class Switch(NullMonitor):
+        def observe(self, step: int, *seen: Any) -> Observation:
             self.decoding = dataclasses.replace(self.decoding, system="ngram" if step == 2 else self.decoding.system)
             return super().observe(step, *seen)
 

@@ -16,7 +16,7 @@ from bebop.loop import Loop
 from bebop.metrics import Metrics
 from bebop.monitor.controller import Action
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
-from bebop.monitor.watch import NoMonitor, Seen, Watch
+from bebop.monitor.watch import JobMonitor, NullMonitor, Observation
 from bebop.parsing import from_dict
 from bebop.protocols import WorkerReport
 from bebop.trajectory import Batch, Prompt
@@ -95,7 +95,7 @@ def make(
     config: JobConfig, folder: Path, *workers: Drafting, resume_from: int = 0, **trainer: Any
 ) -> tuple[Loop, Teaching, FakeSink]:
     taught, sink = Teaching(**trainer), FakeSink()
-    watch = Watch(config, folder, resume_from)
+    watch = JobMonitor(config, folder, resume_from)
     return Loop(config, prompt, workers or (Drafting(),), taught, [sink], watch), taught, sink
 
 
@@ -135,7 +135,7 @@ def test_without_the_monitor_nothing_is_read(tmp_path: Path) -> None:
 def test_the_head_learns_always_and_is_sent_once_it_changed(watched: bool, tmp_path: Path) -> None:
     config, worker = job(mode="always"), Drafting()
     loop, trainer, sink = make(config, tmp_path, worker)
-    loop.monitor = loop.monitor if watched else NoMonitor(config)
+    loop.monitor = loop.monitor if watched else NullMonitor(config)
     assert go(loop)
     assert trainer.cotrained == [True] * 6
     assert [weights[1] for weights, _ in worker.weights] == [None, *(f"head {n}" for n in range(1, 7))]
@@ -149,12 +149,12 @@ def test_a_frozen_head_is_never_sent(tmp_path: Path) -> None:
     assert trainer.cotrained == [False] * 6 and {weights[1] for weights, _ in worker.weights} == {None}
 
 
-class Scripted(Watch):
+class Scripted(JobMonitor):
     """Proposes what it is told, step by step."""
 
     script: dict[int, Action]
 
-    def observe(self, step: int, *arguments: Any, **named: Any) -> Seen:
+    def observe(self, step: int, *arguments: Any, **named: Any) -> Observation:
         seen = super().observe(step, *arguments, **named)
         action = self.script.get(step, seen.action)
         if action.kind == "set_system":

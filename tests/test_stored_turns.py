@@ -13,8 +13,7 @@ from bebop.trajectories import NAME, StoredAnswer, Trajectories
 from bebop.trajectory_log import TrajectoryLog
 from bebop.trajectory_schema import FORMAT, SCHEMA
 from bebop.view.drift_tokens import _tested
-from bebop.view.queries import facets, listing
-from bebop.view.tokens import answer
+from bebop.view.folders import answer, facets, listing
 from tests.several_turns import group, trajectory
 from tests.stored_answers import SIZE, opened, write
 

@@ -34,8 +34,7 @@ from bebop.command import stoppable, writing
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy, mtp_layout, resolve, save_policy
-from bebop.report.adapted_page import write_page
-from bebop.report.model_card import write_card
+from bebop.report.adapted import write_card, write_page
 from bebop.sinks import JsonlSink, Sink, TensorBoardSink
 from bebop.trainer.chains import TokenRow, rows_of_step
 from bebop.trainer.head_backend import FSDPBackend

@@ -9,8 +9,7 @@ from bebop.certify.evidence import Evidence
 from bebop.certify.verdict import share
 from bebop.command import writing
 from bebop.report.document import Card, document, table
-from bebop.report.figures import INK, Key, Panel, Trace, color, layout, line_trace, rounded
-from bebop.report.token_probs import visible
+from bebop.report.figures import INK, Key, Panel, Trace, color, layout, line_trace, rounded, visible
 
 FILE = "report.html"
 SHOWN = 12  # directions in a table

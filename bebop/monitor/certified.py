@@ -47,7 +47,7 @@ class Certified:
         """Whether the evidence ever reached its limit: what came after does not take that back."""
         return self.highest >= self.limit
 
-    def complaint(self) -> str:
+    def diagnosis(self) -> str:
         """What is wrong, in words; empty if nothing was found."""
         if not self.failed:
             return ""
@@ -125,7 +125,7 @@ class Certificate:
         due = self.every and step % self.every == 0 and step >= self.since and undisturbed
         certified = await trainer.certify(chosen(groups), self.since) if due else None
         if certified is not None and certified.failed and not self._told:
-            log.warning("step %d: %s", step, certified.complaint())
+            log.warning("step %d: %s", step, certified.diagnosis())
             self._told = True
         return certified
 

@@ -47,7 +47,7 @@ class Health:
         """The inverse of ``to_row``."""
         return cls(**row)
 
-    def complaint(self) -> str:
+    def diagnosis(self) -> str:
         """What is wrong, in words; empty if nothing is."""
         pairs = (
             ("weight version", self.version, self.expected_version),
@@ -146,9 +146,9 @@ class Controller:
 
     def _broken(self, signals: Signals) -> tuple[bool, str]:
         """Whether drafts are as good as chance, or the engine does not run or draw what it should."""
-        complaint = (signals.health.complaint() if signals.health else "") or self._uncertified
-        if complaint:
-            return True, complaint
+        diagnosis = (signals.health.diagnosis() if signals.health else "") or self._uncertified
+        if diagnosis:
+            return True, diagnosis
         healthy = self._healthy
         if healthy is None or not (healthy.known and signals.now.known):
             return False, ""
@@ -224,7 +224,7 @@ class Controller:
         Wrong weights are the one cause of wrong answers that a job can put right, and they can look like any other, so
         they are sent again once for that reason; what is found after that is for a person.
         """
-        wrong = health is not None and bool(health.complaint())
+        wrong = health is not None and bool(health.diagnosis())
         if self._uncertified and not wrong:
             if self._sent_again:
                 return Action(why=f"it is not the weights, which were sent again: {evidence}")

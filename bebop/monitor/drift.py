@@ -12,9 +12,8 @@ from typing import Literal
 import numpy as np
 
 from bebop.monitor.estimate import Estimate
-from bebop.monitor.records import StepRecords
+from bebop.monitor.records import StepRecords, by_turn
 from bebop.monitor.slope import Slope
-from bebop.monitor.turns import by_turn
 from bebop.monitor.window import Measure, Window
 from bebop.trajectory import STRETCH
 
@@ -88,7 +87,7 @@ def split(
 def by_key(key: Key, records: StepRecords) -> dict[str, StepRecords]:
     """The rows of each task, stretch of the answer, weight version, lag or kind of turn; label -> rows.
 
-    Kinds of turns overlap: the first cycles after what was read (``turns.AFTER``) are counted with their turns, too.
+    Kinds of turns overlap: the first cycles after what was read (``records.AFTER``) are counted with their turns, too.
     """
     if key == "turn":
         return by_turn(records)

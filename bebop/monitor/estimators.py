@@ -1,20 +1,27 @@
-"""From finished groups to metrics: rewards, answers, acceptance of drafts, staleness.
+"""From finished groups to metrics: rewards, completions, acceptance of drafts, staleness, turns.
 
 Pure functions. Everything is a total over a count, so the metrics of several workers merge into those of the union, and
 a name without data is absent (plain decoding has no drafts, hence no acceptance rate). Acceptance per position is
 conditional on reaching the position; counts and overlaps estimate the same rate, the overlap with less variance
-(SPEC 0.6). Names are listed in the README.
+(SPEC 0.6).
+
+By turn, acceptance is compared position by position, never as an accept length: the end of a turn cuts its last cycle
+off, so short turns have short cycles whatever is drafted. The first cycle after an observation is looked at by itself:
+it drafts on tokens that the policy has not written. ``bebop.catalogue`` lists the names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bebop.decoding import HEAD_OVERLAP, HEAD_READ
-from bebop.metrics import Max, Mean, Metrics, Sum
-from bebop.monitor.turns import turn_metrics
-from bebop.trajectory import Completion, DecodeStats, Group
+from bebop.metrics import Max, Mean, Metrics, Percentile, Sum
+from bebop.monitor.records import AFTER, first_of_kind
+from bebop.trajectory import OPENING, Completion, DecodeStats, Ending, Group, Trajectory
+
+SHARES = {"p50": 0.5, "p99": 0.99}
 
 
 def rollout_metrics(groups: Sequence[Group], version: int | None = None, solved: float = 1.0) -> Metrics:
@@ -103,3 +110,60 @@ def staleness_metrics(completions: Sequence[Completion], version: int) -> Metric
 def _over_reached(sums: NDArray[np.float64], reached: NDArray[np.float64]) -> list[Mean]:
     """Each position's sum over the cycles that reached it; positions that were not measured are left out."""
     return [Mean(float(total), float(count)) for total, count in zip(sums, reached, strict=False)]
+
+
+# ---- turns
+
+
+def several(groups: Sequence[Group]) -> bool:
+    """Whether there are environments: a single answer ends as ``answered``, and is never lost."""
+    return any(group.lost or any(t.ended != "answered" for t in group.trajectories) for group in groups)
+
+
+def turn_metrics(groups: Sequence[Group]) -> Metrics:
+    """Metrics of trajectories with environments; none of others."""
+    if not several(groups):
+        return {}
+    members = [t for group in groups for t in group.trajectories]
+    lost: Metrics = {"turn/lost": Sum(float(sum(group.lost for group in groups)))}
+    return {**lost, **_whole(members), **drafting_metrics(_parts(members))} if members else lost
+
+
+def _whole(members: Sequence[Trajectory]) -> Metrics:
+    """Of trajectories as wholes."""
+    turns = [len(t.turns) for t in members]
+    seconds = [t.environment_seconds for t in members]
+    metrics: Metrics = {"turn/count": Mean.of(turns)}
+    metrics |= {f"turn/count_{end}": Percentile.of(turns, share) for end, share in SHARES.items()}
+    metrics |= {f"turn/seconds_{end}": Percentile.of(seconds, share) for end, share in SHARES.items()}
+    metrics["turn/observed"] = Mean.of([sum(len(turn.observation) for turn in t.turns) for t in members])
+    metrics["turn/restarts"] = Sum(float(sum(t.restarts for t in members)))
+    endings = [ending for ending in get_args(Ending) if ending != "answered"]
+    metrics |= {f"turn/ended/{ending}": Mean.of([float(t.ended == ending) for t in members]) for ending in endings}
+    for name in sorted({name for t in members for name in t.counts}):
+        metrics[f"turn/counts/{name}"] = Mean.of([t.counts.get(name, 0.0) for t in members])
+    return metrics
+
+
+def drafting_metrics(parts: Iterable[tuple[int | str, DecodeStats]]) -> Metrics:
+    """Acceptance and overlap by kind of turn (``first_of_kind``, or AFTER) and draft position."""
+    sums: dict[int | str, DecodeStats] = {}
+    for kind, stats in parts:
+        sums[kind] = sums.get(kind, DecodeStats()) + stats
+    metrics: Metrics = {}
+    for kind, stats in sums.items():
+        for name, rows in (("accept_rate", stats.accepted), ("overlap", stats.overlap)):
+            for k, (total, reached) in enumerate(zip(rows, stats.reached, strict=False), 1):
+                if reached and (name != "overlap" or stats.overlap.any()):
+                    metrics[f"turn/{name}/{kind}/{k}"] = Mean(float(total), float(reached))
+    return metrics
+
+
+def _parts(members: Sequence[Trajectory]) -> Iterator[tuple[int | str, DecodeStats]]:
+    """Each turn by its kind, and its first cycle by itself where the engine tells it apart."""
+    for trajectory in members:
+        for number, turn in enumerate(trajectory.turns):
+            yield first_of_kind(number), turn.completion.stats
+            first = dict(turn.completion.stretches).get(OPENING)
+            if number and first is not None:
+                yield AFTER, first

@@ -16,11 +16,10 @@ import numpy as np
 from bebop.errors import UserError
 from bebop.monitor.adapters import ACCEPTED, VLLM, VllmCounters, sglang_stats, sglang_stretches
 from bebop.monitor.certified import Certified
-from bebop.monitor.collect import from_averages, from_stats, with_entropy
 from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation
 from bebop.monitor.probe_set import ProbeReading, Sweep
-from bebop.monitor.records import StepRecords, merge_records
+from bebop.monitor.records import StepRecords, from_averages, from_stats, merge_records, with_entropy
 from bebop.parsing import LARGEST
 from bebop.reading import finite, parse_json
 from bebop.trajectory import DecodeStats
@@ -52,11 +51,11 @@ class LoggedStep:
     health: Health | None = None
     restart: bool = False  # from here on against a new reference
 
-    def tell(self, monitor: DriftMonitor) -> Explanation | None:
+    def feed(self, monitor: DriftMonitor) -> Explanation | None:
         """Show it to a monitor."""
         if self.restart:
             monitor.restart()
-        uncertified = "" if self.certified is None else self.certified.complaint()
+        uncertified = "" if self.certified is None else self.certified.diagnosis()
         return monitor.observe(self.records, self.reading, self.sweep, self.health, uncertified)
 
 

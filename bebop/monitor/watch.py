@@ -14,11 +14,11 @@ from typing import Any
 from bebop.config import DecodingConfig, JobConfig, MonitorConfig
 from bebop.decoding import SYSTEMS
 from bebop.monitor.certified import Certificate, Certified
-from bebop.monitor.collect import from_groups
 from bebop.monitor.controller import Action, ControllerConfig, Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.logs import log_row, read_log, read_row
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
+from bebop.monitor.records import from_groups
 from bebop.protocols import Trainer
 from bebop.sinks import StepLog
 from bebop.trajectory import Group, Trajectory, before
@@ -28,15 +28,15 @@ DECODING = ("set_system", "set_length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Observation:
     """What one step showed: numbers for the log, and what the job has to do now (kind ``none``: nothing)."""
 
     metrics: dict[str, float]
     action: Action
 
 
-class NoMonitor:
-    """Nobody asks why acceptance moves: nothing is read, concluded or changed. Methods as of ``Watch``."""
+class NullMonitor:
+    """Nobody asks why acceptance moves: nothing is read, concluded or changed. Methods as of ``JobMonitor``."""
 
     fingerprints = False
 
@@ -59,9 +59,9 @@ class NoMonitor:
         sweep: Sweep | None = None,
         certified: Certified | None = None,
         health: Health | None = None,
-    ) -> Seen:
+    ) -> Observation:
         """What the certificate says, and nothing to do about it."""
-        return Seen(metrics={} if certified is None else certified.metrics(), action=Action())
+        return Observation(metrics={} if certified is None else certified.metrics(), action=Action())
 
     def state(self) -> dict[str, Any]:
         """Nothing."""
@@ -74,7 +74,7 @@ class NoMonitor:
         """Nothing to close."""
 
 
-class Watch:
+class JobMonitor:
     """Watches one job; ``observe`` once a step, in order."""
 
     fingerprints = True  # the heads that workers run are compared with the trainer's
@@ -92,7 +92,7 @@ class Watch:
         if self._observed.path.stat().st_size:
             for logged in read_log(self._observed.path):
                 self._restart_at = None if logged.restart else self._restart_at
-                self._follow(logged.tell(self.monitor))
+                self._follow(logged.feed(self.monitor))
 
     @property
     def cotraining(self) -> bool:
@@ -137,24 +137,24 @@ class Watch:
         sweep: Sweep | None = None,
         certified: Certified | None = None,
         health: Health | None = None,
-    ) -> Seen:
+    ) -> Observation:
         """Take in the groups of update ``step``, trained on at ``version``."""
         restart = self._restart_at is not None and step >= self._restart_at
         self._restart_at = None if restart else self._restart_at
         s = self.monitor.settings
         records = from_groups(groups, step, version, s.head_alone).sample(s.units, s.seed)
-        ill = health if health is not None and health.complaint() else None
+        ill = health if health is not None and health.diagnosis() else None
         row = log_row(records, reading, sweep, certified, ill, restart)
-        explanation = read_row(row).tell(self.monitor)
+        explanation = read_row(row).feed(self.monitor)
         self._observed.write(row)
         metrics = {} if certified is None else certified.metrics()
         if explanation is None:
-            return Seen(metrics=metrics, action=Action())
+            return Observation(metrics=metrics, action=Action())
         self._follow(explanation)
         self._record(explanation)
         taken = explanation.action if self._carried_out(explanation.action) else Action()
         metrics |= explanation.metrics() | {"drift/cotraining": float(self.cotraining)}
-        return Seen(metrics=metrics, action=taken)
+        return Observation(metrics=metrics, action=taken)
 
     def state(self) -> dict[str, Any]:
         """What the job's checkpoint has to keep; the rest is in the log."""
@@ -198,10 +198,10 @@ class Watch:
         )
 
 
-Monitor = Watch | NoMonitor
+Monitor = JobMonitor | NullMonitor
 
 
-def tells(config: JobConfig) -> bool:
+def can_monitor(config: JobConfig) -> bool:
     """Whether a job can be watched: of a head beside history, overlaps have to be measured."""
     system, monitor = SYSTEMS[config.decoding.system], config.monitor
     return monitor.drift and system.watched and (monitor.decode_stats or not system.history)

@@ -1,20 +1,43 @@
-"""The figures of an adaptation: what is drawn, and the words that explain it. ``page`` puts them on a page."""
+"""What an adaptation leaves: the page ``report.html`` with before and after, and the model card of the checkpoint.
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+Both take their numbers from ``rows``, so that they agree.
+"""
+
+import dataclasses
+import json
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+import torch
+import transformers
+import yaml
 
-from bebop.adaptation.evaluation import Measured
+from bebop import __version__, decoding
+from bebop.adaptation.evaluation import Measured, change
 from bebop.adaptation.probe import Array, Probe
 from bebop.adaptation.results import Results, Snapshot, boundary_share
+from bebop.config import BUILT_IN
 from bebop.config_adapt import AdaptConfig
 from bebop.intervals import Interval
-from bebop.report.adapted_table import SYSTEMS, drafts, tasks
-from bebop.report.document import Card, table
+from bebop.report import made
+from bebop.report.document import Card, document, table
 from bebop.report.figures import PALETTE, Key, Panel, Trace, layout, line_trace, rounded, same_scale
+from bebop.report.runs import Run, origin
+from bebop.sinks import read_jsonl
 
+SYSTEMS = {"bebop": "sampled drafts", "target_only": "greedy drafts"}  # decoding system -> as readers know it
+DISTRIBUTIONS = {  # sums that describe the distributions of head and model rather than what was accepted
+    "overlap": "overlap Σ min(p, q)",
+    "target_only": "p(argmax q)",
+    "draft_entropy": "draft entropy, nats",
+    "target_entropy": "target entropy, nats",
+}
+HEADS = ("Number", "Before", "After", "Change")
 BEFORE, AFTER = "#9aa5b1", PALETTE[0]
 SHADES = {"before": BEFORE, "after": AFTER}
 KEYS = [Key(label=when, color=shade, group=when) for when, shade in SHADES.items()]
@@ -22,6 +45,95 @@ ENTROPIES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, np.inf)  # edges of bins, nats
 PLACES = (0, 1, 4, 8, 16, 32, 64, 128, 256, 1 << 40)
 FEWEST = 20  # tokens in a bin that is drawn
 MARGIN = 0.01  # differences of acceptance below it are no advantage
+TAGS = ["speculative-decoding", "mtp", "multi-token-prediction", "rejection-sampling", "bebop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One number of both heads on the same held-out prompts."""
+
+    system: str  # "sampled drafts" or "greedy drafts"
+    label: str
+    before: Interval
+    after: Interval
+    change: Interval
+
+
+def rows(results: Results) -> Iterator[Row]:
+    """Every row: accept length (over all and by task), acceptance per position, and the distributions at those
+    positions."""
+    for system in results.after.decoded:
+        yield _row(results, system, "accept length", "accept_length")
+        for task in tasks(results) if len(tasks(results)) > 1 else ():
+            yield _row(results, system, f"accept length, {task}", "accept_length", task=task)
+        yield _row(results, system, "acceptance per draft", "accepted")
+        for k in range(1, drafts(results) + 1):
+            yield _row(results, system, f"acceptance, draft {k}", "accepted", k)
+        # Greedy drafts have a one-hot distribution, of which overlap and entropy say nothing new.
+        for name, label in DISTRIBUTIONS.items() if decoding.SYSTEMS[system].sampled else ():
+            yield _row(results, system, label, name)
+
+
+def drafts(results: Results) -> int:
+    """K, the drafts of a cycle."""
+    return int(results.after.decoded["bebop"].reached.shape[1])
+
+
+def tasks(results: Results) -> list[str]:
+    """The tasks of the held-out prompts, in the order of their appearance."""
+    return list(dict.fromkeys(results.after.decoded["bebop"].tasks))
+
+
+def _row(
+    results: Results, system: str, label: str, name: str, position: int | None = None, task: str | None = None
+) -> Row:
+    before, after = (
+        s.decoded[system] if task is None else s.decoded[system].of(task) for s in (results.before, results.after)
+    )
+    return Row(
+        system=SYSTEMS[system],
+        label=label,
+        before=before.interval(name, position),
+        after=after.interval(name, position),
+        change=change(after, before, name, position),
+    )
+
+
+# ---- the page
+
+
+def write_page(folder: Path, config: AdaptConfig, results: Results) -> None:
+    """Write ``report.html`` from the results and from the ``metrics.jsonl`` in the same folder."""
+    (folder / "report.html").write_text(render_page(folder, config, results), encoding="utf-8")
+
+
+def render_page(folder: Path, config: AdaptConfig, results: Results) -> str:
+    """The whole page as HTML."""
+    cards = [
+        _summary(config, results),
+        length_card(results),
+        position_card(results),
+        *training_cards(config, results, read_jsonl(folder / "metrics.jsonl")),
+        entropy_card(results),
+        boundary_card(results),
+        place_card(results),
+        *made.cards([Run(name=model_name(config), steps=[], columns={}, **origin(folder))]),
+    ]
+    return document("Bebop · adaptation of an MTP head", f"{model_name(config)}, {config.head.objective}", cards)
+
+
+def _summary(config: AdaptConfig, results: Results) -> Card:
+    """The table, and what was done."""
+    lines = [(f"{r.system}: {r.label}", str(r.before), str(r.after), str(r.change)) for r in rows(results)]
+    minutes = sum(results.seconds.values()) / 60
+    text = (
+        f"{results.steps} steps of {config.head.objective} over {config.head.depth} recursive steps on "
+        f"{data_text(config, results)}; {minutes:.1f} minutes in all. Measured by decoding "
+        f"{results.held_out()} with {drafts(results)} drafts a cycle; in "
+        "brackets 95 % bootstrap intervals over answers, those of the change prompt by prompt. Overlap estimates the "
+        "same acceptance as the counts above it, with less noise."
+    )
+    return Card(title="Before and after", text=text, table=table(HEADS, lines), wide=True)
 
 
 def length_card(results: Results) -> Card:
@@ -280,3 +392,122 @@ def _span(low: float, high: float) -> str:
     """A bin of entropies as text."""
     short = [f"{x:g}".removeprefix("0") or "0" for x in (low, high)]
     return f"<{short[1]}" if low == 0 else f">{short[0]}" if np.isinf(high) else "-".join(short)
+
+
+# ---- the model card
+
+
+def write_card(out: Path, config: AdaptConfig, results: Results) -> None:
+    """Write ``README.md`` into the folder of the adapted checkpoint; it names no folder of this machine."""
+    (out / "README.md").write_text(render_card(config, results), encoding="utf-8")
+
+
+def render_card(config: AdaptConfig, results: Results) -> str:
+    """The whole card."""
+    parts = (_front(), _trained(config, results), _acceptance(results), _serving(drafts(results)), _made_with(config))
+    return "\n".join(parts)
+
+
+def model_name(config: AdaptConfig) -> str:
+    """The model that was adapted, as a name: the folder's own where it is a folder."""
+    return config.model.path if config.model.path in BUILT_IN else Path(config.model.path).resolve().name
+
+
+def data_text(config: AdaptConfig, results: Results) -> str:
+    """What was trained on, in a sentence."""
+    data, sampling = config.data, sampling_words(config)
+    size = f"{results.rows:,} sequences with {results.tokens:,} answer tokens"
+    if data.source == "file":
+        return f"{size} from {PurePath(str(data.path)).name}; target distributions at {sampling}"
+    return f"{size}, answers that the model itself sampled at {sampling}"
+
+
+def sampling_words(config: AdaptConfig) -> str:
+    """The sampling distribution, as far as it is not the plain one."""
+    sampling = config.data.sampling
+    plain = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    extra = [f"{name} {getattr(sampling, name):g}" for name, value in plain.items() if getattr(sampling, name) != value]
+    return ", ".join([f"temperature {sampling.temperature:g}", *extra])
+
+
+def _front() -> str:
+    """The YAML at the head that model hubs read."""
+    front = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": TAGS}
+    return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n"
+
+
+def _trained(config: AdaptConfig, results: Results) -> str:
+    head, train = config.head, config.train
+    warm = min(train.warm(results.fresh), results.steps)
+    began = "a fresh one, made from the last layer" if results.fresh else "the one that came with the checkpoint"
+    warmed = f", after {warm} steps of `{train.warm_objective}`" if warm else ""
+    lines = {
+        "Objective": f"`{head.objective}`{warmed}",
+        "Depth": f"{head.depth} recursive steps",
+        "Head": began,
+        "Data": data_text(config, results),
+        "Tasks": ", ".join(tasks(results)),
+        "Steps": f"{results.steps}, {train.rows_per_step} sequences each",
+        "Optimiser": f"AdamW, learning rate {head.lr:g} after {head.lr_warmup_steps} steps of warm-up, "
+        f"weight decay {head.weight_decay:g}, gradients clipped at {head.max_grad_norm:g}",
+        "Seed": str(config.seed),
+    }
+    table = "\n".join(f"| {name} | {text} |" for name, text in lines.items())
+    return (
+        f"# {model_name(config)} with an adapted MTP head\n\n"
+        "The multi-token-prediction head of this checkpoint was trained on the acceptance of its own drafts.\n"
+        "Backbone, embedding and language-model head are those of the original, bit for bit: what the model says\n"
+        "is unchanged, how fast it can be decoded is what changed.\n\n"
+        f"| | |\n|---|---|\n{table}\n"
+    )
+
+
+def _acceptance(results: Results) -> str:
+    """The tables of both systems."""
+    k = drafts(results)
+    text = (
+        f"## Acceptance\n\n{results.held_out()}, {k} drafts a cycle, 95 % bootstrap intervals over answers. Accept "
+        "length is tokens per\nverification pass (1 is plain decoding); acceptance of draft k is among the cycles that "
+        "reached it.\n"
+    )
+    for system, group in groupby(rows(results), lambda row: row.system):
+        body = "\n".join(f"| {r.label} | {r.before} | {r.after} | {r.change} |" for r in group)
+        text += f"\n**{system.capitalize()}**\n\n| | before | after | change |\n|---|---|---|---|\n{body}\n"
+    return text
+
+
+def _serving(k: int) -> str:
+    return f"""## Serving
+
+SGLang 0.5.14 or later, which drafts with the head and accepts by rejection sampling, so that answers keep the
+distribution of the model:
+
+    python -m sglang.launch_server --model-path DIR --speculative-algorithm NEXTN \\
+        --speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1} \\
+        --speculative-use-rejection-sampling
+
+Reinforcement learning with Bebop, whose rollouts draft with the head:
+
+    python -m bebop.run model=folder model.path=DIR decoding.draft_tokens={k}
+"""
+
+
+def _made_with(config: AdaptConfig) -> str:
+    """Versions and configuration."""
+    versions = {"bebop-rl": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    versions |= {"Python": platform.python_version()}
+    made = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"## Made with\n\n{made}; `python -m bebop.adapt` with:\n\n```yaml\n{_public(config)}```\n"
+
+
+def _public(config: AdaptConfig) -> str:
+    """The configuration as YAML; of paths only the last part, and none of where this run wrote."""
+    values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    values["model"]["path"] = model_name(config)
+    for section in ("data", "task"):
+        path = values[section]["path"]
+        values[section]["path"] = path and PurePath(path).name
+    values["task"]["reward"] = PurePath(values["task"]["reward"]).name
+    for name in ("dir", "out", "resume", "progress", "tensorboard"):
+        del values[name]
+    return yaml.safe_dump(values, sort_keys=False)

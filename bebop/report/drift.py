@@ -1,4 +1,7 @@
-"""The cards on drift: why acceptance moved, from a run's ``drift.jsonl`` or from another trainer's log, replayed."""
+"""The cards on drift: why acceptance moved, from a run's ``drift.jsonl`` or from another trainer's log, replayed.
+
+One card shows both distributions, token by token, at those contexts of the probe set where their overlap changed most.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,12 +17,12 @@ from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettin
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import TokenProbs
-from bebop.monitor.turns import AFTER
+from bebop.monitor.records import AFTER
 from bebop.monitor.watch import settings
 from bebop.parsing import from_dict
-from bebop.report import figures, token_probs
+from bebop.report import figures
 from bebop.report.document import Card, table
-from bebop.report.figures import INK, MUTED, Panel, Trace, layout, rounded
+from bebop.report.figures import INK, MUTED, Panel, Trace, layout, rounded, visible
 from bebop.report.runs import DASH, Run
 
 SHADES = {"entropy": "#8fb4d9", "mismatch": "#e39a80"}  # bars, under a dark line
@@ -65,6 +68,21 @@ ACTIONS: dict[Kind, str] = {
     "set_system": "decoding system",
     "set_length": "drafts",
 }
+MAX_CONTEXTS = 6  # contexts, of all runs together
+MAX_TOKENS = 6  # tokens of one context
+CONTEXT_LENGTH = 22  # characters of the context in the caption
+LABEL_LENGTH = 10  # characters of a token's label
+LINES = (
+    ("policy, first", "#b9c1cb", 0, "target"),
+    ("head, first", "#a9c8ea", 0, "draft"),
+    ("policy, last", "#1f2933", 1, "target"),
+    ("head, last", "#2563a8", 1, "draft"),
+)
+DISTRIBUTIONS_TEXT = (
+    "What the policy (p) and its head (q) think of the next token, at the first and the last reading of the fixed "
+    "texts, where their overlap changed most. A draft is accepted with the overlap of both distributions. Where both "
+    "have moved together, the head has kept up with the policy; where only p has moved, it has not."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,7 +101,7 @@ def replay_log(
     """Replay a log; ``names`` as in ``logs.read_log``."""
     monitor = DriftMonitor(rules)
     steps = list(read_log(path, names))
-    explanations = [e for step in steps if (e := step.tell(monitor)) is not None]
+    explanations = [e for step in steps if (e := step.feed(monitor)) is not None]
     readings = [{probs.text: probs for probs in step.reading.token_probs} for step in steps if step.reading is not None]
     first, last = (readings[0], readings[-1]) if len(readings) > 1 else ({}, {})
     pairs = [(first[text], last[text]) for text in first if text in last]
@@ -106,7 +124,7 @@ def cards(replays: Sequence[Replay]) -> list[Card]:
         *_parts(replays, "length", "Why the accept length moved", "tokens per pass", LENGTH),
         *_entropy(replays),
         *_parts(replays, "bank", "The same texts, then and now", "acceptance rate", PROBE_SET),
-        *token_probs.cards([(replay.name, replay.token_probs) for replay in replays]),
+        *_distributions([(replay.name, replay.token_probs) for replay in replays]),
         *_controller(replays),
         *_breakdown(replays),
         *_by_turn(replays),
@@ -258,3 +276,49 @@ def _by_turn(replays: Sequence[Replay]) -> list[Card]:
 
 def _known(part: Estimate, of: Decomposition) -> str:
     return part.text() if not of.unidentified else DASH
+
+
+def _distributions(runs: Sequence[tuple[str, Sequence[tuple[TokenProbs, TokenProbs]]]]) -> list[Card]:
+    """A panel a context; ``runs``: names with their contexts, each at the first and the last reading."""
+    pairs = [(name, *pair) for name, contexts in runs for pair in contexts]
+    pairs.sort(key=lambda pair: abs(pair[2].overlap - pair[1].overlap))
+    apart = {(name, last.context): (name, first, last) for name, first, last in pairs}  # many answers begin alike
+    pairs = sorted(apart.values(), key=lambda pair: -abs(pair[2].overlap - pair[1].overlap))
+    many = len({name for name, *_ in pairs}) > 1
+    panels = [_context(first, last, f"{name}: " if many else "") for name, first, last in pairs[:MAX_CONTEXTS]]
+    keys = [figures.Key(label=label, color=shade, style="block", group=f"probs {label}") for label, shade, *_ in LINES]
+    title = "Where the distributions moved"
+    return [Card(title=title, text=DISTRIBUTIONS_TEXT, panels=panels, keys=keys, wide=True)] if panels else []
+
+
+def _context(first: TokenProbs, last: TokenProbs, prefix: str) -> Panel:
+    both, weight, text = (first, last), dict[int, float](), dict[int, str]()
+    for reading in both:
+        for token, name, p, q in zip(reading.ids, reading.tokens, reading.target, reading.draft, strict=True):
+            weight[token] = max(weight.get(token, 0.0), p, q)
+            text[token] = _short(visible(name))
+    tokens = sorted(weight, key=lambda token: -weight[token])[:MAX_TOKENS]
+    names = [text[token] for token in tokens]
+    names = [f"{name} #{token}" if names.count(name) > 1 else name for name, token in zip(names, tokens, strict=True)]
+    traces: list[Trace] = []
+    for label, shade, when, distribution in LINES:
+        known = dict(zip(both[when].ids, getattr(both[when], distribution), strict=True))
+        traces.append(
+            {
+                "type": "bar", "x": names, "y": [known.get(token, 0.0) for token in tokens], "name": label,
+                "marker": {"color": shade, "line": {"width": 0}}, "legendgroup": f"probs {label}",
+                "hovertemplate": "%{y:.3f}",
+            }
+        )  # fmt: skip
+    context = visible(last.context)
+    context = context if len(context) <= CONTEXT_LENGTH else "…" + context[-CONTEXT_LENGTH:]
+    frame = layout("next token") | {"barmode": "group", "bargap": 0.25}
+    frame["xaxis"] |= {"type": "category"}
+    frame["yaxis"] |= {"range": [0, 1]}
+    caption = f"{prefix}after “{context}”: overlap {first.overlap:.2f} → {last.overlap:.2f}"
+    return Panel(caption=caption, traces=traces, layout=frame)
+
+
+def _short(name: str) -> str:
+    """As much of a token as has room below its bars: longer labels would be turned, or lie over one another."""
+    return name if len(name) <= LABEL_LENGTH else f"{name[: LABEL_LENGTH - 1]}…"

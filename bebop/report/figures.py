@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bebop.catalogue import WINDOW, Chart
 from bebop.intervals import Interval
-from bebop.report.charts import WINDOW, Chart, Series, metrics
+from bebop.report.charts import Plot, Series
 from bebop.report.runs import Run
 
 PALETTE = ("#2563a8", "#d1603d", "#3a8f6d", "#8a63b5", "#c79a1e", "#4aa3b8", "#b0476f", "#6b7280")
@@ -44,7 +45,7 @@ class Panel:
 class Figure:
     """A chart as drawn for some runs. Without panels there was nothing to draw."""
 
-    chart: Chart
+    plot: Plot
     panels: list[Panel]
     keys: list[Key]
     missing: dict[str, list[str]]  # run -> the metrics it lacks
@@ -55,20 +56,20 @@ def color(index: int) -> str:
     return PALETTE[index % len(PALETTE)]
 
 
-def draw(chart: Chart, runs: Sequence[Run]) -> Figure:
-    """The panels and the legend of a chart."""
+def draw(plot: Plot, runs: Sequence[Run]) -> Figure:
+    """Return the panels and the legend of a chart."""
     by_run = len(runs) > 1
-    if chart.stacked:
-        panels, keys = _stacked(chart, runs)
-    elif by_run or chart.split:
-        panels = _panel_per_series(chart, runs)
+    if plot.chart.stacked:
+        panels, keys = _stacked(plot, runs)
+    elif by_run or plot.chart.split:
+        panels = _panel_per_series(plot, runs)
         keys = run_keys(runs) if by_run else []
     else:
-        panels, keys = _panel_of_all(chart, runs[0])
-    lacking = {run.name: [metric for metric in metrics(chart) if not run.has(metric)] for run in runs}
+        panels, keys = _panel_of_all(plot, runs[0])
+    lacking = {run.name: [metric for metric in plot.metrics if not run.has(metric)] for run in runs}
     missing = {name: absent for name, absent in lacking.items() if absent}
-    styles = _style_keys(chart, runs) if panels else []
-    return Figure(chart=chart, panels=panels, keys=[*keys, *styles], missing=missing)
+    styles = _style_keys(plot, runs) if panels else []
+    return Figure(plot=plot, panels=panels, keys=[*keys, *styles], missing=missing)
 
 
 def run_keys(runs: Sequence[Run]) -> list[Key]:
@@ -85,9 +86,10 @@ def running_mean(column: Sequence[float | None], window: int = WINDOW) -> list[f
     return means
 
 
-def _panel_of_all(chart: Chart, run: Run) -> tuple[list[Panel], list[Key]]:
-    """One run: all series in one panel, a colour each."""
-    drawn = [(series, color(i)) for i, series in enumerate(chart.series) if run.has(series.metric)]
+def _panel_of_all(plot: Plot, run: Run) -> tuple[list[Panel], list[Key]]:
+    """Draw all series of one run in one panel, a colour each."""
+    chart = plot.chart
+    drawn = [(series, color(i)) for i, series in enumerate(plot.series) if run.has(series.metric)]
     traces = [
         trace
         for series, shade in drawn
@@ -99,37 +101,41 @@ def _panel_of_all(chart: Chart, run: Run) -> tuple[list[Panel], list[Key]]:
     return panels, keys if len(keys) > 1 else []
 
 
-def _panel_per_series(chart: Chart, runs: Sequence[Run]) -> list[Panel]:
-    """A panel for each series; several runs overlaid, a colour each."""
-    panels = []
-    for series in chart.series:
+def _panel_per_series(plot: Plot, runs: Sequence[Run]) -> list[Panel]:
+    """Draw a panel for each series; several runs are overlaid, a colour each."""
+    panels, chart = [], plot.chart
+    for series in plot.series:
         traces = [
             trace
             for i, run in enumerate(runs)
             if run.has(series.metric)
             for trace in _lines(chart, series, run, run.name if len(runs) > 1 else series.label, color(i), f"run {i}")
         ]
-        caption = ", ".join(filter(None, (series.label if len(chart.series) > 1 else "", chart.unit)))
+        caption = ", ".join(filter(None, (series.label if len(plot.series) > 1 else "", chart.unit)))
         if traces:
             traces += _bar(chart, runs)
             panels.append(Panel(caption=caption, traces=traces, layout=_layout(chart, runs, traces)))
     return panels if chart.split else same_scale(panels, chart.zero)
 
 
-def _stacked(chart: Chart, runs: Sequence[Run]) -> tuple[list[Panel], list[Key]]:
-    """A panel for each run: bars for the parts of a whole, lines for the other series."""
-    panels = []
+def _stacked(plot: Plot, runs: Sequence[Run]) -> tuple[list[Panel], list[Key]]:
+    """Draw a panel for each run: bars for the parts of a whole, lines for the rest. What is always 0 is left out."""
+    panels, chart = [], plot.chart
     for run in runs:
-        traces = [_bar_or_line(chart, i, run) for i, series in enumerate(chart.series) if run.has(series.metric)]
+        traces = [_bar_or_line(plot, i, run) for i, series in enumerate(plot.series) if _occurs(run, series)]
         caption = f"{run.name}, {chart.unit}" if len(runs) > 1 else chart.unit
         if traces:
             panels.append(Panel(caption=caption, traces=traces, layout=_layout(chart, [run], traces)))
     keys = [
         Key(label=s.label, color=STACK[i], style="block" if i < chart.stacked else "solid", group=f"part {s.label}")
-        for i, s in enumerate(chart.series)
-        if any(run.has(s.metric) for run in runs)
+        for i, s in enumerate(plot.series)
+        if any(_occurs(run, s) for run in runs)
     ]
     return same_scale(panels, chart.zero), keys
+
+
+def _occurs(run: Run, series: Series) -> bool:
+    return any(run.columns.get(series.metric, []))
 
 
 def same_scale(panels: list[Panel], zero: bool) -> list[Panel]:
@@ -154,10 +160,10 @@ def _heights(traces: Sequence[Trace]) -> list[float]:
     return lines + [sum(value or 0.0 for value in column) for column in zip(*bars, strict=True)]
 
 
-def _bar_or_line(chart: Chart, index: int, run: Run) -> Trace:
-    """Series number ``index`` of a stacked chart."""
-    series, shade = chart.series[index], STACK[index]
-    make = bar_trace if index < chart.stacked else line_trace
+def _bar_or_line(plot: Plot, index: int, run: Run) -> Trace:
+    """Draw series number ``index`` of a stacked chart."""
+    series, shade = plot.series[index], STACK[index]
+    make = bar_trace if index < plot.chart.stacked else line_trace
     return make(run.steps, run.columns[series.metric], series.label, shade, f"part {series.label}")
 
 
@@ -263,11 +269,12 @@ def around(level: float, zero: bool) -> list[float]:
     return [low, level + room]
 
 
-def _style_keys(chart: Chart, runs: Sequence[Run]) -> list[Key]:
-    """What the two line styles of a chart mean; nothing if only one of them occurs."""
+def _style_keys(plot: Plot, runs: Sequence[Run]) -> list[Key]:
+    """Say what the two line styles of a chart mean; nothing if only one of them occurs."""
+    chart = plot.chart
     if chart.bar is not None:
         return [Key(label=chart.bar[1], color=INK, style="dashed")]
-    dashed = any(series.dashed and run.has(series.dashed) for series in chart.series for run in runs)
+    dashed = any(series.dashed and run.has(series.dashed) for series in plot.series for run in runs)
     if chart.styles is None or not (chart.smooth or dashed):
         return []
     first, second = chart.styles
@@ -277,3 +284,9 @@ def _style_keys(chart: Chart, runs: Sequence[Run]) -> list[Key]:
 def rounded(value: float | None) -> float | None:
     """Six significant digits: what a plot can show, in a third of the size; None for what JSON does not have."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
+
+def visible(text: str) -> str:
+    """Return a text whose white space can be seen."""
+    shown = text.replace("\n", "⏎").replace("\t", "⇥")
+    return shown if shown.strip() else shown.replace(" ", "␣") or "(nothing)"

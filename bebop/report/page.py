@@ -8,16 +8,14 @@ from pathlib import Path
 from bebop.command import writing
 from bebop.errors import UserError
 from bebop.report import epochs, history, made
-from bebop.report.charts import charts, metrics
+from bebop.report.charts import plots
 from bebop.report.document import Card, document, opened, table
 from bebop.report.drift import Replay, cards, replay_log, replay_runs
 from bebop.report.figures import Figure, draw, run_keys
-from bebop.report.runs import Run, load_runs
-from bebop.report.summary import HEADS, NOTE, summary
-from bebop.report.turn_charts import turn_charts
+from bebop.report.runs import HEADS, NOTE, Run, load_runs, summary
 from bebop.report.verdict import Said, said
 from bebop.trajectories import NAME
-from bebop.view.address import HOST, PORT
+from bebop.view.folders import HOST, PORT
 
 ADDRESS = f"http://{HOST}:{PORT}/"
 
@@ -53,7 +51,7 @@ def _write(out: Path, page: Callable[[], str]) -> Path:
 
 def render(runs: Sequence[Run], replays: Sequence[Replay] = (), folders: Sequence[Path] = ()) -> str:
     """The whole page as HTML; ``replays``: the logs of those that were watched; ``folders``: where the runs are."""
-    figures = [draw(chart, runs) for chart in (*charts(runs), *turn_charts(runs))]
+    figures = [draw(plot, runs) for plot in plots(runs)]
     drawn = [_card(figure, len(runs)) for figure in figures if figure.panels]
     drawn += [*epochs.cards(runs, folders), *history.cards(runs, folders)] if folders else []
     drawn += cards(replays)
@@ -90,12 +88,12 @@ def _card(figure: Figure, runs: int) -> Card:
     where = " in {}" if runs > 1 else ""
     notes = [f"Not recorded{where.format(run)}: {', '.join(absent)}." for run, absent in figure.missing.items()]
     return Card(
-        title=figure.chart.title, text=figure.chart.text, panels=figure.panels, keys=figure.keys, notes=notes
+        title=figure.plot.chart.title, text=figure.plot.chart.text, panels=figure.panels, keys=figure.keys, notes=notes
     )  # fmt: skip
 
 
 def _left_out(figures: Sequence[Figure]) -> list[Card]:
     """A note on the figures for which there is no data at all."""
-    absent = [f"{f.chart.title} ({', '.join(metrics(f.chart))})" for f in figures if not f.panels]
+    absent = [f"{f.plot.chart.title} ({', '.join(f.plot.metrics)})" for f in figures if not f.panels]
     text = f"Nothing was recorded for: {'; '.join(absent)}."
     return [Card(title="Left out", text=text, wide=True)] if absent else []

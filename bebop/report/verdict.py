@@ -12,8 +12,7 @@ from bebop.monitor.controller import CAUSES, State
 from bebop.monitor.drift import Decomposition
 from bebop.monitor.drift_monitor import Explanation
 from bebop.monitor.estimate import Estimate
-from bebop.report.runs import DASH, Run
-from bebop.report.summary import FIRST, windows
+from bebop.report.runs import DASH, FIRST, Run, windows
 from bebop.resume_rules import JOB, MAY
 
 IDLE = 0.3  # share of its time that a trainer may wait before something should be done about it

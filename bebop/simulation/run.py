@@ -13,7 +13,7 @@ from bebop.config_simulate import SimulateConfig
 from bebop.loop import Loop
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, Sweep
-from bebop.monitor.watch import Watch
+from bebop.monitor.watch import JobMonitor
 from bebop.parsing import from_dict
 from bebop.protocols import Trainer
 from bebop.simulation.parts import Answers, SimulatedTrainer, SimulatedWorker, prompt
@@ -50,7 +50,7 @@ class _Rows:
     def close(self) -> None: ...
 
 
-class _TimedMonitor(Watch):
+class _TimedMonitor(JobMonitor):
     """The monitor of a job, which takes its time."""
 
     seconds = 0.0

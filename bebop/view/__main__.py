@@ -13,8 +13,7 @@ from aiohttp import web
 
 from bebop.command import Parser, run_main, whole
 from bebop.errors import UserError
-from bebop.view.address import HOST, PORT
-from bebop.view.folders import folders
+from bebop.view.folders import HOST, PORT, folders
 from bebop.view.server import application
 
 TRIED = 50  # ports from PORT on that are tried where none is asked for

@@ -1,28 +1,33 @@
-"""Run folders as the viewer sees them: what may be opened, whether a job still writes there, its curves and alarms."""
+"""What the viewer reads: run folders with their curves and alarms, lists of completions, and single completions.
+
+SQLite sorts, filters, searches and cuts lists into pages. A completion comes with all that is stored of its tokens, as
+JSON can hold it: NaN and missing tokens become null.
+"""
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from bebop.catalogue import METRICS as CATALOGUE
 from bebop.errors import UserError
 from bebop.reading import finite, parse_yaml
 from bebop.run_folder import CONFIG, LOCK
 from bebop.sinks import read_jsonl
-from bebop.trajectories import NAME, Trajectories
+from bebop.token_trace import NONE, VERDICTS
+from bebop.trajectories import NAME, TRACED, StoredAnswer, Trajectories
 
+HOST, PORT = "127.0.0.1", 8710  # where the viewer listens; the first port that is tried
 State = Literal["running", "waiting", "ended"]
 METRICS, ALARMS = "metrics.jsonl", "controller.jsonl"
-# Curves of the first page: metric, what it is called, its unit.
-CURVES = (
-    ("reward/mean", "reward", "per answer"),
-    ("rollout/accept_length", "accept length", "tokens a cycle"),
-    ("policy/entropy", "entropy of the policy", "nats"),
-    ("rollout/target_entropy", "entropy of the target at drafts", "nats"),
-)
+CURVES = tuple(row for row in CATALOGUE if row.curve)  # of the first page
 LOCKS = Path("/proc/locks")
 
 
@@ -82,11 +87,12 @@ class Folder:
             return None
 
     def curves(self) -> dict[str, Any]:
-        """Steps and the metrics of CURVES that the run has; null where a step has none."""
+        """Return the steps and the metrics of CURVES that the run has; null where a step has none."""
         rows = _rows(self.path / METRICS)
-        columns = {name: [finite(row.get(name)) for row in rows] for name, _, _ in CURVES}
+        columns = {curve.name: [finite(row.get(curve.name)) for row in rows] for curve in CURVES}
         kept = {name: column for name, column in columns.items() if any(value is not None for value in column)}
-        labels = {name: {"label": label, "unit": unit} for name, label, unit in CURVES if name in kept}
+        units = {curve.name: "" if curve.unit in curve.curve else curve.unit for curve in CURVES}
+        labels = {row.name: {"label": row.curve, "unit": units[row.name]} for row in CURVES if row.name in kept}
         return {"steps": [row["step"] for row in rows], "columns": kept, "labels": labels}
 
     def alarms(self) -> list[dict[str, Any]]:
@@ -147,3 +153,193 @@ def dumps(value: object) -> str:
 def _rows(path: Path) -> list[dict[str, Any]]:
     """Lines of a log; none while it is not there."""
     return read_jsonl(path) if path.is_file() else []
+
+
+# ---- lists
+
+# What a row of the list has. Numbers can be filtered by ``min_NAME`` and ``max_NAME``, the others by their value.
+NUMBERS = (
+    "step", "prompt", "member", "reward", "length", "staleness", "accept_length", "accept_rate", "overlap",
+    "target_entropy", "version_first", "version_last", "traced", "turns", "written", "restarts", "epoch", "question",
+)  # fmt: skip
+WORDS = ("task", "system", "finish", "ended")
+SHOWN = (*NUMBERS, *WORDS, "id", "timed_out", "exact")
+SORTABLE = (*NUMBERS, *WORDS, "id")
+PAGE = 500  # rows of a list at once, at most
+EXCERPT = 160  # characters of an answer beside its row
+_FROM = "FROM answers JOIN prompts USING (prompt)"
+
+
+def listing(store: Trajectories, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Rows of the list from ``offset`` on, how many there are in all, and where answer ``anchor`` stands.
+
+    Args:
+        asked: the query of the address: sort, order (asc, desc), offset, limit, q (text to search for in prompts and
+            answers), anchor, min_NAME and max_NAME of NUMBERS, NAME of WORDS. ``UserError`` for anything else.
+    """
+    where, values = _where(asked)
+    order = _order(asked)
+    columns = ", ".join(SHOWN)
+    limit, offset = _whole(asked, "limit", 100, PAGE), _whole(asked, "offset", 0)
+    [(total,)] = store.query(f"SELECT count(*) {_FROM} {where}", values)
+    query = f"SELECT {columns}, substr(answers.text, 1, {EXCERPT}) AS excerpt {_FROM} {where} {order} LIMIT ? OFFSET ?"
+    rows = [dict(row) for row in store.query(query, [*values, limit, offset])]
+    found = {"total": total, "offset": offset, "rows": rows}
+    if "anchor" in asked:
+        places = f"SELECT id, row_number() OVER ({order}) - 1 AS place {_FROM} {where}"
+        wanted = [*values, _whole(asked, "anchor", 0)]
+        standing = store.query(f"SELECT place FROM ({places}) WHERE id = ?", wanted)
+        found["place"] = standing[0]["place"] if standing else None
+    return found
+
+
+def facets(store: Trajectories) -> dict[str, Any]:
+    """What can be chosen from: values of WORDS with their counts, least and most of NUMBERS."""
+    words = {
+        name: {row[0]: row[1] for row in store.query(f"SELECT {name}, count(*) {_FROM} GROUP BY {name} ORDER BY 1")}
+        for name in WORDS
+    }
+    ends = ", ".join(f"min({name}), max({name})" for name in NUMBERS)
+    [row] = store.query(f"SELECT {ends} {_FROM}")
+    return {"words": words, "ranges": {name: [row[2 * i], row[2 * i + 1]] for i, name in enumerate(NUMBERS)}}
+
+
+def siblings(store: Trajectories, prompt: int, text: str) -> list[dict[str, Any]]:
+    """All answers to prompt number ``prompt``, and to others of the same text; ``same_text`` tells whether it is it."""
+    columns = ", ".join(SHOWN)
+    query = (
+        f"SELECT {columns}, prompts.text = ? AS same_text, substr(answers.text, 1, {EXCERPT}) AS excerpt {_FROM} "
+        "WHERE prompt IN (SELECT prompt FROM prompts WHERE prompt = ? OR text = ?) ORDER BY step, id LIMIT ?"
+    )
+    return [dict(row) for row in store.query(query, (text, prompt, text, PAGE))]
+
+
+def _where(asked: Mapping[str, str]) -> tuple[str, list[Any]]:
+    """The condition and its values."""
+    parts: list[str] = []
+    values: list[Any] = []
+    for key, text in asked.items():
+        end, _, name = key.partition("_")
+        if end in ("min", "max") and name in NUMBERS:
+            parts.append(f"{name} {'>=' if end == 'min' else '<='} ?")
+            values.append(_number(key, text))
+        elif key in WORDS:
+            parts.append(f"{key} = ?")
+            values.append(text)
+        elif key == "q":
+            pattern = "%" + "".join("\\" + c if c in "%_\\" else c for c in text) + "%"
+            parts.append("(answers.text LIKE ? ESCAPE '\\' OR prompts.text LIKE ? ESCAPE '\\')")
+            values += [pattern, pattern]
+        elif key not in ("sort", "order", "offset", "limit", "anchor"):
+            allowed = (
+                f"min_ and max_ of {', '.join(NUMBERS)}; {', '.join(WORDS)}; q, sort, order, offset, limit, anchor"
+            )
+            raise UserError(f"{key}={text} is not possible: give one of {allowed}")
+    return f"WHERE {' AND '.join(parts)}" if parts else "", values
+
+
+def _order(asked: Mapping[str, str]) -> str:
+    """Unless asked otherwise traced ones first, of each the newest; answers without the number come last either way."""
+    sort, order = asked.get("sort", "traced"), asked.get("order", "desc")
+    if sort not in SORTABLE or order not in ("asc", "desc"):
+        raise UserError(f"sort={sort}, order={order} is not possible: sort by {', '.join(SORTABLE)}, asc or desc")
+    newest = "" if "sort" in asked else f"step {order}, "
+    return f"ORDER BY {sort} {order} NULLS LAST, {newest}id {order}"
+
+
+def _whole(asked: Mapping[str, str], key: str, default: int, most: int = 1 << 62) -> int:
+    text = asked.get(key, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) <= most):
+        raise UserError(f"{key}={text[:40]} is not possible: give a whole number up to {most}")
+    return int(text)
+
+
+def _number(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{key}={text[:40]} is not possible: give a number")
+    return value
+
+
+# ---- one completion
+
+# Digits that are sent of a column; others are whole numbers.
+DIGITS = {
+    "logprobs": 7, "trainer_logprobs": 7, "draft_target_probs": 9, "draft_probs": 9, "overlap": 5, "target_entropy": 4,
+    "draft_entropy": 4, "target_top": 5, "draft_top": 5,
+}  # fmt: skip
+PLAIN = ("ids", "logprobs", "versions", "trainer_logprobs")  # kept of every answer
+WRITTEN = ("logprobs", "versions")  # of what the policy wrote alone
+OPTIONAL = ("cycles", "drafters", "drafts")  # whole numbers where NONE means that there is none
+IDS = ("ids", "drafts", "target_ids", "draft_ids")
+
+
+def answer(store: Trajectories, number: int) -> dict[str, Any] | None:
+    """Everything about answer ``number``; None if there is none.
+
+    Returns:
+        ``answer`` (columns of the list), ``gold`` (the right answer, or None), ``turns`` (role, text; an answer's with
+        ``tokens``: [first, end)), ``tokens`` (column -> [T] or [T, M]; None for a column that is not stored),
+        ``pieces`` (id -> text of every id in it), ``verdicts`` (their names) and ``drafters`` (theirs). An answer of
+        several turns is one text, with what was read between them in it: the column ``turns`` has the turn that wrote
+        each token, or -i where it was read before turn i; log-probs and versions of the latter are None.
+    """
+    if not store.query("SELECT id FROM answers WHERE id = ?", (number,)):
+        return None
+    found = store.answer(number)
+    arrays = _arrays(found)
+    turns = [
+        {"role": "prompt", "text": found.prompt_text or _text(store, found.prompt_ids)},
+        {"role": "answer", "text": found.text, "tokens": [0, len(found.ids)]},
+    ]
+    return {
+        "answer": {name: _plain(found, name) for name in SHOWN},
+        "gold": found.gold,
+        "turns": turns,
+        "tokens": {name: None if values is None else _listed(values, name, found) for name, values in arrays.items()},
+        "pieces": _pieces(store, arrays),
+        "verdicts": VERDICTS,
+        "drafters": () if found.trace is None else found.trace.names,
+    }
+
+
+def _plain(found: StoredAnswer, name: str) -> Any:
+    value = found.trace is not None if name == "traced" else getattr(found, name)
+    return int(value) if isinstance(value, bool) else value
+
+
+def _arrays(found: StoredAnswer) -> dict[str, NDArray[Any] | None]:
+    plain = {name: getattr(found, name) for name in PLAIN}
+    plain["turns"] = found.marks if found.turns > 1 else None
+    return plain | {name: None if found.trace is None else getattr(found.trace, name) for name in TRACED}
+
+
+def _listed(values: NDArray[Any], name: str, found: StoredAnswer) -> list[Any]:
+    if name in DIGITS:
+        wide = values.astype(np.float64).round(DIGITS[name])
+        plain = wide.astype(object)
+        plain[~np.isfinite(wide)] = None
+    else:
+        plain = values.astype(object)
+        if name in OPTIONAL:
+            plain[values == NONE] = None
+    if name in WRITTEN:
+        plain[found.marks < 0] = None
+    listed: list[Any] = plain.tolist()
+    return listed
+
+
+def _pieces(store: Trajectories, arrays: dict[str, NDArray[Any] | None]) -> dict[str, str]:
+    """The text of every id that occurs in the columns."""
+    ids = [values.ravel() for name in IDS if (values := arrays[name]) is not None]
+    wanted = np.unique(np.concatenate(ids))
+    return {str(number): text for number, text in store.pieces(wanted[wanted != NONE].tolist()).items()}
+
+
+def _text(store: Trajectories, ids: NDArray[np.int32]) -> str:
+    """What tokens say, one after the other: of an environment's prompt nothing else is kept."""
+    pieces = store.pieces(ids.tolist())
+    return "".join(pieces.get(int(number), "") for number in ids)

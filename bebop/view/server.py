@@ -14,10 +14,7 @@ from aiohttp import web
 
 from bebop.errors import UserError
 from bebop.trajectories import Trajectories
-from bebop.view.address import HOST
-from bebop.view.folders import Folder, dumps
-from bebop.view.queries import facets, listing, siblings
-from bebop.view.tokens import answer
+from bebop.view.folders import HOST, Folder, answer, dumps, facets, listing, siblings
 
 PAGE = Path(__file__).parent / "page"
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}

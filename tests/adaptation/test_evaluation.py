@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bebop.adaptation.evaluation import change, measured
-from bebop.report.adapted_table import rows
+from bebop.report.adapted import rows
 from bebop.trajectory import Completion, DecodeStats
 from tests.adaptation import builders
 

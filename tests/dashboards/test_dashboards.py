@@ -16,7 +16,7 @@ from bebop.dashboards import provision
 from bebop.dashboards.__main__ import main
 from bebop.dashboards.alerts import LONG, rule_file
 from bebop.dashboards.grafana import FIRST_ID, dashboard, on_top
-from bebop.dashboards.panels import CERTIFICATE, COTRAIN, DRIFT, ROWS, series
+from bebop.dashboards.panels import ROWS, series
 from bebop.monitor.controller import ControllerConfig
 from bebop.monitor.drift_monitor import STATES
 from tests.commands import error_of
@@ -54,7 +54,7 @@ def test_names_are_those_of_a_run() -> None:
     assert unknown(["rate(ray_bebop_reward_max[1m])"], catalogue.names("run")) == {"ray_bebop_reward_max"}
     assert unknown(['{__name__=~"ray_bebop_rollout_accept_share_[0-9]+"}'], catalogue.names("run"))
     for panel in PANELS:
-        wanted = catalogue.names({DRIFT: "drift", COTRAIN: "head", CERTIFICATE: "certificate", "": "run"}[panel.needs])
+        wanted = catalogue.names(next((part for part, needs in catalogue.NEEDS.items() if needs == panel.needs), "run"))
         assert unknown([query.expr for query in panel.queries], wanted) == set(), panel.title
 
 

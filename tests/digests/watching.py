@@ -18,7 +18,7 @@ def explanations(rate: Rate) -> Numbers:
     """Every number of every step, the controller's state and what it proposes."""
     monitor, numbers = DriftMonitor(MonitorSettings(rate=rate, draws=100)), Numbers()
     for step in read_log(LOG):
-        told = step.tell(monitor)
+        told = step.feed(monitor)
         if told is None:
             continue
         numbers.add(step=[told.step], said=[ord(c) for c in f"{told.state} {told.action.kind} {told.verdict.evidence}"])

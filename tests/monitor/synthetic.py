@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.monitor.collect import from_stats
 from bebop.monitor.estimate import Array
 from bebop.monitor.probe_set import Sweep
-from bebop.monitor.records import StepRecords
+from bebop.monitor.records import StepRecords, from_stats
 from bebop.monitor.window import Measure, per_unit, table
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
 

@@ -14,7 +14,7 @@ import pytest
 from bebop.config import JobConfig
 from bebop.monitor.certified import PAIRS, Certificate, Certified, chosen, untestable
 from bebop.monitor.controller import Controller, Health
-from bebop.monitor.watch import NoMonitor, Seen, Watch
+from bebop.monitor.watch import JobMonitor, NullMonitor, Observation
 from bebop.parsing import from_dict
 from bebop.trajectory import Completion, Group, Prompt, Trajectory
 from tests.cases import slow_but
@@ -73,7 +73,7 @@ def test_the_first_two_answers_of_prompts_spaced_evenly(count: int, wanted: Sequ
 
 
 def test_it_is_read_every_few_steps_before_the_update() -> None:
-    for monitor in (NoMonitor(job(3)), Certificate(job(3))):
+    for monitor in (NullMonitor(job(3)), Certificate(job(3))):
         trainer = Asked()
         said = [read(monitor, step, trainer) for step in range(1, 8)]
         last = [one[2] if isinstance(one, tuple) else one for one in said]
@@ -105,8 +105,8 @@ def test_metrics_and_the_log_s_row() -> None:
         "certify/log_e": -0.7, "certify/tokens": 500.0, "certify/failed": 0.0, "certify/tv_bound": 0.2
     }  # fmt: skip
     assert "certify/tv_bound" not in FOUND.metrics() and FOUND.metrics()["certify/failed"] == 1.0
-    assert not CLEAN.complaint() and "sharpness: hotter than claimed" in FOUND.complaint()
-    assert "ln E 11.0 of 9.2 after 900 tokens" in FOUND.complaint(), "what was reached counts"
+    assert not CLEAN.diagnosis() and "sharpness: hotter than claimed" in FOUND.diagnosis()
+    assert "ln E 11.0 of 9.2 after 900 tokens" in FOUND.diagnosis(), "what was reached counts"
     for one in (CLEAN, FOUND):
         assert Certified.from_row(one.to_row()) == one
 
@@ -133,7 +133,7 @@ def test_wrong_weights_come_first_and_begin_the_evidence_again() -> None:
     assert [controller.judge(signals(i, cause(0, 0))).state for i in (1, 2)] == ["broken", "steady"]
 
 
-def watched(watch: Watch, trainer: Asked, steps: range, found: range = range(0)) -> list[Seen]:
+def watched(watch: JobMonitor, trainer: Asked, steps: range, found: range = range(0)) -> list[Observation]:
     seen = []
     for step in steps:
         trainer.says = FOUND if step in found else CLEAN
@@ -144,7 +144,7 @@ def watched(watch: Watch, trainer: Asked, steps: range, found: range = range(0))
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_evidence_begins_again_with_answers_of_the_weights_that_were_sent(staleness: int, tmp_path: Path) -> None:
-    watch, trainer = Watch(job(2, staleness), tmp_path), Asked()
+    watch, trainer = JobMonitor(job(2, staleness), tmp_path), Asked()
     seen = watched(watch, trainer, range(1, 13), range(6, 7))
     assert [s.metrics["drift/state"] for s in seen] == [0] * 5 + [3, 3] + [0] * 5
     assert [s.metrics.get("certify/failed") for s in seen][3:6] == [0.0, None, 1.0]
@@ -161,7 +161,7 @@ def test_evidence_begins_again_with_answers_of_the_weights_that_were_sent(stalen
 def test_a_change_of_the_decoding_system_begins_the_evidence_again(tmp_path: Path) -> None:
     config = job(1, monitor={"certify_every": 1, "probe_every": 0, "actions": True, "decode_stats": True})
     greedy = Truth(entropy=constant(0.5), mismatch=constant(0), level=1.6, greedy=1.3)
-    watch, trainer, seen = Watch(config, tmp_path), Asked(), []
+    watch, trainer, seen = JobMonitor(config, tmp_path), Asked(), []
     for step in range(1, 9):
         own = step_groups(greedy, step)
         seen.append(watch.observe(step, own, step - 1, *read(watch, step, trainer, own)))
@@ -170,21 +170,21 @@ def test_a_change_of_the_decoding_system_begins_the_evidence_again(tmp_path: Pat
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Seen], Asked, Path]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Observation], Asked, Path]:
     """What a run of 12 steps sees and asks, and a folder: its logs in ``whole``, those of one that died after 11 in
     ``parts``."""
     folder, asked = tmp_path_factory.mktemp("uninterrupted"), Asked()
-    watched(Watch(job(2), folder / "parts"), Asked(), range(1, 12), range(6, 7))
-    return watched(Watch(job(2), folder / "whole"), asked, range(1, 13), range(6, 7)), asked, folder
+    watched(JobMonitor(job(2), folder / "parts"), Asked(), range(1, 12), range(6, 7))
+    return watched(JobMonitor(job(2), folder / "whole"), asked, range(1, 13), range(6, 7)), asked, folder
 
 
 @pytest.mark.parametrize("cut", slow_but([3, 6], [3, 5, 6, 7, 9]))
 def test_a_resumed_monitor_goes_on_as_if_it_had_never_stopped(
-    cut: int, uninterrupted: tuple[list[Seen], Asked, Path], tmp_path: Path
+    cut: int, uninterrupted: tuple[list[Observation], Asked, Path], tmp_path: Path
 ) -> None:
     (whole, asked, logs), again = uninterrupted, Asked()
     shutil.copytree(logs / "parts", tmp_path / "parts")
-    resumed = Watch(job(2), tmp_path / "parts", resume_from=cut)
+    resumed = JobMonitor(job(2), tmp_path / "parts", resume_from=cut)
     assert watched(resumed, again, range(cut + 1, 13), range(6, 7)) == whole[cut:]
     assert [since for _, since in again.calls] == [since for _, since in asked.calls][cut // 2 :]
     for name in ("drift.jsonl", "controller.jsonl"):

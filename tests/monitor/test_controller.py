@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from bebop.config import Costs
-from bebop.monitor.advice import boundary, length_gain
 from bebop.monitor.controller import Action, Controller, ControllerConfig, Health, Signals, State
 from bebop.monitor.drift import Decomposition, split
-from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
+from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings, boundary, length_gain
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.window import Window
 from tests.cases import slow_but
@@ -146,8 +145,8 @@ def test_wrong_weights_are_broken_whatever_the_acceptance() -> None:
     health = Health(version=3, expected_version=4, head_checksum="ab", expected_head_checksum="ab")
     verdict = controller.judge(signals(0, None, health=health))
     assert verdict.state == "broken" and verdict.changed and "weight version is 3, not 4" in verdict.evidence
-    assert Health(version=4, expected_version=4).complaint() == Health(version=4).complaint() == ""
-    assert "checksum" in Health(head_checksum="a", expected_head_checksum="b").complaint()
+    assert Health(version=4, expected_version=4).diagnosis() == Health(version=4).diagnosis() == ""
+    assert "checksum" in Health(head_checksum="a", expected_head_checksum="b").diagnosis()
 
 
 def test_chance_may_be_measured() -> None:

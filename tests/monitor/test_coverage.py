@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from bebop.config import Costs
-from bebop.monitor.advice import boundary, length_gain
-from bebop.monitor.collect import from_averages
 from bebop.monitor.drift import Decomposition, decompose
-from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
+from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings, boundary, length_gain
 from bebop.monitor.estimate import Array, Estimate
 from bebop.monitor.probe_set import ProbeReading, Sweep, direct
+from bebop.monitor.records import from_averages
 from bebop.monitor.slope import early_slope, frozen_slope, temperature_slope
 from bebop.monitor.window import Measure, Window
 from tests.covering import Row, Trial, cases, of_estimate, shares, short

@@ -11,7 +11,7 @@ from bebop.config import JobConfig
 from bebop.decoding import HEAD_OVERLAP, HEAD_READ
 from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import Sweep
-from bebop.monitor.watch import Seen, Watch, settings
+from bebop.monitor.watch import JobMonitor, Observation, settings
 from bebop.parsing import from_dict
 from bebop.report.drift import replay_runs
 from bebop.report.runs import load_runs
@@ -53,10 +53,10 @@ def groups(step: int) -> list[Group]:
     ]
 
 
-def watched(folder: Path, loss: float = 0.0, mode: str = "auto") -> list[Seen]:
+def watched(folder: Path, loss: float = 0.0, mode: str = "auto") -> list[Observation]:
     """A run whose head loses ``loss`` of its acceptance on the fixed texts, from where history enters."""
     sections: dict[str, Any] = {"decoding": {"system": "bebop_history"}, "cotrain": {"mode": mode}}
-    watch = Watch(from_dict(JobConfig, sections | {"monitor": {"probe_every": 5}}), folder)
+    watch = JobMonitor(from_dict(JobConfig, sections | {"monitor": {"probe_every": 5}}), folder)
     seen = []
     for step in range(1, STEPS + 1):
         due = watch.probe_due(step, groups(step)) is not None
@@ -108,7 +108,7 @@ def test_the_report_says_it_of_the_head_by_itself(tmp_path: Path) -> None:
 
 def test_a_collapse_of_the_head_is_told(tmp_path: Path) -> None:
     """Drafts of the head as good as chance, while history hides it from the accept length."""
-    watch = Watch(from_dict(JobConfig, {"decoding": {"system": "bebop_history"}}), tmp_path)
+    watch = JobMonitor(from_dict(JobConfig, {"decoding": {"system": "bebop_history"}}), tmp_path)
     for step in range(1, 9):
         now = groups(step)
         for t in (t for group in now for t in group.trajectories if step == 8):

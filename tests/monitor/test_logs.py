@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from bebop.errors import UserError
-from bebop.monitor.collect import from_averages, from_groups, from_stats
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.logs import log_row, read_log
 from bebop.monitor.probe_set import ProbeReading, Sweep
-from bebop.monitor.records import PER_ROW, StepRecords, merge_records
+from bebop.monitor.records import PER_ROW, StepRecords, from_averages, from_groups, from_stats, merge_records
 from bebop.monitor.window import Measure, Window
 from bebop.trajectory import DRAFT_STATS, Completion, DecodeStats, Group, Prompt, Trajectory
 from tests.cases import slow_but
@@ -93,7 +92,7 @@ def test_a_log_replays_a_run(tmp_path: Path) -> None:
     explanations = [live.observe(*step) for step in zip(steps, readings, sweeps, strict=True)]
     rows = [log_row(*step) for step in zip(steps, readings, sweeps, strict=True)]
     monitor = DriftMonitor(SETTINGS)
-    again = [step.tell(monitor) for step in read_log(write(tmp_path / "drift.jsonl", *rows))]
+    again = [step.feed(monitor) for step in read_log(write(tmp_path / "drift.jsonl", *rows))]
     for a, b in zip(explanations, again, strict=True):
         assert a is not None and b is not None and a.state == b.state
         assert a.step < 1 or a.slopes["temperature"].value.known
@@ -107,7 +106,7 @@ def test_logs_of_before_numbers_per_prompt_were_kept_are_read(tmp_path: Path) ->
     rows = [log_row(records, sweep=sweep if i == 1 else None) for i, records in enumerate(steps)]
     assert "sums" not in rows[1]["sweep"]
     monitor = DriftMonitor(SETTINGS)
-    explanation = [step.tell(monitor) for step in read_log(write(tmp_path / "drift.jsonl", *rows))][-1]
+    explanation = [step.feed(monitor) for step in read_log(write(tmp_path / "drift.jsonl", *rows))][-1]
     assert explanation is not None
     slope = explanation.slopes["temperature"]
     assert slope.value.point == pytest.approx(np.polyfit(sweep.entropy, sweep.length, 1)[0]) and not slope.value.known

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from bebop.monitor.collect import from_groups
 from bebop.monitor.controller import Controller, ControllerConfig, Signals
 from bebop.monitor.drift import decompose, split
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimate import Estimate
 from bebop.monitor.probe_set import ProbeReading, Sweep, direct
+from bebop.monitor.records import from_groups
 from bebop.monitor.slope import Slope
 from bebop.monitor.window import Measure, Window
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory

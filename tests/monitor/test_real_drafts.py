@@ -7,10 +7,9 @@ import torch
 
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.checkpoint import load_policy
-from bebop.monitor.collect import from_groups
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
 from bebop.monitor.probe_set import Sweep
-from bebop.monitor.records import StepRecords
+from bebop.monitor.records import StepRecords, from_groups
 from bebop.monitor.window import Measure
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate

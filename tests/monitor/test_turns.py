@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 
 from bebop.metrics import Percentile, merge, values
-from bebop.monitor.collect import from_groups
 from bebop.monitor.drift import by_key
 from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
-from bebop.monitor.estimators import rollout_metrics
-from bebop.monitor.records import StepRecords, merge_records
-from bebop.monitor.turns import AFTER, first_of_kind, kind_name, turn_metrics
+from bebop.monitor.estimators import rollout_metrics, turn_metrics
+from bebop.monitor.records import AFTER, StepRecords, first_of_kind, from_groups, kind_name, merge_records
 from bebop.monitor.watch import choose
 from bebop.trajectory import OPENING, Group, Trajectory
 from tests.monitor.synthetic import Truth, constant, step_groups

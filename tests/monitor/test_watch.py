@@ -15,7 +15,7 @@ from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor
 from bebop.monitor.logs import read_log
 from bebop.monitor.probe_set import ProbeReading
-from bebop.monitor.watch import Seen, Watch, choose, settings
+from bebop.monitor.watch import JobMonitor, Observation, choose, settings
 from bebop.parsing import from_dict
 from tests.cases import slow_but
 from tests.monitor.synthetic import Truth, constant, step_groups
@@ -28,7 +28,7 @@ def job(mode: str = "off", staleness: int = 0, **monitor: Any) -> JobConfig:
     return from_dict(JobConfig, {**sections, "rollout": {"staleness": staleness}, "trainer": {"steps": 20}})
 
 
-def watched(watch: Watch, steps: range, truth: Truth = SPOILED, **extra: Any) -> list[Seen]:
+def watched(watch: JobMonitor, steps: range, truth: Truth = SPOILED, **extra: Any) -> list[Observation]:
     return [watch.observe(step, step_groups(truth, step), step - 1, **extra) for step in steps]
 
 
@@ -42,7 +42,7 @@ def test_it_needs_neither_ray_nor_torch() -> None:
 
 
 def test_a_spoiled_head_is_told_and_recorded(tmp_path: Path) -> None:
-    watch = Watch(job("auto"), tmp_path)
+    watch = JobMonitor(job("auto"), tmp_path)
     seen = watched(watch, range(1, 13))
     assert [s.metrics["drift/state"] for s in seen] == [0] * 9 + [2] * 3
     assert [s.action.kind for s in seen] == ["none"] * 9 + ["cotrain_start", "none", "none"]
@@ -57,7 +57,7 @@ def test_a_spoiled_head_is_told_and_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "wanted"), [("off", False), ("always", True), ("auto", False)])
 def test_cotraining_is_the_mode_s_before_anything_happens(mode: str, wanted: bool, tmp_path: Path) -> None:
-    watch = Watch(job(mode), tmp_path)
+    watch = JobMonitor(job(mode), tmp_path)
     assert watch.cotraining is wanted
     seen = watched(watch, range(1, 13))
     assert watch.cotraining is (mode != "off")
@@ -66,40 +66,40 @@ def test_cotraining_is_the_mode_s_before_anything_happens(mode: str, wanted: boo
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Seen], Path]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Observation], Path]:
     """What a run of 13 steps sees, and its logs in ``whole``; in ``parts`` those of one that died after 12 steps."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    watched(Watch(job("auto"), folder / "parts"), range(1, 13))
-    return watched(Watch(job("auto"), folder / "whole"), range(1, 14)), folder
+    watched(JobMonitor(job("auto"), folder / "parts"), range(1, 13))
+    return watched(JobMonitor(job("auto"), folder / "whole"), range(1, 14)), folder
 
 
 @pytest.mark.parametrize("cut", slow_but([3, 10], [3, 6, 9, 10, 11]))
 def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(
-    cut: int, uninterrupted: tuple[list[Seen], Path], tmp_path: Path
+    cut: int, uninterrupted: tuple[list[Observation], Path], tmp_path: Path
 ) -> None:
     whole, logs = uninterrupted
     shutil.copytree(logs / "parts", tmp_path / "parts")  # beyond its last checkpoint
-    again = Watch(job("auto"), tmp_path / "parts", resume_from=cut)
+    again = JobMonitor(job("auto"), tmp_path / "parts", resume_from=cut)
     assert watched(again, range(cut + 1, 14)) == whole[cut:]
     for name in ("drift.jsonl", "controller.jsonl"):
         assert (tmp_path / "parts" / name).read_text() == (logs / "whole" / name).read_text()
     # It would not, had the log been lost: there is no reference then.
     (tmp_path / "parts" / "drift.jsonl").write_text("")
-    assert watched(Watch(job("auto"), tmp_path / "parts", resume_from=cut), range(cut + 1, 14)) != whole[cut:]
+    assert watched(JobMonitor(job("auto"), tmp_path / "parts", resume_from=cut), range(cut + 1, 14)) != whole[cut:]
 
 
 def test_the_log_replays_what_was_said(tmp_path: Path) -> None:
     config = job("auto")
-    seen = watched(Watch(config, tmp_path), range(1, 13))
+    seen = watched(JobMonitor(config, tmp_path), range(1, 13))
     monitor = DriftMonitor(settings(config.decoding, config.monitor, 20))
-    told = [step.tell(monitor) for step in read_log(tmp_path / "drift.jsonl")]
+    told = [step.feed(monitor) for step in read_log(tmp_path / "drift.jsonl")]
     for one, other in zip(seen, told, strict=True):
         assert other is not None
         assert {k: v for k, v in one.metrics.items() if k != "drift/cotraining"} == other.metrics()
 
 
 def test_wrong_weights_are_broken_and_sent_again_with_the_worker_named(tmp_path: Path) -> None:
-    watch = Watch(job(), tmp_path)
+    watch = JobMonitor(job(), tmp_path)
     watched(watch, range(1, 4))
     wrong = Health(worker=1, version=3, expected_version=3, head_checksum="aa", expected_head_checksum="bb")
     [seen] = watched(watch, range(4, 5), health=wrong)
@@ -114,7 +114,7 @@ def test_wrong_weights_are_broken_and_sent_again_with_the_worker_named(tmp_path:
 
 def test_a_head_that_new_weights_do_not_help_is_trained(tmp_path: Path) -> None:
     collapse = Truth(entropy=constant(0.5), mismatch=lambda step: 0.0 if step <= 8 else -1.75)
-    seen = watched(Watch(job("auto"), tmp_path), range(1, 14), collapse)
+    seen = watched(JobMonitor(job("auto"), tmp_path), range(1, 14), collapse)
     assert [s.action.kind for s in seen[8:]] == ["resync", "none", "none", "cotrain_start", "none"]
 
 
@@ -124,7 +124,7 @@ GREEDY = Truth(entropy=constant(0.5), mismatch=constant(0), level=1.6, greedy=1.
 @pytest.mark.parametrize("actions", [False, True])
 def test_decoding_changes_only_if_actions_are_on(actions: bool, tmp_path: Path) -> None:
     config = job(actions=actions, staleness=1)
-    watch = Watch(config, tmp_path)
+    watch = JobMonitor(config, tmp_path)
     seen = watched(watch, range(1, 10), GREEDY)
     proposed = [row["action"] for row in lines(tmp_path / "controller.jsonl")]
     assert [p["kind"] for p in proposed] == ["set_system"] and proposed[0]["carried_out"] is actions
@@ -134,7 +134,7 @@ def test_decoding_changes_only_if_actions_are_on(actions: bool, tmp_path: Path) 
     restarts = [row["step"] for row in lines(tmp_path / "drift.jsonl") if row.get("restart")]
     changed = next(row["step"] for row in lines(tmp_path / "controller.jsonl"))
     assert restarts == ([changed + 2] if actions else [])
-    again = Watch(config, tmp_path, resume_from=changed)
+    again = JobMonitor(config, tmp_path, resume_from=changed)
     assert again.decoding == watch.decoding
     watched(again, range(changed + 1, changed + 4), GREEDY)
     assert [row["step"] for row in lines(tmp_path / "drift.jsonl") if row.get("restart")] == restarts
@@ -157,7 +157,7 @@ def reading(shift: float, size: int = 64) -> ProbeReading:
 
 
 def test_the_probe_set_is_read_first_then_regularly_then_at_every_unsettled_step(tmp_path: Path) -> None:
-    watch = Watch(job("auto", probe_every=5, probe_answers=6), tmp_path)
+    watch = JobMonitor(job("auto", probe_every=5, probe_answers=6), tmp_path)
     asked = []
     for step in range(1, 17):
         groups = step_groups(Truth(entropy=constant(0.5), mismatch=constant(0)), step)
@@ -171,7 +171,7 @@ def test_the_probe_set_is_read_first_then_regularly_then_at_every_unsettled_step
     assert all(due is None or due[0] == first[0] for due in asked), "the texts are those of the first batch"
     kinds = [row["action"]["kind"] for row in lines(tmp_path / "controller.jsonl")]
     assert kinds == ["cotrain_start", "cotrain_stop"]
-    other = Watch(job("auto", probe_every=5, probe_answers=6), tmp_path, resume_from=7)
+    other = JobMonitor(job("auto", probe_every=5, probe_answers=6), tmp_path, resume_from=7)
     other.restore(watch.state())
     assert other.probe_due(8, step_groups(SPOILED, 8)) is None and other.probe_due(10, ()) == (first[0], False)
 

@@ -22,7 +22,7 @@ from bebop.metrics import Metrics
 from bebop.model.checkpoint import load_policy
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
-from bebop.monitor.watch import Watch
+from bebop.monitor.watch import JobMonitor
 from bebop.protocols import Assignment, WorkerReport
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import RolloutWorker
@@ -116,7 +116,7 @@ class Job:
         self.rollouts, self.learner, self.sink = Rollouts(self.config), Learner(self.config), FakeSink()
         source = PromptSource(self.config.task, chat_encoder(self.rollouts.engine.policy.tokenizer), 300)
         self.folder = folder
-        watch, trace = Watch(self.config, folder), self.config.monitor.trace
+        watch, trace = JobMonitor(self.config, folder), self.config.monitor.trace
         piece = piece_of(self.rollouts.engine.policy.tokenizer)
         kept = TrajectoryLog(folder / NAME, trace, piece, self.config.trainer.group_size)
         self.loop = Loop(self.config, source.prompt, [self.rollouts], self.learner, [self.sink], watch, kept)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from bebop.monitor.collect import from_stats
 from bebop.monitor.estimate import Estimate, t_over_normal
-from bebop.monitor.records import StepRecords, merge_records
+from bebop.monitor.records import StepRecords, from_stats, merge_records
 from bebop.monitor.window import Measure, Window, per_unit, resample
 from bebop.trajectory import DecodeStats
 from tests.monitor.synthetic import Truth, constant, step_records

@@ -10,8 +10,7 @@ import plotly.graph_objects as go
 import pytest
 
 from bebop.adaptation.results import Results, boundary_share
-from bebop.report import model_card
-from bebop.report.adapted_page import _summary, write_page
+from bebop.report.adapted import _summary, render_card, write_page
 from tests.adaptation.builders import config, results
 from tests.report.test_report import headings, specs
 
@@ -72,7 +71,7 @@ def test_numbers_are_those_of_the_results(usual: str) -> None:
 )
 def test_card_and_page_say_how_many_prompts_were_held_out(repeated: int, words: str) -> None:
     measured = dataclasses.replace(results(), repeated=repeated)
-    assert words in model_card.render(config(), measured) and measured.as_dict()["held_out"] == 40 - repeated
+    assert words in render_card(config(), measured) and measured.as_dict()["held_out"] == 40 - repeated
     assert words in _summary(config(), measured).text
 
 

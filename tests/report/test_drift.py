@@ -12,7 +12,7 @@ import pytest
 from bebop.config import JobConfig
 from bebop.monitor.estimate import Array
 from bebop.monitor.probe_set import ProbeReading, Sweep, TokenProbs
-from bebop.monitor.watch import Watch
+from bebop.monitor.watch import JobMonitor
 from bebop.parsing import from_dict
 from bebop.report.__main__ import main
 from tests.browser import CHROMIUM, browse
@@ -58,7 +58,7 @@ def swept(entropy: tuple[float, ...], length: tuple[float, ...], prompts: int = 
 def watched_run(folder: Path, steps: int = 14) -> Path:
     run = write_run(folder, steps=steps)
     config = from_dict(JobConfig, {"cotrain": {"mode": "auto"}, "monitor": {"probe_every": 5}})
-    watch = Watch(config, run)
+    watch = JobMonitor(config, run)
     temperatures = (0.5, 0.8, 1.25, 1.6)
     sweep = Sweep(
         entropy=(0.4, 0.45, 0.6, 0.7), length=(2.9, 2.86, 2.71, 2.6),
@@ -88,7 +88,7 @@ def drawn(page: str, title: str) -> list[dict[str, Any]]:
 
 
 def test_every_card_is_there_and_explained(page: str) -> None:
-    assert headings(page)[-7:] == [*CARDS[:4], "The controller&#x27;s log", CARDS[5], "How it was made"]
+    assert headings(page)[-7:] == [*CARDS[:4], "The controller&#39;s log", CARDS[5], "How it was made"]
     for plot in specs(page):
         go.Figure(plot)
     texts = re.findall(r"</h2>.*?<p>(.*?)</p></section>", page)
@@ -132,7 +132,7 @@ def test_distributions_are_shown_where_they_moved_most(page: str) -> None:
 
 
 def test_the_controller_and_the_breakdown_are_tables(page: str) -> None:
-    log = page.split("The controller&#x27;s log")[1].split("</section>")[0]
+    log = page.split("The controller&#39;s log")[1].split("</section>")[0]
     assert "mismatch-driven" in log and "start co-training" in log and "mismatch -0." in log
     where = page.split("Where it moved")[1].split("</section>")[0]
     assert "Task even" in where and "Task odd" in where and "[" in where
@@ -161,7 +161,7 @@ def test_a_log_of_another_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["--from", str(log), "--map", "accept_length=my/len", "entropy=heat"]) == 0
     page = (tmp_path / "theirs.html").read_text()
     assert capsys.readouterr().out.strip().endswith("theirs.html")
-    assert headings(page) == [CARDS[0], CARDS[1], "The controller&#x27;s log"] and "mismatch-driven" in page
+    assert headings(page) == [CARDS[0], CARDS[1], "The controller&#39;s log"] and "mismatch-driven" in page
     assert "no.jsonl" in error_of(main, ["--from", str(tmp_path / "no.jsonl")], capsys)
     assert "OURS=THEIRS" in error_of(main, ["--from", str(log), "--map", "nonsense"], capsys)
     assert "accept_length=NAME" in error_of(main, ["--from", str(log)], capsys)  # its names are not known

@@ -8,7 +8,7 @@ import yaml
 
 from bebop.config_adapt import AdaptConfig
 from bebop.parsing import from_dict
-from bebop.report.model_card import write_card
+from bebop.report.adapted import write_card
 from tests.adaptation.builders import config, results
 
 

@@ -2,16 +2,24 @@
 
 import pytest
 
-from bebop.report.charts import ENTROPY, STALENESS, TIME, TRAIN, charts
+from bebop.report.charts import Plot, plots
 from bebop.report.figures import draw, running_mean, whole_ticks
-from bebop.report.runs import Run
-from bebop.report.summary import HEADS, summary
+from bebop.report.runs import HEADS, Run, summary
 
 
 def run(name: str = "r", config: dict[str, object] | None = None, **columns: list[float | None]) -> Run:
     """A run from columns; ``a__b`` stands for ``a/b``."""
     named = {key.replace("__", "/"): column for key, column in columns.items()}
     return Run(name=name, config=config or {}, steps=list(range(1, len(next(iter(named.values()))) + 1)), columns=named)
+
+
+def plot(title: str, *runs: Run) -> Plot:
+    """The chart of some runs with that title."""
+    return next(one for one in plots(runs) if one.chart.title == title)
+
+
+def titles(*runs: Run) -> set[str]:
+    return {one.chart.title for one in plots(runs)}
 
 
 def test_running_mean_looks_back_and_skips_gaps() -> None:
@@ -62,14 +70,15 @@ def test_first_and_last_steps_of_a_summary_have_none_in_common(lengths: list[flo
 
 def test_what_is_read_at_every_tenth_step_is_a_line_with_the_bar_that_it_is_held_against() -> None:
     sparse = [-1.0 if step % 10 == 0 else None for step in range(1, 301)]
-    [chart] = [c for c in charts([run(certify__log_e=sparse)]) if c.title == "Certificate of the answers"]
+    title = "Certificate of the completions"
     for runs in ([run(certify__log_e=sparse)], [run("a", certify__log_e=sparse), run("b", certify__log_e=sparse)]):
-        figure = draw(chart, runs)
+        figure = draw(plot(title, *runs), runs)
         *lines, bar = figure.panels[0].traces
         assert len(lines) == len(runs) and all(line["connectgaps"] for line in lines)
         assert bar["y"] == pytest.approx([9.21, 9.21], abs=0.01) and bar["x"] == [1, 300]
         assert figure.keys[-1].label.startswith("9.2") and figure.keys[-1].style == "dashed"
-    few = draw(chart, [run(certify__log_e=sparse[:60])]).panels[0]
+    short = run(certify__log_e=sparse[:60])
+    few = draw(plot(title, short), [short]).panels[0]
     assert few.traces[0]["mode"] == "lines+markers"  # as there are six points, however many steps
 
 
@@ -85,21 +94,23 @@ def test_panels_of_several_runs_share_one_scale() -> None:
         run(name, policy__entropy=[top / 2, top], draft__entropy=[0.1, 0.2], rollout__target_entropy=[0.1, 0.3])
         for name, top in (("a", 1.0), ("b", 2.0))
     ]
-    figure = draw(ENTROPY, runs)
+    figure = draw(plot("Entropy", *runs), runs)
     assert [panel.caption.split(",")[0] for panel in figure.panels] == ["policy", "draft", "target"]
     assert all(panel.layout["yaxis"]["range"] == pytest.approx([0.0, 2.12]) for panel in figure.panels)
 
 
 def test_extra_positions_are_shown_where_there_are_any() -> None:
-    plain = run(reward__mean=[0.5])
-    assert "Extra positions" not in [chart.title for chart in charts([plain])]
-    [shown] = [c for c in charts([plain, run(rollout__extra_positions=[51.0])]) if c.title == "Extra positions"]
-    assert [panel.caption for panel in draw(shown, [run(rollout__extra_positions=[51.0])]).panels]
+    plain, extra = run(reward__mean=[0.5]), run(rollout__extra_positions=[51.0])
+    assert "Extra positions" not in titles(plain)
+    assert [panel.caption for panel in draw(plot("Extra positions", plain, extra), [extra]).panels]
 
 
 def test_what_a_system_counts_and_what_its_weights_cost_is_shown_where_it_is_logged() -> None:
     exact = run(train__loss=[0.1, 0.2], train__clip_frac=[0.0, 0.0])
-    assert [panel.caption for panel in draw(TRAIN, [exact]).panels] == ["loss", "clipped share of tokens"]
+    assert [panel.caption for panel in draw(plot("Update", exact), [exact]).panels] == [
+        "loss",
+        "clipped share of tokens",
+    ]
     logged = {
         "train__loss": [0.1],
         "train__tis_ess": [0.9],
@@ -107,12 +118,15 @@ def test_what_a_system_counts_and_what_its_weights_cost_is_shown_where_it_is_log
         "rollout__block_size__1": [5],
     }
     inexact = run(**logged)  # type: ignore[arg-type]
-    assert [panel.caption for panel in draw(TRAIN, [inexact]).panels] == ["loss", "sample size of weights"]
-    own = {chart.title: chart.text for chart in charts([inexact])}
+    assert [panel.caption for panel in draw(plot("Update", inexact), [inexact]).panels] == [
+        "loss",
+        "sample size of weights",
+    ]
+    own = {one.chart.title: one.chart.text for one in plots([inexact])}
     assert own["Overridden"].startswith("pad: share") and own["Block size"].startswith(
         "blockpilot, block_ema: mean size"
     )
-    assert "Overridden" not in {chart.title for chart in charts([exact])}
+    assert "Overridden" not in titles(exact)
 
 
 def test_time_is_stacked_in_a_panel_for_each_run() -> None:
@@ -124,30 +138,30 @@ def test_time_is_stacked_in_a_panel_for_each_run() -> None:
         "time__monitor": [0.0],
         "time__step": [5.5],
     }
-    figure = draw(TIME, [run("a", **times), run("b", **{k: v for k, v in times.items() if k != "time__idle"})])
+    runs = [run("a", **times), run("b", **{k: v for k, v in times.items() if k != "time__idle"})]
+    figure = draw(plot("Where the time goes", *runs), runs)
     assert [[trace["type"] for trace in panel.traces] for panel in figure.panels] == [
-        ["bar"] * 4 + ["scatter"] * 2,
-        ["bar"] * 3 + ["scatter"] * 2,
+        ["bar"] * 3 + ["scatter"] * 2,  # a bar that is always 0 has no entry in the legend
+        ["bar"] * 2 + ["scatter"] * 2,
     ]
     assert figure.panels[0].layout["yaxis"]["range"][1] == pytest.approx(5.5 * 1.06)
     assert figure.missing == {"b": ["time/idle"]}
 
 
 def test_a_flat_line_and_a_single_point_have_a_sensible_scale() -> None:
-    layout = draw(STALENESS, [run(staleness__mean=[0.0], staleness__max=[0.0])]).panels[0].layout
+    flat = run(staleness__mean=[0.0], staleness__max=[0.0])
+    layout = draw(plot("Staleness", flat), [flat]).panels[0].layout
     assert layout["yaxis"]["range"] == [0.0, 1.0]
 
 
 def test_nothing_recorded_gives_no_panels() -> None:
-    figure = draw(STALENESS, [run(reward__mean=[0.5], staleness__mean=[None])])
+    empty = run(reward__mean=[0.5], staleness__mean=[None])
+    figure = draw(plot("Staleness", empty), [empty])
     assert figure.panels == [] and figure.keys == []
     assert figure.missing == {"r": ["staleness/mean", "staleness/max"]}
 
 
 def test_what_a_system_counts_has_a_chart_of_its_own() -> None:
     columns = {"rollout__accept_rate__1": [0.8], "rollout__overridden__1": [0.1], "rollout__overridden__2": [0.2]}
-    plain, own = charts([run(rollout__accept_rate__1=[0.8])]), charts([run(**columns)])
-    new = [chart for chart in own if chart.title not in {one.title for one in plain}]
-    assert [[series.metric for series in chart.series] for chart in new] == [
-        ["rollout/overridden/1", "rollout/overridden/2"]
-    ]
+    new = [one for one in plots([run(**columns)]) if one.chart.title not in titles(run(rollout__accept_rate__1=[0.8]))]
+    assert [one.metrics for one in new] == [["rollout/overridden/1", "rollout/overridden/2"]]

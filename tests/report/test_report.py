@@ -56,7 +56,7 @@ def headings(page: str) -> list[str]:
     return re.findall(r"<h2>(.*?)</h2>", page)
 
 
-ALL = ["Summary", "Reward", "Response length", "Entropy", "Accept length", "Acceptance per draft position", "Staleness"]
+ALL = ["Summary", "Reward", "Response length", "Accept length", "Acceptance per draft position", "Entropy", "Staleness"]
 ALL += ["Where the time goes", "Rollout speed", "Update", "How it was made"]
 
 
@@ -107,7 +107,7 @@ def test_what_stands_in_backticks_is_code() -> None:
 def test_acceptance_has_counts_solid_and_overlap_dashed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", drafts=2)
     main([str(run)])
-    traces = specs((run / "report.html").read_text())[4]["data"]
+    traces = specs((run / "report.html").read_text())[3]["data"]
     assert [(t["name"], t["line"].get("dash", "solid")) for t in traces] == [
         ("draft 1", "solid"),
         ("draft 1, overlap", "dash"),

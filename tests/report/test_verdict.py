@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bebop.monitor.collect import from_groups
 from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation, MonitorSettings
+from bebop.monitor.records import from_groups
 from bebop.report.__main__ import main
 from bebop.report.runs import Run
 from bebop.report.verdict import NOTHING, said

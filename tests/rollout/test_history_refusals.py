@@ -10,7 +10,7 @@ from bebop.config import DecodingConfig, JobConfig
 from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.monitor.watch import NoMonitor, Watch
+from bebop.monitor.watch import JobMonitor, NullMonitor
 from bebop.parsing import from_dict
 from bebop.report.runs import Run
 from bebop.report.verdict import NOTHING, said
@@ -52,8 +52,8 @@ def test_nothing_is_concluded_from_how_often_history_is_right(
 ) -> None:
     """Without a head, or without its own overlap, there is nothing to watch."""
     config = from_dict(JobConfig, {"decoding": {"system": system}, "monitor": monitor})
-    assert isinstance(_monitor(config, tmp_path, 0), NoMonitor)
-    assert isinstance(_monitor(from_dict(JobConfig, {}), tmp_path, 0), Watch)
+    assert isinstance(_monitor(config, tmp_path, 0), NullMonitor)
+    assert isinstance(_monitor(from_dict(JobConfig, {}), tmp_path, 0), JobMonitor)
     with pytest.raises(UserError, match=r"cotrain.mode='auto' is not possible: it takes the monitor's word"):
         from_dict(JobConfig, {"decoding": {"system": system}, "monitor": monitor, "cotrain": {"mode": "auto"}})
     told = said(Run(name="r", config={"decoding": {"system": system}}, steps=[1], columns={"reward/mean": [0.5]}), [])
@@ -62,7 +62,7 @@ def test_nothing_is_concluded_from_how_often_history_is_right(
 
 def test_the_head_beside_history_is_watched_by_its_probe_set(tmp_path: Path) -> None:
     sections: dict[str, Any] = {"decoding": {"system": "bebop_history"}, "cotrain": {"mode": "auto"}}
-    assert isinstance(_monitor(from_dict(JobConfig, sections), tmp_path, 0), Watch)
+    assert isinstance(_monitor(from_dict(JobConfig, sections), tmp_path, 0), JobMonitor)
     with pytest.raises(UserError, match=r"beside history monitor.decode_stats=true and monitor.probe_every above 0"):
         from_dict(JobConfig, {**sections, "monitor": {"probe_every": 0}})
 

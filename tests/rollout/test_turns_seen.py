@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from bebop.metrics import values
-from bebop.monitor.collect import from_groups
 from bebop.monitor.drift import by_key
 from bebop.monitor.estimators import rollout_metrics
-from bebop.monitor.turns import AFTER
+from bebop.monitor.records import AFTER, from_groups
 from bebop.trajectories import NAME, Trajectories
 from bebop.trajectory import OPENING, DecodeStats, Group
 from bebop.trajectory_log import TrajectoryLog

@@ -17,8 +17,7 @@ import pytest
 from bebop.errors import UserError
 from bebop.trajectories import NAME
 from bebop.view import __main__ as view
-from bebop.view.address import HOST, PORT
-from bebop.view.folders import Folder, folders
+from bebop.view.folders import HOST, PORT, Folder, folders
 from tests.commands import error_of, on_disk
 from tests.tree import ROOT
 from tests.view.made_up import write_run

@@ -10,7 +10,7 @@ import pytest
 from bebop.errors import UserError
 from bebop.token_trace import NONE, VERDICTS
 from bebop.trajectories import NAME
-from bebop.view.queries import WORDS
+from bebop.view.folders import WORDS
 from tests.commands import on_disk
 from tests.view.made_up import GROUP, HOSTILE, write_run
 from tests.view.serving import ask

@@ -23,7 +23,6 @@ Within a claim p-values are corrected by ``verdicts.holm``.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from statistics import NormalDist
 from typing import TypeVar
 
@@ -31,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.adaptation.probe import Probe as Chains
-from bebop.intervals import NORMAL_95, across_seeds, resampled
-from recipes.reproduce.measured import Number, student_tail
+from bebop.intervals import NORMAL_95, across_seeds, resampled, student_t
+from recipes.reproduce.measured import Number
 
 Array = NDArray[np.float64]
 T = TypeVar("T")
@@ -72,7 +71,7 @@ class Effect:
 
     def reach(self, level: float) -> float:
         """Half the width of the interval that leaves out ``level`` of all cases."""
-        over_seeds = quantile(level, self.seeds - 1) * self.seed_error if self.seeds > 1 else math.nan
+        over_seeds = student_t(self.seeds - 1, level) * self.seed_error if self.seeds > 1 else math.nan
         return math.hypot(over_seeds, NormalDist().inv_cdf(1 - level / 2) * self.prompt_error)
 
     def number(self) -> Number:
@@ -86,7 +85,7 @@ class Effect:
         least, most = self.seeds - 1, MOST_DEGREES
         while least < most:  # tails get lighter with the degrees of freedom
             middle = (least + most + 1) // 2
-            heavy = quantile(DECISIVE, middle) / quantile(0.05, middle) >= asked
+            heavy = student_t(middle, DECISIVE) / student_t(middle) >= asked
             least, most = (middle, most) if heavy else (least, middle - 1)
         return Number(value=self.value, low=self.low, high=self.high, seeds=least + 1)
 
@@ -185,7 +184,7 @@ def _effect(first: Sequence[Statistic], second: Sequence[Statistic] | None) -> E
     half = over_seeds.high - over_seeds.value
     effect = Effect(
         value=value, low=math.nan, high=math.nan, p=1.0, floor=max(within), seeds=len(first), prompt_error=prompt_error,
-        seed_error=half / quantile(0.05, len(first) - 1) if len(first) > 1 else math.nan,
+        seed_error=half / student_t(len(first) - 1) if len(first) > 1 else math.nan,
     )  # fmt: skip
     return _with_interval(effect)
 
@@ -205,15 +204,3 @@ def p_value(effect: Effect) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if effect.reach(math.exp(middle)) > abs(effect.value) else (low, middle)
     return math.exp(high)
-
-
-@cache
-def quantile(level: float, degrees: int) -> float:
-    """Student's t that is exceeded, on either side, in ``level`` of all cases."""
-    low, high = 0.0, 1.0
-    while student_tail(high, degrees) > level / 2:
-        low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_tail(middle, degrees) > level / 2 else (low, middle)
-    return (low + high) / 2
