@@ -5,7 +5,7 @@ distribution that produced the token (temperature and truncation included), alik
 tokens; it is never the draft's log q.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -118,6 +118,24 @@ class DecodeStats:
         both, none = {**self.counts, **other.counts}, np.zeros(0)
         counts = {name: _add(self.counts.get(name, none), other.counts.get(name, none)) for name in both}
         return DecodeStats(**summed, counts=counts)
+
+    @classmethod
+    def total(cls, parts: Iterable["DecodeStats"]) -> "DecodeStats":
+        """Return the sum of statistics, of several completions for instance."""
+        return sum(parts, cls())
+
+    @classmethod
+    def with_drafts(cls, drafts: int, **known: Any) -> "DecodeStats":
+        """Return statistics of ``known`` fields, with zeros for so many draft positions in all the others."""
+        return cls(**{name: np.zeros(drafts) for name in DRAFT_STATS} | known)
+
+    def add_measured(self, measured: Mapping[str, Sequence[float]], reached: int, weight: float) -> None:
+        """Add a cycle's overlap and entropies at the first ``reached`` positions.
+
+        ``weight`` is the number of cycles that the measured one stands for, so that sum / reached estimates the mean.
+        """
+        for name in MEASURED:
+            getattr(self, name)[:reached] += weight * np.asarray(measured[name])[:reached]
 
     @property
     def emitted(self) -> int:
@@ -272,7 +290,7 @@ def joined(turns: Sequence[Turn]) -> Completion:
         contexts=laid(lambda part: part.oldest, before(lambda part: part.oldest)),
         text=parts[-1].text,
         finish_reason=parts[-1].finish_reason,
-        stats=sum((part.stats for part in parts), DecodeStats()),
+        stats=DecodeStats.total(part.stats for part in parts),
         exact=all(part.exact for part in parts),
         sampled_logprobs=sampled,
         mask=laid(lambda part: np.ones(len(part.token_ids), dtype=np.bool_), lambda _: False),

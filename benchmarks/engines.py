@@ -147,7 +147,7 @@ def timed(answer: Any) -> dict[str, Any]:
     started = time.perf_counter()
     answers = answer()
     seconds = time.perf_counter() - started
-    stats = sum((one.stats for one in answers), DecodeStats())
+    stats = DecodeStats.total(one.stats for one in answers)
     return {
         "tokens/s": stats.tokens / seconds,
         "accept length": stats.accept_length,

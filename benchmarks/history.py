@@ -142,7 +142,7 @@ def decoded(make: Callable[[str], TorchEngine], asked: Sequence[Request], past: 
         told = time.process_time() - started
         answers = generate(one, asked)
         total = time.process_time() - started
-    stats = sum((a.stats for a in answers), DecodeStats())
+    stats = DecodeStats.total(a.stats for a in answers)
     row = {"tokens/s": stats.tokens / total, "accept length": stats.accept_length}
     row["passes of the drafter/token"] = stats.draft_forwards / stats.tokens
     if SYSTEMS[arm].history:

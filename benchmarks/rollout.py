@@ -125,7 +125,7 @@ def measure(bench: RolloutBench, policy: Policy, asked: Sequence[Request], batch
         started = time.perf_counter()
         answers = generate(engine, asked)
         total = time.perf_counter() - started
-    stats = sum((a.stats for a in answers), DecodeStats())
+    stats = DecodeStats.total(a.stats for a in answers)
     shares = {f"{part} %": 100 * spent / total for part, spent in seconds.items()}
     return {
         "tokens/s": stats.tokens / total,

@@ -102,7 +102,7 @@ def _measure(engine: Engine, asked: Sequence[Request], batch: int) -> dict[str, 
     started = time.perf_counter()
     answers = side_by_side(engine, asked, batch)
     seconds = time.perf_counter() - started
-    stats = sum((answer.stats for answer in answers), DecodeStats())
+    stats = DecodeStats.total(answer.stats for answer in answers)
     return {
         "tokens/s": stats.tokens / seconds,
         "accept length": stats.accept_length,

@@ -135,7 +135,7 @@ def decode(policy: Policy, asked: Sequence[Request], batch: int, arm: TraceMode)
         cost=clock() - cost,
         inside=sum(inside),
         seconds=time.perf_counter() - started,
-        stats=sum((a.stats for a in answers), DecodeStats()),
+        stats=DecodeStats.total(a.stats for a in answers),
         traces=tuple(a.trace for a in answers if a.trace is not None),
     )
 

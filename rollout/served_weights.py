@@ -15,7 +15,8 @@ from bebop.rollout.engine import EngineDied
 
 Selector = Literal["target", "draft", "all"]
 Sums = Mapping[str, Mapping[str, str]]  # target, draft -> name -> checksum
-Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+Rename = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+ToUpdate = Callable[[Mapping[str, Tensor], int], "WeightUpdate"]  # from ``Policy.weights`` and a version
 SAMPLE = 1 << 16  # elements of a tensor that tell whether it changed
 
 
@@ -36,22 +37,22 @@ class WeightUpdate:
 
 
 def update(
-    weights: Mapping[str, Tensor], version: int, layout: str, layers: int, change: Change | None = None
+    weights: Mapping[str, Tensor], version: int, layout: str, layers: int, rename: Rename = split_experts
 ) -> WeightUpdate:
-    """From ``Policy.weights`` to checkpoint names; the head's go under the names of its layout.
+    """Return ``Policy.weights`` under checkpoint names; the head's go under the names of its layout.
 
-    ``change``: what the server wants different about the target's weights.
+    ``rename`` gives the target's weights the names and pieces that the server reads, see
+    ``bebop.model.checkpoint.named_as_served``.
     """
     backbone, head = "backbone.", "mtp."
     target = {name.removeprefix(backbone): t for name, t in weights.items() if name.startswith(backbone)}
     own = {name.removeprefix(head): t for name, t in weights.items() if name.startswith(head)}
     assert len(target) + len(own) == len(weights), f"unknown weights among {list(weights)[:3]}, ..."
-    target = target if change is None else change(target)
-    return WeightUpdate(target=split_experts(target), draft=to_layout(own, LAYOUTS[layout], layers), version=version)
+    return WeightUpdate(target=rename(target), draft=to_layout(own, LAYOUTS[layout], layers), version=version)
 
 
 def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
-    """The head in a checkpoint, under the names that ``MTPHead`` has."""
+    """Return the head in a checkpoint, under the names that ``MTPHead`` has."""
     kind = LAYOUTS[layout]
     prefix = kind.prefix.format(L=layers)
     tensors: dict[str, Tensor] = {}

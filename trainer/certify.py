@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bebop.certify.answers import Answer
-from bebop.certify.causes import cause
+from bebop.certify.certificate import cause
 from bebop.certify.declared import tolerance
 from bebop.certify.ledger import Ledger
 from bebop.config import MOST_TOKENS, JobConfig
@@ -209,12 +209,11 @@ class Certifier:
         ledger = self.ledger
         evidence = ledger.evidence()
         bounds = [one.tv for one in evidence if one.tv is not None]
-        highest = float(ledger.highest[0])
-        found = cause(evidence) if highest >= LIMIT else None
+        found = cause(evidence) if ledger.highest >= LIMIT else None
         return Certified(
             tokens=ledger.tokens,
             log_e=min(ledger.log_e, MOST),
-            highest=min(highest, MOST),
+            highest=min(ledger.highest, MOST),
             limit=LIMIT,
             tv=max(bounds, default=None),
             cause="" if found is None else found.name,

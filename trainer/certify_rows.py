@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bebop.certify.answers import Answer, Block
-from bebop.certify.columns import columns
+from bebop.certify.answers import Answer, Block, columns
 
 COLUMNS = 1024  # of a block; of a larger vocabulary the likeliest tokens have one each, and the rest one in common
 

@@ -53,13 +53,13 @@ def main(arguments: list[str]) -> int:
 
 def _certified(config: CertifyConfig, overrides: Sequence[str]) -> int:
     """Make the certificate and keep it."""
-    from bebop.certify.builder import made  # torch and transformers take seconds; errors should not wait
     from bebop.certify.report import write_page
+    from bebop.certify.run import make_run  # torch and transformers take seconds; errors should not wait
 
     folder = Path(config.dir or f"runs/certify-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     check_writable("dir", folder)
     with contextlib.ExitStack() as stack:
-        run = made(config, stack)
+        run = make_run(config, stack)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             write_down(config, overrides, folder)

@@ -8,13 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.certify.answers import Answer, Block
+from bebop.certify.answers import Answer, Block, columns, seen
 from bebop.certify.certificate import Certificate
-from bebop.certify.columns import columns, seen
 from bebop.certify.function import FunctionEngine, Sample
 from bebop.certify.model_reference import processed
-from bebop.certify.plan import Plan, Setting
-from bebop.certify.run import Run
+from bebop.certify.run import Plan, Run, Setting
 from bebop.trajectory import SamplingParams
 
 # (prompt [P], answer [T]) -> logits [T, V] that each token of the answer was drawn under, teacher-forced.

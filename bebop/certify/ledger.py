@@ -1,11 +1,16 @@
 """The black box: do sampled tokens follow the claimed distribution, and if not, in which direction are they off?
 
-A betting martingale for every direction, merged by fixed weights. Cohorts come whole and in the order of submission:
-bets on a token look at what came before it in its own answer and in earlier requests, and learn from earlier cohorts
-alone. Which answers end first decides nothing.
+A betting martingale for every direction, merged by fixed weights:
+
+- What is merged is settled before the first token is looked at (``FAMILY``).
+- Cohorts come whole and in the order of submission. Which completions end first decides nothing.
+- Bets on a token look at what came before it in its own completion and in earlier requests.
+- They learn from earlier cohorts alone.
 """
 
 import math
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,73 +19,193 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.certify.answers import Block
-from bebop.certify.bets import SAMPLE, WORST, Bets
-from bebop.certify.bigram import Bigram
-from bebop.certify.checkpoint import arrays, portable
-from bebop.certify.cohort import Cohort, make_cohort
-from bebop.certify.directions import FLOOR, Table, directions
+from bebop.certify.bets import SAMPLE, WORST, Bets, Bigram, Tilt
+from bebop.certify.directions import BY_PLACE, CONTAMINATION, DRAFT, FLOOR, PLACES, Rows, Table, directions
 from bebop.certify.evidence import Array, Evidence, Visible, log_sum_exp
-from bebop.certify.family import BETS, EVENT_NAMES, FAMILY, OTHER_NAMES, PIT_NAMES, split, why_not
-from bebop.certify.marginals import Ids, Pit, Reported, overlap
-from bebop.certify.tilt import Tilt
+from bebop.certify.marginals import BINS, EVENTS, Ids, Pit, Reported, likelier, overlap
 
 ELEMENTS = 1 << 21  # of a table that are looked at together; a dozen such tables are alive at a time
 CERTAIN = 1e-6  # a token that is less likely tells too little of its uniform to compare another with it
+Index = NDArray[np.int64]
+
+# ---- the directions and their weights
+
+COPIES = ("copies", "shared_uniform", "repeated_uniform")
+BETS: Mapping[str, tuple[str, ...]] = {
+    "contamination": tuple(name for name in CONTAMINATION if name != "copies"),
+    "by_cycle": tuple(f"{name}@{place}" for name in BY_PLACE for place in range(PLACES)),
+    "draft": (*DRAFT, *(f"{name}@0" for name in DRAFT)),
+    "copies": COPIES,
+}
+PIT_NAMES, EVENT_NAMES = tuple(BINS), tuple(EVENTS)
+OTHERS = {"ids": ("ids",), "learned_tilt": ("learned_tilt",), "pit": PIT_NAMES, "reported": EVENT_NAMES}
+OTHER_NAMES = tuple(name for names in OTHERS.values() for name in names)
+GROUPS = {"contamination": 0.32, "by_cycle": 0.14, "draft": 0.16, "ids": 0.05, "learned_tilt": 0.10, "pit": 0.06,
+          "copies": 0.09, "reported": 0.08}  # fmt: skip
+FAMILY: Mapping[str, tuple[str, float]] = {
+    name: (group, GROUPS[group] / len(names)) for group, names in {**BETS, **OTHERS}.items() for name in names
+}
+"""Direction -> its group and weight. One that a run cannot test keeps its weight: it counts as e = 1."""
+assert sum(weight for _, weight in FAMILY.values()) <= 1 + 1e-9
+
+CYCLES, DRAFTS = "places in the decoding cycle are not known", "the draft's distribution is not known"
+WHY: Mapping[str, str] = {
+    **dict.fromkeys(DRAFT, DRAFTS),
+    **dict.fromkeys(EVENT_NAMES, "no log-probs are reported, or it is not known what they should be"),
+    **dict.fromkeys(("stop", "no_stop"), "no token ends an answer"),
+    **dict.fromkeys(("seen", "unseen"), "the prompts are not known"),
+    **dict.fromkeys(("shared_uniform", "repeated_uniform"), "no neighbouring tokens"),
+    "row_before": "the rows before are not known",
+    "neighbour": "rows have columns of their own",
+    "bigram": "nothing had been learned yet",
+    "unprocessed": "the claim is the raw softmax",
+    "copies": "no two answers had the same context",
+}
+"""Direction -> why no cohort allowed it."""
+
+
+def split(name: str, masks: Array) -> tuple[list[str], Array]:
+    """Return a direction with those of its places in the cycle: names and masks [names, n]."""
+    places = PLACES if name in BY_PLACE else 1 if name in DRAFT else 0
+    return [name, *(f"{name}@{place}" for place in range(places))], masks[: 1 + places]
+
+
+def why_not(name: str, tested: Container[str]) -> str:
+    """Return why a direction was not tested, given those that were."""
+    base, at_place, _ = name.partition("@")
+    if at_place and (base in tested or base not in WHY):
+        return CYCLES
+    if base == "draft_no_stop" and "draft" in tested:
+        return WHY["no_stop"]
+    return WHY.get(base, "there were no tokens")
+
+
+# ---- a cohort as bets need it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cohort:
+    """N positions, their neighbours and the uniforms behind their tokens.
+
+    ``upper``, ``own`` and ``ranked`` are filled chunk by chunk.
+    """
+
+    block: Block
+    places: Index  # [N, 2] request, position
+    masks: Array  # [1 + PLACES, N] all positions, and those of each place in the decoding cycle
+    serial: Index  # [N] the position before in the same completion, -1: there is none
+    rows: Index  # [N] the same position of the request before, -1: there is none
+    upper: Array  # [N] F(x) in the order of ids
+    own: Array  # [N] p(x)
+    ranked: Array  # [N] F(x-) in the order of likelihood
+
+    def at(self, index: slice | Tensor, vocabulary: int, bigram: Bigram) -> Rows:
+        """Return some positions, with what is known before their tokens."""
+        own = {name: getattr(self.block, name) for name in self.block.__slots__}
+        cut: dict[str, Any] = {name: value[index] for name, value in own.items() if isinstance(value, Tensor)}
+        part = replace(self.block, **cut)
+        neighbour = None
+        if part.ids is None:
+            partner = torch.from_numpy(self.rows).to(part.probs.device)[index]
+            there = self.block.probs[partner.clamp_min(0)]
+            neighbour = torch.where((partner >= 0)[:, None], there, part.probs)
+        return Rows(part=part, vocabulary=vocabulary, neighbour=neighbour, bigram=bigram.table(part))
+
+    def fill(self, rows: Rows, cells: Tensor, start: int) -> Tensor:
+        """Note p(x), F(x) and F(x-) of positions from ``start`` on; return F of all of their columns [n, M]."""
+        stop = start + len(rows.p)
+        own, upper = rows.p.gather(1, cells[:, None])[:, 0], (rows.middle() + rows.p) / 2
+        self.own[start:stop] = own.cpu().numpy()
+        self.upper[start:stop] = upper.gather(1, cells[:, None])[:, 0].cpu().numpy()
+        self.ranked[start:stop] = likelier(rows.p, cells, own).cpu().numpy()
+        return upper
+
+
+def make_cohort(block: Block) -> Cohort:
+    """Return the cohort of a block whose requests are in order."""
+    request, position = block.request.cpu().numpy(), block.position.cpu().numpy()
+    span = int(position.max()) + 2
+    key = np.cumsum(np.diff(request, prepend=request[0]) != 0) * span + position  # sorted, for requests are in order
+    cycle = np.full(len(block), -1) if block.cycle is None else block.cycle.cpu().numpy()
+    place = np.minimum(cycle, PLACES - 1)
+    return Cohort(
+        block=block,
+        places=np.stack([request, position], -1),
+        masks=np.stack([np.ones(len(block)), *(place == at for at in range(PLACES))]).astype(np.float64),
+        serial=_find(key, np.where(position > 0, key - 1, -1)),
+        rows=_find(key, key - span),
+        upper=np.zeros(len(block)),
+        own=np.zeros(len(block)),
+        ranked=np.zeros(len(block)),
+    )
+
+
+def _find(key: Index, wanted: Index) -> Index:
+    """Return where each wanted key is, -1: nowhere."""
+    at = np.searchsorted(key, wanted).clip(max=len(key) - 1)
+    found: Index = np.where(key[at] == wanted, at, -1)
+    return found
+
+
+# ---- the ledger
 
 
 class Ledger:
-    """Evidence against the claim, cohort after cohort; R parallel runs for simulation."""
+    """Evidence against the claim, cohort after cohort."""
 
     def __init__(
         self,
         vocabulary: int,
         *,
         alpha: float = 1e-4,
-        runs: int = 1,
         seed: int = 0,
         tolerance: float = 2e-3,
         allowed: float = 1e-4,
         enumerate_rows: bool = True,
     ) -> None:
-        """``tolerance``: nats that a reported log-prob of an intact engine may be off, by its precision; ``allowed``:
-        share of tokens that may be off by more; ``seed``: of the ledger's own uniforms; ``enumerate_rows``: look at
-        all tokens of one row in 64, without which ``visible`` knows nothing and an update takes a third less time."""
-        self.vocabulary, self.alpha, self.runs, self.tolerance = vocabulary, alpha, runs, tolerance
+        """Begin with no evidence.
+
+        Args:
+            vocabulary: V.
+            alpha: chance of a false alarm.
+            seed: of the ledger's own uniforms.
+            tolerance: nats that a reported log-prob of an intact engine may be off, by its precision.
+            allowed: share of tokens that may be off by more.
+            enumerate_rows: look at all tokens of one row in 64. Without it ``visible`` knows nothing, and an update
+                takes a third less time.
+        """
+        self.vocabulary, self.alpha, self.tolerance = vocabulary, alpha, tolerance
         self.tokens = 0
-        self.highest = np.zeros(runs)
+        self.highest = 0.0
         self.history: list[tuple[int, float]] = []
         self._seed, self._cohorts, self._request = seed, 0, -1
-        self._bets = Bets([name for names in BETS.values() for name in names], runs)
-        self._bigram, self._ids, self._tilt = Bigram(vocabulary), Ids(vocabulary, runs), Tilt(runs)
+        self._bets = Bets([name for names in BETS.values() for name in names])
+        self.bigram, self._ids, self._tilt = Bigram(vocabulary), Ids(vocabulary), Tilt()
         self._enumerate_rows = enumerate_rows
-        self._pit, self._reported = Pit(runs), Reported(allowed)
+        self._pit, self._reported = Pit(), Reported(allowed)
         self._worst: dict[str, list[tuple[float, int, int]]] = {}
         self._tested: set[str] = set()
 
     # ---- in
 
-    def update(self, block: Block, tokens: Tensor | None = None) -> None:
+    def update(self, block: Block) -> None:
         """Take in a whole cohort; requests come in the order of submission, also from call to call.
 
-        ``tokens`` [R, N], for simulation: columns that parallel runs draw in place of the block's own. What is learned
-        of bigrams then comes from run 0, which is nobody's future, and reported log-probs are left out.
-
-        Raises: ``ValueError`` for requests or positions out of order, or a wrong number of runs.
+        Raises: ``ValueError`` for requests or positions out of order.
         """
         self._in_order(block)
-        if (1 if tokens is None else len(tokens)) != self.runs:
-            raise ValueError(f"{self.runs} parallel runs need tokens of [{self.runs}, N]")
         if not len(block):
             return
-        cohort = make_cohort(block, block.cells[None] if tokens is None else tokens)
+        cohort = make_cohort(block)
         step = max(1, ELEMENTS // block.probs.shape[1])
         gains = [self._chunk(cohort, i, min(i + step, len(block))) for i in range(0, len(block), step)]
         self._keep("learned_tilt", np.concatenate(gains), cohort.places)
-        self._whole(cohort, simulated=tokens is not None)
+        self._whole(cohort)
         self.tokens += len(block)
         self._cohorts += 1
-        self.highest = np.maximum(self.highest, self.log_es)
-        self.history.append((self.tokens, self.log_e))
+        log_e = self.log_e
+        self.highest = max(self.highest, log_e)
+        self.history.append((self.tokens, log_e))
 
     def _in_order(self, block: Block) -> None:
         request, position = block.request.cpu().numpy(), block.position.cpu().numpy()
@@ -94,17 +219,18 @@ class Ledger:
         self._request = int(request[-1]) if len(request) else self._request
 
     def _chunk(self, cohort: Cohort, start: int, stop: int) -> Array:
-        """Bet on positions; what each gave to the learned tilt."""
-        rows = cohort.at(slice(start, stop), self.vocabulary, self._bigram)
-        cells, masks, places = cohort.cells[start:stop], cohort.masks[:, start:stop], cohort.places[start:stop]
-        upper = cohort.fill(rows, start)
+        """Bet on positions; return what each gave to the learned tilt."""
+        rows = cohort.at(slice(start, stop), self.vocabulary, self.bigram)
+        cells, masks, places = rows.part.cells, cohort.masks[:, start:stop], cohort.places[start:stop]
+        upper = cohort.fill(rows, cells, start)
         few = np.arange(0, stop - start, SAMPLE)
-        sample = cohort.at(torch.from_numpy(start + few), self.vocabulary, self._bigram)
+        sample = cohort.at(torch.from_numpy(start + few), self.vocabulary, self.bigram)
         enumerated = dict(directions(sample)) if self._enumerate_rows else {}
-        floored = rows.p.gather(1, cells).clamp_min(FLOOR)
+        floored = rows.p.gather(1, cells[:, None]).clamp_min(FLOOR)
         for name, direction in directions(rows):
             names, own = split(name, masks)
-            ratio, tv = (direction.at(cells) / floored).T.cpu().numpy(), direction.tv(rows.p).cpu().numpy()
+            ratio = (direction.at(cells[:, None]) / floored)[:, 0].cpu().numpy()
+            tv = direction.tv(rows.p).cpu().numpy()
             if name != "copies" or tv.any():
                 self._bets.add(names, own, ratio, tv, places)
                 if name in enumerated:
@@ -115,42 +241,39 @@ class Ledger:
     def _uniforms(self, cohort: Cohort, at: slice, upper: Tensor, p: Tensor) -> None:
         """Bet that tokens were drawn with the uniform of a neighbouring request, or of the token before."""
         for name, partner in (("shared_uniform", cohort.rows[at]), ("repeated_uniform", cohort.serial[at])):
-            high, length = cohort.upper[:, partner], cohort.own[:, partner]
-            there = (partner >= 0) & (length > CERTAIN)  # [R, n]
+            high, length = cohort.upper[partner], cohort.own[partner]
+            there = (partner >= 0) & (length > CERTAIN)
             if not there.any():
                 continue
-            low, floored = high - length, np.maximum(cohort.own[:, at], FLOOR)
+            low, floored = high - length, np.maximum(cohort.own[at], FLOOR)
             safe = np.where(there, high, low + 1)
-            r = overlap(cohort.upper[:, at], cohort.own[:, at], low, safe)
-            known = torch.from_numpy(np.stack([low[0], safe[0]], -1)).to(p.device)
-            tv = Table(overlap(upper, p, known[:, :1], known[:, 1:])).tv(p).cpu().numpy() * there[0]
+            r = overlap(cohort.upper[at], cohort.own[at], low, safe)
+            known = torch.from_numpy(np.stack([low, safe], -1)).to(p.device)
+            tv = Table(overlap(upper, p, known[:, :1], known[:, 1:])).tv(p).cpu().numpy() * there
             mask = np.ones((1, len(partner)))
             self._bets.add([name], mask, np.where(there, r / floored, 1.0), tv, cohort.places[at])
 
-    def _whole(self, cohort: Cohort, simulated: bool) -> None:
-        """Bets that need the whole cohort, and what is learned for the next."""
-        block = cohort.block
-        own = np.random.default_rng([self._seed, self._cohorts]).random(cohort.own.shape)
+    def _whole(self, cohort: Cohort) -> None:
+        """Place bets that need the whole cohort, and learn from it for the next."""
+        block, places = cohort.block, cohort.places
+        own = self.tie_breaks(len(block))
         ranked, by_id = cohort.ranked + own * cohort.own, cohort.upper - own * cohort.own
         for name, gain in self._pit.add(ranked, by_id, cohort.serial, cohort.rows).items():
-            self._keep(name, gain, cohort.places)
-        self._tested.update(PIT_NAMES)
+            self._keep(name, gain, places)
         self._tilt.close()
-        self._tested.add("learned_tilt")
-        if block.reported is not None and block.declared is not None and not simulated:
-            self._keep("reported", self._reported.add(block, self.tolerance), cohort.places)
+        self._tested |= {"ids", "learned_tilt", *PIT_NAMES}
+        if block.reported is not None and block.declared is not None:
+            self._keep("reported", self._reported.add(block, self.tolerance), places)
             self._tested.update(EVENT_NAMES)
-        if simulated and block.ids is not None:
-            return
-        tokens = cohort.cells.T.cpu().numpy() if simulated else block.tokens[None].cpu().numpy()
-        log_p = np.log(np.maximum(cohort.own, FLOOR))
-        if not simulated:
-            log_p = np.maximum(block.logprobs[None].double().cpu().numpy(), math.log(FLOOR))
+        tokens = block.tokens.cpu().numpy()
+        log_p = np.maximum(block.logprobs.double().cpu().numpy(), math.log(FLOOR))
         self._ids.add(tokens, log_p, block.probs.sum(0).cpu().numpy() if block.ids is None else None)
-        self._tested.add("ids")
-        leader = tokens[0] == self._ids.leader()[0]
-        self._keep("ids", np.where(leader, -log_p[0], -np.inf), cohort.places)
-        self._bigram.learn(block.last.cpu().numpy(), tokens[0])
+        self._keep("ids", np.where(tokens == self._ids.leader()[0], -log_p, -np.inf), places)
+        self.bigram.learn(block.last.cpu().numpy(), tokens)
+
+    def tie_breaks(self, count: int) -> Array:
+        """Return uniforms [N] that place each token's transform between F(x-) and F(x)."""
+        return np.random.default_rng([self._seed, self._cohorts]).random(count)
 
     def _keep(self, name: str, gain: Array, places: NDArray[np.int64]) -> None:
         best = [i for i in np.argsort(-gain, kind="stable")[:WORST] if gain[i] > 0]
@@ -160,44 +283,37 @@ class Ledger:
     # ---- out
 
     @property
-    def log_es(self) -> Array:
-        """ln of the merged e-value of every run, [R]."""
-        parts = self._parts()
-        return log_sum_exp(np.stack([parts[name] + math.log(weight) for name, (_, weight) in FAMILY.items()]), 0)
-
-    @property
     def log_e(self) -> float:
-        """ln of the merged e-value of run 0; a fault is proved at ln 1/alpha."""
-        return float(self.log_es[0])
+        """Return ln of the merged e-value; a fault is proved at ln 1/alpha."""
+        parts = self._parts()
+        return float(log_sum_exp(np.asarray([parts[name] + math.log(weight) for name, (_, weight) in FAMILY.items()])))
 
-    def _parts(self) -> dict[str, Array]:
-        """ln e of every direction, [R]."""
-        found = dict(zip(self._bets.names, self._bets.log_es(), strict=True))
-        found |= {"ids": self._ids.log_es(), "learned_tilt": self._tilt.log_es(), **self._pit.log_es()}
-        return found | {name: np.full(self.runs, log_e) for name, log_e in self._reported.log_es().items()}
+    def _parts(self) -> dict[str, float]:
+        """Return ln e of every direction."""
+        found = dict(zip(self._bets.names, self._bets.log_es().tolist(), strict=True))
+        found |= {"ids": self._ids.log_e, "learned_tilt": self._tilt.log_e}
+        return found | self._pit.log_es() | self._reported.log_es()
 
-    def evidence(self, run: int = 0) -> list[Evidence]:
-        """Of every direction that was tested, the strongest first."""
+    def evidence(self) -> list[Evidence]:
+        """Return the evidence of every direction that was tested, the strongest first."""
         parts, found = self._parts(), []
         for name in [*self._bets.names, *OTHER_NAMES]:
             if name not in self._bets.tested | self._tested:
                 continue
             group, weight = FAMILY[name]
-            share, tv = self._bound(name, run)
-            found.append(
-                Evidence(name=name, group=group, log_e=float(parts[name][run]), weight=weight, share=share, tv=tv)
-            )
+            share, tv = self._bound(name)
+            found.append(Evidence(name=name, group=group, log_e=parts[name], weight=weight, share=share, tv=tv))
         return sorted(found, key=lambda one: -one.merged)
 
-    def _bound(self, name: str, run: int) -> tuple[float | None, float | None]:
+    def _bound(self, name: str) -> tuple[float | None, float | None]:
         if name in self._bets.names:
-            return self._bets.bound(name, self.tokens, run)
+            return self._bets.bound(name, self.tokens)
         if name == "ids":
-            return self._ids.bound(run)
+            return self._ids.bound()
         return (self._reported.share(name), None) if name in EVENT_NAMES else (None, None)
 
     def visible(self) -> list[Visible]:
-        """For every direction the smallest share that so many tokens show with 90 %, by ``evidence.visible_share``."""
+        """Return, for every direction, the smallest share that so many tokens show with 90 %."""
         found = []
         for name in self._bets.names:
             if self._bets.enumerated(name):
@@ -207,12 +323,12 @@ class Ledger:
 
     @property
     def untested(self) -> dict[str, str]:
-        """Directions that no cohort could test, and why."""
+        """Return the directions that no cohort could test, and why."""
         tested = self._bets.tested | self._tested
         return {name: why_not(name, tested) for name in FAMILY if name not in tested}
 
     def positions(self, count: int) -> list[tuple[int, int, float]]:
-        """Request, position and what it gave in ln e, where the strongest direction of run 0 gained most."""
+        """Return request, position and gain in ln e where the strongest direction gained most."""
         evidence = self.evidence()
         if not evidence:
             return []
@@ -228,29 +344,47 @@ class Ledger:
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as tensors, numbers, texts, lists and dicts: a few MB, whatever the vocabulary."""
+        """Return what a checkpoint keeps, as tensors, numbers, texts, lists and dicts: a few MB for any vocabulary."""
         parts = {name: part.state_dict() for name, part in self._stateful().items()}
         own: dict[str, Any] = {
             "tokens": self.tokens,
-            "highest": self.highest.copy(),
+            "highest": self.highest,
             "history": list(self.history),
             "cohorts": self._cohorts,
             "request": self._request,
             "worst": {name: list(kept) for name, kept in self._worst.items()},
             "tested": sorted(self._tested),
         }
-        return portable({**own, **parts})
+        return _portable({**own, **parts})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written; ``ValueError`` if it is of another vocabulary, run count or family."""
-        state = arrays(state)
+        """Go on where a checkpoint was written; raise ``ValueError`` if it is of another vocabulary or family."""
+        state = _arrays(state)
         for name, part in self._stateful().items():
             part.load_state_dict(state[name])
         self.tokens, self._cohorts, self._request = int(state["tokens"]), int(state["cohorts"]), int(state["request"])
-        self.highest, self._tested = np.array(state["highest"]), set(state["tested"])
+        self.highest, self._tested = float(state["highest"]), set(state["tested"])
         self.history = [(int(tokens), float(log_e)) for tokens, log_e in state["history"]]
         self._worst = {name: [tuple(one) for one in kept] for name, kept in state["worst"].items()}
 
     def _stateful(self) -> dict[str, Any]:
-        return {"bets": self._bets, "bigram": self._bigram, "ids": self._ids, "tilt": self._tilt, "pit": self._pit,
+        return {"bets": self._bets, "bigram": self.bigram, "ids": self._ids, "tilt": self._tilt, "pit": self._pit,
                 "reported": self._reported}  # fmt: skip
+
+
+def _portable(value: Any) -> Any:
+    """Return arrays as tensors and tuples as lists: what ``torch.load(weights_only=True)`` reads."""
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    if isinstance(value, dict):
+        return {name: _portable(inner) for name, inner in value.items()}
+    return [_portable(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _arrays(value: Any) -> Any:
+    """Return tensors as arrays of their own: the inverse of ``_portable``."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu().numpy().copy()
+    if isinstance(value, dict):
+        return {name: _arrays(inner) for name, inner in value.items()}
+    return [_arrays(inner) for inner in value] if isinstance(value, list) else value

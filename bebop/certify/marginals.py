@@ -20,44 +20,40 @@ from bebop.certify.evidence import SHARES, Array, log_mean_exp, share_bound
 class Ids:
     """A bet for each token of the vocabulary that it comes too often; only tokens that occurred need to be touched."""
 
-    def __init__(self, vocabulary: int, runs: int) -> None:
-        self._logs = np.zeros((vocabulary, runs, len(SHARES)))  # without the factor of all positions
-        self._mass = np.zeros(
-            vocabulary, np.float32
-        )  # of the claim, summed over positions; 0 where columns are not tokens
+    def __init__(self, vocabulary: int) -> None:
+        self._logs = np.zeros((vocabulary, len(SHARES)))  # without the factor of all positions
+        # Of the claim, summed over positions; 0 where columns are not tokens.
+        self._mass = np.zeros(vocabulary, np.float32)
         self._positions = 0
         self._odds = np.log(np.asarray(SHARES) / (1 - np.asarray(SHARES)))
 
     def add(self, tokens: NDArray[np.int64], log_p: Array, mass: Array | None) -> None:
-        """Bet on ``tokens`` [R, n] with log-probs ``log_p`` [R, n]; ``mass`` [V]: the claim, summed over positions."""
-        gain = np.logaddexp(0.0, self._odds - log_p[..., None])
-        for run in range(tokens.shape[0]):
-            np.add.at(self._logs[:, run], tokens[run], gain[run])
-        self._positions += tokens.shape[1]
+        """Bet on ``tokens`` [n] with log-probs ``log_p`` [n]; ``mass`` [V] is the claim, summed over positions."""
+        np.add.at(self._logs, tokens, np.logaddexp(0.0, self._odds - log_p[:, None]))
+        self._positions += len(tokens)
         if mass is not None:
             self._mass += mass.astype(np.float32)
 
-    def _all(self, run: int) -> Array:
-        found: Array = self._logs[:, run] + self._positions * np.log1p(-np.asarray(SHARES))
+    def _all(self) -> Array:
+        found: Array = self._logs + self._positions * np.log1p(-np.asarray(SHARES))
         return found
 
-    def log_es(self) -> Array:
-        """ln e, mixed over tokens and shares with equal weights: [R]."""
-        if not self._positions:
-            return np.zeros(self._logs.shape[1])
-        return np.asarray([float(log_mean_exp(self._all(run).ravel())) for run in range(self._logs.shape[1])])
+    @property
+    def log_e(self) -> float:
+        """Return ln e, mixed over tokens and shares with equal weights."""
+        return float(log_mean_exp(self._all().ravel())) if self._positions else 0.0
 
-    def leader(self, run: int = 0) -> tuple[int, float]:
-        """The token that speaks loudest, and its likeliest share."""
-        token, share = np.unravel_index(int(self._all(run).argmax()), (len(self._logs), len(SHARES)))
+    def leader(self) -> tuple[int, float]:
+        """Return the token with the most evidence, and its likeliest share."""
+        token, share = np.unravel_index(int(self._all().argmax()), self._logs.shape)
         return int(token), SHARES[int(share)]
 
-    def bound(self, run: int = 0) -> tuple[float, float]:
-        """Of any one token: upper bound of the share, and of the total variation per token.
+    def bound(self) -> tuple[float, float]:
+        """Return upper bounds, over all tokens, of the share and of the total variation per token.
 
         Bounds are largest for tokens with evidence and for frequent ones: the 64 first of either are looked at.
         """
-        logs = self._all(run)
+        logs = self._all()
         some = {*np.argsort(-logs.max(-1))[:64].tolist(), *np.argsort(-self._mass)[:64].tolist()}
         shares = {token: share_bound(logs[token]) for token in some}
         left = {token: 1 - float(self._mass[token]) / max(self._positions, 1) for token in some}
@@ -65,12 +61,12 @@ class Ids:
         return max(shares.values()), max(apart.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: tokens that occurred alone."""
-        there = np.flatnonzero(self._logs.any((1, 2)))
+        """Return what a checkpoint keeps, of the tokens that occurred alone."""
+        there = np.flatnonzero(self._logs.any(1))
         return {"tokens": there, "logs": self._logs[there], "mass": self._mass.copy(), "positions": self._positions}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written; ``ValueError`` if it is of another vocabulary."""
+        """Go on where a checkpoint was written; raise ``ValueError`` if it is of another vocabulary."""
         if len(state["mass"]) != len(self._mass):
             raise ValueError("the checkpoint's evidence is of another vocabulary: start the evidence anew")
         self._logs[:] = 0
@@ -82,16 +78,13 @@ class Ids:
 
 
 def likelier(p: Tensor, cells: Tensor, own: Tensor) -> Tensor:
-    """F(x-) in the order of likelihood, equal ones in the order of columns: [R, n] of ``cells`` [n, R], p(x) ``own``.
+    """Return F(x-) [n] in the order of likelihood, equal ones in the order of columns.
 
-    A pass over the table for each run, and no sort.
+    ``cells`` [n] are the columns of the tokens x, ``own`` [n] is p(x). It takes one pass over the table, and no sort.
     """
     column = torch.arange(p.shape[1], device=p.device)
-    found = []
-    for run in range(cells.shape[1]):
-        value, cell = own[:, run : run + 1], cells[:, run : run + 1]
-        found.append((p * ((p > value) | ((p == value) & (column < cell)))).sum(-1))
-    return torch.stack(found)
+    value, cell = own[:, None], cells[:, None]
+    return (p * ((p > value) | ((p == value) & (column < cell)))).sum(-1)
 
 
 BINS = {"pit": (16,), "pit_ids": (16,), "pit_serial": (6, 6), "pit_rows": (6, 6)}
@@ -105,15 +98,15 @@ class Pit:
     ``pit_rows``: given that of the neighbouring request at the same position.
     """
 
-    def __init__(self, runs: int) -> None:
-        self._logs = {name: np.zeros(runs) for name in BINS}
-        self._counts = {name: np.zeros((runs, *bins)) for name, bins in BINS.items()}
+    def __init__(self) -> None:
+        self._logs = dict.fromkeys(BINS, 0.0)
+        self._counts = {name: np.zeros(bins) for name, bins in BINS.items()}
 
     def add(self, ranked: Array, by_id: Array, serial: NDArray[np.int64], rows: NDArray[np.int64]) -> dict[str, Array]:
-        """Bet on a cohort, then learn from it; what each position of run 0 gave.
+        """Bet on a cohort, then learn from it; return what each position gave.
 
-        ``ranked``, ``by_id`` [R, N]: the transform in either order; ``serial``, ``rows`` [N]: the position that a
-        position is paired with, -1: none.
+        ``ranked`` and ``by_id`` [N] are the transform in either order; ``serial`` and ``rows`` [N] are the positions
+        that a position is paired with, -1: none.
         """
         gains: dict[str, Array] = {}
         for name, u in (("pit", ranked), ("pit_ids", by_id)):
@@ -122,33 +115,32 @@ class Pit:
         for name, partner in (("pit_serial", serial), ("pit_rows", rows)):
             there = np.flatnonzero(partner >= 0)
             gains[name] = np.zeros(len(partner))
-            gains[name][there] = self._one(name, np.stack([six[:, partner[there]], six[:, there]], -1))
+            gains[name][there] = self._one(name, np.stack([six[partner[there]], six[there]], -1))
         return gains
 
     def _one(self, name: str, bins: NDArray[np.int64]) -> Array:
-        """Bins [R, n, pair or single]: bet on the last given the others."""
+        """Bet on the last of bins [n, pair or single], given the others."""
         counts, size = self._counts[name], BINS[name][-1]
         prior = PRIOR[len(BINS[name])]
         chances = (counts + prior) / (counts.sum(-1, keepdims=True) + size * prior)
-        run = np.arange(len(bins))[:, None]
-        at = (run, *np.moveaxis(bins, -1, 0))
+        at = tuple(bins.T)
         gains: Array = np.log(size * chances[at])
-        self._logs[name] += gains.sum(-1)
+        self._logs[name] += float(gains.sum())
         np.add.at(counts, at, 1.0)
-        return gains[0]
+        return gains
 
-    def log_es(self) -> dict[str, Array]:
-        """ln e [R] of each."""
+    def log_es(self) -> dict[str, float]:
+        """Return ln e of each."""
         return self._logs
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {name: (self._logs[name].copy(), self._counts[name].copy()) for name in BINS}
+        """Return what a checkpoint keeps."""
+        return {name: (self._logs[name], self._counts[name].copy()) for name in BINS}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint was written."""
         for name in BINS:
-            self._logs[name], self._counts[name] = np.array(state[name][0]), np.array(state[name][1])
+            self._logs[name], self._counts[name] = float(state[name][0]), np.array(state[name][1])
 
 
 def _bins(u: Array, count: int) -> NDArray[np.int64]:
@@ -156,9 +148,10 @@ def _bins(u: Array, count: int) -> NDArray[np.int64]:
 
 
 def overlap(upper: Array | Tensor, own: Array | Tensor, low: Array | Tensor, high: Array | Tensor) -> Any:
-    """Distribution of a token whose uniform lies between ``low`` and ``high``: of an engine that uses one twice.
+    """Return the distribution of a token whose uniform lies between ``low`` and ``high``.
 
-    What the token's interval, F(x-) to F(x) or ``upper - own`` to ``upper``, shares with that, over the length of that.
+    So an engine draws that uses a uniform twice. It is what the token's interval, F(x-) to F(x) or ``upper - own`` to
+    ``upper``, shares with that, over the length of that.
     """
     if isinstance(upper, Tensor):
         shared = torch.minimum(upper, high) - torch.maximum(upper - own, low)  # type: ignore[arg-type]
@@ -191,7 +184,7 @@ class Reported:
         self.largest = 0.0  # distance, nats
 
     def add(self, block: Block, tolerance: float) -> Array:
-        """Bet on a cohort that has ``reported`` and ``declared``; what each position gave, in ln e of ``reported``."""
+        """Bet on a cohort with ``reported`` and ``declared``; return each position's gain in ln e of ``reported``."""
         assert block.reported is not None and block.declared is not None
         apart = (block.reported - block.declared).double().cpu().numpy()
         known = ~np.isnan(apart)
@@ -210,16 +203,16 @@ class Reported:
         return gains + np.where(wrong, np.minimum(np.abs(apart), 100.0) * 1e-3, 0.0)  # the furthest first
 
     def log_es(self) -> dict[str, float]:
-        """ln e of each event."""
+        """Return ln e of each event."""
         return dict(zip(EVENTS, log_mean_exp(self._logs).tolist(), strict=True))
 
     def share(self, name: str) -> float:
-        """Upper bound of the share of positions with that event."""
+        """Return an upper bound of the share of positions with that event."""
         at = list(EVENTS).index(name)
         return share_bound(self._logs[at], shares=self._shares[at])
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {"logs": self._logs.copy(), "largest": self.largest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

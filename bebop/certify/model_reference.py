@@ -13,8 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from bebop.certify.answers import Answer, Block
-from bebop.certify.columns import columns, seen
+from bebop.certify.answers import Answer, Block, columns, seen
 from bebop.certify.reference import LiveEngine
 from bebop.config_certify import CertifyConfig
 from bebop.model.attention import CausalContext

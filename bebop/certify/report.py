@@ -4,9 +4,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from bebop.certify.certificate import Certificate, SettingResult
+from bebop.certify.certificate import Certificate, SettingResult, share
 from bebop.certify.evidence import Evidence
-from bebop.certify.verdict import share
 from bebop.command import writing
 from bebop.report.document import Card, document, table
 from bebop.report.figures import INK, Key, Panel, Trace, color, layout, line_trace, rounded, visible

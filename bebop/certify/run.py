@@ -1,32 +1,136 @@
-"""A certificate from the first request to the last: cohorts, settings, evidence, verdict."""
+"""A certificate from its configuration to its verdict: what is asked, cohort by cohort, and what comes of it.
 
+- A ``Plan`` says what is asked and how much of it. Weights of evidence are fixed in it, before the first request.
+- ``Run`` asks an engine, cohort by cohort in the order of submission, and weighs what comes back.
+- ``make_run`` makes a run from a configuration: the engine, the reference and the plan.
+"""
+
+import contextlib
 import dataclasses
+import hashlib
 import math
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 import torch
 from tqdm import tqdm
+from transformers import AutoConfig
 
+from bebop.certify import embedded, function, model_reference, openai_server, served_reference, sglang_server
 from bebop.certify.answers import Answer, Block
-from bebop.certify.causes import Cause, cause
-from bebop.certify.certificate import Certificate, Place, SettingResult
+from bebop.certify.certificate import (
+    Cause,
+    Certificate,
+    Place,
+    SettingResult,
+    cause,
+    decide,
+    merged,
+    warnings_of,
+    words,
+)
 from bebop.certify.declared import ORDER as MODES
-from bebop.certify.declared import candidates, check_reported, declare, find_mode, tolerance
+from bebop.certify.declared import Mode, candidates, check_reported, declare, find_mode, tolerance
 from bebop.certify.evidence import Evidence
 from bebop.certify.ledger import Ledger
-from bebop.certify.plan import Examination, Plan, Setting, seed_of
 from bebop.certify.reference import LiveEngine, Reference
 from bebop.certify.structure import check_structure
-from bebop.certify.two_sample import repeated
-from bebop.certify.verdict import decide, merged, warnings_of, words
+from bebop.certify.two_sample import TwoSample, repeated
+from bebop.config_certify import CertifyConfig, LogprobMode
+from bebop.config_decoding import DecodingConfig
+from bebop.model.checkpoint import load_tokenizer, resolve, stop_tokens
+from bebop.preflight import check_model, prompts
 from bebop.rollout.engine import Request
+from bebop.trajectory import SamplingParams
 
+SEEDS = 1 << 31
+STRIDE = 0x5DEECE6D  # odd: no two requests of a setting share a seed
 WORST = 12  # positions that are shown
 ALLOWED = 1e-4  # of reported log-probs may be off in any precision
 CONTEXT = 60  # characters before each
+PLAIN = DecodingConfig(system="autoregressive", draft_tokens=0)  # what speculation is held against
+
+# ---- what is asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Sampling parameters to be examined; ``weight``: of its evidence in the whole, fixed beforehand."""
+
+    name: str
+    params: SamplingParams
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is asked, how much of it, and when it is enough."""
+
+    settings: tuple[Setting, ...]
+    white_box_weight: float
+    vocabulary: int
+    tokens: int  # at each setting
+    cohort: int = 16
+    alpha: float = 1e-4
+    limit_tv: float = 0.02
+    logprobs: LogprobMode = (
+        "auto"  # what reported ones are declared to be: raw, temperature, processed, none; auto: found out
+    )
+    dtype: str = "float32"  # the engine's precision: how far a right log-prob may lie from the reference's
+    seed: int = 0
+    first_prompt: int = 0
+    stop_when_found: bool = True
+    progress: bool = False
+
+
+def plan_settings(params: SamplingParams, stress: float, white_box: bool) -> tuple[tuple[Setting, ...], float]:
+    """The settings with their weights, and that of the white box: what is there shares all of 1."""
+    hot = stress > 0 and stress != params.temperature
+    shares = {"as asked": 2.0, "stress": 1.0 if hot else 0.0, "white box": 1.0 if white_box else 0.0}
+    total = sum(shares.values())
+    settings = [Setting(name="as asked", params=params, weight=shares["as asked"] / total)]
+    if hot:
+        other = dataclasses.replace(params, temperature=stress)
+        settings.append(Setting(name="stress", params=other, weight=shares["stress"] / total))
+    return tuple(settings), shares["white box"] / total
+
+
+@dataclass(slots=True, kw_only=True)
+class Examination:
+    """One setting as it is being examined."""
+
+    setting: Setting
+    ledger: Ledger
+    against: TwoSample = field(default_factory=TwoSample)
+    answers: int = 0
+    unfinished: int = 0
+    tokens: int = 0
+    accepted: int = 0
+    tested: int = 0
+    contexts: dict[int, Answer] = field(default_factory=dict)
+    mode: Mode | None = None  # what reported log-probs are of
+
+    @property
+    def log_e(self) -> float:
+        """Evidence of this setting: of the ledger, or without a reference of the two samples."""
+        return self.against.log_e if self.against.pairs else self.ledger.log_e
+
+    @property
+    def history(self) -> list[tuple[int, float]]:
+        """Tokens, ln E."""
+        return self.against.history if self.against.pairs else self.ledger.history
+
+
+def seed_of(seed: int, number: int, stream: int, request: int) -> int:
+    """A seed of 31 bits, which every server takes: no two of a setting are equal, those of another are as if drawn."""
+    start = int.from_bytes(hashlib.sha256(f"{seed} {number} {stream}".encode()).digest()[:4], "big")
+    return (start + request * STRIDE) % SEEDS
+
+
+# ---- the run
 
 
 class Run:
@@ -252,3 +356,78 @@ def _reference(reference: Reference | None, other: LiveEngine | None) -> dict[st
     if reference is not None:
         return {"name": reference.name, **reference.describe()}
     return {"name": "none", "held against": None if other is None else other.describe()}
+
+
+# ---- from a configuration
+
+ENGINES: Mapping[str, Callable[[CertifyConfig], LiveEngine]] = {
+    "embedded": embedded.make,
+    "sglang": sglang_server.make,
+    "openai": openai_server.make,
+    "function": function.make,
+}
+REFERENCES: Mapping[str, Callable[[CertifyConfig, LiveEngine], Reference]] = {
+    "model": model_reference.make,
+    "server": served_reference.make,
+}
+
+
+def make_run(config: CertifyConfig, stack: contextlib.ExitStack) -> Run:
+    """The run; what it starts is given back when ``stack`` is left."""
+    torch.set_num_threads(config.threads)
+    check_model(config.model)
+    source = prompts(config.model, config.task, config.max_length - config.sampling.max_new_tokens)
+    source.prompt(config.first_prompt)
+    engine = ENGINES[config.engine.name](config)
+    stack.callback(engine.close)
+    reference = REFERENCES[config.reference](config, engine) if config.reference in REFERENCES else None
+    other = _without_drafts(config, stack) if reference is None else None
+    tokenizer = load_tokenizer(config.model)
+
+    def prompt(index: int) -> Sequence[int]:
+        return source.prompt(index).token_ids
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+    return Run(engine, reference, prompt, make_plan(config, engine.white_box is not None), other, decode)
+
+
+def make_plan(config: CertifyConfig, white_box: bool) -> Plan:
+    """What is asked, and how much of it."""
+    settings, weight = plan_settings(sampling_params(config), config.stress, white_box)
+    vocabulary = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True).vocab_size
+    return Plan(
+        settings=settings,
+        white_box_weight=weight,
+        vocabulary=int(vocabulary),
+        tokens=config.tokens,
+        cohort=config.cohort,
+        alpha=config.alpha,
+        limit_tv=config.limit_tv,
+        logprobs=config.logprobs,
+        dtype=config.model.dtype,
+        seed=config.seed,
+        first_prompt=config.first_prompt,
+        stop_when_found=config.stop_when_found,
+        progress=config.progress,
+    )
+
+
+def sampling_params(config: CertifyConfig) -> SamplingParams:
+    """The claim: what every answer is asked for with, but for its seed."""
+    asked = {field.name: getattr(config.sampling, field.name) for field in dataclasses.fields(config.sampling)}
+    return SamplingParams(**asked, stop_token_ids=stop_tokens(config.model))
+
+
+def _without_drafts(config: CertifyConfig, stack: contextlib.ExitStack) -> LiveEngine | None:
+    """The engine that answers are held against where there is no reference; None: only repeats can be looked at."""
+    if config.engine.name == "embedded":
+        plain = dataclasses.replace(config, decoding=PLAIN, white_box=False)
+    elif config.engine.other_url is not None:
+        plain = dataclasses.replace(config, engine=dataclasses.replace(config.engine, url=config.engine.other_url))
+    else:
+        return None
+    other = ENGINES[plain.engine.name](plain)
+    stack.callback(other.close)
+    return other

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.attention import refuse_config
 from bebop.model.backbone import Policy, stop_token_ids
+from bebop.model.experts import split_experts
 from bebop.model.layouts import LAYOUTS, from_layout, to_layout
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.model.parity import check_parity
@@ -317,11 +319,30 @@ def _named_as_stored(backbone: "PreTrainedModel", weights: Mapping[str, Tensor] 
     Transformers renames weights of some families as it reads them, and stacks experts: its own tables are read
     backwards. A weight that two modules share is there once. ``weights``: in place of the model's own.
     """
-    from transformers.core_model_loading import revert_weight_conversion  # with modeling code, 4.2 s of processor time
-
     known = backbone.state_dict().keys()
     state = {**(weights or dict(backbone.named_parameters()))}
     state |= {name: buffer for name, buffer in backbone.named_buffers() if name in known}
+    return _reverted(backbone, state)
+
+
+def named_as_served(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights of a backbone as servers read them from checkpoints of the model in ``folder``.
+
+    Experts are one by one, under the names of their family: ``block_sparse_moe.experts.3.w1`` for Mixtral.
+    """
+    return split_experts(_reverted(_outline(folder), weights))
+
+
+@cache
+def _outline(folder: Path) -> "PreTrainedModel":
+    """Return the model of a folder on the meta device, without weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+
+
+def _reverted(backbone: "PreTrainedModel", state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    from transformers.core_model_loading import revert_weight_conversion  # with modeling code, 4.2 s of processor time
+
     named: dict[str, Tensor] = revert_weight_conversion(backbone, {name: t.detach() for name, t in state.items()})
     return named
 

@@ -33,7 +33,7 @@ def sglang_stats(meta: Mapping[str, Any]) -> DecodeStats | None:
     """One request's statistics from its ``meta_info``; None if nothing was verified. ``UserError`` if unreadable."""
     verified = meta.get("bebop_verify")
     if verified:
-        return sum((stats for _, stats in sglang_stretches(verified)), DecodeStats())
+        return DecodeStats.total(stats for _, stats in sglang_stretches(verified))
     tokens, cycles, accepted = (
         _number(meta, "completion_tokens"),
         _number(meta, "spec_verify_ct"),
@@ -126,17 +126,14 @@ class VllmCounters:
         drafts, accepted = self.drafts - base.drafts, self.accepted - base.accepted
         if drafts <= 0:
             return None
-        stats = DecodeStats(cycles=round(drafts), tokens=round(drafts + accepted))
+        whole = {"cycles": round(drafts), "tokens": round(drafts + accepted)}
         count = len(self.per_position)
         if not count or self.draft_tokens - base.draft_tokens < 0.99 * count * drafts:
-            return stats  # drafts of several lengths: who reached a position is not counted
+            return DecodeStats(**whole)  # drafts of several lengths: who reached a position is not counted
         was = np.array(base.per_position or [0.0] * count)
         passed = np.array(self.per_position) - was
-        stats.accepted, stats.reached = passed, np.concatenate([[drafts], passed[:-1]])
-        stats.overlap, stats.target_only, stats.draft_entropy, stats.target_entropy = (
-            np.zeros(count) for _ in range(4)
-        )
-        return stats
+        reached = np.concatenate([[drafts], passed[:-1]])
+        return DecodeStats.with_drafts(count, **whole, accepted=passed, reached=reached)
 
 
 def _verified(entry: Mapping[str, Any]) -> DecodeStats:
@@ -164,16 +161,12 @@ def _from_histogram(histogram: Array, drafts: int) -> DecodeStats:
     drafts = max(drafts, len(histogram) - 1)
     counts = np.pad(histogram, (0, drafts + 1 - len(histogram)))
     tail = counts[::-1].cumsum()[::-1]  # tail[a]: at least a
-    nothing = np.zeros(drafts)
-    return DecodeStats(
+    return DecodeStats.with_drafts(
+        drafts,
         cycles=round(float(tail[0])),
         tokens=round(float(tail.sum())),
         reached=tail[:-1],
         accepted=tail[1:],
-        overlap=nothing,
-        target_only=nothing,
-        draft_entropy=nothing,
-        target_entropy=nothing,
     )
 
 

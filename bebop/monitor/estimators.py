@@ -32,7 +32,7 @@ def rollout_metrics(groups: Sequence[Group], version: int | None = None, solved:
     """
     completions = [t.completion for group in groups for t in group.trajectories]
     turns = [turn.completion for group in groups for t in group.trajectories for turn in t.turns]
-    stats = sum((completion.stats for completion in turns), DecodeStats())
+    stats = DecodeStats.total(completion.stats for completion in turns)
     stale = {} if version is None else staleness_metrics(completions, version)
     answers = {**reward_metrics(groups, solved), **response_metrics(completions), **decode_metrics(stats), **stale}
     return {**answers, **turn_metrics(groups), **epoch_metrics(groups)}

@@ -19,7 +19,7 @@ from bebop.trajectory import DecodeStats
 from bebop.verl_job.gauges import Gauges
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.settings import VerlConfig, current
-from bebop.verl_job.stats import FIELD, total, turns
+from bebop.verl_job.stats import FIELD, turns
 
 HEAD = "actor/head/"  # verl puts actor/ before what its actor reports
 
@@ -45,7 +45,7 @@ class Reporter:
         for name in [name for name in metrics if name.startswith(HEAD)]:
             metrics[name.removeprefix("actor/")] = metrics.pop(name)
         known = [(prompt, version, turns(stats)) for prompt, version, stats in answers if stats is not None]
-        drafted = [answer for answer in known if total(answer[2]).cycles]
+        drafted = [answer for answer in known if DecodeStats.total(answer[2]).cycles]
         if drafted:
             metrics.update(self._numbers(step, drafted))
         if self.gauges is not None:
@@ -53,7 +53,7 @@ class Reporter:
 
     def _numbers(self, step: int, answers: Sequence[tuple[str, int, list[DecodeStats]]]) -> dict[str, float]:
         """``answers``: prompt, version, statistics of each turn."""
-        numbers = values(acceptance([total(each) for _, _, each in answers]))
+        numbers = values(acceptance([DecodeStats.total(each) for _, _, each in answers]))
         if any(len(each) > 1 for _, _, each in answers):
             by_turn = [(first_of_kind(turn), one) for _, _, each in answers for turn, one in enumerate(each)]
             numbers |= values(drafting_metrics(by_turn))
@@ -85,7 +85,7 @@ class Reporter:
 
 def acceptance(stats: Sequence[DecodeStats]) -> dict[str, Any]:
     """``rollout/accept_length``, rates and overlaps by position, entropies: as ``bebop.run`` logs them."""
-    return dict(decode_metrics(total(stats)))
+    return dict(decode_metrics(DecodeStats.total(stats)))
 
 
 def report_v1(trainer_base: ModuleType) -> None:

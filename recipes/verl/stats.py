@@ -94,11 +94,6 @@ def whole(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         parts[-1].append(decode(piece[FIELD]))
         if not piece.get(GOES_ON):
             parts.append([])
-    each = [total(part) for part in parts if part]
+    each = [DecodeStats.total(part) for part in parts if part]
     several = {TURNS: [encode(one) for one in each]} if len(each) > 1 else {}
-    return {FIELD: encode(total(each)) | several, **summed}
-
-
-def total(stats: Sequence[DecodeStats]) -> DecodeStats:
-    """The sum of statistics."""
-    return sum(stats, DecodeStats())
+    return {FIELD: encode(DecodeStats.total(each)) | several, **summed}

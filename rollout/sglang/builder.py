@@ -1,23 +1,34 @@
 """SGLang as an ``EngineModule``: an engine from a job's configuration, and the tokens that end its answers."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig
 
 from bebop.config import JobConfig
 from bebop.config_engines import SglangConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, refuse_own_head, resolve, stop_tokens
+from bebop.model.checkpoint import (
+    find_device,
+    load_tokenizer,
+    mtp_layout,
+    named_as_served,
+    refuse_own_head,
+    resolve,
+    stop_tokens,
+)
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.served_weights import stored_head
+from bebop.rollout.served_weights import stored_head, update
 from bebop.rollout.sglang.arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
 from bebop.rollout.sglang.backend import INTERPRETER, Backend, LocalBackend
-from bebop.rollout.sglang.dflash import mask_of
+from bebop.rollout.sglang.dflash import mask_of, with_mask
 from bebop.rollout.sglang.engine import SglangServer
 from bebop.rollout.sglang.hosting import HOSTINGS
 from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
@@ -43,6 +54,12 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
     layers = int(AutoConfig.from_pretrained(folder, local_files_only=True).num_hidden_layers)
     layout = mtp_layout(folder, layers)
     head = stored_head(folder, layout, layers) if layout is not None else {}
+    mask = mask_of(own) if hosting.refuse else None
+
+    def rename(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        named = named_as_served(folder, weights)
+        return named if mask is None else with_mask(named, mask)
+
     server = SglangServer(
         make_backend(config, own, folder),
         make_transfer(own, folder, find_device(config.model)),
@@ -50,11 +67,9 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         own,
         drafts=config.decoding.limit if SYSTEMS[config.decoding.system].drafts else 0,
         drafter=SYSTEMS[config.decoding.system].drafter,
-        layout=layout or "mimo",
-        layers=layers,
+        to_update=partial(update, layout=layout or "mimo", layers=layers, rename=rename),
         dtype=dtype,
         rescored=config.algorithm.rescore,
-        mask=mask_of(own) if hosting.refuse else None,
     )
     engine = ServedEngine(
         server,

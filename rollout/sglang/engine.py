@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -13,10 +12,9 @@ from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
 from bebop.rollout.served_engine import Part
-from bebop.rollout.served_weights import Sums, WeightWatch, update
+from bebop.rollout.served_weights import Sums, ToUpdate, WeightWatch
 from bebop.rollout.sglang.arguments import refuse_sampling, sampling_arguments
 from bebop.rollout.sglang.backend import Backend
-from bebop.rollout.sglang.dflash import with_mask
 from bebop.rollout.sglang.outputs import by_role, part, refused
 from bebop.rollout.sglang.tracing import PREFIX, told
 from bebop.rollout.sglang.transfer import WeightTransfer
@@ -40,24 +38,27 @@ class SglangServer:
         *,
         drafts: int,
         drafter: str,
-        layout: str,
-        layers: int,
+        to_update: ToUpdate,
         dtype: torch.dtype,
         rescored: bool,
-        mask: tuple[int, Tensor] | None = None,
     ) -> None:
-        """``head``: the checkpoint's MTP head, under the names of ``MTPHead``; empty if it has none.
+        """Keep what is needed to serve a job; ``start`` makes the engine ready.
 
-        ``own``: settings, of which ``pause`` is given. ``drafts`` per cycle, 0 for plain decoding, of ``drafter``;
-        ``layout`` of the head's weights in checkpoints; ``layers`` of the backbone; ``dtype`` of the engine's weights;
-        ``rescored``: whether the trainer computes rollout log-probs itself; ``mask``: a row of the target's embedding,
-        and the vector [d] that a drafter keeps in it.
+        Args:
+            backend: SGLang, wherever it runs.
+            transfer: how weights travel.
+            head: the checkpoint's MTP head, under the names of ``MTPHead``; empty if it has none.
+            own: settings, of which ``pause`` is given.
+            drafts: per cycle, 0 for plain decoding.
+            drafter: what drafts, for traces.
+            to_update: gives weights the names that SGLang reads.
+            dtype: of the engine's weights.
+            rescored: whether the trainer computes rollout log-probs itself.
         """
         self.backend, self.transfer, self.own, self.drafts, self.rescored = backend, transfer, own, drafts, rescored
         self.drafter = drafter
         self.start, self.dead, self.close = backend.start, backend.dead, backend.close
-        change = None if mask is None else partial(with_mask, mask=mask)
-        self._update = partial(update, layout=layout, layers=layers, change=change)
+        self._to_update = to_update
         self._stored = {f"mtp.{name}": tensor for name, tensor in head.items()}
         self._rids: dict[int, str] = {}  # what a request is called in SGLang now
         self._count = 0
@@ -73,7 +74,7 @@ class SglangServer:
 
     async def test(self) -> None:
         """Take the checksums of now; SGLang swallows what goes wrong in a plugin: look for its trace in an answer."""
-        self._watch.begin(await self._checksums(), self._update(self._stored, 0).draft if self.drafts else {})
+        self._watch.begin(await self._checksums(), self._to_update(self._stored, 0).draft if self.drafts else {})
         if not self.drafts or not self.own.monitor_every:
             return
         params = SamplingParams(max_new_tokens=2 + self.drafts)
@@ -128,7 +129,7 @@ class SglangServer:
         """See ``Server``. A failure leaves SGLang paused: nobody knows its weights."""
         if not self._awake:
             await self._wake()
-        load = self._update(weights, version)
+        load = self._to_update(weights, version)
         await self.backend.control("pause_generation", {"mode": self.own.pause})
         await self.transfer.send(self.backend, load, flush=self.recomputes)
         self._watch.verify(await self._checksums(), load)

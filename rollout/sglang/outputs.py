@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from bebop.errors import UserError
 from bebop.monitor.adapters import sglang_stats
 from bebop.rollout.served_engine import Part
-from bebop.trajectory import MEASURED, DecodeStats, FinishReason, SamplingParams
+from bebop.trajectory import DecodeStats, FinishReason, SamplingParams
 
 SHARED = ("embed_tokens", "lm_head")  # the draft uses the target's
 
@@ -80,13 +80,9 @@ def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeSt
     emitted = max(0, min(counts.tokens, tokens - 1))
     counts.tokens, counts.prefilled = tokens, tokens - emitted
     counts.target_forwards, counts.draft_forwards = counts.cycles, counts.cycles * drafts
-    width = len(counts.reached)
-    for name in MEASURED:
-        setattr(counts, name, np.zeros(width))
     for entry in meta.get("bebop_verify") or []:
-        reached = min(int(entry["accepted"]) + 1, len(entry["overlap"]), width)
-        for name in MEASURED:
-            getattr(counts, name)[:reached] += entry.get("weight", 1) * np.asarray(entry[name])[:reached]
+        reached = min(int(entry["accepted"]) + 1, len(entry["overlap"]), len(counts.reached))
+        counts.add_measured(entry, reached, entry.get("weight", 1))
     return counts
 
 

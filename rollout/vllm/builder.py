@@ -1,5 +1,6 @@
 """vLLM as an ``EngineModule``: an engine from a job's configuration, and the tokens that end its answers."""
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,10 +11,18 @@ from transformers import AutoConfig
 from bebop.config import JobConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.model.checkpoint import find_device, load_tokenizer, mtp_layout, refuse_own_head, resolve, stop_tokens
+from bebop.model.checkpoint import (
+    find_device,
+    load_tokenizer,
+    mtp_layout,
+    named_as_served,
+    refuse_own_head,
+    resolve,
+    stop_tokens,
+)
 from bebop.model.layouts import LAYOUTS
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.served_weights import stored_head
+from bebop.rollout.served_weights import stored_head, update
 from bebop.rollout.text import AnswerText
 from bebop.rollout.vllm.arguments import ENVIRONMENT, engine_arguments, refuse_loop, refuse_sampling, refuse_system
 from bebop.rollout.vllm.core import Core
@@ -53,8 +62,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         head if model else {},
         sampled=model and system.sampled,
         recompute=config.rollout.on_update == "recompute",
-        layout=layout or "mimo",
-        layers=layers,
+        to_update=partial(update, layout=layout or "mimo", layers=layers, rename=partial(named_as_served, folder)),
         dtype=dtype,
         threads=config.rollout.threads,
         hang_after=config.runtime.hang_after,

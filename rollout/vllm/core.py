@@ -16,8 +16,7 @@ from bebop.rollout.engine import EngineDied
 from bebop.rollout.served_engine import Part
 from bebop.rollout.served_weights import Sums
 from bebop.rollout.vllm.arguments import refuse_version, sampling_arguments
-from bebop.rollout.vllm.plugin import STEPS, Verified, register
-from bebop.rollout.vllm.stats import StepCounts
+from bebop.rollout.vllm.plugin import STEPS, StepCounts, Verified, register
 from bebop.rollout.vllm.suffixes import Suffixes, suffix_cache
 from bebop.trajectory import FinishReason, SamplingParams
 
@@ -42,7 +41,7 @@ class _Answer:
             logprobs=np.asarray(logprobs, dtype=np.float32),
             versions=np.asarray(self.versions, dtype=np.int64),
             reason=reason,
-            stats=self.counts.stats(),
+            stats=self.counts.sums,
             why=why,
         )
 

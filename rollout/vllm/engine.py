@@ -13,7 +13,7 @@ from bebop.hangs import AwakeClock, Deadline
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.heartbeat import PATIENCE
 from bebop.rollout.served_engine import Part
-from bebop.rollout.served_weights import WeightWatch, update
+from bebop.rollout.served_weights import ToUpdate, WeightWatch
 from bebop.rollout.vllm.arguments import refuse_sampling
 from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.startup import self_test
@@ -38,20 +38,26 @@ class VllmServer:
         *,
         sampled: bool,
         recompute: bool,
-        layout: str,
-        layers: int,
+        to_update: ToUpdate,
         dtype: torch.dtype,
         threads: int,
         hang_after: float,
     ) -> None:
-        """``head``: the checkpoint's MTP head, under the names of ``MTPHead``, if it drafts; else empty.
+        """Keep what is needed to serve a job; ``start`` makes the engine ready.
 
-        ``sampled``: drafts are draws; ``recompute``: as ``rollout.on_update``; ``layout`` of the head's weights in
-        checkpoints; ``layers`` of the backbone; ``dtype`` of the engine's weights; ``threads`` that it computes with;
-        ``hang_after`` as in ``runtime``.
+        Args:
+            core: vLLM's engine.
+            transfer: how weights travel.
+            head: the checkpoint's MTP head, under the names of ``MTPHead``, if it drafts; else empty.
+            sampled: whether drafts are draws.
+            recompute: as ``rollout.on_update``.
+            to_update: gives weights the names that vLLM reads.
+            dtype: of the engine's weights.
+            threads: that it computes with.
+            hang_after: as in ``runtime``.
         """
         self.core, self.transfer, self.sampled, self.recompute = core, transfer, sampled, recompute
-        self._update = partial(update, layout=layout, layers=layers)
+        self._to_update = to_update
         self._stored = {f"mtp.{name}": tensor for name, tensor in head.items()}
         self._watch = WeightWatch(dtype)
         self._thread = ThreadPoolExecutor(1, "vllm", lambda: torch.set_num_threads(threads))
@@ -74,7 +80,7 @@ class VllmServer:
     async def test(self) -> None:
         """See ``self_test``; then take the checksums of now."""
         await self._run("test", lambda: self_test(self.core, sampled=self.sampled))
-        draft = self._update(self._stored, 0).draft if self._stored else {}
+        draft = self._to_update(self._stored, 0).draft if self._stored else {}
         self._watch.begin(await self._run("checksums", self.core.checksums), draft)
 
     def check(self, request: Request) -> None:
@@ -120,7 +126,7 @@ class VllmServer:
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See ``Server``. All of a load is one call, so that no step sees a half of it."""
-        load = self._update(weights, version)
+        load = self._to_update(weights, version)
         self.transfer.refuse(load)
 
         def replace() -> None:

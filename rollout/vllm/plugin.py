@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bebop.kernels.stats import pair_stats
-from bebop.trajectory import MEASURED
+from bebop.trajectory import MEASURED, DecodeStats
 
 EVERY = "BEBOP_VERIFY_EVERY"
 CPU = "BEBOP_VLLM_CPU"
@@ -54,6 +54,51 @@ class Steps:
 
 
 STEPS = Steps()  # of this process
+
+
+class StepCounts:
+    """The steps of one request, added up.
+
+    What a completion's end cuts off counts nowhere.
+    """
+
+    def __init__(self, *, drafts: int, head: bool, prefill: bool = True) -> None:
+        """Begin with nothing.
+
+        Args:
+            drafts: per cycle, 0 for plain decoding.
+            head: whether a model drafts.
+            prefill: whether the next token comes out of a prefill.
+        """
+        self.drafts, self.head, self.prefill = drafts, head, prefill
+        self.sums = DecodeStats.with_drafts(drafts)
+
+    def restarted(self) -> None:
+        """Expect a token of a prefill once more, as keys and values are computed again."""
+        self.prefill = True
+
+    def add(self, tokens: int, verified: Verified | None) -> None:
+        """Add a step that emitted ``tokens``, with drafts if it ``verified`` some."""
+        if not tokens:
+            return
+        sums = self.sums
+        sums.tokens += tokens
+        if self.prefill and verified is None and self.drafts:
+            sums.prefilled += tokens
+            self.prefill = False
+            return
+        self.prefill = False
+        sums.cycles += 1
+        sums.target_forwards += 1
+        sums.draft_forwards += self.drafts if self.head else 0
+        if verified is None:
+            return
+        kept = min(verified.accepted, tokens)
+        reached = kept if kept == tokens else min(kept + 1, verified.drafted)
+        sums.accepted[:kept] += 1
+        sums.reached[:reached] += 1
+        if verified.weight:
+            sums.add_measured(verified.measured, reached, verified.weight)
 
 
 def register() -> None:

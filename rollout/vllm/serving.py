@@ -11,8 +11,7 @@ import inspect
 from dataclasses import asdict
 from typing import Any
 
-from bebop.rollout.vllm.plugin import STEPS, Verified
-from bebop.rollout.vllm.stats import StepCounts
+from bebop.rollout.vllm.plugin import STEPS, StepCounts, Verified
 
 FIELD = "bebop"
 
@@ -73,5 +72,5 @@ def summed(make: Any, state: Any, drafts: int, given: dict[str, Any]) -> Any:
     counts.add(len(given["new_token_ids"]), None if step is None else Verified(**step))
     output = make(state, **given | {"kv_transfer_params": rest or None})
     if output is not None:
-        output.kv_transfer_params = {**(output.kv_transfer_params or {}), FIELD: counts.stats()}
+        output.kv_transfer_params = {**(output.kv_transfer_params or {}), FIELD: counts.sums}
     return output

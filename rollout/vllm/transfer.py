@@ -2,7 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
@@ -13,9 +15,21 @@ from bebop.command import writing
 from bebop.errors import UserError
 from bebop.rollout.served_weights import WeightUpdate
 from bebop.rollout.vllm.core import Core
-from bebop.rollout.vllm.tables import table
 
 KEPT = 2  # versions that stay on disk
+TABLES: dict[int, Mapping[str, Tensor]] = {}  # weights that ``transfer_engine`` is to take, by number
+_numbers = count()
+
+
+@contextmanager
+def table(weights: Mapping[str, Tensor]) -> Iterator[int]:
+    """Give the number of ``weights`` while the block lasts."""
+    number = next(_numbers)
+    TABLES[number] = weights
+    try:
+        yield number
+    finally:
+        del TABLES[number]
 
 
 def shares(load: WeightUpdate) -> dict[str, Mapping[str, Tensor]]:

@@ -11,7 +11,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from bebop.rollout.vllm.tables import TABLES
+from bebop.rollout.vllm.transfer import TABLES
 
 
 @dataclass

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from bebop.certify.answers import Block
-from bebop.certify.causes import CAUSES, NAMED, cause
+from bebop.certify.certificate import CAUSES, NAMED, cause
 from bebop.certify.directions import verified
 from bebop.certify.evidence import Evidence
-from bebop.certify.family import EVENT_NAMES, FAMILY
-from bebop.certify.ledger import Ledger
+from bebop.certify.ledger import EVENT_NAMES, FAMILY, Ledger
 from tests.cases import slow_but
 from tests.certify.blocks import Fault, block
 

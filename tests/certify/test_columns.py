@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bebop.certify.answers import Answer
-from bebop.certify.columns import columns, seen
+from bebop.certify.answers import Answer, columns, seen
 
 
 def answer(request: int, ids: list[int], prompt: tuple[int, ...] = (1, 2), **known: Any) -> Answer:

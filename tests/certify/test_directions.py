@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bebop.certify.answers import Block
-from bebop.certify.bigram import Bigram
+from bebop.certify.bets import Bigram
 from bebop.certify.directions import CONTAMINATION, DRAFT, FLOOR, Rows, Table, directions
 from tests.certify.blocks import block, coarse
 

@@ -1,4 +1,4 @@
-"""The ledger: order, checkpoints, parallel runs, bounds, and that the strongest direction names the fault."""
+"""The ledger: order, checkpoints, bounds, and that the strongest direction names the fault."""
 
 import io
 import math
@@ -10,8 +10,7 @@ import torch
 
 from bebop.certify.directions import FLOOR
 from bebop.certify.evidence import log_sum_exp
-from bebop.certify.family import FAMILY, GROUPS
-from bebop.certify.ledger import Ledger
+from bebop.certify.ledger import FAMILY, GROUPS, Ledger
 from tests.certify.blocks import block, coarse
 
 M = 24
@@ -37,7 +36,7 @@ def test_evidence_is_what_was_merged() -> None:
     assert ledger.log_e == pytest.approx(float(log_sum_exp(np.asarray(logs))), abs=1e-9)
     assert [one.merged for one in evidence] == sorted((one.merged for one in evidence), reverse=True)
     assert ledger.tokens == 600 and [tokens for tokens, _ in ledger.history] == [200, 400, 600]
-    assert ledger.highest[0] == max([0.0, *(log_e for _, log_e in ledger.history)])
+    assert ledger.highest == max([0.0, *(log_e for _, log_e in ledger.history)])
 
 
 @pytest.mark.parametrize("order", [[0, 0], [1, 0], [0, 2, 1]])
@@ -89,8 +88,6 @@ def test_a_checkpoint_goes_on_bit_by_bit() -> None:
 def test_a_checkpoint_of_another_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match="vocabulary"):
         Ledger(M + 1).load_state_dict(filled(1).state_dict())
-    with pytest.raises(ValueError, match="runs"):
-        Ledger(M, runs=2).load_state_dict(filled(1).state_dict())
 
 
 def test_a_checkpoint_of_a_large_vocabulary_is_small() -> None:
@@ -99,23 +96,6 @@ def test_a_checkpoint_of_a_large_vocabulary_is_small() -> None:
     kept = io.BytesIO()
     torch.save(ledger.state_dict(), kept)
     assert len(kept.getvalue()) < 3e6
-
-
-def test_parallel_runs_are_single_ones() -> None:
-    cohorts = [replace(block(200, M, seed=i, first=10 * i), reported=None) for i in range(3)]
-    single, several = Ledger(M), Ledger(M, runs=3)
-    g = torch.Generator().manual_seed(0)
-    for one in cohorts:
-        single.update(one)
-        others = torch.multinomial(one.probs, 2, replacement=True, generator=g).T
-        several.update(one, torch.cat([one.cells[None], others]))
-    found = {one.name: one for one in several.evidence()}
-    for one in single.evidence():  # but for the ledger's own uniforms
-        if one.group != "pit":
-            assert found[one.name].log_e == pytest.approx(one.log_e, abs=1e-9), one.name
-    assert several.log_es.shape == several.highest.shape == (3,)
-    with pytest.raises(ValueError, match="parallel runs"):
-        several.update(block(40, M, first=900))
 
 
 def test_what_was_not_tested_is_told() -> None:

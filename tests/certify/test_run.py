@@ -16,9 +16,8 @@ from bebop.certify.__main__ import main
 from bebop.certify.answers import Answer
 from bebop.certify.api import ScoreReference
 from bebop.certify.function import FunctionEngine
-from bebop.certify.plan import Plan, Setting, plan_settings, seed_of
 from bebop.certify.report import render
-from bebop.certify.run import Run
+from bebop.certify.run import Plan, Run, Setting, plan_settings, seed_of
 from bebop.rollout.engine import Request
 from bebop.trajectory import SamplingParams
 from tests.commands import ended

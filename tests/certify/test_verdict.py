@@ -7,11 +7,19 @@ from typing import Any
 import pytest
 
 from bebop.certify import NotCertified
-from bebop.certify.causes import Cause
-from bebop.certify.certificate import EXIT_CODES, Certificate, SettingResult
+from bebop.certify.certificate import (
+    EXIT_CODES,
+    Cause,
+    Certificate,
+    SettingResult,
+    decide,
+    merged,
+    share,
+    warnings_of,
+    words,
+)
 from bebop.certify.evidence import Evidence
 from bebop.certify.report import render
-from bebop.certify.verdict import decide, merged, share, warnings_of, words
 
 ALPHA = 1e-4
 PROOF = math.log(1 / ALPHA)

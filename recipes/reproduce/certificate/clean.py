@@ -23,18 +23,36 @@ class Simulated:
     highest: NDArray[np.float64]  # [R] sup of ln E
 
 
+class DrawnRun(Ledger):
+    """Run ``number`` of several over the same texts, which share one draw of uniforms."""
+
+    def __init__(self, vocabulary: int, number: int, runs: int, seed: int) -> None:
+        super().__init__(vocabulary, alpha=ALPHA, seed=seed, enumerate_rows=False)
+        self.number, self.runs = number, runs
+
+    def tie_breaks(self, count: int) -> NDArray[np.float64]:
+        """Return this run's row of the uniforms [R, N]."""
+        return super().tie_breaks(self.runs * count).reshape(self.runs, count)[self.number]
+
+
 def simulated(heat: float, runs: int, count: int, seed: int) -> Simulated:
     """So many runs over the texts of one live run of ``count`` cohorts: what stands before a token is given, and the
     token is drawn anew from the distribution that the reference has there."""
     engine, reference = live(Planted(heat=heat), seed), ModelReference(trusted())
-    ledger = Ledger(reference.policy.vocab_size, alpha=ALPHA, runs=runs, seed=seed)
+    ledgers = [DrawnRun(reference.policy.vocab_size, number, runs, seed) for number in range(runs)]
     numbers = torch.Generator().manual_seed(seed)
     source = cohorts(engine, heat, seed)
     for _ in range(count):
         params, answers = next(source)
         block = dataclasses.replace(reference.block(answers, params), reported=None)
-        ledger.update(block, torch.multinomial(block.probs, runs, replacement=True, generator=numbers).T)
-    return Simulated(heat=heat, tokens=ledger.tokens, highest=ledger.highest.copy())
+        drawn = torch.multinomial(block.probs, runs, replacement=True, generator=numbers).T
+        for ledger, tokens in zip(ledgers, drawn, strict=True):
+            logprobs = block.probs.gather(1, tokens[:, None])[:, 0].log()
+            ledger.update(dataclasses.replace(block, tokens=tokens, cells=tokens, logprobs=logprobs))
+        for ledger in ledgers[1:]:  # pairs of tokens are learned from run 0, which is nobody's future
+            ledger.bigram.load_state_dict(ledgers[0].bigram.state_dict())
+    highest = np.array([ledger.highest for ledger in ledgers])
+    return Simulated(heat=heat, tokens=ledgers[0].tokens, highest=highest)
 
 
 def share_beyond(highest: NDArray[np.float64], level: float) -> tuple[float, float, float]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.certify.answers import Answer
-from bebop.certify.causes import cause
+from bebop.certify.certificate import cause
 from bebop.certify.embedded import EmbeddedEngine
 from bebop.certify.evidence import Evidence
 from bebop.certify.ledger import Ledger
@@ -88,7 +88,7 @@ def black_box(planted: Planted, budget: int, seed: int) -> Look:
         if ledger.log_e >= math.log(1 / ALPHA):
             found = ledger.tokens
             break
-    return _look(planted, seed, found, ledger.tokens, ledger.log_e, float(ledger.highest[0]), ledger.evidence(),
+    return _look(planted, seed, found, ledger.tokens, ledger.log_e, ledger.highest, ledger.evidence(),
                  float(counts[0] / max(1, counts[1])), ledger.history)  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def watched(planted: Planted, tokens: int, seed: int) -> tuple[Look, Look]:
         if ledger.tokens >= tokens:
             break
     share = float(counts[0] / max(1, counts[1]))
-    highest = float(ledger.highest[0])
+    highest = ledger.highest
     first = next((n for n, log_e in ledger.history if log_e >= math.log(1 / ALPHA)), None)
     outside = _look(
         planted, seed, first, ledger.tokens, ledger.log_e, highest, ledger.evidence(), share, ledger.history

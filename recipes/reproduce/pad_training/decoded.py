@@ -77,7 +77,7 @@ def answers(policy: Policy, config: JobConfig, count: int, seed: int) -> Answers
         tokens=sum(len(c.token_ids) for c in made),
         truncated=float(np.mean([c.finish_reason == "length" for c in made])),
         seconds=seconds,
-        stats=sum((c.stats for c in made), DecodeStats()),
+        stats=DecodeStats.total(c.stats for c in made),
         unweighable=int(sum((~np.isfinite(ratio)).sum() for ratio in ratios)),
     )
 

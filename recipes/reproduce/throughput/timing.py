@@ -166,7 +166,7 @@ def timed(model: Policy, config: DecodingConfig, wanted: Sequence[Request], batc
         with split(engine) as seconds:
             answers, wall, busy = _decoded(engine, wanted, clock)
         whole = wall
-    stats = sum((a.stats for a in answers), DecodeStats())
+    stats = DecodeStats.total(a.stats for a in answers)
     return Timed(
         speed=stats.tokens / busy,
         wall=stats.tokens / wall,

@@ -87,7 +87,7 @@ def measure(arm: TreeArm) -> DecodeStats:
     model = policy()
     one = _engine(model, DecodingConfig(system="bebop_tree", draft_tokens=arm.nodes, options=arm.options))
     answers = generate(one, _asked(model, arm.seed, arm.temperature)[CALIBRATED_ON:])
-    return sum((answer.stats for answer in answers), DecodeStats())
+    return DecodeStats.total(answer.stats for answer in answers)
 
 
 def chain(nodes: int) -> dict[str, Any]:

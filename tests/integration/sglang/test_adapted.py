@@ -19,7 +19,7 @@ SETTINGS = (
 
 
 def accepted(found: object, count: int = 40) -> DecodeStats:
-    return sum((answer.stats for answer in answers(found, ask(count, 16))), DecodeStats())
+    return DecodeStats.total(answer.stats for answer in answers(found, ask(count, 16)))
 
 
 def text(folder: Path, path: Path) -> Path:

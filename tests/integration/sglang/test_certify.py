@@ -14,15 +14,13 @@ import torch
 
 from bebop.certify.answers import Answer
 from bebop.certify.calls import Server
-from bebop.certify.causes import cause
-from bebop.certify.certificate import Certificate
+from bebop.certify.certificate import Certificate, cause
 from bebop.certify.declared import candidates, check_reported, declare, find_mode
 from bebop.certify.ledger import Ledger
 from bebop.certify.model_reference import ModelReference
 from bebop.certify.openai_server import OpenAIEngine
-from bebop.certify.plan import Plan, plan_settings
 from bebop.certify.reference import LiveEngine, Reference
-from bebop.certify.run import Run
+from bebop.certify.run import Plan, Run, plan_settings
 from bebop.certify.served_reference import ServerReference
 from bebop.certify.sglang_server import SglangEngine
 from bebop.certify.structure import check_structure

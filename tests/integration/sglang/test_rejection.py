@@ -141,7 +141,7 @@ def test_a_trace_is_that_of_the_model(sglang: ServedEngine, folder: Path) -> Non
 
 def test_acceptance_agrees_with_the_embedded_engine(sglang: ServedEngine, folder: Path) -> None:
     theirs, own = (
-        sum((c.stats for c in answers(found, ask(40, 16))), DecodeStats()) for found in (sglang, embedded(folder))
+        DecodeStats.total(c.stats for c in answers(found, ask(40, 16))) for found in (sglang, embedded(folder))
     )
     for k in range(DRAFTS):
         rates = [stats.accepted[k] / stats.reached[k] for stats in (theirs, own)]

@@ -11,8 +11,7 @@ from bebop.certify.calls import Server
 from bebop.certify.certificate import Certificate
 from bebop.certify.model_reference import ModelReference
 from bebop.certify.openai_server import OpenAIEngine
-from bebop.certify.plan import Plan, plan_settings
-from bebop.certify.run import Run
+from bebop.certify.run import Plan, Run, plan_settings
 from bebop.errors import UserError
 from bebop.trajectory import SamplingParams
 from tests.integration.vllm.serving import serving

@@ -46,7 +46,7 @@ def vllm(folder: Path) -> Iterator[ServedEngine]:
 
 
 def stats(found: list[Completion]) -> DecodeStats:
-    return sum((c.stats for c in found), DecodeStats())
+    return DecodeStats.total(c.stats for c in found)
 
 
 def test_greedy_answers_are_those_of_plain_decoding(vllm: ServedEngine, folder: Path) -> None:

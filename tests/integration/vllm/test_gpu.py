@@ -25,7 +25,7 @@ def test_the_whole_of_it_on_a_gpu(tmp_path: Path) -> None:
     with engine(dataclasses.replace(job(folder), model=model), memory_fraction=0.2) as vllm:
         assert p_value(drawn(vllm, PROMPT, cool), exact(folder, PROMPT, cool)) > 1e-3
         found = answers(vllm, ask(64, 40))
-        stats = sum((c.stats for c in found), DecodeStats())
+        stats = DecodeStats.total(c.stats for c in found)
         assert stats.accepted.sum() > 0 and abs((stats.accepted - stats.overlap) / stats.reached).max() < 0.1
         for one in found[:4]:
             np.testing.assert_allclose(one.logprobs, logprobs(folder, PROMPT, one.token_ids.tolist()), atol=1e-3)

@@ -54,7 +54,7 @@ def known(engine: ServedEngine) -> Suffixes:
 
 
 def stats(engine: ServedEngine, requests: list[Request]) -> DecodeStats:
-    return sum((found.stats for found in answers(engine, requests)), DecodeStats())
+    return DecodeStats.total(found.stats for found in answers(engine, requests))
 
 
 @pytest.mark.parametrize("sampling", ["plain", "cool"])

@@ -146,7 +146,7 @@ def test_a_noised_head_slows_decoding_alone_and_recovers() -> None:
         for version, head in enumerate((sound, sound | noised, sound)):
             vllm.load_weights(head, version)
             found = answers(vllm, requests)
-            lengths.append(sum((c.stats for c in found), DecodeStats()).accept_length)
+            lengths.append(DecodeStats.total(c.stats for c in found).accept_length)
             for prompt, one in zip(prompts[:4], found, strict=False):
                 wanted = logprobs(resolve("tiny"), prompt, one.token_ids.tolist())
                 np.testing.assert_allclose(one.logprobs, wanted, atol=1e-4)

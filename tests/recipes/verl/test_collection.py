@@ -8,7 +8,7 @@ import numpy as np
 
 from bebop.trajectory import DecodeStats
 from bebop.verl_job.collection import note_answers, sum_answers
-from bebop.verl_job.stats import FIELD, SPEC, decode, encode, fields, total, turns, unpack
+from bebop.verl_job.stats import FIELD, SPEC, decode, encode, fields, turns, unpack
 
 
 def stats(cycles: int, accepted: list[float]) -> DecodeStats:
@@ -110,7 +110,7 @@ def test_an_answer_of_one_turn_is_stored_as_before() -> None:
     note_answers(client)
     sum_answers(worker)
     answer = asyncio.run(worker.AgentLoopWorker()._run_agent_loop(1))
-    assert answer.extra_fields[FIELD] == encode(total([stats(4, [3.0]), stats(2, [1.0])]))
+    assert answer.extra_fields[FIELD] == encode(DecodeStats.total([stats(4, [3.0]), stats(2, [1.0])]))
     assert [one.cycles for one in turns(answer.extra_fields[FIELD])] == [6]
 
 

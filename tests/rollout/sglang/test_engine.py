@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from bebop.config_engines import SglangConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.served_engine import ServedEngine
-from bebop.rollout.served_weights import WeightUpdate
+from bebop.rollout.served_weights import WeightUpdate, update
 from bebop.rollout.sglang.engine import SglangServer
 from bebop.rollout.sglang.http_backend import Fleet
 from bebop.trajectory import SamplingParams
@@ -101,8 +102,8 @@ class Hand:
 def make(backend: Any, transfer: Any = None, timeout: float = 30.0, **own: Any) -> ServedEngine:
     settings = SglangConfig(**{"pause": "in_place", "monitor_every": 2} | own)
     server = SglangServer(
-        backend, transfer or Hand(), HEAD, settings, drafts=2, drafter="mtp", layout="mimo", layers=2,
-        dtype=torch.float32, rescored=False,
+        backend, transfer or Hand(), HEAD, settings, drafts=2, drafter="mtp",
+        to_update=partial(update, layout="mimo", layers=2), dtype=torch.float32, rescored=False,
     )  # fmt: skip
     return ServedEngine(
         server, lambda ids, params, reason: str(ids), HEAD,

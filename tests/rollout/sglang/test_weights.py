@@ -1,20 +1,30 @@
 """Names of weights for SGLang, what is said with them, and the check of checksums."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from bebop.config import ModelConfig
-from bebop.model.checkpoint import load_policy, resolve, save_policy
+from bebop.model.checkpoint import load_policy, named_as_served, resolve, save_policy
 from bebop.model.fingerprint import fingerprint
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.served_weights import WeightWatch, stored_head, update
 from bebop.rollout.sglang.outputs import by_role
 from bebop.rollout.sglang.transfer import DiskTransfer, parts
 from tests.builders import tiny_policy
+
+EXPERTS = {
+    "vocab_size": 12, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 16, "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 0, "moe_layer_end_index": 0,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
 
 
 def test_names_are_those_of_the_checkpoint(tmp_path: Path) -> None:
@@ -28,6 +38,18 @@ def test_names_are_those_of_the_checkpoint(tmp_path: Path) -> None:
     assert all(torch.equal(sent[name], stored[name]) for name in sent)
     assert update(policy.weights(), 3, "mimo", 2).selector == "target"
     assert update({"mtp.final_norm.weight": torch.ones(2)}, 3, "mimo", 2).selector == "draft"
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "phimoe", "minimax_m2", "ernie4_5_moe", "granitemoe", "qwen3_moe"])
+def test_experts_have_the_names_of_their_family(tmp_path: Path, kind: str) -> None:
+    backbone = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **EXPERTS))
+    backbone.save_pretrained(tmp_path)
+    weights = {f"backbone.{name}": tensor for name, tensor in backbone.named_parameters()}
+    sent = update(weights, 3, "mimo", 1, partial(named_as_served, tmp_path)).target
+    stored = load_file(tmp_path / "model.safetensors")
+    buffers = {name for name in stored if name.endswith("e_score_correction_bias")}
+    assert sent.keys() == stored.keys() - (buffers if kind == "minimax_m2" else set())
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in sent.items())
 
 
 def test_unknown_names_are_a_mistake() -> None:

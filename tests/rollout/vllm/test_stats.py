@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from bebop.rollout.vllm.plugin import Verified
-from bebop.rollout.vllm.stats import StepCounts
+from bebop.rollout.vllm.plugin import StepCounts, Verified
 from bebop.trajectory import MEASURED
 
 
@@ -13,7 +12,7 @@ def step(drafted: int, accepted: int, weight: int = 0) -> Verified:
 
 
 def lists(counts: StepCounts) -> tuple[list[float], list[float]]:
-    return counts.stats().reached.tolist(), counts.stats().accepted.tolist()
+    return counts.sums.reached.tolist(), counts.sums.accepted.tolist()
 
 
 def test_tokens_come_out_of_a_prefill_and_of_cycles() -> None:
@@ -24,7 +23,7 @@ def test_tokens_come_out_of_a_prefill_and_of_cycles() -> None:
     counts.add(0, None)  # a step in which a part of another prompt was read
     counts.add(4, step(3, 3))
     counts.add(1, None)  # nothing was drafted
-    found = counts.stats()
+    found = counts.sums
     assert (found.tokens, found.prefilled, found.cycles, found.target_forwards) == (10, 1, 4, 4)
     assert found.draft_forwards == 12
     assert lists(counts) == ([3, 2, 2], [2, 2, 1])
@@ -35,14 +34,14 @@ def test_an_end_cuts_off_what_was_accepted_behind_it() -> None:
     counts = StepCounts(drafts=3, head=True, prefill=False)
     counts.add(2, step(3, 3))  # the second token ends the answer
     assert lists(counts) == ([1, 1, 0], [1, 1, 0])
-    assert counts.stats().tokens == 2
+    assert counts.sums.tokens == 2
 
 
 def test_fewer_drafts_reach_fewer_places() -> None:
     counts = StepCounts(drafts=3, head=False, prefill=False)
     counts.add(2, step(1, 1))
     assert lists(counts) == ([1, 0, 0], [1, 0, 0])
-    assert counts.stats().draft_forwards == 0
+    assert counts.sums.draft_forwards == 0
 
 
 def test_measures_stand_for_steps_that_were_not_measured() -> None:
@@ -50,8 +49,8 @@ def test_measures_stand_for_steps_that_were_not_measured() -> None:
     counts.add(2, step(3, 1, weight=4))
     for _ in range(3):
         counts.add(2, step(3, 1))
-    np.testing.assert_allclose(counts.stats().overlap, [4 * 0.5, 4 * 0.25, 0])
-    np.testing.assert_allclose(counts.stats().overlap[:2] / counts.stats().reached[:2], [0.5, 0.25])
+    np.testing.assert_allclose(counts.sums.overlap, [4 * 0.5, 4 * 0.25, 0])
+    np.testing.assert_allclose(counts.sums.overlap[:2] / counts.sums.reached[:2], [0.5, 0.25])
 
 
 def test_keys_and_values_that_are_computed_again_are_a_prefill() -> None:
@@ -60,11 +59,11 @@ def test_keys_and_values_that_are_computed_again_are_a_prefill() -> None:
     counts.add(2, step(3, 1))
     counts.restarted()
     counts.add(1, None)
-    assert (counts.stats().prefilled, counts.stats().cycles) == (2, 1)
+    assert (counts.sums.prefilled, counts.sums.cycles) == (2, 1)
 
 
 def test_plain_decoding_has_cycles_alone() -> None:
     counts = StepCounts(drafts=0, head=False)
     for _ in range(3):
         counts.add(1, None)
-    assert (counts.stats().prefilled, counts.stats().cycles, counts.stats().accept_length) == (0, 3, 1.0)
+    assert (counts.sums.prefilled, counts.sums.cycles, counts.sums.accept_length) == (0, 3, 1.0)

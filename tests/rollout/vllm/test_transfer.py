@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 
 from bebop.errors import UserError
 from bebop.rollout.served_weights import WeightUpdate
-from bebop.rollout.vllm.tables import TABLES, table
-from bebop.rollout.vllm.transfer import FileTransfer, MemoryTransfer, WeightTransfer
+from bebop.rollout.vllm.transfer import TABLES, FileTransfer, MemoryTransfer, WeightTransfer, table
 
 TARGET = {"a": torch.arange(3.0), "b": torch.ones(2)}
 DRAFT = {"h": torch.zeros(4)}
