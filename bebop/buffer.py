@@ -119,7 +119,7 @@ class GroupBuffer:
             here = f"trainer.groups_per_step={self.groups_per_batch}"
             raise UserError(f"{here} is not possible: the checkpoint was made with {before}, and prompts are counted")
         self.version = state["version"]
-        self.taken = state.get("taken", self.version * self.groups_per_batch)  # earlier versions passed over nothing
+        self.taken = state["taken"]
         self.admitted = self._next = self.taken
         self.since, self._chosen = {}, []
         self.ready = {group.prompt.index: group for group in state["ready"] if group.prompt.index >= self.taken}

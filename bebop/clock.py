@@ -1,4 +1,4 @@
-"""Where the seconds of a step went, and its row of metrics."""
+"""Where the seconds of a step went, and the row of metrics of a step."""
 
 import contextlib
 import time
@@ -11,11 +11,11 @@ from bebop.protocols import WorkerReport
 from bebop.trajectory import Batch, Group
 
 
-class Clock:
-    """Seconds of the current step: those of the trainer's side as they pass, those of the workers as they report."""
+class StepTimer:
+    """Seconds of the current step: the trainer's side as they pass, the workers' as they report them."""
 
     def __init__(self, workers: int, now: Callable[[], float] = time.perf_counter) -> None:
-        """``workers``: how many decode at the same time; ``now``: seconds, of which differences count."""
+        """Time a job with so many workers by ``now``, of which only differences count."""
         self.workers, self.now = workers, now
         self.restart()
 
@@ -26,19 +26,19 @@ class Clock:
         self._rollout = self._swap = 0.0  # decoding and taking in weights, summed over workers
         self._tokens = 0
 
-    def waited(self) -> None:
-        """All of the step so far the trainer waited for answers."""
+    def end_wait(self) -> None:
+        """Count all of the step so far as time in which the trainer waited for completions."""
         self._spent["idle"] = self.now() - self._started
 
     @contextlib.contextmanager
-    def timed(self, part: Literal["update", "sync", "monitor"]) -> Iterator[None]:
-        """Add the seconds within to a part of the step."""
+    def measure(self, part: Literal["update", "sync", "monitor"]) -> Iterator[None]:
+        """Add the seconds within the block to a part of the step."""
         started = self.now()
         yield
         self._spent[part] += self.now() - started
 
     def add(self, report: WorkerReport) -> None:
-        """What a worker did meanwhile."""
+        """Add the seconds and tokens of a worker's report."""
         self._tokens += report.tokens
         self._rollout += report.busy
         self._swap += report.swap
@@ -52,9 +52,15 @@ class Clock:
         restarts: int,
         filtered: Sequence[Group] | None = None,
     ) -> dict[str, float]:
-        """The metrics of the step that ends now, an update of ``version``; all batches have the size of ``batch``.
+        """Return the metrics of the step that ends now.
 
-        ``filtered``: groups that were passed over, where ``algorithm.dynamic_sampling`` asks for it.
+        Args:
+            batch: what the step trained on; all batches of a job have its size.
+            version: of the weights that the step updated.
+            learned: metrics of the update.
+            drift: metrics of the monitor.
+            restarts: deaths of workers so far.
+            filtered: groups that were passed over, where ``algorithm.dynamic_sampling`` asks for it.
         """
         step, spent = self.now() - self._started, self._spent
         count: Metrics = {"response/tokens": Sum(float(sum(t.written for t in batch.trajectories)))}

@@ -34,7 +34,7 @@ from bebop.keepable import ARRAYS, ATOMS, SETS, atom, in_order
 from bebop.store import DamagedError
 
 FORMAT = 1
-NUMBERS, WORDS, PICKLED = ".safetensors", ".json", ".pt"
+NUMBERS, WORDS = ".safetensors", ".json"
 # Types of tensors by their names in safetensors.
 TYPES: Final = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
@@ -85,16 +85,6 @@ def load(stem: Path, kinds: Sequence[type] = ()) -> Any:
         return _Reader(tensors, kinds).get(content)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DamagedError(f"{words} does not fit {numbers.name} or this version of bebop ({error})") from None
-
-
-def refuse_pickle(stem: Path) -> None:
-    """``UserError`` if the state ``stem`` of a checkpoint was pickled, as earlier versions of bebop did."""
-    file = stem.with_name(stem.name + PICKLED)
-    if file.is_file():
-        raise UserError(
-            f"{file} is a pickle of an earlier version of bebop, and reading one can run code: if the run is your own, "
-            f"convert its checkpoints with python -m bebop.convert {stem.parent.parent.parent}"
-        )
 
 
 class _Writer:

@@ -1,6 +1,18 @@
-"""The loop: generate -> buffer -> update -> publish, over protocols, in plain asyncio.
+"""The main loop: generate -> buffer -> update -> publish, over protocols, in plain asyncio.
 
-A staleness of 0 makes it synchronous: prompts are then admitted only after the weights that are to answer them.
+Invariants:
+
+- *Versions.* The version counts updates. Step n makes version n of the weights from a batch of group_size completions
+  to each of groups_per_step prompts, and publishes it.
+- *Order.* Batches are made in the order of prompts, whoever finishes first (``bebop.buffer``), and every prompt is
+  trained on or passed over once.
+- *Staleness.* A token that is trained on comes from weights that lag by at most ``rollout.staleness`` updates. A
+  staleness of 0 makes the job synchronous: prompts are admitted after the weights that decode them.
+- *Published before read.* Workers get the new weights before the monitor looks at the step, so they never wait for it.
+- *Restartable.* A checkpoint is written between two steps. A resumed loop goes on with the same prompts in the same
+  order; completions in flight are lost and decoded again.
+
+The loop knows neither Ray nor an engine: a worker, a trainer and a sink are protocols (``bebop.protocols``).
 """
 
 import asyncio
@@ -10,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bebop.buffer import GroupBuffer, has_spread
-from bebop.clock import Clock
+from bebop.clock import StepTimer
 from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.metrics import Metrics
@@ -27,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Loop:
-    """Drives workers and trainer until the job is done or told to stop."""
+    """Drives workers and trainer until the job is done or ``stopping`` is set."""
 
     def __init__(
         self,
@@ -42,25 +54,34 @@ class Loop:
         now: Callable[[], float] = time.perf_counter,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        """``prompt(i)`` gives prompt number i of the stream; ``monitor`` None: nobody asks why acceptance moves.
+        """Make a loop that stands before its first step, or before ``restore``.
 
-        ``trajectories`` None: no answers are kept. ``past``: those that workers are told of, None: none. ``now``:
-        seconds by which the step is timed. ``progress``: is told how far a step has come.
+        Args:
+            config: of the job.
+            prompt: gives prompt i of the stream.
+            workers: decode.
+            trainer: learns.
+            sinks: get the metrics of each step.
+            monitor: asks why acceptance moves; None if nobody does.
+            trajectories: keeps the completions of each step; None if nobody does.
+            past: completions of earlier steps that workers draft from; None if they do not.
+            now: seconds by which steps are timed.
+            progress: is called with a text of how far a step has come.
         """
         self.config, self.trainer, self.sinks = config, trainer, sinks
         self.monitor, self.trajectories = monitor or NullMonitor(config), trajectories
         keeps = has_spread if config.algorithm.dynamic_sampling else None
         self.buffer = GroupBuffer(config.trainer.groups_per_step, config.rollout.staleness, keeps=keeps)
-        self.clock = Clock(len(workers), now)
+        self.timer = StepTimer(len(workers), now)
         self.past = past
-        self.pool = WorkerPool(config, prompt, workers, self.buffer, self.clock, past)
+        self.pool = WorkerPool(config, prompt, workers, self.buffer, self.timer, past)
         self.progress = progress or (lambda what: None)
-        self.pool.heard = self._count
+        self.pool.on_completions = self._report_progress
         self.stopping = asyncio.Event()
         self._saved: int | None = None  # version of the newest checkpoint
 
     async def run(self) -> bool:
-        """Run to the last step; False if told to stop before. A checkpoint stays, also when a worker fails."""
+        """Run to the last step and return True, or False if it was stopped. A worker's failure leaves a checkpoint."""
         collectors = [asyncio.create_task(self.pool.serve(i)) for i in range(len(self.pool.workers))]
         main = asyncio.create_task(self._steps())
         try:
@@ -86,7 +107,7 @@ class Loop:
             batch = await self._next_batch()
             if batch is None:
                 break
-            self.clock.waited()
+            self.timer.end_wait()
             if not await self._step(batch):
                 break
             if every and self.buffer.version % every == 0:
@@ -95,13 +116,13 @@ class Loop:
             await self._save()
         return self.buffer.version >= steps
 
-    def _count(self) -> None:
-        """Say how many completions of the next step there are; some of those beyond may be of a later one."""
+    def _report_progress(self) -> None:
+        """Report how many completions of the next step there are; some may belong to a later one."""
         wanted = self.config.trainer.groups_per_step * self.config.trainer.group_size
         self.progress(f"{min(self.pool.finished, wanted)}/{wanted} completions")
 
     async def _next_batch(self) -> Batch | None:
-        """The next batch; None if told to stop while waiting for it."""
+        """Wait for the next batch; return None if the job is stopped meanwhile."""
         batch, stop = asyncio.create_task(self._take()), asyncio.create_task(self.stopping.wait())
         await asyncio.wait([batch, stop], return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
@@ -111,7 +132,7 @@ class Loop:
         return None
 
     async def _take(self) -> Batch:
-        """The next batch; where groups were passed over, the next prompts are asked for."""
+        """Wait for the next batch, and submit further prompts in the place of groups that were passed over."""
         while (batch := await self.buffer.take()) is None:
             await self.pool.submit(self.buffer.admit())
         if not batch.trajectories:
@@ -120,7 +141,7 @@ class Loop:
         return batch
 
     async def _update(self, batch: Batch) -> Metrics | None:
-        """What the trainer learned; None if it was told to stop in time: the batch stays in the buffer."""
+        """Update on a batch and return the metrics; None if the job was stopped in time: the batch stays buffered."""
         update = asyncio.create_task(self.trainer.update(batch, self.monitor.cotraining))
         stop = asyncio.create_task(self.stopping.wait())
         try:
@@ -134,40 +155,40 @@ class Loop:
         return learned if version > self.buffer.version else None
 
     async def _step(self, batch: Batch) -> bool:
-        """One update, published and observed; False if the update was abandoned."""
-        timed, version, system = self.clock.timed, self.buffer.version, self.monitor.decoding.system
+        """Update on a batch, publish the weights, observe the step and write its row; False if it was abandoned."""
+        measure, version, system = self.timer.measure, self.buffer.version, self.monitor.decoding.system
         filtered = self.buffer.filtered if self.config.algorithm.dynamic_sampling else None
-        with timed("monitor"):
+        with measure("monitor"):
             undisturbed = batch.groups[0].prompt.index >= self.pool.disturbed
             reading = await self.monitor.read(version + 1, batch.groups, self.trainer, undisturbed)
         self.progress(f"learning from {len(batch.trajectories)} completions")
-        with timed("update"):
+        with measure("update"):
             learned = await self._update(batch)
         if learned is None:
             return False
         if self.past is not None:
             self.past.take(batch.groups)
         self.buffer.advance()
-        with timed("sync"):
+        with measure("sync"):
             await self._publish()
-        with timed("monitor"):
+        with measure("monitor"):
             seen = self.monitor.observe(version + 1, batch.groups, version, *reading, self.pool.health())
             if self.trajectories is not None:
-                found = await self.trainer.logprobs()
-                self.trajectories.write(version + 1, batch.groups, version, system, found)
-        with timed("sync"):
+                logprobs = await self.trainer.logprobs()
+                self.trajectories.write(version + 1, batch.groups, version, system, logprobs)
+        with measure("sync"):
             await self._carry_out(seen.action)
-        row = self.clock.row(batch, version, learned, seen.metrics, self.pool.restarts, filtered)
+        row = self.timer.row(batch, version, learned, seen.metrics, self.pool.restarts, filtered)
         for sink in self.sinks:
             sink.write(self.buffer.version, row)
-        self.clock.restart()
+        self.timer.restart()
         return True
 
     async def _publish(self, head: bool = False) -> None:
         await self.pool.publish(self.trainer, self.buffer.version, head=head, fingerprint=self.monitor.fingerprints)
 
     async def _carry_out(self, action: Action) -> None:
-        """Do what the monitor asks for; co-training is asked for at each update."""
+        """Do what the monitor asks for; whether the head learns is read at each update."""
         if action.kind != "none":
             log.warning("step %d: %s (%s)", self.buffer.version, action.kind, action.why)
         if action.kind == "resync":
@@ -180,7 +201,7 @@ class Loop:
         self._saved = self.buffer.version
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what ``_save`` handed to the trainer's checkpoint."""
+        """Go on from the state that ``_save`` put into a checkpoint."""
         self.buffer.restore(state["buffer"])
         self.pool.restore(state["restarts"])
         self.monitor.restore(state)

@@ -39,12 +39,14 @@ from bebop.tasks.rewards import check_reward
 from bebop.tasks.source import EnvironmentSource, Items, PromptSource, chat_encoder, instruction, open_items
 
 log = logging.getLogger(__name__)
-LOOKED_AT = 16  # questions of an environment that are made before a job, to see whether a checkpoint can hold them
+CHECKED_QUESTIONS = (
+    16  # questions of an environment that are made before a job, to see whether a checkpoint can hold them
+)
 # Ray puts sockets below its folder, and a socket's path has at most 107 characters; these are those below.
 SESSION = "/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-LONGEST_FOLDER = 107 - len(SESSION)
+MAX_FOLDER_LENGTH = 107 - len(SESSION)
 # Ray keeps what its processes share in one file, as large from the start as it may become: of the memory, and at most.
-RAY_STORE_SHARE, RAY_STORE_MOST = 0.3, 200 * 10**9
+RAY_STORE_SHARE, MAX_RAY_STORE = 0.3, 200 * 10**9
 
 
 def checked(config: JobConfig, items: Items | None = None) -> PromptSource | EnvironmentSource:
@@ -116,7 +118,7 @@ def check_task(config: JobConfig, items: Items | None = None) -> PromptSource | 
     """The prompts, of which the first was asked for; the reward fits them, an environment can begin."""
     if config.task.turns:
         environment = EnvironmentSource(config.task)
-        for index in range(min(config.task.size or LOOKED_AT, LOOKED_AT)):
+        for index in range(min(config.task.size or CHECKED_QUESTIONS, CHECKED_QUESTIONS)):
             environment.prompt(index)
         check_environment(config.model, config.task, config.rollout.max_length, environment.prompt(0))
         return environment
@@ -176,10 +178,10 @@ def check_temp(runtime: RuntimeConfig) -> None:
         return
     folder = Path(runtime.temp_dir).absolute()
     check_writable("runtime.temp_dir", folder)
-    if len(str(folder)) > LONGEST_FOLDER:
+    if len(str(folder)) > MAX_FOLDER_LENGTH:
         raise UserError(
             f"runtime.temp_dir={runtime.temp_dir!r} is not possible: its {len(str(folder))} characters leave no room "
-            f"for Ray's sockets; give a path of at most {LONGEST_FOLDER}"
+            f"for Ray's sockets; give a path of at most {MAX_FOLDER_LENGTH}"
         )
 
 
@@ -187,7 +189,7 @@ def check_file_size() -> None:
     """Ray's store may be as large as it will be; its processes end without a word where the system says no."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    store = int(min(RAY_STORE_SHARE * memory, RAY_STORE_MOST))
+    store = int(min(RAY_STORE_SHARE * memory, MAX_RAY_STORE))
     if limit != resource.RLIM_INFINITY and limit < store:
         raise UserError(
             f"files of at most {limit >> 10} KiB (ulimit -f) are too small for Ray, which keeps shared objects in one "

@@ -1,6 +1,6 @@
-"""Processes of this machine, as /proc tells of them: their state, their children, their stacks; and how they are ended.
+"""Processes of this machine: their state, their children and their stacks, and how they are ended.
 
-Where there is no /proc nothing is known: nobody is stopped, and nobody has children.
+What psutil cannot tell is that there is no such process any more: it raises. Here that is an answer like any other.
 """
 
 import contextlib
@@ -14,75 +14,90 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-PROC = Path("/proc")
-OURS = f"{Path(__file__).parent}/"
+import psutil
+
+PACKAGE = f"{Path(__file__).parent}/"
 THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
 FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 DUMP_SECONDS = 3.0  # for a process to write its stacks
-QUIET_SECONDS = 0.2  # without a further byte: they are complete
+QUIET_SECONDS = 0.2  # without a further byte, after which the stacks are complete
 
 
 class Status(NamedTuple):
     """What the kernel says of a process."""
 
     name: str
-    state: str  # R runs, S sleeps, D waits for a device, T is stopped, Z has ended
+    state: str  # one of psutil's STATUS_ words
     parent: int
-    used: int  # ticks of CPU time, its own and the system's for it
-    started: int  # ticks since the machine started: tells it from a later process of the same number
 
 
 def status(pid: int) -> Status | None:
-    """Of a process; None if there is none."""
+    """Return the status of a process, or None if there is none."""
     try:
-        head, _, rest = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")
-    except OSError:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            return Status(process.name(), process.status(), process.ppid())
+    except psutil.Error:
         return None
-    fields = rest.split()
-    return Status(head.partition("(")[2], fields[0], int(fields[1]), int(fields[11]) + int(fields[12]), int(fields[19]))
+
+
+def start_ticks(pid: int) -> int:
+    """Return when a process began, in ticks since the machine did; 0 if there is no such process.
+
+    It tells a process from a later one of the same id. psutil's ``create_time`` moves with the time of day.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
 
 
 def stopped(pid: int) -> bool:
-    """Whether a signal or a debugger has stopped it."""
+    """Return whether a signal or a debugger has stopped a process."""
     found = status(pid)
-    return found is not None and found.state in "Tt"
+    return found is not None and found.state in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
-def cpu_ticks(pid: int) -> int:
-    """CPU time that it has used; 0 where nothing is known."""
+def lives(pid: int) -> bool:
+    """Return whether a process has not ended: a zombie has, and waits for its parent to notice."""
     found = status(pid)
-    return 0 if found is None else found.used
+    return found is not None and found.state != psutil.STATUS_ZOMBIE
+
+
+def cpu_ticks(pid: int) -> float:
+    """Return the seconds of CPU time that a process has used; 0 if there is none."""
+    try:
+        used = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return used.user + used.system
 
 
 def descendants(pid: int) -> list[int]:
-    """Its children, theirs, and so on."""
-    known = {child: of.parent for child in _all() if (of := status(child)) is not None}
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in known.items() if parent == one]
-    return found[1:]
+    """Return the ids of the children of a process, of their children, and so on."""
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 def marked(mark: str) -> list[int]:
-    """Processes that were started with ``mark`` (``NAME=value``) in their environment, whoever their parent is now."""
-    wanted, found = mark.encode(), []
-    for pid in _all():
-        with contextlib.suppress(OSError):
-            if wanted in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
-                found.append(pid)
-    return found
+    """Return the processes that were started with ``mark`` (``NAME=value``) in their environment, orphans included."""
+    name, _, value = mark.partition("=")
+    found = psutil.process_iter(["environ"])  # of processes of others it is None
+    return [process.pid for process in found if (process.info["environ"] or {}).get(name) == value]
 
 
 def end(pids: Iterable[int]) -> None:
-    """Kill them, those that are stopped too."""
+    """Kill processes, those that are stopped too."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def stacks(pid: int, descriptor: int) -> str:
-    """What a process writes to its file ``descriptor`` on SIGUSR1 (see ``faulthandler``); empty if it does not."""
-    file = PROC / str(pid) / "fd" / str(descriptor)
+    """Return what a process writes to its file ``descriptor`` on SIGUSR1 (``faulthandler``); empty if it does not."""
+    file = Path(f"/proc/{pid}/fd/{descriptor}")
     try:
         before = size = file.stat().st_size
         os.kill(pid, signal.SIGUSR1)
@@ -97,7 +112,7 @@ def stacks(pid: int, descriptor: int) -> str:
 
 
 def main_stack() -> str:
-    """Of this process's main thread, as ``faulthandler`` writes it."""
+    """Return the stack of this process's main thread, in the format of ``faulthandler``."""
     frame, lines = sys._current_frames().get(threading.main_thread().ident or 0), ["Current thread 0x0 (main)"]
     while frame is not None:
         lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
@@ -106,20 +121,13 @@ def main_stack() -> str:
 
 
 def place(dump: str, hint: str) -> str:
-    """Where the thread with ``hint`` in its stack is, as ``engine.py:12 in step``; empty if there is none.
+    """Return where the thread with ``hint`` in its stack is, as ``engine.py:12 in step``; empty without such a thread.
 
-    Of its lines the innermost of Bebop's own, since what waits for a lock is Python's.
+    The innermost line of Bebop's own counts: a thread that waits for a lock is in Python's own code.
     """
     threads = [part for part in THREAD.split(dump) if hint in part]
     frames = FRAME.findall(threads[0]) if threads else []
     if not frames:
         return ""
-    file, line, function = next((frame for frame in frames if frame[0].startswith(OURS)), frames[0])
+    file, line, function = next((frame for frame in frames if frame[0].startswith(PACKAGE)), frames[0])
     return f"{Path(file).name}:{line} in {function}"
-
-
-def _all() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(PROC) if name.isdecimal()]
-    except OSError:
-        return []

@@ -97,9 +97,9 @@ async def _beside(session: Session, job: "Job", newest: Path | None, begin: Call
     try:
         await asyncio.wait([running, watch], return_when=asyncio.FIRST_COMPLETED)
         if watch.done():
-            job.trainer.part.ray_lives = False
+            job.trainer.group.ray_lives = False
             for worker in job.workers:
-                worker.part.ray_lives = False
+                worker.group.ray_lives = False
             raise watch.result()
         if running.exception() is not None and (death := session.death()) is not None:
             raise death from running.exception()

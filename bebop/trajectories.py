@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bebop.errors import UserError
 from bebop.token_trace import Trace
-from bebop.trajectory_schema import AS_IF, COLUMNS, FORMAT, FORMATS
+from bebop.trajectory_schema import COLUMNS, FORMAT
 
 NAME = "trajectories.sqlite"
 WAIT = 30.0  # seconds that a reader waits for a step to be written, and a writer for readers
@@ -81,13 +81,11 @@ class Trajectories:
         """Open ``path``; ``UserError`` where it is missing, is none of ours, or has a format that is not known."""
         self.path = path
         if not path.is_file():
-            raise UserError(f"{path} is not there: the run keeps no trajectories (monitor.trace=off), or is older")
+            raise UserError(f"{path} is not there: the run keeps no trajectories (monitor.trace=off)")
         with reading(path):
             self._connection = _open(path, "ro")
         try:
-            known = check_format(path, self.query("SELECT value FROM meta WHERE key = 'format'"))
-            if known < FORMAT:
-                self._connection.executescript(AS_IF[known])
+            check_format(path, self.query("SELECT value FROM meta WHERE key = 'format'"))
         except BaseException:
             self.close()
             raise
@@ -154,14 +152,11 @@ class Trajectories:
         self.close()
 
 
-def check_format(path: Path, rows: Sequence[Sequence[str]]) -> int:
-    """The file's format; ``UserError`` unless it is ours."""
-    form = rows[0][0] if rows else None
-    found = next((known for known in FORMATS if form == str(known)), None)
-    if found is None:
-        readable = f"{', '.join(map(str, FORMATS[:-1]))} and {FORMATS[-1]}"
-        raise UserError(f"{path}: format {form!r} is not known, this version of bebop reads formats {readable}")
-    return found
+def check_format(path: Path, rows: Sequence[Sequence[str]]) -> None:
+    """Raise ``UserError`` unless ``rows``, the format as ``meta`` has it, name the one that is written today."""
+    found = rows[0][0] if rows else None
+    if found != str(FORMAT):
+        raise UserError(f"{path}: format {found!r} is not known, this version of bebop reads format {FORMAT}")
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from bebop.token_trace import TOP
 from bebop.trajectories import WAIT, check_format
 from bebop.trajectory import Group
 from bebop.trajectory_rows import prompt_row, summary_row, token_ids, token_row
-from bebop.trajectory_schema import FORMAT, SCHEMA, upgrade
+from bebop.trajectory_schema import FORMAT, SCHEMA
 
 log = logging.getLogger(__name__)
 BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED")
@@ -61,10 +61,8 @@ class TrajectoryLog:
             if resume_from is None or not path.exists():
                 _create(path)
             self._file = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
-            known = check_format(path, self._file.execute("SELECT value FROM meta WHERE key = 'format'").fetchall())
+            check_format(path, self._file.execute("SELECT value FROM meta WHERE key = 'format'").fetchall())
             with self._step():
-                for change in upgrade(known):
-                    self._file.execute(change)
                 self._file.execute("REPLACE INTO meta VALUES ('mode', ?)", (mode,))
                 self._drop((resume_from or 0) + 1)
             self._known = {number for (number,) in self._file.execute("SELECT id FROM pieces")}

@@ -1,10 +1,9 @@
-"""The tables of ``trajectories.sqlite``, its formats, and what an older one lacks; ``bebop.trajectories`` reads it.
+"""The tables of ``trajectories.sqlite``, which ``bebop.trajectory_log`` writes and ``bebop.trajectories`` reads.
 
 Arrays are little-endian blobs of one number a token (``[T, M]`` row by row), as ``numpy.frombuffer`` reads them.
 """
 
 FORMAT = 5
-FORMATS = (1, 2, 3, 4, 5)  # that can be read: without turns, epochs, counts, right answers; with all of them
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);  -- format; mode (of monitor.trace); top (M at most)
@@ -79,40 +78,3 @@ COLUMNS = {
     "target_entropy": "<f4", "draft_entropy": "<f4", "target_ids": "<i4", "target_top": "<f2", "draft_ids": "<i4",
     "draft_top": "<f2", "turns": "<i4",
 }  # fmt: skip
-# What each older format lacks of the next: for whoever writes on, and for whoever reads only.
-UPGRADES = {
-    1: (
-        "ALTER TABLE answers ADD COLUMN turns INTEGER NOT NULL DEFAULT 1",
-        "ALTER TABLE answers ADD COLUMN written INTEGER NOT NULL DEFAULT 0",
-        "UPDATE answers SET written = length",
-        "ALTER TABLE answers ADD COLUMN ended TEXT NOT NULL DEFAULT 'answered'",
-        "ALTER TABLE answers ADD COLUMN restarts INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE tokens ADD COLUMN turns BLOB",
-    ),
-    2: (
-        "ALTER TABLE prompts ADD COLUMN question INTEGER",
-        "ALTER TABLE prompts ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE answers ADD COLUMN cycles INTEGER",
-        "ALTER TABLE answers ADD COLUMN tested INTEGER",
-    ),
-    3: ("ALTER TABLE answers ADD COLUMN counts TEXT",),
-    4: ("ALTER TABLE prompts ADD COLUMN gold TEXT",),
-}
-_NO_TURNS = "1 AS turns, length AS written, 'answered' AS ended, 0 AS restarts, "
-_NO_EPOCHS = """
-CREATE TEMP VIEW prompts AS SELECT *, NULL AS question, 0 AS epoch, NULL AS gold FROM main.prompts;
-CREATE TEMP VIEW answers AS SELECT *, {turns}NULL AS cycles, NULL AS tested, NULL AS counts FROM main.answers;
-"""
-_NO_GOLD = "CREATE TEMP VIEW prompts AS SELECT *, NULL AS gold FROM main.prompts;\n"
-AS_IF = {
-    1: _NO_EPOCHS.format(turns=_NO_TURNS) + "CREATE TEMP VIEW tokens AS SELECT *, NULL AS turns FROM main.tokens;\n",
-    2: _NO_EPOCHS.format(turns=""),
-    3: "CREATE TEMP VIEW answers AS SELECT *, NULL AS counts FROM main.answers;\n" + _NO_GOLD,
-    4: _NO_GOLD,
-}
-
-
-def upgrade(known: int) -> tuple[str, ...]:
-    """The statements that bring a file of format ``known`` up to ``FORMAT``; a file of that they leave as it is."""
-    changes = [change for form in range(known, FORMAT) for change in UPGRADES[form]]
-    return (*changes, f"UPDATE meta SET value = '{FORMAT}' WHERE key = 'format'")

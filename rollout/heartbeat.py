@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from bebop.hangs import FACTOR, FIRST, TICK, AwakeClock, Deadline, within
 from bebop.rollout.engine import EngineDied
+from bebop.watchdog import FACTOR, FIRST, TICK, Deadline, SuspendAwareClock, within
 
 T = TypeVar("T")
 PATIENCE = 0.75  # of ``runtime.hang_after``: an engine is given up before its worker is
@@ -63,7 +63,7 @@ class Heartbeat:
 
     async def control(self, name: str, work: Coroutine[Any, Any, T]) -> T:
         """Await a control call; ``EngineDied`` if it takes much longer than such calls did."""
-        limit, clock = self.floor if name in QUICK else self._deadline.limit(name), AwakeClock()
+        limit, clock = self.floor if name in QUICK else self._deadline.limit(name), SuspendAwareClock()
         self._controls += 1
         try:
             reply = await within(work, limit, clock)
@@ -71,14 +71,14 @@ class Heartbeat:
             raise EngineDied(f"{self.name} did not reply to {name} for {limit:.0f} s") from None
         finally:
             self._controls -= 1
-        self._deadline.took(name, clock.read())
+        self._deadline.record(name, clock.read())
         return reply
 
     async def _watch(self) -> str:
         """Ask and ask again, until a question stays open for too long: why the server counts as dead."""
         while True:
             await asyncio.sleep(self.floor / 5)
-            silent, clock, asked = 0.0, AwakeClock(), asyncio.ensure_future(self._reply())
+            silent, clock, asked = 0.0, SuspendAwareClock(), asyncio.ensure_future(self._reply())
             try:
                 while not asked.done():
                     await asyncio.wait([asked], timeout=min(TICK, self.floor / 5))

@@ -60,11 +60,6 @@ def test_files_of_weights_that_an_index_names_must_be_there(here: World, tmp_pat
     refuses(Case(command="run", kind="models", arguments=given, names="model-00002-of-00002"), here, tmp_path)
 
 
-def test_nothing_is_written_beside_a_checkpoint_that_is_not_read(here: World, tmp_path: Path) -> None:
-    given = ("{pickled:system}",)
-    refuses(Case(command="convert", kind="checkpoints", arguments=given, names="trainer.pt"), here, tmp_path)
-
-
 def _traceback(_: list[str]) -> int:
     raise KeyError("steps")
 
@@ -148,7 +143,6 @@ def test_a_job_that_would_start_is_seen(here: World, tmp_path: Path) -> None:
         ("recipes.tiny", "--steps 0"),
         ("recipes.cluster", "8-gpus-8b-short --predict a=1"),
         ("bebop.simulate", "fleet.workers=0"),
-        ("bebop.convert", "missing"),
         ("bebop.view", "missing"),
         ("bebop.catalogue", "x"),
     ],

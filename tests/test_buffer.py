@@ -219,5 +219,6 @@ def test_groups_that_were_trained_on_are_not_restored() -> None:
         return Group(prompt=Prompt(index=index, task="test", text="", token_ids=(1,), item={}), trajectories=())
 
     buffer = GroupBuffer(2, 1)
-    buffer.restore({"version": 2, "groups_per_batch": 2, "ready": [group(1), group(3), group(4), group(6)]})
+    ready = [group(1), group(3), group(4), group(6)]
+    buffer.restore({"version": 2, "groups_per_batch": 2, "taken": 4, "ready": ready})
     assert list(buffer.ready) == [4, 6] and buffer.admit() == [5, 7]

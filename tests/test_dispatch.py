@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bebop.config import JobConfig
-from bebop.dispatch import DISPATCH, Dispatch, Handed, PullDispatch, StaticDispatch, in_flight
 from bebop.parsing import from_dict
+from bebop.pool import DISPATCH, Dispatch, HandOut, PullDispatch, StaticDispatch, in_flight
 
 SIZE = 4
 ALL = tuple(range(SIZE))
 
 
-def answers(handed: list[Handed]) -> Counter[tuple[int, int]]:
+def answers(handed: list[HandOut]) -> Counter[tuple[int, int]]:
     return Counter((prompt, member) for _, prompt, members in handed for member in members)
 
 
-def load(handed: list[Handed]) -> Counter[int]:
+def load(handed: list[HandOut]) -> Counter[int]:
     return Counter(worker for worker, _, members in handed for _ in members)
 
 
@@ -109,7 +109,7 @@ def test_nothing_is_lost_doubled_or_above_the_bound(seed: int, workers: int, slo
     chance, bound = random.Random(seed), slots + more
     dispatch: Dispatch = PullDispatch(workers, SIZE, slots, bound)
     owed: dict[int, set[tuple[int, int]]] = {i: set() for i in range(workers)}
-    away: set[int] = set()
+    down: set[int] = set()
     finished: set[tuple[int, int]] = set()
     added = 0
     for _ in range(60):
@@ -119,22 +119,22 @@ def test_nothing_is_lost_doubled_or_above_the_bound(seed: int, workers: int, slo
             added += 2
         elif what < 0.4:
             dispatch.leave(worker)
-            away.add(worker)
+            down.add(worker)
             owed[worker] = set()
         elif what < 0.55:
             dispatch.enter(worker)
-            away.discard(worker)
+            down.discard(worker)
         else:
             for one in chance.sample(sorted(owed[worker]), len(owed[worker]) // 2):
                 assert dispatch.take(worker, *one) and not dispatch.take(worker, *one)
                 owed[worker].discard(one)
                 finished.add(one)
         for asked, prompt, members in dispatch.hand_out():
-            assert asked not in away and members
+            assert asked not in down and members
             pieces = {(prompt, member) for member in members}
             assert not pieces & finished and not any(pieces & theirs for theirs in owed.values())
             owed[asked] |= pieces
-        there = [i for i in range(workers) if i not in away]
+        there = [i for i in range(workers) if i not in down]
         assert all(len(owed[i]) <= bound for i in there)
         waiting = added * SIZE - len(finished) - sum(map(len, owed.values()))
         assert waiting >= 0

@@ -47,7 +47,7 @@ def until(what: Callable[[], bool], process: Any) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.exhaustive("a job of minutes; chaos/test_short.py stops a worker, and test_hangs.py has every deadline")
+@pytest.mark.exhaustive("a job of minutes; chaos/test_short.py stops a worker, and test_watchdog.py has every deadline")
 def test_a_stopped_worker_a_standing_decode_thread_and_a_stopped_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +93,7 @@ def test_a_stopped_worker_a_standing_decode_thread_and_a_stopped_rank(
     temporary.rmdir()  # fails if anything was left there, such as the folders where ranks meet
 
 
-@pytest.mark.exhaustive("a job of minutes; chaos/test_short.py stops a worker, and test_hangs.py has every deadline")
+@pytest.mark.exhaustive("a job of minutes; chaos/test_short.py stops a worker, and test_watchdog.py has every deadline")
 def test_a_job_goes_on_when_a_server_of_rays_is_gone(tmp_path: Path) -> None:
     run = start(tmp_path, "trainer.steps=25", "trainer.save_every=2", "runtime.hang_after=3")
     seen, named = set[int](), list[int]()

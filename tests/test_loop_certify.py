@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from bebop.config import JobConfig
-from bebop.lane import Lane
 from bebop.loop import Loop
 from bebop.monitor.certified import Certified
+from bebop.pool import WorkerChannel
 from bebop.protocols import WorkerDied
 from bebop.trajectory import Group
 from tests.fakes import GROUPS, SIZE, FakeSink, FakeTrainer, FakeWorker, go, job, prompt
@@ -50,9 +50,9 @@ def test_prompts_that_were_out_when_a_worker_died_are_not(staleness: int, death:
     loop, trainer, _ = make(staleness, FakeWorker(deaths={death}), FakeWorker(), steps=10)
     lost, seen = loop.pool._lose, []
 
-    def lose(lane: Lane, died: WorkerDied) -> None:
+    def lose(channel: WorkerChannel, died: WorkerDied) -> None:
         seen.append((set(range(trainer.version, 10)) - set(trainer.asked), loop.buffer.admitted))
-        lost(lane, died)
+        lost(channel, died)
 
     loop.pool._lose = lose  # type: ignore[method-assign]
     assert go(loop)

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bebop.config import JobConfig
-from bebop.dispatch import in_flight
 from bebop.loop import Loop
 from bebop.metrics import Metrics
 from bebop.parsing import from_dict
+from bebop.pool import in_flight
 from bebop.protocols import Assignment, DamagedWeights, PartialGroup, WorkerDied, WorkerReport
 from bebop.trajectory import Batch, Completion, DecodeStats, Prompt, Trajectory
 from tests.fakes import FakeSink, FakeTrainer, go, prompt
@@ -151,7 +151,7 @@ def run(seed: int, trouble: float, staleness: int, dispatch: str, workers: int, 
     trainer = Auditor(slow=fleet.chance.randrange(60))
     loop = Loop(config, prompt, [Unruly(fleet) for _ in range(workers)], trainer, [FakeSink()])
     counted: dict[tuple[str, int], float] = {}
-    arrived, add = set(), loop.clock.add
+    arrived, add = set(), loop.timer.add
 
     def count(report: WorkerReport) -> None:
         assert (report.head, report.number) not in counted, "its seconds were counted already"
@@ -161,7 +161,7 @@ def run(seed: int, trouble: float, staleness: int, dispatch: str, workers: int, 
             arrived.update((part.prompt.index, member, int(report.head)) for member in part.members)
         add(report)
 
-    loop.clock.add = count  # type: ignore[method-assign]
+    loop.timer.add = count  # type: ignore[method-assign]
     assert go(loop, 30)
     found = [[[answer[:2] for answer in group] for group in step] for step in trainer.seen]
     wanted = [

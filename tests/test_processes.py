@@ -91,12 +91,12 @@ def test_the_innermost_line_of_ours_is_named() -> None:
 
 def test_what_holds_up_the_driver_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     session = Session(None, 30.0, EventLog(tmp_path))
-    session.look(100.0)
+    session.check(100.0)
     assert not caplog.records, "its event loop has not begun"
 
     def look(seconds: float) -> None:
         """From another thread, as the guard does, while this one waits in ``hold_up``."""
-        guard = threading.Thread(target=session.look, args=(seconds,))
+        guard = threading.Thread(target=session.check, args=(seconds,))
         guard.start()
         guard.join()
 

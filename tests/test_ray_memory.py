@@ -10,7 +10,7 @@ import pytest
 from bebop.config import JobConfig
 from bebop.events import EventLog
 from bebop.protocols import WorkerDied
-from bebop.remote.part import Part
+from bebop.remote.part import ActorGroup
 from bebop.remote.session import ray_session
 
 
@@ -26,11 +26,11 @@ def test_an_actor_that_is_killed_for_want_of_memory_counts_as_dead(monkeypatch: 
     """Ray is told that one percent of the memory is too much, so it kills whoever does something."""
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
-    part = Part("sleeper", WorkerDied, [{}], 60.0, EventLog(None))
+    group = ActorGroup("sleeper", WorkerDied, [{}], 60.0, EventLog(None))
 
     async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
-        await part.ask(0, "start", actors[0].make.remote(Sleeper))
+        await group.ask(0, "start", actors[0].make.remote(Sleeper))
         return [actors[0].call.remote("sleep")]
 
     with ray_session(JobConfig(), EventLog(None)), pytest.raises(WorkerDied, match="memory"):
-        asyncio.run(part.start(make))
+        asyncio.run(group.start(make))

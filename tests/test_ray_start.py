@@ -7,7 +7,7 @@ import pytest
 
 from bebop.config import JobConfig
 from bebop.errors import UserError
-from bebop.remote import part, session
+from bebop.remote import session
 
 
 @pytest.mark.parametrize("failures", [0, 1, session.STARTS - 1, session.STARTS])
@@ -20,7 +20,7 @@ def test_a_start_that_fails_is_tried_again(failures: int, tmp_path: Path, monkey
         if len(ports) <= 2 * failures:
             raise Exception("The current node timed out during startup.\nmore")
 
-    monkeypatch.setattr(part, "_some_port", lambda: next(given))
+    monkeypatch.setattr(session, "_some_port", lambda: next(given))
     monkeypatch.setattr(session.ray, "init", init)
     monkeypatch.setenv("RAY_GCS_SERVER_PORT", "0")
     if failures < session.STARTS:

@@ -1,21 +1,16 @@
-"""trajectories.sqlite holds trajectories of several turns with what was read between them, and older files are read."""
+"""trajectories.sqlite holds trajectories of several turns with what was read between them."""
 
-import re
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from bebop.token_trace import NONE, VERDICTS
 from bebop.trajectories import NAME, StoredAnswer, Trajectories
 from bebop.trajectory_log import TrajectoryLog
-from bebop.trajectory_schema import FORMAT, SCHEMA
 from bebop.view.drift_tokens import _tested
 from bebop.view.folders import answer, facets, listing
 from tests.several_turns import group, trajectory
-from tests.stored_answers import SIZE, opened, write
+from tests.stored_answers import SIZE
 
 MARKS = [0, 0, 0, 0, -1, -1, -1, 1, 1, 1, -2, -2, -2, -2, -2, 2, 2]
 TRAINER = np.array([-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -8.0, -9.0], dtype=np.float32)
@@ -80,82 +75,3 @@ def test_the_viewer_is_told_what_was_read(tmp_path: Path) -> None:
         assert [value is None for value in columns[name]] == [mark < 0 for mark in MARKS], name
     assert whole["pieces"]["150"] == "150"
     assert whole["turns"][0] == {"role": "prompt", "text": "123"}  # of its tokens: an environment's has no text
-
-
-LATER = {  # columns that a format has beside those of the one before
-    2: {"answers": ("turns", "written", "ended", "restarts"), "tokens": ("turns",)},
-    3: {"answers": ("cycles", "tested"), "prompts": ("question", "epoch")},
-    4: {"answers": ("counts",)},
-    5: {"prompts": ("gold",)},
-}
-
-
-def as_format(folder: Path, form: int) -> None:
-    """Two groups of answers in a file of an older format."""
-    log = opened(folder)
-    write(log, 1)
-    log.close()
-    (folder / NAME).rename(folder / "new")
-    with closing(sqlite3.connect(folder / NAME)) as file, file:
-        file.executescript(re.sub("--.*", "", SCHEMA))  # comments would be cut in two
-        for later in range(form + 1, FORMAT + 1):
-            for table, names in LATER[later].items():
-                for name in names:
-                    file.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
-        file.execute("ATTACH ? AS new", (str(folder / "new"),))
-        for table in ("meta", "prompts", "answers", "tokens", "pieces"):
-            names = ", ".join(row[1] for row in file.execute(f"PRAGMA main.table_info({table})"))
-            file.execute(f"INSERT INTO main.{table} SELECT {names} FROM new.{table}")
-        file.execute("UPDATE main.meta SET value = ? WHERE key = 'format'", (str(form),))
-
-
-@pytest.mark.parametrize("form", LATER)
-def test_a_file_of_an_older_format_is_read(form: int, tmp_path: Path) -> None:
-    as_format(tmp_path, form - 1)
-    with Trajectories(tmp_path / NAME) as store:
-        found = store.answers(range(1, 2))
-        assert [(one.turns, one.written, one.ended, one.restarts) for one in found] == [
-            (1, one.length, "answered", 0) for one in found
-        ]
-        assert len(found) == 4 and all(not one.marks.any() for one in found)
-        known = (2, 4) if form >= 4 else (None, None)
-        assert {(one.question, one.epoch, one.cycles, one.tested) for one in found} == {(None, 0, *known)}
-        assert {row["counts"] for row in store.query("SELECT counts FROM answers")} == {"{}" if form == 5 else None}
-        assert {one.gold for one in found} == {None}
-        assert facets(store)["ranges"]["question"] == [None, None]
-        assert listing(store, {"sort": "written", "min_turns": "1"})["total"] == 4
-        shown = answer(store, 0)
-        assert shown is not None and shown["answer"]["ended"] == "answered"
-
-
-@pytest.mark.parametrize("form", LATER)
-def test_a_run_goes_on_in_a_file_of_an_older_format(form: int, tmp_path: Path) -> None:
-    as_format(tmp_path, form - 1)
-    log = opened(tmp_path, resume_from=1)
-    write(log, 2)
-    log.write(3, [group(9, trajectory())], 2, "bebop", {})
-    log.close()
-    with Trajectories(tmp_path / NAME) as store:
-        assert store.query("SELECT value FROM meta WHERE key = 'format'")[0][0] == str(FORMAT)
-        assert [one.turns for one in store.answers(range(1, 4))] == [1] * 8 + [3]
-        assert all(one.written == one.length for one in store.answers(range(1, 3)))
-        assert [one.cycles for one in store.answers(range(1, 3))] == [2 if form >= 4 else None] * 4 + [2] * 4
-        kept = ["{}" if form == 5 else None] * 4 + ["{}"] * 5
-        assert [row["counts"] for row in store.query("SELECT counts FROM answers")] == kept
-
-
-def columns(file: sqlite3.Connection, table: str) -> set[tuple[str, str, int, str | None]]:
-    return {
-        (name, kind, needed, default)
-        for _, name, kind, needed, default, _ in file.execute(f"PRAGMA table_info({table})")
-    }
-
-
-@pytest.mark.parametrize("form", LATER)
-def test_an_older_file_that_was_gone_on_with_has_the_tables_of_a_new_one(form: int, tmp_path: Path) -> None:
-    as_format(tmp_path, form - 1)
-    opened(tmp_path, resume_from=1).close()
-    with closing(sqlite3.connect(":memory:")) as new, closing(sqlite3.connect(tmp_path / NAME)) as old:
-        new.executescript(SCHEMA)
-        for table in ("prompts", "answers", "tokens"):
-            assert columns(old, table) == columns(new, table)

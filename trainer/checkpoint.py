@@ -9,8 +9,7 @@
 
 How they appear, are found and go: ``bebop.store``. The trainer's process fills a hidden folder, and the process that
 has the run folder's lock lets it appear: a trainer that outlives its driver adds nothing to a run that goes on without
-it. Reading one runs no code that it could name (``bebop.codec``). Earlier versions wrote
-``trainer.pt`` and ``loop.pt``, which ``bebop.convert`` reads.
+it. Reading one runs no code that it could name (``bebop.codec``).
 """
 
 from dataclasses import dataclass
@@ -63,5 +62,4 @@ def write(
 def load(folder: Path) -> Checkpoint:
     """Verify and read a checkpoint; ``UserError`` names the file that is missing or corrupt. Nothing is removed."""
     verify(folder)
-    codec.refuse_pickle(folder / LOOP)
     return Checkpoint(trainer=codec.load(folder / TRAINER), loop=codec.load(folder / LOOP, KINDS))

@@ -17,7 +17,7 @@ from bebop.metrics import Metrics
 from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.protocols import Assignment, TrainerDied, WorkerDied, WorkerReport
-from bebop.remote.part import Options, Part
+from bebop.remote.part import ActorGroup, Options
 from bebop.trainer import checkpoint
 from bebop.trajectory import Batch, Group
 
@@ -44,7 +44,7 @@ class RayWorker:
     def __init__(self, config: JobConfig, options: Options, number: int = 0, events: EventLog | None = None) -> None:
         """``number``: of the worker in the job."""
         self.config = config
-        self.part = Part(
+        self.group = ActorGroup(
             f"rollout worker {number}",
             WorkerDied,
             [{**options, "max_concurrency": 8}],
@@ -56,17 +56,17 @@ class RayWorker:
     @property
     def pid(self) -> int:
         """Of its process."""
-        return self.part.pids[0]
+        return self.group.pids[0]
 
     async def restart(self) -> None:
         """Start, or start again after a death. What the engine started goes with its process."""
         self._ready = False
 
         async def make(actors: Sequence[Any]) -> list[Awaitable[Any]]:
-            await self.part.ask(0, "start", actors[0].make.remote(make_worker, self.config))
+            await self.group.ask(0, "start", actors[0].make.remote(make_worker, self.config))
             return [actors[0].call.remote("start")]
 
-        await self.part.start(make)
+        await self.group.start(make)
         self._ready = True
 
     async def submit(self, assignments: Sequence[Assignment]) -> None:
@@ -76,7 +76,7 @@ class RayWorker:
     async def collect(self, seen: int) -> WorkerReport:
         """See ``protocols.Worker``."""
         report: WorkerReport = await self._ask("collect", COLLECT_SECONDS, seen, allowed=COLLECT_SECONDS)
-        self.part.dog.paces.hear(report.paces, self.part.dog.clock.read())
+        self.group.watchdog.threads.update(report.paces, self.group.watchdog.clock.read())
         return report
 
     async def set_weights(self, weights: Any, version: int) -> None:
@@ -90,12 +90,12 @@ class RayWorker:
     async def _ask(self, method: str, *arguments: Any, allowed: float = 0.0) -> Any:
         if not self._ready:
             raise WorkerDied("it is being replaced")
-        return await self.part.ask(0, method, self.part.actors[0].call.remote(method, *arguments), allowed)
+        return await self.group.ask(0, method, self.group.actors[0].call.remote(method, *arguments), allowed)
 
     def close(self) -> None:
         """End the process."""
         self._ready = False
-        self.part.close()
+        self.group.close()
 
 
 class RayTrainer:
@@ -106,17 +106,17 @@ class RayTrainer:
     ) -> None:
         """``options`` of each rank."""
         self.config, self.run_dir = config, run_dir
-        self.part = Part("trainer", TrainerDied, options, config.runtime.hang_after, events or EventLog(None))
+        self.group = ActorGroup("trainer", TrainerDied, options, config.runtime.hang_after, events or EventLog(None))
         self._meeting: Path | None = None  # the folder of the file by which ranks meet
 
     @property
     def pids(self) -> list[int]:
         """Of the ranks' processes."""
-        return self.part.pids
+        return self.group.pids
 
     def close(self) -> None:
         """End the ranks' processes and whatever they started."""
-        self.part.close()
+        self.group.close()
         if self._meeting is not None:
             shutil.rmtree(self._meeting, ignore_errors=True)
             self._meeting = None
@@ -134,7 +134,7 @@ class RayTrainer:
                 meeting = f"file://{self._meeting}/meeting"
             return [a.make.remote(make_rank, self.config, rank, world, meeting) for rank, a in enumerate(actors)]
 
-        await self.part.start(make)
+        await self.group.start(make)
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
         """See ``protocols.Trainer``."""
@@ -142,7 +142,7 @@ class RayTrainer:
 
     async def abandon(self) -> None:
         """See ``protocols.Trainer``."""
-        await self.part.tell("abandon")
+        await self.group.tell_all("abandon")
 
     async def logprobs(self) -> dict[int, NDArray[np.float32]]:
         """See ``protocols.Trainer``; ranks share the answers."""
@@ -161,15 +161,15 @@ class RayTrainer:
 
     async def head_fingerprint(self) -> str:
         """See ``protocols.Trainer``."""
-        found = self.part.actors[0].call.remote("head_fingerprint")
-        mark: str = await self.part.ask(0, "head_fingerprint", found)
+        found = self.group.actors[0].call.remote("head_fingerprint")
+        mark: str = await self.group.ask(0, "head_fingerprint", found)
         return mark
 
     async def weights(self, head: bool) -> Any:
         """A Ray reference to rank 0's weights, for workers to resolve; they do not pass through this process."""
-        references = [actor.call.remote("weights", head) for actor in self.part.actors]
+        references = [actor.call.remote("weights", head) for actor in self.group.actors]
         # Ranks serve one call after another: once this one is answered, the weights are there, or the trainer is dead.
-        await self.part.all("weights", "version")
+        await self.group.ask_all("weights", "version")
         return references[0]
 
     async def save(self, step: int, loop_state: dict[str, Any]) -> None:
@@ -185,4 +185,4 @@ class RayTrainer:
 
     async def _all(self, method: str, *arguments: Any) -> list[Any]:
         """Every rank is asked the same; their answers."""
-        return await self.part.all(method, method, *arguments)
+        return await self.group.ask_all(method, method, *arguments)

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from bebop.errors import UserError
-from bebop.hangs import AwakeClock
 from bebop.processes import stopped
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.heartbeat import Heartbeat
 from bebop.rollout.sglang.arguments import refuse_version
+from bebop.watchdog import SuspendAwareClock
 
 log = logging.getLogger(__name__)
 Reply = dict[str, Any]
@@ -72,7 +72,7 @@ class LocalBackend:
         self.heart = Heartbeat(
             "SGLang's scheduler", lambda: self.engine.tokenizer_manager.get_internal_state(), hang_after
         )
-        self._stopped: dict[int, AwakeClock] = {}  # a child that is stopped, and since when
+        self._stopped: dict[int, SuspendAwareClock] = {}  # a child that is stopped, and since when
 
     async def start(self) -> None:
         """Load the model. Blocks the event loop, which SGLang binds to."""
@@ -124,7 +124,7 @@ class LocalBackend:
         """See ``Backend``."""
         if gone := self.children - _children():
             return f"SGLang's process {min(gone)} ended"
-        self._stopped = {pid: self._stopped.get(pid, AwakeClock()) for pid in self.children if stopped(pid)}
+        self._stopped = {pid: self._stopped.get(pid, SuspendAwareClock()) for pid in self.children if stopped(pid)}
         for pid, clock in self._stopped.items():
             clock.tick()
             if clock.read() > self.heart.floor:

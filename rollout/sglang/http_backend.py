@@ -11,11 +11,11 @@ import aiohttp
 
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
-from bebop.hangs import AwakeClock, within
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.heartbeat import Heartbeat
 from bebop.rollout.sglang.arguments import refuse_server
 from bebop.rollout.sglang.backend import Backend, Reply, checked
+from bebop.watchdog import SuspendAwareClock, within
 
 log = logging.getLogger(__name__)
 BUSY = (429, 500, 502, 503, 504)  # worth another try
@@ -201,7 +201,7 @@ class Fleet:
     async def _revive(self) -> None:
         for i in list(self.out):
             try:
-                await within(self.members[i].start(), REVIVE_SECONDS, AwakeClock())
+                await within(self.members[i].start(), REVIVE_SECONDS, SuspendAwareClock())
             except (EngineDied, TimeoutError):
                 continue
             del self.out[i]

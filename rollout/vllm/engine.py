@@ -9,7 +9,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bebop.hangs import AwakeClock, Deadline
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.heartbeat import PATIENCE
 from bebop.rollout.served_engine import Part
@@ -18,6 +17,7 @@ from bebop.rollout.vllm.arguments import refuse_sampling
 from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.startup import self_test
 from bebop.rollout.vllm.transfer import WeightTransfer
+from bebop.watchdog import Deadline, SuspendAwareClock
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class VllmServer:
         self._keys: dict[int, str] = {}  # what a request is called in vLLM now
         self._steps: asyncio.Task[None] | None = None
         self._deadline = Deadline(PATIENCE * hang_after)
-        self._call: tuple[str, AwakeClock] | None = None  # in progress, and for how long
+        self._call: tuple[str, SuspendAwareClock] | None = None  # in progress, and for how long
         self._why: str | None = None  # it is dead
 
     @property
@@ -166,12 +166,12 @@ class VllmServer:
         """In vLLM's thread, one after another."""
 
         def timed() -> T:
-            clock = AwakeClock()
+            clock = SuspendAwareClock()
             self._call = (name, clock)
             try:
                 return call()
             finally:
-                self._deadline.took(name, clock.read())
+                self._deadline.record(name, clock.read())
                 self._call = None
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, timed)

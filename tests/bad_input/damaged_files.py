@@ -173,16 +173,3 @@ RESUMED: dict[str, Mapping[str, bytes]] = {
     "identity-latin": {"overrides.json": b"[]", "identity.json": b'{"a": "\xe9"}'},
     "identity-other": {"overrides.json": b"[]", "identity.json": b'{"the weights in model.path": "another"}'},
 }
-
-EVIL = b"cos\nsystem\n(S'touch evil'\ntR."
-# Pickled checkpoints that convert must not read: name -> their trainer.pt.
-PICKLES: dict[str, bytes] = {
-    "empty": b"",
-    "text": b"no pickle at all",
-    "system": EVIL,
-    "protocol": b"\x80\x05" + EVIL,
-    "torn": b"\x80\x02}q\x00(X\x05\x00\x00",
-    "reduce": b"\x80\x02cbuiltins\neval\nX\x03\x00\x00\x001+1\x85R.",
-    "zip": b"PK\x03\x04" + b"\0" * 60,
-    "persistent": b"\x80\x02X\x01\x00\x00\x00aQ.",
-}

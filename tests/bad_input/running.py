@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import torch
 
-from bebop import adapt, catalogue, convert, export, run, settings, simulate
+from bebop import adapt, catalogue, export, run, settings, simulate
 from bebop.bench import __main__ as bench
 from bebop.certify import __main__ as certify
 from bebop.command import run_main
@@ -38,7 +38,7 @@ COMMANDS: dict[str, Main] = {
     "run": run.main, "adapt": adapt.main, "bench": bench.main, "report": report.main,
     "dashboards": dashboards.main, "reproduce": reproduce.main, "tiny": tiny.main, "certify": certify.main,
     "view": view.main, "export": export.main, "settings": settings.main, "catalogue": catalogue.main,
-    "simulate": simulate.main, "convert": convert.main, "cluster": cluster.main, "docs": docs.main,
+    "simulate": simulate.main, "cluster": cluster.main, "docs": docs.main,
     "megatron_job.adapt": megatron_adapt.main, "megatron_job.convert": megatron_convert.main,
 }  # fmt: skip
 # What can be wrong with how a command takes a bad input: unclear is all but one line on stderr that names the value.

@@ -13,7 +13,7 @@ from pathlib import Path
 from bebop.compose import as_yaml, job_config
 from bebop.model.checkpoint import resolve
 from bebop.store import seal
-from tests.bad_input.damaged_files import LOGS, METRICS, PICKLES, RESUMED, ROWS, RUN_FILES
+from tests.bad_input.damaged_files import LOGS, METRICS, RESUMED, ROWS, RUN_FILES
 from tests.bad_input.damaged_models import CONFIGS, TEXTS, WEIGHTS
 
 FILES = {
@@ -29,7 +29,7 @@ FILES = {
     "number.py": "f = 7\n",
 }
 STEP = '{"step": 1, "reward/mean": 0.5}\n'
-DAMAGED = re.compile(r"\{(rows|log|metrics|run|resumed|pickled|model):([\w-]+)\}")
+DAMAGED = re.compile(r"\{(rows|log|metrics|run|resumed|model):([\w-]+)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,18 +140,12 @@ def checkpoint(run: Path, files: Mapping[str, bytes]) -> None:
     seal(folder)
 
 
-def pickled(path: Path, name: str) -> None:
-    """A run with a checkpoint of an earlier version."""
-    checkpoint(path, {"trainer.pt": PICKLES[name], "loop.pt": PICKLES[name]})
-
-
 MAKERS: dict[str, Callable[[Path, str], object]] = {
     "rows": lambda path, name: path.write_bytes(ROWS[name]),
     "log": lambda path, name: path.write_bytes(LOGS[name]),
     "metrics": lambda path, name: run_folder(path, "metrics.jsonl", METRICS[name]),
     "run": lambda path, name: run_folder(path, *RUN_FILES[name]),
     "resumed": resumed,
-    "pickled": pickled,
     "model": model,
 }
 

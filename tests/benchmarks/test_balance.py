@@ -7,8 +7,8 @@ import pytest
 from bebop.bench import balance
 from bebop.bench.balance import Plan
 from bebop.config_simulate import AnswersConfig
-from bebop.dispatch import PullDispatch
 from bebop.intervals import Interval
+from bebop.pool import PullDispatch
 
 UNEVEN = Plan(workers=2, staleness=2, sigma=1.0, slow=True)
 

@@ -193,7 +193,7 @@ class Pool(WorkerPool):
 def planted() -> None:
     """Put all this in the place of what it stands for, in the driver; other processes are given it by reference."""
     from bebop import loop, runtime
-    from bebop.dispatch import Dispatch
+    from bebop.pool import Dispatch
 
     runtime.RayWorker = Worker  # type: ignore[misc]
     loop.WorkerPool = Pool  # type: ignore[misc]

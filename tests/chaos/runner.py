@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bebop.bench import record
-from bebop.processes import end, marked, status
+from bebop.processes import end, lives, marked, status, stopped
 from tests.chaos import served
 from tests.chaos.control import BUG, ENVIRONMENT, Control
 from tests.chaos.faults import FAULTS, Fault
@@ -86,7 +86,7 @@ class Run:
             if (self.job / "events.jsonl").stat().st_mtime_ns >= since:
                 again = [e for e in self.events() if e["kind"] == "replaced" and e["who"].startswith(who)]
                 found += [int(pid) for event in again for pid in PROCESS.findall(event["why"])]
-        return [pid for pid in found if (of := status(pid)) is not None and of.state not in "ZTt"]
+        return [pid for pid in found if lives(pid) and not stopped(pid)]
 
     def start(self, resume: bool = False) -> None:
         """The command that a user gives."""
@@ -172,7 +172,7 @@ class Run:
             self._follow(FAULTS[group[0][1].kind], rows[0], events, updates)
         else:
             hit = [pid for row in rows for pid in row["ended"]]
-            self.wait(lambda: not any(map(_there, hit)))
+            self.wait(lambda: not any(map(lives, hit)))
             self._goes_on(2)
         for row in rows:
             row["recovered"] = round(time.monotonic() - row.pop("begun"), 2)
@@ -258,7 +258,7 @@ class Run:
         (self.folder / "done.json").write_text(json.dumps({"stuck": stuck}))
 
     def _left(self) -> dict[str, list[str]]:
-        processes = [pid for pid in marked(self.mark) if (of := status(pid)) is not None and of.state != "Z"]
+        processes = list(filter(lives, marked(self.mark)))
         return {
             "ports": [str(one) for one in listeners(processes)],
             "processes": [f"{pid} {status(pid)}" for pid in processes],
@@ -275,8 +275,3 @@ def groups(faults: Sequence[Planned]) -> list[list[tuple[int, Planned]]]:
         else:
             found.append([(number, planned)])
     return found
-
-
-def _there(pid: int) -> bool:
-    of = status(pid)
-    return of is not None and of.state != "Z"

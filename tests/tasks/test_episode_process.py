@@ -15,7 +15,7 @@ import pytest
 import bebop.tasks.episode_process as process_module
 import bebop.tasks.episodes as module
 from bebop.errors import UserError
-from bebop.processes import descendants, status
+from bebop.processes import descendants, lives
 from bebop.tasks.environment import EnvironmentKind, EnvironmentLost
 from bebop.tasks.episodes import Episode, Episodes
 from tests.cases import slow_but
@@ -49,8 +49,7 @@ async def begun(episodes: Episodes, text: str = "x") -> tuple[Episode, int, int]
 
 
 def running(pid: int) -> bool:
-    found = status(pid)
-    return found is not None and found.state != "Z"
+    return lives(pid)
 
 
 def gone(pids: list[int]) -> bool:

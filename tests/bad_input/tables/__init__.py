@@ -34,8 +34,6 @@ CASES: tuple[Case, ...] = (
     *cases("certify", damaged.CERTIFY),
     *cases("export", others.EXPORT),
     *cases("export", damaged.EXPORT),
-    *cases("convert", others.CONVERT),
-    *cases("convert", damaged.CONVERT),
     *cases("simulate", others.SIMULATE),
     *cases("settings", others.SETTINGS),
     *cases("catalogue", others.CATALOGUE),

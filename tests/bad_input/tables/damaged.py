@@ -6,7 +6,7 @@ is below.
 
 from collections.abc import Iterable
 
-from tests.bad_input.damaged_files import LOGS, METRICS, PICKLES, RESUMED, ROWS, RUN_FILES
+from tests.bad_input.damaged_files import LOGS, METRICS, RESUMED, ROWS, RUN_FILES
 from tests.bad_input.damaged_models import CONFIGS, TEXTS, WEIGHTS
 
 NAMED = {
@@ -64,4 +64,3 @@ REPORT = {
     ],
 }
 VIEW = {"runs": rows("--no-browser {}", "run", [name for name in RUN_FILES if name.startswith("store-")])}
-CONVERT = {"checkpoints": rows("{}", "pickled", PICKLES)}

@@ -53,13 +53,6 @@ SIMULATE = {
     "machine": [("dir=rows.txt", "rows.txt"), ("dir=rows.txt/new", "rows.txt/new"), ("dir=''", "dir=''")],
 }  # fmt: skip
 
-CONVERT = {
-    "arguments": [
-        ("", "RUN"), ("--all", "RUN"), ("missing", "/missing'"), ("rows.txt", "/rows.txt'"), ("{here}/used", "used'"),
-        ("{here}/used more", "more"), ("{resumed:step-file}", "resumed-step-file'"), (("a\nb",), "RUN="),
-    ],
-}  # fmt: skip
-
 CLUSTER = {
     "arguments": [
         ("nope", "'nope'"), ("--predict", "--predict"), ("--show", "--show"), ("--store x", "--store"),

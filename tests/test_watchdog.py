@@ -1,4 +1,4 @@
-"""When a silence is a hang: deadlines, paces and pings, on a clock that the tests move by hand."""
+"""The watchdog: deadlines, progress of threads and pings, on a clock that the tests move by hand."""
 
 import asyncio
 import math
@@ -7,9 +7,20 @@ from typing import Any
 
 import pytest
 
-from bebop.hangs import FIRST, START, TICK, AwakeClock, Deadline, Paces, within
 from bebop.protocols import Pace
-from bebop.watchdog import PING_SECONDS, Hang, Life, Watchdog
+from bebop.watchdog import (
+    FIRST,
+    PING_SECONDS,
+    START,
+    TICK,
+    Deadline,
+    Hang,
+    ProcessHealth,
+    SuspendAwareClock,
+    ThreadProgress,
+    Watchdog,
+    within,
+)
 
 
 class Time:
@@ -23,15 +34,15 @@ class Time:
 
 
 class Process:
-    """Answers pings for as long as it ``lives``, at once."""
+    """Answers pings at once, as long as it is ``responsive``."""
 
     def __init__(self) -> None:
-        self.lives, self.asked = True, 0
+        self.responsive, self.asked = True, 0
 
     def ping(self) -> "asyncio.Future[Any]":
         self.asked += 1
         answer = asyncio.get_running_loop().create_future()
-        if self.lives:
+        if self.responsive:
             answer.set_result(None)
         return answer
 
@@ -42,14 +53,14 @@ class Watched:
     def __init__(self, count: int = 1) -> None:
         self.time = Time()
         self.processes = [Process() for _ in range(count)]
-        self.lives = [Life(f"rank {i}", ping=process.ping) for i, process in enumerate(self.processes)]
-        self.dog = Watchdog(self.lives, 30.0, clock=AwakeClock(self.time))
+        self.health = [ProcessHealth(f"rank {i}", ping=process.ping) for i, process in enumerate(self.processes)]
+        self.watchdog = Watchdog(self.health, 30.0, clock=SuspendAwareClock(self.time))
 
     def after(self, seconds: float) -> Hang | None:
         """The first hang within so many seconds of looking in time."""
         for _ in range(math.ceil(seconds / TICK)):
             self.time.seconds += TICK
-            if (hang := self.dog.look()) is not None:
+            if (hang := self.watchdog.check()) is not None:
                 return hang
         return None
 
@@ -65,7 +76,7 @@ def run(test: Callable[[], None]) -> None:
 
 def test_seconds_count_while_this_process_is_awake() -> None:
     time = Time()
-    clock = AwakeClock(time)
+    clock = SuspendAwareClock(time)
     time.seconds += TICK
     assert clock.tick() == TICK
     time.seconds += 3600  # the machine slept, or this process was stopped
@@ -76,11 +87,11 @@ def test_seconds_count_while_this_process_is_awake() -> None:
 def test_a_deadline_follows_from_the_slowest_of_all_kinds() -> None:
     deadline = Deadline(30.0)
     assert deadline.limit("update") == FIRST, "nothing was measured yet"
-    deadline.took("update", 2.0)
+    deadline.record("update", 2.0)
     assert deadline.limit("update") == 30.0, "never below the floor"
-    deadline.took("update", 20.0)
-    deadline.took("update", 1.0)
-    deadline.took("certify", 0.001)
+    deadline.record("update", 20.0)
+    deadline.record("update", 1.0)
+    deadline.record("certify", 0.001)
     assert deadline.limit("update") == deadline.limit("certify") == 200.0
     assert deadline.limit("save") == FIRST
     assert Deadline(1000.0).limit("update") == 1000.0
@@ -91,7 +102,7 @@ def pace(silent: float, slowest: float = 1.0, limit: float = math.inf) -> Pace:
 
 
 @pytest.mark.parametrize(
-    ("told", "hangs"),
+    ("report", "hangs"),
     [
         (pace(29), False),
         (pace(31), True),
@@ -103,21 +114,21 @@ def pace(silent: float, slowest: float = 1.0, limit: float = math.inf) -> Pace:
         (pace(61, limit=30.0), True),
     ],
 )
-def test_a_thread_that_does_not_get_on(told: Pace, hangs: bool) -> None:
-    paces = Paces(30.0)
-    paces.hear([told, Pace(name="reward", silent=0.0, slowest=0.1)], 5.0)
-    assert paces.late() == (("decoding", told.silent) if hangs else None)
+def test_a_thread_that_does_not_get_on(report: Pace, hangs: bool) -> None:
+    threads = ThreadProgress(30.0)
+    threads.update([report, Pace(name="reward", silent=0.0, slowest=0.1)], 5.0)
+    assert threads.late() == (("decoding", report.silent) if hangs else None)
 
 
 def test_a_silence_is_no_longer_than_what_was_seen_of_it() -> None:
-    paces = Paces(30.0)
-    paces.hear([pace(1)], 10.0)
-    paces.hear([pace(101)], 12.0)  # worker and driver were stopped together
-    assert paces.late() is None
-    paces.hear([pace(129)], 40.0)
-    assert paces.late() == ("decoding", 31.0)
-    paces.hear([pace(0.5)], 42.0)
-    assert paces.late() is None
+    threads = ThreadProgress(30.0)
+    threads.update([pace(1)], 10.0)
+    threads.update([pace(101)], 12.0)  # worker and driver were stopped together
+    assert threads.late() is None
+    threads.update([pace(129)], 40.0)
+    assert threads.late() == ("decoding", 31.0)
+    threads.update([pace(0.5)], 42.0)
+    assert threads.late() is None
 
 
 def test_who_does_not_answer_hangs_whatever_it_was_asked_for() -> None:
@@ -127,11 +138,14 @@ def test_who_does_not_answer_hangs_whatever_it_was_asked_for() -> None:
         assert watched.processes[0].asked == pytest.approx(120 / PING_SECONDS, rel=0.3), (
             "now and then, not all the time"
         )
-        watched.processes[0].lives = False
-        with watched.dog.calling(watched.lives[0], "update"):
+        watched.processes[0].responsive = False
+        with watched.watchdog.calling(watched.health[0], "update"):
             hang = watched.after(60)
-        assert hang is not None and hang.lives == tuple(watched.lives) and hang.what == " in update"
-        assert 30 < hang.silent < 31 and watched.dog.clock.read() - watched.lives[0].heard < 30 + PING_SECONDS + 1
+        assert hang is not None and hang.processes == tuple(watched.health) and hang.what == " in update"
+        assert (
+            30 < hang.silent < 31
+            and watched.watchdog.clock.read() - watched.health[0].last_seen < 30 + PING_SECONDS + 1
+        )
 
     run(test)
 
@@ -139,11 +153,11 @@ def test_who_does_not_answer_hangs_whatever_it_was_asked_for() -> None:
 def test_a_driver_that_slept_blames_nobody() -> None:
     def test() -> None:
         watched = Watched()
-        watched.processes[0].lives = False
-        with watched.dog.calling(watched.lives[0], "update"):
+        watched.processes[0].responsive = False
+        with watched.watchdog.calling(watched.health[0], "update"):
             assert watched.after(10) is None
             watched.time.seconds += 3600
-            assert watched.dog.look() is None and watched.after(10) is None
+            assert watched.watchdog.check() is None and watched.after(10) is None
         assert watched.after(30) is not None
 
     run(test)
@@ -155,7 +169,7 @@ def test_a_process_that_is_dead_does_not_hang() -> None:
 
     async def test() -> None:
         watched = Watched()
-        watched.lives[0].ping = lambda: asyncio.ensure_future(died())
+        watched.health[0].ping = lambda: asyncio.ensure_future(died())
         assert watched.after(3) is None
         await asyncio.sleep(0)
         assert watched.after(120) is None, "whoever calls it is told"
@@ -166,8 +180,8 @@ def test_a_process_that_is_dead_does_not_hang() -> None:
 def test_a_start_has_a_limit_before_there_is_anybody_to_answer() -> None:
     def test() -> None:
         watched = Watched()
-        watched.lives[0].ping = None
-        with watched.dog.calling(watched.lives[0], "start"):
+        watched.health[0].ping = None
+        with watched.watchdog.calling(watched.health[0], "start"):
             assert watched.after(START - 10) is None
             hang = watched.after(20)
         assert hang is not None and hang.what == " in start"
@@ -175,24 +189,24 @@ def test_a_start_has_a_limit_before_there_is_anybody_to_answer() -> None:
     run(test)
 
 
-def test_a_late_call_is_blamed_on_who_is_deaf_or_else_on_all() -> None:
-    def late(deaf: bool) -> tuple[str, ...]:
+def test_a_late_call_is_blamed_on_the_unresponsive_or_else_on_all() -> None:
+    def late(unresponsive: bool) -> tuple[str, ...]:
         watched = Watched(count=2)
-        for life in watched.lives:
-            with watched.dog.calling(life, "update"):
+        for process in watched.health:
+            with watched.watchdog.calling(process, "update"):
                 watched.time.seconds += TICK
-                watched.dog.look()
-        first, second = (watched.dog.calling(life, "update") for life in watched.lives)
+                watched.watchdog.check()
+        first, second = (watched.watchdog.calling(process, "update") for process in watched.health)
         with first, second:
             assert watched.after(20) is None
-            watched.processes[1].lives = not deaf
+            watched.processes[1].responsive = not unresponsive
             hang = watched.after(20)
         assert hang is not None and hang.what == " in update" and hang.silent == pytest.approx(30, abs=1)
-        return tuple(life.name for life in hang.lives)
+        return tuple(process.name for process in hang.processes)
 
     def test() -> None:
-        assert late(deaf=True) == ("rank 1",)
-        assert late(deaf=False) == ("rank 0", "rank 1")
+        assert late(unresponsive=True) == ("rank 1",)
+        assert late(unresponsive=False) == ("rank 0", "rank 1")
 
     run(test)
 
@@ -201,10 +215,10 @@ def test_a_call_that_waits_on_purpose_may_wait() -> None:
     def test() -> None:
         watched = Watched()
         for _ in range(3):
-            with watched.dog.calling(watched.lives[0], "collect", 5.0):
+            with watched.watchdog.calling(watched.health[0], "collect", 5.0):
                 assert watched.after(5) is None
-        assert watched.dog.deadline.limit("collect") == 30.0, "what it waits on purpose is not measured"
-        with watched.dog.calling(watched.lives[0], "collect", 5.0):
+        assert watched.watchdog.deadline.limit("collect") == 30.0, "what it waits on purpose is not measured"
+        with watched.watchdog.calling(watched.health[0], "collect", 5.0):
             assert watched.after(34) is None
             hang = watched.after(3)
         assert hang is not None and hang.what == " in collect"
@@ -214,8 +228,8 @@ def test_a_call_that_waits_on_purpose_may_wait() -> None:
 
 def test_work_has_its_time_and_no_more() -> None:
     async def test() -> None:
-        assert await within(asyncio.sleep(0, "done"), 10.0, AwakeClock()) == "done"
+        assert await within(asyncio.sleep(0, "done"), 10.0, SuspendAwareClock()) == "done"
         with pytest.raises(TimeoutError):
-            await within(asyncio.Event().wait(), 0.05, AwakeClock())
+            await within(asyncio.Event().wait(), 0.05, SuspendAwareClock())
 
     asyncio.run(test())
