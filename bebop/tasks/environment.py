@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from bebop.errors import UserError
-from bebop.tasks.user_files import load_file
+from bebop.tasks.functions import load_file
 
 Message = Mapping[str, str]  # {"role": one of ROLES, "content": text}
 ROLES = ("system", "user", "tool")
