@@ -171,7 +171,7 @@ MODEL_CODE = ("transformers.modeling_utils", "torch.distributed.tensor", "torch.
 WITHOUT = [
     ("bebop.run", ("torch", "transformers", "ray", "numpy", "plotly", *LIBRARIES)),
     ("bebop.identity, bebop.preflight, bebop.runtime, bebop.report.page", (*LIBRARIES, *MODEL_CODE)),
-    ("bebop.rollout.worker, bebop.tasks.scoring", ("ray", "plotly", *LIBRARIES, *MODEL_CODE)),
+    ("bebop.rollout.worker, bebop.tasks.procedural", ("ray", "plotly", *LIBRARIES, *MODEL_CODE)),
 ]
 
 

@@ -1,20 +1,20 @@
-"""What an environment is, which there are, and how one of the user's own is found.
+"""The interface of environments, the table of built-in ones, and how an environment of the user is found.
 
-An environment answers a policy turn by turn: ``reset`` gives the first messages, ``step`` what is said to one turn. It
-is one object per trajectory. ``reset`` and ``step`` depend on the question, the seed and the texts alone, so that a
-trajectory that was lost can begin again, and the members of a group begin alike.
+An environment answers a policy turn by turn: ``reset`` returns the first messages, ``step`` the reply to one turn. Each
+trajectory has an environment object of its own. ``reset`` and ``step`` depend only on the question, the seed and the
+texts, so a lost trajectory can begin again, and all members of a group begin alike.
 
-Whatever a policy can write is answered: a call that makes no sense, or a command of it that runs too long, is an
-observation. Exceptions are for what is never its fault.
+Every text that a policy can write gets a reply: a senseless call, or a command that runs too long, is an observation.
+Exceptions are for failures that are never the policy's fault.
 
-A row of ``ENVIRONMENTS`` names a class and a function that draws its questions. One of the user's own is
+A row of ``ENVIRONMENTS`` names a class and a function that draws its questions. An environment of the user is
 ``path/to/file.py:Class``, where the class may have
 
-- ``item(index, seed, **args)``, a static method: question number ``index``; without one it is ``{"index": index}``;
-- ``blocking = False``: its methods never wait but in ``await``, so it needs no process of its own;
-- ``tokens = True``: see ``EnvironmentKind``.
+- ``item(index, seed, **args)``, a static method that returns question ``index``; the default is ``{"index": index}``;
+- ``blocking = False``: its methods wait only in ``await``, so it needs no process of its own;
+- ``tokens = True`` and ``command = "seconds"``: see ``EnvironmentKind``.
 
-``task.args`` goes to both by name: each is given those that it has a parameter for.
+Both receive ``task.args`` by name, each the arguments that it has a parameter for.
 """
 
 import difflib
@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from bebop.errors import UserError
-from bebop.tasks.user_files import load_file
+from bebop.tasks.functions import load_file
 
 Message = Mapping[str, str]  # {"role": one of ROLES, "content": text}
 ROLES = ("system", "user", "tool")
@@ -36,106 +36,84 @@ ROLES = ("system", "user", "tool")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvStep:
-    """What an environment makes of a turn.
+    """The reply of an environment to one turn.
 
     >>> EnvStep(messages=({"role": "user", "content": "more"},), counts={"tool_errors": 0.0})  # doctest: +SKIP
     """
 
     messages: tuple[Any, ...] = ()  # of Message: what the policy reads next; of int if the kind has ``tokens``
-    reward: float = 0.0  # added over the steps of a trajectory
+    reward: float = 0.0  # summed over the steps of a trajectory
     done: bool = False  # the trajectory ends here
-    counts: Mapping[str, float] = field(default_factory=dict)  # what else is counted, by name; added likewise
+    counts: Mapping[str, float] = field(default_factory=dict)  # further counts by name, summed likewise
 
 
 class EnvironmentLost(Exception):
-    """Never the policy's fault: a crash, a time limit of ``reset`` or ``step``, a connection. One line."""
+    """A failure that is never the policy's fault: a crash, a time limit, a connection. The message is one line."""
 
 
 class Environment(Protocol):
-    """One trajectory's. Raises ``UserError`` for what the user can put right, anything else where it is lost."""
+    """The environment of one trajectory. It raises ``UserError`` for what the user can put right; else it is lost."""
 
     async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
-        """The first messages, for a question; called once, first."""
+        """Return the first messages of a question. This is the first call, and it comes once."""
         ...
 
     async def step(self, text: str) -> EnvStep:
-        """What it says to a turn of the policy, without what ended it."""
+        """Return the reply to a turn of the policy, whose stop token is left out."""
         ...
 
     async def close(self) -> None:
-        """Give back what it holds. Called more than once, and also after it was lost."""
+        """Release all resources. May be called more than once, and also after a failure."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentKind:
-    """Where an environment comes from.
+    """The class of an environment, the function that draws its questions, and how it runs.
 
     >>> EnvironmentKind(make="bebop.tasks.environments.guess:Guess", item="bebop.tasks.environments.guess:item")
     ... # doctest: +SKIP
     """
 
-    make: str  # "package.module:Class" or "path/to/file.py:Class", imported when chosen; it is made as Class(**args)
-    item: str = ""  # likewise, of (index, seed, **args) -> dict: the question with this number, pure; "": its number
-    blocking: bool = False  # its methods wait for files or programs: it runs in a process that can be ended
+    make: str  # "package.module:Class" or "path/to/file.py:Class", imported when chosen, called as Class(**args)
+    item: str = ""  # likewise, a pure function (index, seed, **args) -> dict that draws questions; "": {"index": index}
+    blocking: bool = False  # its methods wait for files or programs: it runs in a process that can be killed
     reaches: bool = False  # its arguments name code to run or servers: not from the run folder of somebody else
     command: str = ""  # the argument that bounds, in seconds, what one step runs for the policy
-    tokens: bool = False  # it renders for itself: messages are token ids, and step is given the whole Completion
-    what: str = ""  # one line
+    tokens: bool = False  # it renders for itself: messages are token ids, and step receives the whole Completion
 
     @property
     def name(self) -> str:
-        """Its name in the registry; ``make`` if it has none."""
+        """The name in ``ENVIRONMENTS``; ``make`` if it is not there."""
         return next((name for name, kind in ENVIRONMENTS.items() if kind == self), self.make)
 
 
 OURS = "bebop.tasks.environments"
 ENVIRONMENTS: dict[str, EnvironmentKind] = {
-    "guess": EnvironmentKind(
-        make=f"{OURS}.guess:Guess",
-        item=f"{OURS}.guess:item",
-        what="find a number in few tries; the built-in model can learn it",
-    ),
-    "store": EnvironmentKind(
-        make=f"{OURS}.store:Store",
-        item=f"{OURS}.store:item",
-        what="follow a chain of keys through a store, 4 to 30 turns",
-    ),
-    "calc": EnvironmentKind(
-        make=f"{OURS}.calc:Calc",
-        item=f"{OURS}.calc:item",
-        what="work out a long expression with a calculator",
-    ),
-    "bugfix": EnvironmentKind(
-        make=f"{OURS}.bugfix:Bugfix",
-        item=f"{OURS}.bugfix:item",
-        blocking=True,
-        command="seconds",
-        what="mend a small Python package with commands in a sandbox, up to 60 turns",
-    ),
+    "guess": EnvironmentKind(make=f"{OURS}.guess:Guess", item=f"{OURS}.guess:item"),
+    "store": EnvironmentKind(make=f"{OURS}.store:Store", item=f"{OURS}.store:item"),
+    "calc": EnvironmentKind(make=f"{OURS}.calc:Calc", item=f"{OURS}.calc:item"),
     "openenv": EnvironmentKind(
         make=f"{OURS}.openenv_client:OpenEnv",
         item=f"{OURS}.openenv_client:item",
         reaches=True,
-        what="episodes on an OpenEnv 0.3 server, by its address",
     ),
     "verifiers": EnvironmentKind(
         make=f"{OURS}.verifiers_episode:Verifiers",
         item=f"{OURS}.verifiers_episode:item",
         reaches=True,
         tokens=True,
-        what="an installed verifiers 0.4 environment, by the id of its taskset",
     ),
 }
 
 
 def seed(base: int, index: int) -> int:
-    """What ``reset`` is given for question number ``index``, below 2**32; the same for all members of its group."""
+    """Return the seed of ``reset`` for question ``index`` < 2**32; all members of a group share it."""
     return (base << 32) + index
 
 
 def find_kind(name: str) -> EnvironmentKind:
-    """The environment called ``name``, or ``path/to/file.py:Class``; ``UserError``. Runs the file's module."""
+    """Return the environment called ``name`` or ``path/to/file.py:Class``, which is imported; ``UserError``."""
     if name in ENVIRONMENTS:
         return ENVIRONMENTS[name]
     where, _, attribute = name.rpartition(":")
@@ -147,16 +125,20 @@ def find_kind(name: str) -> EnvironmentKind:
     make = f"{Path(where).resolve()}:{attribute}"
     chosen = load_class(make)
     own = isinstance(inspect.getattr_static(chosen, "item", None), staticmethod)
-    doc = (inspect.getdoc(chosen) or "").partition("\n")[0]
     tokens = bool(getattr(chosen, "tokens", False))
     blocking = bool(getattr(chosen, "blocking", not tokens))
     if tokens and blocking:
         raise UserError(f"environment {make}: tokens = True and blocking = True are not possible together")
-    return EnvironmentKind(make=make, item=f"{make}.item" if own else "", blocking=blocking, tokens=tokens, what=doc)
+    command = str(getattr(chosen, "command", ""))
+    if command and command not in inspect.signature(chosen).parameters:
+        raise UserError(f"environment {make}: command = {command!r} is no argument of the class")
+    return EnvironmentKind(
+        make=make, item=f"{make}.item" if own else "", blocking=blocking, command=command, tokens=tokens
+    )
 
 
 def question(kind: EnvironmentKind, index: int, seed: int, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Question number ``index`` >= 0 of the stream with this seed: what ``reset`` is given. ``UserError``."""
+    """Return question ``index`` >= 0 of the stream with this seed, which ``reset`` receives; ``UserError``."""
     chosen, _ = arguments(kind, args)
     if not kind.item:
         return {"index": index}
@@ -172,7 +154,7 @@ def question(kind: EnvironmentKind, index: int, seed: int, args: Mapping[str, An
 
 
 def arguments(kind: EnvironmentKind, args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of ``task.args`` those for the question and those for the class; ``UserError`` for one too many or too few."""
+    """Return the arguments of the question and those of the class; ``UserError`` for an unknown or missing one."""
     of_item = list(inspect.signature(load(kind.item)).parameters.values())[2:] if kind.item else []
     of_class = list(inspect.signature(load_class(kind.make)).parameters.values())
     named = {p.name: p for p in (*of_item, *of_class) if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
@@ -186,11 +168,11 @@ def arguments(kind: EnvironmentKind, args: Mapping[str, Any]) -> tuple[dict[str,
     missing = [name for name, p in named.items() if p.default is p.empty and name not in args]
     if missing:
         raise UserError(f"task.args.{missing[0]} is missing: environment {kind.name} needs it")
-    return _taken(of_item, args), _taken(of_class, args)
+    return _accepted(of_item, args), _accepted(of_class, args)
 
 
 def check_command(kind: EnvironmentKind, args: Mapping[str, Any], step_seconds: float) -> None:
-    """``UserError`` unless what one step runs for the policy ends well before the step counts as lost."""
+    """Raise ``UserError`` unless a command of the policy ends before its step counts as lost."""
     if not kind.command:
         return
     default = inspect.signature(load_class(kind.make)).parameters[kind.command].default
@@ -202,8 +184,7 @@ def check_command(kind: EnvironmentKind, args: Mapping[str, Any], step_seconds: 
         )
 
 
-def _taken(parameters: Sequence[inspect.Parameter], args: Mapping[str, Any]) -> dict[str, Any]:
-    """Those arguments that there is a parameter for."""
+def _accepted(parameters: Sequence[inspect.Parameter], args: Mapping[str, Any]) -> dict[str, Any]:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return dict(args)
     names = {p.name for p in parameters}
@@ -211,7 +192,7 @@ def _taken(parameters: Sequence[inspect.Parameter], args: Mapping[str, Any]) -> 
 
 
 def load_class(spec: str) -> type[Environment]:
-    """The class behind ``make``; ``UserError`` if it has not the methods of an ``Environment``."""
+    """Import a class; ``UserError`` if it lacks a method of ``Environment``."""
     chosen = load(spec)
     if not isinstance(chosen, type):
         raise UserError(f"environment {spec}: it is no class")
@@ -224,7 +205,7 @@ def load_class(spec: str) -> type[Environment]:
 
 
 def load(spec: str) -> Callable[..., Any]:
-    """What ``package.module:name`` or ``path/to/file.py:name`` names; dots go into classes. ``UserError``."""
+    """Import ``package.module:name`` or ``path/to/file.py:name``, where dots lead into classes; ``UserError``."""
     where, _, names = spec.rpartition(":")
     try:
         found: Any = _module(where)
@@ -249,14 +230,13 @@ def _module(where: str) -> ModuleType:
 
 @functools.cache
 def _file(path: Path) -> ModuleType:
-    """A file of the user's as a module."""
     if not path.is_file():
         raise UserError(f"environment {path}: there is no such Python file")
     return load_file(path, "environment")
 
 
 def checked_messages(value: Any, name: str, tokens: bool = False) -> tuple[Any, ...]:
-    """Messages as an environment gave them, as plain dicts, or token ids; ``UserError`` if they are none."""
+    """Return the messages of an environment as plain dicts, or its token ids; ``UserError`` if they are malformed."""
     if tokens:
         if not isinstance(value, tuple | list) or not all(type(token) is int and token >= 0 for token in value):
             raise UserError(f"environment {name} gave {str(value)[:80]!r}: a tuple of token ids is wanted")
@@ -272,7 +252,7 @@ def checked_messages(value: Any, name: str, tokens: bool = False) -> tuple[Any, 
 
 
 def checked_step(value: Any, name: str, tokens: bool = False) -> EnvStep:
-    """A step as an environment gave it, of plain types; ``UserError`` if it is none."""
+    """Return the step of an environment, with plain types; ``UserError`` if it is malformed."""
     if not isinstance(value, EnvStep):
         raise UserError(f"environment {name}: step returned {str(value)[:80]!r}: an EnvStep is wanted")
     try:
@@ -285,10 +265,10 @@ def checked_step(value: Any, name: str, tokens: bool = False) -> EnvStep:
 
 
 def last_line(text: str) -> str:
-    """The last line of a turn with anything in it: what is to be done, where thoughts may come before."""
+    """Return the last line of a turn that is not blank: the action, after any thoughts."""
     return (text.strip().splitlines() or [""])[-1].strip()
 
 
 def one_line(error: BaseException) -> str:
-    """An exception in one line: ``ValueError: no such file``."""
+    """Return an exception as one line: ``ValueError: no such file``."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

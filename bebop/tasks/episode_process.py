@@ -1,8 +1,10 @@
-"""An environment in a process of its own, which can be ended with all that it started, whatever it is doing.
+"""Environments in processes of their own, which can be killed with all that they started, whatever they are doing.
 
-The process imports the class once and plays one episode after another, with whatever the module remembers. It is no
-sandbox. It is asked by pickles and replies by JSON, so that nothing in it runs in the process that asks. Only methods
-in progress run: a task that an environment leaves behind in the event loop stands still until the next call.
+A process imports the class once and plays one episode after another, with whatever the module remembers. It is no
+sandbox. Calls are pickles and replies are JSON, so nothing of it runs in the process that asks. Its event loop runs
+only during a call: a task that an environment leaves behind stands still until the next call.
+
+A pool starts processes when they are needed, keeps idle ones, and bounds their number.
 """
 
 import asyncio
@@ -13,12 +15,9 @@ import json
 import os
 import pickle
 import secrets
-import select
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 import traceback
 from collections.abc import Coroutine, Mapping
@@ -29,60 +28,54 @@ from bebop.errors import UserError
 from bebop.processes import descendants, end, marked
 from bebop.tasks.environment import (
     Environment,
+    EnvironmentKind,
     EnvironmentLost,
     EnvStep,
+    Message,
     checked_messages,
     checked_step,
     load_class,
     one_line,
 )
+from bebop.tasks.functions import LEAVE_SECONDS, follow_parent, start_python
 from bebop.tasks.output import Output
 
 LOAD_SECONDS = 300.0  # for the import of the class's module
-LEAVE_SECONDS = 2.0  # for a process to end by itself: once it has closed its pipe, or nobody is there to ask it
-LOOK_SECONDS = 0.5  # between two looks whether it still runs: what it started may hold its pipe open
+POLL_SECONDS = 0.5  # between two checks that it still runs: what it started may hold its pipe open
 MESSAGE_BYTES = 64 << 20
-SIZE = 8  # bytes that tell the length of a message
+SIZE = 8  # bytes in front of a message that hold its length
 MARK = "BEBOP_ENVIRONMENT"  # in the environment of the process and of what it starts
-COMMAND = "import sys; from bebop.tasks.episode_process import serve; serve(int(sys.argv[1]))"
 PR_SET_CHILD_SUBREAPER = 36
 
 
 class _Raised(Exception):
-    """What an environment raised, as its own process saw it."""
+    """The traceback of an exception in the process of an environment."""
 
 
 class EnvironmentProcess:
     """One process, for one call at a time, used from one event loop. A call that ends early leaves it ``busy``."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", mark: str) -> None:
-        """Of ``started``."""
         self.process, self.mark = process, mark
-        self.busy = False  # a reply is due: it cannot be asked any more
+        self.busy = False  # a reply is due: no further call is possible
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
 
     @classmethod
-    async def started(
+    async def start(
         cls, make: str, args: Mapping[str, Any], name: str, output: Output | None = None
     ) -> "EnvironmentProcess":
-        """A process that has imported ``make``; ``UserError`` if it cannot, ``EnvironmentLost`` if it ended.
+        """Start a process that has imported ``make``; ``UserError`` if it cannot, ``EnvironmentLost`` if it ended.
 
-        ``output``: what reads all that it prints; None: it prints where this process does.
+        ``output``: reads all that it prints; None: it prints where this process does.
         """
-        mark = f"{MARK}={secrets.token_hex(8)}"
+        identifier = secrets.token_hex(8)
+        mark = f"{MARK}={identifier}"
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if output else {}
         ours, theirs = socket.socketpair()
-        path = os.pathsep.join(p for p in sys.path if p)
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-u", "-c", COMMAND, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": path, MARK: mark.partition("=")[2]},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if output else None,
-                stderr=subprocess.STDOUT if output else None,
-                start_new_session=True,  # Ctrl-C is the parent's business
-            )
+            env = {MARK: identifier}
+            process = start_python(__name__, "serve", theirs.fileno(), flags=["-u"], env=env, **streams)
         if output is not None:
             output.follow(process)
         made = cls(process, mark)
@@ -99,7 +92,7 @@ class EnvironmentProcess:
         return made
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """What a method returned: a list of messages, the fields of an ``EnvStep`` or None.
+        """Return what a method returned: a list of messages, the fields of an ``EnvStep`` or None.
 
         ``UserError``, or ``EnvironmentLost`` if it raised or the process ended; it is ``busy`` after any of them.
         """
@@ -120,7 +113,7 @@ class EnvironmentProcess:
         return reply["value"]
 
     def ended(self) -> bool:
-        """Whether it is not there any more. Its number stays taken until ``end``, so that nobody else is killed."""
+        """Whether it ended. Its process id stays taken until ``end``, so that ``end`` kills nobody else."""
         return self.process.returncode is not None or self._status() is not None
 
     async def end(self) -> None:
@@ -145,11 +138,11 @@ class EnvironmentProcess:
         return reply
 
     async def _while_it_runs(self, replying: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """The reply; ``OSError`` if the process ended, even where its pipe is still open."""
+        """Return the reply; ``OSError`` if the process ended, even where its pipe is still open."""
         task = asyncio.create_task(replying)
         try:
             gone = False
-            while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+            while not (await asyncio.wait({task}, timeout=POLL_SECONDS))[0]:
                 if gone:  # and its last words are read
                     raise ConnectionResetError("the process ended")
                 gone = self.ended()
@@ -158,7 +151,7 @@ class EnvironmentProcess:
             task.cancel()
 
     async def _ending(self) -> str:
-        """How it came to its end, in words."""
+        """Say how it came to its end."""
         deadline = time.monotonic() + LEAVE_SECONDS
         while (status := self._status()) is None:
             if time.monotonic() > deadline:
@@ -171,14 +164,14 @@ class EnvironmentProcess:
         return f"was ended by signal {status.si_status} ({name}){short}"
 
     def _status(self) -> "os.waitid_result | None":
-        """How it ended, without taking notice of it; None while it runs."""
+        """Return how it ended, without reaping it; None while it runs."""
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
 def end_tree(pid: int, mark: str, spare: int = 0) -> None:
-    """Kill a process, what it started, what that started, and whoever else bears ``mark``; but not ``spare``.
+    """Kill a process, its descendants and all processes that bear ``mark``, but not ``spare``.
 
-    They are stopped first, until no new one is found: what does not run starts nothing, and its children stay its own.
+    They are stopped first, until no new one is found: a stopped process starts nothing, and its children stay its own.
     """
     found: set[int] = set()
     while new := {pid, *descendants(pid), *marked(mark)} - found - {spare}:
@@ -193,15 +186,107 @@ def _framed(message: bytes) -> bytes:
     return len(message).to_bytes(SIZE, "little") + message
 
 
+# ---- the pool
+
+
+class Pool:
+    """At most ``limit`` processes of one kind; used from one event loop."""
+
+    def __init__(
+        self, kind: EnvironmentKind, args: Mapping[str, Any], limit: int, output: Output | None = None
+    ) -> None:
+        """Start nothing yet; ``args``: of the class; ``output``: reads what processes print; None: nobody does."""
+        self.kind, self.args, self.output = kind, args, output
+        self.room = asyncio.Semaphore(limit)
+        self.idle: list[EnvironmentProcess] = []
+        self.all: set[EnvironmentProcess] = set()
+
+    async def take(self) -> EnvironmentProcess:
+        """Wait for a free process, first come first served; ``UserError``, ``EnvironmentLost``."""
+        await self.room.acquire()
+        try:
+            while self.idle:
+                process = self.idle.pop()
+                if not process.ended():
+                    return process
+                await self._end(process)
+            process = await EnvironmentProcess.start(self.kind.make, self.args, self.kind.name, self.output)
+            self.all.add(process)
+            return process
+        except BaseException:
+            self.room.release()
+            raise
+
+    async def give_back(self, process: EnvironmentProcess, keep: bool) -> None:
+        """Keep a process for the next episode, or kill it."""
+        try:
+            if keep and not process.ended():
+                self.idle.append(process)
+            else:
+                await self._end(process)
+        finally:
+            self.room.release()
+
+    async def end(self) -> None:
+        """Kill all processes."""
+        self.idle.clear()
+        await asyncio.gather(*[self._end(process) for process in [*self.all]])
+
+    async def _end(self, process: EnvironmentProcess) -> None:
+        self.all.discard(process)
+        await process.end()
+
+
+class Apart:
+    """An environment in a process of the pool: ``take`` before ``reset``, ``close`` at last."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.process: EnvironmentProcess | None = None
+
+    async def take(self) -> None:
+        """Wait for a free process."""
+        self.process = await self.pool.take()
+
+    async def reset(self, item: Mapping[str, Any], seed: int) -> tuple[Message, ...]:
+        """Return the first messages of a question."""
+        return tuple(await self._ask("reset", item, seed))
+
+    async def step(self, text: str) -> EnvStep:
+        """Return the reply to a turn."""
+        fields = await self._ask("step", text)
+        return EnvStep(**{**fields, "messages": tuple(fields["messages"])})
+
+    async def close(self, lost: bool) -> None:
+        """Give the process back; it is killed if it is lost, or cannot close its environment."""
+        if self.process is not None:
+            process, self.process, keep = self.process, None, False
+            try:
+                if not lost:
+                    await process.ask("close")
+                    keep = True
+            finally:
+                await self.pool.give_back(process, keep)
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """Return the reply; without one the process is killed at once, so that a late one reaches nobody."""
+        assert self.process is not None, "it was taken"
+        try:
+            return await self.process.ask(method, *arguments)
+        except BaseException:
+            await self.close(lost=True)
+            raise
+
+
 # ---- the process
 
 
 def serve(descriptor: int) -> None:
-    """The process: import the class, answer calls until the parent goes away."""
+    """Import the class and answer calls until the parent goes away. This is the process."""
     os.set_inheritable(descriptor, False)
     with contextlib.suppress(AttributeError, OSError):  # Linux alone: children of children that end stay in our tree
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    threading.Thread(target=_follow, args=(descriptor,), daemon=True).start()
+    follow_parent(descriptor, _end_own)
     with contextlib.suppress(OSError):  # the parent is gone
         _answer(descriptor)
     _end_own()
@@ -227,14 +312,14 @@ def _answer(descriptor: int) -> None:
 
 
 class _Player:
-    """Carries calls out."""
+    """Carries out the calls of ``EnvironmentProcess``."""
 
     def __init__(self) -> None:
         self.make, self.args, self.name = "", dict[str, Any](), ""
         self.environment: Environment | None = None
 
     async def play(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """One call, as something that JSON can hold."""
+        """Carry out one call and return a value that JSON can hold."""
         if method == "load":
             self.make, self.args, self.name = arguments
             load_class(self.make)
@@ -252,22 +337,10 @@ class _Player:
 
 
 def _read(stream: io.BufferedRWPair) -> tuple[str, tuple[Any, ...]] | None:
-    """The next call; None once the parent is gone."""
+    """Read the next call; None once the parent is gone."""
     size = int.from_bytes(stream.read(SIZE), "little")
     message = stream.read(size)
     return pickle.loads(message) if 0 < size == len(message) else None
-
-
-def _follow(descriptor: int) -> NoReturn:
-    """End this process and all that it started soon after the parent is gone, even where a call hangs.
-
-    A call that never lets go of the interpreter, one in C, is not ended before it returns.
-    """
-    watch = select.poll()
-    watch.register(descriptor, 0)  # a hang-up is always reported
-    watch.poll()
-    time.sleep(LEAVE_SECONDS)
-    _end_own()
 
 
 def _end_own() -> NoReturn:

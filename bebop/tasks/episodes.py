@@ -27,7 +27,7 @@ from bebop.tasks.environment import (
     load_class,
     one_line,
 )
-from bebop.tasks.episode_pool import Apart, Pool
+from bebop.tasks.episode_process import Apart, Pool
 from bebop.tasks.output import Output
 
 logger = logging.getLogger(__name__)

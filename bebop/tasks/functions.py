@@ -1,13 +1,27 @@
-"""A user's reward function, in a process of its own that can be ended: it may hang, exit, crash or be killed.
+"""Functions that run in a child process, which can be killed: reward functions of users, and slow verifiers.
 
-The process imports the function once and keeps it, with whatever the function remembers between calls. It is no
-sandbox. Time is wall time, since a function may wait for a server. What it prints goes to a file, up to a limit.
+``UserFunction`` calls a function of the user, which may hang, exit, crash or be killed. Its process imports the
+function once and keeps it, with whatever the function remembers between calls. The limit is wall time, since a function
+may wait for a server. What it prints goes to a file, up to a limit.
+
+``Isolated`` calls verifiers, which may take for ever over a completion: ``\\boxed{9^{9^{9}}}`` keeps sympy busy in C
+code that no thread can interrupt, and alarm signals only reach the main thread, while rewards are computed in others.
+The kernel ends the child once it has used its CPU time; a new one takes its place. CPU time, not wall time: a busy
+machine changes no reward. A child that is stopped or sleeps uses none. It is killed as well, and its call, which is not
+to blame, is tried once more.
+
+A child bounds time and memory; it is no sandbox. Pools of the standard library and of pebble run the parent's main
+module again in every child, and break when an idle child is killed.
 """
 
+import contextlib
 import difflib
+import functools
 import importlib
+import logging
 import math
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -15,39 +29,163 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from numbers import Real
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from bebop.errors import UserError
+from bebop.processes import cpu_ticks
 from bebop.tasks.output import Output
-from bebop.tasks.user_files import load_file
+
+logger = logging.getLogger(__name__)
 
 LOAD_SECONDS = 300.0  # for the import of the function's module, which may load a model
-LEAVE_SECONDS = 2.0  # for the process to end by itself once nobody is there to ask it
-COMMAND = "import sys; from bebop.tasks.functions import serve; serve(int(sys.argv[1]), sys.argv[2])"
+LEAVE_SECONDS = 2.0  # for a process to end by itself once nobody is there to ask it
+CPU_SECONDS = 3.0  # of a verifier
+STILL_SECONDS = 20.0  # of a verifier without a reply and without any use of CPU time
+ATTEMPTS = 2  # at a verifier whose child is lost
+MEMORY_BYTES = 2 << 30  # of a verifier's process
 ALLOWED = "auto, math_verify, package.module.function or path/to/file.py:function"
 
 
+# ---- a Python file of the user
+
+
+class _NoBytecode(SourceFileLoader):
+    """Keeps no bytecode: a refused job writes nothing, and a file that changed within a second is read anew."""
+
+    def set_data(self, path: str, data: object, *, _mode: int = 0o666) -> None:
+        """Write nothing, where importlib would write ``__pycache__``."""
+
+
+def load_file(path: Path, kind: str) -> ModuleType:
+    """Run a Python file as the module ``bebop_KIND_STEM`` and return it; raises what the file raises.
+
+    The module is in ``sys.modules`` while it runs: dataclasses look there for the types of their fields.
+    """
+    name = f"bebop_{kind}_{path.stem}"
+    loader = _NoBytecode(name, str(path))
+    spec = spec_from_file_location(name, path, loader=loader)
+    assert spec is not None, "a file with a loader has a spec"
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+# ---- child processes
+
+
+def start_python(
+    module: str, function: str, pipe: int, *arguments: str, flags: Sequence[str] = (), **options: Any
+) -> "subprocess.Popen[bytes]":
+    """Call ``module.function(pipe, *arguments)`` in a Python process, which inherits the pipe.
+
+    It leads a session of its own: Ctrl-C is the parent's business, and whatever it starts can be killed with it.
+    """
+    code = f"import sys; from {module} import {function}; {function}(int(sys.argv[1]), *sys.argv[2:])"
+    return subprocess.Popen(
+        [sys.executable, *flags, "-c", code, str(pipe), *arguments],
+        pass_fds=[pipe],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **options.pop("env", {})},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        **options,
+    )
+
+
+def follow_parent(pipe: int, end: Callable[[], NoReturn]) -> None:
+    """In a child: call ``end`` soon after the parent is gone, even while another thread hangs.
+
+    A call in C that never releases the interpreter is not ended before it returns.
+    """
+
+    def wait() -> None:
+        poll = select.poll()
+        poll.register(pipe, 0)  # a hang-up is always reported
+        poll.poll()
+        time.sleep(LEAVE_SECONDS)
+        end()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    process: "subprocess.Popen[bytes]"
+    connection: Connection
+
+    def kill(self) -> None:
+        """Kill the process with all that it started."""
+        self.connection.close()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def ending(self) -> str:
+        """Say how a process that hung up came to its end."""
+        try:
+            code = self.process.wait(LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its pipe"
+        if code >= 0:
+            return f"ended its process with exit code {code}"
+        name = signal.Signals(-code).name
+        return f"was ended by signal {-code} ({name})" + (", as when memory is short" if name == "SIGKILL" else "")
+
+
+class _Caller:
+    """Keeps a child process from one call to the next, for one call at a time; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+
+    @contextlib.contextmanager
+    def _lend(self) -> Iterator[_Child]:
+        """Lend the child, or a new one if it ended. A call that raises must not leave its late reply to the next."""
+        with self._lock:
+            child, self._child = self._child, None
+            if child is None or child.process.poll() is not None:
+                child = self._start()
+            yield child
+            self._child = child
+
+    def _start(self) -> _Child:
+        raise NotImplementedError
+
+
+# ---- reward functions of users
+
+
 class RewardTimeout(Exception):
-    """A reward took longer than ``task.reward_timeout``; its process was ended."""
+    """A reward took longer than ``task.reward_timeout``; its process was killed."""
 
 
 class _Raised(Exception):
-    """What the function raised, as its own process saw it."""
+    """The traceback of an exception in a child process."""
 
 
-class UserFunction:
-    """Calls a function in its process, one call at a time; thread-safe. A process that ended is replaced."""
+class UserFunction(_Caller):
+    """Calls a function of the user in its process. A process that ended is replaced."""
 
     def __init__(self, spec: str, timeout: float, output: Path | None = None) -> None:
         """Import ``spec`` (``package.module.function`` or ``path/to/file.py:function``) there; ``UserError``.
 
         ``output``: the file for what it prints; None: the standard error.
         """
+        super().__init__()
         if spec.endswith(".py"):
             raise UserError(f"task.reward={spec!r} names a file and no function in it: give {spec}:FUNCTION")
         where, _, name = spec.rpartition(":" if ":" in spec else ".")
@@ -56,25 +194,19 @@ class UserFunction:
         if ":" in spec and (Path(where).suffix != ".py" or not Path(where).is_file()):
             raise UserError(f"task.reward={spec!r}: there is no Python file {where!r}")
         self.spec, self.timeout, self.output = spec, timeout, Output(output)
-        self._lock = threading.Lock()
-        self._child: tuple[subprocess.Popen[bytes], Connection] | None = self._start()
+        self._child = self._start()
 
     def __call__(self, text: str, item: dict[str, Any], where: str) -> float:
-        """The function's number for an answer; ``RewardTimeout``, or ``UserError`` that names the call as ``where``."""
-        with self._lock:
-            alive = self._child is not None and self._child[0].poll() is None
-            process, connection = self._child if self._child is not None and alive else self._start()
-            self._child = None  # until the reply is in: a call that is interrupted must not leave it to the next
+        """Return the function's number for a completion; ``RewardTimeout``, or ``UserError`` that begins ``where``."""
+        with self._lend() as child:
             try:
-                connection.send((text, item))
-                late = not connection.poll(self.timeout)
-                kind, *reply = ("late",) if late else connection.recv()
+                child.connection.send((text, item))
+                if not child.connection.poll(self.timeout):
+                    child.kill()
+                    raise RewardTimeout(f"{where} took more than task.reward_timeout={self.timeout:g} s")
+                kind, *reply = child.connection.recv()
             except (EOFError, OSError) as error:
-                raise UserError(f"{where} {_ending(process)}: it has to return a number") from error
-            if late:
-                _kill(process, connection)
-                raise RewardTimeout(f"{where} took more than task.reward_timeout={self.timeout:g} s")
-            self._child = process, connection
+                raise UserError(f"{where} {child.ending()}: it has to return a number") from error
         if kind == "raised":
             raise UserError(f"{where} raised {reply[0]}") from _Raised(reply[1])
         if kind != "value" or not math.isfinite(reply[0]):
@@ -82,70 +214,44 @@ class UserFunction:
         return float(reply[0])
 
     def close(self) -> None:
-        """End the process."""
-        if (child := getattr(self, "_child", None)) is not None:
-            self._child = None
-            _kill(*child)
+        """Kill the process."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
             self.output.close()
 
     __del__ = close
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        """A process that has imported the function; ``UserError`` if it cannot be imported."""
+    def _start(self) -> _Child:
+        """Start a process that has imported the function; ``UserError`` if it cannot be imported."""
         ours, theirs = Pipe()
-        process = subprocess.Popen(
-            [sys.executable, "-u", "-c", COMMAND, str(theirs.fileno()), self.spec],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is the parent's business; and what it starts can be ended with it
-        )
-        theirs.close()
+        with theirs:
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            process = start_python(__name__, "serve", theirs.fileno(), self.spec, flags=["-u"], **streams)
+        child = _Child(process, ours)
         self.output.follow(process)
         try:
             problem = ours.recv() if ours.poll(LOAD_SECONDS) else f"takes more than {LOAD_SECONDS:.0f} s to import"
         except (EOFError, OSError):
-            problem = f"cannot be imported: it {_ending(process)}"
+            problem = f"cannot be imported: it {child.ending()}"
         if problem is not None:
-            _kill(process, ours)
+            child.kill()
             self.output.close()
             raise UserError(f"task.reward={self.spec!r} {problem}")
-        return process, ours
+        return child
 
 
-def _ending(process: "subprocess.Popen[bytes]") -> str:
-    """How a process that hung up came to its end, in words."""
-    try:
-        code = process.wait(LEAVE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return "closed its pipe"
-    if code >= 0:
-        return f"ended its process with exit code {code}"
-    name = signal.Signals(-code).name
-    return f"was ended by signal {-code} ({name})" + (", as when memory is short" if name == "SIGKILL" else "")
-
-
-def _kill(process: "subprocess.Popen[bytes]", connection: Connection) -> None:
-    """End a process with all that it started."""
-    connection.close()
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def serve(descriptor: int, spec: str) -> None:
-    """The process: import the function, answer calls until the parent goes away."""
-    connection = Connection(descriptor)
-    threading.Thread(target=_follow, args=(descriptor,), daemon=True).start()
+def serve(pipe: int, spec: str) -> None:
+    """Import the function and answer calls until the parent goes away. This is the child of ``UserFunction``."""
+    connection = Connection(pipe)
+    follow_parent(pipe, _kill_own_group)
     try:
         function = load(spec)
     except UserError as error:
         connection.send(str(error))
         return
     except BaseException as error:  # importing runs the user's code, which may raise anything, SystemExit too
-        connection.send(f"cannot be imported: {_one_line(error)}")
+        connection.send(f"cannot be imported: {one_line(error)}")
         return
     connection.send(None)
     while True:
@@ -158,22 +264,17 @@ def serve(descriptor: int, spec: str) -> None:
             real = isinstance(value, Real)
             reply: tuple[Any, ...] = ("value", float(value)) if real else ("other", str(value)[:200])
         except BaseException as error:
-            reply = ("raised", _one_line(error), traceback.format_exc())
+            reply = ("raised", one_line(error), traceback.format_exc())
         connection.send(reply)
 
 
-def _follow(descriptor: int) -> NoReturn:
-    """End this process and its children soon after the parent is gone, even where a call hangs."""
-    watch = select.poll()
-    watch.register(descriptor, 0)  # a hang-up is always reported
-    watch.poll()
-    time.sleep(LEAVE_SECONDS)
+def _kill_own_group() -> NoReturn:
     os.killpg(0, signal.SIGKILL)
     raise AssertionError("unreachable")
 
 
 def load(spec: str) -> Callable[[str, dict[str, Any]], Any]:
-    """The function behind ``package.module.function`` or ``path/to/file.py:function``; ``UserError`` without."""
+    """Import ``package.module.function`` or ``path/to/file.py:function``; ``UserError`` if it has none."""
     where, _, name = spec.rpartition(":" if ":" in spec else ".")
     module = load_file(Path(where), "reward") if ":" in spec else importlib.import_module(where)
     function = getattr(module, name, None)
@@ -184,5 +285,104 @@ def load(spec: str) -> Callable[[str, dict[str, Any]], Any]:
     return function
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Return an exception as one line: ``ValueError: no such file``."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+# ---- verifiers
+
+
+class _Lost(Exception):
+    """The child is gone, through no fault of its call."""
+
+
+class Isolated(_Caller):
+    """Calls module-level functions in a child process, which starts with the first call."""
+
+    def __init__(self, cpu_seconds: float = CPU_SECONDS, still_seconds: float = STILL_SECONDS) -> None:
+        super().__init__()
+        self.cpu_seconds, self.still_seconds = cpu_seconds, still_seconds
+
+    def score(self, function: Callable[..., float], *args: object) -> float:
+        """Return ``function(*args)``, or 0.0 if it raised, used up its time or memory, or lost two children."""
+        result: float | str = ""
+        for _ in range(ATTEMPTS):
+            try:
+                result = self._ask(function, args)
+                break
+            except _Lost as lost:
+                result = f"a verifier {lost}"
+                logger.warning("%s: %.80r", result, args)
+        if isinstance(result, str):
+            logger.debug("a verifier raised %s, reward 0: %.80r", result, args)
+            return 0.0
+        return result
+
+    def _ask(self, function: Callable[..., float], args: tuple[object, ...]) -> float | str:
+        """Return the reply, a text where there is no number; ``_Lost``."""
+        with self._lend() as child:
+            try:
+                child.connection.send((function, args))
+                self._wait(child)
+                result: float | str = child.connection.recv()
+                return result
+            except (EOFError, OSError) as error:
+                child.connection.close()
+                code = child.process.wait()
+                if code >= 0:  # not ended by a signal: a bug, e.g. the function cannot be imported there
+                    raise RuntimeError(f"the verifier process failed with exit code {code}") from error
+                if code == -signal.SIGKILL:
+                    raise _Lost("was killed") from error
+            logger.warning("a verifier was ended (signal %d), reward 0: %.80r", -code, args)
+            return "too long"
+
+    def _wait(self, child: _Child) -> None:
+        """Wait for a reply; kill the child and raise ``_Lost`` if it does nothing for one."""
+        used = cpu_ticks(child.process.pid)
+        while not child.connection.poll(self.still_seconds):
+            if (now := cpu_ticks(child.process.pid)) == used:
+                child.kill()
+                raise _Lost(f"was still for {self.still_seconds:.0f} s")
+            used = now
+
+    def close(self) -> None:
+        """End the child."""
+        with self._lock:
+            child, self._child = self._child, None
+            if child is not None:
+                child.connection.close()  # the child ends when it reads the end of the pipe
+                child.process.wait()
+
+    def _start(self) -> _Child:
+        ours, theirs = Pipe()
+        with theirs:
+            threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            options: dict[str, Any] = {"flags": ["-W", "ignore"], "env": threads, "stdout": subprocess.DEVNULL}
+            process = start_python(__name__, "serve_verifiers", theirs.fileno(), str(self.cpu_seconds), **options)
+        return _Child(process, ours)
+
+
+@functools.cache
+def isolated() -> Isolated:
+    """Return the caller of verifiers that this process shares."""
+    return Isolated()
+
+
+def serve_verifiers(pipe: int, cpu_seconds: str) -> None:
+    """Answer calls until the parent goes away. This is the child of ``Isolated``."""
+    connection = Connection(pipe)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    logging.disable(logging.WARNING)  # math-verify warns that its own timeouts are off
+    while True:
+        try:
+            function, args = connection.recv()  # imports the function's module, before the clock starts
+        except (EOFError, OSError):
+            return
+        signal.setitimer(signal.ITIMER_PROF, float(cpu_seconds))  # without a handler, SIGPROF ends the process
+        try:
+            result: float | str = function(*args)
+        except Exception as error:  # whatever it was, the parent gives reward 0 and the child serves on
+            result = type(error).__name__
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        connection.send(result)

@@ -1,20 +1,42 @@
-"""Questions made by reasoning-gym, by number: item n of a stream needs neither item n-1 nor a stored position."""
+"""Data sets of reasoning-gym: questions by number, and verifiers as functions that a child process can run.
+
+Item n of a stream needs neither item n-1 nor a stored position.
+
+A score passes through as the author of the data set meant it. That is not always 0 or 1: many data sets give a share to
+an answer that holds the right one (gcd 2, answer "12": 0.5), a few give 0.01 to 0.25 to anything at all, number_sorting
+forgives an error of 1 in each number, and game_of_life_halting (0.1.25) takes every answer. Three things are put right
+here. A verifier that raises counts as 0 (prime_factorization on text, game_of_life on ``{}``). So does an answer with
+NaN in it, which number_sorting and complex_arithmetic take for correct, since no comparison with NaN is true. Verifiers
+that would evaluate the answer read it instead (``guarded``): what is no literal or formula counts as 0.
+"""
 
 import dataclasses
 import difflib
+import functools
+import json
+import math
+import re
 from typing import Any
 
 from bebop.errors import UserError
 from bebop.tasks.epochs import Epochs
+from bebop.tasks.functions import one_line
 
 BLOCK = 10**6  # items of one data set object; free, since items are made when asked for
 PRECOMPUTED = {"acre": 500, "word_ladder": 20_000}  # these build all items at once, or refuse more than that
 # What data sets were seen to raise on arguments that cannot work, when built or when making an item.
 BUILD_ERRORS = (AssertionError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError)
+# Verifiers known to be done at once whatever they are given. Others may not: "9**9**9" for countdown, "1e999999999"
+# for coin_flip, "R999999999" for rubiks_cube. So the rest runs in a child process.
+QUICK = frozenset({"basic_arithmetic", "chain_sum", "decimal_arithmetic", "lcm", "number_sorting", "products"})
+
+# What verifiers were seen to raise on text that is no answer.
+VERIFIER_ERRORS = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError, SyntaxError, RecursionError)
+NOT_A_NUMBER = re.compile(r"\bnanj?\b", re.IGNORECASE)
 
 
 def stream_seed(seed: int, block: int = 0, attempt: int = 0) -> int:
-    """The data set seed of a block of items, in [0, 2**31): numpy's global generator takes no more than 32 bits.
+    """Return the data set seed of a block of items, in [0, 2**31): numpy's global generator takes at most 32 bits.
 
     Most data sets draw item n from ``Random(seed + n)``, so neighbouring seeds would give the same items, shifted by
     one. Multiples of the golden ratio lie as far apart as they can: the first 200 seeds at least 6 million items. Seed
@@ -24,7 +46,7 @@ def stream_seed(seed: int, block: int = 0, attempt: int = 0) -> int:
 
 
 def make_dataset(name: str, args: dict[str, Any], seed: int = 0) -> Any:
-    """One block of the data set ``name``; ``UserError`` if there is none or it cannot be built from ``args``."""
+    """Return one block of the data set ``name``; ``UserError`` for an unknown name or impossible ``args``."""
     from reasoning_gym.factory import DATASETS, create_dataset
 
     check_name(name, "task.name")
@@ -37,11 +59,11 @@ def make_dataset(name: str, args: dict[str, Any], seed: int = 0) -> Any:
     try:
         return create_dataset(name, seed=seed, size=block_size(name, args), **_arguments(name, args))
     except BUILD_ERRORS as error:
-        raise UserError(f"task.args={args!r} is not possible for {name}: {_one_line(error)}") from error
+        raise UserError(f"task.args={args!r} is not possible for {name}: {one_line(error)}") from error
 
 
 def block_size(name: str, args: dict[str, Any]) -> int:
-    """Items of one data set object."""
+    """Return the number of items of one data set object."""
     names = [name, *(part.get("name", "") for part in _parts(name, args))]
     return min(PRECOMPUTED.get(each, BLOCK) for each in names)
 
@@ -60,11 +82,11 @@ class ProceduralItems:
         self.item(0)
 
     def asked(self, index: int, attempt: int = 0) -> tuple[int, int | None]:
-        """The epoch and the question of place ``index``, whatever the attempt; None: it is asked once."""
+        """Return the epoch and the question of place ``index``, whatever the attempt; None: it is asked once."""
         return (0, None) if self._epochs is None else self._epochs.place(index)
 
     def item(self, index: int, attempt: int = 0) -> dict[str, Any]:
-        """The item of place ``index``, with keys question, answer, metadata; other attempts give others for it."""
+        """Return the item of place ``index`` (question, answer, metadata); other attempts give other items."""
         _, asked = self.asked(index)
         number = index if asked is None else asked
         block, offset = divmod(number, block_size(self.name, self.args))
@@ -73,7 +95,7 @@ class ProceduralItems:
         except BUILD_ERRORS as error:
             if isinstance(error, UserError):
                 raise
-            message = f"task.args={self.args!r}: {self.name} cannot make item {number}: {_one_line(error)}"
+            message = f"task.args={self.args!r}: {self.name} cannot make item {number}: {one_line(error)}"
             raise UserError(message) from error
 
     def _dataset(self, block: int, attempt: int) -> Any:
@@ -86,7 +108,7 @@ class ProceduralItems:
 
 
 def check_name(name: str, setting: str) -> None:
-    """``UserError`` with the nearest names unless there is a data set ``name``."""
+    """Raise ``UserError`` with the nearest names unless there is a data set ``name``."""
     from reasoning_gym.factory import DATASETS  # 1.9 s of processor time, which a task from a file can do without
 
     if name not in DATASETS:
@@ -94,7 +116,7 @@ def check_name(name: str, setting: str) -> None:
 
 
 def _parts(name: str, args: dict[str, Any]) -> list[dict[str, Any]]:
-    """The data sets that ``composite`` mixes: mappings with name, weight and config."""
+    """Return the data sets that ``composite`` mixes: mappings with name, weight and config."""
     parts = args.get("datasets") if name == "composite" else None
     return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list | tuple) else []
 
@@ -117,5 +139,35 @@ def _suggest(wrong: str, known: list[str]) -> str:
     return f"there are {', '.join(sorted(known)[:12])}" + (", ..." if len(known) > 12 else "")
 
 
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+# ---- verifiers
+
+
+@functools.cache
+def _verifier(name: str, args: str) -> Any:
+    """Return the object that holds the verifier; one per process is enough, whatever its seed."""
+    from bebop.tasks.guarded import guard  # sympy takes a second of processor time
+
+    return guard(make_dataset(name, json.loads(args)))
+
+
+def score_entry(name: str, args: str, answer: str, entry: dict[str, Any]) -> float:
+    """Return the data set's own score of ``answer`` to the item ``entry``; ``args``: its arguments as JSON."""
+    if NOT_A_NUMBER.search(answer) and not NOT_A_NUMBER.search(str(entry["answer"])):
+        return 0.0
+    from bebop.tasks.guarded import Refused
+
+    try:
+        score = float(_verifier(name, args).score_answer(answer, entry))
+    except (*VERIFIER_ERRORS, Refused):
+        return 0.0
+    return score if math.isfinite(score) else 0.0
+
+
+def is_quick(name: str) -> bool:
+    """Whether the verifier may run in this process: it compares texts, or it is known to be quick."""
+    if name in QUICK:
+        return True
+    from reasoning_gym.dataset import ProceduralDataset
+    from reasoning_gym.factory import DATASETS
+
+    return bool(DATASETS[name][0].score_answer is ProceduralDataset.score_answer)

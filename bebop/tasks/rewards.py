@@ -17,11 +17,9 @@ from typing import Any
 from bebop.config import TaskConfig
 from bebop.errors import UserError
 from bebop.tasks.files import FileItems
-from bebop.tasks.functions import RewardTimeout, UserFunction
-from bebop.tasks.isolated import isolated
+from bebop.tasks.functions import RewardTimeout, UserFunction, isolated
 from bebop.tasks.math_answers import gold_text, score_math
-from bebop.tasks.procedural import check_name
-from bebop.tasks.scoring import is_quick, score_entry
+from bebop.tasks.procedural import check_name, is_quick, score_entry
 from bebop.tasks.source import Items
 from bebop.trajectory import Prompt
 

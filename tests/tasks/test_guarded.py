@@ -16,9 +16,8 @@ import pytest
 from bebop.config import TaskConfig
 from bebop.tasks.guarded import Refused, algebra, literal
 from bebop.tasks.math_answers import score_math
-from bebop.tasks.procedural import ProceduralItems, make_dataset
+from bebop.tasks.procedural import QUICK, ProceduralItems, is_quick, make_dataset, score_entry
 from bebop.tasks.rewards import checked, make_reward
-from bebop.tasks.scoring import QUICK, is_quick, score_entry
 from bebop.trajectory import Prompt
 from tests.cases import slow_but
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bebop.tasks.isolated import Isolated
+from bebop.tasks.functions import Isolated
 
 
 @pytest.fixture

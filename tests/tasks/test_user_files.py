@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bebop.tasks import user_files
-from bebop.tasks.user_files import load_file
+from bebop.tasks import functions
+from bebop.tasks.functions import load_file
 
 SOURCE = """
 from __future__ import annotations
@@ -37,7 +37,7 @@ def test_nothing_is_left_beside_it(tmp_path: Path) -> None:
 def test_importlib_alone_would_leave_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "rows.py"
     file.write_text("")
-    monkeypatch.setattr(user_files, "_Unwritten", SourceFileLoader)
+    monkeypatch.setattr(functions, "_NoBytecode", SourceFileLoader)
     load_file(file, "reward")
     assert (tmp_path / "__pycache__").exists()
 

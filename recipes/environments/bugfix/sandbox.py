@@ -4,7 +4,7 @@ For mistakes and for attempts at a reward, not for attackers of a kernel: the ke
 ask of it is filtered, not emulated. Each command starts from nothing but the files it is given, and nothing of it is
 left afterwards, neither processes nor mounts nor files, also when whoever asked is killed (``sandbox_launch.py``).
 
-``checked`` tries the sandbox before it is used, from inside (``sandbox_probe.py``), and refuses a machine that
+``make_sandbox`` tries the sandbox before it is used, from inside (``sandbox_probe.py``), and refuses a machine that
 cannot do it. There is no other way to run a command here.
 """
 
@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,6 @@ from typing import Any
 
 import bebop
 from bebop.errors import UserError
-from bebop.tasks.environments.sandbox_filter import MACHINES, program
 
 START_SECONDS = 30.0  # for a sandbox to be built and taken down, on a busy machine; about .1 s on a quiet one
 PYTHON = f"/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"  # as a command sees it
@@ -42,7 +42,7 @@ NEEDED = "it needs Linux 5.14 or later with user namespaces, on x86_64 or aarch6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of one command; memory and files are per process and per file."""
+    """The limits of one command; memory is per process and ``file_bytes`` per file."""
 
     seconds: float = 20.0  # wall time: for what sleeps; a busy machine must not end what computes
     cpu_seconds: int = 5
@@ -56,7 +56,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What came of a command: ``Ran(code=0, ended="itself", output="2 passed\\n")``."""
+    """The result of a command: ``Ran(code=0, ended="itself", output="2 passed\\n")``."""
 
     code: int  # exit status; 128 + the number of the signal that ended it
     ended: str  # "itself", or the limit that ended it: "time", "output"
@@ -64,20 +64,20 @@ class Ran:
 
 
 class SandboxLost(Exception):
-    """The sandbox did not come about, or did not answer: never the command's fault."""
+    """The sandbox could not be made, or did not answer: never the command's fault."""
 
 
 class Sandbox:
     """A recipe for sandboxes: each ``run`` makes one and takes it down. Thread-safe."""
 
     def __init__(self, limits: Limits, launcher: str = "") -> None:
-        """Nothing is tried yet: use ``checked``. ``launcher``: a program's text, if not ``sandbox_launch``'s."""
+        """Try nothing yet: use ``make_sandbox``. ``launcher``: a program to use in place of ``sandbox_launch``."""
         self.limits = limits
         self.launcher = launcher or _source("sandbox_launch")
-        self.shown, self.hidden, self.links = _seen()
+        self.shown, self.hidden, self.links = _visible()
 
     def limited(self, **limits: float) -> "Sandbox":
-        """The same with other limits."""
+        """Return the same sandbox with other limits."""
         other = copy.copy(self)
         other.limits = replace(self.limits, **limits)  # type: ignore[arg-type]
         return other
@@ -92,7 +92,7 @@ class Sandbox:
             "shown": self.shown,
             "hidden": self.hidden,
             "links": self.links,
-            "filter": program(platform.machine()).hex(),
+            "filter": filter_program(platform.machine()).hex(),
         }
         reply = _launch(self.launcher, request, self.limits.seconds + START_SECONDS)
         if reply["problem"]:
@@ -102,7 +102,7 @@ class Sandbox:
 
 
 def _launch(launcher: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """What the launcher replies; ``SandboxLost`` if it does not."""
+    """Return the reply of the launcher; ``SandboxLost`` without one."""
     mine, theirs = os.pipe()
     try:
         with subprocess.Popen(
@@ -132,15 +132,15 @@ def _launch(launcher: str, request: Mapping[str, Any], seconds: float) -> dict[s
 
 
 def _source(name: str) -> str:
-    """The text of a module beside this one, which is to run elsewhere."""
-    module = importlib.import_module(f"bebop.tasks.environments.{name}")
+    """Return the text of a module beside this one, which runs elsewhere."""
+    module = importlib.import_module(f"{__package__}.{name}")
     assert module.__spec__ is not None and module.__spec__.loader is not None, "imported from a file"
     text: str = module.__spec__.loader.get_source(module.__name__)  # type: ignore[attr-defined]
     return text
 
 
-def _seen() -> tuple[dict[str, str], list[str], dict[str, str]]:
-    """What a command sees of the machine: folders and files, those hidden within, and links; by their path inside."""
+def _visible() -> tuple[dict[str, str], list[str], dict[str, str]]:
+    """Return what a command sees of the machine: folders and files, hidden folders, and links, by path inside."""
     prefix = Path(sys.base_prefix).resolve()
     shown = {f"/python/{name}": str(prefix / name) for name in ("bin", "lib", "lib64")}
     shown |= {f"/usr/{name}": f"/usr/{name}" for name in ("bin", "sbin", "lib", "lib32", "lib64", "libexec")}
@@ -163,10 +163,10 @@ def _seen() -> tuple[dict[str, str], list[str], dict[str, str]]:
 
 
 @functools.cache
-def checked(limits: Limits) -> Sandbox:
-    """A sandbox with these limits that was seen to hold; ``UserError`` says what it does not keep a command from.
+def make_sandbox(limits: Limits) -> Sandbox:
+    """Return a sandbox that passed its own test; ``UserError`` says what it does not keep a command from.
 
-    Tried once a process and limits, in about half a second.
+    Each process tries each set of limits once, in about half a second.
     """
     if not sys.platform.startswith("linux") or platform.machine() not in MACHINES:
         raise UserError(f"the sandbox cannot be used on {sys.platform} {platform.machine()}: {NEEDED}")
@@ -182,12 +182,12 @@ def checked(limits: Limits) -> Sandbox:
 
 
 def faults(sandbox: Sandbox) -> list[str]:
-    """What a command in this sandbox can do and should not be able to, a line each; ``SandboxLost``."""
+    """Return what a command in this sandbox can do but must not, one line each; ``SandboxLost``."""
     return [*_inside(sandbox.limited(disk_bytes=2 << 20, file_bytes=1 << 20)), *_ended(sandbox)]
 
 
 def _inside(sandbox: Sandbox) -> list[str]:
-    """What a command finds when it tries."""
+    """Return what a command finds when it tries."""
     project = Path(bebop.__file__).resolve().parent
     absent = ["/etc/passwd", "/proc/self", "/home", str(project)]
     absent += [f"{target}/{project.relative_to(source)}"
@@ -210,10 +210,60 @@ def _inside(sandbox: Sandbox) -> list[str]:
 
 
 def _ended(sandbox: Sandbox) -> Iterator[str]:
-    """Limits that have to end a command and do not."""
+    """Yield the limits that have to end a command and do not."""
     slow = sandbox.limited(seconds=0.3).run(["/bin/sh", "-c", "sleep 3 & sleep 3"], {})
     if slow.ended != "time":
         yield "it runs for longer than it may"
     much = sandbox.limited(output_bytes=1000).run(["/bin/sh", "-c", "exec head -c 100000 /dev/zero"], {})
     if much.ended != "output" or len(much.output) != 1000:
         yield "it writes more than it may"
+
+
+# ---- the filter of system calls: a program for the kernel (seccomp, classic BPF)
+
+# What a command has no use for, and what reaches further than namespaces do: x86_64's number, aarch64's.
+DENIED = {
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438), "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39),
+    "pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429),
+    "fsopen": (430, 430), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "bpf": (321, 280),
+    "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
+    "open_by_handle_at": (304, 265), "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194),
+    "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
+}  # fmt: skip
+# (architecture as the kernel's audit has it, clone, clone3, socket)
+MACHINES = {"x86_64": (0xC000003E, 56, 435, 41), "aarch64": (0xC00000B7, 220, 435, 198)}
+OTHER_TABLE = 0x40000000  # numbers from here on are of another table of calls
+NAMESPACES = 0x7E020000  # flags of clone: mount, cgroup, uts, ipc, user, pid, net
+FAMILIES = (1, 2, 10)  # local and internet sockets: a machine's vsock, say, is shared by all network namespaces
+EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # where they are in what the filter reads
+
+
+def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+    """Return an instruction; ``yes`` and ``no``: how many to skip after a comparison."""
+    return struct.pack("HBBI", code, yes, no, value)
+
+
+def _refuse(error: int) -> bytes:
+    """Return the instruction that lets a call fail with this error."""
+    return _step(RETURN, 0x00050000 | error)
+
+
+def filter_program(machine: str) -> bytes:
+    """Return a filter that refuses ``DENIED``, new namespaces and sockets outside ``FAMILIES``, and allows the rest."""
+    audit, clone, clone3, socket = MACHINES[machine]
+    which = list(MACHINES).index(machine)
+    allow = _step(RETURN, 0x7FFF0000)
+    steps = [_step(LOAD, ARCHITECTURE), _step(EQUAL, audit, 1), _refuse(EPERM)]
+    steps += [_step(LOAD, NUMBER), _step(AT_LEAST, OTHER_TABLE, 0, 1), _refuse(EPERM)]
+    for numbers in DENIED.values():
+        steps += [_step(EQUAL, numbers[which], 0, 1), _refuse(EPERM)]
+    steps += [_step(EQUAL, clone3, 0, 1), _refuse(ENOSYS)]  # its flags cannot be read here: clone takes its place
+    steps += [_step(EQUAL, clone, 0, 4), _step(LOAD, FIRST_ARGUMENT), _step(ANY_BIT, NAMESPACES, 0, 1),
+              _refuse(EPERM), allow]  # fmt: skip
+    steps += [_step(EQUAL, socket, 0, len(FAMILIES) + 3), _step(LOAD, FIRST_ARGUMENT)]
+    steps += [_step(EQUAL, family, len(FAMILIES) - at) for at, family in enumerate(FAMILIES)]
+    return b"".join([*steps, _refuse(EAFNOSUPPORT), allow, allow])

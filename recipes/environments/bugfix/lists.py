@@ -1,4 +1,4 @@
-"""Functions over numbers and lists, of which packages with a bug are made: ``bugfix_programs.py`` reads their source.
+"""Functions over numbers and lists, of which packages with a bug are made: ``programs.py`` reads their source.
 
 Names in capitals are drawn anew for every package. What a docstring says has to settle every value.
 """

@@ -1,6 +1,7 @@
 """Episodes of ``bugfix``: what earns a reward, what a policy gets to read, and what counts as whose fault."""
 
 import asyncio
+import inspect
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -10,13 +11,11 @@ import pytest
 from bebop.errors import UserError
 from bebop.processes import descendants
 from bebop.tasks.environment import EnvironmentLost
-from bebop.tasks.environments.bugfix import SHOWN, Bugfix, item
-from bebop.tasks.environments.bugfix_commands import BadCommand, parse
-from bebop.tasks.environments.bugfix_judge import passed
-from bebop.tasks.environments.sandbox import PYTHON, Limits, Ran, Sandbox, checked
 from bebop.tasks.episodes import Episodes
+from recipes.environments.bugfix.environment import SHOWN, BadCommand, Bugfix, count_passed, parse
+from recipes.environments.bugfix.sandbox import PYTHON, Limits, Ran, Sandbox, make_sandbox
 from tests.cases import slow_but
-from tests.tasks.bugfix_policies import (
+from tests.recipes.environments.bugfix_policies import (
     CHEATS,
     Policy,
     does_nothing,
@@ -30,14 +29,15 @@ from tests.tasks.bugfix_policies import (
     replace,
     special_case,
 )
-from tests.tasks.namespaces import needs_namespaces
+from tests.recipes.environments.namespaces import needs_namespaces
 
 pytestmark = needs_namespaces
+BUGFIX = f"{inspect.getfile(Bugfix)}:Bugfix"
 
 
 @pytest.fixture(scope="module")
 def question():
-    return item(1, 5)
+    return Bugfix.item(1, 5)
 
 
 @pytest.mark.slow
@@ -144,10 +144,10 @@ def test_nothing_is_run_that_nobody_reads(question) -> None:
 
 
 def test_the_verdict_does_not_depend_on_the_order_of_sets() -> None:
-    sandbox = checked(Limits())
+    sandbox = make_sandbox(Limits())
     files = {"one.py": "def f():\n    return list({*'abcdefghijkl'})\n"}
     seen = sandbox.run([PYTHON, "-c", "import one; print(one.f())"], files).output.strip()
-    assert passed(sandbox, files, [["one", "f", "()", seen]]) == 1
+    assert count_passed(sandbox, files, [["one", "f", "()", seen]]) == 1
 
 
 def test_what_never_closes_is_read_in_good_time() -> None:
@@ -167,7 +167,7 @@ def test_what_is_no_text_is_replaced(question) -> None:
 @pytest.mark.slow
 def test_in_a_process_of_its_own_it_plays_as_here_and_leaves_nothing_when_it_is_lost(question) -> None:
     async def play() -> None:
-        episodes = Episodes("bugfix", {"seconds": 60.0}, reset_seconds=60.0, step_seconds=3.0, processes=1)
+        episodes = Episodes(BUGFIX, {"seconds": 60.0}, reset_seconds=60.0, step_seconds=3.0, processes=1)
         try:
             mending, hanging = episodes.open(), episodes.open()
             await mending.reset(question, 0)
@@ -180,7 +180,7 @@ def test_in_a_process_of_its_own_it_plays_as_here_and_leaves_nothing_when_it_is_
             await hanging.close()
         finally:
             await episodes.shutdown()
-        refused = Episodes("bugfix", {"turns": 0}, reset_seconds=60.0, step_seconds=9.0, processes=1)
+        refused = Episodes(BUGFIX, {"turns": 0}, reset_seconds=60.0, step_seconds=9.0, processes=1)
         episode = refused.open()
         with pytest.raises(UserError, match="turns=0"):
             await episode.reset(question, 0)
@@ -232,6 +232,6 @@ def test_what_is_read_is_cut_in_the_middle(question) -> None:
 
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(UserError, match="bugs=4 is not possible for bugfix: it is from 1 to 3"):
-        item(0, 0, bugs=4)
+        Bugfix.item(0, 0, bugs=4)
     with pytest.raises(UserError, match="turns=0"):
         Bugfix(turns=0)

@@ -15,10 +15,10 @@ import pytest
 
 from bebop.errors import UserError
 from bebop.processes import descendants, status
-from bebop.tasks.environments import sandbox
-from bebop.tasks.environments.sandbox import PYTHON, Limits, Sandbox, SandboxLost, checked, faults
+from recipes.environments.bugfix import sandbox
+from recipes.environments.bugfix.sandbox import PYTHON, Limits, Sandbox, SandboxLost, faults, make_sandbox
 from tests.cases import slow_but
-from tests.tasks.namespaces import needs_namespaces
+from tests.recipes.environments.namespaces import needs_namespaces
 from tests.tree import ROOT
 
 pytestmark = needs_namespaces
@@ -29,7 +29,7 @@ NOBODY = {"user": 54321, "group": 54321, "extra_groups": [], "capture_output": T
 OF_ALL = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 OWNER = """
 import sys
-from bebop.tasks.environments.sandbox import Limits, Sandbox, SandboxLost
+from recipes.environments.bugfix.sandbox import Limits, Sandbox, SandboxLost
 try:
     Sandbox(Limits(seconds=600.0), sys.argv[1]).run(["/bin/sh", "-c", "sleep 500 & sleep 500"], {})
 except SandboxLost as lost:
@@ -38,7 +38,7 @@ except SandboxLost as lost:
 
 
 def test_a_command_gets_its_files_and_gives_its_output() -> None:
-    ran = checked(LIMITS).run(["/bin/sh", "-c", "cat a/b.txt; python -V >&2; exit 3"], {"a/b.txt": "héllo\n"})
+    ran = make_sandbox(LIMITS).run(["/bin/sh", "-c", "cat a/b.txt; python -V >&2; exit 3"], {"a/b.txt": "héllo\n"})
     version = f"Python {platform.python_version()}\n"
     assert (ran.code, ran.ended, ran.output) == (3, "itself", f"héllo\n{version}")
 
@@ -128,7 +128,7 @@ def test_a_machine_that_cannot_is_refused_in_one_line(old: str, new: str, says: 
     source = sandbox._source
     monkeypatch.setattr(sandbox, "_source", lambda name: launcher if name == "sandbox_launch" else source(name))
     with pytest.raises(UserError) as refused:
-        checked(Limits(seconds=19.0))  # no other test has tried these
+        make_sandbox(Limits(seconds=19.0))  # no other test has tried these
     assert says in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -151,9 +151,9 @@ def test_it_holds_for_a_user_who_is_not_root() -> None:
     if not python:
         pytest.skip("no Python here that another user may start")
     code = (
-        "from bebop.tasks.environments.sandbox import Limits, PYTHON, checked\n"
+        "from recipes.environments.bugfix.sandbox import Limits, PYTHON, make_sandbox\n"
         "made = [PYTHON, '-c', 'import os; print(os.getuid(), open(\"a\").read())']\n"
-        "print(checked(Limits()).run(made, {'a': 'b'}).output)"
+        "print(make_sandbox(Limits()).run(made, {'a': 'b'}).output)"
     )
     done = subprocess.run([python, "-c", code], cwd=ROOT, env=OF_ALL, **NOBODY)
     assert done.stdout.strip() == "1000 b", done
@@ -208,7 +208,7 @@ def test_commands_do_not_share_a_count_of_processes() -> None:
     """Ten each, of sixteen, at the same time."""
     code = "for n in 1 2 3 4 5 6 7 8 9 10; do sleep 600 & done; echo ten; wait"
     with asleep():
-        ran = checked(LIMITS).limited(seconds=1.5).run(["/bin/sh", "-c", code], {})
+        ran = make_sandbox(LIMITS).limited(seconds=1.5).run(["/bin/sh", "-c", code], {})
         assert ran.output == "ten\n" and ran.ended == "time"
 
 
@@ -216,5 +216,5 @@ def test_a_command_cannot_reach_the_process_that_waits_for_it() -> None:
     code = (
         "import os, signal\nfor n in (signal.SIGKILL, signal.SIGINT, signal.SIGSTOP): os.kill(1, n)\nprint(os.getpid())"
     )
-    ran = checked(LIMITS).run([PYTHON, "-I", "-S", "-c", code], {})
+    ran = make_sandbox(LIMITS).run([PYTHON, "-I", "-S", "-c", code], {})
     assert (ran.code, ran.output) == (0, "2\n")

@@ -5,10 +5,9 @@ import random
 
 import pytest
 
-from bebop.tasks.environments.bugfix import item
-from bebop.tasks.environments.bugfix_mutations import mutations
-from bebop.tasks.environments.bugfix_programs import LIBRARY, repairs_of
-from bebop.tasks.environments.bugfix_values import Package, drawn
+from recipes.environments.bugfix.environment import Bugfix
+from recipes.environments.bugfix.mutations import mutations
+from recipes.environments.bugfix.programs import LIBRARY, Package, draw_arguments, repairs_of
 from tests.cases import slow_but
 
 
@@ -35,7 +34,7 @@ def mended(files, repairs) -> dict[str, str]:
 @pytest.mark.parametrize("bugs", slow_but([2], [1, 2]))
 def test_every_bug_fails_a_hidden_test_and_the_mended_package_none(bugs: int) -> None:
     for index in range(8):
-        made = item(index, 3, bugs=bugs, modules=2)
+        made = Bugfix.item(index, 3, bugs=bugs, modules=2)
         assert len(made["bugs"]) == bugs and failing(made["files"], made["hidden"]) > 0
         assert failing(mended(made["files"], made["repairs"]), made["hidden"]) == 0
         for kept in range(len(made["repairs"])):
@@ -44,7 +43,7 @@ def test_every_bug_fails_a_hidden_test_and_the_mended_package_none(bugs: int) ->
 
 
 def test_hidden_tests_are_not_among_those_shown() -> None:
-    made = item(0, 0)
+    made = Bugfix.item(0, 0)
     shown = "\n".join(made["files"].values())
     assert len(made["hidden"]) > 20
     assert not any(f"({name}, {arguments}, " in shown for _, name, arguments, _ in made["hidden"])
@@ -54,9 +53,9 @@ def test_hidden_tests_are_not_among_those_shown() -> None:
 
 
 def test_a_number_means_one_package() -> None:
-    one = item(4, 9, modules=2)
-    assert one == item(4, 9, modules=2)
-    assert len({str(made["files"]) for made in (one, item(5, 9, modules=2), item(4, 10, modules=2))}) == 3
+    one = Bugfix.item(4, 9, modules=2)
+    assert one == Bugfix.item(4, 9, modules=2)
+    assert len({str(made["files"]) for made in (one, Bugfix.item(5, 9, modules=2), Bugfix.item(4, 10, modules=2))}) == 3
 
 
 def test_mutations_of_a_function() -> None:
@@ -93,7 +92,7 @@ def test_every_function_of_the_library_can_be_called_and_broken() -> None:
     draw = random.Random(1)
     for name, (function, kinds) in LIBRARY.items():
         assert len(mutations(function)) >= 3, name
-        assert len(ast.literal_eval(drawn(draw, kinds))) == len(function.args.args), name
+        assert len(ast.literal_eval(draw_arguments(draw, kinds))) == len(function.args.args), name
         assert ast.get_docstring(function), name
 
 

@@ -1,38 +1,173 @@
 """Small packages with a bug in them, drawn from (index, seed): what is shown, what is hidden, and what would mend it.
 
-Functions come from ``bugfix_lists.py`` and ``bugfix_texts.py`` with numbers of their own, and longer ones are put
-together from them; a bug is a change of one function's syntax tree (``bugfix_mutations.py``). Each package has been
-run: without its bugs it gives what the hidden tests want, and each bug alone fails at least one of them.
+Functions come from ``lists.py`` and ``texts.py`` with numbers of their own, and longer ones are put together from them.
+A bug is a change of one function's syntax tree (``mutations.py``). Every package has been run: without its bugs it
+passes the hidden tests, and each bug alone fails at least one of them.
+
+These packages are our own and run here, in this process; a count of rounds bounds what a bug makes of a loop. Code that
+a model wrote never runs here.
 """
 
 import ast
+import builtins
 import copy
 import difflib
+import inspect
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import string
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bebop.tasks.environments import bugfix_lists, bugfix_texts
-from bebop.tasks.environments.bugfix_mutations import Mutation, mutations
-from bebop.tasks.environments.bugfix_values import Call, Package, drawn, name_of
+from recipes.environments.bugfix import lists, texts
+from recipes.environments.bugfix.mutations import Mutation, mutations
 
-SOURCES = (bugfix_lists, bugfix_texts)
+SOURCES = (lists, texts)
 MODULES = ("core", "tools", "parts", "shapes", "texts")
 REPORT = "report"
 SHOWN_CALLS, HIDDEN_CALLS, BUGGY_CALLS = 1, 3, 12  # of a function; of one with a bug
 TRIES = 200
 Functions = dict[str, list[ast.FunctionDef]]  # module -> its functions
+WORDS = "ash birch cedar elm fir hazel larch maple oak pine rowan willow yew".split()
+ROUNDS = 20_000  # of all loops during one call
+KNOWN = {name: getattr(builtins, name) for name in "all any bool chr dict enumerate int len list max min ord range "
+         "sorted str sum tuple zip".split()}  # fmt: skip
+Call = tuple[str, str, str]  # module, function, arguments as Python writes them
+
+
+# ---- arguments, and what a package makes of them
+
+
+def _integers(draw: random.Random, low: int, high: int, most: int) -> list[int]:
+    return [draw.randint(low, high) for _ in range(draw.choice((0, 1, 2, most, most, most, most)))]
+
+
+def _word(draw: random.Random) -> str:
+    return "".join(draw.choice("aabbcz") for _ in range(draw.choice((0, 1, 3, 5, 8))))
+
+
+def _mirror(draw: random.Random) -> str:
+    half = "".join(draw.choice("abAB1 ") for _ in range(draw.randint(0, 4)))
+    text = half + draw.choice(("", "c", "dc")) + half[::-1]
+    return text.swapcase() if draw.random() < 0.5 else text
+
+
+def _tokens(draw: random.Random) -> list[str]:
+    tokens = [str(draw.randint(0, 9))]
+    for _ in range(draw.randint(0, 4)):
+        tokens += [str(draw.randint(0, 9)), draw.choice("+-*")]
+    return tokens
+
+
+def _spans(draw: random.Random) -> list[tuple[int, int]]:
+    starts = [draw.randint(0, 30) for _ in range(draw.randint(0, 5))]
+    return [(start, start + draw.randint(0, 6)) for start in starts]
+
+
+KINDS: dict[str, Callable[[random.Random], Any]] = {
+    "number": lambda draw: draw.randint(-10, 50),
+    "low": lambda draw: draw.randint(-5, 10),
+    "high": lambda draw: draw.randint(11, 40),
+    "small": lambda draw: draw.randint(0, 9),
+    "count": lambda draw: draw.randint(1, 4),
+    "corner": lambda draw: draw.randint(0, 2),
+    "large": lambda draw: draw.randint(0, 60),
+    "base": lambda draw: draw.randint(2, 9),
+    "coins": lambda draw: draw.sample((1, 2, 5, 7, 10), draw.randint(1, 3)),
+    "values": lambda draw: _integers(draw, -6, 9, 9),
+    "ordered": lambda draw: sorted(_integers(draw, 0, 9, 7)),
+    "word": _word,
+    "mirror": _mirror,
+    "text": lambda draw: " ".join(draw.choice(WORDS) for _ in range(draw.randint(0, 8))),
+    "brackets": lambda draw: "".join(draw.choice(("()", "[]", "([", "])", "x", "(a)")) for _ in range(3)),
+    "settings": lambda draw: ";".join(draw.choice(("a=1", "b = 2", "a=x=y", "c", " d=")) for _ in range(3)),
+    "path": lambda draw: "/".join(draw.choice(("a", "b", "..", ".", "")) for _ in range(5)),
+    "tokens": _tokens,
+    "pairs": lambda draw: [(draw.choice(WORDS[:5]), draw.randint(-2, 4)) for _ in range(draw.randint(0, 7))],
+    "moves": lambda draw: [(draw.choice(("in", "out")), draw.randint(1, 12)) for _ in range(7)],
+    "spans": _spans,
+    "grid": lambda draw: [[draw.randint(0, 9) for _ in range(3)] for _ in range(draw.randint(3, 4))],
+}
+
+
+def draw_arguments(draw: random.Random, kinds: Sequence[str]) -> str:
+    """Arguments of these kinds, as Python writes them: ``([3, -1], 4)``."""
+    return repr(tuple(KINDS[kind](draw) for kind in kinds))
+
+
+class _Endless(BaseException):
+    """More rounds than ``ROUNDS``. No ``Exception``: a package must not catch it."""
+
+
+class _Counted(ast.NodeTransformer):
+    """Counts the rounds of loops."""
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        """A round of a for loop."""
+        self.generic_visit(node)
+        node.body = [*ast.parse("_round()").body, *node.body]
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.While:
+        """A round of a while loop."""
+        self.generic_visit(node)
+        node.body = [*ast.parse("_round()").body, *node.body]
+        return node
+
+
+class Package:
+    """A package of our own, from the text of its modules."""
+
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        """``modules``: name -> source; they import each other by ``from .name import ...``."""
+        self._left = ROUNDS
+        self._sources = dict(modules)
+        self._modules: dict[str, types.SimpleNamespace] = {}
+
+    def _module(self, name: str) -> types.SimpleNamespace:
+        """A module, imported when it is wanted."""
+        if name not in self._modules:
+            scope = {"__builtins__": {**KNOWN, "__import__": self._import}, "_round": self._round, "__name__": name}
+            tree = ast.fix_missing_locations(_Counted().visit(ast.parse(self._sources[name])))
+            exec(compile(tree, name, "exec"), scope)
+            self._modules[name] = types.SimpleNamespace(**scope)
+        return self._modules[name]
+
+    def _import(self, name: str, scope: Any = None, local: Any = None, wanted: Any = (), level: int = 0) -> Any:
+        assert level == 1, "packages import from themselves alone"
+        return self._module(name)
+
+    def _round(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise _Endless
+
+    def result(self, call: Call) -> str:
+        """What a call returns, as Python writes it, or ``raised NAME``, or ``runs for ever``."""
+        module, function, arguments = call
+        self._left = ROUNDS
+        try:
+            return repr(getattr(self._module(module), function)(*ast.literal_eval(arguments)))
+        except _Endless:
+            return "runs for ever"
+        except Exception as error:
+            return f"raised {type(error).__name__}"
+
+
+def draw_name(draw: random.Random) -> str:
+    """A package's name: ``hazel_k4``."""
+    return f"{draw.choice(WORDS)}_{draw.choice(string.ascii_lowercase)}{draw.randint(2, 9)}"
+
+
+# ---- packages
 
 
 def _library() -> dict[str, tuple[ast.FunctionDef, tuple[str, ...]]]:
     """All functions with the kinds of their arguments."""
     found = {}
     for module in SOURCES:
-        spec = module.__spec__
-        assert spec is not None and spec.loader is not None, "imported from a file"
-        source = spec.loader.get_source(module.__name__)  # type: ignore[attr-defined]
-        for node in ast.parse(source).body:
+        for node in ast.parse(inspect.getsource(module)).body:
             if isinstance(node, ast.FunctionDef):
                 found[node.name] = (node, module.CALLS[node.name])
     return found
@@ -64,7 +199,7 @@ def _functions(draw: random.Random, modules: int, each: int) -> tuple[Functions,
     """A package without bugs, and the kinds of its functions' arguments."""
     numbers = _Numbers({name: draw.randint(*bounds) for name, bounds in NUMBERS.items()})
     names = draw.sample(sorted(set(LIBRARY)), min(modules * each, len(LIBRARY)))
-    steps, ends = draw.sample(bugfix_lists.STEPS, 2), draw.sample(bugfix_lists.ENDS, 2)
+    steps, ends = draw.sample(lists.STEPS, 2), draw.sample(lists.ENDS, 2)
     names = [*steps, *ends, *(n for n in names if n not in (*steps, *ends))][: max(modules * each, 4)]
     draw.shuffle(names)
     package: Functions = {module: [] for module in draw.sample(MODULES, modules)}
@@ -122,7 +257,7 @@ def _calls(draw: random.Random, package: Functions, kinds: Mapping[str, tuple[st
         for function in functions:
             wanted = BUGGY_CALLS if function.name in buggy else HIDDEN_CALLS + SHOWN_CALLS
             for _ in range(wanted):
-                call = (module, function.name, drawn(draw, kinds[function.name]))
+                call = (module, function.name, draw_arguments(draw, kinds[function.name]))
                 if not (result := right.result(call)).startswith(("raised", "runs")):
                     found[call] = result
     return list(found.items())
@@ -133,7 +268,7 @@ def _wrong(package: Package, calls: Iterable[tuple[Call, str]]) -> list[tuple[Ca
     return [(call, result) for call, result in calls if package.result(call) != result]
 
 
-def made(index: int, seed: int, *, modules: int, functions: int, bugs: int) -> dict[str, Any]:
+def make_question(index: int, seed: int, *, modules: int, functions: int, bugs: int) -> dict[str, Any]:
     """The package with this number, as ``bugfix.item`` describes it."""
     draw = random.Random(f"bugfix {seed} {index}")
     for _ in range(TRIES):
@@ -178,7 +313,7 @@ def _shown(draw: random.Random, calls: Sequence[tuple[Call, str]],
 def _item(draw: random.Random, right: Functions, wrong: Functions, shown: Sequence[tuple[Call, str]],
           hidden: Sequence[tuple[Call, str]], kinds: Mapping[str, str]) -> dict[str, Any]:  # fmt: skip
     """Files, tests and repairs."""
-    name = name_of(draw)
+    name = draw_name(draw)
     before, after = _written(wrong), _written(right)
     files = {f"{name}/{module}.py": text for module, text in before.items()}
     files |= {f"{name}/__init__.py": "", "tests.py": _tests(name, shown)}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bebop.tasks.environments.bugfix import Bugfix
+from recipes.environments.bugfix.environment import Bugfix
 
 Policy = Callable[[Mapping[str, Any]], list[str]]
 
@@ -92,7 +92,7 @@ def searches(item: Mapping[str, Any]) -> list[str]:
         "run ls -laR /box /tmp; cat $(find /box /tmp -type f)",
         "run env; cat /proc/1/environ /proc/1/cmdline /proc/self/mountinfo",
         "run find / -name '*bugfix*' -o -name '*bebop*' -o -name '*hidden*' | head; ls / /home /root /mnt",
-        "run python -c 'import bebop.tasks.environments.bugfix_programs'",
+        "run python -c 'import recipes.environments.bugfix.programs'",
         "read ../item.json",
         "submit",
     ]

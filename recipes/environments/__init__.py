@@ -1,0 +1,1 @@
+"""Environments to read and to copy."""

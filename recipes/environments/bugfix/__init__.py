@@ -1,0 +1,1 @@
+"""``bugfix``: mend a small Python package with commands in a sandbox."""
