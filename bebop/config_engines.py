@@ -1,29 +1,30 @@
-"""Settings of SGLang and vLLM as rollout engines: ``rollout.sglang.*``, ``rollout.vllm.*``."""
+"""Define the settings of SGLang and vLLM as rollout engines: ``rollout.sglang.*``, ``rollout.vllm.*``."""
 
 import os
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bebop.parsing import NOT_EMPTY, Limit, above, at_least, check, check_settings, setting
+from bebop.parsing import BETWEEN_0_AND_1, NOT_EMPTY, Limit, Settings, above, at_least, check, setting
 
 Pause = Literal["in_place", "retract", "abort"]
 WeightTransfer = Literal["tensor", "distributed", "disk"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SglangConfig:
+class SglangConfig(Settings):
     """An engine inside the worker's process, or existing servers.
 
-    ``pause`` says what becomes of running answers while weights change. ``in_place``: they keep their old keys and
+    ``pause`` says what becomes of running requests while weights change. ``in_place``: they keep their old keys and
     values, nothing is computed again. ``retract``: keys and values are computed again from the new weights, which
-    costs a prefill of all that was written so far. ``abort``: answers are cut, handed back and taken up again, which
+    costs a prefill of all that was written so far. ``abort``: requests are cut, handed back and taken up again, which
     costs the same prefill and holds no memory meanwhile. None follows ``rollout.on_update``.
     """
 
+    SECTION = "rollout.sglang."
     urls: tuple[str, ...] = setting(
         (),
-        "servers that are there already; answers are spread over them",
+        "servers that are there already; requests are spread over them",
         Limit(
             lambda urls: all(re.match(r"https?://[^/\s]", url) for url in urls),
             "addresses start with http:// or https:// and name a host",
@@ -35,7 +36,7 @@ class SglangConfig:
     memory_fraction: float | None = setting(
         None,
         "of the GPU, for weights and keys and values; null: SGLang decides",
-        Limit(lambda share: 0 < share < 1, "give a number between 0 and 1"),
+        BETWEEN_0_AND_1,
     )
     cache_tokens: int | None = setting(
         None,
@@ -43,7 +44,7 @@ class SglangConfig:
         Limit(lambda tokens: tokens >= 1, "give 1 or more, or null"),
     )
     attention_backend: str | None = setting(None, "SGLang's name of one; null: SGLang decides", NOT_EMPTY)
-    deterministic: bool = setting(False, "batch-invariant kernels and seeds per answer; slower")
+    deterministic: bool = setting(False, "batch-invariant kernels and seeds per request; slower")
     block_verification: bool = setting(False, "verify the drafts of a cycle as a whole; CUDA only")
     adaptive_steps: str | None = setting(
         None,
@@ -55,9 +56,9 @@ class SglangConfig:
         "for drafts of whole blocks: the folder of the drafter, which python -m bebop.export wrote",
         NOT_EMPTY,
     )
-    pause: Pause | None = setting(None, "of running answers while weights change; null follows rollout.on_update")
+    pause: Pause | None = setting(None, "of running requests while weights change; null follows rollout.on_update")
     transfer: WeightTransfer = setting(
-        "tensor", "distributed: NCCL, servers on other GPUs; disk: a folder that both sides see", formerly="carrier"
+        "tensor", "distributed: NCCL, servers on other GPUs; disk: a folder that both sides see"
     )
     folder: str | None = setting(None, "for transfer=disk", NOT_EMPTY)
     address: str = setting("127.0.0.1", "for transfer=distributed: this machine's, as the server sees it", NOT_EMPTY)
@@ -76,20 +77,12 @@ class SglangConfig:
         ),
     )
 
-    def __post_init__(self) -> None:
-        check_settings(self, "rollout.sglang.")
-        check(
-            self.transfer != "disk" or bool(self.folder),
-            "rollout.sglang.folder",
-            self.folder,
-            "transfer=disk needs a folder",
-        )
+    def _validate(self) -> None:
+        self.require(self.transfer != "disk" or bool(self.folder), "folder", "transfer=disk needs a folder")
         several = self.data_parallel > 1 and self.transfer != "disk"
-        allowed = "SGLang takes weights for 1 replica; use transfer=disk"
-        check(not several, "rollout.sglang.data_parallel", self.data_parallel, allowed)
+        self.require(not several, "data_parallel", "SGLang takes weights for 1 replica; use transfer=disk")
         one = self.transfer != "distributed" or len(self.urls) < 2
-        allowed = "a process group joins one server; use disk for several"
-        check(one, "rollout.sglang.transfer", self.transfer, allowed)
+        self.require(one, "transfer", "a process group joins one server; use disk for several")
 
 
 # Arguments of vLLM that follow from other settings, or that nobody has tested with drafts and weights in flight.
@@ -107,9 +100,10 @@ VLLM_OWN = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmConfig:
-    """An engine inside the worker's process. Running answers do as ``rollout.on_update`` says while weights change."""
+class VllmConfig(Settings):
+    """An engine inside the worker's process; while weights change, ``rollout.on_update`` goes for running requests."""
 
+    SECTION = "rollout.vllm."
     cache_bytes: int | None = setting(
         None,
         "for keys and values; null: room for all slots on a CPU, what vLLM finds on a GPU",
@@ -118,7 +112,7 @@ class VllmConfig:
     memory_fraction: float | None = setting(
         None,
         "of the GPU, for weights and keys and values; null: vLLM decides",
-        Limit(lambda share: 0 < share < 1, "give a number between 0 and 1"),
+        BETWEEN_0_AND_1,
     )
     eager: bool | None = setting(None, "no compiled graphs; null: on a CPU alone")
     transfer: Literal["memory", "file"] = setting("memory", "file: weights go through a folder, which keeps the newest")
@@ -129,13 +123,7 @@ class VllmConfig:
     timeout: float = setting(600.0, "seconds in which nothing is finished before an engine counts as dead", above(0))
     extra: dict[str, Any] = setting(dict, "further arguments of vllm.EngineArgs")
 
-    def __post_init__(self) -> None:
-        check_settings(self, "rollout.vllm.")
-        check(
-            self.transfer != "file" or bool(self.folder),
-            "rollout.vllm.folder",
-            self.folder,
-            "transfer=file needs a folder",
-        )
+    def _validate(self) -> None:
+        self.require(self.transfer != "file" or bool(self.folder), "folder", "transfer=file needs a folder")
         for name, value in self.extra.items():
             check(name not in VLLM_OWN, f"rollout.vllm.extra.{name}", value, VLLM_OWN.get(name, ""))

@@ -1,54 +1,58 @@
-"""What can be configured about a run as such: ``monitor.*``, what is measured; ``runtime.*``, where and how it runs."""
+"""Define the settings of a run as such: ``monitor.*``, what is measured; ``runtime.*``, where and how it runs."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from bebop.parsing import MAX_SEED, NOT_EMPTY, Limit, above, at_least, check, check_settings, setting, within
+from bebop.parsing import MAX_SEED, NOT_EMPTY, Limit, Settings, above, at_least, setting, within
 
-TraceMode = Literal["sample", "all", "off"]  # of how many answers, see bebop/token_trace.py
+TraceMode = Literal["sample", "all", "off"]  # of how many completions, see bebop/token_trace.py
 NOT_NEGATIVE = at_least(0)
 SEED = Limit(lambda seed: 0 <= seed < MAX_SEED, f"give a number from 0 to {MAX_SEED - 1}")
 PORT = within(0, 65535, "give a port from 0 to 65535")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorConfig:
+class MonitorConfig(Settings):
     """What is measured during a run and where it is sent."""
 
+    SECTION = "monitor."
     decode_stats: bool = setting(True, "overlap and entropies of every verified position")
     drift: bool = setting(
         True, "why acceptance moved: drift/* metrics, drift.jsonl, controller.jsonl; of history, the head alone"
     )
-    probe_every: int = setting(
-        10, "steps between readings of the probe set, fewer when in doubt", at_least(0, "never"), formerly="bank_every"
-    )
-    probe_answers: int = setting(24, "answers that make up the probe set", at_least(2), formerly="bank_answers")
+    probe_every: int = setting(10, "steps between readings of the probe set, fewer when in doubt", at_least(0, "never"))
+    probe_answers: int = setting(24, "completions that make up the probe set", at_least(2))
     actions: bool = setting(False, "carry out the proposals on system and draft length; takes monitor.drift")
-    check_answers: int = setting(8, "answers a step scored again by the weights that wrote them", at_least(0, "none"))
+    check_answers: int = setting(
+        8, "completions a step scored again by the weights that wrote them", at_least(0, "none")
+    )
     certify_every: int = setting(
-        10, "steps between readings of the certificate: do answers follow the distributions?", at_least(0, "never")
+        10, "steps between readings of the certificate: do completions follow the distributions?", at_least(0, "never")
     )
     trace: TraceMode = setting(
-        "sample", "trajectories.sqlite: all answers, and how each token came about: of a prompt a step, of all; or off"
+        "sample",
+        "trajectories.sqlite: all completions, and how each token came about: of a prompt a step, of all; or off",
     )
     tensorboard: bool = setting(True, "write TensorBoard events")
     wandb: bool = setting(False, "write to Weights & Biases")
     ray_metrics: bool = setting(True, "give every number to Ray, which exports it for Prometheus")
     plots: bool = setting(True, "report.html at the end")
 
-    def __post_init__(self) -> None:
-        check_settings(self, "monitor.")
-        check(self.drift or not self.actions, "monitor.actions", self.actions, "it takes monitor.drift=true")
+    def _validate(self) -> None:
+        self.require(self.drift or not self.actions, "actions", "it takes monitor.drift=true")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeConfig:
+class RuntimeConfig(Settings):
     """Ray and the run folder."""
 
+    SECTION = "runtime."
     dir: str | None = setting(None, "the run folder; null: runs/<date and time>", NOT_EMPTY)
     resume: bool = setting(False, "go on from the newest checkpoint in runtime.dir")
     trust: bool = setting(False, "with resume: use code and servers that a run folder of somebody else names; --trust")
-    seed: int = setting(0, "of the sampled answers", SEED)
+    seed: int = setting(
+        0, "of the sampled completions", SEED, fixed="completions that start again would draw other random numbers"
+    )
     address: str | None = setting(None, "a Ray cluster to join; null starts one for this run", NOT_EMPTY)
     temp_dir: str | None = setting(None, "Ray's own folder; null: a fresh temporary one", NOT_EMPTY)
     port: int = setting(0, "Ray's port; 0 picks a free one", PORT)
@@ -63,6 +67,5 @@ class RuntimeConfig:
     )
     progress: bool = setting(True, "show a progress bar")
 
-    def __post_init__(self) -> None:
-        check_settings(self, "runtime.")
-        check(not self.resume or bool(self.dir), "runtime.resume", self.resume, "give the run's folder as runtime.dir")
+    def _validate(self) -> None:
+        self.require(not self.resume or bool(self.dir), "resume", "give the run's folder as runtime.dir")

@@ -1,19 +1,10 @@
-"""What can be configured about a simulation: the dataclasses behind ``conf/simulate.yaml``."""
+"""Define the settings of a simulation: the dataclasses behind ``conf/simulate.yaml``."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from bebop.config import POSITIVE, SEED
-from bebop.parsing import (
-    NOT_EMPTY,
-    Limit,
-    above,
-    at_least,
-    check,
-    check_settings,
-    setting,
-    within,
-)
+from bebop.parsing import NOT_EMPTY, Limit, Settings, above, at_least, section, setting, within
 
 SECONDS = at_least(0)
 CYCLES = Limit(
@@ -24,32 +15,33 @@ RATES = Limit(lambda rates: all(0 <= rate <= 1 for rate in rates), "give numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetConfig:
+class FleetConfig(Settings):
     """How many of what: as ``rollout.*`` and ``trainer.*`` of a job."""
 
+    SECTION = "fleet."
     workers: int = setting(2, "rollout workers", within(1, 1 << 16))
     slots: int = setting(64, "requests decoded side by side by one worker", POSITIVE)
     staleness: int = setting(1, "updates that a prompt's weights may lag behind", at_least(0, "synchronous"))
     dispatch: Literal["auto", "static", "pull"] = setting("auto", "as rollout.dispatch of a job")
     groups_per_step: int = setting(16, "prompts in one update", within(1, 1 << 20))
-    group_size: int = setting(8, "G, answers per prompt", within(2, 1 << 16))
+    group_size: int = setting(8, "G, completions per prompt", within(2, 1 << 16))
     steps: int = setting(30, "updates", POSITIVE)
     skip: int = setting(3, "first updates that are left out of the numbers", at_least(0))
     gpus_per_worker: int = setting(1, "GPUs of one rollout worker, for the best split", POSITIVE)
     trainer_gpus: int = setting(1, "GPUs of the trainer, for the best split", POSITIVE)
 
-    def __post_init__(self) -> None:
-        check_settings(self, "fleet.")
-        check(self.skip < self.steps, "fleet.skip", self.skip, "it must be less than fleet.steps")
+    def _validate(self) -> None:
+        self.require(self.skip < self.steps, "skip", "it must be less than fleet.steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswersConfig:
-    """Lengths of answers, a log-normal with a long tail, and what drafts of them are accepted."""
+class AnswersConfig(Settings):
+    """Lengths of completions, a log-normal with a long tail, and what drafts of them are accepted."""
 
-    median: float = setting(90.0, "tokens of an answer", above(0))
+    SECTION = "answers."
+    median: float = setting(90.0, "tokens of a completion", above(0))
     sigma: float = setting(0.3, "of the logarithm of the length; 1 and more: a long tail", at_least(0))
-    longest: int = setting(160, "tokens at which an answer is cut", POSITIVE)
+    longest: int = setting(160, "tokens at which a completion is cut", POSITIVE)
     lengths: tuple[int, ...] = setting(
         (), "measured lengths to draw from instead", Limit(lambda lengths: all(n >= 1 for n in lengths), "1 or more")
     )
@@ -57,16 +49,16 @@ class AnswersConfig:
     accept_rates: tuple[float, ...] = setting((0.8, 0.75, 0.7), "of draft k, once those before it were accepted", RATES)
     draft_tokens: int = setting(3, "K, drafts per cycle; 0: plain decoding", within(0, 64))
 
-    def __post_init__(self) -> None:
-        check_settings(self, "answers.")
+    def _validate(self) -> None:
         enough = self.draft_tokens <= len(self.accept_rates)
-        check(enough, "answers.draft_tokens", self.draft_tokens, "answers.accept_rates needs a rate for each draft")
+        self.require(enough, "draft_tokens", "answers.accept_rates needs a rate for each draft")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostsConfig:
+class CostsConfig(Settings):
     """Seconds of everything that takes time."""
 
+    SECTION = "costs."
     cycle: float = setting(0.004, "of a pass of the target over one row, K = 0", above(0))
     row: float = setting(0.0004, "of each further row", SECONDS)
     position: float = setting(0.0001, "of each further position of a row: the drafts that are verified", SECONDS)
@@ -82,25 +74,19 @@ class CostsConfig:
     bandwidth: float = setting(1.0, "gigabytes a second into one worker", above(0))
     fetch: float = setting(0.05, "until the trainer has its weights together", SECONDS)
     load: float = setting(0.01, "to take weights in, between two cycles", SECONDS)
-    report: float = setting(0.01, "from the end of an answer to its place in the buffer", SECONDS)
+    report: float = setting(0.01, "from the end of a completion to its place in the buffer", SECONDS)
     step: float = setting(0.05, "of each update beside all that: metrics, monitor, log", SECONDS)
-
-    def __post_init__(self) -> None:
-        check_settings(self, "costs.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateConfig:
+class SimulateConfig(Settings):
     """A whole simulation."""
 
-    fleet: FleetConfig = field(default_factory=FleetConfig)
-    answers: AnswersConfig = field(default_factory=AnswersConfig)
-    costs: CostsConfig = field(default_factory=CostsConfig)
-    grain: int = setting(1, "tokens that are counted as one: answers of many thousands need less memory", POSITIVE)
+    fleet: FleetConfig = section(FleetConfig)
+    answers: AnswersConfig = section(AnswersConfig)
+    costs: CostsConfig = section(CostsConfig)
+    grain: int = setting(1, "tokens that are counted as one: completions of many thousands need less memory", POSITIVE)
     split: bool = setting(True, "look for the best split of the GPUs between trainer and rollouts")
     sweep: bool = setting(True, "look for the draft length and batch at which speculation pays most")
     seed: int = setting(0, "of the lengths", SEED)
     dir: str | None = setting(None, "where simulation.json and simulation.html go; null: nowhere", NOT_EMPTY)
-
-    def __post_init__(self) -> None:
-        check_settings(self)

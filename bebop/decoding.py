@@ -20,7 +20,7 @@ from bebop.options import (
     PivotTraining,
     TreeOptions,
 )
-from bebop.tree_shape import MOST_NODES
+from bebop.tree_shape import MAX_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ SYSTEMS = {
         head=True,
         draft_tokens=7,
         tree=True,
-        width=MOST_NODES,
+        width=MAX_NODES,
         options=TreeOptions,
     ),
     "pad": System(
@@ -195,7 +195,7 @@ SYSTEMS = {
         needs=("firp",),
         draft_tokens=16,
         tree=True,
-        width=MOST_NODES,
+        width=MAX_NODES,
         options=FirpOptions,
         unserved=WITHIN,
     ),

@@ -7,7 +7,7 @@ from bebop.command import Parser, check_writable, run_main, whole, writing
 from bebop.config import ModelConfig
 from bebop.decoding import PARTS
 from bebop.errors import UserError
-from bebop.parsing import LARGEST
+from bebop.parsing import MAX_INT
 
 EXPORTED = [name for name, part in PARTS.items() if part.export]
 
@@ -21,7 +21,7 @@ def parser() -> Parser:
     top.add_argument("--file", help="the .safetensors file of the part (default: the one that comes with the model)")
     top.add_argument(
         "--mask-token",
-        type=whole(0, LARGEST),
+        type=whole(0, MAX_INT),
         help="the id of MASK, which no text has (default: the first that the tokenizer does not have)",
     )
     return top

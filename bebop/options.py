@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bebop.parsing import FROM_0_BELOW_1, Limit, above, at_least, check, check_settings, from_dict, setting, within
-from bebop.tree_shape import MOST_NODES, grows, likeliest
+from bebop.parsing import FROM_0_BELOW_1, Limit, Settings, above, at_least, check, from_dict, setting, within
+from bebop.tree_shape import MAX_NODES, grows, likeliest
 
 SHARE = within(0, 1)
 
@@ -22,13 +22,25 @@ def parsed(cls: type | None, values: Mapping[str, Any], section: str, owner: str
     if cls is None:
         check(not values, section.removesuffix("."), dict(values), f"{owner} has no options")
         return None
-    options: Any = from_dict(cls, dict(values), section)
-    check_settings(options, section)
-    return options
+    return from_dict(cls, values, section)
+
+
+class SystemOptions(Settings):
+    """Base of the options of a decoding system."""
+
+    __slots__ = ()
+    SECTION = "decoding.options."
+
+
+class TrainingOptions(Settings):
+    """Base of the options by which a part is trained."""
+
+    __slots__ = ()
+    SECTION = "options."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PadOptions:
+class PadOptions(SystemOptions):
     """Which rejected drafts are accepted all the same (SPEC 4.2)."""
 
     tau: float = setting(0.3, "rejected drafts whose pivot score is below it are accepted; 0: none", SHARE)
@@ -44,12 +56,12 @@ TABLE = Limit(
     "give a row of numbers above 0, up to 1, for each depth",
 )
 SHAPE = Limit(
-    grows, f"give 1 to {MOST_NODES} paths, each after its parent and its sibling before, as [[0], [1], [0, 0]]"
+    grows, f"give 1 to {MAX_NODES} paths, each after its parent and its sibling before, as [[0], [1], [0, 0]]"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeOptions:
+class TreeOptions(SystemOptions):
     """Which tree is drafted, ``draft_tokens`` nodes in all."""
 
     shape: tuple[tuple[int, ...], ...] | None = setting(
@@ -65,7 +77,7 @@ class TreeOptions:
     @property
     def most_drafts(self) -> int:
         """What ``draft_tokens`` may be."""
-        return MOST_NODES if self.shape is None else len(self.shape)
+        return MAX_NODES if self.shape is None else len(self.shape)
 
     def table(self, known: Sequence[Sequence[float]] = ()) -> Sequence[Sequence[float]]:
         """Chances of children by depth; ``known``: those that the drafter brings along."""
@@ -98,14 +110,14 @@ class FirpOptions(TreeOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmaOptions:
+class EmaOptions(SystemOptions):
     """How a block size follows what was accepted (SPEC 5.6)."""
 
     decay: float = setting(0.9, "weight of a cycle over that of the one after it", FROM_0_BELOW_1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryOptions:
+class HistoryOptions(SystemOptions):
     """Which other answers to a prompt are drafted from."""
 
     tokens: int = setting(1 << 18, "tokens of answers that each worker keeps ready to be matched", at_least(1))
@@ -121,7 +133,7 @@ class HistoryOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipoOptions:
+class PipoOptions(SystemOptions):
     """Which drafts stand in the second place of a pair (SPEC 2.5)."""
 
     tau: float | None = setting(
@@ -136,7 +148,7 @@ class PipoOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PivotTraining:
+class PivotTraining(TrainingOptions):
     """How rejected drafts are labelled, and the classifier trained on them (SPEC 4.2, 4.3)."""
 
     rollouts: int = setting(16, "K, continuations of each kind for one candidate", within(1, 1 << 10))
@@ -161,7 +173,7 @@ class PivotTraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockTraining:
+class BlockTraining(TrainingOptions):
     """Training of the block drafter (``bebop.adapt part=block``)."""
 
     steps: int = setting(2000, "updates", at_least(1))
@@ -180,7 +192,7 @@ class BlockTraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirpTraining:
+class FirpTraining(TrainingOptions):
     """Training of pseudo hidden states (``bebop.adapt part=firp``, SPEC 3.2)."""
 
     layers: tuple[int, ...] | None = setting(
@@ -201,7 +213,7 @@ class FirpTraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockLengthTraining:
+class BlockLengthTraining(TrainingOptions):
     """Training of the choice of block sizes (``bebop.adapt part=block_length``)."""
 
     smallest: int = setting(2, "smallest block size that can be chosen, the newest token included", within(1, 17))
@@ -224,12 +236,12 @@ class BlockLengthTraining:
     batch: int = setting(64, "prompts in one update", at_least(1))
     lr: float = setting(1e-3, "learning rate", above(0))
 
-    def __post_init__(self) -> None:
-        check(self.smallest < self.largest, "options.largest", self.largest, "it must exceed options.smallest")
+    def _validate(self) -> None:
+        self.require(self.smallest < self.largest, "largest", "it must exceed options.smallest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipoTraining:
+class PipoTraining(TrainingOptions):
     """Training of the network of pairs (SPEC 2.3, 2.4)."""
 
     stage: Literal["sft", "opd"] = setting(

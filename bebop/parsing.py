@@ -1,79 +1,112 @@
-"""A setting with its meaning and limits, and a mapping that becomes a dataclass of settings.
+"""Define settings: fields of configuration dataclasses, and how a mapping becomes such a dataclass.
 
-``setting`` is the one source of what ``--help GROUP``, ``docs/settings.md`` and the checks say. Every value that a user
-can get wrong raises ``UserError`` in one line with what is allowed.
+``setting`` is the one home of a setting: its default, meaning, limits, and whether a resume may change it. Checks,
+``--help GROUP``, ``docs/settings.md`` and the rules of a resume are made from it. Every value that a user can get wrong
+raises ``UserError`` in one line that names the setting, the value and what is allowed.
 """
 
 import dataclasses
 import difflib
+import json
 import math
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from bebop.errors import UserError
 
 T = TypeVar("T")
-LARGEST = 1 << 31  # of any whole number: what 32-bit counters and C take
-MOST = 4096  # processes, threads
-MAX_SEED = 1 << 23  # a rollout's 64-bit seed is this one shifted by 40 bits, plus the answer's number
-WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
+MAX_INT = 1 << 31  # 32-bit counters and C take no larger whole number
+MAX_PROCESSES = 4096  # or threads
+MAX_SEED = 1 << 23  # a completion's 64-bit seed is this one shifted by 40 bits, plus the number of the completion
+TYPE_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "a mapping"}
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Which values of its type a setting may have; None is not asked."""
+    """Which values of its type a setting may have; None always may."""
 
     holds: Callable[[Any], bool]
     words: str  # ends a line of refusal: "give 1 or more"
 
 
 def at_least(low: float, means: str = "", finite: bool = True) -> Limit:
-    """``low`` or more; ``means``: what ``low`` itself stands for."""
+    """Allow ``low`` or more; ``means`` says what ``low`` itself stands for."""
     words = f"give {low} ({means}) or more" if means else f"give {low} or more"
     return Limit(lambda value: low <= value and (not finite or value < math.inf), words)
 
 
 def above(low: float, finite: bool = True, unit: str = "") -> Limit:
-    """More than ``low``; ``unit``: of what."""
+    """Allow more than ``low``, which is counted in ``unit``."""
     words = f"give a number{f' of {unit}' * bool(unit)} above {low}"
     return Limit(lambda value: low < value and (not finite or value < math.inf), words)
 
 
 def within(low: float, high: float, words: str = "") -> Limit:
-    """From ``low`` to ``high``, both included."""
+    """Allow ``low`` to ``high``, both included."""
     return Limit(lambda value: low <= value <= high, words or f"give a number from {low} to {high}")
 
 
-def choice(literal: object) -> Limit:
-    """One of the values of a ``Literal`` type."""
-    return Limit(lambda value: value in get_args(literal), f"choose one of {', '.join(map(str, get_args(literal)))}")
+def choice(names: Iterable[Any]) -> Limit:
+    """Allow one of ``names``."""
+    known = tuple(names)
+    return Limit(lambda value: value in known, f"choose one of {', '.join(map(str, known))}")
 
 
 FROM_0_BELOW_1 = Limit(lambda value: 0 <= value < 1, "give a number from 0 to below 1")
 ABOVE_0_TO_1 = Limit(lambda value: 0 < value <= 1, "give a number above 0 and at most 1")
-BETAS = Limit(lambda betas: all(0 <= beta < 1 for beta in betas), "two numbers from 0 to below 1")
+BETWEEN_0_AND_1 = Limit(lambda value: 0 < value < 1, "give a number between 0 and 1")
 NOT_EMPTY = Limit(lambda text: bool(text.strip()), "give a text, or leave it out")
 
 
-def setting(default: Any, meaning: str, limit: Limit | None = None, *, only: str = "", formerly: str = "") -> Any:
-    """A field of a configuration dataclass; a mutable ``default`` is a function that makes it.
+def setting(default: Any, meaning: str, limit: Limit | None = None, *, only: str = "", fixed: str = "") -> Any:
+    """Return a field of a configuration dataclass.
 
     Args:
-        default: where nothing is given.
+        default: where nothing is given; of a mutable value the function that makes it.
         meaning: one line.
         limit: choices of a ``Literal`` type need none.
         only: the choice in ``conf/`` without which the setting cannot be given.
-        formerly: the name it had; it is taken with a warning.
+        fixed: why a resume must not change it; empty: it may.
     """
-    metadata = {"meaning": meaning, "limit": limit, "only": only, "formerly": formerly}
+    known = {"meaning": meaning, "limit": limit, "only": only, "fixed": fixed}
     if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return dataclasses.field(default_factory=default, metadata=known)
+    return dataclasses.field(default=default, metadata=known)
+
+
+def section(default: Callable[[], Any], *, only: str = "", fixed: str = "") -> Any:
+    """Return a field that holds a configuration dataclass; ``only`` and ``fixed`` go for all settings in it."""
+    return dataclasses.field(default_factory=default, metadata={"only": only, "fixed": fixed})
+
+
+class Settings:
+    """Base of configuration dataclasses: whoever makes one gets possible values, or a ``UserError``."""
+
+    __slots__ = ()
+    SECTION: ClassVar[str] = ""  # begins the full names of its settings, and ends in a dot
+
+    def __post_init__(self) -> None:
+        cls: Any = type(self)
+        for name, limit in _limits(cls).items():
+            value = getattr(self, name)
+            shown = list(value) if isinstance(value, tuple) else value
+            check(value is None or limit.holds(value), self.SECTION + name, shown, limit.words)
+        self._validate()
+
+    def _validate(self) -> None:
+        """Check settings against one another; each is within its own limit here."""
+
+    def require(self, condition: bool, name: str, allowed: str) -> None:
+        """Refuse the value of the setting ``name``, unless ``condition`` holds; a dot leads into a section."""
+        value: Any = self
+        for part in name.split("."):
+            value = getattr(value, part)
+        check(condition, self.SECTION + name, value, allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,29 +119,29 @@ class Setting:
     meaning: str
     limit: Limit | None
     only: str
-    formerly: str
+    fixed: str
 
 
-def settings(cls: Any, where: str = "", only: str = "", values: Any = None) -> Iterator[Setting]:
-    """Every setting of a configuration dataclass and of those inside, with the defaults that it gives to them."""
+def settings(cls: Any, where: str = "", only: str = "", fixed: str = "", values: Any = None) -> Iterator[Setting]:
+    """Yield every setting of a configuration dataclass and of its sections, with the defaults that it gives to them."""
     hints, values = typing.get_type_hints(cls), cls() if values is None else values
     for field in dataclasses.fields(cls):
         kind, known, value = hints[field.name], field.metadata, getattr(values, field.name)
+        of_field = {"only": known.get("only") or only, "fixed": known.get("fixed") or fixed}
+        if dataclasses.is_dataclass(kind):
+            yield from settings(kind, f"{where}{field.name}.", values=value, **of_field)
+            continue
         if field.default == "auto":  # which some dataclasses settle as they are made
             value = field.default
-        only_here = known.get("only", "") or only
-        if dataclasses.is_dataclass(kind):
-            yield from settings(kind, f"{where}{field.name}.", only_here, value)
-            continue
-        rest = {"meaning": known["meaning"], "limit": known["limit"] or _choices(kind), "only": only_here}
-        name, formerly = f"{where}{field.name}", known["formerly"] and where + known["formerly"]
-        yield Setting(name=name, kind=kind, default=value, formerly=formerly, **rest)
+        limit = known["limit"] or _choices(kind)
+        name, meaning = f"{where}{field.name}", known["meaning"]
+        yield Setting(name=name, kind=kind, default=value, meaning=meaning, limit=limit, **of_field)
 
 
 def _choices(kind: Any) -> Limit | None:
     """Those of a ``Literal``, or of one that may be None."""
     kinds = [k for k in (kind, *get_args(kind)) if get_origin(k) is Literal]
-    return choice(kinds[0]) if kinds else None
+    return choice(get_args(kinds[0])) if kinds else None
 
 
 @cache
@@ -118,13 +151,38 @@ def _limits(cls: Any) -> dict[str, Limit]:
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 
-def check_settings(config: Any, section: str = "") -> None:
-    """Hold every value of a configuration dataclass against its limit; ``section`` ends in a dot."""
-    kind: Any = type(config)
-    for name, limit in _limits(kind).items():
-        value = getattr(config, name)
-        shown = list(value) if isinstance(value, tuple) else value
-        check(value is None or limit.holds(value), section + name, shown, limit.words)
+def lookup(tree: Any, name: str, default: Any = None) -> Any:
+    """Return the value of a setting by its full name out of nested mappings; ``default`` where there is none."""
+    for part in name.split("."):
+        if not isinstance(tree, Mapping) or part not in tree:
+            return default
+        tree = tree[part]
+    return tree
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Return a configuration dataclass as nested mappings and lists, as YAML and JSON read it back."""
+    tree: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return tree
+
+
+def resume_refusals(before: Mapping[str, Any], config: Any) -> list[str]:
+    """Return one sentence for each setting that must not have changed.
+
+    What a setting *names* (the weights of a model, a file of questions) is held against ``identity.json`` by content,
+    so those folders and files may move.
+
+    Args:
+        before: the stored configuration of the run; a setting that it lacks is not compared.
+        config: the dataclass to go on with.
+    """
+    now, refused = plain(config), []
+    for one in settings(type(config)):
+        value = lookup(now, one.name)
+        was = lookup(before, one.name, value)
+        if one.fixed and was != value:
+            refused.append(f"{one.name} cannot change from {was!r} to {value!r} in a run ({one.fixed})")
+    return refused
 
 
 def check(condition: bool, name: str, value: object, allowed: str) -> None:
@@ -134,7 +192,7 @@ def check(condition: bool, name: str, value: object, allowed: str) -> None:
 
 
 def similar(wrong: str, known: Iterable[str]) -> str:
-    """``did you mean a.b or c.b? `` for a name that does not exist: those of the same or a like last part, if any."""
+    """Return ``did you mean a.b or c.b? `` for a name that does not exist; empty where no known name is like it."""
     names: dict[str, list[str]] = {}  # last part -> full names
     for name in known:
         if not wrong.startswith(f"{name}."):
@@ -142,12 +200,12 @@ def similar(wrong: str, known: Iterable[str]) -> str:
     group, _, last = wrong.rpartition(".")
     close = [name for word in difflib.get_close_matches(last, names, n=1, cutoff=0.7) for name in names[word]]
     near = [n for n in close if difflib.SequenceMatcher(None, n.rpartition(".")[0], group).ratio() > 0.6]
-    found = near or close  # the group may be wrong as well, or not be there
+    found = near or close  # the group may be wrong as well, or missing
     return f"did you mean {' or '.join(found[:3])}? " if found else ""
 
 
 def readable_rows(name: str, path: str | None, needed: bool) -> None:
-    """Check the path of a file of rows, whether it is ``needed`` or not."""
+    """Check the path of a file of rows, which may be missing unless it is ``needed``."""
     check(not needed or bool(path), name, path, "source=file needs a .jsonl or .parquet file")
     if path is not None:
         check(os.path.isfile(path), name, path, "there is no such file")  # False, too, for names too long for a disk
@@ -155,15 +213,12 @@ def readable_rows(name: str, path: str | None, needed: bool) -> None:
         check(os.access(path, os.R_OK), name, path, "give a file that this user may read")
 
 
-def from_dict(cls: type[T], values: dict[str, Any], where: str = "") -> T:
+def from_dict(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """Build a configuration dataclass from a mapping; unknown names and wrong types raise ``UserError``."""
     hints = typing.get_type_hints(cls)
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    names = [field.name for field in fields]
-    now = {field.metadata.get("formerly"): field.name for field in fields}  # folders of older runs have the old names
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     arguments = {}
-    for given, value in values.items():
-        name = now.get(given, given)
+    for name, value in values.items():
         word = f"no such setting; {similar(where + name, [where + n for n in names])}there are {', '.join(names)}"
         check(name in names, f"{where}{name}", value, word)
         arguments[name] = _convert(hints[name], value, f"{where}{name}")
@@ -171,13 +226,12 @@ def from_dict(cls: type[T], values: dict[str, Any], where: str = "") -> T:
         return cls(**arguments)
     except UserError as error:
         # A section says its own name (sampling.top_p); which one it is, is known here (data.sampling.top_p).
-        own = where.split(".")[-2] + "." if where else ""
-        full = where + str(error).removeprefix(own) if own and str(error).startswith(own) else str(error)
-        raise UserError(full) from None
+        own, text = getattr(cls, "SECTION", ""), str(error)
+        raise UserError(where + text.removeprefix(own) if own and text.startswith(own) else text) from None
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
-    """``value`` as the annotated type: numbers widen, lists become tuples, mappings become dataclasses."""
+    """``value`` as the annotated type: whole numbers widen, lists become tuples, mappings become dataclasses."""
     if dataclasses.is_dataclass(hint):
         check(isinstance(value, dict), where, value, "a mapping is wanted here")
         return from_dict(hint, value, where + ".")  # type: ignore[arg-type]
@@ -194,12 +248,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         check(len(item) == len(value), where, value, f"{len(item)} values are wanted here")
         return tuple(_convert(kind, v, where) for kind, v in zip(item, value, strict=True))
     if isinstance(value, int) and not isinstance(value, bool) and hint in (int, float):
-        check(abs(value) <= LARGEST, where, value, f"give a number of at most {LARGEST}")
+        check(abs(value) <= MAX_INT, where, value, f"give a number of at most {MAX_INT}")
         return hint(value)
     wanted = origin or hint
     right = isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool)
     right = right and not (isinstance(value, float) and math.isnan(value))  # it would pass every comparison as False
-    check(right, where, value, f"{WANTED[wanted]} is wanted here")
+    check(right, where, value, f"{TYPE_WORDS[wanted]} is wanted here")
     return value
 
 
@@ -211,5 +265,5 @@ def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
         return value
     kind = next((k for k in kinds if k not in (*literal, type(None))), *literal)
     known = not words or kind in (*literal, str) or not isinstance(value, str)
-    check(known, where, value, f"{' or '.join([WANTED.get(kind, 'a list'), *words])} is wanted here")
+    check(known, where, value, f"{' or '.join([TYPE_WORDS.get(kind, 'a list'), *words])} is wanted here")
     return _convert(kind, value, where)

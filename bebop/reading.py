@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 DEEP = "it is nested too deeply"
-MOST_HEADER = 10**8  # bytes, as the safetensors library has it
+MAX_HEADER = 10**8  # bytes, as the safetensors library has it
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -51,7 +51,7 @@ def main_type(folder: Path) -> str:
     try:
         for path in sorted(folder.glob("*.safetensors")):
             with path.open("rb") as file:
-                entries = parse_json(file.read(min(int.from_bytes(file.read(8), "little"), MOST_HEADER)))
+                entries = parse_json(file.read(min(int.from_bytes(file.read(8), "little"), MAX_HEADER)))
             for name, tensor in entries.items():
                 if name != "__metadata__":
                     counts[str(tensor["dtype"])] += math.prod(tensor["shape"])

@@ -11,7 +11,6 @@ from bebop.command import check_writable, run_main, writing
 from bebop.compose import as_yaml, job_config, model_defaults, resumed_overrides, write_down
 from bebop.config import JobConfig, TaskConfig
 from bebop.errors import UserError
-from bebop.resume_rules import JOB
 from bebop.run_folder import RunFolder
 from bebop.settings import about, asked, overview
 from bebop.store import STEPS, Store
@@ -70,7 +69,7 @@ def main(arguments: list[str]) -> int:
     folder, config = placed(config)
     with contextlib.closing(folder):
         check_writable("runtime.dir", folder.path)
-        folder.check(config, JOB)
+        folder.check(config)
 
         items = questions(config.task)
         # Torch and Ray take seconds to import; --help and errors should not wait for them.

@@ -1,7 +1,6 @@
 """The folder of a run: one process at a time writes there, and a run goes on only as what it began as."""
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import logging
@@ -13,8 +12,8 @@ from typing import Any
 
 from bebop.errors import UserError
 from bebop.machine import MACHINE, machine
+from bebop.parsing import resume_refusals
 from bebop.reading import parse_json, parse_yaml
-from bebop.resume_rules import refusals
 from bebop.store import Store, write_text
 
 log = logging.getLogger(__name__)
@@ -37,12 +36,10 @@ class RunFolder:
         self._lock: int | None = None
         self._identity: dict[str, str] = {}
 
-    def check(self, config: Any, rules: Mapping[str, str | None]) -> None:
+    def check(self, config: Any) -> None:
         """``UserError`` if the folder belongs to another process, or holds a run, or none that could go on like this.
 
-        Args:
-            config: the configuration dataclass to go on with.
-            rules: what of it may change, see ``resume_rules``.
+        ``config`` is the configuration dataclass to go on with.
         """
         if (self.path / LOCK).is_file():
             self._take()  # held from now on: what is found below must not change under our hands
@@ -58,7 +55,7 @@ class RunFolder:
             before = None
         if not isinstance(before, dict):
             raise UserError(f"{file} is no configuration, so it cannot be told what the run began as: {self._advice}")
-        if found := refusals(before, dataclasses.asdict(config), rules):
+        if found := resume_refusals(before, config):
             raise UserError(f"{'; '.join(found)}: {self._advice}")
 
     def identify(self, identity: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What can be set, for readers: ``--help GROUP``, and ``python -m bebop.settings``, which writes docs/settings.md."""
+"""Describe the settings to readers: ``--help GROUP``, and ``python -m bebop.settings`` for docs/settings.md."""
 
 import dataclasses
 import sys
@@ -9,28 +9,23 @@ from importlib import resources
 from typing import Any, get_args, get_origin
 
 from bebop.command import run_main
-from bebop.compose import composed, groups, of_model
+from bebop.compose import ROOTS, composed, groups, of_model
 from bebop.config import JobConfig
 from bebop.config_adapt import AdaptConfig
-from bebop.config_certify import CertifyConfig
-from bebop.config_simulate import SimulateConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.parsing import WANTED, Setting, settings, similar
+from bebop.parsing import TYPE_WORDS, Setting, lookup, settings, similar
 
-# Of each command: its file in conf/, its module.
-ROOTS: dict[type, str] = {
-    JobConfig: "config", AdaptConfig: "adapt", CertifyConfig: "certify", SimulateConfig: "simulate",
-}  # fmt: skip
-COMMANDS: dict[type, str] = {cls: "bebop.run" if cls is JobConfig else f"bebop.{root}" for cls, root in ROOTS.items()}
+RESUMED = (JobConfig, AdaptConfig)  # what commands describe that can be resumed
 TITLE = """# Settings
 
-Written by `python -m bebop.settings > docs/settings.md` from the dataclasses in `bebop/config*.py`.
+Written by `python -m bebop.settings > docs/settings.md` from the dataclasses in `bebop/config*.py`. A resume may change
+a setting unless the last column says `fixed`; `--help NAME` says why. See also [resuming.md](resuming.md).
 """
 
 
 def asked(arguments: list[str]) -> str | None:
-    """The group in ``--help GROUP``, empty for ``--help`` alone; None where no help is asked for."""
+    """Return the group in ``--help GROUP``, empty for ``--help`` alone; None where no help is asked for."""
     at = next((i for i, argument in enumerate(arguments) if argument in ("--help", "-h")), None)
     if at is None:
         return None
@@ -39,7 +34,7 @@ def asked(arguments: list[str]) -> str | None:
 
 
 def overview(cls: type) -> str:
-    """The groups of a command, a line each, and under it a line for each of its choices."""
+    """Return the groups of a command, a line each, and under it a line for each of its choices."""
     lines = []
     for name, section in _sections(cls).items():
         lines.append(f"  {name:11} {_summary(section)}\n")
@@ -48,7 +43,7 @@ def overview(cls: type) -> str:
 
 
 def about(cls: type, group: str) -> str:
-    """The settings of a group, or those that begin with a name; ``UserError`` if there are none."""
+    """Return the settings of a group, or those that begin with a name; ``UserError`` if there are none."""
     members = [one for one in _settings(cls) if one.name == group or one.name.startswith(f"{group}.")]
     if not members:
         alone = [one.name for one in _settings(cls) if "." not in one.name]
@@ -60,24 +55,35 @@ def about(cls: type, group: str) -> str:
     lines += [f"  {group + '=' + choice:28} {words}\n" for choice, words in _choices(group)] if section else []
     for one in members:
         lines.append(f"\n{one.name}={_shown(one.default)}\n    {_meaning(one)}\n    give {_allowed(one)}\n")
+        if one.fixed and cls in RESUMED:
+            lines.append(f"    fixed in a run: {one.fixed}\n")
     return "".join(lines)
 
 
 def document() -> str:
-    """``docs/settings.md``."""
+    """Return the text of ``docs/settings.md``."""
     parts = [TITLE]
-    for cls, command in COMMANDS.items():
-        parts.append(f"\n## `python -m {command}`\n")
+    for root, cls in ROOTS.items():
+        parts.append(f"\n## `python -m bebop.{'run' if cls is JobConfig else root}`\n")
         described = {} if cls is JobConfig else _sections(JobConfig)
         rows = [one for one in _settings(cls) if one.name.split(".")[0] not in described]
         for group in dict.fromkeys(one.name.split(".")[0] if "." in one.name else "" for one in rows):
             section = _sections(cls).get(group)
             parts.append(f"\n### `{group}`\n\n{_summary(section)}\n" if section else "\n### Without a group\n")
             parts += ["\n" * bool(_choices(group)), *(f"- `{group}={c}`: {words}\n" for c, words in _choices(group))]
-            parts.append("\n| setting | default | allowed | meaning |\n|---|---|---|---|\n")
             mine = [one for one in rows if one.name.split(".")[0] == group or (not group and "." not in one.name)]
-            columns = [(f"`{one.name}`", f"`{_shown(one.default)}`", _allowed(one), _meaning(one)) for one in mine]
-            parts += [f"| {' | '.join(column)} |\n" for column in columns]
+            table = [("setting", "default", "allowed", "meaning", "resume"), ("---",) * 5]
+            table += [
+                (
+                    f"`{one.name}`",
+                    f"`{_shown(one.default)}`",
+                    _allowed(one),
+                    _meaning(one),
+                    "fixed" if one.fixed else "",
+                )
+                for one in mine
+            ]
+            parts += ["\n", *(f"| {' | '.join(row[: 4 + (cls in RESUMED)])} |\n" for row in table)]
     return "".join(parts)
 
 
@@ -89,12 +95,9 @@ def _sections(cls: type) -> dict[str, type]:
 
 def _settings(cls: type) -> Iterator[Setting]:
     """All settings, with the defaults of the command."""
-    tree: Any = composed([], ROOTS[cls])
+    tree = composed([], next(root for root, described in ROOTS.items() if described is cls))
     for one in settings(cls):
-        at: Any = tree
-        for part in one.name.split("."):
-            at = at.get(part, types) if isinstance(at, dict) else types
-        yield one if at is types else dataclasses.replace(one, default=at)
+        yield dataclasses.replace(one, default=lookup(tree, one.name, one.default))
 
 
 def _summary(cls: type) -> str:
@@ -133,7 +136,7 @@ def _allowed(one: Setting) -> str:
     """The type and the limit in words."""
     union = get_origin(one.kind) in (types.UnionType, typing.Union)
     kind = next(k for k in get_args(one.kind) if k is not type(None)) if union else one.kind
-    word = WANTED.get(get_origin(kind) or kind, "a list")
+    word = TYPE_WORDS.get(get_origin(kind) or kind, "a list")
     words = one.limit.words.removeprefix("give ").removeprefix("choose ") if one.limit else word
     words = words.removesuffix(", or leave it out")
     if words.startswith("a number"):

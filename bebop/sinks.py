@@ -20,7 +20,7 @@ from tqdm import tqdm
 from bebop.catalogue import METRICS
 from bebop.command import writing
 from bebop.errors import UserError
-from bebop.parsing import LARGEST
+from bebop.parsing import MAX_INT
 from bebop.reading import parse_json
 
 
@@ -51,7 +51,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
                 break
             raise UserError(f"{path} line {number} is not JSON: repair or delete that line") from None
         step = row.get("step") if isinstance(row, dict) else None
-        if type(step) is not int or not 0 <= step <= LARGEST:
+        if type(step) is not int or not 0 <= step <= MAX_INT:
             raise UserError(f"{path} line {number} has no whole-numbered step: repair or delete that line")
         rows.append(row)
     return rows

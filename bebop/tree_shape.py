@@ -7,7 +7,7 @@ first draft, (0, 2) the third after it. Without torch, as settings are checked w
 from collections.abc import Collection, Iterable, Sequence
 from heapq import heappop, heappush
 
-MOST_NODES = 64  # of a tree of drafts
+MAX_NODES = 64  # of a tree of drafts
 Path = tuple[int, ...]
 
 
@@ -19,7 +19,7 @@ def grows(shape: Iterable[Sequence[int]]) -> bool:
         if path in known or path[:-1] not in known or before not in known:
             return False
         known.add(path)
-    return 1 < len(known) <= MOST_NODES + 1
+    return 1 < len(known) <= MAX_NODES + 1
 
 
 def likeliest(chances: Sequence[Sequence[float]], nodes: int, deepest: int | None = None) -> tuple[Path, ...]:

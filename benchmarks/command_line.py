@@ -6,7 +6,7 @@ from pathlib import Path
 from bebop.bench import agents, engines, loop
 from bebop.command import Parser, whole
 from bebop.decoding import SYSTEMS
-from bebop.parsing import LARGEST, MOST
+from bebop.parsing import MAX_INT, MAX_PROCESSES
 from bebop.rollout.sglang.hosting import HOSTED
 
 
@@ -32,7 +32,9 @@ def parser(about: str) -> Parser:
         embedded.add_argument("--model", default="tiny", help="tiny, smollm2 or a Hugging Face folder (default: tiny)")
         embedded.add_argument("--device", default="auto")
         embedded.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-        embedded.add_argument("--threads", type=whole(1, MOST), default=1, help="CPU threads (default: 1, as a worker)")
+        embedded.add_argument(
+            "--threads", type=whole(1, MAX_PROCESSES), default=1, help="CPU threads (default: 1, as a worker)"
+        )
     for embedded in (decoding, reading):
         chosen = "default: all whose trained parts are there"
         embedded.add_argument("--systems", nargs="+", choices=list(SYSTEMS), help=chosen)
@@ -87,7 +89,7 @@ def _add_serving(kinds: "argparse._SubParsersAction[Parser]") -> None:
         "--every", type=whole(0), default=4, help="the plugin measures one step in so many (default: 4)"
     )
     serving.add_argument("--memory-fraction", type=float, help="of the GPU (default: SGLang decides)")
-    serving.add_argument("--cache-tokens", type=whole(1, LARGEST), help="room for keys and values (default: what fits)")
+    serving.add_argument("--cache-tokens", type=whole(1, MAX_INT), help="room for keys and values (default: what fits)")
 
 
 def _add_watching(kinds: "argparse._SubParsersAction[Parser]") -> None:
@@ -117,7 +119,7 @@ def _add_simulations(kinds: "argparse._SubParsersAction[Parser]") -> None:
     kinds.add_parser("balance", help="prompts to who has room against a fixed order, in virtual time")
     own = kinds.add_parser("simulate_cost", help="what the loop itself costs, by workers and trajectories")
     most = "the most trajectories of a job (default: 1000000)"
-    own.add_argument("--most", type=whole(10_000, LARGEST), default=1_000_000, help=most)
+    own.add_argument("--most", type=whole(10_000, MAX_INT), default=1_000_000, help=most)
 
 
 def _add_kernels(kernel: argparse.ArgumentParser) -> None:
@@ -125,9 +127,9 @@ def _add_kernels(kernel: argparse.ArgumentParser) -> None:
     ends = "after which shapes are left out (default: some minutes, by the device)"
     kernel.add_argument("--seconds", type=whole(1), help=ends)
     counts = "CPU threads (default: 1); several: the CPU kernels of every kind on each of these"
-    kernel.add_argument("--threads", type=whole(1, MOST), nargs="+", default=[1], help=counts)
+    kernel.add_argument("--threads", type=whole(1, MAX_PROCESSES), nargs="+", default=[1], help=counts)
     beside = "the CPU kernels once more beside so many processes that keep a core busy (default: 0)"
-    kernel.add_argument("--busy", type=whole(0, MOST), default=0, help=beside)
+    kernel.add_argument("--busy", type=whole(0, MAX_PROCESSES), default=0, help=beside)
 
 
 def _add_tracing(kind: argparse.ArgumentParser) -> None:

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from bebop.compose import _choices, _read, adapt_config, job_config, resumed_overrides, write_down
+from bebop.compose import adapt_config, job_config, merge_overrides, resumed_overrides, write_down
 from bebop.config import JobConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
-from bebop.override_merge import merged
-from bebop.parsing import from_dict
 from tests.cases import slow_but
 
 
@@ -145,13 +143,12 @@ def test_new_settings_win_and_the_others_stay(
     saved: list[str], new: list[str], name: str, value: Any, tmp_path: Path
 ) -> None:
     """And once they are one list, nothing is lost or doubled in it by another resume."""
-    parsed = [[_read(override) for override in overrides] for overrides in (saved, new)]
-    overrides = merged(*parsed, _choices("config"))
+    overrides = merge_overrides(saved, new)
     found: Any = json.loads(json.dumps(dataclasses.asdict(job_config(overrides))))
     for part in name.split("."):
         found = found.get(part)
     assert found == value
-    assert merged([_read(override) for override in overrides], [], _choices("config")) == overrides
+    assert merge_overrides(overrides, []) == overrides
     assert len(overrides) <= len(saved) + len(new)
 
 
@@ -202,28 +199,3 @@ def test_settings_of_another_configuration_are_merged_and_left_alone(tmp_path: P
     new = [f"dir='{folder}'", "++resume=true", "parallel.tensor=1"]
     merged = resumed_overrides(new, "adapt", apart="parallel.")
     assert merged == ["task=gcd", "parallel.evaluate=false", *new]
-
-
-def test_a_setting_is_known_by_its_earlier_name(caplog: pytest.LogCaptureFixture) -> None:
-    config = job_config(["rollout=sglang", "rollout.sglang.carrier=disk", "rollout.sglang.folder=weights"])
-    assert config.rollout.sglang.transfer == "disk"
-    assert "rollout.sglang.carrier is called rollout.sglang.transfer now" in caplog.text
-    caplog.clear()
-    assert job_config(["rollout=sglang", "rollout.sglang.transfer=tensor"]).rollout.sglang.transfer == "tensor"
-    assert caplog.text == ""
-
-
-@pytest.mark.slow
-def test_a_run_that_was_started_with_an_earlier_name_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = keep(tmp_path / "run", ["monitor.bank_every=7", "++monitor.bank_answers=9"])
-    again = [f"runtime.dir={folder}", "runtime.resume=true"]
-    config = job(again)
-    assert (config.monitor.probe_every, config.monitor.probe_answers) == (7, 9)
-    assert caplog.text.count("monitor.bank_every is called monitor.probe_every now: the old name will go") == 1
-    assert job([*again, "monitor.probe_every=3"]).monitor.probe_every == 3
-
-
-def test_a_stored_configuration_is_read_by_its_earlier_names() -> None:
-    stored = {"monitor": {"bank_every": 7}, "rollout": {"sglang": {"carrier": "distributed"}}}
-    config = from_dict(JobConfig, stored)
-    assert (config.monitor.probe_every, config.rollout.sglang.transfer) == (7, "distributed")

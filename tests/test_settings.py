@@ -42,6 +42,7 @@ def test_help_on_a_setting_has_default_limit_and_meaning(capsys: pytest.CaptureF
     assert capsys.readouterr().out == (
         "\nrollout.sampling.top_p=1.0\n    probability that they hold together\n"
         "    give a number above 0 and at most 1\n"
+        "    fixed in a run: finished completions in the checkpoint were sampled the other way\n"
     )
     adapt.main(["--help", "head.lr"])
     assert "head.lr=0.002\n" in capsys.readouterr().out  # that of the command, not of the dataclass

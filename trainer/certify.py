@@ -40,7 +40,7 @@ from bebop.certify.answers import Answer
 from bebop.certify.certificate import cause
 from bebop.certify.declared import tolerance
 from bebop.certify.ledger import Ledger
-from bebop.config import MOST_TOKENS, JobConfig
+from bebop.config import MAX_BATCH_TOKENS, JobConfig
 from bebop.monitor.certified import PAIRS, Certified
 from bebop.trainer.certify_rows import Scored, block_of, score
 from bebop.trainer.old_policies import OldPolicies
@@ -171,7 +171,7 @@ class Certifier:
         policy = self.scorer.policy
         weight = whole_tables(policy)[1] if self.world > 1 else policy.backbone.get_output_embeddings().weight.detach()
         scored = []
-        for part in pack(rows, self.config.trainer.max_tokens or MOST_TOKENS, self.world)[self.rank :: self.world]:
+        for part in pack(rows, self.config.trainer.max_tokens or MAX_BATCH_TOKENS, self.world)[self.rank :: self.world]:
             packed = part.to(policy.device, policy.backbone.dtype)
             for row, states in self._hidden(packed):
                 number = chosen[row]

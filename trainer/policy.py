@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from bebop.config import MOST_TOKENS, DecodingConfig, JobConfig
+from bebop.config import MAX_BATCH_TOKENS, DecodingConfig, JobConfig
 from bebop.errors import UserError
 from bebop.metrics import Mean, Metrics, Sum, merge
 from bebop.model.backbone import Policy
@@ -158,7 +158,7 @@ class PolicyTrainer:
         if config.trainer.max_tokens is not None:
             return config.trainer.max_tokens
         model, dtype = self.policy.backbone.config, getattr(torch, config.model.dtype)
-        fits = micro_batch(model, dtype, self.policy.device, self.world, MOST_TOKENS)
+        fits = micro_batch(model, dtype, self.policy.device, self.world, MAX_BATCH_TOKENS)
         return int(min(self._all_ranks(fits)))
 
     @property

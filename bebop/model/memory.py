@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from bebop.config import MOST_TOKENS, JobConfig
+from bebop.config import MAX_BATCH_TOKENS, JobConfig
 
 MICRO_BATCH_SHARE = 1 / 8  # weights, optimizer, engine and its keys and values need the rest
 GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -81,7 +81,7 @@ def job_memory(config: JobConfig, settings: Any, count: int, device: torch.devic
     """
     trainer, rollout, dtype = config.trainer, config.rollout, getattr(torch, config.model.dtype)
     weights = dtype.itemsize * count
-    tokens = trainer.max_tokens or micro_batch(settings, dtype, device, trainer.ranks, MOST_TOKENS)
+    tokens = trainer.max_tokens or micro_batch(settings, dtype, device, trainer.ranks, MAX_BATCH_TOKENS)
     # Beside Adam: a copy to send, those of older versions that answers are compared with, and the reference.
     copies = 1 + rollout.staleness + (config.algorithm.kl_coefficient > 0)
     fixed = ADAM * count + trainer.ranks * (copies * weights + PROCESS)

@@ -20,7 +20,7 @@ from bebop.monitor.controller import Health
 from bebop.monitor.drift_monitor import DriftMonitor, Explanation
 from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.records import StepRecords, from_averages, from_stats, merge_records, with_entropy
-from bebop.parsing import LARGEST
+from bebop.parsing import MAX_INT
 from bebop.reading import finite, parse_json
 from bebop.trajectory import DecodeStats
 
@@ -88,7 +88,7 @@ def read_log(path: Path, names: Mapping[str, str] | None = None) -> list[LoggedS
     for number, row in _rows(path):
         keys |= set(row)
         step = _find(row, known["step"])
-        if isinstance(step, bool) or (value := finite(step)) is None or value % 1 or abs(value) > LARGEST:
+        if isinstance(step, bool) or (value := finite(step)) is None or value % 1 or abs(value) > MAX_INT:
             raise UserError(f"{path} line {number} has no whole-numbered step: name its key with step=NAME")
         try:
             logged, counters = _read(row, int(step), known, counters)

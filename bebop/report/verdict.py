@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bebop.config import JobConfig
 from bebop.decoding import SYSTEMS, System
 from bebop.monitor.controller import CAUSES, State
 from bebop.monitor.drift import Decomposition
 from bebop.monitor.drift_monitor import Explanation
 from bebop.monitor.estimate import Estimate
+from bebop.parsing import settings
 from bebop.report.runs import DASH, FIRST, Run, windows
-from bebop.resume_rules import JOB, MAY
 
 IDLE = 0.3  # share of its time that a trainer may wait before something should be done about it
 NOTHING = "Nothing needs to be done."
@@ -65,7 +66,7 @@ def _command(run: Run, advice: Advice) -> str:
         tasks = [one for one in run.given or () if one.startswith("task")]
         return shlex.join(["python", "-m", "bebop.adapt", *advice.settings, f"model.path={model}", *tasks])
     names = [one.partition("=")[0] for one in advice.settings]
-    if any(JOB.get(name, MAY) is not MAY for name in names):
+    if any(one.fixed and one.name in names for one in settings(JobConfig)):
         own = tuple(f"{name}=" for name in (*names, "runtime.dir", "runtime.resume"))
         kept = [one for one in run.given or () if not one.startswith(own)]
         return shlex.join(["python", "-m", "bebop.run", *kept, *advice.settings])

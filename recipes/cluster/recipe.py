@@ -7,10 +7,10 @@ from typing import Any, Literal
 import yaml
 
 from bebop.compose import job_config
-from bebop.config import MOST_TOKENS, JobConfig
+from bebop.config import MAX_BATCH_TOKENS, JobConfig
 from bebop.config_simulate import AnswersConfig, SimulateConfig
 from bebop.errors import UserError
-from bebop.parsing import at_least, check, check_settings, choice, from_dict, setting
+from bebop.parsing import Settings, at_least, check, choice, from_dict, setting
 from recipes.cluster.roofline import GPUS, MODELS, Gpu, Lengths, Plan, Roofline
 
 FOLDER = Path(__file__).parent / "recipes"
@@ -24,14 +24,14 @@ GIGABYTE = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeFile:
+class RecipeFile(Settings):
     """What stands in a recipe."""
 
     about: str = setting("", "a line")
-    gpu: str = setting("h100", "a row of GPUS in roofline.py")
+    gpu: str = setting("h100", "a row of GPUS in roofline.py", choice(GPUS))
     machines: int = setting(1, "with 8 GPUs each", at_least(1))
-    model: str = setting("mimo-7b", "a row of MODELS in roofline.py")
-    trainer: str = setting("own", "Bebop's, or verl's", choice(TrainerName))
+    model: str = setting("mimo-7b", "a row of MODELS in roofline.py", choice(MODELS))
+    trainer: TrainerName = setting("own", "Bebop's, or verl's")
     group: str = setting("reasoning", "of verl's settings, for trainer: verl: recipes/verl/conf/bebop")
     sequence_parallel: int = setting(1, "GPUs of the trainer that share one answer, for trainer: verl", at_least(1))
     prompt_tokens: int = setting(2048, "tokens of the longest prompt", at_least(1))
@@ -39,12 +39,9 @@ class RecipeFile:
     job: tuple[str, ...] = setting((), "overrides of python -m bebop.run")
     simulate: dict[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-        check(self.gpu in GPUS, "gpu", self.gpu, f"there are {', '.join(GPUS)}")
-        check(self.model in MODELS, "model", self.model, f"there are {', '.join(MODELS)}")
+    def _validate(self) -> None:
         alone = self.trainer == "verl" or self.sequence_parallel == 1
-        check(alone, "sequence_parallel", self.sequence_parallel, "bebop's trainer does not split an answer")
+        self.require(alone, "sequence_parallel", "bebop's trainer does not split a completion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +136,7 @@ def _plan(file: RecipeFile, job: JobConfig, gpu: Gpu) -> Plan:
         trainer_gpus=job.trainer.ranks,
         sequence_parallel=file.sequence_parallel,
         recompute=not own,
-        micro_batch=max(job.trainer.max_tokens or MOST_TOKENS, longest) if own else longest,
+        micro_batch=max(job.trainer.max_tokens or MAX_BATCH_TOKENS, longest) if own else longest,
         by_network=not own,
         one_machine=file.machines == 1,
     )

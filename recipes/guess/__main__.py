@@ -9,7 +9,7 @@ from pathlib import Path
 from bebop.bench import record
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.errors import UserError
-from bebop.parsing import MOST
+from bebop.parsing import MAX_PROCESSES
 from recipes.guess.results import keep, page, result, told
 from recipes.guess.stages import Plan, carried_out
 from recipes.stages import read
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
     )
     for field in fields(Plan):
         if field.name in WHAT:
-            limits = whole(LEAST.get(field.name, 1), MOST)
+            limits = whole(LEAST.get(field.name, 1), MAX_PROCESSES)
             option, what = f"--{field.name.replace('_', '-')}", f"{WHAT[field.name]} (%(default)s)"
             parser.add_argument(option, type=limits, default=field.default, help=what)
     options = vars(parser.parse_args(arguments))

@@ -14,7 +14,7 @@ import torch
 from bebop.bench import record
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.errors import UserError
-from bebop.parsing import LARGEST
+from bebop.parsing import MAX_INT
 from recipes.history.jobs import Plan, carried_out
 from recipes.history.replay import measured
 from recipes.history.results import keep, page, result
@@ -37,9 +37,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/history"), help="folder of all stages (runs/history)")
     parser.add_argument("--record", type=Path, help="folder for history_epochs.json, .md and .svg (--out)")
     parser.add_argument("--jobs-only", action="store_true", help="leave the measurement for a time that is quiet")
-    parser.add_argument("--looks", type=whole(1, LARGEST), help="points of an epoch at which arms do decode (--points)")
+    parser.add_argument("--looks", type=whole(1, MAX_INT), help="points of an epoch at which arms do decode (--points)")
     for field in fields(Plan):
-        limits, option = whole(LEAST.get(field.name, 1), LARGEST), f"--{field.name.replace('_', '-')}"
+        limits, option = whole(LEAST.get(field.name, 1), MAX_INT), f"--{field.name.replace('_', '-')}"
         parser.add_argument(option, type=limits, default=field.default, help=f"{WHAT[field.name]} (%(default)s)")
     options = vars(parser.parse_args(arguments))
     out, stored, jobs_only, looks = (options.pop(name) for name in ("out", "record", "jobs_only", "looks"))

@@ -9,7 +9,7 @@ import torch
 from bebop.command import Parser, check_writable, run_main, whole
 from bebop.config import ModelConfig
 from bebop.model.checkpoint import load_policy, save_policy
-from bebop.parsing import LARGEST, MOST
+from bebop.parsing import MAX_INT, MAX_PROCESSES
 from recipes.tiny.head import train_head
 from recipes.tiny.sft import train_backbone
 
@@ -20,8 +20,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/tiny"), help="where to write (default: runs/tiny)")
     parser.add_argument("--steps", type=whole(1), default=1600, help="steps of the backbone (default: 1600)")
     parser.add_argument("--head-steps", type=whole(1), default=600, help="steps of the MTP head (default: 600)")
-    parser.add_argument("--threads", type=whole(1, MOST), default=2, help="CPU threads (default: 2)")
-    parser.add_argument("--seed", type=whole(0, LARGEST), default=0)
+    parser.add_argument("--threads", type=whole(1, MAX_PROCESSES), default=2, help="CPU threads (default: 2)")
+    parser.add_argument("--seed", type=whole(0, MAX_INT), default=0)
     options = parser.parse_args(arguments)
     check_writable("--out", options.out)
     torch.set_num_threads(options.threads)

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from bebop.bench import record
 from bebop.command import Parser, check_writable, run_main, whole, writing
 from bebop.errors import UserError
-from bebop.parsing import MOST
+from bebop.parsing import MAX_PROCESSES
 from bebop.sinks import read_jsonl
 from recipes.vllm import rule
 
@@ -36,11 +36,11 @@ def main(arguments: list[str]) -> None:
     parser = Parser(prog="python -m recipes.vllm", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/vllm"), help="folder of the jobs (runs/vllm)")
     parser.add_argument("--record", type=Path, help="folder for vllm_job.json and vllm_job.md (--out)")
-    parser.add_argument("--seeds", type=whole(1, MOST), default=rule.SEEDS, help="pairs of jobs (%(default)s)")
+    parser.add_argument("--seeds", type=whole(1, MAX_PROCESSES), default=rule.SEEDS, help="pairs of jobs (%(default)s)")
     parser.add_argument(
-        "--first-seed", type=whole(0, MOST), default=rule.FIRST_SEED, help="of the first pair (%(default)s)"
+        "--first-seed", type=whole(0, MAX_PROCESSES), default=rule.FIRST_SEED, help="of the first pair (%(default)s)"
     )
-    parser.add_argument("--steps", type=whole(1, MOST), default=rule.STEPS, help="of a job (%(default)s)")
+    parser.add_argument("--steps", type=whole(1, MAX_PROCESSES), default=rule.STEPS, help="of a job (%(default)s)")
     options = parser.parse_args(arguments)
     check_writable("--out", options.out)
     if options.record is not None:

@@ -14,7 +14,7 @@ from bebop.rollout.decoding.rules.tree_walk import TreeWalk
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import DecodeStats, SamplingParams
-from bebop.tree_shape import MOST_NODES
+from bebop.tree_shape import MAX_NODES
 from recipes.reproduce.study import QUICK, policy, prompts
 
 CALIBRATED_ON = 4 if QUICK else 48  # prompts, none of which is measured on
@@ -33,8 +33,8 @@ class CountsRanks(TreeWalk):
 
     def __init__(self, *parts: object) -> None:
         super().__init__(*parts)
-        self.offered = torch.zeros(MOST_NODES, MOST_NODES)
-        self.accepted = torch.zeros(MOST_NODES, MOST_NODES)
+        self.offered = torch.zeros(MAX_NODES, MAX_NODES)
+        self.accepted = torch.zeros(MAX_NODES, MAX_NODES)
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
         """See ``AcceptanceRule``."""
@@ -74,7 +74,7 @@ def calibrate(key: tuple[int, int]) -> Chances:
     """Chances of children by depth and rank, of a seed and a temperature."""
     seed, temperature = key
     model = policy()
-    one = _engine(model, DecodingConfig(system="bebop_tree", draft_tokens=MOST_NODES, options={"ranks": BUSHY}))
+    one = _engine(model, DecodingConfig(system="bebop_tree", draft_tokens=MAX_NODES, options={"ranks": BUSHY}))
     assert isinstance(one.decoder, DraftVerify)
     rule = CountsRanks()
     one.decoder.rule = rule
