@@ -7,17 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from bebop.config import DecodingConfig
+from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.errors import UserError
 from bebop.kernels.trees import ancestry
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
-from bebop.model.firp import PseudoContext, PseudoSlots, PseudoStates, hidden_with_pseudo
+from bebop.model.checkpoint import load_policy
+from bebop.model.firp import PseudoContext, PseudoSlots, PseudoStates, hidden_with_pseudo, middle_layers
+from bebop.model.parts import has_part
 from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Draft, Rows, TargetOutput
 from bebop.rollout.decoding.drafters.firp import FirpDrafter, PseudoPass, Shape
+from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.trajectory import Completion, DecodeStats
+from bebop.tasks.source import PromptSource, chat_encoder
+from bebop.trajectory import Completion, DecodeStats, SamplingParams
 from bebop.tree_shape import Path, likeliest, reached
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
@@ -312,3 +316,49 @@ def test_a_part_may_bring_its_own_chances(policy: Policy) -> None:
     assert tokens(answers(policy, bare)) == tokens(answers(policy, likely_firp_tree(16)))
     own = DecodingConfig(system="firp", draft_tokens=5, options={"chances": [[0.5], [0.5], [0.5], [0.5], [0.5]]})
     assert tokens(answers(policy, own)) == tokens(answers(policy, firp_tree([[0] * n for n in range(1, 6)])))
+
+
+# ---- the built-in model
+
+SHIPPED = has_part(ModelConfig(), "firp")
+
+
+def built_in(trained: bool) -> Policy:
+    """In double precision, so that a tie is one; with the shipped part, or with matrices near the identity."""
+    policy = load_policy(ModelConfig(path="tiny", device="cpu"), needs=["firp"] if trained else [])
+    config = policy.backbone.config
+    policy.backbone.double()
+    if not trained:
+        torch.manual_seed(3)
+        network = PseudoStates(hidden_size=config.hidden_size, layers=middle_layers(config.num_hidden_layers))
+        for matrix in network.requires_grad_(False).parameters():
+            matrix.add_(0.02 * torch.randn_like(matrix))
+        policy.parts["firp"] = network
+    return policy
+
+
+def greedy(policy: Policy, decoding: DecodingConfig, prompts: int = 300) -> tuple[list[list[int]], float]:
+    """Return completions of 12 tokens, and accepted drafts in all."""
+    source = PromptSource(TaskConfig(name="chain_sum"), chat_encoder(policy.tokenizer), 256)
+    params = SamplingParams(temperature=0.0, max_new_tokens=12, stop_token_ids=policy.eos_token_ids)
+    asked = [Request(id=i, token_ids=source.prompt(i).token_ids, params=params) for i in range(prompts)]
+    done = generate(TorchEngine(policy, decoding, slots=50, max_length=320), asked)
+    return tokens(done), float(sum(a.stats.accepted.sum() for a in done))
+
+
+@pytest.mark.exhaustive("300 prompts; test_conformance.py has tiny ones")
+@pytest.mark.parametrize(
+    "trained", [False, pytest.param(True, marks=pytest.mark.skipif(not SHIPPED, reason="no part"))]
+)
+def test_greedy_completions_of_the_built_in_model_are_those_of_plain_decoding(trained: bool) -> None:
+    policy = built_in(trained)
+    plain, _ = greedy(policy, DecodingConfig(system="autoregressive", draft_tokens=0))
+    found, accepted = greedy(policy, DecodingConfig(system="firp", draft_tokens=16))
+    assert found == plain and accepted > 0
+    for decoding in (
+        DecodingConfig(system="firp", draft_tokens=16, options={"pseudo_paths": 2}),
+        DecodingConfig(system="firp_chain", draft_tokens=3),
+    ):
+        found, accepted = greedy(policy, decoding, 50)
+        assert found == plain[:50] and accepted > 0
+    assert len({tuple(answer) for answer in plain}) > 100
