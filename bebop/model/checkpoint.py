@@ -26,8 +26,7 @@ from bebop.config import ModelConfig
 from bebop.errors import UserError
 from bebop.model.attention import refuse_config
 from bebop.model.backbone import Policy, stop_token_ids
-from bebop.model.experts import split_experts
-from bebop.model.layouts import LAYOUTS, from_layout, to_layout
+from bebop.model.layouts import LAYOUTS, from_layout, split_experts, to_layout
 from bebop.model.mtp import MTPHead, init_from_backbone
 from bebop.model.parity import check_parity
 from bebop.model.parts import find_part, load_part

@@ -126,14 +126,16 @@ class VllmCounters:
         drafts, accepted = self.drafts - base.drafts, self.accepted - base.accepted
         if drafts <= 0:
             return None
-        whole = {"cycles": round(drafts), "tokens": round(drafts + accepted)}
+        cycles, tokens = round(drafts), round(drafts + accepted)
         count = len(self.per_position)
         if not count or self.draft_tokens - base.draft_tokens < 0.99 * count * drafts:
-            return DecodeStats(**whole)  # drafts of several lengths: who reached a position is not counted
+            return DecodeStats(
+                cycles=cycles, tokens=tokens
+            )  # drafts of several lengths: who reached a position is not counted
         was = np.array(base.per_position or [0.0] * count)
         passed = np.array(self.per_position) - was
         reached = np.concatenate([[drafts], passed[:-1]])
-        return DecodeStats.with_drafts(count, **whole, accepted=passed, reached=reached)
+        return DecodeStats.with_drafts(count, cycles=cycles, tokens=tokens, accepted=passed, reached=reached)
 
 
 def _verified(entry: Mapping[str, Any]) -> DecodeStats:

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
 from bebop.adaptation.states import backbone_states
 from bebop.compose import adapt_config
-from bebop.config import HeadConfig, ModelConfig
+from bebop.config import HeadConfig, ModelConfig, ObjectiveName
 from bebop.config_adapt import AdaptConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
@@ -78,7 +78,7 @@ def spent(recipe: str) -> float:
 class Arm:
     """How a head was trained: Arm(objective="e2e_tv", seed=0)."""
 
-    objective: str
+    objective: ObjectiveName
     seed: int
     steps: int = 2 if QUICK else 100
     rows_per_step: int = 16

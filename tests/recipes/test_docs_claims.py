@@ -8,7 +8,7 @@ import pytest
 from bebop.errors import UserError
 from recipes.docs import AT_START, STUDIES, complaints, filled, free_numbers, way_up
 from recipes.reproduce.real_losses.findings import RULES
-from tests.recipes.reproduce.made_up import keep
+from tests.recipes.reproduce.synthetic import keep
 from tests.tree import ROOT
 
 MARKS = (

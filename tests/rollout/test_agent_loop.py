@@ -1,4 +1,4 @@
-"""Trajectories of several turns on the real engine: tokens in, tokens out, losses, budgets."""
+"""Trajectories of several turns on the real engine: tokens in, tokens out, losses, budgets, and their measures."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -11,8 +11,12 @@ import torch
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.errors import UserError
+from bebop.metrics import values
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
+from bebop.monitor.drift import by_key
+from bebop.monitor.estimators import rollout_metrics
+from bebop.monitor.records import AFTER, from_groups
 from bebop.parsing import from_dict
 from bebop.protocols import Assignment, PartialGroup
 from bebop.rollout.agent_loop import AgentLoop
@@ -22,7 +26,9 @@ from bebop.rollout.worker import RolloutWorker
 from bebop.tasks.chat_delta import ChatDelta, GivenTokens
 from bebop.tasks.environment import find_kind, load_class
 from bebop.tasks.source import EnvironmentSource
-from bebop.trajectory import Prompt, Trajectory
+from bebop.trajectories import NAME, Trajectories
+from bebop.trajectory import OPENING, DecodeStats, Group, Prompt, Trajectory
+from bebop.trajectory_log import TrajectoryLog
 from tests.builders import bare_policy, letters
 from tests.rollout import echo_environments
 
@@ -199,3 +205,68 @@ def test_members_that_begin_differently_are_refused(made: list[RolloutWorker]) -
 def test_a_reward_that_is_no_number_ends_the_job(made: list[RolloutWorker]) -> None:
     with pytest.raises(UserError, match="reward nan"):
         played(worker(made, reward=float("nan")))
+
+
+# ---- many at a time
+
+RESTARTS = 1
+
+
+@pytest.mark.slow
+def test_what_is_killed_is_counted_exactly(made: list[RolloutWorker], tmp_path: Path) -> None:
+    """Every death is a restart, or one of those after which a member was given up; no reward is made up."""
+    prompts = 40
+    limits = {"max_restarts": RESTARTS, "processes": 4}
+    one = worker(made, limits, name=ECHO.replace(":Echo", ":Fragile"), folder=str(tmp_path))
+    parts = played(one, count=prompts)
+    assert sorted((part.prompt.index, m) for part in parts for m in part.members) == [
+        (index, member) for index in range(prompts) for member in range(SIZE)
+    ]
+    kept: list[Trajectory] = [t for _, t in trajectories(parts)]
+    lost = prompts * SIZE - len(kept)
+    deaths = len([*tmp_path.iterdir()])
+    assert deaths > 0 and sum(t.restarts for t in kept) + lost * (RESTARTS + 1) == deaths
+    for trajectory in kept:
+        steps = sum(turn.completion.finish_reason == "stop" for turn in trajectory.turns)
+        assert trajectory.reward == steps and (trajectory.ended == "length" or steps == 3)
+
+
+@pytest.mark.slow
+def test_many_are_open_on_few_slots(made: list[RolloutWorker]) -> None:
+    """256 trajectories wait for their environments at a time, on 32 slots."""
+    name, wanted = ECHO.replace(":Echo", ":Gate"), 256
+    one = worker(made, name=name, wanted=wanted, slots=32, longest=200)
+    found = trajectories(played(one, count=wanted // SIZE))
+    assert len(found) == wanted and load_class(find_kind(name).make).most == wanted  # type: ignore[attr-defined]
+    assert {(t.ended, t.reward) for _, t in found} <= {("done", 1.0), ("length", 0.0)}  # some never stop by themselves
+    assert sum(t.reward for _, t in found) > wanted / 2
+
+
+def test_turns_of_the_engine_are_measured_and_stored(made: list[RolloutWorker], tmp_path: Path) -> None:
+    found = trajectories(played(worker(made, turns=4), count=3))
+    groups = [
+        Group(prompt=prompt, trajectories=tuple(t for p, t in found if p.index == prompt.index))
+        for _, prompt in sorted({p.index: p for p, _ in found}.items())
+    ]
+    got = values(rollout_metrics(groups, version=0))
+    members = [t for _, t in found]
+    assert got["turn/count"] == pytest.approx(np.mean([len(t.turns) for t in members]))
+    later = [turn.completion for t in members for turn in t.turns[1:]]
+    first = sum((dict(c.stretches)[OPENING] for c in later), DecodeStats())
+    assert first.cycles == len(later) > 6
+    assert got["turn/overlap/after/1"] == pytest.approx(first.overlap[0] / first.reached[0])
+    assert 0 < got["turn/overlap/after/1"] < 1
+    whole = sum((turn.completion.stats for t in members for turn in t.turns), DecodeStats())
+    kinds = by_key("turn", from_groups(groups, step=1))
+    assert list(kinds) == ["0", "1", "2-3", AFTER]
+    assert sum(float(kinds[name].cycles.sum()) for name in ("0", "1", "2-3")) == whole.cycles
+    log = TrajectoryLog(tmp_path / NAME, "all", str, 2)
+    log.write(1, groups, 0, "bebop", {})
+    log.close()
+    with Trajectories(tmp_path / NAME) as stored:
+        for answer, trajectory in zip(
+            stored.answers(range(1, 2)), (t for g in groups for t in g.trajectories), strict=True
+        ):
+            assert answer.ids.tolist() == trajectory.completion.token_ids.tolist()
+            assert (answer.marks >= 0).tolist() == trajectory.completion.written.tolist()
+            assert answer.written == trajectory.written

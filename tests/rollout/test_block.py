@@ -10,13 +10,13 @@ from torch import Tensor
 
 from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
-from bebop.rollout.decoding.base import DraftLength, Rows, TargetOutput
-from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.base import Rows, TargetOutput
 from bebop.rollout.decoding.drafters.block import BlockDrafter
 from bebop.rollout.decoding.lengths.fixed import FixedLength
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion, DecodeStats
 from tests.builders import requests, tiny_policy
+from tests.rollout.driving import cache_error, decoder_of, drafter_of, read_at_once, started
 
 PROMPTS = [[1, 2, 3], [3], [2, 1, 0, 3, 1], [0, 0], [1, 3, 2, 2], [3, 2]]
 
@@ -26,43 +26,18 @@ def policy() -> Policy:
     return tiny_policy(5, seed=11, sharp=16.0, dtype=torch.float64)
 
 
-def engine(policy: Policy, drafts: int, slots: int = 4, drafter: type[BlockDrafter] | None = None) -> TorchEngine:
+def engine(policy: Policy, drafts: int = 3, slots: int = 4, drafter: type[BlockDrafter] = BlockDrafter) -> TorchEngine:
     one = TorchEngine(policy, DecodingConfig(system="block", draft_tokens=drafts), slots=slots, max_length=64, room=16)
-    if drafter is not None:
-        parts(one).__class__ = drafter
+    drafter_of(one, BlockDrafter).__class__ = drafter
     return one
 
 
-def parts(one: TorchEngine) -> BlockDrafter:
-    assert isinstance(one.decoder, DraftVerify) and isinstance(one.decoder.drafter, BlockDrafter)
-    return one.decoder.drafter
-
-
-def started(policy: Policy, drafts: int = 3, cycles: int = 4, drafter: type[BlockDrafter] | None = None) -> TorchEngine:
-    """An engine some cycles after its start."""
-    one = engine(policy, drafts, drafter=drafter)
-    for request in requests(PROMPTS, max_new_tokens=40):
-        one.add(request)
-    for _ in range(cycles):
-        one.step()
-    return one
+def running(policy: Policy, cycles: int = 4, drafter: type[BlockDrafter] = BlockDrafter) -> TorchEngine:
+    """Return an engine some cycles after its start."""
+    return started(engine(policy, drafter=drafter), requests(PROMPTS, max_new_tokens=40), cycles)
 
 
 # ---- its cache
-
-
-def cache_error(one: TorchEngine) -> float:
-    """How far the cached keys and values are from those of an engine that reads the whole contexts at once."""
-    other = engine(one.policy, 3)
-    assert isinstance(other.decoder, DraftVerify)
-    with torch.inference_mode():
-        other.decoder.prefill(0, [one._context(slot) for slot in range(len(one.active))])
-    mine, fresh = parts(one).cache, parts(other).cache
-    return max(
-        float((a[:, slot, :, :fed] - b[:, slot, :, :fed]).abs().max())
-        for slot, fed in enumerate(one.fed)
-        for a, b in ((mine.keys, fresh.keys), (mine.values, fresh.values))
-    )
 
 
 class LateStates(BlockDrafter):
@@ -74,20 +49,23 @@ class LateStates(BlockDrafter):
 
 
 def test_a_context_that_grows_by_cycles_is_one_that_was_read_at_once(policy: Policy) -> None:
-    one = started(policy, cycles=8)
-    assert min(one.fed) > 6 and cache_error(one) < 1e-5
-    assert cache_error(started(tiny_policy(5, seed=11, sharp=16.0), cycles=8)) < 1e-5, "in fp32 too"
-    assert cache_error(started(policy, cycles=8, drafter=LateStates)) > 1e-2
+    def error(one: TorchEngine) -> float:
+        assert min(one.fed) > 6
+        return cache_error(one, read_at_once(one, engine(one.policy)), "block")
+
+    assert error(running(policy, 8)) < 1e-5
+    assert error(running(tiny_policy(5, seed=11, sharp=16.0), 8)) < 1e-5, "in fp32 too"
+    assert error(running(policy, 8, LateStates)) > 1e-2
 
 
 # ---- what a draft depends on
 
 
-def proposed(one: TorchEngine, length: DraftLength | None = None) -> Tensor:
-    """The distributions [B, K, V] that the next drafts would be drawn from."""
+def proposed(one: TorchEngine) -> Tensor:
+    """Return the distributions [B, K, V] that the next drafts would be drawn from."""
     rows = Rows(one.slots, len(one.active), max(one.fed))
     with torch.inference_mode():
-        draft = parts(one).propose(rows, length or FixedLength(one.policy, one.slots, one.decoding))
+        draft = drafter_of(one, BlockDrafter).propose(rows, FixedLength(one.policy, one.slots, one.decoding))
     assert draft.probs is not None
     return draft.probs
 
@@ -104,7 +82,7 @@ class SeesTheAnchor(BlockDrafter):
 
 def moved(one: TorchEngine, offset: int) -> bool:
     """Whether other states of the target from ``offset`` places after the anchor on would change the drafts."""
-    before, cache = proposed(one), parts(one).cache
+    before, cache = proposed(one), drafter_of(one, BlockDrafter).cache
     for slot, fed in enumerate(one.fed):
         for store in (cache.keys, cache.values):
             store[:, slot, :, fed + offset :] = torch.randn_like(store[:, slot, :, fed + offset :])
@@ -112,9 +90,9 @@ def moved(one: TorchEngine, offset: int) -> bool:
 
 
 def test_a_draft_depends_on_states_strictly_before_its_anchor(policy: Policy) -> None:
-    assert not moved(started(policy), 0)
-    assert moved(started(policy), -1)
-    assert moved(started(policy, drafter=SeesTheAnchor), 0)
+    assert not moved(running(policy), 0)
+    assert moved(running(policy), -1)
+    assert moved(running(policy, drafter=SeesTheAnchor), 0)
 
 
 # ---- blocks of any size
@@ -140,23 +118,19 @@ class Unmasked(BlockDrafter):
 
 
 def answers(
-    policy: Policy,
-    sizes: Sequence[int],
-    slots: int,
-    temperature: float = 1.0,
-    drafter: type[BlockDrafter] | None = None,
+    policy: Policy, sizes: Sequence[int], temperature: float = 1.0, drafter: type[BlockDrafter] = BlockDrafter
 ) -> list[Completion]:
-    """Of one request for each block size."""
-    one = engine(policy, 16, slots, drafter)
-    assert isinstance(one.decoder, DraftVerify)
-    one.decoder.length = ByPrompt()
-    prompts = [PROMPTS[size % len(PROMPTS)] for size in sizes]
-    asked = requests(prompts, temperature=temperature, max_new_tokens=20)
+    """Return a completion for each block size, all side by side."""
+    one = engine(policy, 16, len(sizes), drafter)
+    decoder_of(one).length = ByPrompt()
     asked = [
-        dataclasses.replace(r, params=dataclasses.replace(r.params, seed=17 * 5 + size - 1))
-        for r, size in zip(asked, sizes, strict=True)
+        request
+        for size in sizes
+        for request in requests(
+            [PROMPTS[size % len(PROMPTS)]], seed=17 * 5 + size - 1, temperature=temperature, max_new_tokens=20
+        )
     ]
-    return generate(one, asked)
+    return generate(one, [dataclasses.replace(request, id=i) for i, request in enumerate(asked)])
 
 
 def same(a: Completion, b: Completion) -> bool:
@@ -166,26 +140,23 @@ def same(a: Completion, b: Completion) -> bool:
 
 def test_each_row_of_a_mixed_batch_is_itself_alone(policy: Policy) -> None:
     sizes = range(2, 18, 3)
-    alone = [answers(policy, [size], 1)[0] for size in sizes]
-    assert all(same(a, b) for a, b in zip(answers(policy, sizes, len(sizes)), alone, strict=True))
-    unmasked = answers(policy, sizes, len(sizes), drafter=Unmasked)
+    alone = [answers(policy, [size])[0] for size in sizes]
+    assert all(same(a, b) for a, b in zip(answers(policy, sizes), alone, strict=True))
+    unmasked = answers(policy, sizes, drafter=Unmasked)
     assert not all(same(a, b) for a, b in zip(unmasked, alone, strict=True))
     assert sum((a.stats for a in alone), DecodeStats()).accept_length > 1.1
 
 
-def test_an_answer_never_gets_more_than_its_block_a_cycle(policy: Policy) -> None:
-    for size, answer in zip(range(1, 18), answers(policy, range(1, 18), 17), strict=True):
+def test_a_completion_never_gets_more_than_its_block_a_cycle(policy: Policy) -> None:
+    for size, answer in zip(range(1, 18), answers(policy, range(1, 18)), strict=True):
         assert not answer.stats.reached[size - 1 :].any() and answer.stats.accept_length <= size
 
 
 def test_a_block_of_one_slot_is_plain_decoding(policy: Policy) -> None:
     """The drafter is not run; a batch in which some rows draft gives the same tokens."""
-    one = answers(policy, [1], 1, temperature=0.0)[0]
-    beside = answers(policy, [1, 9, 17], 3, temperature=0.0)
+    one = answers(policy, [1], temperature=0.0)[0]
+    beside = answers(policy, [1, 9, 17], temperature=0.0)
     prompts = requests([PROMPTS[1]], temperature=0.0, max_new_tokens=20)
     plain = generate(TorchEngine(policy, DecodingConfig(system="autoregressive"), slots=1, max_length=64), prompts)[0]
     assert one.token_ids.tolist() == plain.token_ids.tolist() == beside[0].token_ids.tolist()
     assert one.stats.draft_forwards == 0 and one.stats.cycles == len(plain.token_ids)
-
-
-# ---- exact at every size

@@ -1,20 +1,25 @@
 """A block size a request: chosen from the prompt alone, once, and kept wherever the request goes."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import pytest
 import torch
+from torch import Tensor
 
 from bebop.config import DecodingConfig
+from bebop.metrics import values
 from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
 from bebop.model.block_length import FEATURES, BlockLengthNetwork, PromptEnd
+from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.drafters.block import BlockDrafter
 from bebop.rollout.decoding.lengths.block_length import BlockLength
 from bebop.rollout.torch_engine import TorchEngine, generate
-from bebop.trajectory import Completion
+from bebop.trajectory import Completion, DecodeStats
 from tests.builders import requests, tiny_policy
+from tests.rollout.driving import aborted, decoder_of, drafter_of, finished, resumed, started
 
 PROMPTS = [[1, 2, 3], [3], [2, 1, 0, 3, 1], [4, 4], [1, 3, 2, 2], [3, 2]]
 CONFIG = DecodingConfig(system="blockpilot", draft_tokens=4)
@@ -37,17 +42,11 @@ def choices(one: TorchEngine) -> dict[int, int]:
 
 
 def chosen(policy: Policy, seed: int, length: type[BlockLength] = BlockLength, temperature: float = 1.0) -> list[int]:
-    """What is chosen for each prompt, after three cycles in which different tokens were drawn."""
+    """Return what is chosen for each prompt, after three cycles in which different tokens were drawn."""
     one = engine(policy, len(PROMPTS))
-    assert isinstance(one.decoder, DraftVerify)
-    one.decoder.length.__class__ = length
-    for request in requests(PROMPTS, seed=seed, max_new_tokens=40, temperature=temperature):
-        one.add(request)
-    one.step()
-    one.step()
-    one.step()
-    found = choices(one)
-    return [found[i] for i in range(len(PROMPTS))]
+    decoder_of(one).length.__class__ = length
+    started(one, requests(PROMPTS, seed=seed, max_new_tokens=40, temperature=temperature), 3)
+    return [choices(one)[i] for i in range(len(PROMPTS))]
 
 
 class FromTheAnswer(BlockLength):
@@ -78,8 +77,7 @@ def end_of(policy: Policy, prompt: list[int]) -> PromptEnd:
 
 
 def test_the_first_cycle_drafts_the_default_and_the_others_what_is_chosen(policy: Policy) -> None:
-    one = engine(policy, 1)
-    one.add(requests([PROMPTS[0]], max_new_tokens=30)[0])
+    one = started(engine(policy, 1), requests(PROMPTS[:1], max_new_tokens=30))
     wanted = int(network(policy).choose(end_of(policy, PROMPTS[0]))) - 1
     one._admit()
     assert choices(one) == {0: network(policy).default - 1}
@@ -104,24 +102,16 @@ def test_decoding_looks_at_what_the_training_looked_at(policy: Policy, features:
 
 
 def test_a_choice_goes_where_its_request_goes(policy: Policy) -> None:
-    """Rows move when others end, and an aborted answer keeps its size on another engine."""
+    """Rows move when others end, and an aborted completion keeps its size on another engine."""
     asked = requests(PROMPTS, max_new_tokens=16)
     alone = [generate(engine(policy, 1), [request])[0] for request in asked]
     assert all(same(a, b) for a, b in zip(generate(engine(policy), asked), alone, strict=True))
-    first = engine(policy)
-    for request in asked:
-        first.add(request)
-    for _ in range(3):
-        first.step()
+    first = started(engine(policy), asked, 3)
     before = choices(first)
-    parts = {f.id: f.completion for f in first.abort()}
-    second, done = engine(policy), dict[int, Completion]()
-    for request in asked:
-        second.add(dataclasses.replace(request, partial=parts[request.id]))
+    second = started(engine(policy), resumed(asked, aborted(first)))
     second._admit()
     assert before and {i: k for i, k in choices(second).items() if i in before} == before
-    while second.unfinished:
-        done |= {f.id: f.completion for f in second.step()}
+    done = finished(second)
     assert all(done[i].token_ids.tolist() == alone[i].token_ids.tolist() for i in before)
 
 
@@ -131,16 +121,48 @@ def same(a: Completion, b: Completion) -> bool:
 
 def test_no_block_is_larger_than_the_engine_has_room_for(policy: Policy) -> None:
     """Also where a larger one was chosen before ``draft_tokens`` fell."""
-    one = engine(policy, len(PROMPTS))
-    for request in requests(PROMPTS, max_new_tokens=40):
-        one.add(request)
-    one.step()
-    one.step()
+    one = started(engine(policy, len(PROMPTS)), requests(PROMPTS, max_new_tokens=40), 2)
     assert max(choices(one).values()) == 4
     one.configure(dataclasses.replace(CONFIG, draft_tokens=2))
     rows = Rows(one.slots, len(one.active), max(one.fed))
-    assert isinstance(one.decoder, DraftVerify) and one.decoder.drafter is not None
-    wanted = one.decoder.length.start(rows)
+    wanted = decoder_of(one).length.start(rows)
     assert wanted is not None and int(wanted.max()) == 2
     with torch.inference_mode():
-        assert one.decoder.drafter.propose(rows, one.decoder.length).tokens.shape[1] == 2
+        assert drafter_of(one, BlockDrafter).propose(rows, decoder_of(one).length).tokens.shape[1] == 2
+
+
+class Watched(BlockLength):
+    """Writes down the sizes of all blocks that it asks for."""
+
+    sizes: list[int]
+
+    def start(self, rows: Rows) -> Tensor | None:
+        wanted = super().start(rows)
+        assert wanted is not None
+        self.sizes += (wanted + 1).tolist()
+        return wanted
+
+
+class Default(Watched):
+    """Says the most that there may be, whatever was chosen."""
+
+    def count(self, draft: Draft) -> Mapping[str, Tensor]:
+        return {"block_size": draft.tokens.new_full(draft.tokens.shape, self.limit + 1)}
+
+
+@pytest.mark.parametrize("length", [Watched, Default])
+def test_block_sizes_are_counted_by_draft_position_and_become_metrics(policy: Policy, length: type[Watched]) -> None:
+    one = engine(policy)
+    watched = decoder_of(one).length
+    watched.__class__ = length
+    assert isinstance(watched, Watched)
+    watched.sizes = []
+    stats = sum((answer.stats for answer in generate(one, requests(PROMPTS, max_new_tokens=24))), DecodeStats())
+    sizes = [size for size in watched.sizes if size > 1]  # for a block of one token nothing is drafted
+    if length is Default:
+        assert stats.counts["block_size"][0] > sum(sizes), "a count of what was not chosen is noticed"
+        return
+    assert len(set(sizes)) > 1 and stats.reached[0] == len(sizes) and stats.counts["block_size"][0] == sum(sizes)
+    numbers = values(decode_metrics(stats))
+    assert numbers["rollout/block_size/1"] == pytest.approx(sum(sizes) / len(sizes))
+    assert numbers["rollout/block_size/4"] == 5, "only the largest blocks reach the last position"

@@ -1,21 +1,149 @@
-"""What a decode cycle launches on an accelerator, and that its host waits for nothing before the cycle's end."""
+"""What a decode cycle launches on an accelerator, without one, and that its host waits for nothing before its end.
+
+Model and slots lie on torch's meta device, whose tensors have shapes and no numbers. What reads a number, or makes a
+shape of one, fails there by itself; what crosses between host and device is seen by ``Launches``. Questions whether a
+tensor is on a CUDA device are answered with yes, so that the branches for one are taken.
+"""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.jit import KernelInterface
 
 from bebop.config import DecodingConfig
+from bebop.model import attention, ragged_attention
 from bebop.model.backbone import Policy
 from bebop.model.mtp import MTPHead
 from bebop.rollout.decoding.base import Rows
+from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.tracing import Tracer
+from bebop.rollout.slots import Slots, SlotSizes
+from bebop.trajectory import SamplingParams
 from tests.builders import bare_policy, tiny_policy
 from tests.cases import slow_but
 from tests.model.families import made
-from tests.rollout.launches import DEVICE, HostWait, counted, cycle
+
+DEVICE = torch.device("meta")
+CONTEXT = 8  # tokens of each request
+# Operators that make a tensor of what is there, or of nothing: they launch no kernel.
+FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "_reshape_alias"}
+ALWAYS = {torch.from_numpy, torch.Tensor.new_tensor, torch.Tensor.numpy, torch.Tensor.__array__}
+COPIES = {torch.tensor, torch.as_tensor, torch.asarray}  # of what is no tensor
+INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
+IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+
+class HostWait(AssertionError):
+    """The host waits for the device."""
+
+
+class Launches(TorchDispatchMode):
+    """Count kernels, one an operator that is not a view; raise ``HostWait`` for copies between host and device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operator; in inference mode even those arrive that are made of others."""
+        with self:
+            parts = func.decompose(*args, **(kwargs or {}))
+        if parts is not NotImplemented:
+            return parts
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        tensors = [x for x in torch.utils._pytree.tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
+        if any(x.device != DEVICE for x in tensors):
+            raise HostWait(f"{name} has a tensor of the host: {[(str(x.device), list(x.shape)) for x in tensors]}")
+        if not func.is_view and name not in FREE:
+            self.kernels[name] += 1
+        return out
+
+    def launch(self, kernel: KernelInterface[Any], grid: object) -> Callable[..., None]:
+        """Stand in for the launch of a Triton kernel."""
+        return lambda *_, **__: self.kernels.update([kernel.__name__])
+
+    def attend(self, query: Tensor, *_: object, **__: object) -> Tensor:
+        """Stand in for fused attention, of which there is one kernel: it gives heads innermost."""
+        self.kernels["attention"] += 1
+        return torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+class OnCuda(TorchFunctionMode):
+    """Says of every tensor that it is on a CUDA device; raises ``HostWait`` where numbers of Python become a tensor."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call one function of torch."""
+        if func == IS_CUDA:
+            return True
+        if func in ALWAYS or (func in COPIES and not isinstance(next(iter(args), None), Tensor)):
+            raise HostWait(f"{func.__name__}{args} copies between host and device")
+        if func in INDEXED and any(isinstance(one, list | np.ndarray) for one in (args[1], *_parts(args[1]))):
+            raise HostWait(f"an index of {args[1]!r} is copied to the device")
+        return func(*args, **(kwargs or {}))
+
+
+def _parts(index: object) -> tuple[object, ...]:
+    return index if isinstance(index, tuple) else ()
+
+
+@contextmanager
+def counted() -> Iterator[Launches]:
+    """Within this block, kernels are counted and none is run."""
+    launches = Launches()
+    with ExitStack() as stack:
+        for module in (attention, ragged_attention):
+            stack.enter_context(mock.patch.object(module, "scaled_dot_product_attention", launches.attend))
+        launch = lambda kernel, grid: launches.launch(kernel, grid)  # noqa: E731
+        stack.enter_context(mock.patch.object(KernelInterface, "__getitem__", launch))
+        stack.enter_context(OnCuda())
+        stack.enter_context(launches)
+        yield launches
+
+
+def cycle(
+    policy: Policy, *configs: DecodingConfig, batch: int = 4, traced: Sequence[int] = (), **params: Any
+) -> Counter[str]:
+    """The kernels of a cycle of ``batch`` new requests; ``params`` of each.
+
+    ``configs``: of the decoder, one after the other, the last of which is in charge; ``traced``: slots.
+
+    Raises:
+        HostWait: The host would wait for the device.
+    """
+    for module in (*policy.modules(), *policy.parts.values()):
+        module.to(DEVICE)
+    sizes = SlotSizes(slots=batch, length=64, drafts=max(config.limit for config in configs), vocab=policy.vocab_size)
+    slots = Slots(sizes, DEVICE)
+    decoder = DraftVerify(policy, slots, configs[0])
+    for config in configs[1:]:
+        decoder.configure(config)
+    tracer = Tracer("mtp")
+    decoder.observers.append(tracer)
+    for slot in traced:
+        tracer.follow(slot)
+    asked = [SamplingParams(max_new_tokens=32, seed=row, **params) for row in range(batch)]
+    slots.start(0, asked, [[1] * CONTEXT] * batch)
+    with counted() as launches:
+        try:
+            decoder.cycle(batch, CONTEXT - 1, 0)
+        except (NotImplementedError, RuntimeError) as error:
+            raise HostWait(str(error)) from error
+    return launches.kernels
+
 
 SYSTEMS = ("autoregressive", "target_only", "bebop", "bebop_block", "block")
 OTHERS = ("block_target_only", "bebop_tree", "firp")

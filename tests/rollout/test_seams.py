@@ -1,4 +1,4 @@
-"""What a part may rely on: layers that it asks for, columns and caches that move with rows, a mark on each answer."""
+"""What a part may rely on: layers that it asks for, columns and caches that move with rows, marks on completions."""
 
 import copy
 import dataclasses
@@ -14,22 +14,21 @@ from bebop.config import DecodingConfig
 from bebop.model.backbone import Policy
 from bebop.monitor.estimators import decode_metrics
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
-from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.decoding.rules.rejection import Rejection
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion, SamplingParams
-from tests.builders import requests, tiny_policy
+from tests.builders import bare_policy, requests, tiny_policy
+from tests.cases import slow_but
+from tests.rollout.driving import aborted, decoder_of, finished, read_at_once, resumed, started
 
 PROMPTS = [[1, 2, 3], [1, 2, 3], [4, 5, 6, 7, 8, 1], [9], [2, 2]]
 
 
-def decoder_of(engine: TorchEngine) -> DraftVerify:
-    assert isinstance(engine.decoder, DraftVerify)
-    return engine.decoder
-
-
-def engine(policy: Policy, slots: int = 3) -> TorchEngine:
-    return TorchEngine(policy, DecodingConfig(draft_tokens=2), slots=slots, max_length=64, room=3)
+def engine(policy: Policy, slots: int = 3, rule: Rejection | None = None) -> TorchEngine:
+    one = TorchEngine(policy, DecodingConfig(draft_tokens=2), slots=slots, max_length=64, room=3)
+    if rule is not None:
+        decoder_of(one).rule = rule
+    return one
 
 
 class Reading(Rejection):
@@ -47,9 +46,8 @@ class Reading(Rejection):
 
 def test_layers_that_a_rule_asks_for_are_those_of_the_model() -> None:
     policy = tiny_policy(seed=2)
-    one, rule = engine(policy), Reading()
-    decoder_of(one).rule = rule
-    generate(one, requests(PROMPTS, max_new_tokens=12))
+    rule = Reading()
+    generate(engine(policy, rule=rule), requests(PROMPTS, max_new_tokens=12))
     context, sizes, layers = rule.seen[-1]
     assert set(layers) == {0, 1}
     size = int(sizes[0])
@@ -81,16 +79,8 @@ def test_a_context_is_prompt_and_answer_wherever_its_row_went() -> None:
     """Also of an answer that goes on from another engine's."""
     policy = tiny_policy(seed=2)
     asked = requests(PROMPTS, max_new_tokens=20)
-    first = engine(policy)
-    for request in asked:
-        first.add(request)
-    for _ in range(3):
-        first.step()
-    parts = {f.id: f.completion for f in first.abort()}
-    one, done = engine(policy), dict[int, Completion]()
-    decoder, checked = decoder_of(one), 0
-    for request in asked:
-        one.add(dataclasses.replace(request, partial=parts[request.id]))
+    one = started(engine(policy), resumed(asked, aborted(started(engine(policy), asked, 3))))
+    decoder, checked, done = decoder_of(one), 0, dict[int, Completion]()
     while one.unfinished:
         done |= {f.id: f.completion for f in one.step()}
         rows = Rows(one.slots, len(one.active), max(one.fed, default=0))
@@ -100,49 +90,15 @@ def test_a_context_is_prompt_and_answer_wherever_its_row_went() -> None:
     assert checked > 20 and len(done) == len(asked) and decoder.drafter is not None
 
 
-class Inexact(Rejection):
-    exact = False
-
-
-@pytest.mark.parametrize("resumed", [False, True])
-def test_an_answer_is_exact_if_all_its_cycles_were(resumed: bool) -> None:
-    """The mark is of the answer, not of the rule in force at its end, and it survives an abort."""
-    policy = tiny_policy(seed=3)
-    early, late = requests([[1, 2, 3], [4, 5]], max_new_tokens=40)
-    one, done = engine(policy, slots=2), dict[int, Completion]()
-    one.add(early)
-    decoder_of(one).rule = Inexact()
-    one.step()
-    one.configure(DecodingConfig(draft_tokens=3))
-    one.add(late)
-    one.step()
-    if resumed:
-        parts = {f.id: f.completion for f in one.abort()}
-        assert [parts[i].exact for i in (0, 1)] == [False, True]
-        one = engine(policy, slots=2)
-        for request in (early, late):
-            one.add(dataclasses.replace(request, partial=parts[request.id]))
-    while one.unfinished:
-        done |= {f.id: f.completion for f in one.step()}
-    assert [done[i].exact for i in (0, 1)] == [False, True]
-
-
 def test_a_drafter_that_was_not_there_reads_running_answers() -> None:
     """From drafts looked up to drafts of the head, in flight: its states are those of a head that had read them."""
     policy = tiny_policy(seed=3, dtype=torch.float64)
     one = TorchEngine(policy, DecodingConfig(system="ngram", draft_tokens=2), slots=3, max_length=64)
-    for request in requests(PROMPTS, max_new_tokens=20):
-        one.add(request)
-    for _ in range(4):
-        one.step()
-    contexts = [one._context(slot) for slot in range(len(one.active))]
-    one.configure(DecodingConfig(draft_tokens=2))
-    other = engine(policy)
-    decoder_of(other).prefill(0, contexts)
-    states, wanted = (e.slots.columns["mtp/hidden"][: len(contexts)] for e in (one, other))
+    started(one, requests(PROMPTS, max_new_tokens=20), 4).configure(DecodingConfig(draft_tokens=2))
+    other = read_at_once(one, engine(policy))
+    states, wanted = (e.slots.columns["mtp/hidden"][: len(one.active)] for e in (one, other))
     assert torch.allclose(states, wanted) and states.abs().sum(1).min() > 0
-    while one.unfinished:
-        assert all(f.completion.exact for f in one.step())
+    assert all(completion.exact for completion in finished(one).values())
 
 
 class Counting(Rejection):
@@ -163,14 +119,9 @@ def test_what_a_rule_counts_is_summed_where_drafts_were_reached(measure: bool) -
     decoder = decoder_of(one)
     decoder.measure, decoder.rule = measure, Counting()
     one.slots.extend_stats(decoder.rule.counts)
-    for request in requests(PROMPTS, max_new_tokens=12):
-        one.add(request)
-    for _ in range(3):
-        one.step()
-    halves = {f.id: f.completion for f in one.abort()}
-    whole = generate(
-        one, [dataclasses.replace(r, partial=halves.get(r.id)) for r in requests(PROMPTS, max_new_tokens=12)]
-    )
+    asked = requests(PROMPTS, max_new_tokens=12)
+    halves = aborted(started(one, asked, 3))
+    whole = generate(one, [dataclasses.replace(r, partial=halves.get(r.id)) for r in asked])
     for answer in whole:
         stats = answer.stats
         assert stats.reached.sum() > 0
@@ -193,3 +144,74 @@ def test_a_cut_takes_its_counts_back() -> None:
     row = one.slots.stats[0].sum(0)
     assert row[one.slots.names.index("ids")].tolist() == [3.0, 4.0, 0.0]
     assert row[0].tolist() == [1.0, 1.0, 0.0]
+
+
+# ---- inexact rules
+
+
+class Says(Rejection):
+    """Claims to draw each token with probability exp(-token)."""
+
+    exact = False
+
+    def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
+        accepted = super().accept(rows, draft, out, uniforms)
+        return dataclasses.replace(accepted, logprobs=-accepted.tokens.double())
+
+
+class SaysNothing(Rejection):
+    exact = False
+
+
+def as_claimed(answer: Completion, first: int, last: int) -> bool:
+    assert answer.sampled_logprobs is not None and answer.sampled_logprobs.dtype == np.float32
+    return bool((answer.sampled_logprobs[first:last] == -answer.token_ids[first:last]).all())
+
+
+def test_what_a_rule_says_stands_beside_log_p() -> None:
+    """Also as rows leave and others move into their places."""
+    policy = bare_policy(seed=2)
+    asked = requests([*PROMPTS[1:], [3, 1]], max_new_tokens=9)
+    answers, plain = (generate(engine(policy, 2, rule), asked) for rule in (Says(), Rejection()))
+    for answer, same in zip(answers, plain, strict=True):
+        assert np.array_equal(answer.logprobs, same.logprobs) and as_claimed(answer, 0, len(answer.token_ids))
+        assert answer.weighable and answer.drawn_logprobs is answer.sampled_logprobs
+        assert same.sampled_logprobs is None and same.weighable and same.drawn_logprobs is same.logprobs
+    silent = generate(engine(policy, 2, SaysNothing()), asked)
+    assert not any(a.weighable for a in silent) and all(a.sampled_logprobs is None for a in silent)
+
+
+RULES = {"exact": Rejection, "says": Says, "says nothing": SaysNothing}
+PAIRS = [(early, late, again) for early in RULES for late in RULES for again in (True, False)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "again"),
+    slow_but([("says", "exact", True), ("says nothing", "exact", False)], PAIRS, several=True),
+)
+def test_a_completion_of_two_rules_is_known_where_both_are(first: str, second: str, again: bool) -> None:
+    """The mark is of the completion, not of the rule in force at its end, and it survives an abort.
+
+    Beside it is one that began under the second rule.
+    """
+    policy, early, late = bare_policy(seed=3), RULES[first](), RULES[second]()
+    asked = requests([[1, 2, 3], [4, 5]], max_new_tokens=30)
+    one = started(engine(policy, 2, early), asked[:1], 1)
+    begun = one.fed[0] + 1 - len(asked[0].token_ids)
+    decoder_of(one).rule = late
+    started(one, asked[1:], 1)
+    if again:
+        one = started(engine(policy, 2, late), resumed(asked, aborted(one)))
+    done = finished(one)
+    answer, rules = done[0], (early, late)
+    assert done[1].exact == late.exact and done[1].weighable == (second != "says nothing")
+    assert answer.exact == all(rule.exact for rule in rules)
+    assert answer.weighable == ("says nothing" not in (first, second))
+    if answer.exact or not answer.weighable:
+        assert answer.sampled_logprobs is None
+        return
+    assert answer.sampled_logprobs is not None
+    for rule, begin, end in ((early, 0, begun), (late, begun, 30)):
+        claimed = as_claimed(answer, begin, end)
+        same = bool((answer.sampled_logprobs[begin:end] == answer.logprobs[begin:end]).all())
+        assert (claimed, same) == (isinstance(rule, Says), not isinstance(rule, Says))

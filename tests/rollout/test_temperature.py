@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
-from bebop.errors import UserError
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.decoding.base import Rows
 from bebop.rollout.decoding.temperature import (
@@ -267,15 +266,3 @@ def test_an_aborted_answer_carries_what_it_learned() -> None:
     [cut] = one.abort()
     assert cut.completion.state["temperature/overlaps"].dtype == np.float64
     assert int(cut.completion.state["temperature/cycles"]) == 1
-
-
-@pytest.mark.parametrize("system", ["block", "bebop_tree", "firp"])
-def test_a_drafter_that_cannot_choose_says_so(system: str) -> None:
-    with pytest.raises(UserError, match=r"draft_temperature='auto' is not possible: give a number or null with .*auto"):
-        DecodingConfig(system=system, draft_temperature="auto")
-
-
-@pytest.mark.parametrize("system", ["target_only", "ngram", "autoregressive"])
-def test_where_a_number_would_be_ignored_so_is_auto(system: str) -> None:
-    config = DecodingConfig(system=system, draft_temperature="auto")
-    assert not config.chooses_temperature and config.temperature_of_drafts == (0 if system == "target_only" else None)

@@ -1,6 +1,7 @@
 """Trees of drafts: shapes, attention down their ways, what is drafted, and the caches that an accepted path leaves."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -8,23 +9,22 @@ import torch
 from torch import Tensor
 
 from bebop.config import DecodingConfig
-from bebop.errors import UserError
 from bebop.kernels.tree_verify import ancestry
 from bebop.model.attention import SlotContext
 from bebop.model.backbone import Policy
+from bebop.model.firp import PseudoStates
 from bebop.options import TreeOptions
 from bebop.rollout.decoding.base import Accepted, Draft, Rows
-from bebop.rollout.decoding.draft_verify import DraftVerify
+from bebop.rollout.decoding.drafters.firp import FirpDrafter
+from bebop.rollout.decoding.drafters.mtp_tree import MTPTreeDrafter
 from bebop.rollout.decoding.emit import seen_at
-from bebop.rollout.decoding.head import HeadDrafter
-from bebop.rollout.decoding.lengths.fixed import FixedLength
-from bebop.rollout.target import Target
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.trajectory import Completion
-from tests.builders import bare_policy, requests
+from tests.builders import bare_policy, requests, tiny_policy
 from tests.cases import slow_but
 from tests.rollout.broken import NotCompacted
-from tests.rollout.trees import CHAIN, FIVE, PARENTS, SAMPLINGS, everything, head_tree
+from tests.rollout.driving import cache_error, decoder_of, drafter_of, read_at_once, started
+from tests.rollout.trees import CHAIN, FIVE, PARENTS, SAMPLINGS, ByRequest, everything, fed, firp_tree, head_tree
 
 PROMPTS = [[1, 2, 3], [3], [2, 1, 0, 3, 1], [0, 0], [1, 3, 2, 2]]
 
@@ -34,13 +34,8 @@ def policy() -> Policy:
     return bare_policy(5, seed=11, sharp=16.0, dtype=torch.float64)
 
 
-def engine(policy: Policy, decoding: DecodingConfig, slots: int = 3) -> TorchEngine:
-    return TorchEngine(policy, decoding, slots=slots, max_length=64)
-
-
-def decoder_of(one: TorchEngine) -> DraftVerify:
-    assert isinstance(one.decoder, DraftVerify)
-    return one.decoder
+def engine(policy: Policy, decoding: DecodingConfig, slots: int = 3, **settings: Any) -> TorchEngine:
+    return TorchEngine(policy, decoding, slots=slots, max_length=64, **settings)
 
 
 def answers(policy: Policy, decoding: DecodingConfig, slots: int = 3, **params: Any) -> list[Completion]:
@@ -50,14 +45,21 @@ def answers(policy: Policy, decoding: DecodingConfig, slots: int = 3, **params: 
 # ---- a chain is a tree
 
 
-@pytest.mark.parametrize("params", slow_but(SAMPLINGS[1:3], SAMPLINGS))
-def test_a_chain_as_a_tree_is_the_chain_to_the_bit(params: dict[str, float]) -> None:
-    policy = bare_policy(5, seed=11, sharp=16.0)
-    chain = answers(policy, DecodingConfig(draft_tokens=3), **params)
-    assert [everything(a) for a in answers(policy, head_tree(CHAIN), **params)] == [everything(a) for a in chain]
-    assert [everything(a) for a in answers(policy, head_tree([[0], [0, 0], [1]]), **params)] != [
-        everything(a) for a in chain
-    ]
+WAYS = {  # a chain, and trees, of each drafter
+    "head": (DecodingConfig(draft_tokens=3), head_tree),
+    "firp": (DecodingConfig(system="firp_chain", draft_tokens=3), firp_tree),
+}
+QUICK = [("head", SAMPLINGS[1]), ("head", SAMPLINGS[2]), ("firp", SAMPLINGS[1])]
+
+
+@pytest.mark.parametrize(
+    ("name", "params"), slow_but(QUICK, [(name, params) for name in WAYS for params in SAMPLINGS], several=True)
+)
+def test_a_chain_as_a_tree_is_the_chain_to_the_bit(name: str, params: dict[str, float]) -> None:
+    policy, (config, tree) = tiny_policy(5, seed=11, layers=3, sharp=16.0, with_parts=name == "firp"), WAYS[name]
+    chain = [everything(a) for a in answers(policy, config, **params)]
+    assert [everything(a) for a in answers(policy, tree(CHAIN), **params)] == chain
+    assert [everything(a) for a in answers(policy, tree([[0], [1], [0, 0]]), **params)] != chain
 
 
 # ---- penalties
@@ -76,13 +78,6 @@ def test_penalties_see_the_way_to_a_node_and_no_other(policy: Policy) -> None:
 
 
 # ---- rows of a batch
-
-
-class ByRequest(FixedLength):
-    """The first seed % 6 nodes of the tree."""
-
-    def start(self, rows: Rows) -> Tensor:
-        return rows.slots.seed[: rows.batch] % 6
 
 
 @pytest.mark.slow
@@ -139,9 +134,7 @@ def test_statistics_go_by_depth(policy: Policy) -> None:
 
 def test_a_rule_for_chains_refuses_a_tree(policy: Policy) -> None:
     one = engine(policy, head_tree(FIVE))
-    decoder = decoder_of(one)
-    assert isinstance(decoder.drafter, HeadDrafter)
-    decoder.rule = type(decoder_of(engine(policy, DecodingConfig())).rule)()
+    decoder_of(one).rule = type(decoder_of(engine(policy, DecodingConfig())).rule)()
     one.add(requests([[1, 2]], max_new_tokens=4)[0])
     with pytest.raises(AssertionError, match="judges chains"):
         one.step()
@@ -150,56 +143,51 @@ def test_a_rule_for_chains_refuses_a_tree(policy: Policy) -> None:
 # ---- attention
 
 
-def fed(policy: Policy) -> tuple[TorchEngine, Rows]:
-    """Two contexts of a length each, read by the target."""
-    one = TorchEngine(policy, DecodingConfig(draft_tokens=7), slots=2, max_length=64)
-    asked = requests([[1, 2, 3, 4], [2, 0, 1]], max_new_tokens=20)
-    one.slots.start(0, [r.params for r in asked], [[*r.token_ids] for r in asked])
+def path_error(policy: Policy, decoding: DecodingConfig, ways: Tensor) -> float:
+    """Return how far real and pseudo states at a tree's nodes are from those of each way down it, fed as a chain."""
+    one, rows = fed(policy, decoding)
+    decoder = decoder_of(one)
+    beside = decoder.drafter.target_pass if isinstance(decoder.drafter, FirpDrafter) else None
+    tokens, right, worst = torch.arange(8).expand(2, 8) % 5, ancestry(PARENTS), 0.0  # siblings differ
     with torch.inference_mode():
-        one.decoder.prefill(0, [[*r.token_ids] for r in asked])
-    return one, Rows(one.slots, 2, 3)
-
-
-def path_error(policy: Policy, ways: Tensor) -> float:
-    """How far the states of a tree's nodes are from those of each way down it, fed as a chain."""
-    one, rows = fed(policy)
-    tokens = torch.arange(8).expand(2, 8) % 5  # siblings differ
-    worst, right = 0.0, ancestry(PARENTS)
-    with torch.inference_mode():
-        target: Target = decoder_of(one).target
-        states, layers, _ = target.verify(rows, tokens, [0], ways)
-        for row in range(2):
-            for node in range(7):
-                way = [0, *(1 + right[row, node].nonzero()[:, 0])]
-                alone, under, _ = target.verify(rows, tokens[:, way], [0])
-                worst = max(worst, float((alone[row, -1] - states[row, node + 1]).abs().max()))
-                worst = max(worst, float((under[0][row, -1] - layers[0][row, node + 1]).abs().max()))
+        states, layers, extra = decoder.target.verify(rows, tokens, [0], ways, beside)
+        for row, node in itertools.product(range(2), range(7)):
+            way = [0, *(1 + right[row, node].nonzero()[:, 0])]
+            alone, under, own = decoder.target.verify(rows, tokens[:, way], [0], None, beside)
+            pairs = [(alone, states), (under[0], layers[0])]
+            if beside is not None:
+                assert own is not None and extra is not None
+                pairs.append((own, extra))
+            worst = max(worst, *(float((a[row, -1] - b[row, node + 1]).abs().max()) for a, b in pairs))
     return worst
 
 
-def test_tree_attention_is_every_path_by_itself(policy: Policy) -> None:
+@pytest.mark.parametrize("name", ["head", "firp", "firp, masked"])
+def test_tree_attention_is_every_path_by_itself(policy: Policy, name: str) -> None:
+    """Of pseudo states, too, where there are some."""
+    decoding = DecodingConfig(draft_tokens=7)
+    if name != "head":
+        decoding, policy = firp_tree(FIVE), tiny_policy(5, seed=11, layers=3, sharp=16.0, dtype=torch.float64)
+        network = policy.parts["firp"]
+        assert isinstance(network, PseudoStates)
+        network.masked = name == "firp, masked"
     ways = ancestry(PARENTS)
-    assert path_error(policy, ways) < 1e-10
+    assert path_error(policy, decoding, ways) < 1e-10
     other = ways.clone()
     other[0, 4, 1], other[0, 4, 0] = False, True  # a node that sees its parent's sibling instead
-    assert path_error(policy, other) > 1e-3
-    assert path_error(policy, torch.ones(2, 7, 7).tril().bool()) > 1e-3
+    assert path_error(policy, decoding, other) > 1e-3
+    assert path_error(policy, decoding, torch.ones(2, 7, 7).tril().bool()) > 1e-3
 
 
 # ---- what is drafted
 
 
-def drafted(policy: Policy, shape: list[list[int]], params: dict[str, float]) -> tuple[HeadDrafter, Rows, Draft]:
+def drafted(policy: Policy, shape: list[list[int]], params: dict[str, float]) -> tuple[MTPTreeDrafter, Rows, Draft]:
     """The draft of two rows after some cycles."""
-    one = engine(policy, head_tree(shape))
-    for request in requests(PROMPTS[:2], max_new_tokens=40, **params):
-        one.add(request)
-    for _ in range(3):
-        one.step()
-    rows, decoder = Rows(one.slots, 2, max(one.fed)), decoder_of(one)
-    assert isinstance(decoder.drafter, HeadDrafter)
+    one = started(engine(policy, head_tree(shape)), requests(PROMPTS[:2], max_new_tokens=40, **params), 3)
+    rows, drafter = Rows(one.slots, 2, max(one.fed)), drafter_of(one, MTPTreeDrafter)
     with torch.inference_mode():
-        return decoder.drafter, rows, decoder.drafter.propose(rows, decoder.length)  # type: ignore[attr-defined]
+        return drafter, rows, drafter.propose(rows, decoder_of(one).length)
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.7, "repetition_penalty": 1.5}])
@@ -228,32 +216,20 @@ def test_siblings_differ_and_the_draft_is_of_its_own_way(policy: Policy, params:
 # ---- caches
 
 
-def cache_error(policy: Policy, cache: type[SlotContext] | None = None, cycles: int = 6) -> tuple[float, float]:
-    """How far the caches of target and head, and the head's state, are from those of contexts that are read at once."""
+def errors(policy: Policy, cache: type[SlotContext] = SlotContext) -> tuple[float, float]:
+    """Return how far the caches of target and head, and the head's state, are from those of contexts read at once."""
     one = engine(policy, head_tree(FIVE), slots=5)
-    if cache is not None:
-        decoder_of(one).target.cache.__class__ = cache
-    for request in requests(PROMPTS, max_new_tokens=40):
-        one.add(request)
-    for _ in range(cycles):
-        one.step()
-    other = engine(policy, head_tree(FIVE), slots=5)
-    with torch.inference_mode():
-        other.decoder.prefill(0, [one._context(slot) for slot in range(len(one.active))])
-    worst = []
-    for name in ("target", "mtp"):
-        mine, fresh = one.slots.caches[name], other.slots.caches[name]
-        pairs = ((mine.keys, fresh.keys), (mine.values, fresh.values))
-        errors = [float((a[:, s, :, :n] - b[:, s, :, :n]).abs().max()) for s, n in enumerate(one.fed) for a, b in pairs]
-        worst.append(max(errors))
+    decoder_of(one).target.cache.__class__ = cache
+    started(one, requests(PROMPTS, max_new_tokens=40), 6)
+    other = read_at_once(one, engine(policy, head_tree(FIVE), slots=5))
     states = [e.slots.columns["mtp/hidden"][: len(one.active)] for e in (one, other)]
-    return worst[0], max(worst[1], float((states[0] - states[1]).abs().max()))
+    return cache_error(one, other), max(cache_error(one, other, "mtp"), float((states[0] - states[1]).abs().max()))
 
 
 def test_after_a_path_the_caches_are_those_of_the_context(policy: Policy) -> None:
-    assert max(cache_error(policy)) < 1e-10
-    assert max(cache_error(bare_policy(5, seed=11, sharp=16.0))) < 1e-4
-    assert cache_error(policy, NotCompacted)[0] > 1e-3
+    assert max(errors(policy)) < 1e-10
+    assert max(errors(bare_policy(5, seed=11, sharp=16.0))) < 1e-4
+    assert errors(policy, NotCompacted)[0] > 1e-3
 
 
 # ---- shapes
@@ -264,33 +240,4 @@ def test_the_likeliest_nodes_by_rank() -> None:
     options = TreeOptions(ranks=(0.5, 0.3))
     assert options.paths(3) == ((0,), (1,), (0, 0)) and set(options.paths(5)) == {*options.paths(3), (0, 1), (1, 0)}
     assert options.paths(6)[-1] == (0, 0, 0)
-    for nodes in range(1, 65):
-        paths = TreeOptions().paths(nodes)
-        assert len(set(paths)) == nodes
-        given = DecodingConfig(system="bebop_tree", draft_tokens=nodes, options={"shape": paths}).of(TreeOptions)
-        assert given.paths(nodes) == paths, "a shape that can be given"
     assert TreeOptions(ranks=(0.9,)).paths(3) == ((0,), (0, 0), (0, 0, 0))
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [[], [[]], [[1]], [[0, 0]], [[0], [0]], [[0], [0, 1]], [[-1]], [[0], [0, -1]], [[0] * n for n in range(1, 66)]],
-)
-def test_a_shape_that_does_not_grow_is_refused(shape: list[list[int]]) -> None:
-    with pytest.raises(
-        UserError, match=r"^decoding\.options\.shape=.* is not possible: give 1 to 64 paths, each after"
-    ):
-        DecodingConfig(system="bebop_tree", draft_tokens=1, options={"shape": shape})
-
-
-def test_more_nodes_than_there_are_and_more_children_than_tokens_are_refused() -> None:
-    with pytest.raises(UserError, match=r"decoding\.draft_tokens=65 .* give 1 to 64 with decoding.system=bebop_tree$"):
-        DecodingConfig(system="bebop_tree", draft_tokens=65)
-    words = r"decoding\.draft_tokens=6 .* give 1 to 5 with decoding.system=bebop_tree and its shape$"
-    with pytest.raises(UserError, match=words):
-        DecodingConfig(system="bebop_tree", draft_tokens=6, options={"shape": FIVE})
-    with pytest.raises(UserError, match="6 children need as many tokens, and there are 5"):
-        wide = DecodingConfig(system="bebop_tree", draft_tokens=6, options={"shape": [[rank] for rank in range(6)]})
-        TorchEngine(bare_policy(5), wide, slots=1, max_length=16)
-    with pytest.raises(UserError, match=r"options\.ranks=.* give numbers above 0 that sum to 1 or less"):
-        DecodingConfig(system="bebop_tree", options={"ranks": [0.9, 0.2]})

@@ -1,21 +1,26 @@
-"""The rollout worker on the real engine: whole groups, seeds that know the answer's number alone, errors that rise."""
+"""The rollout worker on the real engine: whole groups, seeds, reports, rewards that raise or hang, errors that rise."""
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from bebop.config import DecodingConfig, JobConfig
+from bebop.config import DecodingConfig, JobConfig, TaskConfig
 from bebop.errors import UserError
+from bebop.metrics import values
 from bebop.model.backbone import Policy
+from bebop.monitor.estimators import rollout_metrics
 from bebop.parsing import from_dict
-from bebop.protocols import Assignment, WorkerReport
+from bebop.protocols import Assignment, Pace, WorkerReport
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.rollout.worker import Reward, RolloutWorker
+from bebop.tasks.functions import RewardTimeout
+from bebop.tasks.rewards import checked, make_reward
 from bebop.trajectory import Group, Prompt
 from tests.builders import bare_policy, oldest_version
 
@@ -55,10 +60,17 @@ def worker(
 
 
 @pytest.fixture
-def started() -> Iterator[list[RolloutWorker]]:
-    """Workers to be stopped at the end, whatever happens."""
+def running() -> Iterator[Callable[..., RolloutWorker]]:
+    """Return what starts a worker's thread, which is stopped at the end, whatever happens."""
     workers: list[RolloutWorker] = []
-    yield workers
+
+    def run(*args: Any, begin: bool = True) -> RolloutWorker:
+        workers.append(worker(*args))
+        if begin:
+            workers[-1].start()
+        return workers[-1]
+
+    yield run
     for one in workers:
         one.stop()
 
@@ -193,11 +205,9 @@ def test_members_of_a_group_are_the_same_wherever_they_are_decoded() -> None:
     assert [t.completion.token_ids.tolist() for t in part.trajectories] == [every[2], every[0]]
 
 
-def test_a_thread_works_until_it_is_stopped(started: list[RolloutWorker]) -> None:
+def test_a_thread_works_until_it_is_stopped(running: Callable[..., RolloutWorker]) -> None:
     before = set(threading.enumerate())
-    one = worker()
-    started.append(one)
-    one.start()
+    one = running()
     (thread,) = set(threading.enumerate()) - before
     submit(one, [prompt(0)])
     submit(one, [prompt(1)])
@@ -212,10 +222,8 @@ def test_a_thread_works_until_it_is_stopped(started: list[RolloutWorker]) -> Non
     assert not thread.is_alive()
 
 
-def test_collect_waits_as_long_as_it_is_told(started: list[RolloutWorker]) -> None:
-    one = worker()
-    started.append(one)
-    one.start()
+def test_collect_waits_as_long_as_it_is_told(running: Callable[..., RolloutWorker]) -> None:
+    one = running()
     began = time.perf_counter()
     assert collect(one, 0.1) == {}
     assert 0.09 < time.perf_counter() - began < 2
@@ -225,10 +233,8 @@ def test_collect_waits_as_long_as_it_is_told(started: list[RolloutWorker]) -> No
     assert time.perf_counter() - began < 20
 
 
-def test_a_prompt_that_cannot_fit_is_raised_by_collect(started: list[RolloutWorker]) -> None:
-    one = worker()
-    started.append(one)
-    one.start()
+def test_a_prompt_that_cannot_fit_is_raised_by_collect(running: Callable[..., RolloutWorker]) -> None:
+    one = running()
     submit(one, [Prompt(index=0, task="test", text="", token_ids=tuple([1] * 30), item={})])
     with pytest.raises(UserError, match="exceeds max_length=32"):
         one.collect(10, LAST)
@@ -275,3 +281,109 @@ def test_an_engine_knows_past_answers_before_it_begins_with_their_prompt() -> No
     one.turn()
     assert heard == [("told", told.token_ids), ("asked", told.token_ids), ("asked", other.token_ids)]
     assert engine.slots.history.of(told.token_ids).tokens == 5, "with a mark before each"
+
+
+# ---- reports before a whole group is done
+
+
+def test_where_prompts_are_pulled_answers_go_before_the_rest_of_theirs() -> None:
+    """So that whoever hands out prompts sees room; each answer is told once."""
+    pulled, whole = worker(dispatch="pull", slots=2), worker(slots=2)
+    for one in (pulled, whole):
+        submit(one, [prompt(0), prompt(1)])
+    told: dict[tuple[int, int], list[int]] = {}
+    sizes = []
+    for _ in range(80):
+        pulled.turn()
+        for part in pulled.collect(0, LAST).parts:
+            sizes.append(len(part.members))
+            for member, one_answer in zip(part.members, part.trajectories, strict=True):
+                assert (part.prompt.index, member) not in told
+                told[part.prompt.index, member] = one_answer.completion.token_ids.tolist()
+    every = {i: tokens(group) for i, group in finish(whole, 2).items()}
+    assert told == {(i, member): every[i][member] for i in (0, 1) for member in range(SIZE)}
+    assert min(sizes) < SIZE
+
+
+def test_the_pace_of_rewards_is_told(running: Callable[..., RolloutWorker]) -> None:
+    """A reward that does not come back shows as silence, and stops showing once it does."""
+    held, called = threading.Event(), threading.Event()
+
+    def slow(text: str, asked: Prompt) -> float:
+        called.set()
+        assert held.wait(20)
+        return 0.0
+
+    one = running(slow, begin=False)
+
+    def pace() -> Pace:
+        return next(pace for pace in one.collect(0, LAST).paces if pace.name == "reward")
+
+    assert (pace().silent, pace().slowest, pace().limit) == (0.0, 0.0, one.config.task.reward_timeout)
+    one.start()
+    submit(one, [prompt(0)])
+    assert called.wait(20)
+    first, second = pace().silent, pace().silent
+    assert 0 < first < second
+    held.set()
+    while not one.collect(5, LAST).parts:
+        pass
+    assert pace().silent == 0.0 and pace().slowest > first
+
+
+# ---- rewards
+
+
+def test_what_a_reward_raises_is_raised_by_collect(running: Callable[..., RolloutWorker]) -> None:
+    def fails(text: str, asked: Prompt) -> float:
+        raise UserError(f"reward on prompt {asked.index}")
+
+    one = running(fails)
+    submit(one, [prompt(2)])
+    for _ in range(2):  # every time: the worker does nothing any more
+        with pytest.raises(UserError, match="reward on prompt 2"):
+            one.collect(10, LAST)
+
+
+def test_a_reward_that_hangs_holds_up_nobody_and_is_counted(running: Callable[..., RolloutWorker]) -> None:
+    """Decoding goes on while a reward is computed; one that hung gives 0, marked, and the metric counts it."""
+    release, waiting = threading.Event(), threading.Event()
+
+    def slow(text: str, asked: Prompt) -> float:
+        if asked.index == 0:
+            waiting.set()
+            release.wait(20)
+            raise RewardTimeout("reward mine on prompt 0 took more than task.reward_timeout=1 s")
+        return 1.0
+
+    one = running(slow)
+    submit(one, [prompt(0)])
+    assert waiting.wait(20)
+    submit(one, [prompt(1)])
+    one.thread.configure(DecodingConfig(draft_tokens=2)).result(20)  # after the second prompt
+    for _ in range(200):
+        if not one.engine.unfinished:
+            break
+        time.sleep(0.05)
+    assert not one.engine.unfinished and collect(one, 0) == {}  # all is decoded, and nothing rewarded yet
+    release.set()
+    done: dict[int, Group] = {}
+    while len(done) < 2:
+        done |= collect(one, 10)
+    assert [(t.reward, t.timed_out) for t in done[0].trajectories] == [(0.0, True)] * SIZE
+    assert [(t.reward, t.timed_out) for t in done[1].trajectories] == [(1.0, False)] * SIZE
+    assert values(rollout_metrics(list(done.values())))["reward/timeouts"] == SIZE
+
+
+def test_rewards_that_all_hang_end_the_job_in_one_line(running: Callable[..., RolloutWorker], tmp_path: Path) -> None:
+    """With the function in its real process."""
+    (tmp_path / "mine.py").write_text("import time\ndef hang(text, item): time.sleep(1000)")
+    hangs = make_reward(TaskConfig(reward=f"{tmp_path}/mine.py:hang", reward_timeout=0.1))
+    one = running(lambda text, asked: checked(hangs, text, asked))
+    submit(one, [prompt(0), prompt(1), prompt(2)])
+    with pytest.raises(
+        UserError, match=r"0.1 s, like the 5 answers before it: mend the function, or raise task"
+    ) as end:
+        while True:
+            one.collect(10, LAST)
+    assert "\n" not in str(end.value)

@@ -4,10 +4,16 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bebop.config import DecodingConfig
+from bebop.model.backbone import Policy
+from bebop.rollout.decoding.base import Rows
+from bebop.rollout.decoding.lengths.fixed import FixedLength
+from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import Completion
 from bebop.tree_shape import Path
+from tests.builders import requests
 
 FIVE = [[0], [1], [0, 0], [0, 1], [1, 0]]  # the smallest tree with siblings at both depths and a second branch
 CHAIN = [[0], [0, 0], [0, 0, 0]]
@@ -51,3 +57,20 @@ def everything(answer: Completion) -> list[Any]:
     sums = (stats.reached, stats.accepted, stats.overlap, stats.target_only, stats.draft_entropy, stats.target_entropy)
     work = [stats.cycles, stats.tokens, stats.target_forwards, stats.draft_forwards]
     return [answer.token_ids.tolist(), answer.logprobs.tolist(), work, *(values.tolist() for values in sums)]
+
+
+class ByRequest(FixedLength):
+    """The first seed % 6 nodes of the tree."""
+
+    def start(self, rows: Rows) -> Tensor:
+        return rows.slots.seed[: rows.batch] % 6
+
+
+def fed(policy: Policy, decoding: DecodingConfig) -> tuple[TorchEngine, Rows]:
+    """Return an engine whose target has read two contexts of different lengths, with room for trees of seven nodes."""
+    one = TorchEngine(policy, decoding, slots=2, max_length=64, room=7)
+    asked = requests([[1, 2, 3, 4], [2, 0, 1]], max_new_tokens=20)
+    one.slots.start(0, [r.params for r in asked], [[*r.token_ids] for r in asked])
+    with torch.inference_mode():
+        one.decoder.prefill(0, [[*r.token_ids] for r in asked])
+    return one, Rows(one.slots, 2, 3)

@@ -11,7 +11,7 @@ from recipes.reproduce.real.evaluation import TEMPERATURES, read_chains
 from recipes.reproduce.real.runs import SHARED
 from recipes.reproduce.real_losses import comparison
 from recipes.reproduce.real_losses.comparison import ALL_MARKS, NAMES
-from tests.recipes.reproduce.real_chains import end, synthetic, write_head
+from tests.recipes.reproduce.synthetic import end, synthetic, write_head
 
 SEEDS = (0, 1, 2)
 SWEEP = [Sampling(temperature=t) for t in TEMPERATURES]

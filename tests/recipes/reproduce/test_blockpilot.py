@@ -5,12 +5,8 @@ import pytest
 import torch
 
 from recipes.reproduce.blockpilot.decoding import Answers
-from recipes.reproduce.blockpilot.findings import RULES
 from recipes.reproduce.blockpilot.protocol import fifths, noise_gain, share, tied, transfer
 from recipes.reproduce.blockpilot.sweeps import halves
-from recipes.reproduce.measured import Number
-from recipes.reproduce.verdicts import judge
-from tests.recipes.reproduce.test_names import missing
 
 RNG = np.random.default_rng(0)
 
@@ -69,34 +65,6 @@ def test_share_and_ties() -> None:
     assert share(oracle, fixed, oracle) == 1 and share(fixed, fixed, oracle) == 0
     assert share(np.array([2.5, 2.5]), fixed, oracle) == 0.25
     assert tied(np.array([[1.0, 2.0, 2.0], [3.0, 1.0, 2.0]])) == 0.5
-
-
-def number(value: float, spread: float = 0.001) -> Number:
-    return Number(value=value, low=value - spread, high=value + spread, seeds=3)
-
-
-def test_rules() -> None:
-    """Each rule follows its number to either side; without an oracle gain nothing can be predicted."""
-    good = {
-        "speedup, block": 2.0, "speedup, block_target_only": 2.0, "speedup, bebop": 1.5, "tau, block": 5.0,
-        "tau, bebop": 3.0, "block over bebop": 1.2, "second half gain": 0.1, "first half gain": 0.1,
-        "transferred gain": 0.1, "apparent gain": 0.1, "label agreement": 0.5, "planted accuracy": 0.95,
-        "planted share": 0.9, "planted permuted share": -0.1, "overhead": 0.001, "local": 0.8,
-    }  # fmt: skip
-    scored = ("oracle gain", "noise gain", "share", "permuted share", "task share", "validation share", "shipped share")
-    for score in ("tau", "speed"):
-        good |= {f"{name}, {score}": 0.1 for name in scored}
-        good |= {f"ema over {base}, {score}": 0.1 for base in ("predictor", "fixed")}
-    assert missing("blockpilot", good) == set()
-    numbers = {name: number(value) for name, value in good.items()}
-    assert [f.side for f in judge(RULES, numbers)] == ["confirmed"] * len(RULES)
-    bad = numbers | {name: number(-0.5) for name in good if name not in ("planted permuted share", "overhead")}
-    bad |= {"planted permuted share": number(0.9), "overhead": number(0.9)}
-    findings = judge(RULES, bad)
-    assert {f.side for f in findings if f.untested is None} == {"refuted"}
-    assert [i for i, f in enumerate(findings) if f.untested] == [7, 8]
-    half = judge(RULES, numbers | {"planted share": number(0.5)})
-    assert [i for i, f in enumerate(half) if f.side == "refuted"] == [9]
 
 
 def test_a_drafter_that_fails_does_so_where_it_should() -> None:

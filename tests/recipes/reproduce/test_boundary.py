@@ -5,10 +5,7 @@ import pytest
 
 from bebop.adaptation.probe import NUMBERS, Probe
 from bebop.kernels.stats import pair_stats
-from recipes.reproduce.boundary.findings import RULES
 from recipes.reproduce.boundary.sides import Sides, sides, switched, threshold
-from recipes.reproduce.measured import Number
-from recipes.reproduce.verdicts import judge
 
 RNG = np.random.default_rng(0)
 
@@ -82,15 +79,3 @@ def test_steps_that_do_not_exist_are_left_out() -> None:
     table = sides(probed(sampled, sampled - 0.1, sampled))
     assert len(table.sampled) == 58 and table.position.tolist().count(3) == 19
     assert len(table.only(table.position == 2).sampled) == 19
-
-
-def test_rules() -> None:
-    up, half = Number(value=0.03, low=0.029, high=0.031, seeds=3), Number(value=0.4, low=0.399, high=0.401, seeds=3)
-    heads, kinds = ("hard_ce", "ce", "e2e_tv"), ("advantage", "worth_best", "worth_switch")
-    shares = ("sampled_wins", "sampled", "greedy", "clear_sampled", "clear_greedy", "best", "switch")
-    numbers = {f"{h}, {k}": up for h in heads for k in kinds} | {f"{h}, {k}": half for h in heads for k in shares}
-    findings = judge(RULES, numbers)
-    assert [f.side for f in findings] == ["confirmed"] * 3 + ["refuted"] * 3 + ["confirmed"] * 2
-    assert all(f.p < 0.01 for f in findings)
-    small = Number(value=0.005, low=0.0045, high=0.0055, seeds=3)
-    assert judge(RULES, numbers | {"e2e_tv, worth_best": small})[6].side == "refuted"

@@ -15,7 +15,7 @@ from recipes.reproduce.claims import PAPERS
 from recipes.reproduce.deciding import DecidingNumber
 from recipes.reproduce.measured import Number
 from recipes.reproduce.pages import within
-from tests.recipes.reproduce.made_up import keep
+from tests.recipes.reproduce.synthetic import keep
 
 VOID = {"meta", "img", "rect", "line", "circle", "br"}
 CLAIMS = {claim.name: claim for paper in PAPERS for claim in paper.claims}

@@ -19,7 +19,7 @@ from recipes.reproduce.deciding import deciding, effect_of
 from recipes.reproduce.pages import family, verdicts, within
 from recipes.reproduce.summary import page
 from recipes.reproduce.verdicts import Finding, Part, p_values
-from tests.recipes.reproduce.made_up import keep
+from tests.recipes.reproduce.synthetic import keep
 
 FOLDER = Path(rule_hash.__file__).parent
 STORED = [name for name in STUDIES if within(FOLDER, name).joinpath("results.json").is_file()]

@@ -14,7 +14,7 @@ from recipes.reproduce.real import arms
 from recipes.reproduce.real.arms import Measured, each, heads, runs_of, stem
 from recipes.reproduce.real.effects import accept_length, paired, single
 from recipes.reproduce.real.runs import BRIEF, CONVERGED, FRESH, SHARED, all_runs
-from tests.recipes.reproduce.real_chains import end, synthetic, write_arm, write_head
+from tests.recipes.reproduce.synthetic import end, synthetic, write_arm, write_head
 
 
 def arm(place: Path, name: str, **look: Any) -> list[Probe]:

@@ -20,7 +20,7 @@ from recipes.reproduce.real_drafts.findings import RULES
 from recipes.reproduce.real_drafts.sides import SHARES, better, kinds_won, switch, worth
 from recipes.reproduce.real_drafts.tables import tables
 from recipes.reproduce.verdicts import judge
-from tests.recipes.reproduce.real_chains import PROMPTS, synthetic, write_arm
+from tests.recipes.reproduce.synthetic import PROMPTS, synthetic, write_arm
 
 Array = NDArray[np.float64]
 SAMPLINGS = (*(Sampling(temperature=t) for t in TEMPERATURES), Sampling(target_top_p=TOP_P))

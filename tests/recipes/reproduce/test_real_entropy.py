@@ -18,7 +18,7 @@ from recipes.reproduce.real_entropy.charts import draw, prompt_points
 from recipes.reproduce.real_entropy.findings import RULES
 from recipes.reproduce.real_entropy.tables import tables
 from recipes.reproduce.verdicts import Finding, Rule, judge
-from tests.recipes.reproduce.real_chains import synthetic, write_arm, write_head
+from tests.recipes.reproduce.synthetic import synthetic, write_arm, write_head
 
 SWEEP = tuple(Sampling(temperature=t) for t in TEMPERATURES)
 SEEDS = {"hard_ce": 20, "ce": 0, "e2e_tv": 10}

@@ -20,8 +20,8 @@ from recipes.reproduce.real_losses.__main__ import study
 from recipes.reproduce.real_losses.comparison import ALL_MARKS, NAMES, measure
 from recipes.reproduce.real_losses.findings import BASES, CUT, GREEDY, MARKS, RULES
 from recipes.reproduce.verdicts import judge
-from tests.recipes.reproduce.real_chains import end, synthetic, write_head
 from tests.recipes.reproduce.real_losses_builders import SEEDS, chains, write_study
+from tests.recipes.reproduce.synthetic import end, synthetic, write_head
 from tests.recipes.reproduce.test_names import missing
 
 Array = NDArray[np.float64]

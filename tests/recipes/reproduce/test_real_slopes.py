@@ -23,7 +23,7 @@ from recipes.reproduce.real.slopes import (
     tenth_points,
     told_by,
 )
-from tests.recipes.reproduce.real_chains import PROMPTS, synthetic
+from tests.recipes.reproduce.synthetic import PROMPTS, synthetic
 
 Array = NDArray[np.float64]
 TEMPERATURES = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)

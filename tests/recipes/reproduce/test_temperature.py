@@ -1,4 +1,4 @@
-"""Slopes and rules of the temperature recipe on data whose slope is known."""
+"""Slopes and a rule of the temperature recipe on data whose slope is known."""
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from recipes.reproduce.temperature.slopes import (
     tokens,
 )
 from recipes.reproduce.verdicts import Finding, judge
+from tests.recipes.reproduce.synthetic import number
 
 RNG = np.random.default_rng(0)
 
@@ -100,24 +101,8 @@ def test_bins_hold_every_step_once() -> None:
     assert bins[5][:2] == pytest.approx((1.1, 2.2))
 
 
-def number(value: float, half: float = 0.01) -> Number:
-    return Number(value=value, low=value - half, high=value + half, seeds=3)
-
-
-def test_flatter_needs_a_slope_that_falls() -> None:
-    rule = next(rule for rule in RULES if rule.statement.endswith("flatter than ce, over temperatures."))
-    slopes = {"e2e_tv, sampled, temperatures": number(-0.1), "e2e_tv - ce, temperatures": number(0.2)}
-    [finding] = judge([rule], slopes | {"ce, sampled, temperatures": number(-0.3)})
-    assert finding.side == "confirmed" and finding.p < 0.05 and finding.untested is None
-    [flat] = judge([rule], slopes | {"ce, sampled, temperatures": number(0.0, 0.1)})
-    assert flat.untested is not None and flat.untested.startswith("ce does not fall")
-    [steeper] = judge([rule], slopes | {"ce, sampled, temperatures": number(-0.3)}
-                      | {"e2e_tv - ce, temperatures": number(-0.2)})  # fmt: skip
-    assert steeper.side == "refuted" and steeper.p < 0.05
-
-
 def test_any_flatter_needs_one_loss_in_both_ways() -> None:
-    up, down, level = number(0.2), number(-0.2), number(0.0, 0.001)
+    up, down, level = number(0.2, 0.01, 3), number(-0.2, 0.01, 3), number(0.0, 0.001, 3)
 
     def judged(**ways: tuple[Number, Number]) -> Finding:
         numbers = {}
