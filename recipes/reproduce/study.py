@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -78,7 +78,7 @@ def spent(recipe: str) -> float:
 class Arm:
     """How a head was trained: Arm(objective="e2e_tv", seed=0)."""
 
-    objective: ObjectiveName
+    objective: str
     seed: int
     steps: int = 2 if QUICK else 100
     rows_per_step: int = 16
@@ -175,7 +175,9 @@ def train(
 ) -> list[dict[str, float]]:
     """Train the head of ``model`` in place; the backbone's states of ``rows`` are computed once, unless they are known:
     it does not change."""
-    config = HeadConfig(objective=arm.objective, depth=arm.depth, lr=arm.lr, lr_warmup_steps=6, max_tokens=2048)
+    config = HeadConfig(
+        objective=cast(ObjectiveName, arm.objective), depth=arm.depth, lr=arm.lr, lr_warmup_steps=6, max_tokens=2048
+    )
     trainer = HeadTrainer(FSDPBackend(model, arm.sampling), config)
     states = backbone_states(model, rows) if states is None else states
     numbers = []
