@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from bebop import codec
-from bebop.adaptation import checkpoint as adaptations
+from bebop.adaptation import part_job as adaptations
 from bebop.command import Parser, check_writable, run_main, writing
 from bebop.errors import UserError
 from bebop.keepable import ARRAYS

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bebop import codec, convert
-from bebop.adaptation import checkpoint as adaptations
+from bebop.adaptation import part_job as adaptations
 from bebop.errors import UserError
 from bebop.monitor.probe_set import ProbeText
 from bebop.run_folder import LOCK, RunFolder
