@@ -88,7 +88,7 @@ class Sleeper:
         return await self.store.step(text)
 
     async def close(self) -> None:
-        """See ``Environment``."""
+        """End the episode."""
         await self.store.close()
 
 

@@ -13,10 +13,10 @@ import torch
 from tqdm import tqdm
 
 from bebop.bench.record import noted
+from bebop.bench.rollout import load_with_parts
 from bebop.config import DecodingConfig, ModelConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.backbone import Policy
-from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.trajectory import SamplingParams
@@ -34,9 +34,7 @@ class FirstTokenBench:
 
 def run(bench: FirstTokenBench) -> list[dict[str, Any]]:
     """One row per arm and length of the prompt."""
-    chosen = [SYSTEMS[name] for name in bench.systems]
-    needs = sorted({part for system in chosen for part in system.needs})
-    return measure(load_policy(bench.model, need_head=any(system.head for system in chosen), needs=needs), bench)
+    return measure(load_with_parts(bench.model, bench.systems), bench)
 
 
 def measure(policy: Policy, bench: FirstTokenBench) -> list[dict[str, Any]]:

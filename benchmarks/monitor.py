@@ -9,15 +9,14 @@ of a step: what the decoding without statistics takes for as many answers.
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from bebop.bench.record import noted
+from bebop.bench.record import noted, timed
 from bebop.config import JobConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
@@ -72,24 +71,6 @@ def run(config: JobConfig, rounds: int) -> list[dict[str, Any]]:
     if every := config.monitor.probe_every:
         rows.append(row(f"bank, each {every} steps", _reading(config, policy, groups) / every))
     return rows
-
-
-@contextmanager
-def timed(module: Any, name: str) -> Iterator[list[float]]:
-    """Processor seconds of each call of a module's function while the block runs."""
-    original, seconds = getattr(module, name), list[float]()
-
-    def call(*args: Any) -> Any:
-        started = time.process_time()
-        result = original(*args)
-        seconds.append(time.process_time() - started)
-        return result
-
-    setattr(module, name, call)
-    try:
-        yield seconds
-    finally:
-        setattr(module, name, original)
 
 
 def step_requests(config: JobConfig, policy: Policy, source: PromptSource) -> list[Request]:

@@ -4,6 +4,7 @@ import json
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -127,6 +128,36 @@ def best_of(
         best[arm] = max(best.get(arm, row), row, key=lambda row: float(row[by]))
         progress.update()
     return best
+
+
+@contextmanager
+def timed(owner: Any, *names: str, clock: Callable[[], float] = time.process_time) -> Iterator[list[float]]:
+    """Yield the seconds of each call of an owner's functions (of a module, or an object) while the block runs."""
+    originals = {name: getattr(owner, name) for name in names}
+    seconds: list[float] = []
+    own = {name for name in names if name in vars(owner)}
+    for name, original in originals.items():
+        setattr(owner, name, clocked(original, seconds, clock))
+    try:
+        yield seconds
+    finally:
+        for name, original in originals.items():
+            if name in own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)
+
+
+def clocked(function: Callable[..., Any], seconds: list[float], clock: Callable[[], float]) -> Callable[..., Any]:
+    """Return the function with the time of each call added to ``seconds``."""
+
+    def call(*args: Any) -> Any:
+        started = clock()
+        result = function(*args)
+        seconds.append(clock() - started)
+        return result
+
+    return call
 
 
 def show(text: str) -> None:

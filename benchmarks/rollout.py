@@ -64,9 +64,7 @@ class RolloutBench:
 
 def run(bench: RolloutBench) -> list[dict[str, Any]]:
     """One row per arm and batch size."""
-    chosen = [SYSTEMS[name] for name in bench.systems]
-    needs = sorted({part for system in chosen for part in system.needs})
-    policy = load_policy(bench.model, need_head=any(system.head for system in chosen), needs=needs)
+    policy = load_with_parts(bench.model, bench.systems)
     source = PromptSource(bench.task, chat_encoder(policy.tokenizer), 1024)
     configs = bench.arms()
     arms = [*configs] if bench.draft_tokens == "auto" else ["hf_generate", *configs]
@@ -88,6 +86,13 @@ def run(bench: RolloutBench) -> list[dict[str, Any]]:
             rows.append(row)
     progress.close()
     return rows
+
+
+def load_with_parts(model: ModelConfig, systems: Sequence[str]) -> Policy:
+    """Return the policy with the head and the trained parts that the systems need."""
+    chosen = [SYSTEMS[name] for name in systems]
+    needs = sorted({part for system in chosen for part in system.needs})
+    return load_policy(model, need_head=any(system.head for system in chosen), needs=needs)
 
 
 def _held(best: Mapping[str, dict[str, Any]], arm: str, plain: float) -> dict[str, Any]:

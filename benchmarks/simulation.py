@@ -2,7 +2,7 @@
 
 The rule, written down before the runs that it judges. It is the second: by the first (``simulate_first``) five of nine
 numbers of held-out jobs missed. Then one constant stood for all that drafts cost; now cycles are measured on the engine
-alone (``cycle_costs``), and jobs give one factor on them. Bounds are as they were, the held-out jobs are other ones.
+alone (``cycle_seconds``), and jobs give one factor on them. Bounds are as they were, the held-out jobs are other ones.
 
 - ``FITTED`` jobs give the constants, ``HELD_OUT`` jobs none. Lengths of answers and acceptance rates are measured
   quantities too: those of the fitted jobs are used for all six.
@@ -20,23 +20,32 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from tqdm import tqdm
 
-from bebop.bench import cycle_costs
 from bebop.bench.record import noted
+from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.config_simulate import AnswersConfig, CostsConfig, FleetConfig, SimulateConfig
 from bebop.errors import UserError
+from bebop.model.backbone import Policy
+from bebop.model.checkpoint import load_policy
+from bebop.rollout.engine import Request
+from bebop.rollout.torch_engine import TorchEngine
 from bebop.simulation.run import Simulated, simulate
+from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectories import NAME, Trajectories
+from bebop.trajectory import SamplingParams
 
 FITTED: dict[str, FleetConfig] = {
     "sync, 32 slots, K = 3": FleetConfig(workers=1, slots=32, staleness=0, groups_per_step=8, group_size=8),
@@ -53,6 +62,10 @@ FLAT = 0.2
 WITHIN, SHARE = 0.10, 0.05
 NUMBERS = ("step seconds", "trainer idle", "rollout idle")
 FREE = ("factor", "report")  # of decoding in a job against the engine alone; seconds; fitted together
+CYCLE_DRAFTS = (0, 1, 3)
+CYCLE_SLOTS = (8, 32, 64)
+MAX_ANSWER = 160  # tokens of a completion
+ENOUGH = 5  # cycles of one size
 
 
 def drafts(name: str) -> int:
@@ -189,7 +202,7 @@ def compared(jobs: Mapping[str, Mapping[str, Any]], answers: AnswersConfig, cost
 
 def run(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Six jobs, the constants, the comparison; ``folder`` keeps what was measured, which is not measured again."""
-    cycles, prefill = _kept(folder / "simulate_jobs" / "cycles.json", partial(cycle_costs.measured, rounds=3))
+    cycles, prefill = _kept(folder / "simulate_jobs" / "cycles.json", partial(cycle_seconds, rounds=3))
     jobs: dict[str, Any] = {}
     every = [(name, fleet, turn) for turn in range(ROUNDS) for name, fleet in {**FITTED, **HELD_OUT}.items()]
     for name, fleet, turn in tqdm(every, desc="real jobs"):
@@ -234,3 +247,65 @@ def own_cost(most: int) -> list[dict[str, Any]]:
     middle = (min(row["us a trajectory"] for row in rows) + max(row["us a trajectory"] for row in rows)) / 2
     flat = all(abs(row["us a trajectory"] / middle - 1) <= FLAT for row in rows)
     return [{**row, "of the middle": row["us a trajectory"] / middle, "all flat": flat} for row in rows]
+
+
+# ---- seconds of a cycle of the embedded engine, alone, by drafts and rows, as ``costs.cycles`` of the simulator
+#
+# A wave of completions leaves one row after another, so that one run sees all sizes. Sizes seen less than ``ENOUGH``
+# times do not count: between two others the simulator goes on a straight line. Straight lines in all would not do: on a
+# processor a batch of 64 rows costs no more than one of 56.
+
+
+class Size(NamedTuple):
+    """Of a cycle."""
+
+    drafts: int
+    rows: int
+    admitted: int
+
+
+def cycle_seconds(rounds: int) -> tuple[list[tuple[int, int, float]], float]:
+    """Median seconds of (drafts, rows), and of what each admission adds; the arms in turns, after a wave to warm up."""
+    torch.set_num_threads(1)
+    policy = load_policy(ModelConfig(), need_head=True, needs=[])
+    source = PromptSource(TaskConfig(), chat_encoder(policy.tokenizer), 1024)
+    arms = [(drafts, slots) for drafts in CYCLE_DRAFTS for slots in CYCLE_SLOTS]
+    seen: list[tuple[Size, float]] = []
+    _wave(policy, source, *arms[0])
+    for drafts, slots in tqdm(arms * rounds, desc="cycles"):
+        seen += _wave(policy, source, drafts, slots)
+    return medians(seen)
+
+
+def medians(seen: Sequence[tuple[Size, float]]) -> tuple[list[tuple[int, int, float]], float]:
+    """Of cycles without admissions by (drafts, rows), and of what an admission adds to such a cycle."""
+    by_size: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+    for size, seconds in seen:
+        if not size.admitted:
+            by_size[size.drafts, size.rows].append(seconds)
+    known = {size: float(np.median(spent)) for size, spent in by_size.items() if len(spent) >= ENOUGH}
+    added = [
+        (seconds - known[size.drafts, size.rows]) / size.admitted
+        for size, seconds in seen
+        if size.admitted and (size.drafts, size.rows) in known
+    ]
+    if not added:
+        raise ValueError(f"no size was seen {ENOUGH} times beside one with admissions")
+    return [(*size, seconds) for size, seconds in sorted(known.items())], max(0.0, float(np.median(added)))
+
+
+def _wave(policy: Policy, source: PromptSource, drafts: int, slots: int) -> list[tuple[Size, float]]:
+    """Twice as many answers as slots, until the last has ended."""
+    config = DecodingConfig(system="bebop" if drafts else "autoregressive", draft_tokens=drafts)
+    engine = TorchEngine(policy, config, slots=slots, max_length=512)
+    for i in range(2 * slots):
+        params = SamplingParams(max_new_tokens=MAX_ANSWER, stop_token_ids=policy.eos_token_ids, seed=i)
+        engine.add(Request(id=i, token_ids=source.prompt(i // 4).token_ids, params=params))
+    spent = []
+    while engine.unfinished:
+        admitted = min(slots - len(engine.active), len(engine.waiting))
+        size = Size(drafts, len(engine.active) + admitted, admitted)
+        started = time.perf_counter()
+        engine.step()
+        spent.append((size, time.perf_counter() - started))
+    return spent

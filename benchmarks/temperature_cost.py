@@ -5,15 +5,13 @@ at once, so that what is measured most often, the first cycles of a request, fal
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from bebop.bench.record import noted
+from bebop.bench.record import noted, timed
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.backbone import Policy
 from bebop.model.checkpoint import load_policy
@@ -78,13 +76,14 @@ def turn(policy: Policy, prompts: list[tuple[int, ...]], cycles: int, drafts: in
     for i, prompt in enumerate(prompts):
         engine.add(Request(id=i, token_ids=prompt, params=SamplingParams(max_new_tokens=tokens, seed=i)))
     spent, choosing = [], []
-    with timed(engine) as inside:
+    assert isinstance(engine.decoder, DraftVerify) and isinstance(engine.decoder.drafter, MTPDrafter)
+    with timed(engine.decoder.drafter.tempered, "choose", "observe") as inside:
         engine._admit()
         for _ in range(cycles):
-            before, began = inside[0], time.process_time()
+            before, began = len(inside), time.process_time()
             engine.step()
             spent.append(time.process_time() - began)
-            choosing.append(inside[0] - before)
+            choosing.append(sum(inside[before:]))
     share = 100 * sum(choosing) / sum(spent)
     return {
         "cycle ms": 1e3 * sum(spent) / cycles,
@@ -93,29 +92,3 @@ def turn(policy: Policy, prompts: list[tuple[int, ...]], cycles: int, drafts: in
         "share %": share,
         "holds": share <= BUDGET,
     }
-
-
-@contextmanager
-def timed(engine: TorchEngine) -> Iterator[list[float]]:
-    """Processor seconds in which temperatures are chosen and learned, while the block runs."""
-    assert isinstance(engine.decoder, DraftVerify) and isinstance(engine.decoder.drafter, MTPDrafter)
-    tempered, seconds = engine.decoder.drafter.tempered, [0.0]
-    assert tempered is not None
-
-    def clocked(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            began = time.process_time()
-            result = method(*args)
-            seconds[0] += time.process_time() - began
-            return result
-
-        return call
-
-    names = ("choose", "observe")
-    for name in names:
-        setattr(tempered, name, clocked(getattr(tempered, name)))
-    try:
-        yield seconds
-    finally:
-        for name in names:
-            delattr(tempered, name)

@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from bebop.bench.record import noted
+from bebop.bench.record import clocked, noted
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig, TraceMode
 from bebop.errors import UserError
 from bebop.intervals import resampled
@@ -144,18 +144,8 @@ def timed(engine: TorchEngine, clock: Callable[[], float]) -> list[float]:
     """Seconds of each call of an engine's tracer from now on."""
     assert isinstance(engine.decoder, DraftVerify)
     spent: list[float] = []
-
-    def timing(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            started = clock()
-            result = method(*args)
-            spent.append(clock() - started)
-            return result
-
-        return call
-
-    engine.decoder.observers = [timing(observe) for observe in engine.decoder.observers]
-    setattr(engine.tracer, "end", timing(engine.tracer.end))  # noqa: B010
+    engine.decoder.observers = [clocked(observe, spent, clock) for observe in engine.decoder.observers]
+    setattr(engine.tracer, "end", clocked(engine.tracer.end, spent, clock))  # noqa: B010
     return spent
 
 

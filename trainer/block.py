@@ -9,8 +9,8 @@ from typing import Any
 
 from bebop.adaptation.corpus import drafting, run_engine, sampled
 from bebop.adaptation.evaluation import measured
+from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
-from bebop.adaptation.step_job import StepJob
 from bebop.command import writing
 from bebop.config import DecodingConfig
 from bebop.config_adapt import AdaptConfig

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bebop.adaptation.corpus import drafting, run_engine, sampled, token_rows
+from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.ranks import ALONE, Ranks
-from bebop.adaptation.step_job import StepJob
 from bebop.config_adapt import AdaptConfig
 from bebop.intervals import ratio
 from bebop.model.checkpoint import load_policy

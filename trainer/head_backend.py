@@ -36,29 +36,29 @@ class HeadBackend(Protocol):
 
     @property
     def named(self) -> Mapping[str, Tensor]:
-        """What the optimizer steps, in fp32; empty on a rank without a part."""
+        """Return what the optimizer steps, in fp32; empty on a rank without a part."""
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Return the device that it computes on."""
 
     def updating(self) -> AbstractContextManager[None]:
-        """Around the passes of an update, which starts without gradients."""
+        """Return the context of the passes of an update, which starts without gradients."""
 
     def loss(self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None) -> Tensor | None:
-        """Of some rows, whose states [B, L, d] may be known already; None on a rank that has no head."""
+        """Return the loss of some rows, whose states [B, L, d] may be known already; None on a rank without a head."""
 
     def reduce(self, scale: float) -> Tensor:
-        """Sum the gradients of ``named`` over the ranks, times ``scale``; the norm of the whole head's."""
+        """Sum the gradients of ``named`` over the ranks, times ``scale``, and return the norm of the whole head's."""
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Numbers summed over the ranks that share rows, in place, on every rank."""
+        """Sum numbers over the ranks that share rows, in place, on every rank."""
 
     def stepped(self) -> None:
-        """The optimizer has changed ``named``."""
+        """Take over what the optimizer has changed in ``named``."""
 
     def weights(self) -> dict[str, Tensor]:
-        """The whole head in fp32 on the CPU, by the names of ``MTPHead``."""
+        """Return the whole head in fp32 on the CPU, by the names of ``MTPHead``."""
 
 
 class HeadLoss(nn.Module):
@@ -105,45 +105,45 @@ class TorchBackend:
 
     @property
     def named(self) -> dict[str, nn.Parameter]:
-        """The head's parameters."""
+        """Return the parameters of the head by name."""
         assert self.policy.mtp is not None
         return dict(self.policy.mtp.named_parameters())
 
     @property
     def device(self) -> torch.device:
-        """Where the policy is."""
+        """Return the device of the policy."""
         return self.policy.device
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """See ``HeadBackend``."""
+        """Start the passes of an update without gradients."""
         for parameter in self.named.values():
             parameter.grad = None
         yield
 
     def loss(self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None = None) -> Tensor:
-        """See ``HeadBackend``."""
+        """Return the loss of some rows, whose states [B, L, d] may be known already."""
         value: Tensor = self.module(rows, loss, hidden, self.shared)
         return value
 
     def reduce(self, scale: float) -> Tensor:
-        """See ``HeadBackend``."""
+        """Scale the gradients of ``named`` and return their norm."""
         for parameter in self.named.values():
             if parameter.grad is not None:
                 parameter.grad *= scale
         return gradient_norm(self.named.values())
 
     def total(self, numbers: Tensor) -> Tensor:
-        """See ``HeadBackend``."""
+        """Sum numbers over the ranks, in place, on every rank."""
         if self.world > 1:
             dist.all_reduce(numbers)
         return numbers
 
     def stepped(self) -> None:
-        """The parameters are what the optimizer steps."""
+        """Do nothing: the parameters are what the optimizer steps."""
 
     def weights(self) -> dict[str, Tensor]:
-        """See ``HeadBackend``."""
+        """Return the whole head in fp32 on the CPU, by the names of ``MTPHead``."""
         return whole_copies(self.named)
 
 
@@ -174,7 +174,7 @@ class WholeBackend(TorchBackend):
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """With embedding and language-model head whole."""
+        """Run the passes of an update with embedding and language-model head whole."""
         if self.world > 1 or isinstance(self.policy.backbone.get_output_embeddings().weight, DTensor):
             self.shared = whole_tables(self.policy)
         try:
@@ -184,7 +184,7 @@ class WholeBackend(TorchBackend):
             self.shared = None
 
     def reduce(self, scale: float) -> Tensor:
-        """Sums of the ranks' gradients."""
+        """Sum the gradients of the ranks, scale them and return their norm."""
         if self.world > 1:
             for parameter in self.named.values():
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

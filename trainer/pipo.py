@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
+from bebop.adaptation.part_job import StepJob
 from bebop.adaptation.pipo import pair_answers, pair_rows, tau_for, trial
 from bebop.adaptation.ranks import ALONE, Ranks
-from bebop.adaptation.step_job import StepJob
 from bebop.command import writing
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError

@@ -1,4 +1,4 @@
-"""Sequences to train a head on: answers sampled by the model itself, or text from a file; kept as JSONL."""
+"""Sequences to train a head on: completions of the model itself, or text from a file; kept as JSONL."""
 
 import dataclasses
 import itertools
@@ -8,26 +8,33 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
-from bebop.config import DecodingConfig, SamplingConfig
+from bebop.config import DecodingConfig, SamplingConfig, TaskConfig
 from bebop.config_adapt import AdaptConfig, DataConfig
 from bebop.errors import UserError
+from bebop.model.attention import CausalContext
 from bebop.model.backbone import Policy
+from bebop.parsing import MAX_SEED
+from bebop.rollout.agent_setup import make_agent_loop
 from bebop.rollout.engine import Request
+from bebop.rollout.engine_thread import EngineThread
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.tasks.files import check_row, lookup, read_rows
-from bebop.tasks.source import PromptSource, chat_encoder, instruction
-from bebop.trainer.chains import TokenRow
-from bebop.trajectory import Completion, Prompt, SamplingParams
+from bebop.tasks.source import EnvironmentSource, PromptSource, chat_encoder, instruction
+from bebop.trainer.chains import TokenRow, chain_rows
+from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory
 
 CORPUS = "corpus.jsonl"  # of a run folder
 HELD_OUT_SEED = 7_919  # added to the task's seed: another stream of questions
 MAX_TRIES = 20  # candidates for a held-out place that are trained on, or held out, before it stays empty
 FEWEST = 2  # prompts that are held out: intervals need two
 TOO_FEW = ": give 10 or more, as a fifth is held out"
+Answer = tuple[Prompt, Completion]  # a turn, with all tokens before it as its prompt
 
 
 def params(policy: Policy, sampling: SamplingConfig, seed: int) -> SamplingParams:
@@ -207,3 +214,111 @@ def read_back(path: Path) -> list[TokenRow]:
     """Rows as ``keep`` wrote them."""
     rows = [row for _, row in read_rows(path, "corpus")]
     return [TokenRow(prompt=tuple(r["prompt_ids"]), answer=tuple(r["answer_ids"]), task=r["task"]) for r in rows]
+
+
+# ---- turns of the model with an environment: what was read before a turn is its prompt
+
+
+def sampled_turns(
+    config: AdaptConfig,
+    policy: Policy,
+    path: Path,
+    decoding: DecodingConfig,
+    label: str | None,
+    ranks: Ranks = ALONE,
+) -> tuple[list[Prompt], list[TokenRow], list[Prompt]]:
+    """Prompts to train on, the model's turns after them, and held-out prompts; as ``sampled``."""
+    other = dataclasses.replace(config.task, seed=config.task.seed + HELD_OUT_SEED, size=None)
+    # Draws go by seed and tokens: with the seeds of the training games, a held-out one would begin as one of them.
+    seed = (config.seed + HELD_OUT_SEED) % MAX_SEED
+    held_out = [p for p, _ in play(config, other, config.evaluation.prompts, policy, decoding, None, ranks, seed)]
+    if config.resume and path.is_file():
+        rows = read_back(path)
+        return [_prompt(i, row.prompt, row.task) for i, row in enumerate(rows)], rows, held_out
+    answers = play(config, config.task, config.data.sequences, policy, decoding, label, ranks)
+    training = [p for p, _ in answers]
+    rows = token_rows(training, [completion for _, completion in answers])
+    if ranks.rank == 0:
+        with writing(path):
+            keep(rows, path)
+    return training, rows, held_out
+
+
+def play(
+    config: AdaptConfig,
+    task: TaskConfig,
+    wanted: int,
+    policy: Policy,
+    decoding: DecodingConfig,
+    label: str | None,
+    ranks: Ranks = ALONE,
+    seed: int | None = None,
+) -> list[Answer]:
+    """The first ``wanted`` turns of trajectories 0, 1, ..., of which each rank plays its share.
+
+    ``seed``: of the draws, other than that of the configuration; ``UserError`` if all are lost.
+    """
+    data, source = config.data, EnvironmentSource(task)
+    drawn = config.seed if seed is None else seed
+    thread = EngineThread(TorchEngine(policy, decoding, slots=data.slots, max_length=data.max_length))
+    agents = make_agent_loop(config.model, task, data.max_length, thread, policy.eos_token_ids)
+    answers: list[Answer] = []
+    thread.start()
+    agents.start()
+    try:
+        with tqdm(total=wanted, desc=label, unit="turn", disable=label is None or ranks.rank > 0) as bar:
+            begun = 0
+            while len(answers) < wanted:
+                numbers = range(begun, begun + data.slots * ranks.world)
+                begun = numbers.stop
+                mine = [i for i in numbers if i % ranks.world == ranks.rank]
+                playing = {
+                    i: agents.play(source.prompt(i), params(policy, data.sampling, (drawn << 40) + i)) for i in mine
+                }
+                played = ranks.union({i: future.result() for i, future in playing.items()})
+                there = [played[i] for i in numbers if played[i].trajectory is not None]
+                if not there:
+                    raise UserError(f"environment {task.name}: {len(numbers)} of {len(numbers)} trajectories were lost")
+                new = [answer for one in there if one.trajectory for answer in answers_of(one.prompt, one.trajectory)]
+                answers += new
+                bar.update(min(len(new), wanted - bar.n))
+    finally:
+        agents.stop()
+        thread.stop()
+    return answers[:wanted]
+
+
+def answers_of(prompt: Prompt, trajectory: Trajectory) -> list[Answer]:
+    """Each turn of a trajectory as an answer to all before it."""
+    before, answers = list(prompt.token_ids), list[Answer]()
+    for turn in trajectory.turns:
+        before += turn.observation.tolist()
+        answers.append((dataclasses.replace(prompt, token_ids=tuple(before)), turn.completion))
+        before += turn.completion.token_ids.tolist()
+    return answers
+
+
+def _prompt(index: int, token_ids: tuple[int, ...], task: str) -> Prompt:
+    return Prompt(index=index, task=task, text="", token_ids=tuple(token_ids), item={})
+
+
+# ---- the backbone's hidden states of some text: the backbone is frozen, so they are computed once, where they fit
+
+
+@torch.no_grad()
+def backbone_states(policy: Policy, rows: Sequence[TokenRow], batch: int = 32) -> list[Tensor]:
+    """Final, normed hidden states [L, d] of each row; rows of like length are computed together."""
+    states: dict[int, Tensor] = {}
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
+    for start in range(0, len(order), batch):
+        part = order[start : start + batch]
+        ids = chain_rows([rows[i] for i in part], 1, policy.device).token_ids
+        hidden = policy.hidden(ids, torch.arange(ids.shape[1], device=ids.device).expand_as(ids), CausalContext())
+        states |= {i: hidden[place, : len(rows[i].token_ids)].clone() for place, i in enumerate(part)}
+    return [states[i] for i in range(len(rows))]
+
+
+def size_of_states(policy: Policy, rows: Sequence[TokenRow]) -> int:
+    """Bytes that ``backbone_states`` would take."""
+    tokens = sum(len(row.token_ids) for row in rows)
+    return tokens * int(policy.backbone.config.hidden_size) * policy.backbone.dtype.itemsize

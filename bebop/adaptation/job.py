@@ -12,24 +12,25 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bebop.adaptation.checkpoint import read, store, write
 from bebop.adaptation.corpus import (
     CORPUS,
     FEWEST,
+    backbone_states,
     drafting,
     from_file,
     question_streams,
     run_engine,
     sampled,
+    sampled_turns,
+    size_of_states,
     split_rows,
     token_rows,
 )
 from bebop.adaptation.evaluation import measured
+from bebop.adaptation.part_job import read, store, write
 from bebop.adaptation.probe import probe
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.adaptation.results import Results, Snapshot
-from bebop.adaptation.states import backbone_states, size_of_states
-from bebop.adaptation.turns import sampled_turns
 from bebop.command import stoppable, writing
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError

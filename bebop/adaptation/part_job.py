@@ -1,21 +1,33 @@
-"""What the trainings of parts have in common: one process, answers of the model itself, a checkpoint, a card."""
+"""What the trainings of parts have in common: one process, completions of the model itself, checkpoints, a card."""
 
-from collections.abc import Mapping
+import dataclasses
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
-from bebop.adaptation import checkpoint
-from bebop.adaptation.part_card import part_card
+from bebop import codec
 from bebop.adaptation.ranks import Ranks
-from bebop.command import writing
+from bebop.command import stoppable, writing
+from bebop.config import TrainerConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
 from bebop.model.backbone import Policy
-from bebop.model.parts import save_part
+from bebop.model.parts import PartCard, backbone_fingerprint, save_part
 from bebop.parsing import check
+from bebop.run_folder import OVERRIDES
+from bebop.sinks import JsonlSink
+from bebop.store import HEADS, Store, seal, verify
+from bebop.trainer.optim import GuardedAdamW, load_optimizer_state, optimizer_state
+
+STATE = "head"  # of head.json and head.safetensors
+PLACES = ("dir=", "out=", "resume=")  # settings that say nothing of what is made
 
 
 class PartJob:
@@ -33,17 +45,17 @@ class PartJob:
         torch.manual_seed(config.seed)
 
     def written(self) -> dict[str, Path]:
-        """What a finished run leaves for its user."""
+        """Return the paths that a finished run leaves for its user, by what they are."""
         return {"part": Path(self.config.out or self.folder / f"{self.config.part}.safetensors")}
 
     def resumed(self) -> dict[str, Any] | None:
-        """The newest checkpoint if ``resume`` is set; ``UserError`` if there is none. Writes nothing."""
+        """Return the newest checkpoint's state if ``resume`` is set; ``UserError`` if there is none. Writes nothing."""
         if not self.config.resume:
             return None
-        self.found = checkpoint.store(self.folder).newest_sound()
+        self.found = store(self.folder).newest_sound()
         if self.found is None:
             raise UserError(f"resume=true: {self.folder} holds no finished checkpoint")
-        return checkpoint.read(self.found)
+        return read(self.found)
 
     def save(self, network: nn.Module, settings: Mapping[str, Any], results: Mapping[str, Any]) -> None:
         """Write the part; ``settings``: what its network is made with."""
@@ -52,5 +64,102 @@ class PartJob:
             save_part(path, network, part_card(self.config, self.folder, self.policy, settings, results))
 
     def label(self, text: str) -> str | None:
-        """Of a progress bar; None where none is wanted."""
+        """Return the label of a progress bar, or None where none is wanted."""
         return text if self.config.progress else None
+
+
+class StepJob(PartJob):
+    """A job that calls ``optimise`` as it is made, and ``learn`` as it runs."""
+
+    def optimise(self, network: nn.Module, what: str, *, lr: float, steps: int, warm_up: int) -> None:
+        """Make the optimizer of all parameters; the rate rises for ``warm_up`` of ``steps``, then falls as a cosine.
+
+        ``what``: the network in messages, as "block drafter".
+        """
+        self.what, self.version = what, 0  # steps done
+        self.rates = TrainerConfig(lr=lr, steps=steps, lr_schedule="cosine", lr_warmup_steps=warm_up)
+        self.optimizer = GuardedAdamW(
+            dict(network.named_parameters()),
+            self.rates,
+            setting="options.lr",
+            loss=f"the loss of the {what}",
+            causes="weights",
+        )
+
+    def prepare(self) -> None:
+        """Go on from the newest checkpoint if ``resume`` is set; writes nothing."""
+        state = self.resumed()
+        if state is None:
+            return
+        load_optimizer_state(self.optimizer, state, self.what)
+        self.version = state["version"]
+
+    def learn(self, last: int, update: Callable[[], Mapping[str, float]]) -> None:
+        """Take the steps that are left of ``last``: ``update`` takes one, counts it and returns its metrics."""
+        train = self.config.train
+        sink = JsonlSink(self.folder / "metrics.jsonl", self.version or None)
+        store(self.folder).set_aside(self.found)
+        bar = tqdm(total=last, initial=self.version, desc="train", unit="step", disable=self.label("train") is None)
+        with closing(sink), closing(bar), stoppable() as stopped:
+            while self.version < last and not stopped():
+                numbers = update()
+                sink.write(self.version, numbers)
+                bar.update()
+                bar.set_postfix({name.split("/")[-1]: f"{value:.3g}" for name, value in numbers.items()}, refresh=False)
+                due = train.save_every and self.version % train.save_every == 0
+                if due or self.version == last or stopped():
+                    with writing(self.folder / "checkpoints"):
+                        write(self.folder, {"version": self.version, **optimizer_state(self.optimizer)}, train.keep)
+
+
+# ---- the card: for which backbone, from what, and the command that makes it again
+
+
+def part_card(
+    config: AdaptConfig, folder: Path, policy: Policy, settings: Mapping[str, Any], results: Mapping[str, Any]
+) -> PartCard:
+    """Return the card of a part that was trained in a run folder; ``settings``: what its network is made with."""
+    return PartCard(
+        part=config.part,
+        settings=dict(settings),
+        backbone=backbone_fingerprint(policy),
+        data={"task": dataclasses.asdict(config.task), "answers": config.data.sequences},
+        seed=config.seed,
+        command=command(config, folder),
+        results=dict(results),
+    )
+
+
+def command(config: AdaptConfig, folder: Path) -> str:
+    """Return the command line with the settings that the run was started with."""
+    file = folder / OVERRIDES
+    given = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else [f"part={config.part}"]
+    return shlex.join(["python", "-m", "bebop.adapt", *(one for one in given if not one.startswith(PLACES))])
+
+
+# ---- checkpoints, ``<run>/checkpoints/head_000100/``: the backbone is frozen and not in them (see ``bebop.store``)
+
+
+def store(folder: Path) -> Store:
+    """Return the checkpoints of an adaptation."""
+    return Store(folder, HEADS)
+
+
+def write(folder: Path, state: dict[str, Any], keep: int) -> Path:
+    """Write the checkpoint of a state with a ``version``; all but the newest ``keep`` go. Returns its place."""
+    checkpoints = store(folder)
+    staged = checkpoints.staging(state["version"])
+    staged.mkdir(parents=True)
+    codec.save(state, staged / STATE)
+    seal(staged)
+    path = checkpoints.publish(staged, state["version"])
+    checkpoints.prune(keep, path)
+    return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the state in a checkpoint; raise ``UserError`` if it is damaged."""
+    verify(path)
+    codec.refuse_pickle(path / STATE)
+    state: dict[str, Any] = codec.load(path / STATE)
+    return state

@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from bebop.adaptation import checkpoint
-from bebop.adaptation.candidates import Candidate, Search, find_candidates, layer_states
-from bebop.adaptation.continuations import Continuations
+from bebop.adaptation.candidates import Candidate, Continuations, Search, find_candidates, layer_states
 from bebop.adaptation.corpus import drafting, sampled
-from bebop.adaptation.part_job import PartJob
+from bebop.adaptation.part_job import PartJob, store, write
 from bebop.adaptation.pivot_results import as_text, reliability, split_results
 from bebop.adaptation.ranks import ALONE, Ranks
 from bebop.command import writing
@@ -58,7 +56,7 @@ class PivotAdaptation(PartJob):
         decoding, label = drafting(self.policy, draft_tokens=self.options.depth), self.label("sample")
         prompts, rows, _ = sampled(self.config, self.policy, self.folder, decoding, label)
         if self.state is None:
-            checkpoint.write(self.folder, {"version": 0}, self.config.train.keep)  # labels can be gone on with
+            write(self.folder, {"version": 0}, self.config.train.keep)  # labels can be gone on with
         search = self._search()
         labelled = self._labelled(prompts, rows, find_candidates(self.policy, rows, search), LABELS, 0)
         share = self.options.twice * len(prompts)
@@ -133,7 +131,7 @@ class PivotAdaptation(PartJob):
         )
         if self.state is not None and self.state["version"] > 0:
             trainer.load_state_dict(self.state)
-        checkpoint.store(self.folder).set_aside(self.found)
+        store(self.folder).set_aside(self.found)
         sink = JsonlSink(self.folder / "metrics.jsonl", trainer.version or None)
         every = config.train.eval_every or config.train.steps
         with tqdm(total=config.train.steps, initial=trainer.version, desc="train", disable=not config.progress) as bar:
@@ -146,7 +144,7 @@ class PivotAdaptation(PartJob):
                 bar.update()
                 if last or (config.train.save_every and trainer.version % config.train.save_every == 0):
                     with writing(self.folder / "checkpoints"):
-                        checkpoint.write(self.folder, trainer.state_dict(), config.train.keep)
+                        write(self.folder, trainer.state_dict(), config.train.keep)
         sink.close()
         trainer.take_best()
         return network.eval(), examples, splits

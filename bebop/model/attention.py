@@ -140,7 +140,7 @@ class PackedContext:
         self.rows = Ragged.of(lengths, int(lengths.max()))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See ``AttentionContext``; here B = 1 and n = N, all rows end to end."""
+        """Let each row of [1, H, N, D] attend to itself -> [1, N, H, D]."""
         q, k, v = (self.rows.padded(x.transpose(1, 2)).transpose(1, 2) for x in (query, key, value))  # [R, H, L, D]
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
         return self.rows.packed(out.transpose(1, 2))  # [1, N, H, D]
@@ -150,7 +150,7 @@ class CausalContext:
     """Right-padded rows side by side: plain causal attention, no cache. Padding comes last, so causality hides it."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See ``AttentionContext``."""
+        """Attend to all that stands before, [B, H, n, D] -> [B, n, H, D]."""
         gqa = query.shape[1] != key.shape[1]
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=gqa)
         return out.transpose(1, 2)
@@ -170,7 +170,7 @@ class ChainContext:
         self.values: list[Tensor] = []
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See ``AttentionContext``; later steps may hold fewer anchors than earlier ones (the first of them)."""
+        """Attend as the next step; later steps may hold fewer anchors than earlier ones (the first of them)."""
         self.keys.append(key)
         self.values.append(value)
         if len(self.keys) == 1:  # step 1 is plain causal attention, for which there are fused kernels
@@ -208,7 +208,7 @@ class BlockContext:
         self.text[layer] = (key, value)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See ``AttentionContext``; here n = A * b, a block after the other."""
+        """Attend with n = A * b slots, one block after the other."""
         keys, values = (torch.cat(pair, 2) for pair in zip(self.text[layer], (key, value), strict=True))
         gqa = query.shape[1] != key.shape[1]
         out = scaled_dot_product_attention(query, keys, values, self.seen, scale=scaling, enable_gqa=gqa)
@@ -301,7 +301,7 @@ class SlotContext:
         return self._end_to_end(turned.shape[1] - value.shape[1])(layer - self.first_layer, turned, value, scaling)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See ``AttentionContext``."""
+        """Write the new entries of a layer and attend to those that ``place`` says, [B, H, n, D] -> [B, n, H, D]."""
         if self.ragged is not None:
             turned = torch.cat([query, key], 1)[0].transpose(0, 1)
             return self.attend_end_to_end(layer, turned, value[0].transpose(0, 1), scaling)[None]

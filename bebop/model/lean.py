@@ -69,7 +69,7 @@ def _known(layer: Any) -> bool:
 
 
 class LeanDecoder:
-    """See ``lean_hidden``."""
+    """The decoder of a policy, called as ``Policy.hidden`` is."""
 
     def __init__(self, policy: Policy, length: int) -> None:
         self.policy, self.decoder = policy, policy.backbone.get_decoder()
@@ -82,7 +82,7 @@ class LeanDecoder:
         self.norm = Norm(self.decoder.norm)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """See ``Policy.hidden``."""
+        """Return final, normed hidden states [B, n, d] of token ids [B, n] at ``positions`` [B, n]."""
         if _as_modules[0]:
             return self.policy.hidden(token_ids, positions, context)
         if self.layers[0].replaced():
@@ -102,7 +102,7 @@ class LeanDecoder:
 
 
 class LeanHead:
-    """See ``lean_head``."""
+    """An MTP head, called as the module is."""
 
     def __init__(self, head: MTPHead, length: int) -> None:
         self.head, self.length = head, length
@@ -116,7 +116,7 @@ class LeanHead:
         self.table = RotaryTable(head.rotary, self.length, head.project.weight)
 
     def __call__(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, context: AttentionContext) -> Tensor:
-        """See ``MTPHead``."""
+        """Return the hidden states [B, n, d] of one step of the head."""
         head = self.head
         if _as_modules[0] or self.layer.hooked() or any(norm.hooked() for norm in self.norms):
             out: Tensor = head(embeddings, hidden, positions, context)
@@ -216,7 +216,7 @@ class Norm:
         self.shape = module.weight.shape
 
     def hooked(self) -> bool:
-        """See ``LeanLayer``."""
+        """Return whether somebody has hooked onto the module."""
         return bool(self.module._forward_hooks or self.module._forward_pre_hooks)
 
     def of_sum(self, x: Tensor, more: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ class LayerCalls:
         self.layers: list[int] = []
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See ``AttentionContext``."""
+        """Note the layer and attend as the inner context does."""
         self.layers.append(layer)
         return self.inner.attend(layer, query, key, value, scaling)
 

@@ -51,56 +51,56 @@ class InProcess:
         self.seconds: list[dict[str, float]] = []  # of each step, by what took them
 
     async def submit(self, assignments: Sequence[Assignment]) -> None:
-        """See ``protocols.Worker``."""
+        """Give the worker prompts to answer."""
         self.worker.submit(assignments)
 
     async def set_weights(self, weights: CheckedWeights, version: int) -> None:
-        """See ``protocols.Worker``."""
+        """Let the worker decode with these weights from now on."""
         self.worker.set_weights(weights, version)
 
     async def configure(self, decoding: Any) -> None:
-        """See ``protocols.Worker``."""
+        """Let the worker draft as ``decoding`` says from now on."""
         self.worker.configure(decoding)
 
     async def collect(self, seen: int) -> WorkerReport:
-        """See ``protocols.Worker``: one engine cycle a call."""
+        """Run one engine cycle and return what it ended."""
         await asyncio.sleep(0)
         self.worker.turn()
         return self.worker.collect(0, seen)
 
     async def restart(self) -> None:
-        """Nothing dies by itself in one process."""
+        """Do nothing: no part of one process dies by itself."""
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
-        """See ``protocols.Trainer``."""
+        """Learn from a batch."""
         return self.trainer.update(batch, cotrain)
 
     async def abandon(self) -> None:
-        """See ``protocols.Trainer``."""
+        """Stop the update in progress if it has taken no step."""
         self.trainer.abandon()
 
     async def logprobs(self) -> Mapping[int, NDArray[np.float32]]:
-        """None: nothing is traced."""
+        """Return nothing: no completion is traced."""
         return {}
 
     async def read_probe_set(self, *_: Any) -> Any:
-        """Nobody asks: there is no monitor."""
+        """Fail: there is no monitor that could ask."""
         raise AssertionError("no monitor")
 
     async def head_fingerprint(self) -> str:
-        """See ``protocols.Trainer``."""
+        """Return the fingerprint of the head that engines should have."""
         return self.trainer.head_fingerprint()
 
     async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
-        """See ``protocols.Trainer``."""
+        """Compare completions with the trainer's distributions."""
         return self.trainer.certify(groups, since)
 
     async def weights(self, head: bool) -> CheckedWeights:
-        """See ``protocols.Trainer``."""
+        """Return the weights that are published."""
         return self.trainer.weights(head)
 
     async def save(self, step: int, loop_state: dict[str, Any]) -> None:
-        """See ``protocols.Trainer``."""
+        """Write the checkpoint of a step."""
         checkpoints = checkpoint.store(self.folder)
         staged = checkpoints.staging(step)
         self.trainer.save(staged, loop_state)

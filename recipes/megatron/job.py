@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from bebop.adaptation.checkpoint import store
 from bebop.adaptation.corpus import from_file, split_rows
 from bebop.adaptation.job import Adaptation
+from bebop.adaptation.part_job import store
 from bebop.adaptation.ranks import Ranks
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bebop.adaptation.corpus import drafting, keep, question_streams, read_back, run_engine, token_rows
-from bebop.adaptation.states import backbone_states
+from bebop.adaptation.corpus import backbone_states, drafting, keep, question_streams, read_back, run_engine, token_rows
 from bebop.compose import adapt_config
 from bebop.config import HeadConfig, ModelConfig, ObjectiveName
 from bebop.config_adapt import AdaptConfig

@@ -10,8 +10,7 @@ from bebop.command import Parser, check_writable, run_main, whole
 from bebop.config import ModelConfig
 from bebop.model.checkpoint import load_policy, save_policy
 from bebop.parsing import MAX_INT, MAX_PROCESSES
-from recipes.tiny.head import train_head
-from recipes.tiny.sft import train_backbone
+from recipes.tiny.sft import train_backbone, train_head
 
 
 def main(arguments: list[str]) -> None:

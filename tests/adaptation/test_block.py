@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bebop.adaptation.checkpoint import store
 from bebop.adaptation.corpus import question_streams
+from bebop.adaptation.part_job import store
 from bebop.adaptation.ranks import Ranks
 from bebop.compose import adapt_config, write_down
 from bebop.config import DecodingConfig

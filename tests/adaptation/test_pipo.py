@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bebop.adaptation.checkpoint import store
 from bebop.adaptation.corpus import question_streams, read_back
+from bebop.adaptation.part_job import store
 from bebop.adaptation.pipo import pad_ratio, pair_answers, pair_rows
 from bebop.compose import adapt_config, write_down
 from bebop.config_adapt import AdaptConfig

@@ -7,8 +7,16 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from bebop.adaptation.candidates import Candidate, Search, find_candidates, layer_states, seeds_of
-from bebop.adaptation.continuations import Continuations, Ending, unsound
+from bebop.adaptation.candidates import (
+    Candidate,
+    Continuations,
+    Ending,
+    Search,
+    find_candidates,
+    layer_states,
+    seeds_of,
+    unsound,
+)
 from bebop.adaptation.corpus import params
 from bebop.config import DecodingConfig, SamplingConfig
 from bebop.config_adapt import DataConfig

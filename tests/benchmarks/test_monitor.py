@@ -1,12 +1,17 @@
 """The benchmark of the monitor: it measures every part, on the same tokens with and without statistics."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 
-from bebop.bench import monitor
+from bebop.bench import certify, monitor
+from bebop.bench.certify import written
 from bebop.config import JobConfig
 from bebop.errors import UserError
 from bebop.parsing import from_dict
 from bebop.rollout.decoding import emit
+from tests.monitor.test_certified import groups
 
 SMALL = {"trainer": {"groups_per_step": 2, "group_size": 2}, "rollout": {"sampling": {"max_new_tokens": 12}}}
 
@@ -32,7 +37,34 @@ def test_what_is_not_read_has_no_row() -> None:
     assert len(monitor.run(config(monitor={"probe_every": 0}), rounds=2)) == 3
 
 
-@pytest.mark.parametrize("more", [{"decoding": {"system": "autoregressive"}}, {"rollout": {"engine": "sglang"}}])
-def test_nothing_to_measure_is_one_line(more: dict) -> None:
-    with pytest.raises(UserError, match="cannot be measured here"):
-        monitor.run(from_dict(JobConfig, more), rounds=2)
+@pytest.mark.parametrize(
+    ("bench", "more", "said"),
+    [
+        (monitor, {"decoding": {"system": "autoregressive"}}, "cannot be measured here"),
+        (monitor, {"rollout": {"engine": "sglang"}}, "cannot be measured here"),
+        (certify, {"monitor": {"certify_every": 0}}, "certify_every"),
+        (certify, {"decoding": {"system": "pad"}}, "certify_every"),
+    ],
+)
+def test_nothing_to_measure_is_one_line(bench: Any, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        bench.run(from_dict(JobConfig, more), rounds=2)
+
+
+# ---- The benchmark of the certificate: readings are timed, and nothing is measured where there are none
+
+
+@pytest.mark.slow
+def test_a_reading_and_the_turns_have_a_row() -> None:
+    timed, turns = certify.run(config(monitor={"certify_every": 2}), rounds=2)
+    assert timed["part"] == "certificate, each 2 steps, timed" and timed["s/reading"] == 2 * timed["added s"] > 0
+    assert timed["added %"] == pytest.approx(100 * timed["added s"] / timed["s/update"])
+    assert 0 < timed["tokens/reading"] <= 4 * 12, "two answers of each group"
+    assert turns["low %"] <= turns["added %"] <= turns["high %"]
+
+
+def test_answers_are_those_of_the_version_that_is_named() -> None:
+    [first, second] = written(groups(2, length=4), 3)
+    assert np.array_equal(first.trajectories[0].completion.versions, [3, 3, 3, 3])
+    assert np.array_equal(second.trajectories[0].completion.oldest, [3, 3, 3, 3, 3])
+    assert [t.reward for t in first.trajectories] == [0, 1, 0, 1]

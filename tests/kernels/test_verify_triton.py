@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from bebop.errors import UserError
+from bebop.kernels.block_verify import reference as block_reference
 from bebop.kernels.verify import one_hot, reference, sample
 from tests.cases import slow_but
 from tests.goodness_of_fit import p_value
 
-verify_triton = pytest.importorskip("bebop.kernels.verify_triton", reason="Triton is not installed")
+pytest.importorskip("triton", reason="Triton is not installed")
+from bebop.kernels import block_verify_triton, verify_triton
 
 BELOW_ONE = 1 - 2.0**-53
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on the CPU the kernels run in Triton's interpreter
@@ -151,13 +153,14 @@ def test_strides_and_no_requests() -> None:
     assert [len(x) for x in verify_triton.launch(*empty)] == [0, 0]
 
 
-def test_what_does_not_fit_is_named() -> None:
+@pytest.mark.parametrize("launch", [verify_triton.launch, block_verify_triton.launch])
+def test_what_does_not_fit_is_named(launch: Verify) -> None:
     tokens, q, p = distributions(3, 2, 60, 12)
     u = torch.rand(3, 4, dtype=torch.float64)
     with pytest.raises(UserError, match=r"target of shape \[3, 2, 60\].*\[3, 3, 60\]"):
-        verify_triton.launch(tokens, q, p[:, :2], u)
+        launch(tokens, q, p[:, :2], u)
     with pytest.raises(UserError, match=r"not torch\.float64"):
-        verify_triton.launch(tokens, q.double(), p.double(), u)
+        launch(tokens, q.double(), p.double(), u)
 
 
 # ---- distributions of the reference, which the kernels equal: 20,000 draws against the exact joint distribution
@@ -239,16 +242,89 @@ def test_planted_faults_are_rejected(fault: Verify) -> None:
     assert chains_p_value(fault, 0) < 1e-9
 
 
-@pytest.mark.parametrize("one_hot", [False, True])
+RULES = {
+    "chain": (verify_triton.launch, reference, True),
+    "one-hot chain": (verify_triton.launch, reference, False),
+    "block": (block_verify_triton.launch, block_reference, True),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     ("batch", "vocabulary"),  # full vocabularies are slow interpreted
     [(4, 300), pytest.param(256, 151_936, marks=pytest.mark.gpu), pytest.param(8, 248_320, marks=pytest.mark.gpu)],
 )
-def test_full_vocabularies_on_the_device(batch: int, vocabulary: int, one_hot: bool) -> None:
-    tokens, draft, target = distributions(batch, 3, vocabulary, 5, device=DEVICE)
-    q, p = None if one_hot else draft.softmax(-1), target.softmax(-1)
-    u = torch.rand(batch, 5, dtype=torch.float64, generator=generator(6)).to(DEVICE)
-    (accepted, token), expected = verify_triton.launch(tokens, q, p, u), reference(tokens, q, p, u)
-    assert torch.equal(accepted, expected[0])
-    # A uniform may fall within rounding of a boundary between two tokens: 1 in 32 may differ, no more.
-    assert (token != expected[1]).sum() <= batch // 32
+def test_full_vocabularies_on_the_device(batch: int, vocabulary: int, rule: str) -> None:
+    launch, wanted, sampled = RULES[rule]
+    tokens, q, p, u = problem(batch, 3, vocabulary, 6, DEVICE)
+    found, expected = (verify(tokens, q if sampled else None, p, u) for verify in (launch, wanted))
+    # A uniform may fall within rounding of a block's threshold or of a boundary between two tokens: 1 in 32 may differ.
+    assert (found[0] != expected[0]).sum() <= (batch // 32 if rule == "block" else 0)
+    assert (found[1] != expected[1]).sum() <= batch // 32
+
+
+# ---- Block verification in Triton against its reference on the same uniforms: interpreted here, compiled on a GPU
+
+
+def problem(
+    batch: int, drafts: int, vocabulary: int, seed: int, device: str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Drafts that were sampled from q, q, p and uniforms, some of them at the ends; acceptance of about a half."""
+    one, two, three, four = ({"generator": generator(seed + k, device), "device": device} for k in range(4))
+    target = torch.randn(batch, drafts + 1, vocabulary, **one) * 2
+    draft = target[:, :drafts] + 0.8 * torch.randn(batch, drafts, vocabulary, **two)
+    q, p = draft.softmax(-1), target.softmax(-1)
+    u = torch.rand(batch, 2 * drafts + 2, dtype=torch.float64, **three)
+    tokens = sample(q, u[:, drafts + 2 :])
+    ends = torch.rand(batch, drafts + 2, **four)
+    return tokens, q, p, u[:, : drafts + 2].where(ends > 0.05, 0.0).where(ends < 0.95, BELOW_ONE)
+
+
+def launched(*inputs: Tensor, lengths: Tensor | None = None, block: int | None = 128) -> tuple[Tensor, Tensor]:
+    moved = None if lengths is None else lengths.to(DEVICE)
+    accepted, token = block_verify_triton.launch(*(x.to(DEVICE) for x in inputs), moved, block=block)
+    return accepted.cpu(), token.cpu()
+
+
+SIZES = [(1, 300), (2, 1), (3, 129), (4, 128), (7, 500)]
+
+
+@pytest.mark.parametrize(("drafts", "vocabulary"), slow_but([(2, 1), (3, 129)], SIZES, several=True))
+def test_blocks_equal_the_reference(drafts: int, vocabulary: int) -> None:
+    inputs = problem(6, drafts, vocabulary, 10 * drafts)
+    assert same(launched(*inputs), block_reference(*inputs))
+
+
+def test_blocks_of_ragged_lengths_are_not_chain_verification() -> None:
+    """Every length beside every other, 0 included. One by one accepts less and ends elsewhere."""
+    inputs = problem(8, 3, 200, 0)
+    lengths = torch.arange(8) % 4
+    found = launched(*inputs, lengths=lengths)
+    assert same(found, block_reference(*inputs, lengths))
+    assert (found[0] <= lengths).all() and len(found[0].unique()) == 4
+    assert not same(found, reference(*inputs, lengths))
+    assert not same(found, block_reference(*inputs))
+
+
+def test_blocks_in_bf16_of_any_stride_and_of_no_requests() -> None:
+    tokens, q, p, u = problem(4, 2, 200, 3)
+    rounded = tokens, q.bfloat16(), p.bfloat16(), u
+    assert same(launched(*rounded), block_reference(tokens, rounded[1].float(), rounded[2].float(), u))
+    turned = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (tokens, q, p, u)]
+    assert same(launched(*turned, block=None), block_reference(tokens, q, p, u))
+    assert [len(x) for x in launched(*(x[:0] for x in turned))] == [0, 0]
+
+
+@pytest.mark.slow
+def test_rounding_of_blocks_never_yields_a_token_without_mass() -> None:
+    """Masses down to 1e-38, distributions that agree, drafts that are impossible under the target or under both."""
+    p = torch.zeros(5, 3, 200)
+    p[:, :, 105:109] = torch.tensor([1e-38, 1.0, 1e-30, 1e-20])
+    q = p[:, :2] * torch.tensor([1.0, 1.01, 0.99, 1.0, 1.0])[:, None, None]
+    q[3] = torch.nn.functional.one_hot(torch.tensor([0, 0]), 200)
+    tokens = torch.tensor([[106, 105], [106, 106], [108, 106], [0, 0], [0, 0]])
+    for value in (0.0, BELOW_ONE):
+        u = torch.full((5, 4), value, dtype=torch.float64)
+        accepted, token = launched(tokens, q, p, u)
+        assert (p[torch.arange(5), accepted, token] > 0).all() and accepted[3:].tolist() == [0, 0]
+        assert torch.equal(accepted, block_reference(tokens, q, p, u)[0])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bebop import simulate as command
-from bebop.bench.cycle_costs import Size, medians
+from bebop.bench.simulation import Size, medians
 from bebop.compose import simulate_config
 from bebop.config_simulate import AnswersConfig, CostsConfig, SimulateConfig
 from bebop.errors import UserError

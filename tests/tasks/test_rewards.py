@@ -18,8 +18,7 @@ from bebop.tasks.procedural import ProceduralItems, make_dataset
 from bebop.tasks.rewards import MathReward, RewardFunction, UserReward, check_reward, checked, make_reward
 from bebop.tasks.source import open_items
 from bebop.trajectory import Prompt
-from recipes.tiny.data import TASKS
-from recipes.tiny.solutions import SOLVERS
+from recipes.tiny.data import SOLVERS, TASKS
 from tests.cases import slow_but
 
 CONF = Path(__file__).parents[2] / "conf" / "task"

@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bebop.adaptation.corpus import params, token_rows
+from bebop.adaptation.corpus import backbone_states, params, token_rows
 from bebop.adaptation.probe import Probe, probe
-from bebop.adaptation.states import backbone_states
 from bebop.compose import job_config
 from bebop.config import DecodingConfig, HeadConfig, JobConfig
 from bebop.metrics import values

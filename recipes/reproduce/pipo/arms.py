@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from safetensors.torch import load_file
 
-from bebop.adaptation.checkpoint import store
 from bebop.adaptation.corpus import keep, question_streams, read_back
+from bebop.adaptation.part_job import store
 from bebop.compose import adapt_config
 from bebop.config import ModelConfig
 from bebop.config_adapt import AdaptConfig

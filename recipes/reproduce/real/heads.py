@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from bebop.adaptation.checkpoint import read, store, write
+from bebop.adaptation.part_job import read, store, write
 from bebop.adaptation.probe import probe
 from bebop.config import HeadConfig
 from bebop.errors import UserError

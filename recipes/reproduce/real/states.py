@@ -17,7 +17,7 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 from tqdm import tqdm
 
-from bebop.adaptation.states import backbone_states
+from bebop.adaptation.corpus import backbone_states
 from bebop.bench.record import show
 from bebop.errors import UserError
 from bebop.model.backbone import Policy

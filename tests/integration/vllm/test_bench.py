@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bebop.bench import told
+from bebop.bench import history_priming
 from bebop.bench.engines import CHOICE, arms, run
 from bebop.bench.rollout import RolloutBench
 from bebop.config import ModelConfig, TaskConfig
@@ -34,8 +34,12 @@ def test_every_arm_answers_the_same_requests() -> None:
 def test_what_was_told_is_accepted_more_often() -> None:
     """In this process, which vLLM leaves as it was."""
     model = ModelConfig(path="tiny", device="cpu", dtype="float32")
-    rows = told.run(told.ToldBench(model=model, task=TaskConfig(), prompts=6, answers=2, max_new_tokens=24))
-    assert [(row["arm"], row["known"]) for row in rows] == [(arm, known) for arm in told.ARMS for known in told.KNOWN]
+    rows = history_priming.run(
+        history_priming.PrimingBench(model=model, task=TaskConfig(), prompts=6, answers=2, max_new_tokens=24)
+    )
+    assert [(row["arm"], row["known"]) for row in rows] == [
+        (arm, known) for arm in history_priming.ARMS for known in history_priming.KNOWN
+    ]
     lengths = [row["accept length"]["value"] for row in rows]
     assert all(own > nothing >= 1 for nothing, own in zip(lengths[::3], lengths[2::3], strict=True))
 

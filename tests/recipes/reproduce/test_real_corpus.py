@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bebop.adaptation.states import backbone_states
+from bebop.adaptation.corpus import backbone_states
 from bebop.errors import UserError
 from recipes.reproduce.real import corpus, states
 from recipes.reproduce.real.open_prompts import KINDS, open_questions

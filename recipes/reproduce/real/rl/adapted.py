@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bebop.adaptation.states import backbone_states
+from bebop.adaptation.corpus import backbone_states
 from bebop.bench.record import show
 from bebop.errors import UserError
 from bebop.model.backbone import Policy

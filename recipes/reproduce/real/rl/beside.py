@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from bebop.adaptation.checkpoint import read, store, write
+from bebop.adaptation.corpus import backbone_states
+from bebop.adaptation.part_job import read, store, write
 from bebop.adaptation.probe import Probe, probe
-from bebop.adaptation.states import backbone_states
 from bebop.certify.declared import Tolerance, tolerance
 from bebop.config import HeadConfig, ModelConfig
 from bebop.errors import UserError

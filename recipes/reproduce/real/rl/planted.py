@@ -12,8 +12,8 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
+from bebop.adaptation.corpus import backbone_states
 from bebop.adaptation.probe import Probe, probe
-from bebop.adaptation.states import backbone_states
 from bebop.model.backbone import Policy
 from bebop.monitor.drift_monitor import STATES, DriftMonitor, MonitorSettings
 from bebop.monitor.probe_set import ProbeReading, Sweep

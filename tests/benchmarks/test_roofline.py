@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from bebop.bench import bound, roofs
-from bebop.bench.bound import BoundBench, Turn, Work
+from bebop.bench import roofline
+from bebop.bench.roofline import RooflineBench, Turn, Work
 from bebop.config import ModelConfig, TaskConfig
 from bebop.model.checkpoint import load_policy
 from tests.builders import tiny_policy
@@ -17,8 +17,8 @@ PROMPTS = [[1, 2, 3], [4, 5]]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roofs, "TURNS", 2)
-    monkeypatch.setattr(roofs, "SECONDS", 0.001)
+    monkeypatch.setattr(roofline, "TURNS", 2)
+    monkeypatch.setattr(roofline, "SECONDS", 0.001)
 
 
 def test_work_is_that_of_the_modules() -> None:
@@ -43,10 +43,10 @@ def test_work_by_hand() -> None:
 def test_a_row_holds_a_cycle_against_the_larger_of_two_times(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work(matrices={(100, 50): 2}, layers=2, heads=4, kv_heads=2, head_dim=5)
     read = []
-    monkeypatch.setattr(roofs, "bandwidth", lambda size: read.append(size) or 1e6)
-    monkeypatch.setattr(roofs, "arithmetic", lambda rows, shapes: 1e8)
-    monkeypatch.setattr(bound, "products", lambda work, batch: 0.25)
-    row = bound.bound(work, 8, Turn(0.2, 10.0), 0.05, (40, 1e-5))
+    monkeypatch.setattr(roofline, "peak_bandwidth", lambda size: read.append(size) or 1e6)
+    monkeypatch.setattr(roofline, "peak_arithmetic", lambda rows, shapes: 1e8)
+    monkeypatch.setattr(roofline, "products", lambda work, batch: 0.25)
+    row = roofline.bound(work, 8, Turn(0.2, 10.0), 0.05, (40, 1e-5))
     cache = 8 * 4 * 2 * 2 * 2 * 5 * 10
     assert read == [40_000 + cache] and row["bound by memory"] == pytest.approx(8e6 / (40_000 + cache))
     assert row["bound by arithmetic"] == pytest.approx(1e8 / (20_000 + 1_600))
@@ -54,25 +54,25 @@ def test_a_row_holds_a_cycle_against_the_larger_of_two_times(monkeypatch: pytest
     assert row["of the roof %"] == pytest.approx(100 * 40 / row["roof"]) and row["products alone"] == 32
     assert row["of roof and calls %"] == pytest.approx(row["of the roof %"] + 25)
     assert row["operators ms"] == pytest.approx(0.4)
-    monkeypatch.setattr(roofs, "arithmetic", lambda rows, shapes: 1e4)
-    assert bound.bound(work, 8, Turn(0.2, 10.0), 0.05, (40, 1e-5))["roof"] == pytest.approx(1e4 / 21_600)
+    monkeypatch.setattr(roofline, "peak_arithmetic", lambda rows, shapes: 1e4)
+    assert roofline.bound(work, 8, Turn(0.2, 10.0), 0.05, (40, 1e-5))["roof"] == pytest.approx(1e4 / 21_600)
 
 
 @pytest.mark.parametrize("built_in", [False, True])
 def test_the_narrow_model_makes_the_same_calls(built_in: bool) -> None:
     policy = load_policy(ModelConfig(device="cpu")) if built_in else tiny_policy(layers=3)
-    hollow = bound.narrow(policy)
-    calls = bound.operators(policy, PROMPTS)
-    assert calls > 100 and bound.operators(hollow, [[1] * len(p) for p in PROMPTS]) == calls
+    hollow = roofline.narrow(policy)
+    calls = roofline.operators(policy, PROMPTS)
+    assert calls > 100 and roofline.operators(hollow, [[1] * len(p) for p in PROMPTS]) == calls
     layers = policy.backbone.config.num_hidden_layers
     assert Work.of(hollow.backbone.config).weights == layers * (128 + 64 + 128 + 64) + 128  # states of 8 numbers
-    assert bound.operators(bound.narrow(tiny_policy(layers=2)), PROMPTS) < calls
+    assert roofline.operators(roofline.narrow(tiny_policy(layers=2)), PROMPTS) < calls
 
 
 def test_a_turn_counts_what_rows_look_at() -> None:
     """Behind a prompt of three tokens, the third of four cycles looks at five entries and its own."""
-    assert bound.turn(tiny_policy(), [[1, 2, 3]], 4).context == 3 + 2 + 1.5
-    assert bound.turn(tiny_policy(), PROMPTS, 2).context == pytest.approx((5.5 + 4.5) / 2)
+    assert roofline.turn(tiny_policy(), [[1, 2, 3]], 4).context == 3 + 2 + 1.5
+    assert roofline.turn(tiny_policy(), PROMPTS, 2).context == pytest.approx((5.5 + 4.5) / 2)
 
 
 def test_rates_are_work_over_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,24 +82,24 @@ def test_rates_are_work_over_processor_time(monkeypatch: pytest.MonkeyPatch) -> 
         spent["process_time"] += 0.0003
         spent["perf_counter"] += 1.0  # it is asleep most of the time
 
-    monkeypatch.setattr(roofs, "time", SimpleNamespace(**{name: lambda name=name: spent[name] for name in spent}))
-    assert roofs.fastest(call) == pytest.approx(0.0003)
+    monkeypatch.setattr(roofline, "time", SimpleNamespace(**{name: lambda name=name: spent[name] for name in spent}))
+    assert roofline.fastest(call) == pytest.approx(0.0003)
     assert spent["perf_counter"] == 1 + 1 + 2 + 4 + 4  # until they are long enough for the clock, and one turn more
-    monkeypatch.setattr(roofs, "fastest", lambda work: work() is not None and 0.5)
-    assert roofs.bandwidth(4096 * 40 + 3) == 2 * 4096 * 40
-    assert roofs.arithmetic(3, [(8, 16), (16, 32)]) == 2 * 2 * 3 * 16 * 32
-    assert roofs.call() == 0.005
+    monkeypatch.setattr(roofline, "fastest", lambda work: work() is not None and 0.5)
+    assert roofline.peak_bandwidth(4096 * 40 + 3) == 2 * 4096 * 40
+    assert roofline.peak_arithmetic(3, [(8, 16), (16, 32)]) == 2 * 2 * 3 * 16 * 32
+    assert roofline.call_seconds() == 0.005
 
 
 @pytest.mark.slow
 def test_every_model_and_batch_has_a_row_and_its_bars() -> None:
     model = ModelConfig(path="tiny", device="cpu", dtype="float32")
-    rows = bound.run(BoundBench(models=(model,), task=TaskConfig(), batches=(1, 2), rounds=1, cycles=2))
+    rows = roofline.run(RooflineBench(models=(model,), task=TaskConfig(), batches=(1, 2), rounds=1, cycles=2))
     assert [(row["model"], row["batch"]) for row in rows] == [("tiny", 1), ("tiny", 2)]
     for row in rows:
         assert row["cycle ms"] > 0 and row["operators"] > 300
         assert row["roof"] == min(row["bound by memory"], row["bound by arithmetic"])
-    bars = bound.charted(rows)
+    bars = roofline.charted(rows)
     assert len(bars) == 8 and bars[0] == {
         "case": "tiny, batch 1", "what": "measured", "tokens/s": rows[0]["tokens/s"]
     }  # fmt: skip

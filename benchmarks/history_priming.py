@@ -51,7 +51,7 @@ Counts = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldBench:
+class PrimingBench:
     """What is measured."""
 
     model: ModelConfig
@@ -65,7 +65,7 @@ class ToldBench:
 Turn = tuple[Sequence[Request], Past]  # what is asked, and what is told of before
 
 
-def run(bench: ToldBench) -> list[dict[str, Any]]:
+def run(bench: PrimingBench) -> list[dict[str, Any]]:
     """A row for each arm and what it knows."""
     if find_spec("vllm") is None:
         raise UserError("bench told needs vLLM: pip install -e '.[vllm]', see recipes/vllm")
@@ -120,13 +120,13 @@ def row(counts: Mapping[str, Counts], known: str) -> dict[str, Any]:
     return found
 
 
-def embedded(bench: ToldBench, policy: Policy, temperature: float | None) -> TorchEngine:
+def embedded(bench: PrimingBench, policy: Policy, temperature: float | None) -> TorchEngine:
     """A new one."""
     decoding = DecodingConfig(system=SYSTEM, draft_tokens=bench.draft_tokens, draft_temperature=temperature)
     return TorchEngine(policy, decoding, slots=32)
 
 
-def vllm(bench: ToldBench) -> ServedEngine:
+def vllm(bench: PrimingBench) -> ServedEngine:
     """In this process, with a seat for each prompt."""
     from bebop.rollout.vllm.builder import make
 

@@ -1,41 +1,42 @@
 """How far plain decoding is from what this machine can do: its speed beside the bounds by memory and by arithmetic.
 
 A cycle of B rows reads every matrix once and what the cache holds of each row, and multiplies each weight with B
-vectors. Bytes and operations follow from the model's settings, what one thread can do of each is measured
-(``roofs.py``), and the smaller of the two bounds is the roof. Small models do not come near it, for what calls take is
+vectors. Bytes and operations follow from the model's settings, what one thread can do of each is measured ("machine
+peaks" below), and the smaller of the two bounds is the roof. Small models do not come near it, for what calls take is
 in neither: a model of as many layers, so narrow that it computes next to nothing, makes the same calls. Sampling, norms
 and what is written are left out of the bounds, which makes them no less true.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from bebop.bench import roofs
 from bebop.bench.record import noted
 from bebop.config import DecodingConfig, ModelConfig, TaskConfig
 from bebop.model.attention import ATTENTION
-from bebop.model.backbone import Policy, product
+from bebop.model.backbone import ONEDNN, Policy, product
 from bebop.model.checkpoint import load_policy
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
 from bebop.tasks.source import PromptSource, chat_encoder
 from bebop.trajectory import SamplingParams
 
+TURNS, SECONDS = 5, 0.03  # of a measurement: so many turns of at least so long
 BYTES = 4  # of a number: fp32
 HEAD, INNER, VOCABULARY = 2, 8, 16  # sizes of a head, the MLP and the vocabulary where next to nothing is computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoundBench:
+class RooflineBench:
     """What is measured."""
 
     models: tuple[ModelConfig, ...]
@@ -89,10 +90,10 @@ class Turn(NamedTuple):
     context: float  # entries that a row looks at, on average
 
 
-def run(bench: BoundBench) -> list[dict[str, Any]]:
+def run(bench: RooflineBench) -> list[dict[str, Any]]:
     """One row a model and batch size; the engine and its hollow twin take turns, and the best counts."""
     rows = []
-    call = roofs.call()
+    call = call_seconds()
     with tqdm(total=len(bench.models) * len(bench.batches), desc="bound") as progress:
         for model in bench.models:
             policy = load_policy(model, need_head=False)
@@ -113,8 +114,8 @@ def run(bench: BoundBench) -> list[dict[str, Any]]:
 def bound(work: Work, batch: int, found: Turn, calls: float, operators: tuple[int, float]) -> dict[str, Any]:
     """A row. ``calls``: seconds of a cycle that computes next to nothing; ``operators``: of a cycle, seconds of one."""
     weights, cache = BYTES * work.weights, BYTES * batch * work.cache(found.context)
-    read = roofs.bandwidth(int(weights + cache))
-    rate = roofs.arithmetic(batch, [*work.matrices])
+    read = peak_bandwidth(int(weights + cache))
+    rate = peak_arithmetic(batch, [*work.matrices])
     memory, arithmetic = (weights + cache) / read, batch * work.operations(found.context) / rate
     return {
         **{"batch": batch, "context": found.context, "tokens/s": batch / found.seconds},
@@ -173,7 +174,7 @@ def products(work: Work, batch: int) -> float:
             out = product(x, weight)
         return out
 
-    return roofs.fastest(every)
+    return fastest(every)
 
 
 def narrow(policy: Policy) -> Policy:
@@ -209,3 +210,63 @@ def counted() -> Iterator[list[int]]:
 
     with Count():
         yield calls
+
+
+# ---- machine peaks: what one thread can do at most
+#
+# In processor time, the best of several turns: other work on the machine can only slow a measurement down. It does so
+# here as well, since caches and memory are shared; a roof that was measured too low shows as a share above 100 %.
+
+
+def fastest(work: Callable[[], object]) -> float:
+    """Processor seconds of one call of ``work``, which has been called before."""
+    work()
+    best, calls, turns = float("inf"), 1, 0
+    while turns < TURNS:
+        started = time.process_time()
+        for _ in range(calls):
+            work()
+        spent = time.process_time() - started
+        if spent < SECONDS:  # too short to be told from what reading the clock takes
+            calls *= 2
+            continue
+        best, turns = min(best, spent / calls), turns + 1
+    return best
+
+
+@torch.inference_mode()
+def peak_bandwidth(size: int) -> float:
+    """Bytes a second read from a buffer of ``size`` bytes, by the best of three ways, again and again: a small buffer
+    stays in a cache."""
+    values = torch.ones(max(4096, size // 4 // 4096 * 4096))
+    matrix, vector = values.view(-1, 4096), torch.ones(4096)
+    readers: list[Callable[[], object]] = [values.sum, lambda: torch.dot(values, values), lambda: matrix @ vector]
+    return values.numel() * 4 / min(fastest(read) for read in readers)
+
+
+@torch.inference_mode()
+def peak_arithmetic(rows: int, shapes: list[tuple[int, int]]) -> float:
+    """Floating-point operations a second of the fastest product of [rows, K] with one of the matrices [N, K], by the
+    better of two libraries, again and again: where it fits, a matrix is in a cache."""
+    best = 0.0
+    for outputs, inputs in shapes:
+        x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+        ways: list[Callable[[], object]] = [lambda x=x, weight=weight: linear(x, weight)]  # type: ignore[misc]
+        if ONEDNN is not None:
+            ways.append(lambda x=x, weight=weight: ONEDNN(x, weight, None, "none", [], ""))  # type: ignore[misc]
+        best = max(best, *(2 * rows * outputs * inputs / fastest(way) for way in ways))
+    return best
+
+
+@torch.inference_mode()
+def call_seconds() -> float:
+    """Seconds that calling an operator takes, beside what it does: of one that adds two numbers."""
+    one = torch.ones(1)
+    into = torch.ones(1)
+
+    def many() -> Tensor:
+        for _ in range(100):
+            torch.add(one, one, out=into)
+        return into
+
+    return fastest(many) / 100
