@@ -35,10 +35,7 @@ def group(index: int, *stats: DecodeStats, versions: tuple[int, ...] = (3, 3, 4)
     trajectories = tuple(
         Trajectory.single(
             completion=Completion(
-                token_ids=np.arange(3),
-                logprobs=np.zeros(3, dtype=np.float32),
-                versions=np.array(versions),
-                stats=s,
+                token_ids=np.arange(3), logprobs=np.zeros(3, dtype=np.float32), versions=np.array(versions), stats=s
             ),
             reward=0.0,
         )
@@ -99,23 +96,9 @@ def test_a_log_replays_a_run(tmp_path: Path) -> None:
         assert a.metrics() == pytest.approx(b.metrics(), rel=1e-6, abs=1e-9)
 
 
-def test_logs_of_before_numbers_per_prompt_were_kept_are_read(tmp_path: Path) -> None:
-    """Their slope over temperatures has a point and no interval, so another slope splits the change."""
-    steps = run(RUN, 0)[:7]
-    sweep = Sweep(entropy=(0.3, 0.4, 0.5, 0.7), length=(2.9, 2.8, 2.75, 2.6))
-    rows = [log_row(records, sweep=sweep if i == 1 else None) for i, records in enumerate(steps)]
-    assert "sums" not in rows[1]["sweep"]
-    monitor = DriftMonitor(SETTINGS)
-    explanation = [step.feed(monitor) for step in read_log(write(tmp_path / "drift.jsonl", *rows))][-1]
-    assert explanation is not None
-    slope = explanation.slopes["temperature"]
-    assert slope.value.point == pytest.approx(np.polyfit(sweep.entropy, sweep.length, 1)[0]) and not slope.value.known
-    assert explanation.parts["length"].source == "frozen" and "drift/slope/temperature_low" not in explanation.metrics()
-
-
 def test_a_sweep_that_does_not_fit_together_is_refused() -> None:
     with pytest.raises(UserError, match="3, 4"):
-        Sweep(entropy=(0.3, 0.4, 0.5, 0.7), length=(2.9, 2.8, 2.75))
+        Sweep(entropy=(0.3, 0.4, 0.5, 0.7), length=(2.9, 2.8, 2.75), sums=np.ones((4, 5, 4)))
     with pytest.raises(UserError, match="prompts, 4"):
         Sweep(entropy=(0.3,), length=(2.9,), sums=np.ones((1, 5, 3)))
 
