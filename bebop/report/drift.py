@@ -27,7 +27,11 @@ from bebop.report.runs import DASH, Run
 
 SHADES = {"entropy": "#8fb4d9", "mismatch": "#e39a80"}  # bars, under a dark line
 BAND = "rgba(31,41,51,0.13)"
-FITS = {"temperature": ("dash", "over temperatures"), "frozen": ("dot", "between answers"), "early": ("solid", "early")}
+FITS = {
+    "temperature": ("dash", "over temperatures"),
+    "frozen": ("dot", "between completions"),
+    "early": ("solid", "early"),
+}
 KEYS: tuple[tuple[Key, str], ...] = (
     ("task", "Task"),
     ("lag", "Updates behind"),
