@@ -21,12 +21,9 @@ numbers = st.lists(st.integers(-50, 50), min_size=1, max_size=12)
 
 def all_kinds(data: list[int]) -> Metrics:
     return {
-        "mean": Mean.of(data),
-        "sum": Sum(float(sum(data))),
-        "sample size": SampleSize.of(data),
-        "max": Max(max(data)),
-        "median": Percentile.of(data, 0.5),
-    }
+        "mean": Mean.of(data), "sum": Sum(float(sum(data))), "sample size": SampleSize.of(data),
+        "max": Max(max(data)), "median": Percentile.of(data, 0.5),
+    }  # fmt: skip
 
 
 @given(numbers, numbers, numbers)
@@ -172,13 +169,9 @@ class Terminal(io.StringIO):
 
 
 ROW = {
-    "reward/mean": 0.41234,
-    "response/length": 84.2,
-    "rollout/accept_length": 2.406,
-    "rollout/tokens_per_s": 1520.4,
-    "staleness/max": 1.0,
-    "train/loss": 0.1,
-}
+    "reward/mean": 0.41234, "response/length": 84.2, "rollout/accept_length": 2.406, "rollout/tokens_per_s": 1520.4,
+    "staleness/max": 1.0, "train/loss": 0.1,
+}  # fmt: skip
 
 
 def test_progress_line_shows_the_five_numbers_within_80_columns() -> None:
