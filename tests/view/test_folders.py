@@ -66,8 +66,9 @@ def test_another_lock_is_not_the_runs(tmp_path: Path) -> None:
     ("given", "names"),
     [
         ("", "RUN"), ("missing", "missing is not a folder"), ("empty", "is no run"), ("rows.txt", "rows.txt"),
-        ("run --foo", "--foo"), ("old", NAME), ("untraced", "monitor.trace=off"), ("damaged", "damaged"), ("run --port x", "'x'"),
-        ("run --port 0", "--port: 0"), ("run --port 70000", "70000"), ("run missing", "missing"),
+        ("run --foo", "--foo"), ("old", NAME), ("untraced", "monitor.trace=off"), ("damaged", "damaged"),
+        ("run --port x", "'x'"), ("run --port 0", "--port: 0"), ("run --port 70000", "70000"),
+        ("run missing", "missing"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_nothing_is_written(
