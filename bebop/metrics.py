@@ -104,54 +104,6 @@ class Max:
 
 
 @dataclass(frozen=True, slots=True)
-class Min:
-    """A minimum. NaN wins on either side."""
-
-    value: float
-
-    def __add__(self, other: "Min") -> "Min":
-        """The minimum of both, as if computed on the union."""
-        return Min(float(np.minimum(self.value, other.value))) if isinstance(other, Min) else NotImplemented
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """How often each integer, or each bin, occurred; the total makes the mean exact in either form.
-
-    >>> (Histogram.of([1, 1, 4]) + Histogram.of([4])).counts
-    {1: 2, 4: 2}
-    """
-
-    counts: Mapping[int, int]  # integer, or bin (-1: below the first edge, len(edges) - 1: from the last on), -> count
-    total: float  # sum of the values themselves
-    edges: tuple[float, ...] | None = None  # ascending; bin i is [edges[i], edges[i + 1]); None: integers, exactly
-
-    @classmethod
-    def of(cls, values: ArrayLike, edges: tuple[float, ...] | None = None) -> "Histogram":
-        """Count ``values``: exactly when they are integers and ``edges`` is None, else by bin."""
-        array = _numbers(values).ravel()
-        if edges is None and bool((array != np.rint(array)).any()):
-            raise ValueError("exact counts are for integers; give edges for other values")
-        keys = array.astype(np.int64) if edges is None else np.searchsorted(edges, array, side="right") - 1
-        unique, counts = np.unique(keys, return_counts=True)
-        return cls({int(k): int(n) for k, n in zip(unique, counts, strict=True)}, float(array.sum()), edges)
-
-    def __add__(self, other: "Histogram") -> "Histogram":
-        """The histogram of both, as if computed on the union."""
-        if not isinstance(other, Histogram) or self.edges != other.edges:
-            return NotImplemented
-        keys = sorted({*self.counts, *other.counts})
-        counts = {k: self.counts.get(k, 0) + other.counts.get(k, 0) for k in keys}
-        return Histogram(counts, self.total + other.total, self.edges)
-
-    @property
-    def value(self) -> float:
-        """The mean of what was counted; NaN while empty."""
-        count = sum(self.counts.values())
-        return self.total / count if count else math.nan
-
-
-@dataclass(frozen=True, slots=True)
 class Percentile:
     """A percentile of numbers, all of which are kept: for few numbers, such as one a trajectory. NaN while empty."""
 
@@ -177,7 +129,7 @@ class Percentile:
         return float(np.quantile(np.array(self.numbers), self.share, method="inverted_cdf"))
 
 
-Metric = Mean | Sum | SampleSize | Max | Min | Histogram | Percentile
+Metric = Mean | Sum | SampleSize | Max | Percentile
 Metrics = dict[str, Metric]
 
 
@@ -192,7 +144,7 @@ def merge(*parts: Mapping[str, Metric]) -> Metrics:
                 merged[name] = merged[name] + metric if name in merged else metric  # type: ignore[operator]
             except TypeError as error:
                 kinds = f"{type(merged[name]).__name__} with {type(metric).__name__}"
-                raise TypeError(f"{name} cannot merge {kinds}: one name has one kind (and one set of edges)") from error
+                raise TypeError(f"{name} cannot merge {kinds}: one name has one kind (and one share)") from error
     return merged
 
 

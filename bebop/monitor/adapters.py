@@ -14,17 +14,11 @@ import numpy as np
 
 from bebop.errors import UserError
 from bebop.monitor.estimate import Array
-from bebop.trajectory import STRETCH, DecodeStats
+from bebop.trajectory import MEASURED, STRETCH, DecodeStats
 
 ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num", "spec_accepted_tokens")
 PROPOSED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
 HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram", "spec_acceptance_histogram")
-VERIFY = {  # names in an entry of bebop_verify
-    "overlap": ("overlap",),
-    "target_only": ("target_only",),
-    "draft_entropy": ("draft_entropy", "Hq"),
-    "target_entropy": ("target_entropy", "Hp"),
-}
 VLLM = "vllm:spec_decode_num_"
 _SAMPLE = re.compile(r"^(vllm:spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})?\s+(\S+)")
 
@@ -140,15 +134,15 @@ class VllmCounters:
 
 def _verified(entry: Mapping[str, Any]) -> DecodeStats:
     """One verification step."""
-    accepted = _number(entry, "accepted", "acc")
+    accepted = _number(entry, "accepted")
     if accepted is None or entry.get("overlap") is None:
         raise UserError(f"an entry of bebop_verify has {sorted(entry)}: it takes accepted and overlap")
     drafts = len(entry["overlap"])
     steps = np.arange(drafts)
     reached = (steps <= accepted).astype(float)
     sums: dict[str, Any] = {}
-    for name, keys in VERIFY.items():
-        given = next((entry[key] for key in keys if entry.get(key) is not None), [np.nan] * drafts)
+    for name in MEASURED:
+        given = [np.nan] * drafts if entry.get(name) is None else entry[name]
         if np.ndim(given) != 1 or len(given) < drafts:
             raise UserError(f"{name} in an entry of bebop_verify is {str(given)[:60]}: give {drafts} numbers or more")
         # The target's entropies may include the position after the last draft.

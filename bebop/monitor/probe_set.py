@@ -13,7 +13,7 @@ itself alone: what its overlap was at the temperature that gave it the entropy i
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -91,27 +91,27 @@ class Sweep:
     length: tuple[float, ...] = ()  # accept lengths
     readings: tuple[ProbeReading, ...] = ()  # of the probe set, at the other temperatures (of p and q)
     # [T, U, 4] of each of U prompts: accept length, total and count; entropy, total and count. It is what an interval
-    # of the slope is resampled from; None in logs from before it was kept.
-    sums: Array | None = None
+    # of the slope is resampled from.
+    sums: Array = field(default_factory=lambda: np.zeros((0, 0, 4)))
 
     def __post_init__(self) -> None:
-        sizes = {len(self.entropy), len(self.length), *([] if self.sums is None else [len(self.sums)])}
+        sizes = {len(self.entropy), len(self.length), len(self.sums)}
         if len(sizes) != 1:
             raise UserError(f"a sweep has {sorted(sizes)} temperatures: give one entropy and one length for each")
-        if self.sums is not None and (self.sums.ndim != 3 or self.sums.shape[2] != 4):
+        if self.sums.ndim != 3 or self.sums.shape[2] != 4:
             raise UserError(f"the sums of a sweep have shape {self.sums.shape}: give (temperatures, prompts, 4)")
 
     def to_row(self) -> dict[str, Any]:
         """For ``drift.jsonl``."""
         readings = [reading.to_row() for reading in self.readings]
-        row = {"entropy": list(self.entropy), "length": list(self.length), "bank": readings}
-        return row | ({} if self.sums is None else {"sums": np.round(self.sums, 5).tolist()})
+        means = {"entropy": list(self.entropy), "length": list(self.length)}
+        return means | {"bank": readings, "sums": np.round(self.sums, 5).tolist()}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Sweep":
         """The inverse of ``to_row``."""
         readings = tuple(ProbeReading.from_row(reading) for reading in row["bank"])
-        sums = None if row.get("sums") is None else np.asarray(row["sums"], dtype=float)
+        sums = np.asarray(row["sums"], dtype=float) if row["sums"] else np.zeros((0, 0, 4))
         return cls(entropy=tuple(row["entropy"]), length=tuple(row["length"]), readings=readings, sums=sums)
 
 

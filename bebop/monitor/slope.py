@@ -97,25 +97,23 @@ def frozen_slope(steps: Sequence[StepRecords], measure: Measure, draws: int = 40
 
 
 def temperature_slope(
-    entropies: Sequence[float], values: Sequence[float], sums: Array | None = None, draws: int = 400, seed: int = 0
+    entropies: Sequence[float], values: Sequence[float], sums: Array, draws: int = 400, seed: int = 0
 ) -> Slope:
     """Least squares over the T pairs (entropy, value) of one set of weights at several temperatures.
 
     The pairs themselves are no sample: all come from the same texts, so they err together, and lie on a curve rather
     than around a line. Prompts are the sample. ``sums`` [T, U, 4] of a ``Sweep`` are resampled by prompt, with the
-    same prompts at every temperature; without them (logs that kept means alone) there is a point and no interval.
+    same prompts at every temperature; with fewer than three prompts there is a point and no interval.
     """
     entropy, value = np.asarray(entropies, dtype=float), np.asarray(values, dtype=float)
     reason = _too_little(entropy, value, 4, "temperatures")
     if reason:
         return _none("temperature", reason, draws, entropy)
     point, spread = _least_squares(entropy, value, np.ones_like(entropy))[0], float(entropy.std())
-    units = 0 if sums is None else sums.shape[1]
-    if sums is None or units < 3:
-        reason = (
-            "the sweep holds no numbers per prompt" if sums is None else f"{units} prompts in the sweep, it takes 3"
-        )
+    units = sums.shape[1]
+    if units < 3:
         bare = Estimate(point=point, draws=np.full(draws, math.nan))
+        reason = f"{units} prompts in the sweep, it takes 3"
         return Slope(source="temperature", value=bare, spread=spread, unidentified=reason)
     rng = np.random.default_rng([seed, units, TEMPERATURE_DRAWS])
     weights = np.concatenate([np.ones((1, units)), resample(units, draws, rng)])  # the first row is the point

@@ -27,7 +27,11 @@ from bebop.report.runs import DASH, Run
 
 SHADES = {"entropy": "#8fb4d9", "mismatch": "#e39a80"}  # bars, under a dark line
 BAND = "rgba(31,41,51,0.13)"
-FITS = {"temperature": ("dash", "over temperatures"), "frozen": ("dot", "between answers"), "early": ("solid", "early")}
+FITS = {
+    "temperature": ("dash", "over temperatures"),
+    "frozen": ("dot", "between completions"),
+    "early": ("solid", "early"),
+}
 KEYS: tuple[tuple[Key, str], ...] = (
     ("task", "Task"),
     ("lag", "Updates behind"),
@@ -248,34 +252,34 @@ def _action(e: Explanation) -> str:
 
 
 def _breakdown(replays: Sequence[Replay]) -> list[Card]:
-    """The change at the end by task, lag and position in the answer."""
+    """Show the change at the end by task, lag and position in the completion."""
     rows = []
     for replay in replays:
         for key, title in KEYS:
-            for label, part in replay.breakdown[key].items():
-                if len(replay.breakdown[key]) < 2 or label == "-1":
-                    continue
-                where = f"{title} {label}" if len(replays) == 1 else f"{replay.name}: {title} {label}"
-                rows.append((where, part.change.text(), *(_known(e, part) for e in (part.entropy, part.mismatch))))
-    heads = ("Of what", "Change", "Entropy", "Mismatch")
-    return [Card(title="Where it moved", text=BREAKDOWN, table=table(heads, rows), wide=True)] if rows else []
+            kinds = {label: part for label, part in replay.breakdown[key].items() if label != "-1"}
+            if len(replay.breakdown[key]) > 1:
+                rows += [_row(replay, len(replays), f"{title} {label}", part) for label, part in kinds.items()]
+    return [_parts_table("Where it moved", BREAKDOWN, rows)] if rows else []
 
 
 def _by_turn(replays: Sequence[Replay]) -> list[Card]:
-    """The change at the end by turn, of runs that have several."""
+    """Show the change at the end by turn, of runs that have several."""
     rows = []
     for replay in replays:
         kinds = replay.breakdown["turn"]
         for label, part in kinds.items() if len(kinds) > 1 else ():
             which = "First cycle after an observation" if label == AFTER else f"Turn {label}"
-            where = which if len(replays) == 1 else f"{replay.name}: {which}"
-            rows.append((where, part.change.text(), *(_known(e, part) for e in (part.entropy, part.mismatch))))
-    heads = ("Of what", "Change", "Entropy", "Mismatch")
-    return [Card(title="Drift by turn", text=BY_TURN, table=table(heads, rows), wide=True)] if rows else []
+            rows.append(_row(replay, len(replays), which, part))
+    return [_parts_table("Drift by turn", BY_TURN, rows)] if rows else []
 
 
-def _known(part: Estimate, of: Decomposition) -> str:
-    return part.text() if not of.unidentified else DASH
+def _row(replay: Replay, replays: int, which: str, part: Decomposition) -> tuple[str, ...]:
+    shown = (DASH if part.unidentified else estimate.text() for estimate in (part.entropy, part.mismatch))
+    return (which if replays == 1 else f"{replay.name}: {which}", part.change.text(), *shown)
+
+
+def _parts_table(title: str, text: str, rows: Sequence[tuple[str, ...]]) -> Card:
+    return Card(title=title, text=text, table=table(("Of what", "Change", "Entropy", "Mismatch"), rows), wide=True)
 
 
 def _distributions(runs: Sequence[tuple[str, Sequence[tuple[TokenProbs, TokenProbs]]]]) -> list[Card]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from sqlite3 import Row
+from typing import TypeVar
 
 from bebop.intervals import Interval, ratio
 from bebop.report import figures
@@ -14,6 +15,7 @@ from bebop.report.figures import Panel
 from bebop.report.runs import DASH, Run
 from bebop.trajectories import NAME, Trajectories
 
+T = TypeVar("T")
 EPOCH = "samples/epoch"
 HEADS = ("Epoch", "Questions", "Answers", "Reward", "Accept length", "Overlap", "Tokens/s", "Trainer busy")
 ENDS = 10  # rows of the table at either end; those between are in the figure alone
@@ -144,47 +146,68 @@ def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
 
 
 def _panel(name: str, found: Sequence[tuple[int, Run, list[Epoch]]]) -> Panel | None:
-    """One column over the epochs, a line a run; None where no run has it."""
+    """Draw one column over the epochs, a line a run; None where no run has it."""
     caption, zero = DRAWN[name]
-    drawn = [(i, run, epochs) for i, run, epochs in found if _heights(name, epochs)]
+    lines = []
+    for place, run, epochs in found:
+        most = max(epoch.questions for epoch in epochs)
+        hollow = [epoch.questions < most for epoch in epochs]
+        lines.append(Line(place, run.name, [e.epoch for e in epochs], [getattr(e, name) for e in epochs], hollow))
+    panel = interval_panel(caption, "epoch", zero, lines)
+    heights = set() if panel is None else {height for line in lines for height in line.heights()}
+    if panel is not None and len(heights) == 1:
+        panel.layout["yaxis"]["range"] = figures.around(heights.pop(), zero)
+    return panel
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Numbers with intervals over whole numbers, of the ``place``-th run of the page."""
+
+    place: int
+    run: str
+    x: Sequence[float]
+    intervals: Sequence[Interval | None]  # None: not known
+    hollow: Sequence[bool] = ()  # points that rest on less than others
+
+    def heights(self) -> list[float]:
+        """Return how far the line with its intervals reaches, as it is drawn."""
+        ends = (figures.rounded(end) for one in self.intervals if one for end in (one.value, one.low, one.high))
+        return [end for end in ends if end is not None]
+
+
+def interval_panel(caption: str, x_title: str, zero: bool, lines: Sequence[Line]) -> Panel | None:
+    """Draw lines with intervals; None where there is no number."""
+    drawn = [line for line in lines if line.heights()]
     if not drawn:
         return None
-    frame = figures.layout("epoch", zero)
-    frame["xaxis"] |= figures.whole_ticks([epoch.epoch for _, _, epochs in drawn for epoch in epochs])
-    heights = {height for _, _, epochs in drawn for height in _heights(name, epochs)}
-    if len(heights) == 1:
-        frame["yaxis"]["range"] = figures.around(heights.pop(), zero)
-    traces = [_line(name, epochs, run.name, i) for i, run, epochs in drawn]
+    frame = figures.layout(x_title, zero)
+    if x_title == "epoch":
+        frame["xaxis"] |= figures.whole_ticks([x for line in drawn for x in line.x])
+    traces = []
+    for line in drawn:
+        y = [None if one is None else one.value for one in line.intervals]
+        trace = figures.line_trace(line.x, y, line.run, figures.color(line.place), f"run {line.place}")
+        if line.hollow:
+            trace["marker"] |= {"symbol": ["circle-open" if one else "circle" for one in line.hollow], "size": 7}
+        traces.append(figures.with_ends(trace | {"mode": "lines+markers"}, line.intervals))
     return Panel(caption=caption, traces=traces, layout=frame)
 
 
-def _heights(name: str, epochs: Sequence[Epoch]) -> list[float]:
-    """How far a line with its intervals reaches, as it is drawn."""
-    found = [interval for epoch in epochs if (interval := getattr(epoch, name)) is not None]
-    ends = (figures.rounded(end) for one in found for end in (one.value, one.low, one.high))
-    return [end for end in ends if end is not None]
-
-
-def _line(name: str, epochs: Sequence[Epoch], run: str, place: int) -> figures.Trace:
-    """One column of a run, the ``place``-th of the page."""
-    intervals: list[Interval | None] = [getattr(epoch, name) for epoch in epochs]
-    y = [None if one is None else one.value for one in intervals]
-    line = figures.line_trace([epoch.epoch for epoch in epochs], y, run, figures.color(place), f"run {place}")
-    most = max(epoch.questions for epoch in epochs)
-    line["marker"] |= {"symbol": ["circle" if e.questions == most else "circle-open" for e in epochs], "size": 7}
-    return figures.with_ends(line | {"mode": "lines+markers"}, intervals)
-
-
 def _rows(found: Sequence[tuple[int, Run, list[Epoch]]], many: bool) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The rows of the table, and what it leaves out."""
+    """Return the rows of the table, and what it leaves out."""
     rows, notes = list[tuple[str, ...]](), list[str]()
     for _, run, epochs in found:
-        shown = epochs
-        if len(epochs) > 2 * ENDS:
-            shown = [*epochs[:ENDS], *epochs[-ENDS:]]
-            notes.append(f"{run.name}: epochs {ENDS} to {epochs[-ENDS - 1].epoch} are in the figure alone.")
-        rows += [(f"{run.name}, epoch {e.epoch}" if many else f"epoch {e.epoch}", *_cells(e)) for e in shown]
+        kept, left_out = ends(epochs)
+        if left_out:
+            notes.append(f"{run.name}: epochs {ENDS} to {left_out[-1].epoch} are in the figure alone.")
+        rows += [(f"{run.name}, epoch {e.epoch}" if many else f"epoch {e.epoch}", *_cells(e)) for e in kept]
     return rows, notes
+
+
+def ends(rows: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """Return the rows of a table that has room for ``ENDS`` at either end, and those between that it leaves out."""
+    return (rows, []) if len(rows) <= 2 * ENDS else ([*rows[:ENDS], *rows[-ENDS:]], rows[ENDS:-ENDS])
 
 
 def _cells(epoch: Epoch) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bebop.intervals import Interval, ratio
 from bebop.report import figures
 from bebop.report.document import Card, table
-from bebop.report.epochs import CLUSTERS, ENDS, shown
+from bebop.report.epochs import CLUSTERS, Line, ends, interval_panel, shown
 from bebop.report.figures import Panel
 from bebop.report.runs import Run
 from bebop.trajectories import NAME, Trajectories
@@ -153,30 +153,21 @@ def cards(runs: Sequence[Run], folders: Sequence[Path]) -> list[Card]:
     aged: Found = [(i, run, read[i][1]) for i, run, _ in drafted if len(read[i][1]) > 1]
     notes = [f"Not recorded in {run.name}: what came from history, answer by answer." for i, run, _ in drafted
              if not read[i][0]]  # fmt: skip
-    made = []
-    if epochs:
-        rows, left_out = _rows(epochs, runs)
-        panels = _panels(epochs, "epoch", ("share", "history", "rest", "head", "length"))
-        made.append(_card("Drafts from history", BY_EPOCH, panels, rows, epochs, runs, notes + left_out))
-    if aged:
-        panels = _panels(aged, "updates", ("history", "share", "length"))
-        rows, left_out = _rows(aged, runs)
-        made.append(_card("Drafts from history by age", BY_AGE, panels, rows, aged, runs, left_out))
+    named, made = figures.run_keys(runs), []
+    for found, title, text, axis, names in (
+        (epochs, "Drafts from history", BY_EPOCH, "epoch", ("share", "history", "rest", "head", "length")),
+        (aged, "Drafts from history by age", BY_AGE, "updates", ("history", "share", "length")),
+    ):
+        if found:
+            rows, left_out = _rows(found, runs)
+            keys = [named[i] for i, _, _ in found] if len(runs) > 1 else []
+            made.append(
+                Card(
+                    title=title, text=text, panels=_panels(found, axis, names), keys=keys, table=table(HEADS, rows),
+                    notes=[*(notes if found is epochs else ()), *left_out], wide=True,
+                )
+            )  # fmt: skip
     return made
-
-
-def _card(
-    title: str,
-    text: str,
-    panels: list[Panel],
-    rows: list[tuple[str, ...]],
-    found: Found,
-    runs: Sequence[Run],
-    notes: list[str],
-) -> Card:
-    named = figures.run_keys(runs)
-    keys = [named[i] for i, _, _ in found] if len(runs) > 1 else []
-    return Card(title=title, text=text, panels=panels, keys=keys, notes=notes, table=table(HEADS, rows), wide=True)
 
 
 def _panels(found: Found, title: str, names: Sequence[str]) -> list[Panel]:
@@ -188,28 +179,21 @@ def _panels(found: Found, title: str, names: Sequence[str]) -> list[Panel]:
 
 
 def _panel(found: Found, title: str, name: str) -> Panel | None:
-    traces = []
-    for i, run, parts in found:
+    lines = []
+    for place, run, parts in found:
         drawn = [part for part in parts if part.place != NEVER and getattr(part, name) is not None]
-        if drawn:
-            intervals: list[Interval | None] = [getattr(part, name) for part in drawn]
-            y = [None if one is None else one.value for one in intervals]
-            places = [figures.rounded(part.place) or 0.0 for part in drawn]
-            line = figures.line_trace(places, y, run.name, figures.color(i), f"run {i}")
-            traces.append(figures.with_ends(line | {"mode": "lines+markers"}, intervals))
-    frame = figures.layout(title, name != "length")
-    if title == "epoch" and traces:
-        frame["xaxis"] |= figures.whole_ticks([epoch for trace in traces for epoch in trace["x"]])
-    return Panel(caption=CAPTIONS[name], traces=traces, layout=frame) if traces else None
+        x = [figures.rounded(part.place) or 0.0 for part in drawn]
+        lines.append(Line(place, run.name, x, [getattr(part, name) for part in drawn]))
+    return interval_panel(CAPTIONS[name], title, name != "length", lines)
 
 
 def _rows(found: Found, runs: Sequence[Run]) -> tuple[list[tuple[str, ...]], list[str]]:
     """The rows of the table, and what it leaves out."""
     rows, notes = list[tuple[str, ...]](), list[str]()
     for _, run, parts in found:
-        kept = parts if len(parts) <= 2 * ENDS else [*parts[:ENDS], *parts[-ENDS:]]
-        if len(kept) < len(parts):
-            notes.append(f"{run.name}: {parts[ENDS].name} to {parts[-ENDS - 1].name} are in the figure alone.")
+        kept, left_out = ends(parts)
+        if left_out:
+            notes.append(f"{run.name}: {left_out[0].name} to {left_out[-1].name} are in the figure alone.")
         for part in kept:
             measures = (part.share, part.history, part.rest, part.head, part.length)
             name = f"{run.name}, {part.name}" if len(runs) > 1 else part.name

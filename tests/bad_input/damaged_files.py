@@ -83,7 +83,7 @@ LOGS: dict[str, bytes] = {
     "verify-infinite": b'{"step": 1, "meta_info": {"bebop_verify": [{"accepted": Infinity, "overlap": [0.5]}]}}\n',
     "verify-nan": b'{"step": 1, "meta_info": {"bebop_verify": [{"accepted": NaN, "overlap": [0.5]}]}}\n',
     "verify-ragged": b'{"step": 1, "meta_info": {"bebop_verify": [{"accepted": 1, "overlap": [0.5, 0.5], '
-    b'"Hp": [1]}]}}\n',
+    b'"target_entropy": [1]}]}}\n',
     "vllm-partial": b'{"step": 1, "vllm:spec_decode_num_drafts": 5}\n',
     "vllm-text": b'{"step": 1, "vllm:spec_decode_num_drafts": "x", "vllm:spec_decode_num_draft_tokens": 1, '
     b'"vllm:spec_decode_num_accepted_tokens": 1}\n',

@@ -157,7 +157,7 @@ def test_every_panel_is_answered(site: Site, panel: Panel) -> None:
 
 
 def test_positions_become_labels(site: Site) -> None:
-    expr = shown(site)["Acceptance by draft position"][0]
+    expr = shown(site)["Acceptance per draft position"][0]
     assert [answer["metric"]["position"] for answer in site.query(expr)] == ["1", "2", "3"]
 
 

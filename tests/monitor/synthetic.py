@@ -89,17 +89,23 @@ def _decoded(rng: np.random.Generator, cycles: Array, rate: Array, entropy: Arra
     reached, accepted = np.stack(chain[:-1], 1).astype(float), np.stack(chain[1:], 1).astype(float)
     return [
         DecodeStats(
-            cycles=int(cycles[i]),
-            tokens=int(cycles[i] + accepted[i].sum()),
-            reached=reached[i],
-            accepted=accepted[i],
-            overlap=reached[i] * rate[i],
-            target_only=np.minimum(reached[i], reached[i] * rate[i] * greedy),
-            draft_entropy=reached[i] * entropy[i],
-            target_entropy=reached[i] * entropy[i],
+            cycles=int(cycles[i]), tokens=int(cycles[i] + accepted[i].sum()), reached=reached[i], accepted=accepted[i],
+            overlap=reached[i] * rate[i], target_only=np.minimum(reached[i], reached[i] * rate[i] * greedy),
+            draft_entropy=reached[i] * entropy[i], target_entropy=reached[i] * entropy[i],
         )
         for i in range(len(cycles))
-    ]
+    ]  # fmt: skip
+
+
+def stats(
+    cycles: int, *accepted: float, overlap: float = 0.8, target_only: float = 0.6, entropy: float = 0.5
+) -> DecodeStats:
+    """Statistics with so many accepted drafts at each position, and rates and entropies that are the same at all."""
+    reached = np.array([cycles, *accepted[:-1]], dtype=float)
+    sums = {"overlap": overlap * reached, "target_only": target_only * reached}
+    sums |= {"draft_entropy": entropy * reached, "target_entropy": entropy * reached}
+    taken = np.array(accepted, dtype=float)
+    return DecodeStats(cycles=cycles, tokens=cycles + int(taken.sum()), reached=reached, accepted=taken, **sums)
 
 
 def run(truth: Truth, seed: int, steps: int = STEPS) -> list[StepRecords]:

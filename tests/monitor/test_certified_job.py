@@ -38,7 +38,7 @@ def alarmed(job: Job, cause: str) -> None:
     concluded = job.concluded()
     assert next(line["action"]["kind"] for line in concluded if cause in line["evidence"]) == "resync"
     page = write_report([written(job, rows)])
-    assert "Certificate of the answers" in page.read_text() and "do not follow the policy" in page.read_text()
+    assert "Certificate of the completions" in page.read_text() and "do not follow the policy" in page.read_text()
 
 
 def written(job: Job, rows: list[dict[str, float]]) -> Path:

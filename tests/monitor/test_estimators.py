@@ -10,29 +10,19 @@ from bebop.monitor.estimators import rollout_metrics
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
 
 STATS = DecodeStats(
-    cycles=10,
-    tokens=18,
-    target_forwards=10,
-    draft_forwards=20,
-    reached=np.array([10.0, 6.0]),
-    accepted=np.array([6.0, 3.0]),
-    overlap=np.array([5.5, 3.6]),
-    target_only=np.array([5.0, 2.4]),
-    draft_entropy=np.array([4.0, 4.0]),
-    target_entropy=np.array([8.0, 0.0]),
-)
+    cycles=10, tokens=18, target_forwards=10, draft_forwards=20, reached=np.array([10.0, 6.0]),
+    accepted=np.array([6.0, 3.0]), overlap=np.array([5.5, 3.6]), target_only=np.array([5.0, 2.4]),
+    draft_entropy=np.array([4.0, 4.0]), target_entropy=np.array([8.0, 0.0]),
+)  # fmt: skip
 
 
 def answer(
     reward: float, length: int = 3, *, version: int = 0, stats: DecodeStats | None = None, cut: bool = False
 ) -> Trajectory:
     completion = Completion(
-        token_ids=np.arange(length),
-        logprobs=np.full(length, -0.5, dtype=np.float32),
-        versions=np.full(length, version),
-        finish_reason="length" if cut else "stop",
-        stats=stats or DecodeStats(),
-    )
+        token_ids=np.arange(length), logprobs=np.full(length, -0.5, dtype=np.float32),
+        versions=np.full(length, version), finish_reason="length" if cut else "stop", stats=stats or DecodeStats(),
+    )  # fmt: skip
     return Trajectory.single(completion=completion, reward=reward, timed_out=reward == 0)
 
 
@@ -51,17 +41,11 @@ def random_group(rng: np.random.Generator, drafts: int = 3) -> Group:
             reached[k] = alive
             alive = accepted[k] = int(rng.binomial(alive, ease))
         stats = DecodeStats(
-            cycles=cycles,
-            tokens=cycles + int(accepted.sum()),
-            target_forwards=cycles,
-            draft_forwards=drafts * cycles,
-            reached=reached,
-            accepted=accepted,
-            overlap=reached * ease,
-            target_only=reached * ease * 0.8,
-            draft_entropy=reached * (1 - ease),
+            cycles=cycles, tokens=cycles + int(accepted.sum()), target_forwards=cycles,
+            draft_forwards=drafts * cycles, reached=reached, accepted=accepted, overlap=reached * ease,
+            target_only=reached * ease * 0.8, draft_entropy=reached * (1 - ease),
             target_entropy=reached * (1.5 - ease),
-        )
+        )  # fmt: skip
         reward = float(rng.random() < ease)
         cut = bool(rng.random() < 0.2)
         answers.append(answer(reward, stats.tokens, version=int(rng.integers(3, 6)), stats=stats, cut=cut))

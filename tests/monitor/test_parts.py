@@ -40,7 +40,7 @@ def test_a_slope_over_temperatures_goes_before_one_over_answers_or_steps(monkeyp
     monkeypatch.setattr("bebop.monitor.drift_monitor.temperature_slope", lambda *_, **__: known)
     truth = Truth(entropy=ramp(0.5, 0.3), mismatch=constant(0))
     entropies = np.linspace(0.2, 1.1, 7)
-    sweep = Sweep(entropy=tuple(entropies), length=tuple(3.2 - 0.8 * entropies))
+    sweep = Sweep(entropy=tuple(entropies), length=tuple(3.2 - 0.8 * entropies), sums=np.ones((7, 3, 4)))
     monitor = DriftMonitor(MonitorSettings(draws=50))
     sources = []
     for number, records in enumerate(run(truth, 0)):

@@ -8,25 +8,10 @@ from bebop.monitor.estimate import Estimate, t_over_normal
 from bebop.monitor.records import StepRecords, from_stats, merge_records
 from bebop.monitor.window import Measure, Window, per_unit, resample
 from bebop.trajectory import DecodeStats
-from tests.monitor.synthetic import Truth, constant, step_records
+from tests.cases import slow_but
+from tests.monitor.synthetic import Truth, constant, stats, step_records
 
 STEADY = Truth(entropy=constant(0.5), mismatch=constant(0), noise=0.25)
-
-
-def stats(cycles: int, *accepted: int) -> DecodeStats:
-    reached = np.array([cycles, *accepted[:-1]], dtype=float)
-    taken = np.array(accepted, dtype=float)
-    temperature = np.full(len(accepted), 0.5) * reached
-    return DecodeStats(
-        cycles=cycles,
-        tokens=cycles + sum(accepted),
-        reached=reached,
-        accepted=taken,
-        overlap=0.8 * reached,
-        target_only=0.6 * reached,
-        draft_entropy=temperature,
-        target_entropy=temperature,
-    )
 
 
 def test_values_by_hand() -> None:
@@ -145,3 +130,44 @@ def test_arithmetic_keeps_what_is_shared() -> None:
     a = Estimate(point=1.0, draws=1.0 + draws)
     assert (a - a).error == 0.0 and (a + a).error == pytest.approx(2 * a.error)
     assert a.interval(0.999)[0] < a.low < a.high
+
+
+# ---- windows of several steps: intervals hold the truth as often as they say, and not by being wide
+
+
+def several_steps(seed: int, count: int, prompts: int, answers: int) -> list[StepRecords]:
+    rng = np.random.default_rng([71, seed])
+    return [step_records(STEADY, step, rng, prompts=prompts, answers=answers) for step in range(count)]
+
+
+def merged(seed: int, count: int, prompts: int) -> Estimate:
+    """The accept length over ``count`` steps."""
+    windows = [Window.of(r, draws=200, seed=seed) for r in several_steps(seed, count, prompts, answers=1)]
+    return sum(windows[1:], windows[0]).value(Measure())
+
+
+def test_intervals_of_few_prompts_in_several_steps_hold() -> None:
+    values = [merged(seed, count=4, prompts=3) for seed in range(150)]
+    assert 0.915 <= np.mean([v.low <= STEADY.level <= v.high for v in values]) <= 0.985
+
+
+@pytest.mark.parametrize("seeds", slow_but([60], [60, 300]))
+def test_errors_of_merged_steps_are_as_large_as_what_they_speak_of(seeds: int) -> None:
+    """Not those of one of the steps: four steps have half the error of one."""
+    values = [merged(seed, count=4, prompts=12) for seed in range(seeds)]
+    scatter = np.std([v.point for v in values])
+    assert 0.85 < np.mean([v.error for v in values]) / scatter < 1.2
+
+
+def test_steps_of_one_prompt_each_have_no_interval() -> None:
+    """There is nothing to tell the scatter of prompts from."""
+    assert np.isfinite(merged(0, count=3, prompts=1).point) and not merged(0, count=3, prompts=1).known
+    assert merged(0, count=3, prompts=2).known
+
+
+def test_answers_to_one_prompt_count_as_one() -> None:
+    """Copies of an answer add nothing: the interval is that of the answers without them."""
+    records = several_steps(0, 1, prompts=12, answers=1)[0]
+    copies = records.select(np.repeat(np.arange(12), 4))  # type: ignore[arg-type]
+    single, fourfold = (Window.of(r, draws=400).value(Measure()) for r in (records, copies))
+    assert fourfold.point == single.point and 0.9 < fourfold.error / single.error < 1.1

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -18,7 +17,7 @@ from bebop.report.__main__ import main
 from tests.browser import CHROMIUM, browse
 from tests.commands import error_of
 from tests.monitor.synthetic import Truth, step_groups
-from tests.report.test_report import headings, specs, write_run
+from tests.report.test_report import drawn, headings, specs, write_run
 
 CARDS = ["Why the accept length moved", "Accept length against entropy", "The same texts, then and now"]
 CARDS += ["Where the distributions moved", "The controller's log", "Where it moved"]
@@ -80,13 +79,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return (run / "report.html").read_text()
 
 
-def drawn(page: str, title: str) -> list[dict[str, Any]]:
-    """The plots of one card."""
-    card = next(part for part in page.split("<section")[1:] if f"<h2>{title}</h2>" in part)
-    numbers = [int(n) for n in re.findall(r"id='plot-(\d+)'", card)]
-    return [specs(page)[n] for n in numbers]
-
-
 def test_every_card_is_there_and_explained(page: str) -> None:
     assert headings(page)[-7:] == [*CARDS[:4], "The controller&#39;s log", CARDS[5], "How it was made"]
     for plot in specs(page):
@@ -110,11 +102,8 @@ def test_bars_add_up_to_the_line(page: str, title: str) -> None:
 def test_slopes_go_through_the_first_steps(page: str) -> None:
     [plot] = drawn(page, CARDS[1])
     points, *lines = plot["data"]
-    assert len(points["x"]) == 14 and {line["name"] for line in lines} <= {
-        "over temperatures",
-        "between answers",
-        "early",
-    }
+    names = {"over temperatures", "between completions", "early"}
+    assert len(points["x"]) == 14 and {line["name"] for line in lines} <= names
     line = next(line for line in lines if line["name"] == "over temperatures")
     slope = (line["y"][1] - line["y"][0]) / (line["x"][1] - line["x"][0])
     assert slope == pytest.approx(-1.03, abs=0.1) and "per nat" in line["hovertemplate"]

@@ -1,10 +1,10 @@
 """The report on runs whose questions are asked again: reward, acceptance, speed by epoch; others have none of it."""
 
-import json
 import re
 from collections import Counter
 from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -20,8 +20,9 @@ from bebop.trajectories import NAME
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
 from bebop.trajectory_log import TrajectoryLog
 from tests.browser import CHROMIUM, browse
-from tests.report.test_report import headings, specs, write_run
+from tests.report.test_report import card, drawn, headings, specs, with_metrics, write_run
 
+TITLE = "By epoch"
 QUESTIONS, BATCH, SIZE = 5, 3, 2  # every other batch lies across two epochs
 
 
@@ -46,19 +47,20 @@ def group(index: int, endless: bool = False, measured: bool = True) -> Group:
 def run(folder: Path, steps: int = 5, kept: bool = True, endless: bool = False, measured: bool = True) -> Path:
     """A run folder as a job leaves it, of ``BATCH`` groups a step."""
     write_run(folder, steps=steps)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     log = TrajectoryLog(folder / NAME, "all", str, SIZE) if kept else None
-    for row in rows:
+
+    def more(row: dict[str, Any]) -> dict[str, Any]:
         step = row["step"]
         groups = [group(i, endless, measured) for i in range((step - 1) * BATCH, step * BATCH)]
-        found = values(rollout_metrics(groups))
-        row |= {"rollout/tokens_per_s": 100.0 * step, "time/step": 10.0, "time/rollout": 5.0, "time/idle": 4.0}
-        row |= {"samples/epoch": found["samples/epoch"]} if "samples/epoch" in found else {}
         if log is not None:
             log.write(step, groups, step - 1, "bebop", {})
+        found = values(rollout_metrics(groups))
+        seconds = {"rollout/tokens_per_s": 100.0 * step, "time/step": 10.0, "time/rollout": 5.0, "time/idle": 4.0}
+        return seconds | {name: value for name, value in found.items() if name == "samples/epoch"}
+
+    with_metrics(folder, more)
     if log is not None:
         log.close()
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
@@ -67,17 +69,13 @@ def page(*folders: Path) -> str:
     return (folders[0] / "report.html").read_text()
 
 
-def card(text: str) -> str:
-    return next(part for part in text.split("<section")[1:] if "<h2>By epoch</h2>" in part)
-
-
 def cells(text: str) -> list[tuple[str, ...]]:
-    rows = re.findall(r"<tr><th scope='row'>(.*?)</th>(.*?)</tr>", card(text))
+    rows = re.findall(r"<tr><th scope='row'>(.*?)</th>(.*?)</tr>", card(text, TITLE))
     return [(name, *re.findall(r"<td[^>]*>(.*?)</td>", rest)) for name, rest in rows]
 
 
-def plots(text: str) -> list[dict]:
-    return [specs(text)[int(number)] for number in re.findall(r"id='plot-(\d+)'", card(text))]
+def plots(text: str) -> list[dict[str, Any]]:
+    return drawn(text, TITLE)
 
 
 def test_reward_and_acceptance_by_epoch(tmp_path: Path) -> None:
@@ -126,24 +124,20 @@ def test_intervals_are_over_questions_and_those_of_speed_over_steps(tmp_path: Pa
         weights = np.array([shares[step] / BATCH for step in sorted(shares)])
         speed = ratio(1000.0 * np.array(sorted(shares)) * weights, 5.0 * weights)
         assert epoch.speed is not None and astuple(epoch.speed) == pytest.approx(astuple(speed))
-    drawn = plots(page(folder))[0]["data"][0]["error_y"]
-    assert drawn["array"][0] == pytest.approx(reward.high - reward.value, rel=1e-5) and min(drawn["arrayminus"]) > 0
+    line = plots(page(folder))[0]["data"][0]["error_y"]
+    assert line["array"][0] == pytest.approx(reward.high - reward.value, rel=1e-5) and min(line["arrayminus"]) > 0
 
 
 def test_a_run_without_its_seconds_says_nothing_of_speed(tmp_path: Path) -> None:
     folder = run(tmp_path / "old")
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        del row["time/rollout"]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = page(folder)
+    text = page(with_metrics(folder, lambda row: {"time/rollout": None}))
     assert len(plots(text)) == 3 and {row[6:] for row in cells(text)} == {("–", "–")}  # noqa: RUF001
 
 
 @pytest.mark.parametrize("missing", ["a second epoch", "epochs", "answers"])
 def test_other_runs_have_nothing_of_it(missing: str, tmp_path: Path) -> None:
     steps, endless, kept = 1 if missing == "a second epoch" else 5, missing == "epochs", missing != "answers"
-    assert "By epoch" not in headings(page(run(tmp_path / "other", steps, kept, endless)))
+    assert TITLE not in headings(page(run(tmp_path / "other", steps, kept, endless)))
 
 
 @pytest.mark.slow
@@ -155,7 +149,7 @@ def test_several_runs_are_overlaid(tmp_path: Path) -> None:
     ]
     assert [trace["name"] for trace in plots(text)[0]["data"]] == ["one", "three"]
     assert [trace["legendgroup"] for trace in plots(text)[0]["data"]] == ["run 1", "run 3"]
-    assert f"Not recorded in two: {NAME}." in card(text)
+    assert f"Not recorded in two: {NAME}." in card(text, TITLE)
 
 
 @pytest.mark.slow
@@ -163,7 +157,7 @@ def test_of_many_epochs_the_table_has_the_ends(tmp_path: Path) -> None:
     text = page(run(tmp_path / "long", steps=2 * ENDS * QUESTIONS // BATCH + 7))
     count = len(plots(text)[0]["data"][0]["x"])
     assert count > 2 * ENDS and len(cells(text)) == 2 * ENDS and cells(text)[-1][0] == f"epoch {count - 1}"
-    assert f"epochs {ENDS} to {count - ENDS - 1} are in the figure alone" in card(text)
+    assert f"epochs {ENDS} to {count - ENDS - 1} are in the figure alone" in card(text, TITLE)
 
 
 def test_questions_that_are_asked_once_are_in_no_epoch(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The report on drafts from history: by source, by epoch and by age of what was remembered, worked out by hand."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from bebop.trajectories import NAME
 from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
 from bebop.trajectory_log import TrajectoryLog
 from tests.report.test_epochs import page
-from tests.report.test_report import headings, specs, write_run
+from tests.report.test_report import card, drawn, headings, specs, with_metrics, write_run
 
 QUESTIONS, BATCH, SIZE = 4, 2, 2
 TITLES = ["Drafts from history", "Drafts from history by age"]
@@ -50,15 +49,12 @@ def group(index: int, begun: int, finite: bool = True, counted: bool = True) -> 
 def run(folder: Path, steps: int, lag: int = 0, finite: bool = True, counted: bool = True) -> Path:
     """A run of ``BATCH`` groups a step whose answers begin under weights ``lag`` updates old."""
     write_run(folder, steps=steps)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     log = TrajectoryLog(folder / NAME, "all", str, SIZE)
-    for row in rows:
-        row |= {"rollout/history/1": 0.5}
-        first, begun = (row["step"] - 1) * BATCH, max(0, row["step"] - 1 - lag)
-        log.write(row["step"], [group(i, begun, finite, counted) for i in range(first, first + BATCH)], begun, "s", {})
+    for step in range(1, steps + 1):
+        first, begun = (step - 1) * BATCH, max(0, step - 1 - lag)
+        log.write(step, [group(i, begun, finite, counted) for i in range(first, first + BATCH)], begun, "s", {})
     log.close()
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+    return with_metrics(folder, lambda row: {"rollout/history/1": 0.5})
 
 
 def values(part: Part) -> tuple[float | None, ...]:
@@ -106,13 +102,13 @@ def test_age_is_counted_in_updates_of_what_had_been_trained_on(
 def test_both_cards_are_on_the_page_and_drawn(tmp_path: Path) -> None:
     text = page(run(tmp_path / "<run>", steps=8, lag=3))
     assert [title for title in headings(text) if title in TITLES] == TITLES
-    first, second = (next(c for c in text.split("<section")[1:] if f"<h2>{title}</h2>" in c) for title in TITLES)
+    first, second = (card(text, title) for title in TITLES)
     assert first.count("class='plot'") == 5 and second.count("class='plot'") == 3
     assert "<tr><th scope='row'>epoch 1</th><td data-head='Answers'>8</td>" in first
     assert "<tr><th scope='row'>3 to 4 updates</th><td data-head='Answers'>8</td>" in second
-    drawn = [specs(text)[int(part.split("'")[0])] for part in second.split("id='plot-")[1:]]
-    assert drawn[0]["data"][0]["x"] == [1, 2, 3.5], "what nothing was remembered for is at no age"
-    assert drawn[0]["data"][0]["y"] == [0.5, 0.5, 0.5]
+    line = drawn(text, TITLES[1])[0]["data"][0]
+    assert line["x"] == [1, 2, 3.5], "what nothing was remembered for is at no age"
+    assert line["y"] == [0.5, 0.5, 0.5]
     for plot in specs(text):
         go.Figure(plot)
 
@@ -122,10 +118,10 @@ def test_runs_are_overlaid_and_old_ones_said_to_lack_it(tmp_path: Path) -> None:
     a, b = run(tmp_path / "a", 4), run(tmp_path / "b", 4, lag=1)
     without, old = write_run(tmp_path / "plain"), run(tmp_path / "old", 4, counted=False)
     text = page(a, without, b, old)
-    card = next(c for c in text.split("<section")[1:] if f"<h2>{TITLES[0]}</h2>" in c)
-    assert "a, epoch 0" in card and "b, epoch 1" in card and "plain, epoch" not in card
-    assert "Not recorded in old: what came from history, answer by answer." in card
-    assert [trace["name"] for trace in specs(text)[int(card.split("id='plot-")[1].split("'")[0])]["data"]] == ["a", "b"]
+    first = card(text, TITLES[0])
+    assert "a, epoch 0" in first and "b, epoch 1" in first and "plain, epoch" not in first
+    assert "Not recorded in old: what came from history, answer by answer." in first
+    assert [trace["name"] for trace in drawn(text, TITLES[0])[0]["data"]] == ["a", "b"]
     assert not set(TITLES) & set(headings(page(without))) and not set(TITLES) & set(headings(page(old)))
 
 

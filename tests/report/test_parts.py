@@ -4,7 +4,7 @@ import pytest
 
 from bebop.report.charts import Plot, plots
 from bebop.report.figures import draw, running_mean, whole_ticks
-from bebop.report.runs import HEADS, Run, summary
+from bebop.report.runs import DASH, HEADS, Run, summary
 
 
 def run(name: str = "r", config: dict[str, object] | None = None, **columns: list[float | None]) -> Run:
@@ -28,26 +28,16 @@ def test_running_mean_looks_back_and_skips_gaps() -> None:
 
 
 def test_summary_by_hand() -> None:
-    config = {
-        "model": {"path": "/models/smol/"},
-        "task": {"name": "gcd"},
-        "decoding": {"system": "bebop", "draft_tokens": 3},
-    }
+    config: dict[str, object] = {"model": {"path": "/models/smol/"}, "task": {"name": "gcd"}}
+    config["decoding"] = {"system": "bebop", "draft_tokens": 3}
     reward = [0.2] * 5 + [0.5] * 5 + [0.8] * 10
     seconds = [30.0] * 10 + [90.0] * 10
     speed = [3000.0] * 10 + [1000.0] * 10
     got = summary(run(config=config, reward__mean=reward, time__step=seconds, rollout__tokens_per_s=speed))
-    assert dict(zip(HEADS, got, strict=True)) == {
-        "Run": "r",
-        "Model": "smol",
-        "Task": "gcd",
-        "System": "bebop, K = 3",
-        "Steps": "20",
-        "Reward": "0.200 → 0.800 (+0.600)",
-        "Accept length": "–",  # noqa: RUF001
-        "Tokens/s": "1,500",  # 1.2 million tokens in 20 minutes; the mean over steps would be 2,000
-        "Minutes": "20.0",
-    }
+    first = {"Run": "r", "Model": "smol", "Task": "gcd", "System": "bebop, K = 3", "Steps": "20"}
+    # 1.2 million tokens in 20 minutes; the mean over steps would be 2,000.
+    rest = {"Reward": "0.200 → 0.800 (+0.600)", "Accept length": DASH, "Tokens/s": "1,500", "Minutes": "20.0"}
+    assert dict(zip(HEADS, got, strict=True)) == first | rest
 
 
 @pytest.mark.parametrize(
@@ -60,7 +50,7 @@ def test_summary_by_hand() -> None:
         ([None, 1.0, None, None, 3.0, None], "1.00 → 3.00 (+2.00)"),  # numbers count, not steps
         ([1.0] * 5 + [3.0] * 5 + [5.0] * 5, "1.00 → 4.00 (+3.00)"),
         ([1.0] * 5 + [9.0] * 5 + [5.0] * 10, "1.00 → 5.00 (+4.00)"),
-        ([None, None], "\N{EN DASH}"),
+        ([None, None], DASH),
     ],
 )
 def test_first_and_last_steps_of_a_summary_have_none_in_common(lengths: list[float | None], shown: str) -> None:
@@ -111,13 +101,7 @@ def test_what_a_system_counts_and_what_its_weights_cost_is_shown_where_it_is_log
         "loss",
         "clipped share of tokens",
     ]
-    logged = {
-        "train__loss": [0.1],
-        "train__tis_ess": [0.9],
-        "rollout__overridden__1": [0.1],
-        "rollout__block_size__1": [5],
-    }
-    inexact = run(**logged)  # type: ignore[arg-type]
+    inexact = run(train__loss=[0.1], train__tis_ess=[0.9], rollout__overridden__1=[0.1], rollout__block_size__1=[5])
     assert [panel.caption for panel in draw(plot("Update", inexact), [inexact]).panels] == [
         "loss",
         "sample size of weights",
@@ -130,14 +114,8 @@ def test_what_a_system_counts_and_what_its_weights_cost_is_shown_where_it_is_log
 
 
 def test_time_is_stacked_in_a_panel_for_each_run() -> None:
-    times = {
-        "time__rollout": [3.0],
-        "time__update": [2.0],
-        "time__sync": [0.1],
-        "time__idle": [3.4],
-        "time__monitor": [0.0],
-        "time__step": [5.5],
-    }
+    numbers = {"rollout": 3.0, "update": 2.0, "sync": 0.1, "idle": 3.4, "monitor": 0.0, "step": 5.5}
+    times: dict[str, list[float | None]] = {f"time__{name}": [value] for name, value in numbers.items()}
     runs = [run("a", **times), run("b", **{k: v for k, v in times.items() if k != "time__idle"})]
     figure = draw(plot("Where the time goes", *runs), runs)
     assert [[trace["type"] for trace in panel.traces] for panel in figure.panels] == [

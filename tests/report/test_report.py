@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,8 @@ def write_run(folder: Path, steps: int = 30, drafts: int = 3, drop: tuple[str, .
     """A run folder with every metric of the report, except those that start with a name in ``drop``."""
     rng = np.random.default_rng(steps + drafts)
     names = ["reward/mean", "response/length", "policy/entropy", "rollout/accept_length", "rollout/tokens_per_s"]
-    names += [
-        "staleness/mean",
-        "staleness/max",
-        *(f"time/{x}" for x in ("step", "rollout", "update", "sync", "idle", "monitor")),
-    ]
+    names += ["staleness/mean", "staleness/max"]
+    names += [f"time/{x}" for x in ("step", "rollout", "update", "sync", "idle", "monitor")]
     names += [f"train/{x}" for x in ("loss", "grad_norm", "ratio_mean", "clip_frac")]
     names += ["draft/entropy", "rollout/target_entropy"] if drafts else []
     names += [f"rollout/{x}/{k}" for x in ("accept_rate", "overlap") for k in range(1, drafts + 1)]
@@ -36,11 +34,8 @@ def write_run(folder: Path, steps: int = 30, drafts: int = 3, drop: tuple[str, .
         {"step": s, "version": s, **dict(zip(names, rng.random(len(names)), strict=True))} for s in range(1, steps + 1)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = {
-        "model": {"path": "tiny"},
-        "task": {"name": "chain_sum"},
-        "decoding": {"system": "bebop", "draft_tokens": 3},
-    }
+    config: dict[str, Any] = {"model": {"path": "tiny"}, "task": {"name": "chain_sum"}}
+    config["decoding"] = {"system": "bebop", "draft_tokens": 3}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return folder
 
@@ -54,6 +49,23 @@ def specs(page: str) -> list[dict[str, Any]]:
 
 def headings(page: str) -> list[str]:
     return re.findall(r"<h2>(.*?)</h2>", page)
+
+
+def card(page: str, title: str) -> str:
+    """The HTML of one card."""
+    return next(part for part in page.split("<section")[1:] if f"<h2>{title}</h2>" in part)
+
+
+def drawn(page: str, title: str) -> list[dict[str, Any]]:
+    """The plots of one card."""
+    return [specs(page)[int(number)] for number in re.findall(r"id='plot-(\d+)'", card(page, title))]
+
+
+def with_metrics(folder: Path, more: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """A run folder with further metrics in each step."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row | more(row)) + "\n" for row in rows))
+    return folder
 
 
 ALL = ["Summary", "Reward", "Response length", "Accept length", "Acceptance per draft position", "Entropy", "Staleness"]
@@ -108,12 +120,8 @@ def test_acceptance_has_counts_solid_and_overlap_dashed(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", drafts=2)
     main([str(run)])
     traces = specs((run / "report.html").read_text())[3]["data"]
-    assert [(t["name"], t["line"].get("dash", "solid")) for t in traces] == [
-        ("draft 1", "solid"),
-        ("draft 1, overlap", "dash"),
-        ("draft 2", "solid"),
-        ("draft 2, overlap", "dash"),
-    ]
+    lines = [("draft 1", "solid"), ("draft 1, overlap", "dash"), ("draft 2", "solid"), ("draft 2, overlap", "dash")]
+    assert [(t["name"], t["line"].get("dash", "solid")) for t in traces] == lines
 
 
 def test_several_runs_are_overlaid_under_one_legend(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The report on runs with environments: drafting by turn, how trajectories end, where drift is; others have none."""
 
-import json
 import re
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from bebop.monitor.watch import JobMonitor
 from bebop.parsing import from_dict
 from bebop.report.__main__ import main
 from tests.monitor.test_turns import played
-from tests.report.test_report import headings, specs, write_run
+from tests.report.test_report import card, drawn, headings, specs, with_metrics, write_run
 from tests.several_turns import group, trajectory
 
 CARDS = ["Draft 1 by turn", "Draft 2 by turn", "How trajectories end", "Turns of a trajectory", "Environments"]
@@ -22,12 +21,11 @@ CARDS = ["Draft 1 by turn", "Draft 2 by turn", "How trajectories end", "Turns of
 
 def agents(folder: Path, steps: int = 9) -> Path:
     """A run whose trajectories have up to five turns, and whose third turns drift from step 7 on."""
-    run = write_run(folder, steps=steps)
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        members = trajectory(turns=5, first=0.3, seconds=2.0), trajectory(turns=2, ended="length", restarts=1)
-        row |= values(rollout_metrics([group(0, *members, lost=row["step"])], version=1))
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    members = trajectory(turns=5, first=0.3, seconds=2.0), trajectory(turns=2, ended="length", restarts=1)
+    run = with_metrics(
+        write_run(folder, steps=steps),
+        lambda row: values(rollout_metrics([group(0, *members, lost=row["step"])], version=1)),
+    )
     watch = JobMonitor(from_dict(JobConfig, {"monitor": {"probe_every": 0}}), run)
     for step in range(1, steps + 1):
         watch.observe(step, played(step, 0.7 if step < 7 else 0.5), step - 1)
@@ -42,28 +40,20 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return (run / "report.html").read_text()
 
 
-def card(page: str, title: str) -> str:
-    return next(part for part in page.split("<section")[1:] if f"<h2>{title}</h2>" in part)
-
-
 def test_turns_have_their_cards(page: str) -> None:
     titles = headings(page)
     assert [title for title in titles if title in CARDS] == CARDS
     for plot in specs(page):
         go.Figure(plot)
-    [first] = [specs(page)[int(n)] for n in re.findall(r"id='plot-(\d+)'", card(page, CARDS[0]))]
+    [first] = drawn(page, CARDS[0])
     lines = {trace["name"]: trace["y"][-1] for trace in first["data"]}
     assert lines == {
         "turn 0": 0.675, "turn 1": 0.525, "turn 2-3": 0.35, "turn 4-7": 0.35, "first cycle after an observation": 0.3,
     }  # fmt: skip
-    [endings] = [specs(page)[int(n)] for n in re.findall(r"id='plot-(\d+)'", card(page, CARDS[2]))]
+    [endings] = drawn(page, CARDS[2])
     assert {trace["name"]: trace["y"][0] for trace in endings["data"]} == {"done": 0.5, "length": 0.5}
-    lost = next(specs(page)[int(n)] for n in re.findall(r"id='plot-(\d+)'", card(page, CARDS[4])) if _is_lost(page, n))
-    assert lost["data"][0]["y"] == list(range(1, 10))
-
-
-def _is_lost(page: str, number: str) -> bool:
-    return specs(page)[int(number)]["data"][0]["name"] == "lost"
+    [lost] = [plot["data"][0] for plot in drawn(page, CARDS[4]) if plot["data"][0]["name"] == "lost"]
+    assert lost["y"] == list(range(1, 10))
 
 
 def test_drift_is_shown_by_turn(page: str) -> None:

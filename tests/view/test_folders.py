@@ -65,9 +65,10 @@ def test_another_lock_is_not_the_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        ("", "RUN"), ("missing", "missing"), ("empty", "is no run"), ("rows.txt", "rows.txt"), ("run --foo", "--foo"),
-        ("old", NAME), ("untraced", "monitor.trace=off"), ("damaged", "damaged"), ("run --port x", "'x'"),
-        ("run --port 0", "--port: 0"), ("run --port 70000", "70000"), ("run missing", "missing"),
+        ("", "RUN"), ("missing", "missing is not a folder"), ("empty", "is no run"), ("rows.txt", "rows.txt"),
+        ("run --foo", "--foo"), ("old", NAME), ("untraced", "monitor.trace=off"), ("damaged", "damaged"),
+        ("run --port x", "'x'"), ("run --port 0", "--port: 0"), ("run --port 70000", "70000"),
+        ("run missing", "missing"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_nothing_is_written(
@@ -88,28 +89,19 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert on_disk(tmp_path) == before
 
 
-def refused(path: Path) -> str:
-    with pytest.raises(UserError) as error:
-        folders([path])
-    return str(error.value)
-
-
 def test_what_cannot_be_shown_is_said_in_one_line(tmp_path: Path) -> None:
-    assert "is not a folder" in refused(tmp_path / "missing")
-    (tmp_path / "empty").mkdir()
-    assert "is no run" in refused(tmp_path / "empty")
-    old = tmp_path / "old"
+    old, newer = tmp_path / "old", write_run(tmp_path / "newer", answers=4)
     old.mkdir()
     (old / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert NAME in refused(old) and "kept no answers" in refused(old)
-    (old / "config.yaml").write_text("monitor:\n  trace: off\n")
-    assert "monitor.trace=off" in refused(old)
-    (old / "config.yaml").write_text("monitor:\n  trace: 'off'\n")
-    assert "monitor.trace=off" in refused(old)
-    newer = write_run(tmp_path / "newer", answers=4)
+    with pytest.raises(UserError, match=rf"{NAME} .* kept no answers"):
+        folders([old])
+    (old / "config.yaml").write_text("monitor:\n  trace: off\n")  # which YAML reads as False
+    with pytest.raises(UserError, match=r"monitor\.trace=off"):
+        folders([old])
     with closing(sqlite3.connect(newer / NAME)) as store, store:
         store.execute("UPDATE meta SET value = '6' WHERE key = 'format'")
-    assert "format '6'" in refused(newer)
+    with pytest.raises(UserError, match="format '6'"):
+        folders([newer])
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -3,9 +3,13 @@
 import json
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
+from bebop.trajectories import NAME as STORE
+from bebop.trajectory_log import TrajectoryLog
+from tests.several_turns import group, trajectory
 from tests.view.made_up import HOSTILE, write_run
 from tests.view.serving import served
 
@@ -273,3 +277,97 @@ def test_a_narrow_window_has_all_of_it_in_readable_letters(page: Page, address: 
 def test_an_address_that_leads_nowhere_says_so(page: Page, address: str) -> None:
     page.goto(f"{address}#/run/7/answer/1")
     expect(page.get_by_role("alert")).to_have_text("there is no page #/run/7/answer/1")
+
+
+# ---- questions that are asked again
+
+
+@pytest.fixture(scope="module")
+def epochs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Ten prompts of four answers: endless questions, and four of them over and over."""
+    folder = tmp_path_factory.mktemp("epochs")
+    with served([write_run(folder / "endless"), write_run(folder / "again", questions=4)]) as where:
+        yield where
+
+
+@pytest.mark.slow
+def test_a_list_is_filtered_by_epoch_and_question(page: Page, epochs: str) -> None:
+    page.goto(f"{epochs}#/run/1")
+    expect(page.locator(".count")).to_have_text("40 answers")
+    page.get_by_role("button", name="Filters").click()
+    page.get_by_label("question, at least").fill("3")
+    expect(page.locator(".count")).to_have_text("8 of 40 answers")
+    page.get_by_label("epoch, at least").fill("1")
+    expect(page.locator(".count")).to_have_text("4 of 40 answers")
+    place = page.locator(".row[data-place='0'] > div").nth(1)
+    assert place.inner_text().startswith("7.") and "question 3, epoch 1" in str(place.get_attribute("title"))
+    page.goto(f"{epochs}#/run/1/answer/28")
+    expect(page.locator(".summary .facts")).to_contain_text("question")
+    assert "question\n3\nepoch\n1" in page.locator(".summary .facts").inner_text()
+
+
+@pytest.mark.slow
+def test_endless_questions_have_neither(page: Page, epochs: str) -> None:
+    page.goto(f"{epochs}#/run/0")
+    page.get_by_role("button", name="Filters").click()
+    expect(page.get_by_label("reward, at least")).to_be_visible()
+    assert page.get_by_label("epoch, at least").count() == 0 == page.get_by_label("question, at least").count()
+    assert "epoch" not in str(page.locator(".row[data-place='0'] > div").nth(1).get_attribute("title"))
+    page.goto(f"{epochs}#/run/0/answer/28")
+    expect(page.locator(".summary .facts")).to_contain_text("staleness")
+    assert "question" not in page.locator(".summary .facts").inner_text()
+
+
+# ---- trajectories of several turns
+
+
+@pytest.fixture(scope="module")
+def turns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A run with one group: three turns, and two."""
+    folder = tmp_path_factory.mktemp("turns") / "agents"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("monitor:\n  trace: all\n")
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward/mean": 0.5}) + "\n")
+    log = TrajectoryLog(folder / STORE, "all", lambda number: f" {number}", 2)
+    trainer = np.linspace(-1, 0, 9).astype(np.float32)
+    log.write(1, [group(0, trajectory(traced=True, ended="turns"), trajectory(turns=2))], 2, "bebop", {0: trainer})
+    log.close()
+    with served([folder]) as where:
+        yield where
+
+
+@pytest.mark.slow
+def test_what_was_read_is_marked_and_has_no_probability(page: Page, turns: str) -> None:
+    page.goto(f"{turns}#/run/0/answer/0")
+    tokens = page.locator(".tokens .token")
+    expect(tokens).to_have_count(17)
+    read = page.locator(".tokens .token.is-observed")
+    assert read.all_text_contents() == [f" {i}" for i in (150, 151, 152, 250, 251, 252, 253, 254)]
+    assert page.locator(".heading").all_text_contents() == [
+        "read, not written by the policy", "turn 1", "read, not written by the policy", "turn 2",
+    ]  # fmt: skip
+    # A change of weights is marked where the policy writes again, not where it reads.
+    assert page.locator(".tokens .version").all_text_contents() == ["v0", "v1", "v2"]
+    for mode in ("verdict", "overlap", "surprise", "difference", "entropy", "version"):
+        page.get_by_label("colour").select_option(mode)
+        shades = read.evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
+        assert len(set(shades)) == 1, mode
+        assert shades[0] != tokens.nth(0).evaluate("one => getComputedStyle(one).backgroundColor"), mode
+    tokens.nth(5).click()
+    side = page.locator(".side")
+    expect(side).to_contain_text("read between two turns, not written by the policy")
+    expect(side).to_contain_text("The policy did not draw it")
+    tokens.nth(7).click()
+    expect(side).not_to_contain_text("not written")
+    facts = page.locator(".summary .facts").inner_text()
+    assert "turns\n3" in facts and "9 tokens" in facts and "ended\nturns" in facts
+
+
+@pytest.mark.slow
+def test_lists_can_be_filtered_by_turns(page: Page, turns: str) -> None:
+    page.goto(f"{turns}#/run/0")
+    expect(page.locator(".count")).to_have_text("2 answers")
+    page.get_by_role("button", name="Filters").click()
+    page.get_by_label("ended").select_option("turns")
+    expect(page.locator(".count")).to_have_text("1 of 2 answers")
+    assert "ended=turns" in page.url

@@ -38,7 +38,7 @@ def leave(place: Path, overlap: float) -> None:
     (place / "run" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     for step, value in ((1, 0.5), (2, overlap)):
         (place / "looks" / f"step-{step:04d}.json").write_text(json.dumps(look(step, value)))
-    sweep = Sweep(entropy=(1.0, 2.0), length=(0.4, 0.5), readings=(fixed(0.4),))
+    sweep = Sweep(entropy=(1.0, 2.0), length=(0.4, 0.5), readings=(fixed(0.4),), sums=np.ones((2, 3, 4)))
     (place / "sweep.json").write_text(json.dumps({arm: sweep.to_row() for arm in FROZEN}))
     (place / study.DONE).write_text("{}")
 
