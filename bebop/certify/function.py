@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from bebop.certify.answers import Answer
+from bebop.certify.calls import fields, unanswered
 from bebop.certify.reference import Progress
-from bebop.certify.served import fields, unanswered
 from bebop.config_certify import CertifyConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request

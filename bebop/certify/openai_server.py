@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.certify.answers import Answer
-from bebop.certify.calls import Server
+from bebop.certify.calls import Server, fields, refuse, unanswered
 from bebop.certify.reference import Progress
-from bebop.certify.served import fields, refuse, unanswered
 from bebop.certify.served_reference import Prefilled, likeliest
 from bebop.config_certify import CertifyConfig
 from bebop.errors import UserError

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from bebop import __version__
 from bebop.certify.answers import Answer
-from bebop.certify.calls import Server
+from bebop.certify.calls import Server, fields, refuse, unanswered
 from bebop.certify.reference import Progress
-from bebop.certify.served import fields, refuse, unanswered
 from bebop.certify.served_reference import Prefilled, likeliest
 from bebop.certify.white_box import WhiteBox
 from bebop.config_certify import CertifyConfig

@@ -126,7 +126,7 @@ class VllmCounters:
         drafts, accepted = self.drafts - base.drafts, self.accepted - base.accepted
         if drafts <= 0:
             return None
-        whole = {"cycles": round(drafts), "tokens": round(drafts + accepted)}
+        whole: dict[str, Any] = {"cycles": round(drafts), "tokens": round(drafts + accepted)}
         count = len(self.per_position)
         if not count or self.draft_tokens - base.draft_tokens < 0.99 * count * drafts:
             return DecodeStats(**whole)  # drafts of several lengths: who reached a position is not counted
