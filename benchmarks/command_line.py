@@ -7,7 +7,7 @@ from bebop.bench import agents, engines, loop
 from bebop.command import Parser, whole
 from bebop.decoding import SYSTEMS
 from bebop.parsing import LARGEST, MOST
-from bebop.rollout.sglang.hosting import HOSTED
+from bebop.rollout.sglang.arguments import HOSTED
 
 
 def parser(about: str) -> Parser:

@@ -26,11 +26,17 @@ from bebop.model.checkpoint import (
 )
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import stored_head, update
-from bebop.rollout.sglang.arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
+from bebop.rollout.sglang.arguments import (
+    HOSTINGS,
+    pause_mode,
+    refuse_loop,
+    refuse_sampling,
+    refuse_system,
+    server_arguments,
+)
 from bebop.rollout.sglang.backend import INTERPRETER, Backend, LocalBackend
 from bebop.rollout.sglang.dflash import mask_of, with_mask
 from bebop.rollout.sglang.engine import SglangServer
-from bebop.rollout.sglang.hosting import HOSTINGS
 from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
 from bebop.rollout.sglang.transfer import DiskTransfer, DistributedTransfer, TensorTransfer, WeightTransfer
 from bebop.rollout.text import AnswerText

@@ -24,10 +24,16 @@ from bebop.model.layouts import LAYOUTS
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import stored_head, update
 from bebop.rollout.text import AnswerText
-from bebop.rollout.vllm.arguments import ENVIRONMENT, engine_arguments, refuse_loop, refuse_sampling, refuse_system
+from bebop.rollout.vllm.arguments import (
+    ENVIRONMENT,
+    HOSTINGS,
+    engine_arguments,
+    refuse_loop,
+    refuse_sampling,
+    refuse_system,
+)
 from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.engine import VllmServer
-from bebop.rollout.vllm.hosting import HOSTINGS
 from bebop.rollout.vllm.plugin import CPU, EVERY
 from bebop.rollout.vllm.transfer import FileTransfer, MemoryTransfer
 from bebop.trajectory import SamplingParams
