@@ -18,7 +18,7 @@ from bebop.rollout.http_client import Busy, HttpClient, HttpReply, NoReply
 
 REFUSED = (429, 503)  # before anything was drawn
 FAILED = (500, 502, 504)  # worth another try if asking twice is harmless
-GRACE = 10.0  # seconds for answers that were ended to come back
+GRACE = 10.0  # seconds for completions that were ended to come back
 NOTHING_DRAWN = (Busy, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 Result = TypeVar("Result")
 End = Callable[[], Awaitable[None]]
@@ -141,7 +141,7 @@ def _line(text: str) -> str:
     return " ".join(text.split())[:300]
 
 
-# ---- requests to servers, and their answers
+# ---- requests to servers, and their completions
 
 
 def refuse(request: Request, vocabulary: int | None) -> None:
@@ -165,7 +165,7 @@ def refuse(request: Request, vocabulary: int | None) -> None:
 
 
 def fields(request: Request) -> dict[str, Any]:
-    """Fields of an ``Answer`` that are known before it is asked for."""
+    """Return the fields of an ``Answer`` that are known before it is asked for."""
     params = request.params
     return {
         "request": request.id,
@@ -176,5 +176,5 @@ def fields(request: Request) -> dict[str, Any]:
 
 
 def unanswered(request: Request) -> Answer:
-    """The answer to a request that was interrupted before anything came back."""
+    """Return the answer to a request that was interrupted before anything came back."""
     return Answer(**fields(request), token_ids=np.zeros(0, dtype=np.int64), finish_reason="abort")

@@ -40,13 +40,13 @@ class Hosting:
     lengths: tuple[str, ...] = ("fixed",)  # modules of rollout/decoding/lengths that it can follow
     sampled: bool = True  # drafts can be draws from q
     cpu: bool = True  # Triton's interpreter runs it where there is no GPU
-    seeded: bool = True  # with deterministic inference, answers have random numbers of their own
+    seeded: bool = True  # with deterministic inference, completions have random numbers of their own
     measured: bool = True  # the plugin sees its drafts
     refuse: Callable[[DecodingConfig, SglangConfig, Path], None] | None = None  # the drafter, where it has a folder
 
 
 def head_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) -> dict[str, Any]:
-    """Drafts of the MTP head in the target's checkpoint."""
+    """Return arguments for drafts of the MTP head in the target's checkpoint."""
     arguments: dict[str, Any] = {
         "speculative_algorithm": "NEXTN",
         "speculative_draft_model_path": str(folder),
@@ -65,7 +65,7 @@ def head_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
 
 
 def head_wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
-    """The same of a running server."""
+    """Return what a running server must say of itself to draft with the MTP head."""
     system = SYSTEMS[decoding.system]
     steps = {"speculative_num_steps": (decoding.limit,)} if system.length == "fixed" else {}
     return {
@@ -102,7 +102,7 @@ HOSTINGS = {  # by drafter
 
 
 def missing(system: System) -> str | None:
-    """What SGLang lacks for a system; None if it hosts it, and "" where there is no more to say."""
+    """Return what SGLang lacks for a system; None if it hosts it, and "" where there is no more to say."""
     if system.unserved:
         return f"{system.unserved}; "
     hosting = HOSTINGS.get(system.drafter)
@@ -123,7 +123,7 @@ HOSTED = [name for name, system in SYSTEMS.items() if missing(system) is None]
 
 
 def server_arguments(config: JobConfig, own: SglangConfig, folder: Path, device: str) -> dict[str, Any]:
-    """Arguments of ``sglang.Engine`` for a job; ``device`` is cpu or cuda."""
+    """Return the arguments of ``sglang.Engine`` for a job; ``device`` is cpu or cuda."""
     rollout = config.rollout
     arguments: dict[str, Any] = {
         "model_path": str(folder),
@@ -155,7 +155,7 @@ def server_arguments(config: JobConfig, own: SglangConfig, folder: Path, device:
 
 
 def speculation(decoding: DecodingConfig, own: SglangConfig, folder: Path, device: str) -> dict[str, Any]:
-    """The arguments that say how tokens are drafted and verified; all are given, since SGLang's defaults vary."""
+    """Return how tokens are drafted and verified, as arguments; all are given, since SGLang's defaults vary."""
     refuse_system(decoding, own, device)
     system = SYSTEMS[decoding.system]
     if system.drafts:
@@ -265,12 +265,12 @@ def refuse_server(info: Mapping[str, Any], decoding: DecodingConfig, url: str) -
 
 
 def pause_mode(own: SglangConfig, on_update: str) -> Pause:
-    """What becomes of running answers while weights change."""
+    """Return what becomes of running completions while weights change."""
     return own.pause or ("in_place" if on_update == "keep" else "retract")
 
 
 def sampling_arguments(params: SamplingParams, fresh: int, seeded: bool) -> dict[str, Any]:
-    """SGLang's sampling parameters for ``fresh`` more tokens."""
+    """Return SGLang's sampling parameters for ``fresh`` more tokens."""
     arguments: dict[str, Any] = {
         "temperature": params.temperature,
         "top_p": params.top_p,

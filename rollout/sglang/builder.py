@@ -1,4 +1,4 @@
-"""SGLang as an ``EngineModule``: an engine from a job's configuration, and the tokens that end its answers."""
+"""SGLang as an ``EngineModule``: an engine from a job's configuration, and the tokens that end its completions."""
 
 import os
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ EMBEDDED = False
 
 
 def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
-    """Start SGLang, or meet the servers that there are; the engine, and the tokens that end an answer."""
+    """Start SGLang, or meet the servers that there are; return the engine and the tokens that end a completion."""
     check(config)
     hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter]
     own, dtype = config.rollout.sglang, getattr(torch, config.model.dtype)
@@ -114,7 +114,7 @@ def check(config: JobConfig) -> None:
 
 
 def gpus(config: JobConfig) -> float:
-    """Its own, but for servers elsewhere: those take one only for a process group with the worker."""
+    """Return the GPUs of its own. Servers elsewhere take one only for a process group with the worker."""
     own = config.rollout.sglang
     if own.urls:
         return 0.5 if own.transfer == "distributed" else 0.0
@@ -122,7 +122,7 @@ def gpus(config: JobConfig) -> float:
 
 
 def make_backend(config: JobConfig, own: SglangConfig, folder: Path) -> Backend:
-    """The servers that are named, or an engine in this process."""
+    """Return the servers that are named, or an engine in this process."""
     if own.urls:
         key = os.environ.get(own.api_key_env)
         bounds = {"timeout": own.timeout, "hang_after": config.runtime.hang_after}
@@ -134,7 +134,7 @@ def make_backend(config: JobConfig, own: SglangConfig, folder: Path) -> Backend:
 
 
 def make_transfer(own: SglangConfig, folder: Path, device: torch.device) -> WeightTransfer:
-    """How weights travel."""
+    """Return the way that weights travel."""
     if own.transfer == "disk":
         assert own.folder is not None
         return DiskTransfer(Path(own.folder), folder)

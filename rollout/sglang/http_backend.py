@@ -43,7 +43,7 @@ class HttpBackend:
         self.heart = Heartbeat(self.url, self._ping, hang_after)
 
     async def start(self) -> None:
-        """Look whether it is there and decodes as asked for; end what a job that died may have left in it."""
+        """Check that the server is there and decodes as asked for; end what a job that died may have left in it."""
         info = await self.heart.control("server_info", self._call("GET", "server_info", None))
         refuse_server(info, self.decoding, self.url)
         model = await self.heart.control("model_info", self._call("GET", "model_info", None))
@@ -56,15 +56,15 @@ class HttpBackend:
         self.heart.start()
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
-        """See ``Backend``."""
+        """Answer one request."""
         return await self.heart.answer(self._call("POST", "generate", payload))
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
-        """See ``Backend``."""
+        """Make a control call within its deadline."""
         return checked(name, await self.heart.control(name, self._call("POST", name, payload)))
 
     def dead(self) -> str | None:
-        """See ``Backend``."""
+        """Return why the server counts as dead; None: it does not."""
         return self.heart.why
 
     async def close(self) -> None:
@@ -117,7 +117,7 @@ class Fleet:
         await asyncio.gather(*[member.start() for member in self.members])
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
-        """See ``Backend``; asked again elsewhere if a member dies over it."""
+        """Answer one request; ask elsewhere again if a member dies over it."""
         while True:
             chosen = self._choose(payload.get("input_ids"))
             self.busy[chosen] += 1
@@ -129,7 +129,10 @@ class Fleet:
                 self.busy[chosen] -= 1
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
-        """See ``Backend``; the first member's reply. A pause for new weights brings dead members back."""
+        """Make a control call to all; return the first member's reply.
+
+        A pause for new weights brings dead members back.
+        """
         if name == "pause_generation":
             await self._revive()
         alive = self._alive()
@@ -147,7 +150,7 @@ class Fleet:
         return good[0]
 
     def dead(self) -> str | None:
-        """See ``Backend``: only when all are."""
+        """Return why all members are dead; None while one lives."""
         for i, member in enumerate(self.members):
             if i not in self.out and (why := member.dead()):
                 self._mark(i, why)
@@ -158,7 +161,7 @@ class Fleet:
         await asyncio.gather(*[member.close() for member in self.members])
 
     def _choose(self, prompt: object) -> int:
-        """The least busy member; a prompt asked again at once goes where it is cached already."""
+        """Return the least busy member; a prompt asked again at once goes where it is cached already."""
         alive = self._alive()
         before, chosen = self._last
         if prompt != before or chosen not in alive:

@@ -23,7 +23,7 @@ from bebop.trajectory import SamplingParams
 OLDEST = (0, 31)  # the first with draft weights in updates
 COLDEST = 0.01  # vLLM raises temperatures below it
 BLOCK = 32  # tokens of keys and values that vLLM's CPU kernels take at a time
-SPARE = 1.25  # of what all slots need: prompts of answers that ended stay for others of their group
+SPARE = 1.25  # of what all slots need: prompts of completions that ended stay for others of their group
 # Set before vLLM is imported: the engine in this process, on threads that Ray or the user gave it, without a word to
 # its makers; and the runner that the plugin looks into (a second one, for GPUs, has another sampler).
 ENVIRONMENT = {
@@ -45,17 +45,17 @@ class Hosting:
     sampled: bool = True  # drafts can be draws from q
     model: bool = False  # it drafts with weights, which updates may reach
     package: str = ""  # what it needs beside vLLM, as it is imported
-    past: Callable[[DecodingConfig], int] | None = None  # tokens of past answers that it keeps; None: it takes none
+    past: Callable[[DecodingConfig], int] | None = None  # tokens of past completions that it keeps; None: it takes none
 
 
 def head_arguments(decoding: DecodingConfig) -> dict[str, Any]:
-    """Drafts of the MTP head in the target's checkpoint; vLLM's own default is greedy."""
+    """Return arguments for drafts of the MTP head in the target's checkpoint; vLLM's own default is greedy."""
     method = "probabilistic" if SYSTEMS[decoding.system].sampled else "greedy"
     return {"method": "mtp", "num_speculative_tokens": decoding.limit, "draft_sample_method": method}
 
 
 def ngram_arguments(decoding: DecodingConfig) -> dict[str, Any]:
-    """What followed the longest suffix that occurred before, as the embedded engine looks it up."""
+    """Return arguments for drafts of what followed the longest suffix that occurred before, as the embedded one."""
     return {
         "method": "ngram",
         "num_speculative_tokens": decoding.limit,
@@ -65,7 +65,7 @@ def ngram_arguments(decoding: DecodingConfig) -> dict[str, Any]:
 
 
 def suffix_arguments(decoding: DecodingConfig) -> dict[str, Any]:
-    """Suffix decoding (Oliaro et al. 2024), whose tree is kept within bounds from outside, see ``suffixes.py``."""
+    """Return arguments for suffix decoding (Oliaro et al. 2024); ``suffixes.py`` keeps its tree within bounds."""
     return {
         "method": "suffix",
         "num_speculative_tokens": decoding.limit,
@@ -90,7 +90,7 @@ HOSTINGS = {  # by drafter
 
 
 def missing(system: System) -> str | None:
-    """What vLLM lacks for a system; None if it hosts it, and "" where there is no more to say."""
+    """Return what vLLM lacks for a system; None if it hosts it, and "" where there is no more to say."""
     if system.unserved:
         return f"{system.unserved}; "
     hosting = HOSTINGS.get(system.drafter)
@@ -109,7 +109,7 @@ HOSTED = [name for name, system in SYSTEMS.items() if missing(system) is None]
 
 
 def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, Any]:
-    """Arguments of ``vllm.EngineArgs`` for a job; ``device`` is cpu or cuda."""
+    """Return the arguments of ``vllm.EngineArgs`` for a job; ``device`` is cpu or cuda."""
     rollout, own, drafts = config.rollout, config.rollout.vllm, config.decoding.limit
     length = rollout.max_length + 1 + drafts
     arguments: dict[str, Any] = {
@@ -140,7 +140,7 @@ def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, 
 
 
 def _room(config: JobConfig, folder: Path, length: int) -> int:
-    """Bytes for keys and values of all slots, those of the head as if it were one more layer."""
+    """Return bytes for keys and values of all slots, those of the head as if it were one more layer."""
     settings = AutoConfig.from_pretrained(folder, local_files_only=True)
     layers = settings.get_text_config().num_hidden_layers
     token = bytes_per_token(settings, getattr(torch, config.model.dtype)) * (layers + 1) // layers
@@ -209,9 +209,9 @@ def refuse_version(version: str) -> None:
 
 
 def sampling_arguments(params: SamplingParams, fresh: int) -> dict[str, Any]:
-    """vLLM's sampling parameters for ``fresh`` more tokens.
+    """Return vLLM's sampling parameters for ``fresh`` more tokens.
 
-    Without a seed: vLLM's drafts would not follow it, so that no answer could be drawn again by it.
+    Without a seed: vLLM's drafts would not follow it, so that no completion could be drawn again by it.
     """
     arguments: dict[str, Any] = {
         "temperature": params.temperature,
@@ -221,7 +221,7 @@ def sampling_arguments(params: SamplingParams, fresh: int) -> dict[str, Any]:
         "repetition_penalty": params.repetition_penalty,
         "max_tokens": fresh,
         "stop_token_ids": list(params.stop_token_ids),
-        "ignore_eos": True,  # those that end an answer are all named
+        "ignore_eos": True,  # those that end a completion are all named
         "skip_special_tokens": False,
         "detokenize": bool(params.stop),
         "logprobs": 0,  # of the token itself
