@@ -41,7 +41,7 @@ from bebop.errors import UserError
 from bebop.model.parts import has_part
 from bebop.parsing import MAX_INT, MAX_PROCESSES
 from bebop.preflight import check_model, checked
-from bebop.rollout.sglang.hosting import HOSTED
+from bebop.rollout.sglang.arguments import HOSTED
 
 Rows = list[dict[str, Any]]
 Chart = tuple[str, Rows, str, str, str]  # name, rows, and their columns: groups, bars, heights

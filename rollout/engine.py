@@ -13,7 +13,7 @@ from bebop.trajectory import Completion, SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One answer wanted.
+    """One completion that is asked for.
 
     >>> Request(id=7, token_ids=(2, 17, 4), params=SamplingParams(max_new_tokens=8, seed=1))  # doctest: +SKIP
     """
@@ -21,7 +21,7 @@ class Request:
     id: int  # chosen by the caller, unique among the requests that are not finished
     token_ids: tuple[int, ...]  # [P] prompt
     params: SamplingParams
-    partial: Completion | None = None  # an aborted answer to go on with
+    partial: Completion | None = None  # an aborted completion to go on with
     # Whether its completion has a trace, as far as the engine can tell: the embedded one in all cycles of draft and
     # verification, SGLang where its plugin sees them. A system with a cycle of its own has none.
     trace: bool = False
@@ -39,7 +39,7 @@ class Finished:
 
 
 def nothing() -> Completion:
-    """An answer that was not begun."""
+    """Return a completion that was not begun."""
     empty = np.zeros(0, dtype=np.int64)
     return Completion(token_ids=empty, logprobs=empty.astype(np.float32), versions=empty, finish_reason="abort")
 
@@ -55,7 +55,7 @@ class Engine(Protocol):
     head: str  # fingerprint of the head that drafts, as it was after the last load of weights; empty without one
 
     def add(self, request: Request) -> None:
-        """Queue a request; ``UserError`` if it can never fit."""
+        """Queue a request; raise ``UserError`` if it can never fit."""
         ...
 
     def step(self) -> list[Finished]:
@@ -71,14 +71,15 @@ class Engine(Protocol):
         ...
 
     def configure(self, decoding: DecodingConfig) -> None:
-        """Decode otherwise from the next cycle on; ``UserError`` if its drafts do not fit."""
+        """Decode otherwise from the next cycle on; raise ``UserError`` if its drafts do not fit."""
         ...
 
     def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Past answers to a prompt, all that count, for ways of decoding that draft from them; else nothing happens."""
+        """Take past completions of a prompt, all that count, for ways of decoding that draft from them; others ignore
+        them."""
         ...
 
     @property
     def unfinished(self) -> int:
-        """Requests queued or running."""
+        """Return the number of requests queued or running."""
         ...

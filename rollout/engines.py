@@ -13,13 +13,13 @@ class EngineModule(Protocol):
     EMBEDDED: bool  # whether it decodes with the parts in ``rollout.decoding``
 
     def check(self, config: JobConfig) -> None:
-        """``UserError`` for what it cannot do for a job, before anything is started."""
+        """Raise ``UserError`` for what it cannot do for a job, before anything is started."""
 
     def gpus(self, config: JobConfig) -> float:
-        """GPUs that a worker's engine takes: below 1 means a share like any other process's, 0 none."""
+        """Return the GPUs that a worker's engine takes: below 1 means a share like any other process's, 0 none."""
 
     def make(self, config: JobConfig) -> tuple[Engine, tuple[int, ...]]:
-        """Start it; the engine, and the tokens that end an answer."""
+        """Start the engine; return it and the tokens that end a completion."""
 
 
 ENGINES = {
@@ -30,5 +30,5 @@ ENGINES = {
 
 
 def engine_module(config: JobConfig) -> EngineModule:
-    """The module of the engine that a job asks for."""
+    """Return the module of the engine that a job asks for."""
     return cast(EngineModule, import_module(ENGINES[config.rollout.engine]))

@@ -1,4 +1,4 @@
-"""Whether a server that owes an answer is still there, though an answer may take as long as it likes.
+"""Whether a server that owes a completion is still there, though a completion may take as long as it likes.
 
 Beside open requests it is asked something that whoever decodes replies to between two steps. A control call (new
 weights, say) keeps it from that, and has a deadline of its own.
@@ -21,7 +21,7 @@ QUICK = ("server_info", "model_info", "update_weight_version", "end_weight_updat
 
 
 class Heartbeat:
-    """Asks one server, from ``start`` to ``close``."""
+    """Questions to one server, from ``start`` to ``close``."""
 
     def __init__(self, name: str, ask: Callable[[], Awaitable[object]], hang_after: float) -> None:
         """``ask``: the question; a reply that raises is none. ``hang_after``: seconds, see ``runtime.hang_after``."""
@@ -30,7 +30,7 @@ class Heartbeat:
         self._seconds: deque[float] = deque(maxlen=RECENT)  # that replies took
         self._deadline = Deadline(self.floor)
         self._owed = self._controls = 0
-        self._warm = False  # whether an answer has come
+        self._warm = False  # whether a completion has come
         self._beat: asyncio.Task[str] | None = None
 
     def start(self) -> None:
@@ -46,7 +46,7 @@ class Heartbeat:
             self._beat = None
 
     async def answer(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await an answer for as long as the server is there; ``EngineDied``."""
+        """Await a completion for as long as the server is there; else raise ``EngineDied``."""
         assert self._beat is not None, "not started"
         beat, answer = self._beat, asyncio.ensure_future(work)
         self._owed += 1
@@ -62,7 +62,7 @@ class Heartbeat:
             answer.cancel()
 
     async def control(self, name: str, work: Coroutine[Any, Any, T]) -> T:
-        """Await a control call; ``EngineDied`` if it takes much longer than such calls did."""
+        """Await a control call; raise ``EngineDied`` if it takes much longer than such calls did."""
         limit, clock = self.floor if name in QUICK else self._deadline.limit(name), SuspendAwareClock()
         self._controls += 1
         try:
@@ -75,7 +75,7 @@ class Heartbeat:
         return reply
 
     async def _watch(self) -> str:
-        """Ask and ask again, until a question stays open for too long: why the server counts as dead."""
+        """Ask again and again; when a question stays open for too long, return why the server counts as dead."""
         while True:
             await asyncio.sleep(self.floor / 5)
             silent, clock, asked = 0.0, SuspendAwareClock(), asyncio.ensure_future(self._reply())
@@ -92,7 +92,6 @@ class Heartbeat:
             self._seconds.append(silent)
 
     async def _reply(self) -> None:
-        """Ask until there is a reply."""
         while True:
             with suppress(Exception):  # refused, cut off, busy: whatever it was, it is no reply
                 await self.ask()

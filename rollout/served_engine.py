@@ -1,6 +1,6 @@
 """A server with asynchronous requests, seen as an ``Engine`` that is stepped: all of it that no server differs in.
 
-Requests run in an event loop of their own; ``step`` hands out what was finished meanwhile. An answer that the server
+Requests run in an event loop of their own; ``step`` hands out what was finished meanwhile. A completion that the server
 cuts, for new weights or for reasons of its own, is asked for again from where it was.
 """
 
@@ -38,7 +38,7 @@ ABORT_SECONDS = 0.05  # between two tries to abort: a request may not have reach
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a server decoded of an answer until it ended or was cut: N tokens, perhaps none."""
+    """What a server decoded of a completion until it ended or was cut: N tokens, perhaps none."""
 
     token_ids: NDArray[np.int64]  # [N]
     logprobs: NDArray[np.float32]  # [N] under the target distribution
@@ -56,16 +56,16 @@ class Server(Protocol):
 
     @property
     def recomputes(self) -> bool:
-        """Whether running answers' keys and values are computed again with new weights; else they stay."""
+        """Return whether new weights recompute running completions' keys and values; else they stay."""
 
     async def start(self) -> None:
         """Make it ready, however long that takes."""
 
     async def test(self) -> None:
-        """Look, once it is ready, whether it does what is asked of it."""
+        """Check, once it is ready, that it does what is asked of it."""
 
     def check(self, request: Request) -> None:
-        """``UserError`` for a request that it cannot serve."""
+        """Raise ``UserError`` for a request that it cannot serve."""
 
     async def generate(self, request: Request, written: Sequence[int]) -> Part:
         """Go on with a request after the tokens that are ``written``, to its end or until it is cut."""
@@ -77,20 +77,21 @@ class Server(Protocol):
         """Replace weights between two cycles. Names as in ``Policy.weights``; those that are not sent stay."""
 
     async def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Past answers to a prompt, see ``Engine.remember``; a server that does not draft from them does nothing."""
+        """Take past completions of a prompt, as ``Engine.remember``; a server that does not draft from them does
+        nothing."""
 
     async def rest(self) -> None:
-        """All answers were handed out: new weights may come next."""
+        """Take notice that all completions were handed out: new weights may come next."""
 
     def dead(self) -> str | None:
-        """Why it is known to be dead."""
+        """Return why it is known to be dead; None: it is not."""
 
     async def close(self) -> None:
         """End what was started."""
 
 
 class ServedEngine:
-    """See ``Engine``."""
+    """An ``Engine`` over a server."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class ServedEngine:
     ) -> None:
         """``head``: the checkpoint's, under its own names; ``dtype``: of the server's weights.
 
-        ``timeout``: seconds in which nothing is finished; ``retries``: cuts of an answer one after another.
+        ``timeout``: seconds in which nothing is finished; ``retries``: cuts of a completion one after another.
         """
         self.server, self.text, self.system, self.dtype = server, text, system, dtype
         self.max_length, self.timeout, self.retries = max_length, timeout, retries
@@ -123,7 +124,7 @@ class ServedEngine:
 
     @property
     def unfinished(self) -> int:
-        """Requests queued or running."""
+        """Return the number of requests queued or running."""
         return len(self._open)
 
     def add(self, request: Request) -> None:
@@ -140,7 +141,7 @@ class ServedEngine:
         future.add_done_callback(lambda ended: self._done.put((request.id, ended)))
 
     def step(self) -> list[Finished]:
-        """What was finished since the last step, as soon as there is something or after a short while."""
+        """Return what was finished since the last step, as soon as there is something or after a short while."""
         ended: list[tuple[int, Future[Completion]]] = []
         with suppress(Empty):
             ended.append(self._done.get(timeout=STEP_SECONDS if self._open else 0))
@@ -179,13 +180,13 @@ class ServedEngine:
         self._moved = time.monotonic()
 
     def configure(self, decoding: DecodingConfig) -> None:
-        """A server decodes as it was started."""
+        """Raise ``UserError`` for another system: a server decodes as it was started."""
         if decoding.system != self.system:
             why = f"{self.server.name} runs {self.system!r}"
             raise UserError(f"decoding.system={decoding.system!r} is not possible now: {why}")
 
     def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """See ``Engine``."""
+        """Hand past completions of a prompt to the server."""
         self.run(self.server.remember(prompt, answers))
 
     def close(self) -> None:
@@ -207,7 +208,7 @@ class ServedEngine:
         return future.result()
 
     async def _serve(self, request: Request) -> Completion:
-        """One answer to its end; one that is cut goes on where it was, unless it was aborted."""
+        """Return a request's completion once it ended; one that is cut goes on where it was, unless it was aborted."""
         answer, cuts = request.partial or nothing(), 0
         while request.id not in self._aborted:
             part = await self.server.generate(request, answer.token_ids.tolist())
@@ -236,7 +237,7 @@ class ServedEngine:
 
 
 def appended(before: Completion, part: Part, params: SamplingParams, text: TextOf, recomputed: bool) -> Completion:
-    """An answer and what was decoded after it; ``recomputed`` as ``Server.recomputes``.
+    """Return a completion with what was decoded after it; ``recomputed`` as ``Server.recomputes``.
 
     What went on with ``before`` began with a prefill of all of it: what counts as its context is what the part saw.
     """
@@ -256,7 +257,7 @@ def appended(before: Completion, part: Part, params: SamplingParams, text: TextO
 
 
 def _joined(before: Completion, part: Part) -> Trace | None:
-    """Of both; None if neither has one. Of tokens that came without one nothing is known."""
+    """Join both traces; return None if neither has one. Of tokens that came without one nothing is known."""
     traces = [(before.trace, len(before.token_ids)), (part.trace, len(part.token_ids))]
     tops = [trace.target_ids.shape[1] for trace, _ in traces if trace is not None]
     return joined([trace or unknown(count, tops[0]) for trace, count in traces]) if tops else None

@@ -30,7 +30,10 @@ class WeightUpdate:
 
     @property
     def selector(self) -> Selector:
-        """Which of the server's models take part. A frozen draft must not: loading would process its weights again."""
+        """Return which of the server's models take part.
+
+        A frozen draft must not: loading would process its weights again.
+        """
         if self.target and self.draft:
             return "all"
         return "target" if self.target else "draft"
@@ -64,7 +67,8 @@ def stored_head(folder: Path, layout: str, layers: int) -> dict[str, Tensor]:
 
 
 def _own_name(name: str, layout: str) -> str:
-    """``hidden_layernorm.weight`` -> ``hidden_norm.weight``; what is no own part belongs to the decoder layer."""
+    """Return our name of a part: ``hidden_norm.weight`` for ``hidden_layernorm.weight``; the rest is of the decoder
+    layer."""
     for own, theirs in LAYOUTS[layout].names.items():
         if name.startswith(theirs + "."):
             return own + name.removeprefix(theirs)
@@ -73,7 +77,7 @@ def _own_name(name: str, layout: str) -> str:
 
 @dataclass(slots=True)
 class WeightWatch:
-    """Compares a server's checksums before and after an update with what was sent.
+    """A comparison of a server's checksums before and after an update with what was sent.
 
     What was not sent must not change (a draft that was zeroed, or processed again), and what was sent with other
     values must change (a stale one). Values are compared as ``dtype``, the engine's.
@@ -110,5 +114,5 @@ class WeightWatch:
             raise EngineDied("the draft's weights changed while memory was released")
 
     def _mark(self, tensors: Mapping[str, Tensor]) -> str:
-        """A fingerprint of the beginning of each tensor: an update changes some of it, and it is soon read."""
+        """Return a fingerprint of the beginning of each tensor: an update changes some of it, and it is soon read."""
         return fingerprint({name: t.reshape(-1)[:SAMPLE] for name, t in tensors.items()}, self.dtype)

@@ -1,21 +1,21 @@
-"""The certificate's black box on answers that training has anyway: the trainer's own distributions are the reference.
+"""The certificate's black box on a job's own completions: the trainer's distributions are the reference.
 
 Which tokens may be bet on
 --------------------------
 A bet is fair if whether it is made, and on what, is settled before the token is drawn.
 
-- *Answers* are fixed by their numbers (``bebop.monitor.certified.chosen``), and weighed in the order of the prompts,
-  whenever they ended and whatever ended them.
+- *Completions* are fixed by their numbers (``bebop.monitor.certified.chosen``). They are weighed in the order of the
+  prompts, whenever they ended and whatever ended them.
 - Of a trajectory of several turns *one turn* is looked at, which is fixed by a number as well (``turn_looked_at``):
   that there is such a turn is settled before its first token is drawn. All that came before is its prompt. What losses
   of environments take away is gone: an environment that crashes on certain texts looks like an engine that avoids them.
-- *Places* in them are fixed by numbers as well (``window``): at most ``SPAN`` tokens of an answer, so that a reading
-  does not become dearer with long answers.
+- *Places* in them are fixed by numbers as well (``window``): at most ``SPAN`` tokens of a completion, so that a reading
+  does not become dearer with long completions.
 - *Weights*: a token counts if the weights that produced it, and all keys and values that it saw, are of one version
   that is at hand. Weights change between two cycles, at a moment that the trainer's clock sets, so a token's version is
   settled when its cycle begins. Whether it belongs to the cycle before the change or to the one after says nothing
   about it either: an exact system draws it from p in both cases, only that p is another one. The bound on staleness
-  keeps every version that occurs at hand, but for answers that were there before a resume, which the monitor leaves
+  keeps every version that occurs at hand, but for completions that were there before a resume, which the monitor leaves
   out.
 
 The distribution is softmax(logits / temperature) of the trainer's forward pass, in the dtype of its products, for older
@@ -50,19 +50,19 @@ from bebop.trajectory import Completion, Group, before
 
 log = logging.getLogger(__name__)
 
-SPAN = 256  # places of an answer that are looked at, at most
+SPAN = 256  # places of a completion that are looked at, at most
 ALPHA = 1e-4  # the chance of an alarm in a whole run without a fault
 LIMIT = -math.log(ALPHA)
 MOST = 1e6  # of a metric
 
-Places = dict[int, NDArray[np.int64]]  # version -> places of an answer
+Places = dict[int, NDArray[np.int64]]  # version -> places of a completion
 
 
 def window(number: int, limit: int) -> range:
-    """Places of pair ``number`` that may be looked at, where answers have up to ``limit`` tokens.
+    """Return the places of pair ``number`` that may be tested, where completions have up to ``limit`` tokens.
 
-    0-255, 256-511, 512-767, 1024-1279, 2048-2303, ... in turns: all parts of long answers are seen, and most often
-    those that answers have.
+    0-255, 256-511, 512-767, 1024-1279, 2048-2303, ... in turns: all parts of long completions are seen, and most often
+    those that completions have.
     """
     starts = [0]
     while (following := max(SPAN, 2 * starts[-1])) < limit:
@@ -72,7 +72,7 @@ def window(number: int, limit: int) -> range:
 
 
 def turn_looked_at(number: int, most: int) -> tuple[int, int]:
-    """The turn of pair ``number`` that is looked at, of at most ``most``, and the number of the pair among those of
+    """Return the turn of pair ``number`` that is tested, of at most ``most``, and the number of the pair among those of
     this turn: 0, 1, 2, 4, 8, ... in turns."""
     turns = [0]
     while (following := max(1, 2 * turns[-1])) < most:
@@ -81,7 +81,7 @@ def turn_looked_at(number: int, most: int) -> tuple[int, int]:
 
 
 def fair(completion: Completion, span: range, versions: Sequence[int]) -> Places:
-    """Places of an answer that may be bet on, by version: it is at hand, and all that they saw is of it."""
+    """Return the places of a completion that may be bet on, by version: it is at hand, and all they saw is of it."""
     own = completion.versions
     inside = np.arange(len(own))
     known = (own == completion.oldest) & np.isin(own, versions) & (inside >= span.start) & (inside < span.stop)
@@ -89,7 +89,7 @@ def fair(completion: Completion, span: range, versions: Sequence[int]) -> Places
 
 
 class Certifier:
-    """Holds the ledger of a run. All ranks make the same calls."""
+    """The ledger of a job. All ranks make the same calls."""
 
     def __init__(
         self, scorer: Scorer, old_policies: OldPolicies, config: JobConfig, rank: int = 0, world: int = 1
@@ -115,10 +115,10 @@ class Certifier:
 
     @torch.no_grad()
     def read(self, groups: Sequence[Group], since: int, version: int) -> Certified | None:
-        """Weigh two answers of each group, under ``version`` as the policy's weights of now; what the ledger says.
+        """Weigh two completions of each group, and return what the ledger says.
 
-        ``since``: see ``bebop.protocols.Trainer.certify``. None on ranks above 0, and where an answer is of an inexact
-        system.
+        ``since`` is that of ``bebop.protocols.Trainer.certify``, ``version`` that of the policy's weights. Return None
+        on ranks above 0, and where a completion is of an inexact system.
         """
         if not all(t.completion.exact for group in groups for t in group.trajectories):
             return None
@@ -140,7 +140,8 @@ class Certifier:
     def _places(
         self, groups: Sequence[Group], first: int, versions: Sequence[int]
     ) -> tuple[list[Answer], list[Places]]:
-        """The answers up to the last place that may be looked at, in the order of submission, and the fair places."""
+        """Return the completions up to the last place that may be tested, in the order of submission, and the fair
+        places."""
         limit, task = self.config.rollout.sampling.max_new_tokens, self.config.task
         most = task.environment.max_turns if task.turns else 1
         answers, places = [], []
@@ -165,7 +166,7 @@ class Certifier:
         return answers, places
 
     def _score(self, answers: Sequence[Answer], places: Sequence[Places], version: int) -> list[Scored]:
-        """This rank's share of the places of one version, whose weights the policy has at the moment."""
+        """Return this rank's share of the places of one version, whose weights the policy has at the moment."""
         chosen = [number for number, own in enumerate(places) if version in own]
         rows = [_row(answers[number]) for number in chosen]
         policy = self.scorer.policy
@@ -181,7 +182,7 @@ class Certifier:
         return scored
 
     def _hidden(self, packed: PackedRows) -> list[tuple[int, Tensor]]:
-        """Row number and hidden states [length, d] of each row."""
+        """Return row number and hidden states [length, d] of each row."""
         self.scorer.kept = []
         self.scorer(packed)
         [(_, hidden)], self.scorer.kept = self.scorer.kept, None
@@ -189,7 +190,7 @@ class Certifier:
         return [(row, states) for row, states in rows if row >= 0]
 
     def _logits(self, states: Tensor, at: Tensor, weight: Tensor) -> Tensor:
-        """Logits [2, n, V] behind some places of a row, and behind the place before each (the first: its own)."""
+        """Return logits [2, n, V] behind some places of a row, and behind the place before each (first: its own)."""
         index = torch.stack([at, (at - 1).clamp_min(0)]).to(states.device)
         dtype = torch.bfloat16 if self.scorer.mixed else states.dtype
         head: Any = self.scorer.backbone.get_output_embeddings()
@@ -197,7 +198,7 @@ class Certifier:
         return functional.linear(states[index].to(dtype), weight.to(dtype), bias)
 
     def _gathered(self, scored: list[Scored]) -> list[Scored]:
-        """All ranks' parts on rank 0, in the order of answers and places."""
+        """Return all ranks' parts on rank 0, in the order of completions and places."""
         parts: list[Any] = [scored]
         if self.world > 1:
             parts = [None] * self.world
@@ -205,7 +206,7 @@ class Certifier:
         return sorted((one for part in parts for one in part or ()), key=lambda one: (one.answer, int(one.places[0])))
 
     def _certified(self) -> Certified:
-        """What the ledger says by now."""
+        """Return what the ledger says by now."""
         ledger = self.ledger
         evidence = ledger.evidence()
         bounds = [one.tv for one in evidence if one.tv is not None]
@@ -221,7 +222,7 @@ class Certifier:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on with the same evidence; rank 0's is the one that counts."""
+        """Return what a resumed run needs to go on with the same evidence; rank 0's is the one that counts."""
         return {"since": self.since, "ledger": self.ledger.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -235,7 +236,7 @@ class Certifier:
 
 
 def _row(answer: Answer) -> Row:
-    """An answer for the trainer's forward pass."""
+    """Return a completion for the trainer's forward pass."""
     assert answer.logprobs is not None and answer.versions is not None
     completion = Completion(
         token_ids=answer.token_ids, logprobs=answer.logprobs.astype(np.float32), versions=answer.versions

@@ -1,4 +1,4 @@
-"""Distributions of answers as the certificate's black box takes them: rows of the trainer's logits to a ``Block``."""
+"""From rows of the trainer's logits to a ``Block``, as the certificate's black box takes them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ COLUMNS = 1024  # of a block; of a larger vocabulary the likeliest tokens have o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """Some places of an answer under one version's weights; columns as in a ``Block``, on the CPU."""
+    """Some places of a completion under one version's weights; columns as in a ``Block``, on the CPU."""
 
     answer: int  # its number in the reading
     places: Tensor  # [n]
@@ -28,7 +28,7 @@ class Scored:
 def score(
     number: int, answer: Answer, places: Tensor, logits: Tensor, temperature: float, stops: Sequence[int]
 ) -> Scored:
-    """Places [n] of an answer, given the logits [2, n, V] there and at the place before each."""
+    """Score places [n] of a completion, given the logits [2, n, V] there and at the place before each."""
     logits = logits.double()
     p, before = (logits / temperature).softmax(-1)
     raw = None if temperature == 1.0 else logits[0].softmax(-1)
@@ -48,8 +48,8 @@ def score(
 
 
 def likely(tables: Sequence[Tensor], last: Tensor, stops: Sequence[int], count: int) -> Tensor:
-    """Ids [n, count] that get columns, known before the token is: the likeliest under any of ``tables`` [n, V], the
-    token before [n], and those that end answers. In order; the last column is -1, all others."""
+    """Return the ids [n, count] that get columns, known before the token is: the likeliest under any of ``tables`` [n,
+    V], the token before [n], and those that end completions. They are in order; the last column is -1, all others."""
     rank = torch.stack(list(tables)).amax(0)
     rank.scatter_(1, last[:, None], torch.inf)
     rank[:, list(stops)] = torch.inf
@@ -58,19 +58,19 @@ def likely(tables: Sequence[Tensor], last: Tensor, stops: Sequence[int], count: 
 
 
 def narrow(probs: Tensor, ids: Tensor) -> Tensor:
-    """Distributions [n, V] over the columns ``ids`` [n, M], the last of which takes what is left."""
+    """Return distributions [n, V] over the columns ``ids`` [n, M], the last of which takes what is left."""
     own = probs.gather(1, ids[:, :-1])
     return torch.cat([own, (1 - own.sum(1, keepdim=True)).clamp_min(0)], 1)
 
 
 def cells(ids: Tensor, tokens: Tensor) -> Tensor:
-    """The column [N] of each token [N]: its own, or the last."""
+    """Return the column [N] of each token [N]: its own, or the last."""
     own = ids == tokens[:, None]
     return torch.where(own.any(1), own.int().argmax(1), ids.shape[1] - 1)
 
 
 def seen(answer: Answer, one: Scored) -> Tensor:
-    """Whether the token of each column occurred before each place [n, M]."""
+    """Return whether the token of each column occurred before each place, [n, M]."""
     width = one.probs.shape[1] if one.ids is None else int(one.ids.max()) + 1
     never = np.iinfo(np.int64).max
     first = torch.full((width,), never)
@@ -83,7 +83,7 @@ def seen(answer: Answer, one: Scored) -> Tensor:
 
 
 def block_of(answers: Sequence[Answer], scored: Sequence[Scored], stops: tuple[int, ...]) -> Block:
-    """What the ledger is shown: the places of all parts, in order. Engines report log p at the temperature."""
+    """Return what the ledger is shown: the places of all parts, in order. Engines report log p at the temperature."""
     starts = np.cumsum([0, *(len(answer.token_ids) for answer in answers)])
     index = torch.cat([int(starts[one.answer]) + one.places for one in scored])
     common = {name: None if own is None else own[index] for name, own in columns(answers).items()}
@@ -109,6 +109,6 @@ def block_of(answers: Sequence[Answer], scored: Sequence[Scored], stops: tuple[i
 
 
 def _tokens(answer: Answer) -> tuple[Tensor, Tensor]:
-    """The tokens of an answer [T], and the one before each."""
+    """Return the tokens of a completion [T], and the one before each."""
     own = torch.from_numpy(answer.token_ids)
     return own, torch.cat([torch.tensor(answer.prompt[-1:], dtype=torch.int64), own])[: len(own)]

@@ -16,7 +16,7 @@ _HOMES = {"certify": "api", "Certificate": "certificate", "NotCertified": "certi
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, imported when they are asked for: the statistics here are also used where no engine is."""
+    """Import a public name when it is asked for: the statistics here are also used where no engine is."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -35,7 +35,7 @@ Writes certificate.json and report.html to dir. Exit code: 0 pass, 1 fail, 3 inc
 
 
 def main(arguments: list[str]) -> int:
-    """Parse, examine, say what was found; the exit code."""
+    """Make a certificate from command-line arguments and return the exit code."""
     if (group := asked(arguments)) is not None:
         text = HELP.format(groups=overview(CertifyConfig))
         sys.stdout.write(about(CertifyConfig, group) if group else text)
@@ -52,7 +52,6 @@ def main(arguments: list[str]) -> int:
 
 
 def _certified(config: CertifyConfig, overrides: Sequence[str]) -> int:
-    """Make the certificate and keep it."""
     from bebop.certify.report import write_page
     from bebop.certify.run import make_run  # torch and transformers take seconds; errors should not wait
 

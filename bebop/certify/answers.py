@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """What an engine gave for one request; one that did not end is an answer, too."""
+    """What an engine gave for one request; one that did not end counts, too."""
 
     request: int  # place in the order of submission; 2i and 2i + 1 have the same prompt and seeds of their own
     prompt: tuple[int, ...]  # [P]
@@ -26,7 +26,7 @@ class Answer:
     logprobs: NDArray[np.float64] | None = None  # [T] as the engine reports them
     finish_reason: str = "stop"  # stop, length or abort
     seed: int | None = None
-    stops: tuple[int, ...] = ()  # tokens that end an answer
+    stops: tuple[int, ...] = ()  # tokens that end a completion
     limit: int | None = None  # max_new_tokens
     cycles: tuple[int, ...] | None = None  # tokens emitted by each cycle, where the engine says
     versions: NDArray[np.int64] | None = None  # [T] of the weights, where it says
@@ -35,7 +35,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Block:
-    """A cohort of answers under a reference: N positions, answer after answer in the order of submission.
+    """A cohort of completions under a reference: N positions, completion after completion in the order of submission.
 
     Distributions are over M columns: all of the vocabulary, or where the reference knows the likeliest tokens alone,
     those of each row and one for all others (``ids``). fp64.
@@ -45,25 +45,25 @@ class Block:
     cells: Tensor  # [N] its column
     probs: Tensor  # [N, M] the claimed distribution, fully processed
     logprobs: Tensor  # [N] log p of the token itself, which in a column for all others is not that of its column
-    request: Tensor  # [N] whose answer, ``Answer.request``
-    position: Tensor  # [N] in the answer, from 0
+    request: Tensor  # [N] whose completion, ``Answer.request``
+    position: Tensor  # [N] in the completion, from 0
     last: Tensor  # [N] the token before it
     stops: tuple[int, ...]
     ids: Tensor | None = None  # [N, M] the token of each column, -1 for all others; None: columns are ids
     before: Tensor | None = None  # [N, M] the claimed distribution of the position before, over the same columns
     raw: Tensor | None = None  # [N, M] softmax(logits) where the claim is another
     draft: Tensor | None = None  # [N, M] a guess at what drafts are drawn from, such as an MTP head's first draft
-    seen: Tensor | None = None  # [N, M] whether the token occurred in prompt or answer
+    seen: Tensor | None = None  # [N, M] whether the token occurred in prompt or completion
     cycle: Tensor | None = None  # [N] place in its decoding cycle, from 0; -1: not known
     reported: Tensor | None = None  # [N] log-prob as the engine reports it, nan: not there
     declared: Tensor | None = None  # [N] what it should be: log p raw, at the temperature, or fully processed
-    twin: Tensor | None = None  # [N] token of an earlier answer after the very same context, -1: there is none
+    twin: Tensor | None = None  # [N] token of an earlier completion after the very same context, -1: there is none
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def part(self, start: int, stop: int) -> "Block":
-        """Positions ``start`` to ``stop``."""
+        """Return positions ``start`` to ``stop``."""
         own = {name: getattr(self, name) for name in self.__slots__}
         cut: dict[str, Any] = {name: value[start:stop] for name, value in own.items() if isinstance(value, Tensor)}
         return replace(self, **cut)
@@ -73,8 +73,8 @@ class Block:
 
 
 def columns(answers: Sequence[Answer]) -> dict[str, Tensor | None]:
-    """Fields of a ``Block`` by name: ``tokens``, ``request``, ``position``, ``last``, ``cycle``, ``reported``,
-    ``twin``, each [N]; the last three are None where no answer has them."""
+    """Return fields of a ``Block`` by name: ``tokens``, ``request``, ``position``, ``last``, ``cycle``, ``reported``
+    and ``twin``, each [N]. The last three are None where no completion has them."""
     counts = torch.tensor([len(answer.token_ids) for answer in answers], dtype=torch.long)
     requests = torch.tensor([answer.request for answer in answers], dtype=torch.long)
     return {
@@ -89,7 +89,7 @@ def columns(answers: Sequence[Answer]) -> dict[str, Tensor | None]:
 
 
 def reported(answers: Sequence[Answer]) -> Tensor | None:
-    """Log-probs [N] as engines report them, nan where one gives none; None where none does."""
+    """Return log-probs [N] as engines report them, nan where one gives none; None where none does."""
     if all(answer.logprobs is None for answer in answers):
         return None
     nothing = [np.full(len(answer.token_ids), np.nan) for answer in answers]
@@ -98,7 +98,8 @@ def reported(answers: Sequence[Answer]) -> Tensor | None:
 
 
 def cycles(answers: Sequence[Answer]) -> Tensor | None:
-    """Place of each token in its decoding cycle [N], from 0; -1 where an answer does not say; None where none does."""
+    """Return the place of each token in its decoding cycle [N], from 0; -1 where a completion does not say, None where
+    none does."""
     if all(answer.cycles is None for answer in answers):
         return None
     found = []
@@ -110,9 +111,9 @@ def cycles(answers: Sequence[Answer]) -> Tensor | None:
 
 
 def twins(answers: Sequence[Answer]) -> Tensor | None:
-    """The token that an earlier answer of the cohort has after the very same context [N], -1: there is none.
+    """Return the token that an earlier completion of the cohort has after the very same context [N], -1: there is none.
 
-    Requests 2i and 2i + 1 ask for the same prompt; as far as their answers agree, the second one's tokens are held
+    Requests 2i and 2i + 1 ask for the same prompt; as far as their completions agree, the second one's tokens are held
     against the first one's.
     """
     earlier = {answer.request: answer for answer in answers}
@@ -121,7 +122,7 @@ def twins(answers: Sequence[Answer]) -> Tensor | None:
 
 
 def seen(answers: Sequence[Answer], ids: Tensor | None, vocabulary: int) -> Tensor:
-    """Whether a column's token occurred in prompt or answer before the position [N, M] (bool).
+    """Return whether a column's token occurred in prompt or completion before the position, [N, M] (bool).
 
     ``ids`` [N, M]: the token of each column, -1 for all others, which never counts as seen; None: columns are ids.
     """
@@ -144,7 +145,7 @@ def seen(answers: Sequence[Answer], ids: Tensor | None, vocabulary: int) -> Tens
 
 
 def _before(answer: Answer) -> list[int]:
-    """The token before each one of the answer; -1 where there is none."""
+    """Return the token before each one of the completion; -1 where there is none."""
     return [*(answer.prompt[-1:] or (-1,)), *answer.token_ids.tolist()][: len(answer.token_ids)]
 
 

@@ -15,7 +15,7 @@ from bebop.certify.model_reference import processed
 from bebop.certify.run import Plan, Run, Setting
 from bebop.trajectory import SamplingParams
 
-# (prompt [P], answer [T]) -> logits [T, V] that each token of the answer was drawn under, teacher-forced.
+# (prompt [P], completion [T]) -> logits [T, V] that each token of the completion was drawn under, teacher-forced.
 Score = Callable[[Sequence[int], Sequence[int]], Tensor | NDArray[Any]]
 
 
@@ -29,22 +29,22 @@ def certify(
     tokens: int = 20_000,
     **options: Any,
 ) -> Certificate:
-    """Does ``sample`` draw from the distribution that ``score`` gives, at these sampling parameters?
+    """Certify that ``sample`` draws from the distribution that ``score`` gives at these sampling parameters.
 
     Args:
-        sample: (prompts, seeds, max_new_tokens) -> an answer each, (token ids, log-probs or None); a stop token is
+        sample: (prompts, seeds, max_new_tokens) -> a completion each, (token ids, log-probs or None); a stop token is
             its last.
-        score: (prompt, answer) -> logits [T, V] before temperature and truncation; None: no reference, so no pass.
+        score: (prompt, completion) -> logits [T, V] before temperature and truncation; None: no reference, so no pass.
         prompts: token ids; asked again, with other seeds, when there are no more.
         vocabulary: V.
         params: the claim: temperature, truncation, ``max_new_tokens``, ``stop_token_ids``; None: the defaults.
-        tokens: of answers, at which it ends.
+        tokens: of completions, at which it ends.
         options: further fields of ``Plan``: ``alpha``, ``limit_tv``, ``logprobs``, ``dtype``, ``cohort``, ``seed``,
             ``stop_when_found``, ``progress``.
 
     Raises:
         ValueError: ``prompts`` is empty, or ``score`` gives other shapes.
-        UserError: ``sample`` gives no answers.
+        UserError: ``sample`` gives no completions.
     """
     if not prompts:
         raise ValueError("prompts is empty: give at least one")
@@ -63,11 +63,11 @@ class ScoreReference:
         self.score = score
 
     def describe(self) -> dict[str, Any]:
-        """See ``Reference``."""
+        """Return the function's name."""
         return {"function": getattr(self.score, "__qualname__", repr(self.score))}
 
     def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
-        """See ``Reference``."""
+        """Return the distributions at every position of a cohort."""
         answers = [answer for answer in answers if len(answer.token_ids)]
         parts: dict[str, list[Tensor]] = {"probs": [], "before": [], "raw": []}
         for answer in answers:
@@ -92,7 +92,7 @@ class ScoreReference:
         )
 
     def _logits(self, answer: Answer) -> Tensor:
-        """[T, V]; ``ValueError`` if there are not as many rows as tokens."""
+        """Return logits [T, V]; raise ``ValueError`` if there are not as many rows as tokens."""
         ids = answer.token_ids.tolist()
         rows = torch.as_tensor(np.asarray(self.score(answer.prompt, ids))).double()
         if rows.ndim != 2 or len(rows) != len(ids):

@@ -1,22 +1,25 @@
 """A server by address, asked by a certificate: many calls side by side, retries where they change nothing, Ctrl-C.
 
 A sample is asked for again only where nothing can have been drawn yet: whoever asks again after a timeout prefers short
-answers, and a certificate would be about those.
+completions, and a certificate would be about those.
 """
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import aiohttp
+import numpy as np
 
+from bebop.certify.answers import Answer
 from bebop.errors import UserError
+from bebop.rollout.engine import Request
+from bebop.rollout.http_client import Busy, HttpClient, HttpReply, NoReply
 
 REFUSED = (429, 503)  # before anything was drawn
 FAILED = (500, 502, 504)  # worth another try if asking twice is harmless
-FIRST_WAIT = 0.5  # seconds before the second try; doubled each time, plus up to as much again by chance
-GRACE = 10.0  # seconds for answers that were ended to come back
+GRACE = 10.0  # seconds for completions that were ended to come back
+NOTHING_DRAWN = (Busy, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 Result = TypeVar("Result")
 End = Callable[[], Awaitable[None]]
 
@@ -28,17 +31,17 @@ class Server:
         self, url: str, *, key: str | None = None, key_name: str = "", timeout: float = 600.0, retries: int = 4
     ) -> None:
         """``key_name``: the environment variable of the key, for messages; ``timeout`` of one call, in seconds."""
-        self.url, self.key_name, self.retries, self.timeout = url.rstrip("/"), key_name, retries, timeout
-        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # Connections are not used again: a sample that may have come through must not be asked for twice.
+        self.client = HttpClient(url, key, timeout=timeout, keep_alive=False)
+        self.url, self.key_name, self.retries, self.timeout = self.client.url, key_name, retries, timeout
         self._runner = asyncio.Runner()
-        self._session: aiohttp.ClientSession | None = None
 
     def run(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """One call from code that is not asynchronous."""
+        """Wait for one call, in code that is not asynchronous."""
         return self._runner.run(call)
 
     def together(self, calls: Sequence[Coroutine[Any, Any, Result]], end: End | None = None) -> list[Result | None]:
-        """Results of calls side by side, in their order; the first error ends all.
+        """Return the results of calls side by side, in their order; the first error ends all.
 
         Interrupted (``KeyboardInterrupt``), it lets ``end`` end what is running, waits ``GRACE`` seconds at most and
         gives what is there: None for a call without a result.
@@ -50,66 +53,64 @@ class Server:
             return self._runner.run(_rest(tasks, end))
 
     async def get(self, name: str) -> Any:
-        """What is at an address; None where there is nothing (404)."""
+        """Return what is at an address; None where there is nothing (404)."""
         return await self.ask("GET", name, None, again=True)
 
     async def ask(self, method: str, name: str, payload: Mapping[str, Any] | None, *, again: bool) -> Any:
-        """The JSON that a call gives, None for 404. ``again``: asking twice is harmless, as nothing is drawn."""
-        for attempt in range(self.retries + 1):
-            if attempt:
-                await asyncio.sleep(FIRST_WAIT * 2 ** (attempt - 1) * (1 + random.random()))
-            try:
-                async with self._opened().request(method, f"{self.url}/{name}", json=payload) as response:
-                    if response.status not in (REFUSED + FAILED if again else REFUSED):
-                        return await self._read(response, name)
-                    problem = f"is not ready: status {response.status}"
-            except aiohttp.ClientConnectorError as error:
-                problem = f"is not there: {error.strerror or error}"
-            except aiohttp.ConnectionTimeoutError:
-                problem = "is not there: nobody answers"
-            except TimeoutError:
-                raise UserError(
-                    f"{self.url}/{name} gave no answer in engine.timeout={self.timeout:g} seconds: raise it, or ask "
-                    "for shorter answers (sampling.max_new_tokens)"
-                ) from None
-            except (aiohttp.ClientError, ConnectionError) as error:
-                problem = f"dropped the connection: {str(error) or type(error).__name__}"
-                if not again:
-                    break
-        raise UserError(f"{self.url} {problem} (asked {attempt + 1} times): start the server, or set engine.url")
+        """Return the JSON that a call gives, None for 404.
+
+        ``again``: asking twice is harmless, as nothing is drawn.
+        """
+
+        def retry(error: Exception) -> bool:
+            return isinstance(error, NOTHING_DRAWN) or (again and not isinstance(error, TimeoutError))
+
+        busy = REFUSED + FAILED if again else REFUSED
+        try:
+            reply = await self.client.call(method, name, payload, tries=self.retries + 1, busy=busy, retry=retry)
+        except NoReply as failure:
+            raise UserError(self._explain(name, failure)) from None
+        return self._read(reply, name)
 
     def close(self) -> None:
         """Drop connections; the server stays."""
-        if self._session is not None:
-            self._runner.run(self._session.close())
-            self._session = None
+        self._runner.run(self.client.close())
         self._runner.close()
 
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            # A connection that is kept may be closed by the server just as it is used again: whether the request came
-            # through, nobody knows, and a sample must not be asked for twice.
-            connector = aiohttp.TCPConnector(limit=0, force_close=True)
-            limits = aiohttp.ClientTimeout(total=self.timeout, sock_connect=min(self.timeout, 10.0))
-            self._session = aiohttp.ClientSession(headers=self.headers, timeout=limits, connector=connector)
-        return self._session
+    def _explain(self, name: str, failure: NoReply) -> str:
+        error = failure.error
+        match error:
+            case aiohttp.ClientConnectorError():
+                problem = f"is not there: {error.strerror or error}"
+            case aiohttp.ConnectionTimeoutError():
+                problem = "is not there: nobody answers"
+            case TimeoutError():
+                return (
+                    f"{self.url}/{name} gave no answer in engine.timeout={self.timeout:g} seconds: raise it, or ask "
+                    "for shorter answers (sampling.max_new_tokens)"
+                )
+            case Busy():
+                problem = f"is not ready: {error}"
+            case _:
+                problem = f"dropped the connection: {str(error) or type(error).__name__}"
+        return f"{self.url} {problem} (asked {failure.tries} times): start the server, or set engine.url"
 
-    async def _read(self, response: aiohttp.ClientResponse, name: str) -> Any:
-        if response.status in (401, 403):
+    def _read(self, reply: HttpReply, name: str) -> Any:
+        if reply.status in (401, 403):
             raise UserError(f"{self.url} refuses the key: set the variable {self.key_name} (engine.api_key_env) to it")
-        if response.status == 404:
+        if reply.status == 404:
             return None
-        if response.status >= 400:
-            raise UserError(f"{self.url}/{name} refuses a request: {_line(await response.text())}")
+        if reply.status >= 400:
+            raise UserError(f"{self.url}/{name} refuses a request: {_line(reply.text)}")
         try:
-            return await response.json(content_type=None)
+            return reply.json()
         except ValueError:
-            found = _line(await response.text())
+            found = _line(reply.text)
             raise UserError(f"{self.url}/{name} answers no JSON, but {found!r}: is engine.url right?") from None
 
 
 async def _all(calls: Sequence[Coroutine[Any, Any, Result]], tasks: list[asyncio.Task[Result]]) -> list[Result]:
-    """Results of all, while ``tasks`` shows them to whoever has to clean up."""
+    """Return the results of all, while ``tasks`` shows them to whoever has to clean up."""
     tasks += [asyncio.create_task(call) for call in calls]
     if not tasks:
         return []
@@ -124,10 +125,8 @@ async def _all(calls: Sequence[Coroutine[Any, Any, Result]], tasks: list[asyncio
     return [task.result() for task in tasks]
 
 
-async def _rest(
-    tasks: Sequence[asyncio.Task[Result]], end: Callable[[], Awaitable[None]] | None
-) -> list[Result | None]:
-    """What is there soon after an interruption."""
+async def _rest(tasks: Sequence[asyncio.Task[Result]], end: End | None) -> list[Result | None]:
+    """Return what is there soon after an interruption."""
     if end is not None:
         await end()
         if tasks:
@@ -140,3 +139,42 @@ async def _rest(
 
 def _line(text: str) -> str:
     return " ".join(text.split())[:300]
+
+
+# ---- requests to servers, and their completions
+
+
+def refuse(request: Request, vocabulary: int | None) -> None:
+    """Raise ``UserError`` for another claim than by tokens, and for prompts of another model.
+
+    ``vocabulary``: of the server; None: it looks itself.
+    """
+    if request.params.stop:
+        raise UserError(
+            f"sampling.stop={list(request.params.stop)} is not possible: a served answer is certified by its tokens, "
+            "and ends with stop tokens alone"
+        )
+    ids = request.token_ids
+    if not ids or min(ids) < 0:
+        raise UserError(f"prompt {list(ids)[:8]} is not possible: give one or more token ids, 0 or above")
+    if vocabulary is not None and max(ids) >= vocabulary:
+        raise UserError(
+            f"a prompt has token {max(ids)}, but the server's vocabulary has {vocabulary}: is model.path the model "
+            "that it serves?"
+        )
+
+
+def fields(request: Request) -> dict[str, Any]:
+    """Return the fields of an ``Answer`` that are known before it is asked for."""
+    params = request.params
+    return {
+        "request": request.id,
+        "prompt": request.token_ids,
+        "stops": params.stop_token_ids,
+        "limit": params.max_new_tokens,
+    }
+
+
+def unanswered(request: Request) -> Answer:
+    """Return the answer to a request that was interrupted before anything came back."""
+    return Answer(**fields(request), token_ids=np.zeros(0, dtype=np.int64), finish_reason="abort")

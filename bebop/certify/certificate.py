@@ -32,12 +32,12 @@ class NotCertified(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A position that told much, with what was written before it."""
+    """A position with much evidence, and what was written before it."""
 
     request: int
     position: int
     token: str
-    context: str  # the end of prompt and answer before it
+    context: str  # the end of prompt and completion before it
     gain: float  # what it added to ln E of the winning direction
 
 
@@ -49,7 +49,7 @@ class SettingResult:
     sampling: dict[str, Any]
     weight: float  # of its evidence in the whole
     answers: int
-    unfinished: int  # answers that did not end, which count like the others
+    unfinished: int  # completions that did not end, which count like the others
     tokens: int
     log_e: float
     history: tuple[tuple[int, float], ...]  # tokens, ln E
@@ -61,7 +61,10 @@ class SettingResult:
 
     @property
     def bound(self) -> float | None:
-        """Largest upper bound of the total variation per token over all directions; None: nothing is bounded."""
+        """Return the largest upper bound of the total variation per token over all directions;
+
+        None: nothing is bounded.
+        """
         bounds = [one.tv for one in self.evidence if one.tv is not None]
         return max(bounds, default=None)
 
@@ -91,34 +94,37 @@ class Certificate:
 
     @property
     def exit_code(self) -> int:
-        """0 pass, 1 fail, 3 inconclusive."""
+        """Return 0 for pass, 1 for fail and 3 for inconclusive."""
         return EXIT_CODES[self.verdict]
 
     @property
     def tokens(self) -> int:
-        """Tokens at all settings."""
+        """Return the tokens of all settings."""
         return sum(one.tokens for one in self.settings)
 
     @property
     def bound(self) -> float | None:
-        """Largest total variation a token that no setting excludes."""
+        """Return the largest total variation per token that no setting excludes; None: nothing is bounded."""
         bounds = [one.bound for one in self.settings]
         known = [bound for bound in bounds if bound is not None]
         return max(known) if known and len(known) == len(bounds) else None
 
     def require_pass(self) -> "Certificate":
-        """Itself; ``NotCertified`` unless the verdict is ``pass``: one line of another project's tests."""
+        """Return the certificate; raise ``NotCertified`` unless the verdict is ``pass``.
+
+        It is for other projects' tests.
+        """
         if self.verdict != "pass":
             raise NotCertified(f"{self.sentence} {self.advice}")
         return self
 
     def to_json(self) -> str:
-        """As ``certificate.json``; what JSON does not have (an infinite e-value) is null."""
+        """Return ``certificate.json``; what JSON does not have (an infinite e-value) is null."""
         content = {"format": FORMAT, **_finite(dataclasses.asdict(self))}
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
     def write(self, folder: Path) -> Path:
-        """``certificate.json`` in a folder that exists; where it is."""
+        """Write ``certificate.json`` into a folder that exists, and return its path."""
         path = folder / FILE
         with writing(path):
             write_text(path, self.to_json())
@@ -198,7 +204,7 @@ LEAN, LEAN_OF_FEW = 0.05, 0.5  # difference of evidence for log-probs too high a
 
 
 def cause(evidence: Sequence[Evidence], *, structure: bool = False) -> Cause:
-    """What is likely wrong, given that something is; ``structure``: a rule was broken that no sampler may break.
+    """Return what is likely wrong, given that something is; ``structure``: a rule was broken that no sampler may break.
 
     The strongest direction names it. Where tokens say only that they are off, and not how, reported log-probs may.
     """
@@ -220,7 +226,7 @@ def _named(name: str) -> Cause:
 
 
 def _base(one: Evidence) -> str:
-    """The direction without its place in the cycle."""
+    """Return the direction without its place in the cycle."""
     return one.name.partition("@")[0]
 
 
@@ -235,7 +241,9 @@ def _of_direction(one: Evidence, all_of_them: Sequence[Evidence]) -> str:
 
 
 def _of_reports(evidence: Sequence[Evidence]) -> str:
-    """Tokens drawn from what is reported have it too high, tokens drawn from p too low; small errors are of weights.
+    """Return the cause that wrong log-probs point to.
+
+    Tokens drawn from what is reported have it too high, tokens drawn from p too low; small errors come from weights.
 
     A distribution that was truncated in secret is higher at all that is left of it.
     """
@@ -257,7 +265,7 @@ LOW_ACCEPTANCE = 0.2  # of tested drafts; below, drafting costs more than it giv
 
 
 def merged(parts: Sequence[tuple[float, float]]) -> float:
-    """ln of the weighted sum of e-values, given (weight, ln e) with weights that add up to at most 1."""
+    """Return ln of the weighted sum of e-values, given (weight, ln e) with weights that add up to at most 1."""
     if sum(weight for weight, _ in parts) > 1 + 1e-9:
         raise ValueError("weights of e-values may not add up to more than 1")
     logs = [math.log(weight) + log_e for weight, log_e in parts if weight > 0]
@@ -268,8 +276,10 @@ def merged(parts: Sequence[tuple[float, float]]) -> float:
 def decide(
     log_e: float, alpha: float, limit_tv: float, structure: Sequence[str], bounds: Sequence[float | None]
 ) -> Verdict:
-    """``fail`` at ln E >= ln 1/alpha or where a rule was broken that no sampler may break; ``pass`` only if all bounds
-    lie below the limit: no evidence against is not evidence for."""
+    """Return ``fail`` at ln E >= ln 1/alpha or where a rule was broken that no sampler may break.
+
+    It is ``pass`` only if all bounds lie below the limit: no evidence against is not evidence for.
+    """
     if structure or log_e >= math.log(1 / alpha):
         return "fail"
     known = [bound for bound in bounds if bound is not None]
@@ -289,7 +299,7 @@ def words(
     referenced: bool,
     complete: bool = True,
 ) -> tuple[str, str]:
-    """What was found, and what to do about it."""
+    """Return what was found, and what to do about it."""
     if verdict == "fail":
         return _failed(engine, tokens, log_e, cause, structure)
     if verdict == "pass":
@@ -331,12 +341,12 @@ def _failed(engine: str, tokens: int, log_e: float, cause: Cause | None, structu
 
 
 def share(value: float) -> str:
-    """A probability in per cent, with two digits that mean something."""
+    """Return a probability in per cent, with two digits that mean something."""
     return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.2g} %"
 
 
 def warnings_of(settings: Sequence[SettingResult]) -> tuple[str, ...]:
-    """What is no fault of the distribution, and yet worth a line."""
+    """Return what is no fault of the distribution, and yet worth a line."""
     found = []
     for one in settings:
         if one.acceptance is not None and one.acceptance < LOW_ACCEPTANCE:

@@ -28,7 +28,7 @@ class Tolerance:
     share: float = 0.0  # of tokens; with one of more than 0, three tokens are always forgiven
 
     def met(self, off: Tensor) -> bool:
-        """Whether log-probs that are off by so many nats [N] are as close as that."""
+        """Return whether log-probs that are off by so many nats [N] are within the tolerance."""
         return int((off > self.nats).sum()) <= (3 + self.share * len(off) if self.share else 0)
 
 
@@ -43,7 +43,7 @@ TOLERANCES = {
 
 
 def tolerance(dtype: str) -> Tolerance:
-    """That of an engine in a precision; ``UserError`` for one that is not known."""
+    """Return the tolerance of an engine in a precision; raise ``UserError`` for one that is not known."""
     if dtype not in TOLERANCES:
         raise UserError(f"dtype={dtype!r}: no tolerance of log-probs is known; choose one of {', '.join(TOLERANCES)}")
     return TOLERANCES[dtype]
@@ -59,7 +59,8 @@ class Found:
 
 
 def candidates(block: Block, temperature: float) -> dict[Mode, Tensor]:
-    """Log-probs [N] of the block's tokens as each mode has them; a mode that the block does not know is left out.
+    """Return log-probs [N] of the block's tokens as each mode has them; a mode that the block does not know is left
+    out.
 
     At a temperature other than 1 the log-prob at the temperature takes the whole row. A repetition penalty, where there
     is one, is in ``processed`` alone.
@@ -82,7 +83,7 @@ def candidates(block: Block, temperature: float) -> dict[Mode, Tensor]:
 
 
 def find_mode(reported: Tensor | None, candidates: Mapping[Mode, Tensor]) -> Found:
-    """The mode that reported log-probs [N] are nearest to, by the median: one token in a hundred may be wrong."""
+    """Return the mode that reported log-probs [N] are nearest to, by the median: some tokens may be wrong."""
     if reported is None or reported.isnan().all():
         return Found(mode="none", distances={})
     distances: dict[str, float] = {}
@@ -102,7 +103,8 @@ def find_mode(reported: Tensor | None, candidates: Mapping[Mode, Tensor]) -> Fou
 
 
 def declare(block: Block, mode: Mode, temperature: float) -> Block:
-    """The block with ``declared`` as a mode has it; ``UserError`` if the reference does not know enough for it."""
+    """Return the block with ``declared`` as a mode has it; raise ``UserError`` if the reference does not know enough
+    for it."""
     if mode == "none" or block.reported is None:
         return replace(block, reported=None, declared=None)
     known = candidates(block, temperature)
@@ -115,7 +117,7 @@ def declare(block: Block, mode: Mode, temperature: float) -> Block:
 
 
 def check_reported(block: Block, dtype: str, most: int = 20) -> list[Finding]:
-    """Tokens of a cohort whose reported log-prob is not the declared one, the first ``most``.
+    """Return the first ``most`` tokens of a cohort whose reported log-prob is not the declared one.
 
     ``dtype``: the engine's precision. Where some are forgiven, all are findings once there are more.
     """

@@ -24,10 +24,10 @@ class Direction(Protocol):
     """A distribution r [n, M] that need not be written out."""
 
     def at(self, cells: Tensor) -> Tensor:
-        """r of columns [n, R]."""
+        """Return r of columns [n, R]."""
 
     def tv(self, p: Tensor) -> Tensor:
-        """Total variation from p, [n]."""
+        """Return the total variation from p, [n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Table:
     r: Tensor  # [n, M]
 
     def at(self, cells: Tensor) -> Tensor:
-        """r of columns [n, R]."""
+        """Return r of columns [n, R]."""
         return self.r.gather(1, cells)
 
     def tv(self, p: Tensor) -> Tensor:
-        """Total variation from p, [n]."""
+        """Return the total variation from p, [n]."""
         return (self.r - p).abs_().sum(-1) / 2
 
 
@@ -53,13 +53,13 @@ class Within:
     kept: Tensor  # [n, M] bool
 
     def at(self, cells: Tensor) -> Tensor:
-        """r of columns [n, R]."""
+        """Return r of columns [n, R]."""
         mass = (self.p * self.kept).sum(-1, keepdim=True)
         own = self.p.gather(1, cells)
         return torch.where(mass > EMPTY, own * self.kept.gather(1, cells) / mass.clamp_min(EMPTY), own)
 
     def tv(self, p: Tensor) -> Tensor:
-        """Total variation from p, [n]."""
+        """Return the total variation from p, [n]."""
         mass = (self.p * self.kept).sum(-1)
         return torch.where(mass > EMPTY, 1 - mass, 0.0).clamp_min(0)
 
@@ -72,13 +72,13 @@ class Points:
     columns: Tensor  # [n, k]
 
     def at(self, cells: Tensor) -> Tensor:
-        """r of columns [n, R]."""
+        """Return r of columns [n, R]."""
         there = (self.columns >= 0).sum(-1, keepdim=True)
         hits = (cells[:, :, None] == self.columns[:, None]).sum(-1)
         return torch.where(there > 0, hits / there.clamp_min(1), self.p.gather(1, cells))
 
     def tv(self, p: Tensor) -> Tensor:
-        """Total variation from p, [n]."""
+        """Return the total variation from p, [n]."""
         there = self.columns >= 0
         count = there.sum(-1, keepdim=True)
         shared = torch.minimum(p.gather(1, self.columns.clamp_min(0)), 1 / count.clamp_min(1)) * there
@@ -96,42 +96,42 @@ class Rows:
     _made: dict[str, Tensor] = field(default_factory=dict)
 
     def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """A table that several directions need."""
+        """Return a table that several directions need, made when it is first asked for."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
 
     @property
     def p(self) -> Tensor:
-        """The claim [n, M]."""
+        """Return the claim [n, M]."""
         return self.part.probs
 
     def column(self, token: Tensor) -> Tensor:
-        """Columns [n, k] of tokens [n, k]; -1: the row does not have it."""
+        """Return columns [n, k] of tokens [n, k]; -1: the row does not have it."""
         if self.part.ids is None:
             return torch.where((token >= 0) & (token < self.p.shape[1]), token, -1)
         same = self.part.ids[:, None] == token[:, :, None]
         return torch.where(same.any(-1) & (token >= 0), same.to(torch.uint8).argmax(-1), -1)
 
     def stops(self) -> Tensor:
-        """Columns [n, k] of the tokens that end an answer."""
+        """Return the columns [n, k] of the tokens that end a completion."""
         stops = torch.tensor(self.part.stops, device=self.p.device).expand(len(self.p), -1)
         return self.once("stops", lambda: self.column(stops))
 
     def middle(self) -> Tensor:
-        """F(x-) + F(x) of the claim [n, M], in the order of ids."""
+        """Return F(x-) + F(x) of the claim [n, M], in the order of ids."""
         return self.once("middle", lambda: middle(self.part, self.p))
 
     def nucleus(self) -> Tensor:
-        """Whether a column is among the likeliest that have .95 of the mass, [n, M]."""
+        """Return whether a column is among the likeliest that have .95 of the mass, [n, M]."""
         return self.once("nucleus", lambda: nucleus(self))
 
     def listed(self) -> Tensor:
-        """The claim, 0 in the column for all others."""
+        """Return the claim, with 0 in the column for all others."""
         return self.p if self.part.ids is None else self.p.masked_fill(self.part.ids < 0, 0.0)
 
     def without(self, columns: Tensor) -> Tensor:
-        """All columns [n, M] but these [n, k]."""
+        """Return all columns [n, M] but these [n, k]."""
         kept = torch.ones_like(self.p, dtype=torch.bool)
         return kept.scatter(1, columns.clamp_min(0), columns < 0) if columns.shape[1] == 1 else _each(kept, columns)
 
@@ -143,13 +143,13 @@ def _each(kept: Tensor, columns: Tensor) -> Tensor:
 
 
 def unit(r: Tensor, p: Tensor) -> Tensor:
-    """r made to add up to 1; p where there is nothing of it."""
+    """Return r made to add up to 1; p where there is nothing of it."""
     mass = r.sum(-1, keepdim=True)
     return torch.where(mass > EMPTY, r / mass.clamp_min(EMPTY), p)
 
 
 def middle(part: Block, r: Tensor) -> Tensor:
-    """F(x-) + F(x) of r [n, M] in the order of ids: 0 to 2; the column for all others is the last."""
+    """Return F(x-) + F(x) of r [n, M] in the order of ids: 0 to 2; the column for all others is the last."""
     if part.ids is None:
         return 2 * r.cumsum(-1) - r
     order = torch.where(part.ids < 0, torch.iinfo(torch.int64).max, part.ids).argsort(-1)
@@ -158,7 +158,7 @@ def middle(part: Block, r: Tensor) -> Tensor:
 
 
 def power(rows: Rows, base: Tensor, exponent: float) -> Tensor:
-    """A distribution at another temperature; the mass of all others stays as it is."""
+    """Return a distribution at another temperature; the mass of all others stays as it is."""
     if rows.part.ids is None:
         return unit(base**exponent, base)
     rest = rows.part.ids < 0
@@ -169,7 +169,7 @@ def power(rows: Rows, base: Tensor, exponent: float) -> Tensor:
 
 
 def nucleus(rows: Rows) -> Tensor:
-    """The likeliest columns [n, M] with .95 of the mass, one more than falls short of it."""
+    """Return the likeliest columns [n, M] with .95 of the mass, one more than falls short of it."""
     p, count = rows.listed(), min(64, rows.p.shape[1])
     while True:  # no sort of 150,000 columns where the first 64 have it all
         ranked = p.topk(count, -1).values
@@ -182,7 +182,7 @@ def nucleus(rows: Rows) -> Tensor:
 
 
 def _uniform(rows: Rows) -> Direction:
-    """Equal mass on all tokens of the vocabulary."""
+    """Return equal mass on all tokens of the vocabulary."""
     r = torch.full_like(rows.p, 1 / rows.vocabulary)
     if rows.part.ids is not None:
         rest = (rows.part.ids < 0).double()
@@ -234,14 +234,14 @@ def _copies(rows: Rows) -> Direction | None:
 
 
 def verified(p: Tensor, drawn: Tensor, accepted: Tensor, recovered: Tensor) -> Tensor:
-    """The distribution of a token after one draft from ``drawn``, accepted with probability ``accepted``, else drawn
-    from ``recovered``; all [n, M]."""
+    """Return the distribution of a token after one draft from ``drawn``, accepted with probability ``accepted``, else
+    drawn from ``recovered``; all are [n, M]."""
     taken = drawn * accepted
     return unit(taken + (1 - taken.sum(-1, keepdim=True)).clamp_min(0) * recovered, p)
 
 
 def draft_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
-    """What wrong verification of one draft from ``Block.draft`` would sample; at place 0 that is the very draft."""
+    """Yield what wrong verification of one draft from ``Block.draft`` would sample; at place 0 it is that draft."""
     p, q = rows.p, rows.part.draft
     assert q is not None
     both = torch.minimum(p, q)
@@ -270,7 +270,8 @@ def draft_directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
 
 
 def _unnormalised(rows: Rows, residual: Tensor) -> Tensor:
-    """What a search of the residual's cumulative sum gives without its total: all that lacks goes to its last token."""
+    """Return what a search of the residual's cumulative sum gives without its total: all that lacks goes to its last
+    token."""
     ids = torch.arange(residual.shape[1], device=residual.device) if rows.part.ids is None else rows.part.ids
     last = torch.where(residual > 0, ids, -2).argmax(-1, keepdim=True)
     return residual.scatter_add(1, last, (1 - residual.sum(-1, keepdim=True)).clamp_min(0))
@@ -285,7 +286,7 @@ DRAFT = (
 
 
 def directions(rows: Rows) -> Iterator[tuple[str, Direction]]:
-    """Every direction that these rows allow, one at a time: at most a few tables [n, M] are alive."""
+    """Yield every direction that these rows allow, one at a time: at most a few tables [n, M] are alive."""
     for name, make in CONTAMINATION.items():
         if (found := make(rows)) is not None:
             yield name, found

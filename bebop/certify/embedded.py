@@ -1,4 +1,4 @@
-"""The embedded engine as one that a certificate is made of: asked for cohorts of answers, with a look inside."""
+"""The embedded engine as one that a certificate is made of: asked for cohorts of completions, with a look inside."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,7 +24,7 @@ from bebop.rollout.torch_engine import TorchEngine
 
 
 def make(config: CertifyConfig) -> "EmbeddedEngine":
-    """The engine of a configuration, with weights of its own."""
+    """Return the engine of a configuration, with weights of its own."""
     system = SYSTEMS[config.decoding.system]
     policy = load_policy(config.model, need_head=system.head, needs=system.needs)
     engine = TorchEngine(
@@ -49,7 +49,7 @@ class EmbeddedEngine:
 
     @property
     def places_known(self) -> bool:
-        """Whether a token's place in its cycle may be bet on.
+        """Return whether a token's place in its cycle may be bet on.
 
         Given the text and that the cycle came so far, a token has the target's distribution under every exact rule,
         block verification included: the chance that i drafts or more stand is a function of those i drafts alone.
@@ -58,7 +58,7 @@ class EmbeddedEngine:
         return isinstance(decoder, DraftVerify) and decoder.rule.exact
 
     def describe(self) -> dict[str, Any]:
-        """See ``LiveEngine``."""
+        """Return versions, fingerprints of weights, precision and settings."""
         policy, slots = self.engine.policy, self.engine.slots.sizes
         return {
             "bebop": __version__,
@@ -78,7 +78,7 @@ class EmbeddedEngine:
         }
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """See ``LiveEngine``."""
+        """Decode a cohort side by side; return an answer for every request, in their order."""
         done: dict[int, Finished] = {}
         cycles: dict[int, list[int]] = {request.id: [] for request in requests}
         try:
@@ -95,10 +95,10 @@ class EmbeddedEngine:
         return [self._answer(request, done.get(request.id), cycles[request.id]) for request in requests]
 
     def close(self) -> None:
-        """See ``LiveEngine``: nothing was started."""
+        """Do nothing: nothing was started."""
 
     def _note(self, cycles: dict[int, list[int]], finished: Sequence[Finished]) -> int:
-        """Add what each request has beyond the cycles that are known of it; tokens of all."""
+        """Add each request's tokens beyond the cycles that are known of it; return the tokens of all."""
         counts = self.engine.slots.count[: len(self.engine.active)].tolist()
         lengths = {one.id: len(one.completion.token_ids) for one in finished}
         lengths |= {request.id: count for request, count in zip(self.engine.active, counts, strict=True)}
@@ -109,7 +109,6 @@ class EmbeddedEngine:
         return sum(given.values())
 
     def _answer(self, request: Request, finished: Finished | None, cycles: Sequence[int]) -> Answer:
-        """``finished``: None where an interruption came before anything was there."""
         asked = request.params
         known: dict[str, Any] = {"token_ids": np.zeros(0, dtype=np.int64), "finish_reason": "abort"}
         if finished is not None:
@@ -141,7 +140,7 @@ class WatchedRule:
         self.exact, self.stepwise, self.layers, self.counts = inner.exact, inner.stepwise, inner.layers, inner.counts
 
     def accept(self, rows: Rows, draft: Draft, out: TargetOutput, uniforms: Tensor) -> Accepted:
-        """See ``AcceptanceRule``."""
+        """Verify as the inner rule does, and show the white box what came of it."""
         accepted = self.inner.accept(rows, draft, out, uniforms)
         if not self.exact:
             self.box.skip(rows.batch, "draws of an inexact rule", "it claims no distribution to hold them to")

@@ -28,7 +28,7 @@ FOUND = 1.2816  # standard deviations: a normal variable exceeds its mean less s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What one direction says: ``Evidence(name="row_before", group="contamination", log_e=14.2, ...)``."""
+    """The evidence of one direction: ``Evidence(name="row_before", group="contamination", log_e=14.2, ...)``."""
 
     name: str  # row_before, hotter, ids, pit, ...; row_before@2: at place 2 of a decoding cycle
     group: str  # contamination, by_cycle, draft, ids, learned_tilt, pit, copies, reported
@@ -39,7 +39,7 @@ class Evidence:
 
     @property
     def merged(self) -> float:
-        """ln of what it contributes to the merged e-value."""
+        """Return ln of what it contributes to the merged e-value."""
         return self.log_e + math.log(self.weight)
 
 
@@ -53,7 +53,7 @@ class Visible:
 
 
 def log_mean_exp(logs: Array, axis: int = -1) -> Array:
-    """ln of the mean of exp(logs)."""
+    """Return ln of the mean of exp(logs)."""
     top = logs.max(axis=axis, keepdims=True)
     top = np.where(np.isfinite(top), top, 0.0)
     found: Array = np.squeeze(top, axis) + np.log(np.exp(logs - top).mean(axis=axis))
@@ -61,12 +61,12 @@ def log_mean_exp(logs: Array, axis: int = -1) -> Array:
 
 
 def log_sum_exp(logs: Array, axis: int = -1) -> Array:
-    """ln of the sum of exp(logs)."""
+    """Return ln of the sum of exp(logs)."""
     return log_mean_exp(logs, axis) + math.log(logs.shape[axis])
 
 
 def share_bound(logs: Array, alpha: float = BOUND_ALPHA, shares: Sequence[float] | Array = SHARES) -> float:
-    """Upper confidence bound of the share, from ln e(share) [len(shares)].
+    """Return an upper confidence bound of the share, from ln e(share) [len(shares)].
 
     A share s is rejected at level alpha once half (no fault) + half (the mixture over shares) is 1/alpha times as
     likely as s: that quotient is a mixture of likelihood ratios against s. ln e is concave in the share, so between two
@@ -89,7 +89,7 @@ def share_bound(logs: Array, alpha: float = BOUND_ALPHA, shares: Sequence[float]
 def visible_share(
     positions: float, growth: Array, square: Array, weight: float, alpha: float, shares: Sequence[float] = SHARES
 ) -> float:
-    """The smallest share that is found with about 90 % after so many positions; 1: none.
+    """Return the smallest share that is found with about 90 % after so many positions; 1: none.
 
     ``growth`` and ``square`` [len(shares)]: mean of ln(1 + share (r/p - 1)) and of its square under the fault itself.
     The direction alone has to reach ln 1/alpha: positions * growth - 1.28 * sqrt(positions * variance), less its own

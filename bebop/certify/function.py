@@ -6,8 +6,8 @@ Two signatures, told apart by how many arguments the function takes:
     sample(prompts: list[list[int]], seeds: list[int], max_new_tokens: int) -> list[(token_ids, logprobs or None)]
 
 The first is asked with ``bebop.rollout.engine.Request`` and answers for each in their order. The second knows the
-sampling parameters and the tokens that end an answer itself; an answer's last token is the stop token, where there is
-one, and an answer that ends before it is as long as it may be says by that that it has one.
+sampling parameters and the tokens that end a completion itself. The stop token is the last of a completion, where there
+is one; a completion that is shorter than it may be has one.
 """
 
 import importlib
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from bebop.certify.answers import Answer
+from bebop.certify.calls import fields, unanswered
 from bebop.certify.reference import Progress
-from bebop.certify.served import fields, unanswered
 from bebop.config_certify import CertifyConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import Request
@@ -31,13 +31,13 @@ Answering = Callable[[list[Request]], Sequence[Answer | Completion]]
 
 
 def make(config: CertifyConfig) -> "FunctionEngine":
-    """The function that ``engine.function`` names; ``UserError`` if there is none."""
+    """Return the engine of the function that ``engine.function`` names; raise ``UserError`` if there is none."""
     assert config.engine.function is not None
     return FunctionEngine(find(config.engine.function))
 
 
 class FunctionEngine:
-    """See ``LiveEngine``. Interrupted, a function gives nothing: all of its answers are missing."""
+    """A ``LiveEngine`` over a function. Interrupted, it gives nothing: all of its answers are missing."""
 
     name = "function"
     white_box = None
@@ -48,11 +48,11 @@ class FunctionEngine:
         self.simple = takes(function, self.label) == 3
 
     def describe(self) -> dict[str, Any]:
-        """See ``LiveEngine``."""
+        """Return the function's name."""
         return {"function": self.label}
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """See ``LiveEngine``; ``UserError`` if what comes back are no answers."""
+        """Ask the function for a cohort; raise ``UserError`` if what comes back are no answers."""
         if not requests:
             return []
         try:
@@ -67,7 +67,7 @@ class FunctionEngine:
         return answers
 
     def close(self) -> None:
-        """See ``LiveEngine``: nothing was started."""
+        """Do nothing: nothing was started."""
 
     def _asked(self, requests: Sequence[Request]) -> Any:
         if not self.simple:
@@ -97,7 +97,7 @@ class FunctionEngine:
         return Answer(**own, token_ids=ids, logprobs=logprobs, finish_reason=_reason(request, ids))
 
     def _numbers(self, given: Any, kind: type, what: str) -> Any:
-        """A list, array or tensor of numbers; ids are whole ones."""
+        """Return a list, array or tensor of numbers as an array; ids are whole ones."""
         array = np.asarray(given.tolist() if hasattr(given, "tolist") else given)
         whole = array.size == 0 or np.issubdtype(array.dtype, np.integer if kind is np.int64 else np.number)
         if array.ndim != 1 or not whole:
@@ -106,7 +106,7 @@ class FunctionEngine:
 
 
 def find(target: str) -> Callable[..., Any]:
-    """The function at ``package.module:function``."""
+    """Return the function at ``package.module:function``; raise ``UserError`` if there is none."""
     module, _, name = target.partition(":")
     try:
         found = importlib.import_module(module)
@@ -120,7 +120,7 @@ def find(target: str) -> Callable[..., Any]:
 
 
 def takes(function: Callable[..., Any], label: str) -> int:
-    """How many arguments a function has to be given; ``UserError`` unless 1 or 3."""
+    """Return how many arguments a function has to be given; raise ``UserError`` unless 1 or 3."""
     required = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     count = sum(one.kind in required and one.default is inspect.Parameter.empty for one in parameters)

@@ -1,4 +1,4 @@
-"""What answers should follow: the Hugging Face model in fp32 over prompt and answer, and the claim made of its logits.
+"""What completions should follow: the claim, made of the logits of the Hugging Face model in fp32.
 
 Nothing of an engine is used: transformers' own forward and attention, and the processing of logits written again here,
 in fp64. The MTP head, where the checkpoint has one, only says what drafts are probably drawn from; a wrong one costs
@@ -30,12 +30,12 @@ BORDER = 1e-6  # how close to the border of a truncation a token is still kept: 
 
 
 def make(config: CertifyConfig, engine: LiveEngine) -> "ModelReference":
-    """The checkpoint of ``model.path``, loaded for this alone and held against Hugging Face's forward."""
+    """Load the checkpoint of ``model.path`` for this alone, held against Hugging Face's forward."""
     return ModelReference(load_policy(replace(config.model, dtype="float32", check=True)))
 
 
 class ModelReference:
-    """A ``Reference``; ``policy`` in fp32 is nobody else's."""
+    """A ``Reference`` over a policy in fp32 that nobody else uses."""
 
     name = "model"
 
@@ -44,7 +44,7 @@ class ModelReference:
         self.policy, self.columns = policy, columns
 
     def describe(self) -> dict[str, Any]:
-        """See ``Reference``."""
+        """Return version, architecture, precision and fingerprints of weights."""
         policy = self.policy
         return {
             "transformers": transformers.__version__,
@@ -57,10 +57,10 @@ class ModelReference:
 
     @torch.no_grad()
     def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
-        """See ``Reference``: positions of the answers that have any.
+        """Return the distributions at every position of the completions that have any.
 
         Raises:
-            ValueError: ``params`` is greedy: its answers are no draws.
+            ValueError: ``params`` is greedy: its completions are no draws.
         """
         if params.temperature <= 0:
             raise ValueError("greedy answers are no draws from a distribution: a reference needs a temperature above 0")
@@ -80,7 +80,8 @@ class ModelReference:
         return Block(**shared, **rows, stops=stops, seen=written)  # type: ignore[arg-type]
 
     def _forward(self, answers: Sequence[Answer]) -> tuple[Tensor, Tensor | None]:
-        """States [B, L, d] after prompts and answers side by side, and the head's own, one token on; else None."""
+        """Return states [B, L, d] after prompts and completions side by side, and the head's own, one token on; else
+        None."""
         policy = self.policy
         texts = [torch.tensor([*answer.prompt, *answer.token_ids.tolist()]) for answer in answers]
         ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(policy.device)  # causality hides the padding
@@ -101,7 +102,7 @@ class ModelReference:
         params: SamplingParams,
         written: Tensor | None,
     ) -> list[dict[str, Tensor | None]]:
-        """Fields of a block that depend on the model, some positions of an answer at a time.
+        """Return the fields of a block that depend on the model, some positions of a completion at a time.
 
         ``hidden``, ``drafting`` [L, d]: after token i is what predicts token i + 1, and with the token after it i + 2.
         ``written`` [T, V]: tokens that the penalty sees at each position.
@@ -131,7 +132,7 @@ class ModelReference:
         return head(hidden).double()
 
     def _narrowed(self, rows: dict[str, Tensor], tokens: Tensor) -> dict[str, Tensor | None]:
-        """Rows [n, V] over their likeliest tokens and one column for all others, if that is less; and ``tokens``."""
+        """Return rows [n, V] over their likeliest tokens and one column for all others, if that is less."""
         probs, width = rows["probs"], self.columns
         fields: dict[str, Tensor | None] = {"logprobs": probs.gather(1, tokens[:, None])[:, 0].log(), "ids": None}
         fields |= dict.fromkeys(("raw", "draft")) | {"cells": tokens}
@@ -147,9 +148,9 @@ class ModelReference:
 
 
 def processed(logits: Tensor, params: SamplingParams, written: Tensor | None = None) -> Tensor:
-    """The claimed distribution [n, V] of logits [n, V] in fp64: penalty, temperature, top-k, top-p, min-p.
+    """Return the claimed distribution [n, V] of logits [n, V] in fp64: penalty, temperature, top-k, top-p, min-p.
 
-    ``written`` [n, V]: tokens of prompt and answer so far, which the penalty is about. A token within ``BORDER`` of
+    ``written`` [n, V]: tokens of prompt and completion so far, which the penalty is about. A token within ``BORDER`` of
     where a truncation ends is kept.
     """
     if params.repetition_penalty != 1.0 and written is not None:
@@ -176,13 +177,13 @@ def _kept(probs: Tensor, which: Tensor) -> Tensor:
 
 
 def _gathered(probs: Tensor, ids: Tensor) -> Tensor:
-    """Probabilities of ``ids`` [n, m] and of all others together [n, m + 1]."""
+    """Return the probabilities of ``ids`` [n, m] and of all others together [n, m + 1]."""
     named = probs.gather(1, ids)
     return torch.cat([named, (1 - named.sum(1, keepdim=True)).clamp_min(0)], 1)
 
 
 def _passes(answers: Sequence[Answer]) -> list[list[Answer]]:
-    """Neighbours that go through the model side by side: few enough, at least one."""
+    """Return groups of neighbours that go through the model side by side: few enough, at least one."""
     groups: list[list[Answer]] = []
     longest = 0
     for answer in answers:

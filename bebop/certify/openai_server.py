@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.certify.answers import Answer
-from bebop.certify.calls import Server
+from bebop.certify.calls import Server, fields, refuse, unanswered
 from bebop.certify.reference import Progress
-from bebop.certify.served import fields, refuse, unanswered
 from bebop.certify.served_reference import Prefilled, likeliest
 from bebop.config_certify import CertifyConfig
 from bebop.errors import UserError
@@ -26,7 +25,7 @@ TOKEN_ID = re.compile(r"token_id:(\d+)")
 
 
 def make(config: CertifyConfig) -> "OpenAIEngine":
-    """Meet the server; ``UserError`` if it is not there, or has not the model."""
+    """Meet the server; raise ``UserError`` if it is not there, or has not the model."""
     own = config.engine
     assert own.url is not None
     url = own.url.rstrip("/").removesuffix("/v1")
@@ -39,40 +38,40 @@ def make(config: CertifyConfig) -> "OpenAIEngine":
 
 
 class OpenAIEngine:
-    """See ``LiveEngine``. There is no look inside."""
+    """A ``LiveEngine`` over an OpenAI-compatible server, into which there is no look inside."""
 
     name = "openai"
     white_box = None
     most = 20  # prefill log-probs of a position that vLLM gives unless --max-logprobs says otherwise
 
     def __init__(self, server: Server, model: str | None = None, *, logprobs: bool = True) -> None:
-        """``model``: its name at the server; None: the only one. ``logprobs``: whether answers must have some."""
+        """``model``: its name at the server; None: the only one. ``logprobs``: whether completions must have some."""
         self.server, self.logprobs = server, logprobs
         self.model = self._chosen(model)
 
     def describe(self) -> dict[str, Any]:
-        """See ``LiveEngine``. What a server of this kind says of itself is little."""
+        """Return the little that a server of this kind says of itself."""
         version = self.server.run(self._version())
         known = ("root", "owned_by", "max_model_len")
         said = {name: self.model[name] for name in known if self.model.get(name) is not None}
         return {"url": self.server.url, "model": self.model["id"], "version": version, **said}
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """See ``LiveEngine``."""
+        """Ask for a cohort side by side; return an answer for every request, in their order."""
         for request in requests:
             refuse(request, None)
         found = self.server.together([self._answer(request, progress) for request in requests])
         return [answer or unanswered(request) for request, answer in zip(requests, found, strict=True)]
 
     def prefilled(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], top: int) -> list[Prefilled]:
-        """Of each (prompt, answer) the ``top`` likeliest tokens at every position."""
+        """Return, of each (prompt, completion), the ``top`` likeliest tokens at every position."""
         found = self.server.together([self._prefill(prompt, answer, top) for prompt, answer in pairs])
         if any(one is None for one in found):
             raise KeyboardInterrupt
         return [one for one in found if one is not None]
 
     def close(self) -> None:
-        """See ``LiveEngine``; the server stays."""
+        """Drop connections; the server stays."""
         self.server.close()
 
     def _chosen(self, model: str | None) -> Mapping[str, Any]:
@@ -89,7 +88,7 @@ class OpenAIEngine:
         raise UserError(f"engine.model={model!r} is not at {self.server.url}: it has {names}")
 
     async def _version(self) -> str | None:
-        """vLLM's; others have none to ask for."""
+        """Return vLLM's version; other servers have none to ask for."""
         try:
             reply = await self.server.get("version")
         except UserError:
@@ -133,7 +132,8 @@ class OpenAIEngine:
         )
 
     def _logprobs(self, choice: Mapping[str, Any]) -> NDArray[np.float64] | None:
-        """Of each token, nan where the server gives none; ``UserError`` if it gives none at all though it must."""
+        """Return the log-prob of each token, nan where the server gives none; raise ``UserError`` if it gives none at
+        all though it must."""
         given = (choice.get("logprobs") or {}).get("token_logprobs")
         if not self.logprobs:
             return None
@@ -154,12 +154,13 @@ class OpenAIEngine:
         leading = min(len(prompt), 2) - 1  # the first token of a text has no row
         named = [[(int(token), float(one["logprob"])) for token, one in row.items()] for row in rows[1:]]
         own = [dict(row)[token] for row, token in zip(named, ids[1:], strict=True)]
-        first = len(prompt) - 1  # row of the first token of the answer
+        first = len(prompt) - 1  # row of the first token of the completion
         return likeliest(named[first - leading :], own[first:], leading=leading, top=top)
 
 
 def token_ids(choice: Mapping[str, Any], url: str) -> NDArray[np.int64]:
-    """Those of an answer [T], from either way of giving them; ``UserError`` if the server has neither."""
+    """Return the ids of a completion [T], from either way of giving them; raise ``UserError`` if the server has
+    neither."""
     given = choice.get("token_ids")
     if given is None:
         words = [TOKEN_ID.fullmatch(str(word)) for word in (choice.get("logprobs") or {}).get("tokens") or ()]

@@ -1,4 +1,4 @@
-"""The seams of a certificate: an engine that answers, and a reference that knows what the answers should follow."""
+"""The protocols of a certificate: a live engine, and a reference that knows what completions should follow."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -18,15 +18,15 @@ class LiveEngine(Protocol):
 
     @property
     def white_box(self) -> WhiteBox | None:
-        """What was seen inside verification so far; None: there is no look inside."""
+        """Return what was seen inside verification so far; None: there is no look inside."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What it says of itself: versions, weights, drafting, precision."""
+        """Return what it says of itself: versions, weights, drafting, precision."""
         ...
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """A cohort, side by side: an answer for every request, in their order.
+        """Ask for a cohort side by side; return an answer for every request, in their order.
 
         Interrupted, it ends them and gives what is there; unfinished ones have the reason ``abort``.
         """
@@ -38,14 +38,14 @@ class LiveEngine(Protocol):
 
 
 class Reference(Protocol):
-    """Says which distribution each token should have been drawn from."""
+    """The distribution that each token should have been drawn from."""
 
     name: str
 
     def describe(self) -> dict[str, Any]:
-        """What it is, and what it cannot see."""
+        """Return what it is, and what it cannot see."""
         ...
 
     def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
-        """The distributions at every position of a cohort."""
+        """Return the distributions at every position of a cohort."""
         ...

@@ -17,7 +17,7 @@ FLOOR = -12.0  # ln E below which a line says no more
 
 
 def write_page(folder: Path, certificate: Certificate) -> Path:
-    """Write ``report.html``; where it is."""
+    """Write ``report.html`` and return its path."""
     path = folder / FILE
     with writing(path):
         path.write_text(render(certificate), encoding="utf-8")
@@ -25,7 +25,7 @@ def write_page(folder: Path, certificate: Certificate) -> Path:
 
 
 def render(certificate: Certificate) -> str:
-    """The whole page as HTML."""
+    """Return the whole page as HTML."""
     cards = [_verdict(certificate), _evidence(certificate)]
     failed = certificate.verdict == "fail"
     cards += [_directions(one, failed) for one in certificate.settings if one.evidence]
@@ -45,7 +45,7 @@ def _verdict(certificate: Certificate) -> Card:
 
 
 def _evidence(certificate: Certificate) -> Card:
-    """ln E over tokens, a line a setting, with the line at which a fault is proved."""
+    """Show ln E over tokens, a line a setting, with the line at which a fault is proved."""
     limit, traces, keys = math.log(1 / certificate.alpha), list[Trace](), list[Key]()
     for number, one in enumerate(certificate.settings):
         x, y = [0.0, *(float(n) for n, _ in one.history)], [0.0, *(max(e, FLOOR) for _, e in one.history)]
@@ -66,7 +66,7 @@ def _evidence(certificate: Certificate) -> Card:
 
 
 def _directions(one: SettingResult, failed: bool) -> Card:
-    """Where a fault was proved, what proves it; else where the most could still be hidden."""
+    """Show what proves a fault where one was proved; else where the most could still be hidden."""
     found = _strongest(one.evidence) if failed else sorted(one.evidence, key=lambda e: -(e.tv or 0.0))[:SHOWN]
     rows = [_row(direction) for direction in found]
     which = "with the most evidence" if failed else "in which the most could still be hidden"
@@ -99,7 +99,7 @@ def _white_box(certificate: Certificate) -> Card:
 
 
 def _smallest(one: SettingResult) -> Card:
-    """What this run would have seen: bars of total variation, the directions in which most was needed."""
+    """Show what this run would have seen: bars of total variation, the directions in which most was needed."""
     seen = sorted(one.visible, key=lambda found: found.tv)[-BARS:]
     trace: Trace = {
         "type": "bar", "orientation": "h", "y": [found.name.replace("_", " ") for found in seen],

@@ -87,7 +87,7 @@ class Plan:
 
 
 def plan_settings(params: SamplingParams, stress: float, white_box: bool) -> tuple[tuple[Setting, ...], float]:
-    """The settings with their weights, and that of the white box: what is there shares all of 1."""
+    """Return the settings with their weights, and the white box's weight: those that are there share all of 1."""
     hot = stress > 0 and stress != params.temperature
     shares = {"as asked": 2.0, "stress": 1.0 if hot else 0.0, "white box": 1.0 if white_box else 0.0}
     total = sum(shares.values())
@@ -115,17 +115,20 @@ class Examination:
 
     @property
     def log_e(self) -> float:
-        """Evidence of this setting: of the ledger, or without a reference of the two samples."""
+        """Return the evidence of this setting: of the ledger, or without a reference of the two samples."""
         return self.against.log_e if self.against.pairs else self.ledger.log_e
 
     @property
     def history(self) -> list[tuple[int, float]]:
-        """Tokens, ln E."""
+        """Return tokens and ln E after each cohort."""
         return self.against.history if self.against.pairs else self.ledger.history
 
 
 def seed_of(seed: int, number: int, stream: int, request: int) -> int:
-    """A seed of 31 bits, which every server takes: no two of a setting are equal, those of another are as if drawn."""
+    """Return a seed of 31 bits, which every server takes.
+
+    No two of a setting are equal; those of another are as if drawn.
+    """
     start = int.from_bytes(hashlib.sha256(f"{seed} {number} {stream}".encode()).digest()[:4], "big")
     return (start + request * STRIDE) % SEEDS
 
@@ -134,10 +137,10 @@ def seed_of(seed: int, number: int, stream: int, request: int) -> int:
 
 
 class Run:
-    """Asks an engine, cohort by cohort in the order of submission, and weighs what comes back.
+    """Questions to an engine, cohort by cohort in the order of submission, and the evidence of what comes back.
 
-    A cohort is weighed once all of its answers are there, so that which are looked at does not depend on how long they
-    are; when the run ends, answers that did not end count as far as they went.
+    A cohort is weighed once all of its completions are there, so that their lengths do not decide which are tested.
+    When the run ends, completions that did not end count as far as they went.
     """
 
     def __init__(
@@ -194,7 +197,7 @@ class Run:
         return engine.sample(asked, progress)
 
     def requests(self, setting: Setting, number: int, first: int, stream: int = 0) -> list[Request]:
-        """The cohort that begins with request ``first``: two of each prompt, every one with a seed of its own."""
+        """Return the cohort that begins with request ``first``: two of each prompt, each with its own seed."""
         asked = []
         for i in range(first, first + self.plan.cohort):
             seed = seed_of(self.plan.seed, number, stream, i)
@@ -219,7 +222,7 @@ class Run:
             one.accepted, one.tested = one.accepted + accepted, one.tested + tested
 
     def _declared(self, one: Examination, block: Block) -> Block:
-        """The block with what reported log-probs should be.
+        """Return the block with what reported log-probs should be.
 
         Which kind they are is found out on the first cohort of a setting, among those that earlier settings leave:
         at temperature 1 the raw softmax and the claim may be one and the same.
@@ -238,7 +241,7 @@ class Run:
 
     @property
     def log_e(self) -> float:
-        """All evidence, merged by the weights that were fixed beforehand; what was not looked at counts as e = 1."""
+        """Return all evidence, merged by the weights that were fixed beforehand; what was not examined is e = 1."""
         parts = [(one.setting.weight, one.log_e) for one in self.done]
         parts += [(setting.weight, 0.0) for setting in self.plan.settings[len(self.done) :]]
         parts.append((self.plan.white_box_weight, self.engine.white_box.log_e if self.engine.white_box else 0.0))
@@ -294,7 +297,7 @@ class Run:
         )
 
     def _repeated(self) -> float | None:
-        """Share of the first two answers that come again with their seeds; None: not asked.
+        """Return the share of the first two completions that come again with their seeds; None: not asked.
 
         The last thing that is done: draws that are known already would be no evidence for a look inside.
         """
@@ -305,7 +308,7 @@ class Run:
         return repeated([one.contexts[0], one.contexts[1]], again)
 
     def _cause(self, settings: Sequence[SettingResult], seen: Sequence[Evidence]) -> Cause:
-        """Of whichever has the strongest word: a rule that was broken, a setting, or the look inside."""
+        """Return the cause that the strongest evidence names: a rule that was broken, a setting, or the look inside."""
         strongest = max(settings, key=lambda one: one.log_e + math.log(one.weight))
         box = self.engine.white_box
         inside = box is not None and self.plan.white_box_weight > 0 and box.log_e > strongest.log_e
@@ -373,7 +376,7 @@ REFERENCES: Mapping[str, Callable[[CertifyConfig, LiveEngine], Reference]] = {
 
 
 def make_run(config: CertifyConfig, stack: contextlib.ExitStack) -> Run:
-    """The run; what it starts is given back when ``stack`` is left."""
+    """Return the run of a configuration; what it starts is given back when ``stack`` is left."""
     torch.set_num_threads(config.threads)
     check_model(config.model)
     source = prompts(config.model, config.task, config.max_length - config.sampling.max_new_tokens)
@@ -394,7 +397,7 @@ def make_run(config: CertifyConfig, stack: contextlib.ExitStack) -> Run:
 
 
 def make_plan(config: CertifyConfig, white_box: bool) -> Plan:
-    """What is asked, and how much of it."""
+    """Return what is asked, and how much of it."""
     settings, weight = plan_settings(sampling_params(config), config.stress, white_box)
     vocabulary = AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True).vocab_size
     return Plan(
@@ -415,13 +418,16 @@ def make_plan(config: CertifyConfig, white_box: bool) -> Plan:
 
 
 def sampling_params(config: CertifyConfig) -> SamplingParams:
-    """The claim: what every answer is asked for with, but for its seed."""
+    """Return the claim: what every completion is asked for with, but for its seed."""
     asked = {field.name: getattr(config.sampling, field.name) for field in dataclasses.fields(config.sampling)}
     return SamplingParams(**asked, stop_token_ids=stop_tokens(config.model))
 
 
 def _without_drafts(config: CertifyConfig, stack: contextlib.ExitStack) -> LiveEngine | None:
-    """The engine that answers are held against where there is no reference; None: only repeats can be looked at."""
+    """Return the engine that completions are held against where there is no reference;
+
+    None: only repeats can be tested.
+    """
     if config.engine.name == "embedded":
         plain = dataclasses.replace(config, decoding=PLAIN, white_box=False)
     elif config.engine.other_url is not None:

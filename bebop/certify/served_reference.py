@@ -1,6 +1,6 @@
-"""A server's own prefill as the reference: prompt and answer go back to it, teacher-forced, for log-probs.
+"""A server's own prefill as the reference: prompt and completion go back to it, teacher-forced, for log-probs.
 
-It sees what drafting and verifying do to answers, and nothing else: a server whose weights, caches or attention are
+It sees what drafting and verifying do to completions, and nothing else: a server whose weights, caches or attention are
 wrong in prefill, too, agrees with itself. Prefill and decoding are different kernels: in bf16 their rounding alone
 moves log-probs, with the built-in model by 1e-3 in the median against single precision. SGLang promises that it does
 not with --enable-deterministic-inference.
@@ -36,18 +36,18 @@ KNOWN = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prefilled:
-    """Of one answer of T tokens; ``leading`` rows more come before the first token's."""
+    """The prefill of one completion of T tokens; ``leading`` rows more come before the first token's."""
 
     ids: NDArray[np.int64]  # [leading + T, N] the likeliest first
     logprobs: NDArray[np.float64]  # [leading + T, N] of the raw softmax
-    own: NDArray[np.float64]  # [T] of the answer's tokens
+    own: NDArray[np.float64]  # [T] of the completion's tokens
     leading: int
 
 
 def likeliest(
     rows: Sequence[Sequence[tuple[int, float]]], own: Sequence[float], *, leading: int, top: int
 ) -> Prefilled:
-    """From (token, log-prob) pairs of each position, in any order; what is beyond the ``top`` likeliest is dropped."""
+    """Return the ``top`` likeliest of (token, log-prob) pairs of each position, in any order; the rest is dropped."""
     ranked = [sorted(row, key=lambda pair: -pair[1])[:top] for row in rows]
     if any(len(row) < top for row in ranked):
         raise UserError(f"the server gave {min(map(len, ranked))} of the {top} likeliest tokens that it was asked for")
@@ -65,12 +65,13 @@ class Prefilling(Protocol):
     most: int | None  # likeliest tokens that it gives at a position; None: as many as one likes
 
     def prefilled(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], top: int) -> list[Prefilled]:
-        """Of each (prompt, answer) the ``top`` likeliest tokens at every position."""
+        """Return, of each (prompt, completion), the ``top`` likeliest tokens at every position."""
         ...
 
 
 def make(config: CertifyConfig, engine: LiveEngine) -> "ServerReference":
-    """The engine's own prefill; ``UserError`` if it has none, or its likeliest tokens do not decide the claim."""
+    """Return the engine's own prefill; raise ``UserError`` if it has none, or its likeliest tokens do not decide the
+    claim."""
     if not hasattr(engine, "prefilled"):
         raise UserError(f"reference=server is not possible with engine.name={engine.name}: choose model or none")
     vocabulary = int(AutoConfig.from_pretrained(resolve(config.model.path), local_files_only=True).vocab_size)
@@ -91,7 +92,7 @@ def make(config: CertifyConfig, engine: LiveEngine) -> "ServerReference":
 
 
 class ServerReference:
-    """See ``Reference``."""
+    """A ``Reference`` over a server's own prefill."""
 
     name = "server"
 
@@ -102,7 +103,7 @@ class ServerReference:
         self.top = min(wanted, engine.most or wanted)
 
     def describe(self) -> dict[str, Any]:
-        """See ``Reference``."""
+        """Return whose prefill it is, its columns, and what it cannot see."""
         return {
             "prefill of": getattr(self.engine, "name", type(self.engine).__name__),
             "columns": self.vocabulary if self.top == self.vocabulary else self.top + 1,
@@ -110,7 +111,7 @@ class ServerReference:
         }
 
     def block(self, answers: Sequence[Answer], params: SamplingParams) -> Block:
-        """See ``Reference``: positions of the answers that have any."""
+        """Return the distributions at every position of the completions that have any."""
         answers = [answer for answer in answers if len(answer.token_ids)]
         pairs = [(answer.prompt, answer.token_ids.tolist()) for answer in answers]
         prefilled = self.engine.prefilled(pairs, self.top) if pairs else []
@@ -130,7 +131,7 @@ class ServerReference:
         return Block(**shared, **rows, stops=stops, seen=written)
 
     def _whole(self, answer: Answer, one: Prefilled, params: SamplingParams) -> dict[str, Tensor]:
-        """Fields of a block where every token has a column."""
+        """Return fields of a block where every token has a column."""
         logprobs, tokens = full(one, self.vocabulary), torch.from_numpy(answer.token_ids)
         first = one.leading
         written = None
@@ -149,7 +150,7 @@ class ServerReference:
         return found
 
     def _likeliest(self, answer: Answer, one: Prefilled, params: SamplingParams) -> dict[str, Tensor]:
-        """Fields of a block over the likeliest tokens, which the text before alone decides, and all others."""
+        """Return fields of a block over the likeliest tokens, which the text before alone decides, and all others."""
         raw, ids = torch.from_numpy(one.logprobs), torch.from_numpy(one.ids)
         rows, normaliser = processed(raw, params, self.vocabulary)
         first, tokens = one.leading, torch.from_numpy(answer.token_ids)
@@ -174,12 +175,12 @@ class ServerReference:
 
 
 def _shifted(rows: Tensor, first: int) -> Tensor:
-    """The row before each [T, M]; what comes before the first of a text has none: its own stands in."""
+    """Return the row before each [T, M]; what comes before the first of a text has none: its own stands in."""
     return rows[first - 1 : -1] if first else torch.cat([rows[:1], rows[:-1]])
 
 
 def _carried(rows: Tensor, ids: Tensor, first: int) -> Tensor:
-    """The row before each over the columns of its own [T, N + 1].
+    """Return the row before each over the columns of its own [T, N + 1].
 
     A token that was not among the likeliest ones there has no probability of its own, and counts with all others.
     """
@@ -193,14 +194,15 @@ def _carried(rows: Tensor, ids: Tensor, first: int) -> Tensor:
 
 
 def full(one: Prefilled, vocabulary: int) -> Tensor:
-    """Log-probs [leading + T, V] in the order of ids, where all of them are there."""
+    """Return log-probs [leading + T, V] in the order of ids, where all of them are there."""
     assert one.ids.shape[1] == vocabulary
     rows = torch.empty((len(one.ids), vocabulary), dtype=torch.float64)
     return rows.scatter_(1, torch.from_numpy(one.ids), torch.from_numpy(one.logprobs))
 
 
 def processed(logprobs: Tensor, params: SamplingParams, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """The claim over the N likeliest tokens and one column for all others [n, N + 1], and ln of its normaliser [n].
+    """Return the claim over the N likeliest tokens and one column for all others [n, N + 1], and ln of its normaliser
+    [n].
 
     ``logprobs`` [n, N]: of the raw softmax, the likeliest first. A token among the others has the log-prob raw / T
     less the normaliser, or none at all where truncation leaves nothing to them. ``UserError`` where the N do not decide
@@ -234,7 +236,7 @@ def processed(logprobs: Tensor, params: SamplingParams, vocabulary: int) -> tupl
 
 
 def _rest(logprobs: Tensor, temperature: float, vocabulary: int) -> Tensor:
-    """Sum [n] over all other tokens of p^(1/T).
+    """Return the sum [n] over all other tokens of p^(1/T).
 
     At T = 1 it is what is missing to 1. Else it lies between that of the missing mass spread evenly and that of as few
     tokens as can hold it, none likelier than the last that is known; the mean is taken where these are near enough.

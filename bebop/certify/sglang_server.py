@@ -1,7 +1,7 @@
 """A running SGLang server, asked like any client would ask it: nothing is aborted but our own, no weights are touched.
 
-SGLang's own end tokens end answers as well as those that are asked for: they belong to the stops. With deterministic
-inference an answer has a seed of its own; otherwise the server draws for all from one generator, and it has none.
+SGLang's own end tokens end completions as well as those that are asked for: they belong to the stops. With
+deterministic inference a completion has a seed of its own; otherwise the server draws for all from one generator.
 
 A server that gets a token id, or a number of likeliest tokens, beyond its vocabulary dies (0.5.23): the size is asked
 for first, by a bias on a token that no model has, which is refused before anything is computed.
@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from bebop import __version__
 from bebop.certify.answers import Answer
-from bebop.certify.calls import Server
+from bebop.certify.calls import Server, fields, refuse, unanswered
 from bebop.certify.reference import Progress
-from bebop.certify.served import fields, refuse, unanswered
 from bebop.certify.served_reference import Prefilled, likeliest
 from bebop.certify.white_box import WhiteBox
 from bebop.config_certify import CertifyConfig
@@ -47,7 +46,7 @@ NO_TOKEN = 2_000_000_000  # an id that no model has
 
 
 def make(config: CertifyConfig) -> "SglangEngine":
-    """Meet the server; ``UserError`` if it is not there, or not what it should be."""
+    """Meet the server; raise ``UserError`` if it is not there, or not what it should be."""
     own = config.engine
     assert own.url is not None
     key = os.environ.get(own.api_key_env)
@@ -60,7 +59,7 @@ def make(config: CertifyConfig) -> "SglangEngine":
 
 
 class SglangEngine:
-    """See ``LiveEngine``."""
+    """A ``LiveEngine`` over a running SGLang server."""
 
     name = "sglang"
     most = None  # see ``Prefilling``
@@ -82,18 +81,18 @@ class SglangEngine:
 
     @property
     def drafts(self) -> int:
-        """Drafts a cycle; 0 for plain decoding."""
+        """Return the drafts per cycle; 0 for plain decoding."""
         if self.info.get("speculative_algorithm") is None:
             return 0
         return int(self.info.get("speculative_num_draft_tokens") or 1) - 1
 
     @property
     def seeded(self) -> bool:
-        """Whether answers have seeds of their own."""
+        """Return whether completions have seeds of their own."""
         return bool(self.info.get("enable_deterministic_inference"))
 
     def describe(self) -> dict[str, Any]:
-        """See ``LiveEngine``. ``weights``: a hash over the checksums of each role, target and draft."""
+        """Return settings, versions and ``weights``: a hash over the checksums of each role, target and draft."""
         model = self.server.run(self.server.get("model_info")) or {}
         said = {name: self.info[name] for name in SETTINGS if self.info.get(name) is not None}
         return said | {
@@ -106,7 +105,7 @@ class SglangEngine:
         }
 
     def sample(self, requests: Sequence[Request], progress: Progress) -> list[Answer]:
-        """See ``LiveEngine``."""
+        """Ask for a cohort side by side; return an answer for every request, in their order."""
         for request in requests:
             refuse(request, self.vocabulary)
         replies = self.server.together([self._answer(request, progress) for request in requests], self._end)
@@ -116,7 +115,8 @@ class SglangEngine:
         return answers
 
     def prefilled(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], top: int) -> list[Prefilled]:
-        """Of each (prompt, answer) the ``top`` likeliest tokens at every position, by a prefill of its own."""
+        """Return, of each (prompt, completion), the ``top`` likeliest tokens at every position, by a prefill of its
+        own."""
         top = min(top, self.vocabulary)
         found = self.server.together([self._prefill(prompt, answer, top) for prompt, answer in pairs])
         if any(one is None for one in found):
@@ -124,7 +124,7 @@ class SglangEngine:
         return [one for one in found if one is not None]
 
     def close(self) -> None:
-        """See ``LiveEngine``; the server stays."""
+        """Drop connections; the server stays."""
         self.server.close()
 
     # ---- what the server says
@@ -137,7 +137,7 @@ class SglangEngine:
         return info
 
     async def _vocabulary(self) -> int:
-        """Its size, out of the refusal of a token that no model has."""
+        """Return its size, out of the refusal of a token that no model has."""
         params = {"max_new_tokens": 1, "logit_bias": {str(NO_TOKEN): 0.0}}
         try:
             await self.server.ask("POST", "generate", {"input_ids": [0], "sampling_params": params}, again=True)
@@ -148,7 +148,10 @@ class SglangEngine:
         raise UserError(f"{self.server.url} does not say how large its vocabulary is: use engine.name=openai")
 
     def _checksums(self) -> dict[str, str] | None:
-        """A hash of the weights of each role; None if the server keeps that for itself. Nothing is changed by it."""
+        """Return a hash of the weights of each role;
+
+        None if the server keeps that for itself. Nothing is changed by it.
+        """
         asked = self.server.ask("POST", "weights_checker", {"action": "checksum", "selector": "all"}, again=True)
         try:
             reply = self.server.run(asked)
@@ -176,7 +179,7 @@ class SglangEngine:
         payload = {"input_ids": [0, 0], "rid": name(self.run, f"{STATE}{self._next()}"), "sampling_params": params}
         return await self.server.ask("POST", "generate", payload, again=True)
 
-    # ---- answers
+    # ---- completions
 
     def _next(self) -> int:
         self._count += 1
@@ -205,7 +208,7 @@ class SglangEngine:
         return reply
 
     async def _end(self) -> None:
-        """Our own requests, each by its name."""
+        """Abort our own requests, each by its name."""
         for rid in list(self._running):
             await self.server.ask("POST", "abort_request", {"rid": rid}, again=True)
 
@@ -226,7 +229,7 @@ class SglangEngine:
         )
 
     def _versions(self, meta: Mapping[str, Any], count: int) -> NDArray[np.int64]:
-        """The weight version of each token; names that are no numbers are numbered from 0."""
+        """Return the weight version of each token; names that are no numbers are numbered from 0."""
         spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0}]
         found = np.zeros(count, dtype=np.int64)
         for span in spans:
@@ -236,7 +239,10 @@ class SglangEngine:
         return found
 
     async def _prefill(self, prompt: Sequence[int], answer: Sequence[int], top: int) -> Prefilled:
-        """No keys and values of earlier passes take part: the name of their cache is new (``extra_key``)."""
+        """Ask for a prefill.
+
+        No keys and values of earlier passes take part: the name of their cache is new (``extra_key``).
+        """
         before = min(len(prompt), 2)  # the row before the first token needs one more
         payload = {
             "input_ids": [*prompt, *answer],
@@ -264,7 +270,7 @@ class SglangEngine:
 
 
 def logprobs(meta: Mapping[str, Any], ids: NDArray[np.int64], url: str) -> NDArray[np.float64]:
-    """Those of the tokens [T]; ``UserError`` if they are of others, or there are none."""
+    """Return the log-probs of the tokens [T]; raise ``UserError`` if they are of others, or there are none."""
     rows = (meta.get("output_token_logprobs") or [])[: len(ids)]
     if [row[1] for row in rows] != ids.tolist():
         raise UserError(f"{url} gives log-probs of {len(rows)} other tokens with an answer of {len(ids)}")
@@ -272,7 +278,8 @@ def logprobs(meta: Mapping[str, Any], ids: NDArray[np.int64], url: str) -> NDArr
 
 
 def cycles(meta: Mapping[str, Any], count: int) -> tuple[int, ...] | None:
-    """Tokens of each cycle, the last as far as the answer goes; None without the plugin, or if it was retracted.
+    """Return the tokens of each cycle, the last as far as the completion goes; None without the plugin, or if it was
+    retracted.
 
     The first token is the prefill's and a cycle of its own.
     """

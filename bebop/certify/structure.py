@@ -26,7 +26,7 @@ class Finding:
     """
 
     request: int
-    position: int | None  # in the answer, from 0; None: the answer as a whole
+    position: int | None  # in the completion, from 0; None: the completion as a whole
     sentence: str
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Finding:
 
 
 def check_structure(answers: Sequence[Answer], *, vocabulary: int, updated: bool = False) -> list[Finding]:
-    """Findings over answers in the order of submission, at most one of a kind for each answer.
+    """Return findings over answers in the order of submission, at most one of a kind for each answer.
 
     ``vocabulary``: ids lie below it; ``updated``: weights may change meanwhile, so that versions may rise.
     """
@@ -70,7 +70,7 @@ def _ids(answer: Answer, vocabulary: int) -> Broken:
 
 
 def _end(answer: Answer) -> Broken:
-    """Where it ended, and whether the engine says why."""
+    """Check where it ended, and whether the engine says why."""
     count, reason, limit = len(answer.token_ids), answer.finish_reason, answer.limit
     places = np.flatnonzero(np.isin(answer.token_ids, answer.stops))
     stopped = bool(len(places)) and int(places[0]) == count - 1

@@ -1,10 +1,10 @@
 """Without a reference: do two engines draw from one distribution, and does an engine repeat itself by seed?
 
-The two-sample test bets on pairs of answers to one prompt, one of each engine. If both draw from one distribution,
-which of the two answers came from which engine is a fair coin, whatever the answers are; a classifier that has learned
-from *earlier* pairs alone bets on it, and its wins are an e-process (sequential two-sample testing by betting,
-Shekhar and Ramdas 2021, arXiv 2112.09162). It sees differences between whole answers only where they repeat: a share of
-tokens that a reference finds within a few thousand tokens takes tens of thousands of answers here.
+The two-sample test bets on pairs of completions of one prompt, one of each engine. If both draw from one distribution,
+it is a fair coin which of the two came from which engine. A classifier that has learned from *earlier* pairs alone bets
+on it, and its wins are an e-process (sequential two-sample testing by betting, Shekhar and Ramdas 2021, arXiv
+2112.09162). It sees differences between whole completions only where they repeat: a share of tokens that a reference
+finds within a few thousand tokens takes tens of thousands of completions here.
 """
 
 import math
@@ -34,12 +34,12 @@ class TwoSample:
 
     @property
     def log_e(self) -> float:
-        """ln of the e-value."""
+        """Return ln of the e-value."""
         top = float(self._wins.max())
         return top + math.log(float(np.exp(self._wins - top).mean()))
 
     def update(self, own: Sequence[Answer], others: Sequence[Answer]) -> None:
-        """Take in answers of both engines, request by request with the same prompts and independent seeds."""
+        """Take in completions of both engines, request by request with the same prompts and independent seeds."""
         for one, other in zip(own, others, strict=True):
             if one.prompt != other.prompt:
                 raise ValueError(f"requests {one.request} and {other.request} have different prompts")
@@ -61,7 +61,8 @@ class TwoSample:
 
 
 def features(answer: Answer) -> Features:
-    """What a classifier looks at: length, end, the first tokens at their places, and how often each token occurs."""
+    """Return what a classifier looks at: length, end, the first tokens at their places, and how often each token
+    occurs."""
     ids = answer.token_ids.tolist()
     found: Features = {("length", 0): math.log1p(len(ids)) / 4, ("stopped", 0): float(answer.finish_reason == "stop")}
     for place, token in enumerate(ids[:3]):
@@ -73,12 +74,12 @@ def features(answer: Answer) -> Features:
 
 
 def difference(one: Features, other: Features) -> Features:
-    """Features of one answer less those of another; what they share is left out."""
+    """Return the features of one completion less those of another; what they share is left out."""
     apart = {name: one.get(name, 0.0) - other.get(name, 0.0) for name in {**one, **other}}
     return {name: value for name, value in apart.items() if value}
 
 
 def repeated(first: Sequence[Answer], again: Sequence[Answer]) -> float:
-    """Share of answers that came out the same when asked again with the same seeds."""
+    """Return the share of completions that came out the same when asked again with the same seeds."""
     same = [np.array_equal(a.token_ids, b.token_ids) for a, b in zip(first, again, strict=True)]
     return float(np.mean(same))

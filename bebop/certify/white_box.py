@@ -3,7 +3,7 @@
 Rejection sampling is exact if (1) every draft y is drawn from the q that is recorded for it, (2) it is accepted with
 probability min(1, p(y) / q(y)), and (3) the token that follows is drawn from norm(max(0, p - q)) after a rejection, and
 from the row behind the last draft where all were accepted. Whoever sees drafts, q, p and the outcome of a cycle can bet
-against each of these; a fault that hardly moves the answers may stand out in one of them.
+against each of these; a fault that hardly moves the completions may stand out in one of them.
 
 All bets are made before what they are on is drawn, with e = r/p of an alternative r against what should hold, so the
 merged evidence is an e-process: it reaches 1/alpha with probability alpha at most, whenever one looks (Ville).
@@ -34,14 +34,15 @@ COUNTS = ("cycles", "tokens", "drafts", "skipped", "highest", "found")
 
 @dataclass(slots=True)
 class _Bets:
-    """On one direction, a bet for each share [S]: ln of its e-value, and the total variation that it stands for."""
+    """Bets on one direction, one for each share [S]: ln of its e-value, and the total variation that it stands for."""
 
     log_e: NDArray[np.float64]
     distance: NDArray[np.float64]
 
 
 class WhiteBox:
-    """Sees cycle after cycle; ``evidence`` says which draw is wrong, and towards what."""
+    """Evidence on draft, acceptance, recovered and bonus token; ``evidence`` says which draw is wrong, and towards
+    what."""
 
     def __init__(self, alpha: float = 1e-4) -> None:
         self.alpha = alpha
@@ -65,7 +66,7 @@ class WhiteBox:
         stops: Sequence[int] = (),
         stepwise: bool = True,
     ) -> None:
-        """One cycle of B rows with chains of drafts.
+        """Take in one cycle of B rows with chains of drafts.
 
         Args:
             tokens: [B, K] drafts; K may be 0.
@@ -74,7 +75,7 @@ class WhiteBox:
             accepted: [B] drafts that stand.
             following: [B] the recovered or bonus token.
             lengths: [B] drafts that count; None: all K.
-            stops: tokens that end an answer.
+            stops: tokens that end a completion.
             stepwise: whether drafts are judged one by one. Where they are not (block verification), only their draws
                 and the bonus token can be tested.
         """
@@ -102,12 +103,12 @@ class WhiteBox:
             self.found = self.tokens
 
     def skip(self, rows: int, what: str, why: str) -> None:
-        """Take down that so many rows of a cycle cannot be tested."""
+        """Count rows of a cycle that cannot be tested, and remember why."""
         self.skipped += rows
         self.untested[what] = why
 
     def state_dict(self) -> dict[str, Any]:
-        """All that it knows, as JSON can hold it: for a checkpoint, or on its way to another process."""
+        """Return all that it knows, as JSON can hold it: for a checkpoint, or on its way to another process."""
         bets = {f"{group}/{name}": [b.log_e.tolist(), b.distance.tolist()] for (group, name), b in self.bets.items()}
         return {"bets": bets, "untested": dict(self.untested), **{name: getattr(self, name) for name in COUNTS}}
 
@@ -122,7 +123,7 @@ class WhiteBox:
 
     @property
     def log_e(self) -> float:
-        """ln of the merged e-value: over the groups by their weights, in each a mean over directions and shares.
+        """Return ln of the merged e-value: over the groups by their weights, in each a mean over directions and shares.
 
         A group that has not been tested counts as 1.
         """
@@ -130,7 +131,7 @@ class WhiteBox:
         return float(log_sum_exp(parts))
 
     def evidence(self) -> list[Evidence]:
-        """Of each direction, the strongest first."""
+        """Return the evidence of each direction, the strongest first."""
         found = []
         for (group, name), bets in self.bets.items():
             size = sum(other == group for other, _ in self.bets)
@@ -148,7 +149,8 @@ class WhiteBox:
         return float(log_mean_exp(np.array(parts))) if parts else 0.0
 
     def _bound(self, bets: _Bets, shares: NDArray[np.float64]) -> tuple[float | None, float | None]:
-        """Share that, with all larger ones, the data excludes (a 95 % bound), and its total variation a token, or None.
+        """Return the share that, with all larger ones, the data excludes (a 95 % bound), and its total variation per
+        token, or None.
 
         If a share were true, the mixture over shares over its own e-value would be an e-value against it.
         """
@@ -204,7 +206,7 @@ class WhiteBox:
         )
 
     def _drafts(self, q: Tensor, p: Tensor, y: Tensor, stops: Sequence[int]) -> None:
-        """Drafts y [n] against q [n, V]; p [n, V] of the target at their places."""
+        """Bet on drafts y [n] against q [n, V]; p [n, V] is the target's at their places."""
         rank = 2 * q.cumsum(-1) - q
         going_on = q.clone()
         going_on[:, list(stops)] = 0
@@ -221,7 +223,7 @@ class WhiteBox:
         self._draws("draft_draw", q, others, y)
 
     def _coins(self, p: Tensor, q: Tensor, stands: Tensor) -> None:
-        """Outcomes [n] of tests with min(1, p/q), where p and q [n] are those of the drafted token."""
+        """Bet on outcomes [n] of tests with min(1, p/q), where p and q [n] are those of the drafted token."""
         a = (p / q.clamp_min(FLOOR)).clamp(max=1)[:, None]
         size = torch.as_tensor(SIZES, device=p.device)
         others = {
@@ -239,7 +241,7 @@ class WhiteBox:
             self._add("acceptance", name, e.clamp_min(1e-300).log().sum(0), (b - a).abs().sum(0))
 
     def _recovered(self, p: Tensor, q: Tensor, before: Tensor, y: Tensor, x: Tensor) -> None:
-        """Tokens x [n] after a rejection of y [n]; ``before`` [n, V]: q of the draft before."""
+        """Bet on tokens x [n] after a rejection of y [n]; ``before`` [n, V] is q of the draft before."""
         mass = (p - q).clamp_min(0).sum(-1)
         real = mass > MASS  # else p = q up to rounding, and there are no rejections
         p, q, before, y, x = p[real], q[real], before[real], y[real], x[real]
@@ -260,7 +262,7 @@ class WhiteBox:
         self._draws("recovered", left, others, x)
 
     def _bonus(self, p: Tensor, before: Tensor, q: Tensor, x: Tensor) -> None:
-        """Tokens x [n] after all drafts of a row; ``before`` and ``q`` [n, V]: p and q of the last draft."""
+        """Bet on tokens x [n] after all drafts of a row; ``before`` and ``q`` [n, V] are p and q of the last draft."""
         others = {
             "row_before": before,
             "draft": q,
@@ -286,7 +288,7 @@ class WhiteBox:
 
 
 def _at(probs: Tensor, tokens: Tensor) -> Tensor:
-    """Probabilities [...] of tokens [...] under distributions [..., V]."""
+    """Return the probabilities [...] of tokens [...] under distributions [..., V]."""
     return probs.gather(-1, tokens[..., None])[..., 0]
 
 
@@ -295,6 +297,6 @@ def _one_hot(tokens: Tensor, like: Tensor) -> Tensor:
 
 
 def _unit(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Normalised rows [n, V]; ``otherwise`` where there is no mass."""
+    """Return normalised rows [n, V]; ``otherwise`` where there is no mass."""
     total = weights.sum(-1, keepdim=True)
     return torch.where(total > 1e-9, weights / total.clamp_min(1e-300), otherwise)

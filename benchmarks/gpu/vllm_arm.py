@@ -19,8 +19,7 @@ from bebop.bench.gpu.stage import STEADY, Context, Row
 from bebop.config import DecodingConfig
 from bebop.decoding import SYSTEMS
 from bebop.model.checkpoint import save_policy
-from bebop.rollout.vllm.arguments import BLOCK
-from bebop.rollout.vllm.hosting import HOSTINGS
+from bebop.rollout.vllm.arguments import BLOCK, HOSTINGS
 
 # vLLM's CPU kernels want heads of 64.
 SHAPES = {**models.SHAPES, "tiny": replace(TINY, hidden=128, inner=256, heads=2, kv_heads=1, head_dim=64)}

@@ -1,15 +1,19 @@
-"""From configuration to SGLang's arguments, and refusals of what it cannot host or would ignore. No sglang needed."""
+"""From configuration to SGLang's arguments, and refusals of what it cannot host or would ignore. No sglang needed.
+
+``HOSTINGS`` says what SGLang has in place of our drafters.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bebop.config import DecodingConfig, JobConfig
 from bebop.config_engines import Pause, SglangConfig
-from bebop.decoding import SYSTEMS
+from bebop.decoding import SYSTEMS, System
 from bebop.errors import UserError
-from bebop.rollout.sglang.hosting import HOSTED, HOSTINGS, missing
+from bebop.rollout.sglang import dflash
 from bebop.trajectory import SamplingParams
 
 OLDEST = (0, 5, 14)  # the first with speculative_use_rejection_sampling
@@ -23,9 +27,103 @@ CPU = {  # what a CPU without AMX takes; see recipes/sglang
     "disable_overlap_schedule": True,
 }
 
+# ---- what it has for our drafters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosting:
+    """How SGLang drafts in the place of a drafter, and what of it can be chosen."""
+
+    algorithms: tuple[str | None, ...]  # what a server calls it
+    arguments: Callable[[DecodingConfig, SglangConfig, Path], dict[str, Any]]  # how it is started, target in a folder
+    wanted: Callable[[DecodingConfig], dict[str, tuple[Any, ...]]]  # what a server must say of itself: right values
+    lengths: tuple[str, ...] = ("fixed",)  # modules of rollout/decoding/lengths that it can follow
+    sampled: bool = True  # drafts can be draws from q
+    cpu: bool = True  # Triton's interpreter runs it where there is no GPU
+    seeded: bool = True  # with deterministic inference, completions have random numbers of their own
+    measured: bool = True  # the plugin sees its drafts
+    refuse: Callable[[DecodingConfig, SglangConfig, Path], None] | None = None  # the drafter, where it has a folder
+
+
+def head_arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) -> dict[str, Any]:
+    """Return arguments for drafts of the MTP head in the target's checkpoint."""
+    arguments: dict[str, Any] = {
+        "speculative_algorithm": "NEXTN",
+        "speculative_draft_model_path": str(folder),
+        "speculative_num_steps": decoding.limit,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": decoding.limit + 1,
+        "speculative_use_rejection_sampling": SYSTEMS[decoding.system].sampled,
+    }
+    if own.block_verification:
+        arguments["speculative_use_block_verification"] = True
+    if SYSTEMS[decoding.system].length == "entropy":
+        arguments["speculative_adaptive"] = True
+        if own.adaptive_steps is not None:
+            arguments["speculative_adaptive_config"] = own.adaptive_steps
+    return arguments
+
+
+def head_wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
+    """Return what a running server must say of itself to draft with the MTP head."""
+    system = SYSTEMS[decoding.system]
+    steps = {"speculative_num_steps": (decoding.limit,)} if system.length == "fixed" else {}
+    return {
+        "speculative_eagle_topk": (1,),
+        "speculative_use_rejection_sampling": (system.sampled,),
+        "speculative_accept_threshold_single": (1.0,),
+        "speculative_accept_threshold_acc": (1.0,),
+        **steps,
+    }
+
+
+# What it has for these would be NGRAM, fed by /add_external_corpus.
+PADDED = (
+    "its NGRAM drafts are not verified exactly: they are filled up with token 0, and each of those counts as another "
+    "draft of it (docs/upstream.md); "
+)
+LACKING = {"ngram": PADDED, "history": PADDED}  # by drafter
+HOSTINGS = {  # by drafter
+    "none": Hosting(algorithms=(None,), arguments=lambda decoding, own, folder: {}, wanted=lambda decoding: {}),
+    "mtp": Hosting(
+        algorithms=("EAGLE", "NEXTN"), arguments=head_arguments, wanted=head_wanted, lengths=("fixed", "entropy")
+    ),
+    "block": Hosting(
+        algorithms=("DFLASH",),
+        arguments=dflash.arguments,
+        wanted=dflash.wanted,
+        sampled=False,
+        cpu=False,
+        seeded=False,
+        measured=False,
+        refuse=dflash.refuse_drafter,
+    ),
+}
+
+
+def missing(system: System) -> str | None:
+    """Return what SGLang lacks for a system; None if it hosts it, and "" where there is no more to say."""
+    if system.unserved:
+        return f"{system.unserved}; "
+    hosting = HOSTINGS.get(system.drafter)
+    if system.drafter in LACKING:
+        return LACKING[system.drafter]
+    if hosting is None or system.rule != "rejection" or system.own_cycle:
+        return ""
+    if system.length not in hosting.lengths:
+        return f"{hosting.algorithms[0]} has one number of drafts for all requests of a server; "
+    if system.sampled and not hosting.sampled:
+        return f"{hosting.algorithms[0]} drafts greedily; "
+    return None
+
+
+HOSTED = [name for name, system in SYSTEMS.items() if missing(system) is None]
+
+# ---- its arguments
+
 
 def server_arguments(config: JobConfig, own: SglangConfig, folder: Path, device: str) -> dict[str, Any]:
-    """Arguments of ``sglang.Engine`` for a job; ``device`` is cpu or cuda."""
+    """Return the arguments of ``sglang.Engine`` for a job; ``device`` is cpu or cuda."""
     rollout = config.rollout
     arguments: dict[str, Any] = {
         "model_path": str(folder),
@@ -57,7 +155,7 @@ def server_arguments(config: JobConfig, own: SglangConfig, folder: Path, device:
 
 
 def speculation(decoding: DecodingConfig, own: SglangConfig, folder: Path, device: str) -> dict[str, Any]:
-    """The arguments that say how tokens are drafted and verified; all are given, since SGLang's defaults vary."""
+    """Return how tokens are drafted and verified, as arguments; all are given, since SGLang's defaults vary."""
     refuse_system(decoding, own, device)
     system = SYSTEMS[decoding.system]
     if system.drafts:
@@ -167,12 +265,12 @@ def refuse_server(info: Mapping[str, Any], decoding: DecodingConfig, url: str) -
 
 
 def pause_mode(own: SglangConfig, on_update: str) -> Pause:
-    """What becomes of running answers while weights change."""
+    """Return what becomes of running completions while weights change."""
     return own.pause or ("in_place" if on_update == "keep" else "retract")
 
 
 def sampling_arguments(params: SamplingParams, fresh: int, seeded: bool) -> dict[str, Any]:
-    """SGLang's sampling parameters for ``fresh`` more tokens."""
+    """Return SGLang's sampling parameters for ``fresh`` more tokens."""
     arguments: dict[str, Any] = {
         "temperature": params.temperature,
         "top_p": params.top_p,

@@ -49,11 +49,12 @@ class Backend(Protocol):
         ...
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
-        """One of ``STRUCTS``, or ``abort_request``; a reply with ``success`` false raises ``EngineDied``."""
+        """Make one of the calls in ``STRUCTS``, or ``abort_request``; a reply with ``success`` false raises
+        ``EngineDied``."""
         ...
 
     def dead(self) -> str | None:
-        """Why it is known to be dead."""
+        """Return why it is known to be dead; None: it is not."""
         ...
 
     async def close(self) -> None:
@@ -95,7 +96,7 @@ class LocalBackend:
         self.heart.start()
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
-        """See ``Backend``. Below ``Engine.async_generate``, which does not pass every field on."""
+        """Answer one request, below ``Engine.async_generate``, which does not pass every field on."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         request = self.engine.tokenizer_manager.generate_request(GenerateReqInput(**payload), None)
@@ -107,7 +108,7 @@ class LocalBackend:
         return await self.heart.answer(answer())
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
-        """See ``Backend``."""
+        """Make a control call within its deadline."""
         manager = self.engine.tokenizer_manager
         if name == "abort_request":
             manager.abort_request(**payload)
@@ -121,7 +122,7 @@ class LocalBackend:
         return checked(name, reply)
 
     def dead(self) -> str | None:
-        """See ``Backend``."""
+        """Return why a process of SGLang's counts as dead; None: none does."""
         if gone := self.children - _children():
             return f"SGLang's process {min(gone)} ended"
         self._stopped = {pid: self._stopped.get(pid, SuspendAwareClock()) for pid in self.children if stopped(pid)}
@@ -140,7 +141,7 @@ class LocalBackend:
 
 
 def checked(name: str, reply: Reply) -> Reply:
-    """The reply of a control call, if it says that all went well."""
+    """Return the reply of a control call; raise ``EngineDied`` unless it says that all went well."""
     if not reply.get("success", True):
         raise EngineDied(f"{name} failed: {_line(reply.get('message'))}")
     return reply

@@ -1,4 +1,4 @@
-"""SGLang as an ``EngineModule``: an engine from a job's configuration, and the tokens that end its answers."""
+"""SGLang as an ``EngineModule``: an engine from a job's configuration, and the tokens that end its completions."""
 
 import os
 from collections.abc import Mapping
@@ -26,11 +26,17 @@ from bebop.model.checkpoint import (
 )
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import stored_head, update
-from bebop.rollout.sglang.arguments import pause_mode, refuse_loop, refuse_sampling, refuse_system, server_arguments
+from bebop.rollout.sglang.arguments import (
+    HOSTINGS,
+    pause_mode,
+    refuse_loop,
+    refuse_sampling,
+    refuse_system,
+    server_arguments,
+)
 from bebop.rollout.sglang.backend import INTERPRETER, Backend, LocalBackend
 from bebop.rollout.sglang.dflash import mask_of, with_mask
 from bebop.rollout.sglang.engine import SglangServer
-from bebop.rollout.sglang.hosting import HOSTINGS
 from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
 from bebop.rollout.sglang.transfer import DiskTransfer, DistributedTransfer, TensorTransfer, WeightTransfer
 from bebop.rollout.text import AnswerText
@@ -40,7 +46,7 @@ EMBEDDED = False
 
 
 def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
-    """Start SGLang, or meet the servers that there are; the engine, and the tokens that end an answer."""
+    """Start SGLang, or meet the servers that there are; return the engine and the tokens that end a completion."""
     check(config)
     hosting = HOSTINGS[SYSTEMS[config.decoding.system].drafter]
     own, dtype = config.rollout.sglang, getattr(torch, config.model.dtype)
@@ -108,7 +114,7 @@ def check(config: JobConfig) -> None:
 
 
 def gpus(config: JobConfig) -> float:
-    """Its own, but for servers elsewhere: those take one only for a process group with the worker."""
+    """Return the GPUs of its own. Servers elsewhere take one only for a process group with the worker."""
     own = config.rollout.sglang
     if own.urls:
         return 0.5 if own.transfer == "distributed" else 0.0
@@ -116,7 +122,7 @@ def gpus(config: JobConfig) -> float:
 
 
 def make_backend(config: JobConfig, own: SglangConfig, folder: Path) -> Backend:
-    """The servers that are named, or an engine in this process."""
+    """Return the servers that are named, or an engine in this process."""
     if own.urls:
         key = os.environ.get(own.api_key_env)
         bounds = {"timeout": own.timeout, "hang_after": config.runtime.hang_after}
@@ -128,7 +134,7 @@ def make_backend(config: JobConfig, own: SglangConfig, folder: Path) -> Backend:
 
 
 def make_transfer(own: SglangConfig, folder: Path, device: torch.device) -> WeightTransfer:
-    """How weights travel."""
+    """Return the way that weights travel."""
     if own.transfer == "disk":
         assert own.folder is not None
         return DiskTransfer(Path(own.folder), folder)

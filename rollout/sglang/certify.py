@@ -26,21 +26,21 @@ Distribution = Callable[[Tensor, Any, int], Tensor]
 
 
 def name(run: str, rest: str) -> str:
-    """What a request of a run is called; SGLang takes names for prefixes in places, so that each has its end."""
+    """Return the name of a request of a run. SGLang takes names for prefixes in places, so that each has its end."""
     return f"{PREFIX}{run}-{rest}."
 
 
 class Inside:
-    """Wraps SGLang's verification, see the module."""
+    """A wrapper of SGLang's verification that shows each draw to the white box of its run."""
 
     def __init__(self, distribution: Distribution, reports: Callable[[], bool], settings: Callable[[], Any]) -> None:
         """``distribution``: target distributions [B*(K+1), V] as verification uses them; ``reports``: whether this
-        rank's results reach the answers; ``settings``: how SGLang verifies, asked in every cycle."""
+        rank's results reach the completions; ``settings``: how SGLang verifies, asked in every cycle."""
         self.distribution, self.reports, self.settings = distribution, reports, settings
         self.boxes: OrderedDict[str, WhiteBox] = OrderedDict()
 
     def __call__(self, original: Sample, verify: Any, batch: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
-        """``eagle_sample``, with its own result."""
+        """Run ``eagle_sample`` and return its own result."""
         runs = [] if batch.forward_mode.is_idle() else [run_of(request.rid) for request in batch.reqs]
         if not any(runs) or batch.sampling_info.is_all_greedy or not self.reports():
             return original(verify, batch, logits, *args, **kwargs)
@@ -86,7 +86,7 @@ class Inside:
         return box
 
     def _entry(self, rid: str, accepted: int) -> dict[str, Any]:
-        """Of one request's cycle."""
+        """Return the entry of one request's cycle."""
         run = run_of(rid)
         if run is None:
             return {}
@@ -95,18 +95,18 @@ class Inside:
 
 
 def run_of(rid: Any) -> str | None:
-    """The run that a request belongs to; None: it is somebody else's."""
+    """Return the run that a request belongs to; None: it is somebody else's."""
     parts = str(rid).split("-", 2)
     return parts[1] if str(rid).startswith(PREFIX) and len(parts) == 3 else None
 
 
 def is_state(rid: Any) -> bool:
-    """Whether a request asks for what has been seen."""
+    """Return whether a request asks for what has been seen."""
     return str(rid).split("-", 2)[-1].startswith(STATE)
 
 
 def ends(request: Any) -> tuple[int, ...]:
-    """Tokens that end a request's answer."""
+    """Return the tokens that end a request's completion."""
     params = request.sampling_params
     own = set(params.stop_token_ids or ())
     return tuple(sorted(own if params.ignore_eos else own | set(request.eos_token_ids or ())))

@@ -35,7 +35,7 @@ def _verify_greedy(
 
 
 def _with_target_only(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """``eagle_sample``, after filling the place of the missing kernel.
+    """Run ``eagle_sample``, after filling the place of the missing kernel.
 
     Not through the registry: the place holds None, and the registry replaces a thing wherever it finds it.
     """

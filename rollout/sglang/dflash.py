@@ -21,7 +21,7 @@ EXACT = {"speculative_accept_threshold_single": 1.0, "speculative_accept_thresho
 
 
 def arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) -> dict[str, Any]:
-    """Of ``sglang.Engine``, for the target in ``folder``."""
+    """Return the arguments of ``sglang.Engine`` for the target in ``folder``."""
     refuse_drafter(decoding, own, folder)
     return {
         "speculative_algorithm": "DFLASH",
@@ -32,7 +32,7 @@ def arguments(decoding: DecodingConfig, own: SglangConfig, folder: Path) -> dict
 
 
 def wanted(decoding: DecodingConfig) -> dict[str, tuple[Any, ...]]:
-    """What a running server has to say of itself: names, and the values that are right."""
+    """Return what a running server must say of itself: names, and the values that are right."""
     exact = {name: (value,) for name, value in EXACT.items()}
     return {**exact, "speculative_num_draft_tokens": (decoding.limit + 1,)}
 
@@ -61,7 +61,8 @@ def refuse_drafter(decoding: DecodingConfig, own: SglangConfig, folder: Path) ->
 
 
 def with_mask(weights: Mapping[str, Tensor], mask: tuple[int, Tensor]) -> dict[str, Tensor]:
-    """Weights of the target with the drafter's MASK in its row of the embedding, where SGLang put it at the start."""
+    """Return the target's weights with the drafter's MASK in its row of the embedding, where SGLang put it at the
+    start."""
     token, vector = mask
     changed = {}
     for name, tensor in weights.items():
@@ -73,5 +74,5 @@ def with_mask(weights: Mapping[str, Tensor], mask: tuple[int, Tensor]) -> dict[s
 
 
 def mask_of(own: SglangConfig) -> tuple[int, Tensor] | None:
-    """The id of MASK and its vector [d]; None without a drafter."""
+    """Return the id of MASK and its vector [d]; None without a drafter."""
     return None if own.draft is None else read_mask(Path(own.draft))

@@ -22,7 +22,7 @@ from bebop.trajectory import SamplingParams
 
 
 class SglangServer:
-    """See ``Server``.
+    """SGLang as a ``Server``.
 
     Not replayable unless ``deterministic``: SGLang draws from one generator for all requests.
     """
@@ -69,11 +69,14 @@ class SglangServer:
 
     @property
     def recomputes(self) -> bool:
-        """See ``Server``."""
+        """Return whether new weights recompute running completions' keys and values; else they stay."""
         return self.own.pause != "in_place"
 
     async def test(self) -> None:
-        """Take the checksums of now; SGLang swallows what goes wrong in a plugin: look for its trace in an answer."""
+        """Take the checksums of now, and look for the plugin's trace in a completion.
+
+        SGLang swallows what goes wrong in a plugin.
+        """
         self._watch.begin(await self._checksums(), self._to_update(self._stored, 0).draft if self.drafts else {})
         if not self.drafts or not self.own.monitor_every:
             return
@@ -89,12 +92,12 @@ class SglangServer:
         )
 
     def check(self, request: Request) -> None:
-        """See ``Server``."""
+        """Raise ``UserError`` for a request that SGLang cannot serve."""
         assert self._awake, "the weights are not there: new ones have to come first"
         refuse_sampling(request.params, self.drafts > 0, self.rescored)
 
     async def generate(self, request: Request, written: Sequence[int]) -> Part:
-        """See ``Server``."""
+        """Go on with a request after the tokens that are ``written``, to its end or until it is cut."""
         try:
             output = await self.backend.generate(self.payload(request, written))
         finally:
@@ -106,7 +109,7 @@ class SglangServer:
         return replace(found, trace=trace)
 
     def payload(self, request: Request, written: Sequence[int]) -> dict[str, Any]:
-        """A request to SGLang, under a name of its own."""
+        """Return a request to SGLang, under a name of its own."""
         self._count += 1
         kind = PREFIX if request.trace else "bebop-"
         self._rids[request.id] = rid = f"{kind}{id(self):x}-{self._count:x}."  # SGLang aborts by prefix: end it
@@ -121,23 +124,23 @@ class SglangServer:
         }
 
     async def abort(self, id: int) -> None:
-        """See ``Server``."""
+        """Cut a request, if it has got there."""
         if id in self._rids:
             await self.backend.control("abort_request", {"rid": self._rids[id]})
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See ``Server``. A failure leaves SGLang paused: nobody knows its weights."""
+        """Replace weights between two cycles. A failure leaves SGLang paused: nobody knows its weights."""
         if not self._awake:
             await self._wake()
         load = self._to_update(weights, version)
         await self.backend.control("pause_generation", {"mode": self.own.pause})
         await self.transfer.send(self.backend, load, flush=self.recomputes)
         self._watch.verify(await self._checksums(), load)
-        self._cache = uuid4().hex  # before answers go on: those that were cut are asked again
+        self._cache = uuid4().hex  # before completions go on: those that were cut are asked again
         await self.backend.control("continue_generation", {"torch_empty_cache": torch.cuda.is_available()})
 
     async def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """See ``Server``: nothing that it hosts drafts from them."""
+        """Do nothing: nothing that SGLang hosts drafts from past completions."""
 
     async def rest(self) -> None:
         """Give the GPU to the trainer, if it is shared: weights and keys and values leave it."""

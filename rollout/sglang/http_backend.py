@@ -3,23 +3,20 @@
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import aiohttp
 
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.heartbeat import Heartbeat
+from bebop.rollout.http_client import Busy, HttpClient, HttpReply, NoReply
 from bebop.rollout.sglang.arguments import refuse_server
 from bebop.rollout.sglang.backend import Backend, Reply, checked
 from bebop.watchdog import SuspendAwareClock, within
 
 log = logging.getLogger(__name__)
 BUSY = (429, 500, 502, 503, 504)  # worth another try
-FIRST_WAIT = 0.5  # seconds before the second try; doubled each time, plus up to as much again by chance
 REVIVE_SECONDS = 5.0  # for a look whether a server that was out is back: the others wait for it
 ONCE = ("begin_weight_update", "end_weight_update", "update_weights_from_distributed")  # not to be said twice
 
@@ -37,21 +34,16 @@ class HttpBackend:
         retries: int,
         hang_after: float = 30.0,
     ) -> None:
-        """``timeout`` bounds one call, in seconds: an answer may take as long as that.
+        """``timeout`` bounds one call, in seconds: a completion may take as long as that.
 
-        ``hang_after``: see ``runtime.hang_after``; the server is asked for its state meanwhile.
+        ``hang_after``: as in ``runtime.hang_after``; the server is asked for its state meanwhile.
         """
-        self.url, self.decoding, self.retries = url.rstrip("/"), decoding, retries
-        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, 10.0))
-        self.session: aiohttp.ClientSession | None = None
-        self.heart = Heartbeat(self.url, lambda: self._once("GET", "server_info", None), hang_after)
+        self.client = HttpClient(url, key, timeout=timeout)
+        self.url, self.decoding, self.retries = self.client.url, decoding, retries
+        self.heart = Heartbeat(self.url, self._ping, hang_after)
 
     async def start(self) -> None:
-        """Look whether it is there and decodes as asked for; end what a job that died may have left in it."""
-        if self.session is None:
-            connector = aiohttp.TCPConnector(limit=0)
-            self.session = aiohttp.ClientSession(headers=self.headers, timeout=self.timeout, connector=connector)
+        """Check that the server is there and decodes as asked for; end what a job that died may have left in it."""
         info = await self.heart.control("server_info", self._call("GET", "server_info", None))
         refuse_server(info, self.decoding, self.url)
         model = await self.heart.control("model_info", self._call("GET", "model_info", None))
@@ -64,57 +56,47 @@ class HttpBackend:
         self.heart.start()
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
-        """See ``Backend``."""
+        """Answer one request."""
         return await self.heart.answer(self._call("POST", "generate", payload))
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
-        """See ``Backend``."""
+        """Make a control call within its deadline."""
         return checked(name, await self.heart.control(name, self._call("POST", name, payload)))
 
     def dead(self) -> str | None:
-        """See ``Backend``."""
+        """Return why the server counts as dead; None: it does not."""
         return self.heart.why
 
     async def close(self) -> None:
         """Drop connections; the server stays."""
         self.heart.close()
-        if self.session is not None:
-            await self.session.close()
-            self.session = None
+        await self.client.close()
+
+    async def _ping(self) -> None:
+        with contextlib.suppress(Busy):  # a server that says so is there
+            self._read(await self.client.call_once("GET", "server_info", None, BUSY), "server_info")
 
     async def _call(self, method: str, name: str, payload: Mapping[str, Any] | None) -> Reply:
-        """One call; what fails on its way is tried again, each time after a longer wait."""
+        """Return the reply to a call; what fails on its way is tried again, each time after a longer wait."""
         tries = 1 if name in ONCE else self.retries + 1
-        for attempt in range(tries):
-            try:
-                reply, status = await self._once(method, name, payload)
-                if reply is not None:
-                    return reply
-                problem = f"status {status}"
-            except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-                problem = str(error) or type(error).__name__
-            if attempt + 1 < tries:
-                await asyncio.sleep(FIRST_WAIT * 2**attempt * (1 + random.random()))
-        raise EngineDied(f"{self.url}/{name}: {problem} ({tries} tries)")
+        try:
+            reply = await self.client.call(method, name, payload, tries=tries, busy=BUSY)
+        except NoReply as failure:
+            problem = str(failure.error) or type(failure.error).__name__
+            raise EngineDied(f"{self.url}/{name}: {problem} ({failure.tries} tries)") from None
+        return self._read(reply, name)
 
-    async def _once(self, method: str, name: str, payload: Mapping[str, Any] | None) -> tuple[Reply | None, int]:
-        """The reply, None from a server that is busy; and its status."""
-        assert self.session is not None, "not started"
-        async with self.session.request(method, f"{self.url}/{name}", json=payload) as response:
-            busy = response.status in BUSY
-            return (None if busy else await self._read(response, name)), response.status
-
-    async def _read(self, response: aiohttp.ClientResponse, name: str) -> Reply:
-        if response.status in (401, 403):
+    def _read(self, reply: HttpReply, name: str) -> Reply:
+        if reply.status in (401, 403):
             raise UserError(f"{self.url} refuses the key: set the variable that rollout.sglang.api_key_env names")
-        if response.status == 404:
+        if reply.status == 404:
             raise UserError(f"{self.url} has no /{name}: it is no SGLang server of 0.5.14 or newer")
-        if response.content_type != "application/json":
-            return {"success": response.status < 400, "message": (await response.text())[:300]}
-        reply: Reply = await response.json()
-        if name == "generate" and response.status >= 400:
-            raise UserError(f"{self.url} refuses a request: {reply.get('error', reply)}")
-        return reply
+        if reply.content_type != "application/json":
+            return {"success": reply.status < 400, "message": reply.text[:300]}
+        content: Reply = reply.json()
+        if name == "generate" and reply.status >= 400:
+            raise UserError(f"{self.url} refuses a request: {content.get('error', content)}")
+        return content
 
 
 class Fleet:
@@ -135,7 +117,7 @@ class Fleet:
         await asyncio.gather(*[member.start() for member in self.members])
 
     async def generate(self, payload: Mapping[str, Any]) -> Reply:
-        """See ``Backend``; asked again elsewhere if a member dies over it."""
+        """Answer one request; ask elsewhere again if a member dies over it."""
         while True:
             chosen = self._choose(payload.get("input_ids"))
             self.busy[chosen] += 1
@@ -147,7 +129,10 @@ class Fleet:
                 self.busy[chosen] -= 1
 
     async def control(self, name: str, payload: Mapping[str, Any]) -> Reply:
-        """See ``Backend``; the first member's reply. A pause for new weights brings dead members back."""
+        """Make a control call to all; return the first member's reply.
+
+        A pause for new weights brings dead members back.
+        """
         if name == "pause_generation":
             await self._revive()
         alive = self._alive()
@@ -165,7 +150,7 @@ class Fleet:
         return good[0]
 
     def dead(self) -> str | None:
-        """See ``Backend``: only when all are."""
+        """Return why all members are dead; None while one lives."""
         for i, member in enumerate(self.members):
             if i not in self.out and (why := member.dead()):
                 self._mark(i, why)
@@ -176,7 +161,7 @@ class Fleet:
         await asyncio.gather(*[member.close() for member in self.members])
 
     def _choose(self, prompt: object) -> int:
-        """The least busy member; a prompt asked again at once goes where it is cached already."""
+        """Return the least busy member; a prompt asked again at once goes where it is cached already."""
         alive = self._alive()
         before, chosen = self._last
         if prompt != before or chosen not in alive:

@@ -1,4 +1,4 @@
-"""From SGLang's outputs to parts of answers: tokens, log-probs, versions, and statistics by every version's names."""
+"""SGLang's outputs as parts of completions: tokens, log-probs, versions, and statistics by every version's names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ SHARED = ("embed_tokens", "lm_head")  # the draft uses the target's
 
 
 def part(output: Mapping[str, Any], params: SamplingParams, drafts: int) -> Part:
-    """One output of SGLang; ``drafts`` is 0 for plain decoding."""
+    """Return one output of SGLang; ``drafts`` is 0 for plain decoding."""
     meta, ids = output["meta_info"], np.asarray(output["output_ids"], dtype=np.int64)
     return Part(
         token_ids=ids,
@@ -28,7 +28,7 @@ def part(output: Mapping[str, Any], params: SamplingParams, drafts: int) -> Part
 
 
 def refused(output: Mapping[str, Any]) -> str | None:
-    """What SGLang says is wrong with a request; None if it was served, or aborted for another reason."""
+    """Return what SGLang says is wrong with a request; None if it was served, or aborted for another reason."""
     reason = output["meta_info"].get("finish_reason") or {}
     bad = reason.get("type") == "abort" and int(reason.get("status_code") or 0) == 400
     return str(reason.get("message")) if bad else None
@@ -41,7 +41,10 @@ def _reason(meta: Mapping[str, Any]) -> FinishReason:
 
 
 def _logprobs(meta: Mapping[str, Any], ids: NDArray[np.int64], params: SamplingParams) -> NDArray[np.float32]:
-    """log p of each token. SGLang gives log softmax(logits / T); the greedy distribution has log p = 0 instead."""
+    """Return log p of each token.
+
+    SGLang gives log softmax(logits / T); the greedy distribution has log p = 0 instead.
+    """
     if params.temperature == 0:
         return np.zeros(len(ids), dtype=np.float32)
     rows = (meta.get("output_token_logprobs") or [])[: len(ids)]
@@ -50,7 +53,7 @@ def _logprobs(meta: Mapping[str, Any], ids: NDArray[np.int64], params: SamplingP
 
 
 def _versions(meta: Mapping[str, Any], count: int) -> NDArray[np.int64]:
-    """The weight version of each token, from spans; a server without spans has one version for all."""
+    """Return the weight version of each token, from spans; a server without spans has one version for all."""
     spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": count}]
     versions = np.zeros(count, dtype=np.int64)
     for span in spans:
@@ -61,12 +64,12 @@ def _versions(meta: Mapping[str, Any], count: int) -> NDArray[np.int64]:
 
 
 def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeStats:
-    """Counts of all verification steps; overlap and entropies of those that the plugin measured, weighted up.
+    """Return counts of all verification steps; overlap and entropies of those that the plugin measured, weighted up.
 
     Position k's sum is over measured steps that reached it, each times the number of steps that it stands for, so
     that sum / reached estimates the mean. With adaptive steps ``reached`` counts shorter drafts as rejected. The accept
-    length is of tokens in the answer. Drafts beyond its end, which SGLang counts too and which cannot be told apart,
-    remain in the rates per position: they were tested like the others.
+    length is of tokens in the completion. SGLang counts drafts beyond its end, too, and they cannot be told apart: they
+    remain in the rates per position, as they were tested like the others.
     """
     if not drafts:
         return DecodeStats(cycles=tokens, tokens=tokens, target_forwards=tokens)
@@ -75,7 +78,7 @@ def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeSt
     counts = sglang_stats({name: value for name, value in meta.items() if name != "bebop_verify"})
     if counts is None:
         return DecodeStats(tokens=tokens, prefilled=tokens)
-    # What SGLang counts may go beyond the answer's end, in its last step; a prefill gives a token, and after a
+    # What SGLang counts may go beyond the completion's end, in its last step; a prefill gives a token, and after a
     # retraction once more.
     emitted = max(0, min(counts.tokens, tokens - 1))
     counts.tokens, counts.prefilled = tokens, tokens - emitted
@@ -87,7 +90,8 @@ def request_stats(meta: Mapping[str, Any], tokens: int, drafts: int) -> DecodeSt
 
 
 def by_role(reply: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Checksums of target and draft over all ranks; what the draft shares with the target counts as the target's."""
+    """Return checksums of target and draft over all ranks; what the draft shares with the target counts as the
+    target's."""
     roles: dict[str, dict[str, str]] = {"target": {}}
     for rank, entry in enumerate(reply.get("ranks") or []):
         for name, value in entry["checksums"].items():

@@ -4,7 +4,7 @@
 it, requests that are traced have an entry in all of theirs, see ``tracing.py``.
 ``BEBOP_CERTIFY=1``: certificates may look at the draws of their own requests, see ``certify.py``. Does nothing unless
 one is set. SGLang logs and swallows what goes wrong in a plugin, so the engine's self-test looks for ``bebop_verify``
-in an answer, and a certificate for ``bebop_certify``.
+in a completion, and a certificate for ``bebop_certify``.
 """
 
 import os
@@ -25,7 +25,7 @@ Sample = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 def register() -> None:
-    """Called by SGLang in each of its processes, wherever bebop is installed beside it."""
+    """Register the hooks. SGLang calls it in each of its processes, wherever bebop is installed beside it."""
     if os.environ.get(CPU) == "1":
         from bebop.rollout.sglang.cpu import replace
 
@@ -46,7 +46,7 @@ def register() -> None:
 
 
 class Measure:
-    """Wraps SGLang's verification; one in ``every`` steps gets an entry per request in ``meta_info``.
+    """A wrapper of SGLang's verification; one in ``every`` steps gets an entry per request in ``meta_info``.
 
     An entry: ``accepted`` drafts, ``weight`` (the steps that it stands for), and per draft position ``overlap``,
     ``target_only``, ``draft_entropy`` and ``target_entropy``. Greedy requests have none of these distributions, and no
@@ -54,12 +54,12 @@ class Measure:
     """
 
     def __init__(self, every: int, reports: Callable[[], bool] | None = None) -> None:
-        """``reports``: whether this rank's results reach the answer; None asks SGLang."""
+        """``reports``: whether this rank's results reach the completion; None asks SGLang."""
         self.every, self.step = every, 0
         self.reports = reports or _reports
 
     def __call__(self, original: Sample, verify: Any, batch: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
-        """``eagle_sample``, with its own result."""
+        """Run ``eagle_sample`` and return its own result."""
         result = original(verify, batch, logits, *args, **kwargs)
         if batch.forward_mode.is_idle() or batch.sampling_info.is_all_greedy:
             return result
@@ -70,7 +70,7 @@ class Measure:
         return result
 
     def _entries(self, verify: Any, sampling: Any, logits: Tensor, lengths: Tensor) -> list[dict[str, Any]]:
-        """One entry a request. SGLang has put penalties and masks into the logits [B*(K+1), V] by now."""
+        """Return one entry a request. SGLang has put penalties and masks into the logits [B*(K+1), V] by now."""
         rows, width = len(lengths), verify.draft_token_num
         target = _distribution(logits, sampling, width).view(rows, width, -1)[:, :-1]
         drafted = verify.draft_token.view(rows, width)[:, 1:]
@@ -84,15 +84,15 @@ class Measure:
 
 
 def statistics(draft: Tensor | None, target: Tensor, drafted: Tensor) -> PairStats:
-    """Of draft distributions q [B, K, V], or None for greedy drafts, and target distributions p [B, K, V]; ``drafted``
-    is [B, K]."""
+    """Return statistics of draft distributions q [B, K, V], or None for greedy drafts, and target distributions p [B,
+    K, V]; ``drafted`` is [B, K]."""
     if draft is None:
         draft = torch.zeros_like(target).scatter_(-1, drafted.long()[..., None], 1.0)
     return pair_stats(draft.flatten(0, 1), target.flatten(0, 1), from_logits=False)
 
 
 def _distribution(logits: Tensor, sampling: Any, width: int) -> Tensor:
-    """The target's distributions [B*(K+1), V] as verification uses them: temperature, top-k, top-p."""
+    """Return the target's distributions [B*(K+1), V] as verification uses them: temperature, top-k, top-p."""
     probs = (logits.float() / sampling.temperatures.repeat_interleave(width, 0)).softmax(-1)
     if not (sampling.need_top_k_sampling or sampling.need_top_p_sampling):
         return probs

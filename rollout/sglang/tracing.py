@@ -3,7 +3,7 @@
 Registered by the plugin, with what it measures. Requests whose names begin with ``bebop-trace-`` get an entry a cycle
 in ``meta_info["bebop_trace"]``: the tokens that came out and the places of the cycle (``rollout.decoding.places``), as
 text. Nobody else's are looked at. Of the prefill's token nothing is known but that no draft was tested for it; greedy
-answers and plain decoding have no entries, and no trace.
+completions and plain decoding have no entries, and no trace.
 """
 
 from base64 import b64decode, b64encode
@@ -26,15 +26,15 @@ Distribution = Callable[[Tensor, Any, int], Tensor]
 
 
 class Following:
-    """Wraps SGLang's verification, see the module."""
+    """A wrapper of SGLang's verification that leaves entries of the requests that are traced."""
 
     def __init__(self, distribution: Distribution, reports: Callable[[], bool]) -> None:
         """``distribution``: target distributions [B*(K+1), V] as verification uses them; ``reports``: whether this
-        rank's results reach the answers."""
+        rank's results reach the completions."""
         self.distribution, self.reports = distribution, reports
 
     def __call__(self, original: Sample, verify: Any, batch: Any, logits: Any, *args: Any, **kwargs: Any) -> Any:
-        """``eagle_sample``, with its own result."""
+        """Run ``eagle_sample`` and return its own result."""
         if batch.forward_mode.is_idle() or batch.sampling_info.is_all_greedy:
             return original(verify, batch, logits, *args, **kwargs)
         chosen = [i for i, request in enumerate(batch.reqs) if str(request.rid).startswith(PREFIX)]
@@ -51,8 +51,10 @@ class Following:
     def _tables(
         self, chosen: Sequence[int], q: Tensor | None, verify: Any, batch: Any, logits: Any, result: Any
     ) -> NDArray[np.int32]:
-        """Of each request [R, K + 1, 8 + 4M]: the token, and its place. SGLang has put penalties and masks into the
-        logits [B*(K+1), V] by now."""
+        """Return, of each request, the tokens and their places [R, K + 1, 8 + 4M].
+
+        SGLang has put penalties and masks into the logits [B*(K+1), V] by now.
+        """
         predicted, lengths, index = result
         width, rows = verify.draft_token_num, len(batch.reqs)
         at = torch.tensor(chosen, device=lengths.device)
@@ -66,9 +68,10 @@ class Following:
 
 
 def told(meta: Mapping[str, Any], ids: NDArray[np.int64], drafter: str) -> Trace | None:
-    """The trace of an answer [T], the prefill's token and those of the cycles; None where entries do not make it up.
+    """Return the trace of a completion [T], the prefill's token and those of the cycles; None where entries do not make
+    it up.
 
-    A retracted answer has a second token of a prefill, and those of a cycle may reach beyond its end. So what the
+    A retracted completion has a second token of a prefill, and those of a cycle may reach beyond its end. So what the
     cycles say they emitted is held against what is there.
     """
     entries = [entry for entry in meta.get(ENTRY) or [] if entry]

@@ -30,7 +30,7 @@ class WeightTransfer(Protocol):
 
 
 def parts(load: WeightUpdate, flush: bool) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:
-    """Tensors for each of SGLang's models, and what to say with them; the last one brings the version."""
+    """Return tensors for each of SGLang's models, and what to say with them; the last one brings the version."""
     shares: dict[Selector, dict[str, Tensor]] = {"target": load.target, "draft": load.draft}
     shares = {selector: tensors for selector, tensors in shares.items() if tensors}
     last = list(shares)[-1]
@@ -56,7 +56,7 @@ class TensorTransfer:
         self.ranks, self.text = ranks, text
 
     async def send(self, backend: Backend, load: WeightUpdate, flush: bool) -> None:
-        """See ``WeightTransfer``."""
+        """Send handles of one flat tensor for each model."""
         await backend.control("begin_weight_update", {"selector": load.selector})
         for tensors, words in parts(load, flush):
             payload = {"serialized_named_tensors": self._serialize(tensors), **words}
@@ -64,7 +64,7 @@ class TensorTransfer:
         await backend.control("end_weight_update", {})
 
     def _serialize(self, tensors: Mapping[str, Tensor]) -> list[Any]:
-        """One flat tensor, so that one handle does for thousands; a copy for each rank, which gives it back."""
+        """Return one flat tensor, so that one handle does for thousands; a copy for each rank, which gives it back."""
         from sglang.srt.utils import MultiprocessingSerializer
         from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
 
@@ -84,7 +84,7 @@ class DistributedTransfer:
         self.group: Any = None
 
     async def send(self, backend: Backend, load: WeightUpdate, flush: bool) -> None:
-        """See ``WeightTransfer``."""
+        """Broadcast one flat tensor for each model."""
         if self.group is None:
             self.group = await self._meet(backend)
         await backend.control("begin_weight_update", {"selector": load.selector})
@@ -137,7 +137,7 @@ class DiskTransfer:
         self.folder, self.checkpoint, self.last = folder, checkpoint, checkpoint
 
     async def send(self, backend: Backend, load: WeightUpdate, flush: bool) -> None:
-        """See ``WeightTransfer``."""
+        """Write a complete checkpoint and have it loaded."""
         place = self.folder / f"version_{load.version}_{os.getpid()}"
         place.mkdir(parents=True, exist_ok=True)
         for file in self.checkpoint.iterdir():
@@ -156,7 +156,7 @@ class DiskTransfer:
 
 
 def unsent(folder: Path, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a folder's safetensors files that are not among those sent."""
+    """Return the tensors of a folder's safetensors files that are not among those sent."""
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:

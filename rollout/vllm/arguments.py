@@ -1,5 +1,10 @@
-"""From configuration to vLLM's arguments, and refusals of what it cannot host or would ignore. No vllm needed."""
+"""From configuration to vLLM's arguments, and refusals of what it cannot host or would ignore. No vllm needed.
 
+``HOSTINGS`` says what vLLM has in place of our drafters.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -7,17 +12,18 @@ import torch
 from transformers import AutoConfig
 
 from bebop.config import DecodingConfig, JobConfig
-from bebop.decoding import SYSTEMS
+from bebop.decoding import SYSTEMS, System
 from bebop.errors import UserError
 from bebop.model.memory import bytes_per_token
 from bebop.options import HistoryOptions
-from bebop.rollout.vllm.hosting import HOSTED, HOSTINGS, missing
+from bebop.rollout.decoding.drafters.ngram import LONGEST
+from bebop.rollout.vllm import suffixes
 from bebop.trajectory import SamplingParams
 
 OLDEST = (0, 31)  # the first with draft weights in updates
 COLDEST = 0.01  # vLLM raises temperatures below it
 BLOCK = 32  # tokens of keys and values that vLLM's CPU kernels take at a time
-SPARE = 1.25  # of what all slots need: prompts of answers that ended stay for others of their group
+SPARE = 1.25  # of what all slots need: prompts of completions that ended stay for others of their group
 # Set before vLLM is imported: the engine in this process, on threads that Ray or the user gave it, without a word to
 # its makers; and the runner that the plugin looks into (a second one, for GPUs, has another sampler).
 ENVIRONMENT = {
@@ -28,9 +34,82 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
+# ---- what it has for our drafters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosting:
+    """How vLLM drafts in the place of a drafter, and what of it can be chosen."""
+
+    arguments: Callable[[DecodingConfig], dict[str, Any] | None]  # its speculative_config
+    sampled: bool = True  # drafts can be draws from q
+    model: bool = False  # it drafts with weights, which updates may reach
+    package: str = ""  # what it needs beside vLLM, as it is imported
+    past: Callable[[DecodingConfig], int] | None = None  # tokens of past completions that it keeps; None: it takes none
+
+
+def head_arguments(decoding: DecodingConfig) -> dict[str, Any]:
+    """Return arguments for drafts of the MTP head in the target's checkpoint; vLLM's own default is greedy."""
+    method = "probabilistic" if SYSTEMS[decoding.system].sampled else "greedy"
+    return {"method": "mtp", "num_speculative_tokens": decoding.limit, "draft_sample_method": method}
+
+
+def ngram_arguments(decoding: DecodingConfig) -> dict[str, Any]:
+    """Return arguments for drafts of what followed the longest suffix that occurred before, as the embedded one."""
+    return {
+        "method": "ngram",
+        "num_speculative_tokens": decoding.limit,
+        "prompt_lookup_max": LONGEST,
+        "prompt_lookup_min": 1,
+    }
+
+
+def suffix_arguments(decoding: DecodingConfig) -> dict[str, Any]:
+    """Return arguments for suffix decoding (Oliaro et al. 2024); ``suffixes.py`` keeps its tree within bounds."""
+    return {
+        "method": "suffix",
+        "num_speculative_tokens": decoding.limit,
+        "suffix_decoding_max_tree_depth": suffixes.LONGEST + decoding.limit,
+        "suffix_decoding_max_cached_requests": UNBOUNDED,
+        "suffix_decoding_max_spec_factor": suffixes.STRETCH,
+    }
+
+
+UNBOUNDED = (1 << 31) - 1  # requests, the most that it counts to
+HOSTINGS = {  # by drafter
+    "none": Hosting(arguments=lambda decoding: None),
+    "mtp": Hosting(arguments=head_arguments, model=True),
+    "ngram": Hosting(arguments=ngram_arguments, sampled=False),
+    "history": Hosting(
+        arguments=suffix_arguments,
+        sampled=False,
+        package="arctic_inference",
+        past=lambda decoding: decoding.of(HistoryOptions).tokens,
+    ),
+}
+
+
+def missing(system: System) -> str | None:
+    """Return what vLLM lacks for a system; None if it hosts it, and "" where there is no more to say."""
+    if system.unserved:
+        return f"{system.unserved}; "
+    hosting = HOSTINGS.get(system.drafter)
+    if hosting is None or system.own_cycle:
+        return f"it has no drafter {system.drafter!r}; " if hosting is None else ""
+    if system.rule != "rejection":
+        return f"it verifies by rejection sampling alone, not by {system.rule!r}; "
+    if system.length != "fixed":
+        return "it has one number of drafts for all requests; "
+    return None
+
+
+HOSTED = [name for name, system in SYSTEMS.items() if missing(system) is None]
+
+# ---- its arguments
+
 
 def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, Any]:
-    """Arguments of ``vllm.EngineArgs`` for a job; ``device`` is cpu or cuda."""
+    """Return the arguments of ``vllm.EngineArgs`` for a job; ``device`` is cpu or cuda."""
     rollout, own, drafts = config.rollout, config.rollout.vllm, config.decoding.limit
     length = rollout.max_length + 1 + drafts
     arguments: dict[str, Any] = {
@@ -61,7 +140,7 @@ def engine_arguments(config: JobConfig, folder: Path, device: str) -> dict[str, 
 
 
 def _room(config: JobConfig, folder: Path, length: int) -> int:
-    """Bytes for keys and values of all slots, those of the head as if it were one more layer."""
+    """Return bytes for keys and values of all slots, those of the head as if it were one more layer."""
     settings = AutoConfig.from_pretrained(folder, local_files_only=True)
     layers = settings.get_text_config().num_hidden_layers
     token = bytes_per_token(settings, getattr(torch, config.model.dtype)) * (layers + 1) // layers
@@ -130,9 +209,9 @@ def refuse_version(version: str) -> None:
 
 
 def sampling_arguments(params: SamplingParams, fresh: int) -> dict[str, Any]:
-    """vLLM's sampling parameters for ``fresh`` more tokens.
+    """Return vLLM's sampling parameters for ``fresh`` more tokens.
 
-    Without a seed: vLLM's drafts would not follow it, so that no answer could be drawn again by it.
+    Without a seed: vLLM's drafts would not follow it, so that no completion could be drawn again by it.
     """
     arguments: dict[str, Any] = {
         "temperature": params.temperature,
@@ -142,7 +221,7 @@ def sampling_arguments(params: SamplingParams, fresh: int) -> dict[str, Any]:
         "repetition_penalty": params.repetition_penalty,
         "max_tokens": fresh,
         "stop_token_ids": list(params.stop_token_ids),
-        "ignore_eos": True,  # those that end an answer are all named
+        "ignore_eos": True,  # those that end a completion are all named
         "skip_special_tokens": False,
         "detokenize": bool(params.stop),
         "logprobs": 0,  # of the token itself

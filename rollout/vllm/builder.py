@@ -1,4 +1,4 @@
-"""vLLM as an ``EngineModule``: an engine from a job's configuration, and the tokens that end its answers."""
+"""vLLM as an ``EngineModule``: an engine from a job's configuration, and the tokens that end its completions."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -24,10 +24,16 @@ from bebop.model.layouts import LAYOUTS
 from bebop.rollout.served_engine import ServedEngine
 from bebop.rollout.served_weights import stored_head, update
 from bebop.rollout.text import AnswerText
-from bebop.rollout.vllm.arguments import ENVIRONMENT, engine_arguments, refuse_loop, refuse_sampling, refuse_system
+from bebop.rollout.vllm.arguments import (
+    ENVIRONMENT,
+    HOSTINGS,
+    engine_arguments,
+    refuse_loop,
+    refuse_sampling,
+    refuse_system,
+)
 from bebop.rollout.vllm.core import Core
 from bebop.rollout.vllm.engine import VllmServer
-from bebop.rollout.vllm.hosting import HOSTINGS
 from bebop.rollout.vllm.plugin import CPU, EVERY
 from bebop.rollout.vllm.transfer import FileTransfer, MemoryTransfer
 from bebop.trajectory import SamplingParams
@@ -36,7 +42,7 @@ EMBEDDED = False
 
 
 def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
-    """Start vLLM; the engine, and the tokens that end an answer."""
+    """Start vLLM; return the engine and the tokens that end a completion."""
     check(config)
     system, own, folder = SYSTEMS[config.decoding.system], config.rollout.vllm, resolve(config.model.path)
     device, dtype = find_device(config.model).type, getattr(torch, config.model.dtype)
@@ -76,7 +82,7 @@ def make(config: JobConfig) -> tuple[ServedEngine, tuple[int, ...]]:
         dtype=dtype,
         max_length=config.rollout.max_length,
         timeout=own.timeout,
-        retries=1,  # an answer is cut where it is aborted alone
+        retries=1,  # a completion is cut where it is aborted alone
     )
     return engine, stop_tokens(config.model)
 
@@ -104,12 +110,12 @@ def check(config: JobConfig) -> None:
 
 
 def gpus(config: JobConfig) -> float:
-    """One of its own: vLLM takes most of its memory when it starts."""
+    """Return one of its own: vLLM takes most of its memory when it starts."""
     return 1.0
 
 
 def weight_names(folder: Path, layout: str | None, layers: int) -> dict[str, set[str]]:
-    """Of all weights of a checkpoint, by role."""
+    """Return the names of all weights of a checkpoint, by role."""
     names: set[str] = set()
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:

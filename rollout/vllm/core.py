@@ -34,7 +34,7 @@ class _Answer:
     greedy: bool
 
     def part(self, reason: FinishReason, why: object) -> Part:
-        """As far as it is."""
+        """Return the completion as far as it is."""
         logprobs = [0.0] * len(self.logprobs) if self.greedy else self.logprobs  # the greedy distribution has log p = 0
         return Part(
             token_ids=np.asarray(self.token_ids, dtype=np.int64),
@@ -58,8 +58,15 @@ class Core:
         head: bool,
         past: int | None = None,
     ) -> None:
-        """``environment`` is set for this process, before vLLM is imported; ``drafts`` per cycle, 0 for plain decoding;
-        ``head``: whether a model drafts; ``past``: tokens of other answers that are drafted from, None: none are."""
+        """Keep what is needed to start the engine.
+
+        Args:
+            arguments: of ``vllm.EngineArgs``.
+            environment: set for this process, before vLLM is imported.
+            drafts: per cycle, 0 for plain decoding.
+            head: whether a model drafts.
+            past: tokens of other completions that are drafted from; None: none are.
+        """
         self.arguments, self.environment, self.drafts, self.head = dict(arguments), dict(environment), drafts, head
         self.limit = past
         self.past: Suffixes | None = None
@@ -70,7 +77,7 @@ class Core:
         self._salt = ""  # keys and values are found again under this alone: never those of other weights
 
     def start(self) -> None:
-        """Load the model. ``UserError`` for what vLLM refuses."""
+        """Load the model; raise ``UserError`` for what vLLM refuses."""
         os.environ.update(self.environment)
         import vllm
         from vllm import EngineArgs, LLMEngine
@@ -92,11 +99,12 @@ class Core:
 
     @property
     def unfinished(self) -> int:
-        """Requests that are open."""
+        """Return the number of open requests."""
         return len(self._open)
 
     def add(self, token_ids: Sequence[int], params: SamplingParams, fresh: int, **more: Any) -> str:
-        """Queue a request for ``fresh`` more tokens; the name that its outputs have. ``more`` of vLLM's parameters."""
+        """Queue a request for ``fresh`` more tokens, with ``more`` of vLLM's parameters; return the name that its
+        outputs have."""
         from vllm import SamplingParams as Theirs
         from vllm.sampling_params import RequestOutputKind
 
@@ -114,7 +122,7 @@ class Core:
         return key
 
     def step(self) -> list[tuple[str, Part]]:
-        """One step of vLLM; the requests that ended."""
+        """Make one step of vLLM; return the requests that ended."""
         finished = []
         outputs, seen = self.outputs()
         for output in outputs:
@@ -126,7 +134,7 @@ class Core:
         return finished
 
     def outputs(self) -> tuple[list[Any], dict[str, Verified]]:
-        """vLLM's own of a step, and what the plugin saw of it."""
+        """Make one step; return vLLM's own outputs, and what the plugin saw of it."""
         try:
             outputs = self.engine.step()
         except Exception as error:  # it may have decoded half of a step: nobody knows its state
@@ -141,7 +149,8 @@ class Core:
         answer.counts.add(len(ids), verified)
 
     def abort(self, key: str) -> Part | None:
-        """End a request; what there is of its answer, or None if it had ended. vLLM itself gives nothing back."""
+        """End a request; return what there is of its completion, or None if it had ended. vLLM itself gives nothing
+        back."""
         answer = self._open.pop(key, None)
         if answer is None:
             return None
@@ -154,7 +163,7 @@ class Core:
             self.past.ended(answer.name, answer.prompt, len(answer.token_ids))
 
     def load(self, role: str, place: Mapping[str, Any]) -> None:
-        """Weights of one model, ``target`` or ``draft``; ``place`` as in ``transfer_engine.py``."""
+        """Load weights of one model, ``target`` or ``draft``; ``place`` as in ``transfer_engine.py``."""
         start = "start_weight_update" if role == "target" else "start_draft_weight_update"
         try:
             for call, arguments in ((start, ()), ("update_weights", (dict(place),)), ("finish_weight_update", ())):
@@ -165,7 +174,8 @@ class Core:
             ) from error
 
     def loaded(self, version: int, recompute: bool) -> None:
-        """All weights of a version are there. ``recompute``: open requests' keys and values are computed again."""
+        """Take notice that all weights of a version are there. ``recompute``: compute open requests' keys and values
+        again."""
         self.version = version
         self._salted()
         if recompute:
@@ -177,7 +187,8 @@ class Core:
         self._salt = f"{id(self):x}-{self.version}-{self._count}"
 
     def checksums(self) -> Sums:
-        """Of all parameters of both models; those that the draft shares with the target count as the target's."""
+        """Return checksums of all parameters of both models; those that the draft shares with the target are the
+        target's."""
         found: Sums = self.engine.collective_rpc(checksums)[0]
         return found
 
@@ -196,7 +207,7 @@ class Core:
 
 
 def checksums(worker: Any) -> dict[str, dict[str, str]]:
-    """Runs in vLLM's worker."""
+    """Return checksums by role and name; it runs in vLLM's worker."""
     target = dict(worker.model_runner.get_model().named_parameters())
     found = {"target": {name: fingerprint({name: tensor}) for name, tensor in target.items()}}
     draft = worker.model_runner.get_draft_model() if hasattr(worker.model_runner, "drafter") else None

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 
 def mend() -> list[str]:
-    """Mend what is broken; the names of that. Called before a model is loaded, and more than once."""
+    """Mend what is broken and return the names of that. It is called before a model is loaded, and more than once."""
     from vllm.model_executor.layers import utils
     from vllm.v1.sample import rejection_sampler
 
@@ -30,19 +30,19 @@ def mend() -> list[str]:
 
 
 def empties_weights(utils: ModuleType) -> bool:
-    """Whether a linear layer has no parameter left once it is prepared, which an update could be written to."""
+    """Return whether a linear layer has no parameter left once it is prepared, which an update could be written to."""
     layer = torch.nn.Linear(64, 64, bias=False).requires_grad_(False)
     utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
     return layer.weight.numel() == 0
 
 
 def plain_gemm(layer: Any, remove_weight: bool) -> None:
-    """In place of ``dispatch_cpu_unquantized_gemm``: multiply with the parameters as they are."""
+    """Multiply with the parameters as they are, in place of ``dispatch_cpu_unquantized_gemm``."""
     layer.cpu_linear = linear
 
 
 def fails_on_nothing(sampler: ModuleType) -> bool:
-    """Whether top-k takes the largest of no elements in a step that verifies no draft at all."""
+    """Return whether top-k takes the largest of no elements in a step that verifies no draft at all."""
     try:
         sampler.apply_top_k_top_p(torch.empty(0, 8), torch.empty(0, dtype=torch.int32), None)
     except RuntimeError:
@@ -72,14 +72,14 @@ class Expansion:
     def __call__(
         self, x: Tensor, cu_num_tokens: Tensor, tokens: int, replace_from: int = 0, replace_to: int = 0
     ) -> Any:
-        """[B], cumulated counts [B] -> [tokens]; elements that are ``replace_from`` become ``replace_to``."""
+        """Expand [B] with cumulated counts [B] to [tokens]; ``replace_from`` becomes ``replace_to``."""
         if self.works is None:
             self.works = self._asked(x, cu_num_tokens)
         expand = self.own if self.works else expanded
         return expand(x, cu_num_tokens, tokens, replace_from, replace_to)
 
     def _asked(self, x: Tensor, cu_num_tokens: Tensor) -> bool:
-        """Random numbers, of the kinds at hand."""
+        """Try vLLM's own with random numbers of the kinds at hand; return whether it works."""
         values = torch.rand(3).to(x) if x.is_floating_point() else torch.randint(1, 1 << 30, (3,)).to(x)
         counts = torch.tensor([2, 3, 7]).to(cu_num_tokens)
         try:
@@ -89,7 +89,7 @@ class Expansion:
 
 
 def expanded(x: Tensor, cu_num_tokens: Tensor, tokens: int, replace_from: int = 0, replace_to: int = 0) -> Tensor:
-    """What ``expand_batch_to_tokens`` is meant to be."""
+    """Return what ``expand_batch_to_tokens`` is meant to be."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()
     values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
     return values.repeat_interleave(counts, output_size=tokens)

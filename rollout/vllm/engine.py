@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class VllmServer:
-    """See ``Server``.
+    """vLLM as a ``Server``.
 
     Not replayable: vLLM draws drafts and verdicts from one generator for all requests, whatever their seeds.
     """
@@ -70,7 +70,7 @@ class VllmServer:
 
     @property
     def recomputes(self) -> bool:
-        """See ``Server``."""
+        """Return whether new weights recompute running completions' keys and values; else they stay."""
         return self.recompute
 
     async def start(self) -> None:
@@ -78,17 +78,17 @@ class VllmServer:
         await self._run("start", self.core.start)
 
     async def test(self) -> None:
-        """See ``self_test``; then take the checksums of now."""
+        """Run the self-test, then take the checksums of now."""
         await self._run("test", lambda: self_test(self.core, sampled=self.sampled))
         draft = self._to_update(self._stored, 0).draft if self._stored else {}
         self._watch.begin(await self._run("checksums", self.core.checksums), draft)
 
     def check(self, request: Request) -> None:
-        """See ``Server``."""
+        """Raise ``UserError`` for a request that vLLM cannot serve."""
         refuse_sampling(request.params, self.core.drafts > 0)
 
     async def generate(self, request: Request, written: Sequence[int]) -> Part:
-        """See ``Server``."""
+        """Go on with a request after the tokens that are ``written``, to its end or until it is cut."""
         fresh = request.params.max_new_tokens - len(written)
         add = partial(self.core.add, [*request.token_ids, *written], request.params, fresh)
         key = await self._run("add", add)
@@ -118,14 +118,14 @@ class VllmServer:
                 raise
 
     async def abort(self, id: int) -> None:
-        """See ``Server``."""
+        """Cut a request, if it has got there."""
         key = self._keys.get(id)
         part = None if key is None else await self._run("abort", partial(self.core.abort, key))
         if key in self._answers and part is not None and not self._answers[key].done():
             self._answers[key].set_result(part)
 
     async def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """See ``Server``. All of a load is one call, so that no step sees a half of it."""
+        """Replace weights between two steps. All of a load is one call, so that no step sees a half of it."""
         load = self._to_update(weights, version)
         self.transfer.refuse(load)
 
@@ -137,15 +137,15 @@ class VllmServer:
         await self._run("load", replace)
 
     async def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """See ``Server``."""
+        """Put past completions of a prompt where vLLM's suffix decoding finds them."""
         if (past := self.core.past) is not None:
             await self._run("remember", partial(past.remember, prompt, answers))
 
     async def rest(self) -> None:
-        """See ``Server``: it keeps its memory."""
+        """Do nothing: vLLM keeps its memory."""
 
     def dead(self) -> str | None:
-        """See ``Server``."""
+        """Return why vLLM counts as dead: a step that failed, or a call that takes too long; None: it does not."""
         call = self._call
         if self._why is None and call is not None:
             name, clock = call
@@ -155,7 +155,7 @@ class VllmServer:
         return self._why
 
     async def close(self) -> None:
-        """See ``Server``. A call that hangs keeps what it has until this process ends."""
+        """End vLLM. A call that hangs keeps what it has until this process ends."""
         if self._steps is not None:
             self._steps.cancel()
         if self._call is None or self.dead() is None:
@@ -163,7 +163,7 @@ class VllmServer:
         self._thread.shutdown(wait=False)
 
     async def _run(self, name: str, call: Callable[[], T]) -> T:
-        """In vLLM's thread, one after another."""
+        """Call in vLLM's thread, one after another."""
 
         def timed() -> T:
             clock = SuspendAwareClock()

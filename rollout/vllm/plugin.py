@@ -48,7 +48,7 @@ class Steps:
     step: list[Verified] = field(default_factory=list)  # of the step in progress, by row
 
     def take(self) -> dict[str, Verified]:
-        """Hand out, and forget."""
+        """Hand out what was verified, and forget it."""
         kept, self.kept = self.kept, {}
         return kept
 
@@ -102,7 +102,7 @@ class StepCounts:
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes."""
+    """Register the transfer engine and the hooks. vLLM calls it in each of its processes."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if TRANSFER_ENGINE not in WeightTransferEngineFactory._registry:

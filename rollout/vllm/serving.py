@@ -48,14 +48,14 @@ def report(drafts: int) -> None:
 
 
 def with_steps(output: Any) -> Any:
-    """A step's output with what the plugin saw of it; in the worker."""
+    """Return a step's output with what the plugin saw of it; in the worker."""
     if output is not None:
         output.bebop_steps = {name: asdict(one) for name, one in STEPS.take().items()}
     return output
 
 
 def hand_on(output: Any, requests: list[Any]) -> None:
-    """To each request its own; in the scheduler."""
+    """Give each request its own part of a step; in the scheduler."""
     steps = getattr(output, "bebop_steps", None) or {}
     for one in requests:
         if one.request_id in steps:
@@ -63,7 +63,8 @@ def hand_on(output: Any, requests: list[Any]) -> None:
 
 
 def summed(make: Any, state: Any, drafts: int, given: dict[str, Any]) -> Any:
-    """A request's output with its statistics so far; in the front end. ``given``: what ``make`` is called with."""
+    """Return a request's output with its statistics so far; in the front end. ``given`` is what ``make`` is called
+    with."""
     rest = dict(given.get("kv_transfer_params") or {})
     step = rest.pop(FIELD, None)
     counts: StepCounts | None = getattr(state, "bebop_counts", None)

@@ -1,4 +1,4 @@
-"""Whether vLLM does what it is asked, seen from its own answers before the first prompt, as it fails silently.
+"""Whether vLLM does what it is asked, seen from its own completions before the first prompt, as it fails silently.
 
 Parameters of sampling may not arrive where drafts are verified (vllm#55005), draft distributions may not take part,
 and a head may draft nothing.
@@ -16,7 +16,7 @@ from bebop.trajectory import SamplingParams
 
 PROMPT = (1, 2, 3, 1, 2, 3, 1, 2)  # with something to look up
 TOP = 4  # tokens of a place whose log-probs are compared
-# Of answers that are decoded side by side and end one after another: where parameters are not written to the memory
+# Of completions that are decoded side by side and end one after another: where parameters are not written to the memory
 # that is read, that of the step before may hold those of the same rows.
 TEMPERATURES = (0.5, 2.0, 2.0, 0.5, 0.5, 2.0)
 CYCLES = (2, 3, 4, 5, 6, 7)
@@ -26,7 +26,7 @@ Row = Mapping[int, Any]  # token -> vLLM's Logprob
 
 
 def self_test(core: Core, *, sampled: bool) -> None:
-    """``UserError`` if something does not work; ``sampled``: drafts are to be draws from their distributions."""
+    """Raise ``UserError`` if something does not work; ``sampled``: drafts are to be draws from their distributions."""
     answers, seen = _answers(core)
     for temperature in sorted(set(TEMPERATURES)):
         found = [slope(rows, _scored(core, ids)) for t, ids, rows in answers if t == temperature]
@@ -49,7 +49,7 @@ def self_test(core: Core, *, sampled: bool) -> None:
 
 
 def _answers(core: Core) -> tuple[list[tuple[float, list[int], list[Row]]], list[Verified]]:
-    """Temperature, tokens and log-probs of some answers, and the steps in which drafts were verified."""
+    """Return temperature, tokens and log-probs of some completions, and the steps in which drafts were verified."""
     most, open_, seen = core.arguments["max_model_len"] - len(PROMPT) - 1, {}, list[Verified]()
     for temperature, cycles in zip(TEMPERATURES, CYCLES, strict=True):
         fresh = min(cycles * (core.drafts + 1), most)
@@ -71,7 +71,10 @@ def _answers(core: Core) -> tuple[list[tuple[float, list[int], list[Row]]], list
 
 
 def _told(core: Core, past: Suffixes) -> int:
-    """Drafts that are accepted in a greedy answer which was told before. None of the test's answers is kept."""
+    """Return the drafts that are accepted in a greedy completion which was told before.
+
+    None of the test's completions is kept.
+    """
     past.clear()
     ids, _ = _greedy(core)
     past.clear()
@@ -82,7 +85,7 @@ def _told(core: Core, past: Suffixes) -> int:
 
 
 def _greedy(core: Core) -> tuple[list[int], int]:
-    """An answer, and how many drafts were accepted."""
+    """Return a greedy completion, and how many drafts were accepted."""
     fresh = min(core.drafts + 2, core.arguments["max_model_len"] - len(PROMPT) - 1)
     key, ids, accepted = core.add(PROMPT, SamplingParams(temperature=0, max_new_tokens=fresh), fresh), list[int](), 0
     while len(ids) < fresh:
@@ -94,7 +97,7 @@ def _greedy(core: Core) -> tuple[list[int], int]:
 
 
 def _scored(core: Core, ids: list[int]) -> list[Row]:
-    """Log-probs of the same places without temperature, from a prefill."""
+    """Return log-probs of the same places without temperature, from a prefill."""
     key = core.add([*PROMPT, *ids], SamplingParams(max_new_tokens=1), 1, prompt_logprobs=TOP)
     rows: list[Row] = []
     while not rows:
@@ -105,8 +108,8 @@ def _scored(core: Core, ids: list[int]) -> list[Row]:
 
 
 def slope(rows: list[Row], plain: list[Row]) -> tuple[float, float]:
-    """Sums of products and of squares, whose ratio is 1 / temperature: differences of log-probs within a place are
-    those of the plain ones, divided by it."""
+    """Return sums of products and of squares, whose ratio is 1 / temperature: differences of log-probs within a place
+    are those of the plain ones, divided by it."""
     products = squares = 0.0
     for hot, cold in zip(rows, plain, strict=True):
         first, *rest = sorted(set(hot) & set(cold))

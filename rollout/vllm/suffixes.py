@@ -1,9 +1,9 @@
-"""Past answers in the tree that vLLM's suffix decoding drafts from. No vllm needed.
+"""Past completions in the tree that vLLM's suffix decoding drafts from. No vllm needed.
 
-vLLM has one tree for all requests, of what each of them wrote, and a small one for the prompt and answer of each. It
-drafts the likeliest path after the match that promises most tokens. Past answers are put into the big tree behind the
-end of their prompt, so that where the prompt is asked again its own answers are the longest match, from the first token
-on. What others said counts too, whatever their prompt.
+vLLM has one tree for all requests, of what each of them wrote, and a small one for the prompt and completion of each.
+It drafts the likeliest path after the match that promises most tokens. Past completions are put into the big tree
+behind the end of their prompt. Where the prompt is asked again, its own completions are the longest match, from the
+first token on. Completions of other prompts count, too.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from bebop.errors import UserError
 
-LONGEST = 24  # tokens of a match; of a prompt as many stand before its answers
+LONGEST = 24  # tokens of a match; of a prompt as many stand before its completions
 STRETCH = 4.0  # most drafts a token of the match; vLLM's 1 lets a short match, as most are, draft next to nothing
 
 
@@ -22,7 +22,7 @@ class Cache(Protocol):
 
     @property
     def cached_requests(self) -> Iterable[Hashable]:
-        """Names whose texts are in the big tree."""
+        """Return the names whose texts are in the big tree."""
 
     def start_request(self, req_id: Hashable, prompt_token_ids: Sequence[int]) -> None:
         """Begin a text; the prompt goes into a tree that ends with it."""
@@ -39,14 +39,17 @@ class Cache(Protocol):
 
 @dataclass(slots=True)
 class _Held:
-    told: tuple[tuple[int, ...], ...] = ()  # the past answers
-    names: list[Hashable] = field(default_factory=list)  # of their texts, and of answers that ended here since
+    told: tuple[tuple[int, ...], ...] = ()  # the past completions
+    names: list[Hashable] = field(default_factory=list)  # of their texts, and of completions that ended here since
     tokens: int = 0
 
 
 class Suffixes:
-    """Texts in vLLM's tree by prompt, ``limit`` tokens of them beside those of answers in progress; those of prompts
-    that were asked longest ago go first, whole. As ``History`` of the embedded engine, but for its matches."""
+    """Texts in vLLM's tree by prompt, as the embedded engine's ``History``, but for its matches.
+
+    There are ``limit`` tokens of them beside those of completions in progress. Those of prompts that were asked longest
+    ago go first, whole.
+    """
 
     def __init__(self, cache: Cache, limit: int) -> None:
         self.cache, self.limit = cache, limit
@@ -55,12 +58,12 @@ class Suffixes:
         self._count = 0
 
     def __len__(self) -> int:
-        """Prompts."""
+        """Return the number of prompts."""
         return len(self._held)
 
     def remember(self, prompt: Sequence[int], answers: Sequence[Iterable[int]]) -> None:
-        """Past answers to a prompt, all that count: in place of those told before, and of what ended here since, which
-        is among them. The same ones told again change nothing."""
+        """Take past completions of a prompt, all that count, in place of those told before and of what ended here
+        since, which is among them. The same ones told again change nothing."""
         key, told = tuple(prompt), tuple(tuple(map(int, answer)) for answer in answers)
         held = self._held.get(key)
         if held is not None and held.told == told:
@@ -80,7 +83,7 @@ class Suffixes:
         self._evict()
 
     def ended(self, name: str, prompt: Sequence[int], tokens: int) -> None:
-        """A request ended; what vLLM put into the tree of it stays until its prompt is told of or goes."""
+        """Note that a request ended; what vLLM put into the tree of it stays until its prompt is told of or goes."""
         if name not in self.cache.cached_requests:  # it ended with its first token
             return
         held = self._held.setdefault(tuple(prompt), _Held())
@@ -114,7 +117,7 @@ CALLS = ("cached_requests", "start_request", "add_active_response", "stop_reques
 
 
 def suffix_cache(worker: Any) -> Cache:
-    """Runs in vLLM's worker. ``UserError`` where its drafter is not what it was."""
+    """Return the drafter's cache, in vLLM's worker; raise ``UserError`` where the drafter is not what it was."""
     found: Any = getattr(getattr(worker.model_runner, "drafter", None), "suffix_cache", None)
     if lacking := [name for name in CALLS if not hasattr(found, name)]:
         raise UserError(

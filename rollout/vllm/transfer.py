@@ -33,7 +33,10 @@ def table(weights: Mapping[str, Tensor]) -> Iterator[int]:
 
 
 def shares(load: WeightUpdate) -> dict[str, Mapping[str, Tensor]]:
-    """What is sent, by role; a model that is not meant takes no part, since loading processes its weights again."""
+    """Return what is sent, by role.
+
+    A model that is not meant takes no part, since loading processes its weights again.
+    """
     return {role: weights for role, weights in (("target", load.target), ("draft", load.draft)) if weights}
 
 
@@ -41,21 +44,21 @@ class WeightTransfer(Protocol):
     """A way for weights to travel, to an engine that does not step meanwhile."""
 
     def refuse(self, load: WeightUpdate) -> None:
-        """``UserError`` for weights that vLLM would not take as they are meant."""
+        """Raise ``UserError`` for weights that vLLM would not take as they are meant."""
 
     def send(self, core: Core, load: WeightUpdate) -> None:
         """Put them in."""
 
 
 class Whole:
-    """What both ways ask: whole models."""
+    """What both ways share: they take whole models."""
 
     def __init__(self, names: Mapping[str, Collection[str]]) -> None:
         """``names`` of each model's weights in checkpoints, by role."""
         self.names = {role: frozenset(own) for role, own in names.items()}
 
     def refuse(self, load: WeightUpdate) -> None:
-        """See ``WeightTransfer``: layers that only a part is sent of would keep the rest, or lose it."""
+        """Raise ``UserError`` for a part of a model: its layers would keep the rest, or lose it."""
         for role, weights in shares(load).items():
             if lacking := sorted(self.names[role] - set(weights)):
                 raise UserError(
@@ -68,7 +71,7 @@ class MemoryTransfer(Whole):
     """Tensors of this process, where the object store's are mapped."""
 
     def send(self, core: Core, load: WeightUpdate) -> None:
-        """See ``WeightTransfer``."""
+        """Have vLLM take the tensors by number."""
         for role, weights in shares(load).items():
             with table(weights) as number:
                 core.load(role, {"table": number})
@@ -83,7 +86,7 @@ class FileTransfer(Whole):
         self.versions: list[Path] = []
 
     def send(self, core: Core, load: WeightUpdate) -> None:
-        """See ``WeightTransfer``."""
+        """Write the tensors and have vLLM read them."""
         place = self.folder / f"version-{load.version}"
         with writing(place):
             place.mkdir(parents=True, exist_ok=True)

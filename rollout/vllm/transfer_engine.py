@@ -16,27 +16,27 @@ from bebop.rollout.vllm.transfer import TABLES
 
 @dataclass
 class Nothing(WeightTransferInitInfo):
-    """There is nobody to meet."""
+    """What the two sides agree on at first: nothing."""
 
 
 @dataclass
 class Place(WeightTransferUpdateInfo):
-    """One of the two."""
+    """Where weights are: a table of this process, or a file."""
 
     table: int | None = None
     path: str | None = None
 
 
 class BebopTransferEngine(WeightTransferEngine[Nothing, Place]):
-    """See vLLM's ``WeightTransferEngine``: one update of one model, the target or the draft."""
+    """One update of one model, the target or the draft."""
 
     init_info_cls, update_info_cls = Nothing, Place
 
     def init_transfer_engine(self, init_info: Nothing) -> None:
-        """Nothing to prepare."""
+        """Do nothing: there is nobody to meet."""
 
     def start_weight_update(self) -> None:
-        """From here on layers take checkpoint weights, however they keep theirs."""
+        """Let layers take checkpoint weights from here on, however they keep theirs."""
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: Place) -> None:
@@ -46,8 +46,8 @@ class BebopTransferEngine(WeightTransferEngine[Nothing, Place]):
             self.model.load_weights((name, tensor) for name, tensor in weights.items())
 
     def finish_weight_update(self) -> None:
-        """Back to how the layers keep their weights."""
+        """Let layers keep their weights as they do again."""
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
-        """Nothing to end."""
+        """Do nothing: nothing was started."""

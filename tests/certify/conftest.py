@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 
 import bebop.certify.calls
+import bebop.rollout.http_client
 from bebop.certify.calls import Server
 from bebop.model.backbone import Policy
 from tests.builders import tiny_policy
@@ -21,7 +22,7 @@ def _policy() -> Policy:
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServer]:
     """With a tiny policy, and clients that do not wait long between tries."""
-    monkeypatch.setattr(bebop.certify.calls, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(bebop.rollout.http_client, "FIRST_WAIT", 0.01)
     with running(LocalServer(_policy())) as server:
         yield server
 

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 import bebop.certify.calls
+import bebop.rollout.http_client
 from bebop import __version__
 from bebop.certify.answers import Answer
 from bebop.certify.calls import Server
@@ -102,7 +103,7 @@ def test_ids_from_words_where_there_are_no_others(local: LocalServer, opened: li
 
 
 def test_nobody_is_there(opened: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bebop.certify.calls, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(bebop.rollout.http_client, "FIRST_WAIT", 0.01)
     opened.append(Server("http://127.0.0.1:9", retries=1))
     with pytest.raises(UserError, match=r"http://127\.0\.0\.1:9 is not there: .* \(asked 2 times\).*engine\.url"):
         SglangEngine(opened[0])

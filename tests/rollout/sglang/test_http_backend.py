@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-import bebop.rollout.sglang.http_backend as http
 from bebop.config import DecodingConfig
 from bebop.errors import UserError
+from bebop.rollout import http_client
 from bebop.rollout.engine import EngineDied
 from bebop.rollout.sglang.http_backend import Fleet, HttpBackend
 
@@ -90,7 +90,7 @@ def talk(server: Server, work: Callable[[HttpBackend], Awaitable[Any]], **settin
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(http_client, "FIRST_WAIT", 0.01)
 
 
 def ask(backend: HttpBackend) -> Awaitable[Any]:

@@ -14,6 +14,7 @@ from bebop.errors import UserError
 from bebop.model.checkpoint import resolve
 from bebop.rollout.vllm import builder
 from bebop.rollout.vllm.arguments import (
+    HOSTED,
     SPARE,
     engine_arguments,
     refuse_sampling,
@@ -22,7 +23,6 @@ from bebop.rollout.vllm.arguments import (
     sampling_arguments,
 )
 from bebop.rollout.vllm.builder import check, weight_names
-from bebop.rollout.vllm.hosting import HOSTED
 from bebop.trajectory import SamplingParams
 
 TINY = resolve("tiny")
