@@ -25,11 +25,10 @@ from bebop.config_certify import CertifyConfig
 from bebop.config_simulate import SimulateConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.origin import sign
 from bebop.override_merge import merged as merged_overrides
 from bebop.parsing import Setting, from_dict, settings, similar
 from bebop.reading import parse_json
-from bebop.run_folder import CONFIG, OVERRIDES
+from bebop.run_folder import CONFIG, OVERRIDES, sign
 from bebop.store import write_text
 
 RENAMED = {setting.formerly: setting.name for setting in settings(JobConfig) if setting.formerly}

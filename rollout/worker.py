@@ -24,8 +24,7 @@ from bebop.rollout.engines import engine_module
 from bebop.tasks.functions import RewardTimeout
 from bebop.tasks.output import OUTPUT_LOG
 from bebop.tasks.rewards import checked, make_reward
-from bebop.token_trace import traced
-from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory, same_beginning
+from bebop.trajectory import Completion, Prompt, SamplingParams, Trajectory, is_traced, same_beginning
 from bebop.weight_manifest import CheckedWeights, verified
 
 log = logging.getLogger(__name__)
@@ -192,7 +191,7 @@ class RolloutWorker:
             id=0,
             token_ids=prompt.token_ids,
             params=self._params(prompt.index * self.config.trainer.group_size + member),
-            trace=traced(self.config.monitor.trace, prompt.index, self.config.trainer.groups_per_step),
+            trace=is_traced(self.config.monitor.trace, prompt.index, self.config.trainer.groups_per_step),
         )
 
     def _params(self, answer: int) -> SamplingParams:

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bebop.token_trace import NONE, VERDICTS
 from bebop.trajectories import TRACED, StoredAnswer, Trajectories
+from bebop.trajectory import NONE, VERDICTS
 from bebop.view.queries import SHOWN
 
 # Digits that are sent of a column; others are whole numbers.

@@ -15,8 +15,7 @@ from bebop.rollout.decoding import tracing
 from bebop.rollout.decoding.places import CHUNK, likeliest
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.rollout.worker import RolloutWorker
-from bebop.token_trace import NONE, TOP, VERDICTS, Trace
-from bebop.trajectory import Completion, Prompt
+from bebop.trajectory import NONE, TOP, VERDICTS, Completion, Prompt, Trace
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
 from tests.rollout.trace_reference import VOCAB, Listening, check, check_sums, config, engine, same, wanted

@@ -18,8 +18,7 @@ from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine
-from bebop.token_trace import NONE, TOP, VERDICTS, Trace
-from bebop.trajectory import Completion
+from bebop.trajectory import NONE, TOP, VERDICTS, Completion, Trace
 from tests.builders import requests
 
 VOCAB, EOS = 12, 11
