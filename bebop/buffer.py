@@ -1,15 +1,17 @@
-"""Finished groups in, batches out: bounds staleness, and neither loses nor repeats a prompt.
+"""The buffer between rollouts and trainer: finished groups in, batches out, with bounded staleness.
 
-Prompts are numbered; batch j is made of prompts jB .. (j+1)B - 1, in that order, whenever they finish. Two things
-follow. Staleness is bounded exactly: prompt i may start once ``i < (version + 1 + staleness) * B`` and is trained on at
-version ``i // B``, so its first token lags by at most ``staleness`` updates. And a batch is not biased towards answers
-that happen to finish early. The price is that the trainer waits for a batch's longest answer, while the workers go on
-with later prompts.
+Invariants, with B groups in a batch:
 
-Groups can be filtered: those that teach nothing are passed over, and the next in order take their places. A batch is
-then made of the first B that are kept, and is known once all before its last one are there. With t prompts taken or
-passed over so far, prompt i may start once ``i < t + (1 + staleness) * B - C``, C of them being in the batch in the
-making: each batch takes B at least, so the bound is the same.
+- Batch j consists of prompts jB .. (j+1)B - 1 in that order, whenever they finish. No prompt is lost or repeated.
+- Staleness is bounded exactly. Prompt i may start once ``i < (version + 1 + staleness) * B`` and is trained on at
+  version ``i // B``, so its first token lags by at most ``staleness`` updates.
+- A batch is not biased towards completions that happen to finish early. The price is that the trainer waits for the
+  longest completion of a batch, while the workers go on with later prompts.
+
+Groups can be filtered: groups that teach nothing are passed over, and the next in order take their places. A batch then
+consists of the first B groups that are kept, and is known once all groups before its last one are there. With t prompts
+taken or passed over so far, prompt i may start once ``i < t + (1 + staleness) * B - C``, where C prompts are in the
+batch in the making. Each batch takes B prompts at least, so the bound is the same.
 """
 
 import asyncio
@@ -19,25 +21,22 @@ from typing import Any
 from bebop.errors import UserError
 from bebop.trajectory import Batch, Group
 
-MOST_BATCHES = 10  # as many groups are passed over for one batch at most; DAPO's max_num_gen_batches
+MAX_BATCHES = 10  # one batch passes over as many groups at most; DAPO's max_num_gen_batches
 
 
 def has_spread(group: Group) -> bool:
-    """Whether its rewards differ: else every advantage in it is 0."""
+    """Return whether the rewards of a group differ: else every advantage in it is 0."""
     rewards = [t.reward for t in group.trajectories]
     return len(rewards) > 1 and min(rewards) < max(rewards)
 
 
 class GroupBuffer:
-    """Groups by prompt index; single event loop, no threads."""
+    """Groups by prompt index, for one event loop and no threads."""
 
     def __init__(
         self, groups_per_batch: int, staleness: int, *, version: int = 0, keeps: Callable[[Group], bool] | None = None
     ) -> None:
-        """``version`` is the number of updates done, which is also the number of batches taken.
-
-        ``keeps``: whether a group is worth training on; None: all are.
-        """
+        """Make an empty buffer after ``version`` updates; ``keeps`` says which groups to train on, None means all."""
         self.groups_per_batch, self.staleness, self.keeps = groups_per_batch, staleness, keeps
         self.version = version
         self.taken = version * groups_per_batch  # prompts 0 .. taken - 1 were trained on or passed over
@@ -50,17 +49,17 @@ class GroupBuffer:
 
     @property
     def filtered(self) -> list[Group]:
-        """Groups passed over for the batch in the making."""
+        """Return the groups that were passed over for the batch in the making."""
         chosen = set(self._chosen)
         return [self.ready[i] for i in range(self.taken, self._next) if i not in chosen]
 
     @property
     def limit(self) -> int:
-        """Prompts below may start."""
+        """Return the first prompt that may not start yet."""
         return self._next - len(self._chosen) + (1 + self.staleness) * self.groups_per_batch
 
     def admit(self) -> list[int]:
-        """Prompts that may start now, each handed out once; those restored from a checkpoint are left out."""
+        """Return the prompts that may start now, each once, without groups restored from a checkpoint."""
         limit = self.limit
         fresh = [i for i in range(self.admitted, limit) if i not in self.ready]
         self.since |= dict.fromkeys(fresh, self.version)
@@ -78,16 +77,16 @@ class GroupBuffer:
             self._arrival.notify_all()
 
     async def take(self) -> Batch | None:
-        """The next batch, once all its groups are there. It counts as trained on from ``advance`` on.
+        """Return the next batch once all its groups are there; it counts as trained on after ``advance``.
 
-        None: groups were passed over, and others may start in their places; see ``admit``.
+        None means that groups were passed over, and that ``admit`` has others to start in their places.
         """
         async with self._arrival:
             await self._arrival.wait_for(lambda: self._whole or self.limit > self.admitted)
         return Batch(groups=tuple(self.ready[i] for i in self._chosen)) if self._whole else None
 
     def advance(self) -> None:
-        """The batch has been trained on: drop its groups and raise the version."""
+        """Drop the groups of the batch that has been trained on, and raise the version."""
         for i in range(self.taken, self._next):
             del self.ready[i]
             self.since.pop(i, None)
@@ -99,21 +98,21 @@ class GroupBuffer:
         return len(self._chosen) == self.groups_per_batch
 
     def _choose(self) -> None:
-        """Go on with the batch in the making, in prompt order, as far as there are groups: each is looked at once."""
+        """Go on with the batch in the making, in prompt order, as far as there are groups; each is judged once."""
         while not self._whole and (group := self.ready.get(self._next)) is not None:
             passed = self._next - self.taken - len(self._chosen)
-            if self.keeps is None or self.keeps(group) or passed >= MOST_BATCHES * self.groups_per_batch:
+            if self.keeps is None or self.keeps(group) or passed >= MAX_BATCHES * self.groups_per_batch:
                 self._chosen.append(self._next)
             self._next += 1
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs: prompts in flight are not kept, they start again."""
+        """Return what a checkpoint needs; prompts in flight are not kept, they start again."""
         ready = [self.ready[i] for i in sorted(self.ready)]
         sizes = {"version": self.version, "groups_per_batch": self.groups_per_batch}
         return {**sizes, "taken": self.taken, "ready": ready}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``; ``UserError`` if batches had another size, which would skip or repeat prompts."""
+        """Go on from ``state``; raise ``UserError`` for another batch size, which would skip or repeat prompts."""
         before = state["groups_per_batch"]
         if before != self.groups_per_batch:
             here = f"trainer.groups_per_step={self.groups_per_batch}"

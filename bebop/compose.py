@@ -28,10 +28,9 @@ from bebop.config_certify import CertifyConfig
 from bebop.config_simulate import SimulateConfig
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
-from bebop.origin import sign
 from bebop.parsing import Setting, from_dict, plain, settings, similar
 from bebop.reading import parse_json
-from bebop.run_folder import CONFIG, OVERRIDES
+from bebop.run_folder import CONFIG, OVERRIDES, sign
 from bebop.store import write_text
 
 ROOTS: Mapping[str, type] = {  # file in conf/ -> what it describes

@@ -1,4 +1,7 @@
-"""What the loop needs of its parts: rollout workers and a trainer, wherever they run, and how they die."""
+"""The protocols by which the loop knows its parts: rollout workers and a trainer, wherever they run.
+
+Each has an implementation behind Ray (``bebop.remote.actors``) and one in virtual time (``bebop.simulation.parts``).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +17,15 @@ from bebop.monitor.certified import Certified
 from bebop.monitor.probe_set import ProbeReading, ProbeText, Sweep
 from bebop.trajectory import Batch, Group, Prompt, Trajectory
 
-LINGER_SECONDS = 0.05  # for more answers to report, when only some are there: a report costs the driver a call
+LINGER_SECONDS = 0.05  # wait for more completions before a report of some: a report costs the driver a call
 
 
 class WorkerDied(Exception):
-    """A rollout worker is gone; it is replaced and its prompts start again."""
+    """A rollout worker is gone; the pool replaces it and starts its prompts again."""
 
 
 class DamagedWeights(Exception):
-    """Weights arrived other than they were sent; the worker goes on with those that it has."""
+    """Weights did not arrive as they were sent; the worker goes on with those that it has."""
 
 
 class TrainerDied(Exception):
@@ -31,41 +34,41 @@ class TrainerDied(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What a worker is asked for: some of the answers to one prompt.
+    """A request to a worker for some of the completions of one prompt.
 
-    An answer's seed depends on the prompt and its number in the group alone: whoever decodes it, it is the same.
+    The seed of a completion depends on its prompt and its number in the group only, so every worker decodes the same.
     """
 
     prompt: Prompt
-    members: tuple[int, ...]  # of the group's G answers, counted from 0
-    past: tuple[NDArray[np.int32], ...] = ()  # answers to it that were trained on, where drafts are made from them
+    members: tuple[int, ...]  # numbers in the group, 0 to G - 1
+    past: tuple[NDArray[np.int32], ...] = ()  # completions of it that were trained on, where drafts are made from them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialGroup:
-    """An assignment, finished, or those of its answers that are."""
+    """The completions of an assignment that are finished and were not reported before."""
 
     prompt: Prompt  # with the tokens that its environment began with
-    members: tuple[int, ...]  # of which each is reported once
+    members: tuple[int, ...]
     trajectories: tuple[Trajectory | None, ...]  # in the order of ``members``; None: its environment was lost too often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Of one thread of a worker."""
+    """How fast one thread of a worker makes progress."""
 
-    name: str  # "decoding", "reward"
-    silent: float  # seconds since it last got on while it had something to do; 0: it has nothing to do
+    name: str  # "decoding", "reward", "environments"
+    silent: float  # seconds without progress while it had work; 0: it has none
     slowest: float  # seconds of its slowest turn so far; 0: none yet
-    limit: float = inf  # what it may take by a setting of its own (task.reward_timeout)
+    limit: float = inf  # seconds that a turn may take by a setting of its own (task.reward_timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What a worker has done since its report before."""
+    """What a worker has done since its last report."""
 
-    number: int  # 1, 2, ... of one process; told again under its number until it was acknowledged
-    parts: tuple[PartialGroup, ...]  # finished
+    number: int  # 1, 2, ... of one process; sent again under the same number until it is acknowledged
+    parts: tuple[PartialGroup, ...]
     busy: float  # seconds spent decoding
     swap: float  # seconds spent taking in weights
     version: int  # of the weights in use
@@ -74,31 +77,31 @@ class WorkerReport:
 
     @property
     def tokens(self) -> int:
-        """Answer tokens in the parts."""
+        """Return the number of tokens that the policy wrote in the parts."""
         return sum(t.written for part in self.parts for t in part.trajectories if t is not None)
 
 
 class Worker(Protocol):
-    """A rollout worker as the loop sees it; every call raises ``WorkerDied`` if it is gone."""
+    """A rollout worker; every call raises ``WorkerDied`` if it is gone."""
 
     async def submit(self, assignments: Sequence[Assignment]) -> None:
         """Queue assignments."""
         ...
 
     async def collect(self, seen: int) -> WorkerReport:
-        """What was finished since the report before; waits a while if there is nothing.
+        """Return what was finished since the last report; wait a while if there is nothing.
 
-        ``seen`` acknowledges: the number of the newest report that arrived, 0 after a start. What was told after that
-        is told again: a report that is lost on its way loses no answer.
+        ``seen`` acknowledges the newest report that arrived, by its number, 0 after a start. A later report is sent
+        again, so a report that gets lost loses no completion.
         """
         ...
 
     async def set_weights(self, weights: Any, version: int) -> None:
-        """Swap weights in flight, before any prompt that is submitted later; ``DamagedWeights`` refuses them."""
+        """Swap weights in flight, before any prompt that is submitted later; refuse them with ``DamagedWeights``."""
         ...
 
     async def configure(self, decoding: DecodingConfig) -> None:
-        """Draft and verify in another way from the next cycle on."""
+        """Change how drafts are made and verified, from the next cycle on."""
         ...
 
     async def restart(self) -> None:
@@ -107,39 +110,39 @@ class Worker(Protocol):
 
 
 class Trainer(Protocol):
-    """The trainer as the loop sees it; every call raises ``TrainerDied`` if it is gone."""
+    """The trainer; every call raises ``TrainerDied`` if it is gone."""
 
     async def update(self, batch: Batch, cotrain: bool) -> tuple[Metrics, int]:
-        """Learn from a batch; metrics and the new version. ``cotrain``: the MTP head learns as well."""
+        """Learn from a batch, the MTP head too with ``cotrain``; return metrics and the new version."""
         ...
 
     async def abandon(self) -> None:
-        """Drop the update that is under way unless it has taken a step; it then returns the version before."""
+        """Drop the update in progress unless it has taken a step; ``update`` then returns the old version."""
         ...
 
     async def logprobs(self) -> Mapping[int, NDArray[np.float32]]:
-        """log p [T] of each traced answer of the latest update before its first step, by place in the batch."""
+        """Return log p [T] of each traced completion before the last update, by its place in the batch."""
         ...
 
     async def read_probe_set(
         self, texts: Sequence[ProbeText], sweep: bool, decoding: DecodingConfig
     ) -> tuple[ProbeReading, Sweep | None]:
-        """The monitor's texts under the current weights; ``sweep``: at several temperatures."""
+        """Read the monitor's texts with the current weights, with ``sweep`` at several temperatures as well."""
         ...
 
     async def certify(self, groups: Sequence[Group], since: int) -> Certified | None:
-        """Hold answers of the next batch against the distributions of the weights that wrote them.
+        """Compare completions of the next batch with the distributions of the weights that wrote them.
 
-        Evidence that was begun before ``since`` (a step) is dropped. None: there is nothing to be said.
+        Evidence from before step ``since`` is dropped. None means that there is no result.
         """
         ...
 
     async def weights(self, head: bool) -> Any:
-        """A handle to the current weights that workers can take; with the MTP head, which else comes if it changed."""
+        """Return a handle to the current weights for workers, with the MTP head if asked for or if it changed."""
         ...
 
     async def head_fingerprint(self) -> str:
-        """Of the MTP head that workers should have by now."""
+        """Return the fingerprint of the MTP head that workers should have by now."""
         ...
 
     async def save(self, step: int, loop_state: dict[str, Any]) -> None:

@@ -1,10 +1,23 @@
-"""The folder of a run: one process at a time writes there, and a run goes on only as what it began as."""
+"""The folder of a run: who may write there, as what the run may go on, and who began it.
+
+Invariants:
+
+- One process at a time writes to a run folder. It holds a lock that the kernel takes back when the process ends.
+- A run goes on only as what it began as: settings change only where their fields allow it (``bebop.parsing``), and the
+  files that the settings name keep their contents (``bebop.identity``).
+- ``origin.json`` says who began the run. It holds marks of ``overrides.json``, the settings that a resume reads again:
+  HMAC-SHA256 of its text under a key of the user's own, ``~/.cache/bebop/origin.key``. Nobody without that key can make
+  a mark, and a change of the settings makes the marks void. The folder itself may move.
+"""
 
 import contextlib
 import fcntl
+import hashlib
+import hmac
 import json
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,25 +34,27 @@ LOCK = ".lock"
 CONFIG = "config.yaml"
 OVERRIDES = "overrides.json"  # what it was started with
 IDENTITY = "identity.json"
+ORIGIN = "origin.json"
+KEY, KEY_BYTES = "origin.key", 32
 
 
 class RunFolder:
-    """A run folder, from the look at it to the end of the process that writes there.
+    """A run folder, from its check to the end of the process that writes there.
 
-    ``check`` writes nothing; ``open`` makes the folder and takes its lock, which the kernel gives back when the process
-    ends, however it ends.
+    ``check`` writes nothing; ``open`` makes the folder and takes its lock.
     """
 
     def __init__(self, path: Path, setting: str, resume: bool, store: Store, what: str = "a run") -> None:
-        """``setting``: the name by which the user chose it (``runtime.dir``); ``what`` such a folder holds."""
+        """Name the folder; ``setting`` is how the user chose it (``runtime.dir``), ``what`` is what it may hold."""
         self.path, self.setting, self.resume, self.store, self.what = path, setting, resume, store, what
         self._lock: int | None = None
         self._identity: dict[str, str] = {}
 
     def check(self, config: Any) -> None:
-        """``UserError`` if the folder belongs to another process, or holds a run, or none that could go on like this.
+        """Raise ``UserError`` if another process has the folder, or its run cannot begin or go on with ``config``.
 
-        ``config`` is the configuration dataclass to go on with.
+        Args:
+            config: a configuration dataclass, whose fields say what may change (``bebop.parsing``).
         """
         if (self.path / LOCK).is_file():
             self._take()  # held from now on: what is found below must not change under our hands
@@ -59,7 +74,7 @@ class RunFolder:
             raise UserError(f"{'; '.join(found)}: {self._advice}")
 
     def identify(self, identity: Mapping[str, str]) -> None:
-        """The same for the contents of what the settings name (``bebop.identity``): weights, tokenizer, files."""
+        """Raise ``UserError`` if the run began with other weights, another tokenizer or other files."""
         self._identity = dict(identity)
         file = self.path / IDENTITY
         if not self.resume or not file.is_file():
@@ -74,7 +89,7 @@ class RunFolder:
             raise UserError(f"{', '.join(other)} {be} that the run in {self.path} began with: {self._advice}")
 
     def open(self) -> None:
-        """Make the folder, take its lock, write down what the run is of and where it is made."""
+        """Make the folder, take its lock, and write down the identity of the run and the machine."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -87,7 +102,7 @@ class RunFolder:
         write_text(self.path / MACHINE, json.dumps(machine(), indent=2) + "\n")
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the lock."""
         if self._lock in _HELD:
             os.close(self._lock)
             _HELD.remove(self._lock)
@@ -139,10 +154,65 @@ class RunFolder:
 _HELD: set[int] = set()  # descriptors of the locks that this process has
 
 
-def _let_go_in_child() -> None:
+def _release_in_child() -> None:
     for descriptor in _HELD:
         os.close(descriptor)  # the parent's own keeps the lock
     _HELD.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+def sign(run: Path, text: str) -> None:
+    """Mark a run as this user's, with ``text`` as its settings; called before these are written.
+
+    A user who cannot keep a key makes no marks. A resume then asks as for a folder of somebody else.
+    """
+    key = _key(make=True)
+    if key is None:
+        return
+    newest = _mark(key, text)
+    # The old settings stay marked: this process may end before the new ones are written.
+    marks = [newest, *(mark for mark in _marks(run)[:1] if mark != newest)]
+    write_text(run / ORIGIN, json.dumps({"marks": marks}) + "\n")
+
+
+def own(run: Path) -> bool:
+    """Return whether this user began a run, or went on with it, with the settings that it has now."""
+    key = _key(make=False)
+    try:
+        text = (run / OVERRIDES).read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return key is not None and any(hmac.compare_digest(_mark(key, text), mark) for mark in _marks(run))
+
+
+def _mark(key: bytes, text: str) -> str:
+    return hmac.new(key, b"settings of a run of bebop\0" + text.encode(), hashlib.sha256).hexdigest()
+
+
+def _marks(run: Path) -> list[str]:
+    try:
+        found = json.loads((run / ORIGIN).read_text())["marks"]
+        return [mark for mark in found if isinstance(mark, str) and mark.isascii()]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return []
+
+
+def _key(make: bool) -> bytes | None:
+    """Return the key of this user; None if there is none, or if somebody else may have put it there."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bebop")
+    path = folder / KEY
+    with contextlib.suppress(OSError):
+        if make and not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            fresh = folder / f".{KEY}-{secrets.token_hex(8)}"
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(KEY_BYTES))
+            with contextlib.suppress(FileExistsError):  # another process of this user was faster, and its key counts
+                os.link(fresh, path)
+            fresh.unlink()
+        key, status = path.read_bytes(), path.stat()
+        if len(key) == KEY_BYTES and status.st_uid == os.getuid() and not status.st_mode & 0o077:
+            return key
+    return None

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bebop.errors import UserError
-from bebop.token_trace import Trace
+from bebop.trajectory import Trace
 from bebop.trajectory_schema import COLUMNS, FORMAT
 
 NAME = "trajectories.sqlite"

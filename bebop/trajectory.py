@@ -1,33 +1,45 @@
 """Everything that flows: prompt -> completion -> trajectory -> group -> batch.
 
-One weight version per *token*: a completion may straddle a weight update. ``logprobs`` is log p(token) under the target
-distribution that produced the token (temperature and truncation included), alike for accepted, recovered and bonus
-tokens; it is never the draft's log q.
+Invariants:
+
+- Every *token* has a weight version: a completion may straddle a weight update.
+- ``logprobs`` is log p(token) under the target distribution that produced the token, temperature and truncation
+  included. This holds for accepted, recovered and bonus tokens alike; it is never the draft's log q.
+- Trajectories are append-only: what the policy wrote is never rendered or tokenised again.
+- A trace has one row for each token, aligned with ``Completion.token_ids``. One row of the target decides a place of a
+  completion, so p is known at all of them, and q where a draft was tested. Probabilities are those of verification,
+  temperature and truncation applied. They are kept of the ``TOP`` likeliest tokens, so what is kept of a token is
+  bounded.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bebop.config import TraceMode
 from bebop.errors import UserError
-from bebop.token_trace import Trace
 
 FinishReason = Literal["stop", "length", "abort"]
-# Why a trajectory ended: its one answer did; its environment said so; a turn was cut off by its length; or a budget of
-# turns, of tokens or of seconds was spent.
+# Why a trajectory ended: its one completion did; its environment said so; a turn was cut off by its length; or a budget
+# of turns, of tokens or of seconds was spent.
 Ending = Literal["answered", "done", "length", "turns", "tokens", "seconds"]
 
-
-# What is kept of every draft position: cycles that reached it, and sums over those.
+# Sums that are kept for every draft position: cycles that reached it, and sums over those.
 DRAFT_STATS = ("reached", "accepted", "overlap", "target_only", "draft_entropy", "target_entropy")
-MEASURED = DRAFT_STATS[2:]  # those that take both distributions, which an engine may give for some cycles alone
-# Of a whole answer.
+MEASURED = DRAFT_STATS[2:]  # these need both distributions, which an engine may give for some cycles only
+# Counts of a whole completion.
 STAT_COUNTS = ("cycles", "tokens", "prefilled", "target_forwards", "draft_forwards", "extra_positions")
-STRETCH = 64  # tokens: answers are cut at 64, 128, 256, ... to see how drafting changes along them
-OPENING = -1  # in place of where a stretch begins: the first cycle of a turn, by itself
+STRETCH = 64  # tokens: statistics are kept for stretches up to 64, 128, 256, ... to see how drafting changes
+OPENING = -1  # instead of the start of a stretch: the first cycle of a turn, by itself
+
+# How a token came about, by number: drawn where nothing was drafted; an accepted draft; drawn after a rejection; drawn
+# after all drafts of its cycle were accepted; or the engine does not say.
+VERDICTS = ("plain", "accepted", "recovered", "bonus", "unknown")
+TOP = 8  # tokens of p and of q whose probabilities are kept
+NONE = -1  # instead of a token: there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +54,15 @@ class SamplingParams:
     top_k: int = 0  # 0 means all
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and answer, as transformers does
+    repetition_penalty: float = 1.0  # over prompt and completion, as transformers does
     max_new_tokens: int = 128
-    stop_token_ids: tuple[int, ...] = ()  # the end-of-text token belongs here; a token of the answer, not of its text
-    stop: tuple[str, ...] = ()  # an answer ends with the token that completes one of these; its text keeps the string
+    stop_token_ids: tuple[int, ...] = ()  # the end-of-text token belongs here; kept in the tokens, not in the text
+    stop: tuple[str, ...] = ()  # the token that completes one of these is the last; the text keeps the string
     seed: int = 0
 
     @property
     def truncated(self) -> bool:
-        """Whether the distribution is anything but softmax(logits / temperature)."""
+        """Return whether the distribution is anything but softmax(logits / temperature)."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0 or self.repetition_penalty != 1.0
 
 
@@ -65,18 +77,18 @@ class Prompt:
     task: str
     text: str  # after the chat template
     token_ids: tuple[int, ...]  # [P]
-    item: dict[str, Any]  # what the reward function is given beside the answer
-    question: int | None = None  # which of a finite set, which is asked again each epoch; None: it is asked once
+    item: dict[str, Any]  # what the reward function is given beside the completion
+    question: int | None = None  # its number in a finite set that is asked again each epoch; None: it is asked once
     epoch: int = 0  # how often the whole set was asked before
 
     @property
     def number(self) -> int:
-        """Of the question: the same each time that it is asked."""
+        """Return the number of the question, which is the same each time that it is asked."""
         return self.index if self.question is None else self.question
 
 
 def same_beginning(one: Prompt, other: Prompt) -> None:
-    """``UserError`` unless members of a group read the same tokens first: else they cannot be compared."""
+    """Raise ``UserError`` unless members of a group begin with the same tokens: else they cannot be compared."""
     if one.token_ids == other.token_ids:
         return
     a, b = one.token_ids, other.token_ids
@@ -90,16 +102,17 @@ def same_beginning(one: Prompt, other: Prompt) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class DecodeStats:
-    """Sums over the decoding cycles of one request (or of many: ``+`` adds them). Position k counts from 0.
+    """Sums over the decoding cycles of one request, or of many: ``+`` adds them. Position k counts from 0.
 
     Sums over positions are taken over cycles that *reached* the position, so ``accepted[k] / reached[k]`` and
     ``overlap[k] / reached[k]`` both estimate the conditional acceptance rate (SPEC 0.6: counts, Rao-Blackwell). What
-    an answer's end cuts off counts nowhere: not as a token, not as reached, not as accepted. Of a tree of drafts k is
-    the depth, reached where a node of the accepted path has children; probabilities are of the first child alone.
+    the end of a completion cuts off counts nowhere: not as a token, not as reached, not as accepted. In a tree of
+    drafts k is the depth, which is reached where a node of the accepted path has children; probabilities are those of
+    the first child.
     """
 
-    cycles: int = 0  # verification passes (each emits accepted + 1 tokens, fewer where the answer ends)
-    tokens: int = 0  # tokens of the answer
+    cycles: int = 0  # verification passes (each emits accepted + 1 tokens, fewer at the end of a completion)
+    tokens: int = 0  # tokens of the completion
     prefilled: int = 0  # of those, from a prefill and not from a cycle (SGLang's first; the embedded engine has none)
     target_forwards: int = 0  # backbone passes in which the request took part, prefill excluded
     draft_forwards: int = 0  # MTP passes in which it took part
@@ -110,7 +123,7 @@ class DecodeStats:
     target_only: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] sum of p(argmax q)
     draft_entropy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] nats
     target_entropy: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # [K] nats
-    counts: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # name -> [K], what the parts count beside
+    counts: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # name -> [K], further counts of a system
 
     def __add__(self, other: "DecodeStats") -> "DecodeStats":
         summed: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in STAT_COUNTS}
@@ -139,17 +152,17 @@ class DecodeStats:
 
     @property
     def emitted(self) -> int:
-        """Tokens that came out of the cycles."""
+        """Return the number of tokens that came out of the cycles."""
         return self.tokens - self.prefilled
 
     @property
     def accept_length(self) -> float:
-        """Tokens emitted per cycle: accepted drafts + 1, less what the answer's end cut off. NaN before the first."""
+        """Return the tokens per cycle: accepted drafts + 1, less what the end cut off; NaN before the first cycle."""
         return self.emitted / self.cycles if self.cycles else float("nan")
 
 
 def _add(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sum of two per-position arrays; the shorter counts as zero beyond its end."""
+    """Add two arrays [K]; the shorter one counts as zero beyond its end."""
     if len(a) < len(b):
         a, b = b, a
     total = a.copy()
@@ -160,7 +173,7 @@ def _add(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
 def add_stretches(
     before: tuple[tuple[int, DecodeStats], ...], after: tuple[tuple[int, DecodeStats], ...]
 ) -> tuple[tuple[int, DecodeStats], ...]:
-    """Statistics by stretch of an answer that was interrupted."""
+    """Add the statistics by stretch of two parts of a completion that was interrupted."""
     stretches = dict(before)
     for start, stats in after:
         stretches[start] = stretches.get(start, DecodeStats()) + stats
@@ -168,8 +181,68 @@ def add_stretches(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """How each of T tokens came about; what an engine does not know is NONE or NaN.
+
+    M is ``TOP``, or the size of the vocabulary where that is smaller.
+    """
+
+    verdicts: NDArray[np.int8]  # [T] index into VERDICTS
+    cycles: NDArray[np.int32]  # [T] the cycle that emitted it, from 0; a completion that was interrupted counts on
+    drafters: NDArray[np.int8]  # [T] index into ``names``, of the draft that was tested; NONE: none was
+    names: tuple[str, ...]  # of drafters, as the modules in rollout/decoding/drafters are called
+    drafts: NDArray[np.int32]  # [T] the token drafted for this place, accepted or not; NONE: none was tested
+    draft_target_probs: NDArray[np.float32]  # [T] p of that draft
+    draft_probs: NDArray[np.float32]  # [T] q of it; 1 of a greedy or looked-up one
+    overlap: NDArray[np.float32]  # [T] sum of min(p, q)
+    target_entropy: NDArray[np.float32]  # [T] nats
+    draft_entropy: NDArray[np.float32]  # [T] nats
+    target_ids: NDArray[np.int32]  # [T, M] likeliest tokens of p, the likeliest first
+    target_top: NDArray[np.float16]  # [T, M] their p
+    draft_ids: NDArray[np.int32]  # [T, M] likeliest tokens of q
+    draft_top: NDArray[np.float16]  # [T, M] their q
+
+    def __len__(self) -> int:
+        return len(self.verdicts)
+
+
+def spread_trace(trace: Trace, places: NDArray[np.bool_]) -> Trace:
+    """Return a trace of T rows that has the rows of ``trace`` where ``places`` [T] is true, and nothing elsewhere."""
+
+    def laid(name: str) -> NDArray[Any]:
+        rows = getattr(trace, name)
+        missing = VERDICTS.index("unknown") if name == "verdicts" else np.nan if rows.dtype.kind == "f" else NONE
+        table = np.full((len(places), *rows.shape[1:]), missing, dtype=rows.dtype)
+        table[places] = rows
+        return table
+
+    return Trace(names=trace.names, **{f.name: laid(f.name) for f in fields(Trace) if f.name != "names"})
+
+
+def is_traced(mode: TraceMode, index: int, groups_per_step: int) -> bool:
+    """Return whether the completions of prompt ``index`` are traced; "sample" traces the first of each batch."""
+    return mode == "all" or (mode == "sample" and index % groups_per_step == 0)
+
+
+def join_traces(parts: Sequence[Trace]) -> Trace:
+    """Return the trace of a completion from those of its consecutive parts."""
+    names = tuple(dict.fromkeys(name for part in parts for name in part.names))
+    arrays = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Trace) if f.name != "names"}
+    places = [np.array([names.index(name) for name in part.names] + [NONE], dtype=np.int8) for part in parts]
+    arrays["drafters"] = np.concatenate([own[p.drafters] for own, p in zip(places, parts, strict=True)])
+    starts = np.cumsum([0, *(int(part.cycles[-1]) + 1 if len(part) else 0 for part in parts)])
+    arrays["cycles"] = np.concatenate(
+        [
+            np.where(p.cycles == NONE, p.cycles, p.cycles + np.int32(at))
+            for p, at in zip(parts, starts[:-1], strict=True)
+        ]
+    )
+    return Trace(names=names, **arrays)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """An answer as the engine produced it.
+    """What the policy wrote in one turn, as the engine produced it.
 
     >>> ids, logp = np.array([5, 1]), np.array([-0.2, -0.01])
     >>> Completion(token_ids=ids, logprobs=logp, versions=np.array([0, 1]), text="4")  # doctest: +SKIP
@@ -182,42 +255,42 @@ class Completion:
     text: str = ""  # without what ended it, see ``rollout.text``
     finish_reason: FinishReason = "stop"
     stats: DecodeStats = field(default_factory=DecodeStats)
-    stretches: tuple[tuple[int, DecodeStats], ...] = ()  # the same by where a cycle began, see STRETCH; may be missing
+    stretches: tuple[tuple[int, DecodeStats], ...] = ()  # stats by where a cycle began, see STRETCH; may be missing
     exact: bool = True  # False: the decoding system changes the output distribution
-    # [T] log-prob under the distribution that an inexact system really drew the token from; None: not known, or exact.
+    # [T] log-prob under the distribution that an inexact system drew the token from; None: not known, or exact.
     sampled_logprobs: NDArray[np.float32] | None = None
-    # What the decoding system keeps of an aborted answer, to go on with; by name. Of a finished one if asked for.
+    # What the decoding system needs to go on with an aborted completion, by name; of a finished one if asked for.
     state: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     trace: Trace | None = None  # how each token came about, where it was asked for
-    mask: NDArray[np.bool_] | None = None  # [T] what the policy wrote, of turns that were joined; None: all of it
+    mask: NDArray[np.bool_] | None = None  # [T] what the policy wrote, in joined turns; None: all of it
 
     @property
     def written(self) -> NDArray[np.bool_]:
-        """[T] which tokens the policy wrote."""
+        """Return [T] which tokens the policy wrote."""
         return np.ones(len(self.token_ids), dtype=np.bool_) if self.mask is None else self.mask
 
     @property
     def oldest(self) -> NDArray[np.int64]:
-        """[T] the oldest weights that took part in each token, be it through keys and values kept from before.
+        """Return [T] the oldest weights that took part in each token, also through keys and values that were kept.
 
-        An engine that does not say is taken to keep everything: then it is the oldest version so far.
+        An engine that does not say is taken to keep everything; then it is the oldest version so far.
         """
         return np.minimum.accumulate(self.versions) if self.contexts is None else self.contexts
 
     @property
     def drawn_logprobs(self) -> NDArray[np.float32]:
-        """[T] log-prob under the distribution that each token was drawn from, as far as ``weighable`` holds."""
+        """Return [T] the log-prob under the distribution that each token was drawn from, if ``weighable`` holds."""
         return self.logprobs if self.sampled_logprobs is None else self.sampled_logprobs
 
     @property
     def weighable(self) -> bool:
-        """Whether it is known what each token was drawn from, so that importance weights against it exist."""
+        """Return whether it is known what each token was drawn from, so that importance weights exist."""
         return self.exact or self.sampled_logprobs is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What the policy read, and what it wrote then."""
+    """What the policy read, and then wrote."""
 
     observation: NDArray[np.int64]  # [O] tokens since the turn before; empty in the first, which reads the prompt
     completion: Completion  # [T], T >= 1 in all but the first
@@ -225,49 +298,48 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """An answer in one or more turns, with its reward.
+    """One or more turns with their reward.
 
-    Its tokens are append-only: prompt, first completion, observation, completion, ... Observations are context: they
-    have no log-prob, no version and no loss.
+    The tokens are prompt, first completion, observation, completion, ... Observations are context: they have no
+    log-prob, no version and no loss.
     """
 
     turns: tuple[Turn, ...]  # at least one
     reward: float
-    timed_out: bool = False  # the reward function hung, and the reward of 0 says nothing about the answer
+    timed_out: bool = False  # the reward function hung, and the reward of 0 says nothing about the completion
     ended: Ending = "answered"
     restarts: int = 0  # times that its environment was lost, and it began again
     environment_seconds: float = 0.0  # spent in its environment, those of lost ones included
-    counts: Mapping[str, float] = field(default_factory=dict)  # what its environment counted beside, by name
+    counts: Mapping[str, float] = field(default_factory=dict)  # further counts of its environment, by name
 
     @classmethod
     def single(cls, completion: Completion, reward: float, timed_out: bool = False) -> "Trajectory":
-        """One turn without an environment."""
+        """Make a trajectory of one turn, without an environment."""
         turn = Turn(observation=np.zeros(0, dtype=np.int64), completion=completion)
         return cls(turns=(turn,), reward=reward, timed_out=timed_out)
 
     @property
     def completion(self) -> Completion:
-        """All turns in one, observations in between: the completion itself of a single turn; else see ``joined``."""
-        return self.turns[0].completion if len(self.turns) == 1 else joined(self.turns)
+        """Return the completion of a single turn, or all turns joined, with the observations in between."""
+        return self.turns[0].completion if len(self.turns) == 1 else join_turns(self.turns)
 
     @property
     def written(self) -> int:
-        """Tokens that the policy wrote."""
+        """Return the number of tokens that the policy wrote."""
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
 
 def before(turns: Sequence[Turn], place: int) -> list[int]:
-    """The tokens between the prompt and what the policy wrote in turn ``place``: its observation is the last of
-    them."""
+    """Return the tokens between the prompt and the completion of turn ``place``, its observation included."""
     parts = [ids for turn in turns[:place] for ids in (turn.observation, turn.completion.token_ids)]
     return [int(token) for part in (*parts, turns[place].observation) for token in part]
 
 
-def joined(turns: Sequence[Turn]) -> Completion:
-    """Turns as one completion [T] whose ``mask`` says what the policy wrote.
+def join_turns(turns: Sequence[Turn]) -> Completion:
+    """Return turns as one completion [T] whose ``mask`` says what the policy wrote.
 
-    At observations log-probs are 0 and versions those of the token before: neither is ever looked at. What the decoding
-    systems keep (``state``, ``trace``, ``stretches``) is of single turns alone.
+    At observations log-probs are 0 and versions those of the token before; neither is ever read. ``state``, ``trace``
+    and ``stretches`` are of single turns only, and are left out.
     """
     parts = [turn.completion for turn in turns]
     observed = [len(turn.observation) for turn in turns]
@@ -299,7 +371,7 @@ def joined(turns: Sequence[Turn]) -> Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The G answers to one prompt, compared with one another by GRPO."""
+    """The G trajectories of one prompt, which GRPO compares with one another."""
 
     prompt: Prompt
     trajectories: tuple[Trajectory, ...]  # G, less the lost ones
@@ -314,5 +386,5 @@ class Batch:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """All trajectories, group by group."""
+        """Return all trajectories, group by group."""
         return [t for group in self.groups for t in group.trajectories]

@@ -34,7 +34,7 @@ CREATE TABLE answers (
   overlap REAL,                 -- mean of sum min(p, q) over tested positions; NULL: not measured
   target_entropy REAL,          -- nats, over tested positions; NULL: not measured
   exact INTEGER NOT NULL,
-  traced INTEGER NOT NULL,      -- whether ``tokens`` has the columns of ``bebop.token_trace.Trace`` for it
+  traced INTEGER NOT NULL,      -- whether ``tokens`` has the columns of ``bebop.trajectory.Trace`` for it
   text TEXT NOT NULL,           -- what the policy wrote, an empty line between turns
   turns INTEGER NOT NULL DEFAULT 1,
   written INTEGER NOT NULL DEFAULT 0,  -- tokens that the policy wrote

@@ -1,8 +1,9 @@
-"""Whether a resume may do what the folder of somebody else asks for: import code, reach servers, write elsewhere.
+"""Refuses settings of somebody else's run that would import code, reach servers or write outside of the run folder.
 
-A resumed run takes its settings from ``overrides.json``. In a folder that this user did not begin (``bebop.origin``)
-those may name any file to import. So they need ``--trust``, or to be given on the command line, where the user has
-read them. Everything else in a run folder is data: numbers, texts, weights without pickle.
+A resumed run takes its settings from ``overrides.json``. In a folder that this user did not begin
+(``bebop.run_folder``) they may name any file to import. Such settings need ``--trust``, or have to be given on the
+command line, where the user has read them. Everything else in a run folder is data: numbers, texts, weights without
+pickle.
 """
 
 import dataclasses
@@ -12,9 +13,8 @@ from typing import Any
 
 from bebop.compose import composed, trusted
 from bebop.errors import UserError
-from bebop.origin import own
 from bebop.parsing import from_dict
-from bebop.run_folder import OVERRIDES
+from bebop.run_folder import OVERRIDES, own
 from bebop.tasks.environment import ENVIRONMENTS
 
 BUILT_IN = ("auto", "math_verify", "dataset")

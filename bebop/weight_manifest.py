@@ -1,8 +1,8 @@
-"""Weights with a list of what they are: whoever takes them in notices if they were cut short or changed on their way.
+"""Weights with a manifest, by which a worker notices that they were cut short or changed on their way.
 
-Each tensor's name, shape, dtype and a checksum of its bytes are written down where the weights come from, and held
-against what arrived before an engine sees it. The checksum reads memory once at its full speed (26 GB/s with one
-thread, where CRC-32 makes 4): 0.2 ms for 4 MB, 0.6 s for 16 GB, on each side, so there is no setting to leave it out.
+The sender writes down the name, shape, dtype and a checksum of the bytes of each tensor. The receiver compares them
+with what arrived before an engine sees it. The checksum reads memory once at full speed (26 GB/s with one thread, where
+CRC-32 reaches 4): 0.2 ms for 4 MB and 0.6 s for 16 GB on each side, so there is no setting to leave it out.
 """
 
 import warnings
@@ -22,7 +22,7 @@ BLOCK = 4096  # words of 8 bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What is known of one tensor."""
+    """The manifest's entry for one tensor."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -31,16 +31,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedWeights:
-    """Weights on their way; ``manifest`` has one entry for each."""
+    """Weights that are sent, with one entry of ``manifest`` for each."""
 
     weights: Mapping[str, Tensor]
     manifest: Mapping[str, Entry]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As plain bytes, which Ray lays into shared memory once, and whose readers map it: nothing is copied.
+        """Pickle as plain bytes, which Ray puts into shared memory once and readers map: nothing is copied.
 
-        A tensor is pickled within the stream: each reading makes another copy, in the heap of the thread that reads,
-        which keeps that much memory. With eight threads a worker of 0.5 GB of weights came to hold 5 GB.
+        A tensor would be pickled within the stream. Each reading makes another copy in the heap of the thread that
+        reads, which keeps that much memory: with eight threads a worker of 0.5 GB of weights held 5 GB.
         """
         packed = {name: (_bytes(tensor), tensor.dtype, tuple(tensor.shape)) for name, tensor in self.weights.items()}
         return _received, (packed, self.manifest)
@@ -54,7 +54,7 @@ def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
 def _received(
     packed: Mapping[str, tuple[NDArray[np.uint8], torch.dtype, tuple[int, ...]]], manifest: Mapping[str, Entry]
 ) -> CheckedWeights:
-    """What ``__reduce__`` took apart; the tensors may lie in memory that cannot be written to."""
+    """Undo ``__reduce__``; the tensors may lie in memory that cannot be written to."""
     with warnings.catch_warnings():  # PyTorch warns that they must not be written to, and nobody does
         warnings.simplefilter("ignore", UserWarning)
         weights = {
@@ -64,12 +64,12 @@ def _received(
 
 
 def with_manifest(weights: Mapping[str, Tensor]) -> CheckedWeights:
-    """Weights (on the CPU) as they are now."""
+    """Make the manifest of weights on the CPU."""
     return CheckedWeights(weights=weights, manifest={name: _entry(tensor) for name, tensor in weights.items()})
 
 
 def verified(sent: CheckedWeights) -> Mapping[str, Tensor]:
-    """The weights; ``DamagedWeights`` names the first tensor that is not as it was."""
+    """Return the weights; raise ``DamagedWeights`` with the name of the first tensor that differs."""
     if sent.weights.keys() != sent.manifest.keys():
         name = min(sent.weights.keys() ^ sent.manifest.keys())
         raise DamagedWeights(f"{name} {'is missing' if name in sent.manifest else 'was never sent'}")
@@ -83,11 +83,11 @@ def verified(sent: CheckedWeights) -> Mapping[str, Tensor]:
 
 
 def checksum(tensor: Tensor) -> int:
-    """Of a tensor's bytes, on the CPU.
+    """Return a checksum of the bytes of a tensor on the CPU.
 
-    Words of 64 bits are added up modulo 2^64 in blocks, and the sums of blocks with weights 1, 3, 5, ...: a change
-    within one word always shows, as odd weights have inverses, and so do blocks that changed places, short of an
-    accident (2^-64 for random contents). It is no protection against forgery.
+    Words of 64 bits are added modulo 2^64 in blocks, and the sums of blocks are added with weights 1, 3, 5, ... A
+    change within one word always shows, since odd weights have inverses. Blocks that changed places show with a
+    probability of 1 - 2^-64 for random contents. It is no protection against forgery.
     """
     data = _bytes(tensor)
     words = data.size // 8 // BLOCK * BLOCK

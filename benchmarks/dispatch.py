@@ -30,7 +30,7 @@ from bebop.bench.record import noted
 from bebop.config_simulate import AnswersConfig, CostsConfig, FleetConfig, SimulateConfig
 from bebop.intervals import Interval, across_seeds
 from bebop.simulation.costs import Costs
-from bebop.simulation.parts import Answers
+from bebop.simulation.parts import Completions
 from bebop.simulation.run import simulate
 
 SEEDS = range(5)
@@ -78,9 +78,9 @@ def plans() -> Iterator[Plan]:
 
 def bound(config: SimulateConfig, speeds: Sequence[float]) -> float:
     """The most answers a second that engines of these speeds can make of those that count."""
-    fleet, costs, answers = config.fleet, Costs.of(config), Answers(config)
+    fleet, costs, answers = config.fleet, Costs.of(config), Completions(config)
     counted = range(fleet.skip * fleet.groups_per_step, fleet.steps * fleet.groups_per_step)
-    drawn = [cycles for index in counted for _, cycles in answers.drawn(index)]
+    drawn = [cycles for index in counted for _, cycles in answers.draw(index)]
     work = sum(drawn) * costs.cycle(fleet.slots) / fleet.slots + len(drawn) * costs.config.prefill
     return len(drawn) * sum(speeds) / work
 

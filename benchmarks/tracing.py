@@ -28,8 +28,7 @@ from bebop.rollout.decoding.draft_verify import DraftVerify
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.tasks.source import PromptSource, chat_encoder
-from bebop.token_trace import Trace, traced
-from bebop.trajectory import Completion, DecodeStats, SamplingParams
+from bebop.trajectory import Completion, DecodeStats, SamplingParams, Trace, is_traced
 
 ARMS: tuple[TraceMode, ...] = ("off", "sample", "all")
 GROUP = 4  # answers to a prompt
@@ -125,7 +124,7 @@ def turns(
 def decode(policy: Policy, asked: Sequence[Request], batch: int, arm: TraceMode) -> Turn:
     """All requests; of a step's prompts, the first is the sample."""
     step = len(asked) // GROUP
-    chosen = [replace(request, trace=traced(arm, request.id // GROUP, step)) for request in asked]
+    chosen = [replace(request, trace=is_traced(arm, request.id // GROUP, step)) for request in asked]
     engine = TorchEngine(policy, DecodingConfig(), slots=batch, max_length=512)
     clock = time.perf_counter if policy.device.type == "cuda" else time.process_time
     inside = timed(engine, clock)

@@ -27,8 +27,7 @@ from bebop.model.fingerprint import fingerprint
 from bebop.rollout.decoding.places import unknown
 from bebop.rollout.engine import EngineDied, Finished, Request, nothing
 from bebop.rollout.text import TextOf
-from bebop.token_trace import Trace, joined
-from bebop.trajectory import Completion, DecodeStats, FinishReason, SamplingParams
+from bebop.trajectory import Completion, DecodeStats, FinishReason, SamplingParams, Trace, join_traces
 
 T = TypeVar("T")
 STEP_SECONDS = 0.2  # a step that finds nothing finished returns after this long
@@ -260,4 +259,4 @@ def _joined(before: Completion, part: Part) -> Trace | None:
     """Join both traces; return None if neither has one. Of tokens that came without one nothing is known."""
     traces = [(before.trace, len(before.token_ids)), (part.trace, len(part.token_ids))]
     tops = [trace.target_ids.shape[1] for trace, _ in traces if trace is not None]
-    return joined([trace or unknown(count, tops[0]) for trace, count in traces]) if tops else None
+    return join_traces([trace or unknown(count, tops[0]) for trace, count in traces]) if tops else None

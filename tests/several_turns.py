@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bebop.token_trace import Trace
-from bebop.trajectory import OPENING, Completion, DecodeStats, Ending, Group, Prompt, Trajectory, Turn
+from bebop.trajectory import OPENING, Completion, DecodeStats, Ending, Group, Prompt, Trace, Trajectory, Turn
 from tests.stored_answers import trace
 
 WRITTEN = (4, 3, 2)  # tokens of each turn

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bebop.token_trace import NONE, TOP, Trace
 from bebop.trajectories import NAME, StoredAnswer, Trajectories
-from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory
+from bebop.trajectory import NONE, TOP, Completion, DecodeStats, Group, Prompt, Trace, Trajectory
 from bebop.trajectory_log import TrajectoryLog
 
 SIZE, TOKENS = 2, 5

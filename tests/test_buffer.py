@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bebop.buffer import MOST_BATCHES, GroupBuffer, has_spread
+from bebop.buffer import MAX_BATCHES, GroupBuffer, has_spread
 from bebop.errors import UserError
 from bebop.trajectory import Batch, Completion, Group, Prompt, Trajectory
 from tests.builders import oldest_version
@@ -180,7 +180,7 @@ def test_groups_without_spread_are_passed_over_in_order(staleness: int, size: in
 
 def test_where_no_group_has_spread_training_goes_on() -> None:
     trained = asyncio.run(simulate(GroupBuffer(2, 1, keeps=lambda group: False), 2, seed=3))
-    most = 2 * MOST_BATCHES
+    most = 2 * MAX_BATCHES
     assert [[g.prompt.index for g in batch.groups] for _, batch in trained] == [
         [most, most + 1],
         [2 * most + 2, 2 * most + 3],

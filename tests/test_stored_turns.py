@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bebop.token_trace import NONE, VERDICTS
 from bebop.trajectories import NAME, StoredAnswer, Trajectories
+from bebop.trajectory import NONE, VERDICTS
 from bebop.trajectory_log import TrajectoryLog
 from bebop.view.drift_tokens import _tested
 from bebop.view.folders import answer, facets, listing

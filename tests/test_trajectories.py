@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from bebop.errors import UserError
-from bebop.token_trace import NONE
 from bebop.trajectories import NAME, StoredAnswer, Trajectories
-from bebop.trajectory import Completion, Group, Prompt, Trajectory
+from bebop.trajectory import NONE, Completion, Group, Prompt, Trajectory
 from bebop.trajectory_log import TrajectoryLog, piece_of
 from bebop.trajectory_schema import COLUMNS, SCHEMA
 from tests.builders import letters

@@ -16,9 +16,9 @@ import pytest
 
 from bebop import trajectory_log
 from bebop.errors import UserError
-from bebop.token_trace import TOP
 from bebop.trajectories import NAME, Trajectories
-from bebop.trajectory_rows import prompt_row
+from bebop.trajectory import TOP
+from bebop.trajectory_log import prompt_row
 from tests.stored_answers import group, opened, same, steps, write
 from tests.test_full_disk import at_most
 
@@ -85,7 +85,7 @@ def test_a_run_that_kept_nothing_may_begin_to(tmp_path: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from bebop.trajectory_rows import prompt_row
+from bebop.trajectory_log import prompt_row
 from tests.stored_answers import group, opened, write
 log = opened(Path(sys.argv[1]))
 for step in range(1, 10**6):

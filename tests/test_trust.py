@@ -13,11 +13,10 @@ from bebop.compose import adapt_config, job_config, write_down
 from bebop.config import JobConfig, ModelConfig
 from bebop.config_adapt import AdaptConfig
 from bebop.errors import UserError
-from bebop.origin import ORIGIN, own, sign
 from bebop.parsing import settings
 from bebop.preflight import check_model
 from bebop.report import __main__ as report
-from bebop.run_folder import OVERRIDES
+from bebop.run_folder import ORIGIN, OVERRIDES, own, sign
 from bebop.tasks.rewards import make_reward
 from bebop.trust import REACHING, refuse_foreign
 from bebop.view.folders import Folder

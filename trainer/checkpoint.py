@@ -23,8 +23,7 @@ from bebop.model.backbone import Policy
 from bebop.model.checkpoint import save_policy
 from bebop.monitor.probe_set import ProbeText
 from bebop.store import STEPS, Store, seal, verify
-from bebop.token_trace import Trace
-from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trajectory, Turn
+from bebop.trajectory import Completion, DecodeStats, Group, Prompt, Trace, Trajectory, Turn
 
 # In the loop's state, beside numbers, texts and arrays.
 KINDS = (Group, Prompt, Trajectory, Turn, Completion, DecodeStats, Trace, ProbeText)

@@ -1,6 +1,6 @@
 """Which tokens a change of acceptance comes from: overlap lost in some steps against others, shared out over tokens.
 
-At every tested place i of an answer the overlap o_i and the target's entropy H_i are known (``bebop.token_trace``).
+At every tested place i of an answer the overlap o_i and the target's entropy H_i are known (``bebop.trajectory``).
 From the steps before, f(H) is what overlap goes with an entropy, and r_g by how much places of kind g lay off it. In
 the steps after, f(H_i) + r_g is what would be expected had only entropies and the mix of places changed; the loss
 

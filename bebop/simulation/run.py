@@ -1,4 +1,4 @@
-"""One job from its first update to its last, in virtual time, and what is told of it."""
+"""One job from its first update to its last, in virtual time, and its numbers."""
 
 import asyncio
 import tempfile
@@ -16,7 +16,7 @@ from bebop.monitor.probe_set import ProbeReading, Sweep
 from bebop.monitor.watch import JobMonitor
 from bebop.parsing import from_dict
 from bebop.protocols import Trainer
-from bebop.simulation.parts import Answers, SimulatedTrainer, SimulatedWorker, prompt
+from bebop.simulation.parts import Completions, SimulatedTrainer, SimulatedWorker, prompt
 from bebop.simulation.virtual_time import run_virtually
 from bebop.trajectory import Group
 
@@ -88,24 +88,24 @@ def simulate(config: SimulateConfig, speeds: Sequence[float] = ()) -> Simulated:
     began = time.process_time()
     rows, seconds, decoded = run_virtually(_run(config, speeds))
     own, fleet = time.process_time() - began, config.fleet
-    told = rows[fleet.skip :]
-    spent = sum(row["time/step"] for row in told)
+    steady = rows[fleet.skip :]
+    spent = sum(row["time/step"] for row in steady)
     answers = fleet.groups_per_step * fleet.group_size
 
     def share(name: str) -> float:
-        return sum(row[name] for row in told) / spent
+        return sum(row[name] for row in steady) / spent
 
     def mean(name: str) -> float:
-        return sum(row.get(name, 1.0) for row in told) / len(told)
+        return sum(row.get(name, 1.0) for row in steady) / len(steady)
 
     return Simulated(
-        step_seconds=spent / len(told),
+        step_seconds=spent / len(steady),
         trainer_idle=share("time/idle"),
         rollout_idle=share("time/rollout_idle"),
         staleness_mean=mean("staleness/mean"),
-        staleness_max=max(row["staleness/max"] for row in told),
-        trajectories_per_second=answers * len(told) / spent,
-        tokens_per_second=sum(row["response/tokens"] for row in told) * config.grain / spent,
+        staleness_max=max(row["staleness/max"] for row in steady),
+        trajectories_per_second=answers * len(steady) / spent,
+        tokens_per_second=sum(row["response/tokens"] for row in steady) * config.grain / spent,
         accept_length=mean("rollout/accept_length"),
         seconds=seconds,
         own_seconds=own,
@@ -116,11 +116,11 @@ def simulate(config: SimulateConfig, speeds: Sequence[float] = ()) -> Simulated:
 
 
 async def _run(config: SimulateConfig, speeds: Sequence[float]) -> tuple[list[Mapping[str, float]], float, int]:
-    answers, sink, now = Answers(config), _Rows(), asyncio.get_running_loop().time
+    completions, sink, now = Completions(config), _Rows(), asyncio.get_running_loop().time
     every = [*speeds, *[1.0] * (config.fleet.workers - len(speeds))]
     settings = job(config)
     pulls = settings.rollout.dealing == "pull"
-    workers = [SimulatedWorker(config, answers, speed, pulls=pulls) for speed in every]
+    workers = [SimulatedWorker(config, completions, speed, pulls=pulls) for speed in every]
     with tempfile.TemporaryDirectory(prefix="bebop-simulate-") as folder:
         monitor = _TimedMonitor(settings, Path(folder))
         monitor.seconds = config.costs.step

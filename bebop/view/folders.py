@@ -21,8 +21,8 @@ from bebop.errors import UserError
 from bebop.reading import finite, parse_yaml
 from bebop.run_folder import CONFIG, LOCK
 from bebop.sinks import read_jsonl
-from bebop.token_trace import NONE, VERDICTS
 from bebop.trajectories import NAME, TRACED, StoredAnswer, Trajectories
+from bebop.trajectory import NONE, VERDICTS
 
 HOST, PORT = "127.0.0.1", 8710  # where the viewer listens; the first port that is tried
 State = Literal["running", "waiting", "ended"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bebop.rollout.decoding.sampling import entropy
-from bebop.token_trace import NONE, TOP, VERDICTS, Trace
+from bebop.trajectory import NONE, TOP, VERDICTS, Trace
 
 PLAIN, ACCEPTED, RECOVERED, BONUS, UNKNOWN = range(len(VERDICTS))
 CHUNK = 128  # tokens of a vocabulary whose likeliest is looked for first; usual vocabularies are multiples of it

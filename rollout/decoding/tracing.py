@@ -1,4 +1,4 @@
-"""Watches verification, and says of some requests how each of their tokens came about (``bebop.token_trace``).
+"""Watches verification, and says of some requests how each of their tokens came about (``bebop.trajectory``).
 
 What a cycle shows is condensed where it is, to a few numbers a place, and stays there until its request ends: a cycle
 waits for nothing more than before. Rows that nobody asked about cost nothing.
@@ -12,8 +12,7 @@ from torch import Tensor
 
 from bebop.rollout.decoding.base import Accepted, Draft, Rows, TargetOutput
 from bebop.rollout.decoding.places import condensed, unknown, unpacked
-from bebop.token_trace import TOP, Trace, joined
-from bebop.trajectory import Completion
+from bebop.trajectory import TOP, Completion, Trace, join_traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ class Tracer:
         cycles, self._chosen, top = self._cycles.pop(slot), None, min(TOP, vocabulary)
         done = 0 if before is None else len(before.token_ids)
         own = unpacked([c.places[row] for c, row in cycles], [c.drafter for c, _ in cycles], count - done, top)
-        return own if before is None else joined([before.trace or unknown(done, top), own])
+        return own if before is None else join_traces([before.trace or unknown(done, top), own])
 
     def __call__(self, rows: Rows, draft: Draft, out: TargetOutput, accepted: Accepted, emitted: Tensor) -> None:
         """See ``Observer``."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bebop.rollout.decoding.places import PLAIN, condensed, unknown, unpacked
-from bebop.token_trace import NONE, Trace, joined
+from bebop.trajectory import NONE, Trace, join_traces
 
 PREFIX = "bebop-trace-"
 ENTRY = "bebop_trace"
@@ -85,4 +85,4 @@ def told(meta: Mapping[str, Any], ids: NDArray[np.int64], drafter: str) -> Trace
     first = unknown(1, top)
     places = [torch.from_numpy(table[:, 1:].astype(np.int32)) for table in tables]
     rest = unpacked(places, [drafter] * len(places), len(ids) - 1, top)
-    return joined([replace(first, verdicts=np.full_like(first.verdicts, PLAIN)), rest])
+    return join_traces([replace(first, verdicts=np.full_like(first.verdicts, PLAIN)), rest])

@@ -24,8 +24,7 @@ from bebop.rollout.decoding.places import CHUNK, likeliest
 from bebop.rollout.engine import Request
 from bebop.rollout.torch_engine import TorchEngine, generate
 from bebop.rollout.worker import RolloutWorker
-from bebop.token_trace import NONE, TOP, VERDICTS, Trace
-from bebop.trajectory import Completion, Prompt
+from bebop.trajectory import NONE, TOP, VERDICTS, Completion, Prompt, Trace
 from tests.builders import requests, tiny_policy
 from tests.cases import slow_but
 

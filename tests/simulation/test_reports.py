@@ -8,7 +8,7 @@ import pytest
 from bebop.config_simulate import SimulateConfig
 from bebop.parsing import from_dict
 from bebop.protocols import LINGER_SECONDS, Assignment
-from bebop.simulation.parts import Answers, SimulatedWorker, prompt
+from bebop.simulation.parts import Completions, SimulatedWorker, prompt
 from bebop.simulation.run import simulate
 from bebop.simulation.virtual_time import run_virtually
 
@@ -17,10 +17,10 @@ COSTS = {"cycle": 1.0, "row": 0.0, "prefill": 0.0, "report": 0.0}
 Report = tuple[float, list[tuple[int, tuple[int, ...]]]]  # when, and (prompt, members)
 
 
-class Given(Answers):
+class Given(Completions):
     """Of lengths that are known: of each prompt the same."""
 
-    def drawn(self, index: int) -> list[tuple[int, int]]:
+    def draw(self, index: int) -> list[tuple[int, int]]:
         return [(10, 10), (20, 20), (30, 30), (40, 40)]
 
 
@@ -33,11 +33,11 @@ def reports(slots: int, prompts: int, pulls: bool) -> list[Report]:
         worker, found, seen, left = SimulatedWorker(config, Given(config), pulls=pulls), [], 0, prompts * SIZE
         await worker.submit([Assignment(prompt=prompt(i), members=tuple(range(SIZE))) for i in range(prompts)])
         while left:
-            told = await worker.collect(seen)
-            assert told == await worker.collect(seen), "told again until it is acknowledged"
-            seen = told.number
-            parts = [(part.prompt.index, part.members) for part in told.parts]
-            assert all(len(part.members) == len(part.trajectories) for part in told.parts)
+            report = await worker.collect(seen)
+            assert report == await worker.collect(seen), "sent again until it is acknowledged"
+            seen = report.number
+            parts = [(part.prompt.index, part.members) for part in report.parts]
+            assert all(len(part.members) == len(part.trajectories) for part in report.parts)
             found.append((asyncio.get_running_loop().time(), parts))
             left -= sum(len(members) for _, members in parts)
         return found
@@ -46,9 +46,9 @@ def reports(slots: int, prompts: int, pulls: bool) -> list[Report]:
 
 
 def test_a_free_slot_has_single_answers_told_after_a_moment() -> None:
-    at, told = zip(*reports(slots=4, prompts=1, pulls=True), strict=True)
+    at, report = zip(*reports(slots=4, prompts=1, pulls=True), strict=True)
     assert at == pytest.approx([10 + LINGER_SECONDS, 20 + LINGER_SECONDS, 30 + LINGER_SECONDS, 40])
-    assert told == ([(0, (0,))], [(0, (1,))], [(0, (2,))], [(0, (3,))])
+    assert report == ([(0, (0,))], [(0, (1,))], [(0, (2,))], [(0, (3,))])
 
 
 def test_without_a_free_slot_a_groups_worth_is_told_and_nothing_waits_for_its_own_group() -> None:

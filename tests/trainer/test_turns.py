@@ -7,7 +7,7 @@ import torch
 from bebop.trainer.chains import KnownRow, TokenRow, chain_rows, known_chains
 from bebop.trainer.packing import Row, pack
 from bebop.trainer.policy import PolicyTrainer
-from bebop.trajectory import Batch, Group, Prompt, Trajectory, Turn, joined
+from bebop.trajectory import Batch, Group, Prompt, Trajectory, Turn, join_turns
 from tests.trainer.builders import completion, job, plain, policy
 from tests.trainer.builders import plain_logprobs as scored
 from tests.trainer.test_chains import pairs
@@ -33,7 +33,7 @@ def test_a_single_turn_is_its_completion() -> None:
 
 
 def test_turns_are_joined_with_what_was_read_between_them() -> None:
-    whole = joined(turns())
+    whole = join_turns(turns())
     assert whole.token_ids.tolist() == [4, 5, 1, 20, 21, 6, 1, 22, 23, 24, 3]
     assert whole.written.tolist() == [True] * 3 + [False] * 2 + [True] * 2 + [False] * 3 + [True]
     assert whole.versions[whole.written].tolist() == [2, 2, 2, 3, 3, 4]
@@ -42,7 +42,7 @@ def test_turns_are_joined_with_what_was_read_between_them() -> None:
 
 
 def test_only_what_the_policy_wrote_is_predicted() -> None:
-    row = Row(prompt=PROMPT, completion=joined(turns()), advantage=2.0, weight=0.5)
+    row = Row(prompt=PROMPT, completion=join_turns(turns()), advantage=2.0, weight=0.5)
     (packed,) = pack([row], max_tokens=100)
     assert packed.targets.tolist() == [4, 5, 1, 6, 1, 3]
     assert packed.token_ids[packed.predictors].tolist() == [9, 4, 5, 21, 6, 24]
@@ -77,7 +77,7 @@ def test_an_update_knows_the_log_probs_of_every_turn() -> None:
 
 
 def test_chains_begin_in_what_was_read_and_never_cross_into_it() -> None:
-    whole = joined(turns())
+    whole = join_turns(turns())
     ids = torch.tensor([*PROMPT, *whole.token_ids])
     answer = torch.tensor([False] * len(PROMPT) + whole.written.tolist())
     found = pairs(known_chains([KnownRow(token_ids=ids, answer=answer, hidden=torch.zeros(len(ids), 2))], 3))

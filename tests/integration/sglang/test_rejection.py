@@ -13,10 +13,9 @@ import torch
 from bebop.adaptation.probe import probe
 from bebop.rollout.engine import EngineDied, Request
 from bebop.rollout.served_engine import ServedEngine
-from bebop.token_trace import VERDICTS
 from bebop.trainer.chains import TokenRow
 from bebop.trainer.objectives import Sampling
-from bebop.trajectory import DecodeStats
+from bebop.trajectory import VERDICTS, DecodeStats
 from tests.integration.sglang.builders import engine, raw, with_pause
 from tests.served_models import (
     DRAFTS,

@@ -13,8 +13,7 @@ from bebop.rollout.served_engine import appended
 from bebop.rollout.sglang.outputs import part
 from bebop.rollout.sglang.plugin import _distribution
 from bebop.rollout.sglang.tracing import ENTRY, PREFIX, Following, told
-from bebop.token_trace import NONE, VERDICTS, Trace
-from bebop.trajectory import SamplingParams
+from bebop.trajectory import NONE, VERDICTS, SamplingParams, Trace
 from tests.rollout.sglang.test_engine import Counting, make
 from tests.rollout.sglang.test_outputs import output, text
 from tests.rollout.sglang.test_plugin import B, K, V, step
