@@ -1,29 +1,54 @@
-"""The head of a GPTModel as ``HeadTrainer`` knows heads, over megatron-core's tensor, pipeline and data parallel ranks.
+"""The ``HeadBackend`` of a GPTModel's head, over megatron-core's tensor, pipeline and data parallel ranks.
 
-AdamW steps fp32 copies of the head's parameters, which are in none of Megatron's gradient buffers, so that neither its
-norm nor its clipping nor its optimizer sees them. What it leaves out: sharding of the optimizer's state over data
-parallel ranks (a head is one layer), and experts.
+AdamW steps fp32 copies of the head's parameters. They are in none of Megatron's gradient buffers, so neither its norm
+nor its clipping nor its optimizer sees them. Left out: sharding of the optimizer's state over data parallel ranks (a
+head is one layer), and experts.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bebop.errors import UserError
 from bebop.kernels.linear_losses import linear_draft_loss
 from bebop.megatron_job.head import MegatronHead
 from bebop.megatron_job.parallel import Place
-from bebop.megatron_job.pipeline import FrozenPipeline
-from bebop.megatron_job.sampling import split_sampling
 from bebop.megatron_job.weights import gather, rule_of
 from bebop.trainer.chains import ChainRows, TokenRow, chain_rows
 from bebop.trainer.head_backend import ChainLoss
 from bebop.trainer.objectives import Sampling, Steps, unroll
 
 OF_HEADS = ("q_layernorm.weight", "k_layernorm.weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitSampling(Sampling):
+    """A distribution over shards of logits, in the order of the group's ranks; objectives take it as any other."""
+
+    group: dist.ProcessGroup | None = None  # None: the vocabulary is whole
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments of the losses."""
+        names = ("temperature", "target_top_p", "target_top_k", "group")
+        return {name: getattr(self, name) for name in names}
+
+
+def split_sampling(sampling: Sampling, place: Place) -> SplitSampling:
+    """Return ``sampling`` over the tensor ranks; truncated distributions need whole rows (``UserError``)."""
+    group = place.tensor_group if place.tensors > 1 else None
+    if group is not None and (sampling.target_top_p < 1 or sampling.target_top_k > 0):
+        raise UserError("data.sampling: top_p and top_k need the whole vocabulary in one place: set parallel.tensor=1")
+    return SplitSampling(
+        temperature=sampling.temperature,
+        target_top_p=sampling.target_top_p,
+        target_top_k=sampling.target_top_k,
+        group=group,
+    )
 
 
 class MegatronBackend:
@@ -46,26 +71,26 @@ class MegatronBackend:
 
     @property
     def device(self) -> torch.device:
-        """Where this process computes."""
+        """The device on which this process computes."""
         return next(self.model.parameters()).device
 
     def zero_grad(self) -> None:
-        """Forget the gradients of the last step."""
+        """Drop the gradients of the last step."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """See ``HeadBackend``."""
+        """Open one step of the trainer, without gradients of the last."""
         self.zero_grad()
         yield
 
     def loss(self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None) -> Tensor | None:
-        """Of rows with known states [B, L, d], on the last stage."""
+        """Return the loss of rows with known states [B, L, d], on the last stage."""
         return loss(self.steps(rows, hidden)) if self.place.last and hidden is not None else None
 
     def steps(self, rows: ChainRows, states: Tensor) -> Steps:
-        """The head's chains over rows with known states [B, L, d], as the objectives take them; last stage only."""
+        """Unroll the head's chains over rows with known states [B, L, d]; last stage only."""
         model = self.model
         tied = model.share_embeddings_and_output_weights
         # This rank's rows of the language-model head [V / tensors, d].
@@ -76,7 +101,7 @@ class MegatronBackend:
 
     @torch.no_grad()
     def reduce(self, scale: float) -> Tensor:
-        """Sums over data parallel ranks; the norm adds parts of split parameters over tensor ranks, copies once."""
+        """Sum gradients over data parallel ranks and return their norm, in which copies on tensor ranks count once."""
         sums = torch.zeros(2, device=self.device)  # split, copied
         for name, master in self.named.items():
             grad = self.parameters[name].grad
@@ -91,19 +116,19 @@ class MegatronBackend:
         return self._from_last(sums).sum().sqrt()
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Sums over the data parallel ranks of the last stage."""
+        """Sum over the data parallel ranks of the last stage."""
         if self.place.last:
             dist.all_reduce(numbers, group=self.place.data_group)
         return self._from_last(numbers)
 
     @torch.no_grad()
     def stepped(self) -> None:
-        """The model takes over what the optimizer has made of the fp32 copies."""
+        """Copy the stepped fp32 weights into the model."""
         for name, master in self.named.items():
             self.parameters[name].copy_(master)
 
     def weights(self) -> dict[str, Tensor]:
-        """The whole head in fp32 on the CPU by the names of ``MTPHead``, on every process."""
+        """Return the whole head in fp32 on the CPU by the names of ``MTPHead``, on every process."""
         config = self.model.config
         groups, heads = config.num_query_groups, config.num_attention_heads
         masters = {name: (rule_of(name, 0), master) for name, master in self.named.items()}
@@ -113,14 +138,58 @@ class MegatronBackend:
         return boxed[0]
 
     def _from_last(self, numbers: Tensor) -> Tensor:
-        """What the last stage has, on every stage."""
+        """Broadcast the numbers of the last stage to every stage."""
         last = dist.get_global_rank(self.place.pipeline_group, self.place.pipelines - 1)
         dist.broadcast(numbers, last, group=self.place.pipeline_group)
         return numbers
 
 
+class FrozenPipeline:
+    """Computes final hidden states of rows of text on the last stage.
+
+    States flow forward only, so no schedule has to balance two directions.
+    """
+
+    def __init__(self, model: nn.Module, place: Place) -> None:
+        """``model``: this stage's part, ending in hidden states (``BackboneModel``)."""
+        self.model: Any = model
+        self.place = place
+        self._sent: list[tuple[dist.Work | None, Tensor]] = []  # a message's tensor must live until it is taken
+
+    @torch.no_grad()
+    def states(self, token_ids: Tensor) -> Tensor | None:
+        """Return states [B, L, d] of token ids [B, L] on the last stage; None on the others, which run ahead of it."""
+        positions = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
+        if not self.place.first:
+            self.model.set_input_tensor(self._receive(token_ids))
+        out = self.model(token_ids, positions, None)
+        if self.place.last:
+            return out.transpose(0, 1)
+        self._sent = [(work, x) for work, x in self._sent if work is not None and not work.is_completed()]
+        out = out.contiguous()
+        self._sent.append((dist.isend(out, self._neighbour(1)), out))
+        return None
+
+    def finish(self) -> None:
+        """Wait until the next stage has taken everything."""
+        for work, _ in self._sent:
+            if work is not None:
+                work.wait()
+        self._sent.clear()
+
+    def _receive(self, token_ids: Tensor) -> Tensor:
+        config = self.model.config
+        shape = (token_ids.shape[1], token_ids.shape[0], config.hidden_size)
+        states = torch.empty(shape, dtype=config.params_dtype, device=token_ids.device)
+        dist.recv(states, self._neighbour(-1))
+        return states
+
+    def _neighbour(self, step: int) -> int:
+        return dist.get_global_rank(self.place.pipeline_group, self.place.pipeline + step)
+
+
 class FrozenBackend(MegatronBackend):
-    """A head by itself: its backbone is frozen and runs without gradients through the stages."""
+    """The head alone: its backbone is frozen and runs through the stages without gradients."""
 
     def __init__(self, model: Any, sampling: Sampling, place: Place, *, zero_first: bool) -> None:
         """``model``: this process's part of a ``BackboneModel`` with its weights."""
@@ -132,17 +201,17 @@ class FrozenBackend(MegatronBackend):
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Until the next stage has taken everything."""
+        """Open one step; it ends once the next stage has taken everything."""
         with super().updating():
             yield
         self.pipeline.finish()
 
     def loss(self, rows: ChainRows, loss: ChainLoss, hidden: Tensor | None) -> Tensor | None:
-        """States that are not known come from a pass through the stages."""
+        """Return the loss; unknown states come from a pass through the stages."""
         return super().loss(rows, loss, self.pipeline.states(rows.token_ids) if hidden is None else hidden)
 
     def backbone_states(self, rows: Sequence[TokenRow], size: int = 32) -> list[Tensor]:
-        """States [L, d] of each row on the last stage (elsewhere empty); rows of like length are computed together."""
+        """Return states [L, d] of each row on the last stage (elsewhere empty); rows of like length share a batch."""
         by_row: dict[int, Tensor] = {}
         order = sorted(range(len(rows)), key=lambda i: len(rows[i].token_ids))
         for start in range(0, len(order), size):
@@ -156,7 +225,7 @@ class FrozenBackend(MegatronBackend):
 
     @torch.no_grad()
     def overlaps(self, rows: Sequence[TokenRow], depth: int, size: int = 32) -> dict[str, float]:
-        """eval/overlap/1..depth: mean acceptance of each step on rows of text, without decoding."""
+        """Return eval/overlap/1..depth: mean acceptance of each step on rows of text, without decoding."""
         sums = torch.zeros(2, depth, dtype=torch.float64, device=self.device)  # overlaps, their number
         for start in range(0, len(rows), size):
             batch = chain_rows(rows[start : start + size], depth, self.device)
@@ -174,7 +243,7 @@ class FrozenBackend(MegatronBackend):
 
 
 def embedded(table: Any, token_ids: Tensor) -> Tensor:
-    """Whole embeddings [B, L, d], where sequence parallelism would scatter them too."""
+    """Return whole embeddings [B, L, d], also where sequence parallelism would scatter them."""
     scatters, table.reduce_scatter_embeddings = table.reduce_scatter_embeddings, False
     try:
         return table(token_ids)

@@ -3,7 +3,6 @@
 import os
 import shutil
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +83,6 @@ def _head_state(trainer: HeadTrainer) -> dict[str, Any]:
 
 
 def _write(folder: Path, state: dict[str, Any]) -> None:
-    # Without it the processes that megatron-core writes with die, and it waits for them for ever.
-    if find_spec("psutil") is None:
-        raise UserError("megatron-core needs psutil to write checkpoints: pip install psutil")
     scratch = folder.with_name(f".{folder.name}.new")
     if dist.get_rank() == 0:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -15,6 +15,7 @@ gradients are the same to the bit with the head and without it, under any pipeli
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,16 +26,15 @@ from torch import Tensor, nn
 from bebop.config import HeadConfig
 from bebop.errors import UserError
 from bebop.megatron_job.backend import MegatronBackend
-from bebop.megatron_job.contexts import share_of, whole_rows
 from bebop.megatron_job.head import constant
 from bebop.megatron_job.parallel import Place, here
-from bebop.trainer.chains import masked_rows, side_by_side
+from bebop.trainer.chains import ChainRows, masked_rows, side_by_side
 from bebop.trainer.heads import HeadTrainer
 from bebop.trainer.objectives import Sampling, make_objective
 
 
 class HeadCotrainer:
-    """The head of a model that is being trained: its loss, its gradients, its optimizer. Lives on every rank."""
+    """The head of a model in training: its loss, its gradients, its optimizer. Every rank has one."""
 
     def __init__(
         self,
@@ -80,14 +80,14 @@ class HeadCotrainer:
         runtime_gather_output: bool | None = None,
         **_: Any,
     ) -> Tensor:
-        """In the place of GPTModel's: the head's pass, then logits [b, s, V] (or the loss, as GPTModel decides)."""
+        """Replace GPTModel's: run the head, then return logits [b, s, V] (or the loss, as GPTModel decides)."""
         if loss_mask is not None and torch.is_grad_enabled() and self.model.training:
             states = constant(hidden_states, self.model.config.sequence_parallel)
             self._learn(states, input_ids, loss_mask, packed_seq_params)
         return self._finish(hidden_states, labels, runtime_gather_output)
 
     def _finish(self, hidden_states: Tensor, labels: Tensor | None, gather: bool | None) -> Tensor:
-        """What GPTModel does after its MTP losses."""
+        """Do what GPTModel does after its MTP losses."""
         model = self.model
         tied = model.share_embeddings_and_output_weights
         weight = model.shared_embedding_or_output_weight() if tied else None
@@ -124,7 +124,7 @@ class HeadCotrainer:
         self.sums += torch.stack([loss.detach(), loss.new_tensor(count)])
 
     def step(self) -> dict[str, float]:
-        """One step of the head on what was added since the last; every rank calls it.
+        """Step the head on the gradients since the last step; every rank calls it.
 
         Returns:
             head/loss, head/grad_norm (before clipping), head/lr, head/skipped; nothing where there was no chain.
@@ -135,7 +135,7 @@ class HeadCotrainer:
         return numbers
 
     def discard(self) -> None:
-        """Forget what was added since the last step."""
+        """Drop the gradients since the last step."""
         self.sums.zero_()
         self.backend.zero_grad()
 
@@ -146,13 +146,13 @@ def _place() -> Place:
 
 
 def _starts(packed: Any) -> Tensor:
-    """Where rows that lie end to end begin, padding included, and the end of the last."""
+    """Return where rows that lie end to end begin, padding included, and the end of the last."""
     padded = getattr(packed, "cu_seqlens_q_padded", None)
     return packed.cu_seqlens_q if padded is None else padded
 
 
 def plain(chunk: nn.Module) -> nn.Module:
-    """The GPTModel inside of Megatron's wrappers."""
+    """Return the GPTModel inside of Megatron's wrappers."""
     inner: Any = chunk
     while hasattr(inner, "module"):
         inner = inner.module
@@ -160,7 +160,7 @@ def plain(chunk: nn.Module) -> nn.Module:
 
 
 def check(model: Any) -> None:
-    """``UserError`` for a GPTModel whose head cannot be trained beside it."""
+    """Raise ``UserError`` for a GPTModel whose head cannot be trained beside it."""
     if len(model.mtp.layers) != 1:
         raise UserError(f"the model has {len(model.mtp.layers)} MTP layers; one that is used recursively is known")
     if any(hasattr(p, "main_grad") for p in model.mtp.parameters()):
@@ -169,7 +169,7 @@ def check(model: Any) -> None:
 
 @contextmanager
 def head_left_out(chunks: Sequence[nn.Module]) -> Iterator[None]:
-    """Within this block the head's parameters look frozen: buffers and optimizers that are made do not take them in."""
+    """Let the head's parameters look frozen, so that buffers and optimizers made in this block leave them out."""
     models = [getattr(plain(chunk), "mtp", None) for chunk in chunks]
     parameters = [p for mtp in models if mtp is not None for p in mtp.parameters()]
     before = [p.requires_grad for p in parameters]
@@ -180,3 +180,30 @@ def head_left_out(chunks: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for parameter, value in zip(parameters, before, strict=True):
             parameter.requires_grad_(value)
+
+
+# ---- context parallelism: ranks hold parts of each row
+
+
+@torch.no_grad()
+def whole_rows(part: Tensor, starts: Tensor | None, group: dist.ProcessGroup) -> Tensor:
+    """Join the parts [T / size, ...] of all context parallel ranks to [T, ...], without a graph.
+
+    Of the 2 size pieces of a row, rank r has pieces r and 2 size - 1 - r: so Megatron balances causal attention.
+    ``starts`` [B + 1]: where rows that lie end to end begin in the whole; None: there is one.
+    """
+    size = dist.get_world_size(group)
+    every = [torch.empty_like(part) for _ in range(size)]
+    dist.all_gather(every, part.detach().contiguous(), group=group)
+    bounds = [0, len(part)] if starts is None else (starts // size).tolist()
+    pieces: list[Tensor] = []
+    for begin, end in pairwise(bounds):
+        halves = [rank[begin:end].chunk(2) for rank in every]
+        pieces += [front for front, _ in halves] + [back for _, back in reversed(halves)]
+    return torch.cat(pieces)
+
+
+def share_of(rows: ChainRows, group: dist.ProcessGroup) -> ChainRows:
+    """Return every size-th chain of each row: later steps are split over the ranks, the first runs on all of them."""
+    mine = slice(dist.get_rank(group), None, dist.get_world_size(group))
+    return dataclasses.replace(rows, anchors=rows.anchors[:, mine], steps=rows.steps[:, mine])

@@ -1,23 +1,26 @@
-"""How a model is split over processes: tensor, pipeline and data parallel, and the process group of all of them."""
+"""How a model is split over processes: tensor, pipeline and data parallel, and the process group of all of them.
+
+megatron-core runs on a CPU as well: ``prepare_cpu`` answers what it asks of CUDA, once per process.
+"""
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
 from bebop.errors import UserError
-from bebop.megatron_job.cpu import prepare
 from bebop.parsing import check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig:
-    """Over how many processes what is split; the rest of them are data parallel."""
+    """The number of ranks for each kind of split; the processes that remain are data parallel."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -33,7 +36,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where this process stands: tensor 1 of 2, pipeline 0 of 1, data 0 of 4."""
+    """The ranks of this process: tensor 1 of 2, pipeline 0 of 1, data 0 of 4."""
 
     tensor: int
     tensors: int
@@ -57,7 +60,7 @@ class Place:
 
 
 def here() -> Place:
-    """This process's place in the groups that megatron-core holds."""
+    """Return the ranks of this process in megatron-core's groups."""
     return Place(
         tensor=parallel_state.get_tensor_model_parallel_rank(),
         tensors=parallel_state.get_tensor_model_parallel_world_size(),
@@ -72,7 +75,7 @@ def here() -> Place:
 
 
 def check_world(config: ParallelConfig, world: int) -> None:
-    """``UserError`` where the processes do not divide into the groups that are asked for."""
+    """Raise ``UserError`` if the processes do not divide into the groups that are asked for."""
     needed = config.tensor * config.pipeline
     if world % needed:
         raise UserError(
@@ -83,13 +86,13 @@ def check_world(config: ParallelConfig, world: int) -> None:
 
 @contextmanager
 def joined(config: ParallelConfig, device: str) -> Iterator[Place]:
-    """The processes that torchrun started, in megatron-core's groups, for their time together."""
+    """Join the processes that torchrun started to megatron-core's groups, until the block ends."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     check_world(config, world)
     cuda = device != "cpu" and torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    prepare()
+    prepare_cpu()
     alone = "WORLD_SIZE" not in os.environ  # started without torchrun
     dist.init_process_group(
         "nccl" if cuda else "gloo",
@@ -107,7 +110,7 @@ def joined(config: ParallelConfig, device: str) -> Iterator[Place]:
 
 @contextmanager
 def split(config: ParallelConfig) -> Iterator[Place]:
-    """The groups within a process group that is there."""
+    """Make megatron-core's groups within an existing process group, until the block ends."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=config.tensor, pipeline_model_parallel_size=config.pipeline
     )
@@ -115,3 +118,32 @@ def split(config: ParallelConfig) -> Iterator[Place]:
         yield here()
     finally:
         parallel_state.destroy_model_parallel()
+
+
+# ---- megatron-core on a CPU
+
+
+def prepare_cpu() -> None:
+    """Let megatron-core run on CPU tensors; does nothing where there is a GPU.
+
+    Replaced are the device that buffers are made on, a move to it, waiting for it, and the states of CUDA's random
+    generators (weights are read from a checkpoint and nothing drops out, so no numbers are drawn).
+    """
+    if torch.cuda.is_available():
+        return
+    from megatron.core.tensor_parallel import random
+
+    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
+    torch.cuda.synchronize = lambda device=None: None
+    torch.Tensor.cuda = _stay_on_cpu  # type: ignore[assignment, method-assign]
+    random.initialize_rng_tracker()
+    tracker: Any = random._CUDA_RNG_STATE_TRACKER
+    tracker.fork = _no_fork
+
+
+def _stay_on_cpu(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return tensor
+
+
+def _no_fork(name: str = "") -> AbstractContextManager[None]:
+    return nullcontext()

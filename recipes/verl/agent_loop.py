@@ -1,4 +1,4 @@
-"""Environments of ours as an agent loop of verl: ``environment_loop`` under the name ``bebop_environment``.
+"""Bebop's environments as an agent loop of verl: ``environment_loop`` under the name ``bebop_environment``.
 
 Registered by a file of agent loops, ``actor_rollout_ref.rollout.agent.agent_loop_config_path``; its entry names the
 environment and the limits (README.md). A row of the data set says with ``extra_info.index`` which question it is.
@@ -7,7 +7,6 @@ environment and the limits (README.md). A row of the data set says with ``extra_
 import functools
 import json
 import uuid
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
@@ -20,21 +19,21 @@ from bebop.tasks.chat_delta import ChatDelta
 from bebop.tasks.environment import find_kind
 from bebop.tasks.episodes import Episodes
 from bebop.verl_job.environment_loop import EnvironmentLoop, Limits
+from bebop.verl_job.settings import plain
 
-NONE: dict[str, list[Any]] = {"turn_scores": [], "tool_rewards": []}  # of verl's own loop
-# Of all pieces; statistics of drafts are summed by ``collection``.
+# Fields of a piece that are kept; ``stats`` sums the statistics of drafts.
 VERSIONS = ("global_steps", "min_global_steps", "max_global_steps")
 
 
 @functools.cache
 def episodes(name: str, args: str, reset_seconds: float, step_seconds: float, processes: int) -> Episodes:
-    """Of one agent-loop worker, which makes a loop for each trajectory. ``args``: JSON."""
+    """Return the episodes that all loops of one worker share; verl makes a loop for each trajectory. ``args``: JSON."""
     limits: dict[str, Any] = {"reset_seconds": reset_seconds, "step_seconds": step_seconds, "processes": processes}
     return Episodes(find_kind(name), json.loads(args), **limits)
 
 
 class EnvironmentAgentLoop(AgentLoopBase):
-    """verl makes one for each trajectory, with the settings of its file."""
+    """Plays one trajectory; verl makes a loop for each, with the settings of its file."""
 
     def __init__(
         self,
@@ -51,10 +50,10 @@ class EnvironmentAgentLoop(AgentLoopBase):
         max_restarts: int = 2,
         **settings: Any,
     ) -> None:
-        """``environment``: a name or path/to/file.py:Class; the rest is called as in ``bebop.run task=environment``."""
+        """``environment``: a name or path/to/file.py:Class; the rest has the names of ``task.environment``."""
         super().__init__(*given, **settings)
         rollout = self.rollout_config
-        self.args: Any = _plain(args or {})
+        self.args: Any = plain(args or {})
         limits = Limits(
             max_turns=max_turns,
             max_seconds=max_seconds,
@@ -70,7 +69,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
         self.environment = EnvironmentLoop(shared, delta, stops, limits, seed)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput | list[AgentLoopOutput]:
-        """A trajectory; an empty list if it was lost, which verl leaves out of its group."""
+        """Play a trajectory; an empty list if it was lost, which verl leaves out of its group."""
         index = (row.get("extra_info") or {}).get("index")
         if index is None:
             raise UserError("a row of the data set has no extra_info.index: it says which question is asked")
@@ -89,7 +88,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
         played = await self.environment.play(int(index), self.args, generate)
         if played is None:
             return []
-        told = {"ended": played.ended, "restarts": played.restarts, **played.counts}
+        counts = {"ended": played.ended, "restarts": played.restarts, **played.counts}
         return AgentLoopOutput(
             prompt_ids=played.prompt,
             response_ids=played.response,
@@ -103,16 +102,9 @@ class EnvironmentAgentLoop(AgentLoopBase):
                 "turn_scores": [],
                 "tool_rewards": [],
                 "reward_extra_info": {},
-                "bebop_environment": told,
+                "bebop_environment": counts,
             },
         )
-
-
-def _plain(value: Any) -> Any:
-    """Hydra's mappings and lists as those of Python."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 @functools.cache

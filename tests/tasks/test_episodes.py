@@ -2,8 +2,8 @@
 
 import asyncio
 import itertools
-import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,18 +15,16 @@ from bebop.tasks.environment import EnvironmentLost
 from bebop.tasks.episodes import Episode, Episodes
 from tests.tasks.unruly import FILE
 
+HERE = f"{FILE}:Here"
 
-def run(
-    act: Callable[[Episodes], Awaitable[Any]], name: str = f"{FILE}:Here", seconds: float = 30.0, **args: Any
-) -> Any:
-    async def inside() -> Any:
-        episodes = Episodes(name, args, reset_seconds=seconds, step_seconds=seconds, processes=2)
-        try:
-            return await act(episodes)
-        finally:
-            await episodes.shutdown()
 
-    return asyncio.run(inside())
+@asynccontextmanager
+async def opened(name: str = HERE, seconds: float = 30.0, **args: Any) -> AsyncIterator[Episodes]:
+    episodes = Episodes(name, args, reset_seconds=seconds, step_seconds=seconds, processes=2)
+    try:
+        yield episodes
+    finally:
+        await episodes.shutdown()
 
 
 async def begun(episodes: Episodes, index: int = 0) -> Episode:
@@ -35,8 +33,8 @@ async def begun(episodes: Episodes, index: int = 0) -> Episode:
     return episode
 
 
-def test_an_episode_as_it_should_be() -> None:
-    async def act(episodes: Episodes) -> None:
+async def test_an_episode_as_it_should_be() -> None:
+    async with opened("guess") as episodes:
         episode = episodes.open()
         assert episode.seconds == 0.0
         messages = await episode.reset({"number": 5, "numbers": 64, "tries": 3}, 0)
@@ -48,8 +46,6 @@ def test_an_episode_as_it_should_be() -> None:
         await episode.close()
         await episode.close()
         assert 0 < episode.seconds < 60
-
-    run(act, "guess")
 
 
 @pytest.mark.parametrize(
@@ -64,11 +60,12 @@ def test_an_episode_as_it_should_be() -> None:
         ("cancel", "step was cancelled by itself"),
     ],
 )
-def test_what_is_lost(text: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_lost(text: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said in one line; nothing but close is possible then, and that reaches the environment, once."""
     monkeypatch.setattr(module, "LEAVE_SECONDS", 0.05)
-
-    async def act(episodes: Episodes) -> str:
+    chosen = module.load_class(HERE)
+    before = chosen.closed  # type: ignore[attr-defined]
+    async with opened(seconds=0.05) as episodes:
         episode = await begun(episodes)
         with pytest.raises(EnvironmentLost) as error:
             await episode.step(text)
@@ -80,31 +77,24 @@ def test_what_is_lost(text: str, words: str, monkeypatch: pytest.MonkeyPatch) ->
         assert (await other.step("x")).reward == 0.25
         assert episode.seconds > (0.04 if "took" in words else 0)
         await other.close()
-        return str(error.value)
-
-    here = f"{FILE}:Here"
-    chosen = module.load_class(here)
-    before = chosen.closed  # type: ignore[attr-defined]
-    assert run(act, here, seconds=0.05) == f"environment {here}: {words}"
+    assert str(error.value) == f"environment {HERE}: {words}"
     assert chosen.closed == before + 2  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("text", ["wrong", "nonsense", "bad role", "bad count"])
-def test_what_the_user_can_put_right_is_not_lost(text: str) -> None:
-    async def act(episodes: Episodes) -> None:
+async def test_what_the_user_can_put_right_is_not_lost(text: str) -> None:
+    async with opened() as episodes:
         episode = await begun(episodes)
         with pytest.raises(UserError) as error:
             await episode.step(text)
         assert "\n" not in str(error.value)
         await episode.close()
 
-    run(act)
 
-
-def test_those_that_sleep_do_not_slow_the_others() -> None:
+async def test_those_that_sleep_do_not_slow_the_others() -> None:
     """A quarter hangs for as long as its limit allows; all others are through before any of them is lost."""
+    async with opened() as episodes:
 
-    async def act(episodes: Episodes) -> None:
         async def one(index: int) -> int:
             episode = await begun(episodes, index)
             for turn in range(20):
@@ -122,10 +112,8 @@ def test_those_that_sleep_do_not_slow_the_others() -> None:
         ended = await asyncio.gather(*hanging, return_exceptions=True)
         assert all(isinstance(error, asyncio.CancelledError) for error in ended)
 
-    run(act)
 
-
-def test_one_that_blocks_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_that_blocks_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """And one that waits as it should is not; it is said once. The clock stands still but where an hour passes."""
     clock = itertools.count(3600.0, 3600.0)
     now = [0.0]
@@ -134,39 +122,28 @@ def test_one_that_blocks_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytes
         now[0] = next(clock)
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(module.load_class(f"{FILE}:Here"), "hour", staticmethod(hour))
-
-    async def act(episodes: Episodes) -> list[float]:
-        episode, longest = await begun(episodes), []
-        for text in ("wait", "block", "block"):
+    monkeypatch.setattr(module.load_class(HERE), "hour", staticmethod(hour))
+    async with opened() as episodes:
+        episode = await begun(episodes)
+        for text, longest in (("wait", 0.0), ("block", 3600.0), ("block", 3600.0)):
             await episode.step(text)
-            longest.append(episodes.longest_block)
+            assert episodes.longest_block == longest
         await episode.close()
         assert episode.seconds == 3 * 3600.0
-        return longest
-
-    with caplog.at_level(logging.WARNING):
-        assert run(act) == [0.0, 3600.0, 3600.0]
     text = "held up all others for 3600.0 s: it waits without await, so it needs 'blocking = True'"
-    assert [r.getMessage() for r in caplog.records] == [f"environment {FILE}:Here {text}"]
+    assert [r.getMessage() for r in caplog.records] == [f"environment {HERE} {text}"]
 
 
-def test_a_close_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_close_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.05)
-    chosen = module.load_class(f"{FILE}:Here")
-    monkeypatch.setattr(chosen, "closed", -10)
-
-    async def act(episodes: Episodes) -> None:
+    monkeypatch.setattr(module.load_class(HERE), "closed", -10)
+    async with opened() as episodes:
         await (await begun(episodes)).close()
-
-    with caplog.at_level(logging.WARNING):
-        run(act)
-    assert [r.getMessage() for r in caplog.records] == [
-        f"environment {FILE}:Here: took more than 0.05 s, as it was closed"
-    ]
+    said = f"environment {HERE}: took more than 0.05 s, as it was closed"
+    assert [r.getMessage() for r in caplog.records] == [said]
 
 
-def test_settings_that_cannot_be_are_said_at_once() -> None:
+async def test_settings_that_cannot_be_are_said_at_once() -> None:
     for name, args, words in (
         ("gess", {}, "did you mean guess?"),
         ("calc", {"turn": 3}, "did you mean turns?"),
@@ -174,9 +151,6 @@ def test_settings_that_cannot_be_are_said_at_once() -> None:
     ):
         with pytest.raises(UserError, match=words):
             Episodes(name, args, reset_seconds=1, step_seconds=1, processes=1)
-
-    async def act(episodes: Episodes) -> None:
+    async with opened("calc", turns=0) as episodes:
         with pytest.raises(UserError, match="turns=0"):
             await begun(episodes)
-
-    run(act, "calc", turns=0)

@@ -100,6 +100,7 @@ def test_rows_of_a_file_are_numbered_and_their_order_is_the_one_that_it_always_w
     # Digests and runs of before: Python's own shuffle, seeded by a text.
     before = [row for epoch in range(3) for row in random.Random(f"5/{epoch}/0").sample(range(SIZE), SIZE)]
     assert [p.question for p in prompts] == before
+    assert source(numbered(tmp_path / "n.jsonl", SIZE, seed=5)).prompt(30) == prompts[30]
 
 
 def test_a_size_takes_the_first_rows_as_if_the_file_ended_there(tmp_path: Path) -> None:

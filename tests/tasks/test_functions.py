@@ -1,12 +1,15 @@
-"""Reward functions of the user's that hang, exit, crash, are killed: one line each, and the next call is served."""
+"""Functions in child processes that hang, exit, crash or are killed: one line each, and the next call is served."""
 
 import contextlib
+import operator
 import os
 import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ import pytest
 import bebop.tasks.functions as functions
 import bebop.tasks.output as output
 from bebop.errors import UserError
-from bebop.tasks.functions import RewardTimeout, UserFunction
+from bebop.tasks.functions import Isolated, RewardTimeout, UserFunction, load_file
 from tests.cases import slow_but
 
 MINE = """
@@ -47,9 +50,8 @@ def act(text, item):
 @pytest.fixture
 def mine(tmp_path: Path) -> Iterator[UserFunction]:
     (tmp_path / "mine.py").write_text(MINE)
-    made = UserFunction(f"{tmp_path}/mine.py:act", timeout=0.3)
-    yield made
-    made.close()
+    with contextlib.closing(UserFunction(f"{tmp_path}/mine.py:act", timeout=0.3)) as made:
+        yield made
 
 
 def running(group: int) -> list[str]:
@@ -169,3 +171,132 @@ def test_it_does_not_outlive_its_parent(tmp_path: Path) -> None:
     while running(group) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not running(group)
+
+
+# ---- verifiers
+
+
+@pytest.fixture
+def child() -> Iterator[Isolated]:
+    with contextlib.closing(Isolated(cpu_seconds=0.3)) as made:
+        yield made
+
+
+def identifier(child: Isolated) -> int:
+    return int(child.score(os.getpid))
+
+
+def test_it_is_another_process_and_stays(child: Isolated) -> None:
+    assert child.score(operator.add, 1.0, 2.0) == 3.0
+    assert identifier(child) == identifier(child) != os.getpid()
+
+
+def test_what_raises_is_0_and_the_child_serves_on(child: Isolated) -> None:
+    before = identifier(child)
+    assert child.score(operator.truediv, 1, 0) == 0.0
+    assert child.score(operator.mul, "x", 2**40) == 0.0  # more memory than it may have
+    assert identifier(child) == before
+
+
+def test_what_takes_too_long_is_0_and_the_child_replaced(child: Isolated) -> None:
+    before, start = identifier(child), time.process_time()
+    assert child.score(operator.pow, 9, 9**9) == 0.0  # one C call that no thread and no Python handler can interrupt
+    assert child.score(operator.add, 1, 1) == 2.0
+    assert identifier(child) != before and time.process_time() - start < 1.0
+
+
+def test_a_child_that_died_while_idle_costs_no_reward(child: Isolated) -> None:
+    os.kill(identifier(child), signal.SIGKILL)
+    time.sleep(0.1)
+    assert child.score(operator.add, 1, 1) == 2.0
+
+
+def stop_once(path: str) -> float:
+    """In the child: is stopped by a signal the first time, as by a debugger; kills itself the next."""
+    done = len(open(path).read())
+    with open(path, "a") as file:
+        file.write("x")
+    if done < 2:
+        os.kill(os.getpid(), (signal.SIGSTOP, signal.SIGKILL)[done])
+    return 1.0
+
+
+@pytest.mark.slow
+def test_an_answer_whose_child_was_stopped_or_killed_is_asked_once_more(tmp_path: Path) -> None:
+    counts = tmp_path / "counts"
+    with contextlib.closing(Isolated(still_seconds=0.3)) as child:
+        for before, score, after in (("", 0.0, "xx"), ("x", 1.0, "xxx")):  # a third child is not tried
+            counts.write_text(before)
+            assert child.score(stop_once, str(counts)) == score and counts.read_text() == after
+
+
+def work(seconds: float) -> float:
+    """In the child: computes, with no reply for a long time."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+    return 1.0
+
+
+@pytest.mark.slow
+def test_what_computes_is_not_still() -> None:
+    with contextlib.closing(Isolated(still_seconds=0.5)) as child:
+        assert child.score(work, 0.8) == 1.0
+
+
+def test_a_function_that_the_child_cannot_import_is_a_bug_not_a_reward(
+    child: Isolated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_here = types.ModuleType("only_here")
+    exec("def one(): return 1.0", vars(only_here))
+    monkeypatch.setitem(sys.modules, "only_here", only_here)
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        child.score(only_here.one)
+    assert child.score(operator.add, 1, 1) == 2.0
+
+
+# ---- a file of the user's
+
+SOURCE = """
+from __future__ import annotations
+from dataclasses import dataclass, fields
+
+@dataclass
+class Row:
+    text: str
+
+WHERE, NAMES = __file__, [field.name for field in fields(Row)]
+"""
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of the user's, in a process that would keep its bytecode."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    (tmp_path / "rows.py").write_text(SOURCE)
+    return tmp_path / "rows.py"
+
+
+def test_nothing_is_left_beside_it(rows: Path) -> None:
+    module = load_file(rows, "reward")
+    assert (module.__name__, module.WHERE, module.NAMES) == ("bebop_reward_rows", str(rows), ["text"])
+    assert [*rows.parent.iterdir()] == [rows]
+
+
+def test_importlib_alone_would_leave_bytecode(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(functions, "_NoBytecode", SourceFileLoader)
+    load_file(rows, "reward")
+    assert (rows.parent / "__pycache__").exists()
+
+
+def test_a_file_that_changes_within_a_second_is_read_anew(rows: Path) -> None:
+    for number in (1, 2):
+        rows.write_text(f"N = {number}\n")
+        assert load_file(rows, "reward").N == number
+
+
+def test_one_that_raises_is_no_module(rows: Path) -> None:
+    rows.write_text("raise RuntimeError('no')\n")
+    with pytest.raises(RuntimeError, match="no"):
+        load_file(rows, "reward")
+    assert "bebop_reward_rows" not in sys.modules

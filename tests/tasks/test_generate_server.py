@@ -4,7 +4,7 @@ With real verifiers environments: tests/integration/agents.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -18,20 +18,16 @@ async def counting(ids: Sequence[int], params: Mapping[str, Any]) -> tuple[list[
     return [len(ids), 1], [-0.1, -0.30000000000000004], "length" if params.get("cut") else "stop"
 
 
-def traced(*requests: Sequence[int], cut: bool = False) -> TokenTrace:
+async def traced(*requests: Sequence[int], cut: bool = False) -> TokenTrace:
     """A trajectory of these requests."""
     trace = TokenTrace(counting, "trace x")
-
-    async def main() -> None:
-        for ids in requests:
-            await trace.turn(ids, {"cut": cut})
-
-    asyncio.run(main())
+    for ids in requests:
+        await trace.turn(ids, {"cut": cut})
     return trace
 
 
-def test_turns_are_what_was_new_and_what_was_sampled() -> None:
-    trace = traced([5, 6], [5, 6, 2, 1, 7], [5, 6, 2, 1, 7, 5, 1])
+async def test_turns_are_what_was_new_and_what_was_sampled() -> None:
+    trace = await traced([5, 6], [5, 6, 2, 1, 7], [5, 6, 2, 1, 7, 5, 1])
     assert [turn.observation for turn in trace.turns] == [(5, 6), (7,), ()]
     assert [turn.sampled for turn in trace.turns] == [(2, 1), (5, 1), (7, 1)]
     assert trace.ids == [5, 6, 2, 1, 7, 5, 1, 7, 1]
@@ -50,56 +46,45 @@ def test_turns_are_what_was_new_and_what_was_sampled() -> None:
         ([5, 6], r"token 2 \(sampled in turn 0\), where the request ends: one branch"),
     ],
 )
-def test_a_request_that_parts_is_refused_before_anything_is_sampled(request_: list[int], where: str) -> None:
-    trace = traced([5, 6])
+async def test_a_request_that_parts_is_refused_before_anything_is_sampled(request_: list[int], where: str) -> None:
+    trace = await traced([5, 6])
     with pytest.raises(TraceRefused, match=where) as caught:
-        asyncio.run(trace.turn(request_, {}))
+        await trace.turn(request_, {})
     assert str(caught.value).startswith("trace x: ") and len(trace.turns) == 1
     with pytest.raises(TraceRefused, match=where):  # nor is anything sampled after it
-        asyncio.run(trace.turn([5, 6, 2, 1, 7], {}))
+        await trace.turn([5, 6, 2, 1, 7], {})
 
 
-def test_nothing_follows_a_turn_that_was_cut_off() -> None:
-    trace = traced([5], cut=True)
+async def test_nothing_follows_a_turn_that_was_cut_off() -> None:
+    trace = await traced([5], cut=True)
     with pytest.raises(TraceRefused, match="cut off: a stop token would have to be made up"):
-        asyncio.run(trace.turn([5, 1, 1, 1, 7], {}))
+        await trace.turn([5, 1, 1, 1, 7], {})
 
 
-def test_two_requests_at_once_are_two_branches() -> None:
-    async def main() -> None:
-        asked, go_on = asyncio.Event(), asyncio.Event()
+async def test_two_requests_at_once_are_two_branches() -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
 
-        async def slow(ids: Sequence[int], params: Mapping[str, Any]) -> tuple[list[int], list[float], str]:
-            asked.set()
-            await go_on.wait()
-            return [1], [0.0], "stop"
+    async def slow(ids: Sequence[int], params: Mapping[str, Any]) -> tuple[list[int], list[float], str]:
+        asked.set()
+        await go_on.wait()
+        return [1], [0.0], "stop"
 
-        trace = TokenTrace(slow, "trace x")
-        first = asyncio.create_task(trace.turn([5], {}))
-        await asked.wait()
-        with pytest.raises(TraceRefused, match="twice at once"):
-            await trace.turn([5], {})
-        go_on.set()
-        await first
-
-    asyncio.run(main())
+    trace = TokenTrace(slow, "trace x")
+    first = asyncio.create_task(trace.turn([5], {}))
+    await asked.wait()
+    with pytest.raises(TraceRefused, match="twice at once"):
+        await trace.turn([5], {})
+    go_on.set()
+    await first
 
 
 @pytest.mark.parametrize("answer", [([], [], "stop"), ([1], [], "stop"), ([1], [0.0], "abort")])
-def test_an_answer_that_is_none_is_an_error_of_who_gave_it(answer: Any) -> None:
+async def test_an_answer_that_is_none_is_an_error_of_who_gave_it(answer: Any) -> None:
     async def given(ids: Sequence[int], params: Mapping[str, Any]) -> Any:
         return answer
 
     with pytest.raises(RuntimeError, match="a log-prob each"):
-        asyncio.run(TokenTrace(given, "x").turn([5], {}))
-
-
-def served(talk: Callable[[GenerateServer, aiohttp.ClientSession], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with GenerateServer() as server, aiohttp.ClientSession() as http:
-            await talk(server, http)
-
-    asyncio.run(main())
+        await TokenTrace(given, "x").turn([5], {})
 
 
 async def asked(server: GenerateServer, http: aiohttp.ClientSession, body: Any, **headers: str) -> tuple[int, Any]:
@@ -108,8 +93,8 @@ async def asked(server: GenerateServer, http: aiohttp.ClientSession, body: Any, 
         return response.status, await response.json()
 
 
-def test_an_answer_on_the_wire() -> None:
-    async def talk(server: GenerateServer, http: aiohttp.ClientSession) -> None:
+async def test_an_answer_on_the_wire() -> None:
+    async with GenerateServer() as server, aiohttp.ClientSession() as http:
         seen = []
 
         async def logged(ids: Sequence[int], params: Mapping[str, Any]) -> tuple[list[int], list[float], str]:
@@ -136,17 +121,13 @@ def test_an_answer_on_the_wire() -> None:
         server.close("b")
         assert (await asked(server, http, {"token_ids": [9, 1, 1]}, **{"X-Session-ID": "b"}))[0] == 404
 
-    served(talk)
 
-
-def test_only_who_has_the_key_is_answered() -> None:
-    async def talk(server: GenerateServer, http: aiohttp.ClientSession) -> None:
+async def test_only_who_has_the_key_is_answered() -> None:
+    async with GenerateServer() as server, aiohttp.ClientSession() as http:
         trace = server.open("a", "trace a", counting)
         for key in ("", "Bearer ", f"Bearer {server.key}x", server.key, "Bearer \u00fc"):
             assert (await asked(server, http, {"token_ids": [5]}, Authorization=key))[0] == 401
         assert trace.turns == [] and server.address.startswith("http://127.0.0.1:")
-
-    served(talk)
 
 
 @pytest.mark.parametrize(
@@ -154,10 +135,8 @@ def test_only_who_has_the_key_is_answered() -> None:
     [[], {}, {"token_ids": []}, {"token_ids": [1.5]}, {"token_ids": [-1]}, {"token_ids": [True]}, {"token_ids": "12"},
      {"token_ids": [1], "sampling_params": []}, {"token_ids": [1], "features": {}}],
 )  # fmt: skip
-def test_a_request_without_tokens_is_refused(body: Any) -> None:
-    async def talk(server: GenerateServer, http: aiohttp.ClientSession) -> None:
+async def test_a_request_without_tokens_is_refused(body: Any) -> None:
+    async with GenerateServer() as server, aiohttp.ClientSession() as http:
         trace = server.open("a", "trace a", counting)
         assert (await asked(server, http, body))[0] == 400
         assert trace.turns == [] and trace.error is None
-
-    served(talk)

@@ -112,25 +112,6 @@ def test_when_nothing_fits_it_says_so() -> None:
         source(most=5).prompt(0)
 
 
-def test_every_epoch_of_a_file_has_every_row_once_in_another_order(tmp_path: Path) -> None:
-    config = numbered(tmp_path / "n.jsonl", 50)
-    stream = source(config)
-    answers = [stream.prompt(n).item["answer"] for n in range(150)]
-    epochs = [answers[i : i + 50] for i in (0, 50, 100)]
-    assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != list(range(50))
-    assert source(config).prompt(140) == stream.prompt(140)
-    other = source(numbered(tmp_path / "n.jsonl", 50, seed=1))
-    assert [other.prompt(n).item["answer"] for n in range(50)] != epochs[0]
-
-
-def test_long_rows_of_a_file_are_replaced(tmp_path: Path) -> None:
-    rows = [{"question": "x" * (500 if n == 3 else 5) + str(n), "answer": n} for n in range(10)]
-    config = TaskConfig(source="file", path=jsonl(tmp_path / "n.jsonl", rows))
-    answers = [source(config, most=100).prompt(n).item["answer"] for n in range(10)]
-    assert 3 not in answers and len(set(answers)) == 9
-
-
 def test_parquet_as_verl_writes_it(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet

@@ -77,18 +77,15 @@ def episodes() -> Episodes:
     return Episodes("verifiers", args, reset_seconds=20, step_seconds=20, processes=1)
 
 
-def test_what_a_request_adds_is_what_is_observed(host: Host) -> None:
-    async def main() -> None:
-        episode = episodes().open()
-        assert await episode.reset({"index": 3}, 0) == (7, 3)
-        assert await episode.step(completion(9, 1)) == EnvStep(messages=(50,))
-        assert await episode.step(completion(8, 8, 1)) == EnvStep(messages=(51,))
-        assert await episode.step(completion(1)) == EnvStep(reward=3.5, done=True, counts={"turns": 3.0})
-        assert host.serving == 1
-        await episode.close()
-        assert host.serving == 0
-
-    asyncio.run(main())
+async def test_what_a_request_adds_is_what_is_observed(host: Host) -> None:
+    episode = episodes().open()
+    assert await episode.reset({"index": 3}, 0) == (7, 3)
+    assert await episode.step(completion(9, 1)) == EnvStep(messages=(50,))
+    assert await episode.step(completion(8, 8, 1)) == EnvStep(messages=(51,))
+    assert await episode.step(completion(1)) == EnvStep(reward=3.5, done=True, counts={"turns": 3.0})
+    assert host.serving == 1
+    await episode.close()
+    assert host.serving == 0
     assert host.seen == [
         ((9, 1), (0.0, -0.25), "stop"),
         ((8, 8, 1), (0.0, -0.25, -0.5), "stop"),
@@ -96,22 +93,19 @@ def test_what_a_request_adds_is_what_is_observed(host: Host) -> None:
     ]
 
 
-def test_the_host_serves_while_any_is_open(host: Host) -> None:
-    async def main() -> None:
-        made = episodes()
-        one, other = made.open(), made.open()
-        await asyncio.gather(one.reset({"index": 0}, 0), other.reset({"index": 0}, 0))
-        assert (host.serving, host.served, host.running) == (1, 1, 2)
-        await one.close()
-        assert (host.serving, host.running) == (1, 1)
-        assert await other.step(completion(1)) == EnvStep(messages=(50,))
-        await other.close()
-        assert (host.serving, host.running) == (0, 0)
-        again = made.open()
-        assert await again.reset({"index": 1}, 0) == (7, 1) and host.served == 2
-        await again.close()
-
-    asyncio.run(main())
+async def test_the_host_serves_while_any_is_open(host: Host) -> None:
+    made = episodes()
+    one, other = made.open(), made.open()
+    await asyncio.gather(one.reset({"index": 0}, 0), other.reset({"index": 0}, 0))
+    assert (host.serving, host.served, host.running) == (1, 1, 2)
+    await one.close()
+    assert (host.serving, host.running) == (1, 1)
+    assert await other.step(completion(1)) == EnvStep(messages=(50,))
+    await other.close()
+    assert (host.serving, host.running) == (0, 0)
+    again = made.open()
+    assert await again.reset({"index": 1}, 0) == (7, 1) and host.served == 2
+    await again.close()
     assert host.serving == 0
 
 
@@ -122,46 +116,36 @@ def test_the_host_serves_while_any_is_open(host: Host) -> None:
         (lambda ids: ids[:2], "one branch is possible"),
     ],
 )
-def test_history_that_is_not_what_was_sampled_is_refused(host: Host, wrong: Any, words: str) -> None:
+async def test_history_that_is_not_what_was_sampled_is_refused(host: Host, wrong: Any, words: str) -> None:
     host.wrong = wrong
-
-    async def main() -> None:
-        episode = episodes().open()
-        await episode.reset({"index": 0}, 0)
-        with pytest.raises(TraceRefused, match=words):
-            await episode.step(completion(9, 1))
-        await episode.close()
-
-    asyncio.run(main())
+    episode = episodes().open()
+    await episode.reset({"index": 0}, 0)
+    with pytest.raises(TraceRefused, match=words):
+        await episode.step(completion(9, 1))
+    await episode.close()
     assert (host.serving, host.running) == (0, 0)
 
 
-def test_one_that_breaks_is_lost(host: Host) -> None:
+async def test_one_that_breaks_is_lost(host: Host) -> None:
     def broken(ids: list[int]) -> list[int]:
         raise OSError("gone")
 
-    async def main() -> None:
-        host.wrong = broken
-        episode = episodes().open()
-        await episode.reset({"index": 0}, 0)
-        with pytest.raises(EnvironmentLost, match="OSError: gone"):
-            await episode.step(completion(9, 1))
-        await episode.close()
-        host.turns = 0
-        silent = episodes().open()
-        with pytest.raises(UserError, match="ended before the policy was asked"):
-            await silent.reset({"index": 0}, 0)
-        await silent.close()
-
-    asyncio.run(main())
+    host.wrong = broken
+    episode = episodes().open()
+    await episode.reset({"index": 0}, 0)
+    with pytest.raises(EnvironmentLost, match="OSError: gone"):
+        await episode.step(completion(9, 1))
+    await episode.close()
+    host.turns = 0
+    silent = episodes().open()
+    with pytest.raises(UserError, match="ended before the policy was asked"):
+        await silent.reset({"index": 0}, 0)
+    await silent.close()
 
 
 @pytest.mark.skipif(find_spec("verifiers") is not None, reason="the library is there")
-def test_without_the_library_one_line_says_so() -> None:
-    async def main() -> None:
-        episode = episodes().open()
-        with pytest.raises(UserError, match=r"^environment verifiers needs .* pip install -e '.\[agents\]'$"):
-            await episode.reset({"index": 0}, 0)
-        await episode.close()
-
-    asyncio.run(main())
+async def test_without_the_library_one_line_says_so() -> None:
+    episode = episodes().open()
+    with pytest.raises(UserError, match=r"^environment verifiers needs .* pip install -e '.\[agents\]'$"):
+        await episode.reset({"index": 0}, 0)
+    await episode.close()

@@ -142,7 +142,7 @@ def completion(text: str) -> Completion:
 
 
 @pytest.mark.smoke("seam")
-def test_an_episode_on_the_seam() -> None:
+async def test_an_episode_on_the_seam() -> None:
     async def play(episodes: Episodes, index: int, says: str) -> tuple[Any, list[EnvStep]]:
         episode = episodes.open()
         first, steps = await episode.reset({"index": index}, 0), list[EnvStep]()
@@ -151,36 +151,30 @@ def test_an_episode_on_the_seam() -> None:
         await episode.close()
         return first, steps
 
-    async def main() -> None:
-        episodes = counting()
-        both = [await asyncio.gather(*(play(episodes, n, str(n)) for n in range(4))) for _ in range(2)]
-        assert both[0] == both[1]  # the host served, ended, and serves again
-        tokenizer = AutoTokenizer.from_pretrained(TINY)
-        for index, (first, steps) in enumerate(both[0]):
-            goal = index % 3 + 2
-            assert tokenizer.decode(first) == f"<user>count to {goal}<assistant>"
-            assert [tokenizer.decode(step.messages) for step in steps[:-1]] == ["<user>more<assistant>"] * (goal - 1)
-            assert steps[-1] == EnvStep(reward=1.0, done=True, counts={"turns": float(goal)})
-            assert sum(step.reward for step in steps) == 1.0
-        await episodes.shutdown()
-
-    asyncio.run(main())
+    episodes = counting()
+    both = [await asyncio.gather(*(play(episodes, n, str(n)) for n in range(4))) for _ in range(2)]
+    assert both[0] == both[1]  # the host served, ended, and serves again
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    for index, (first, steps) in enumerate(both[0]):
+        goal = index % 3 + 2
+        assert tokenizer.decode(first) == f"<user>count to {goal}<assistant>"
+        assert [tokenizer.decode(step.messages) for step in steps[:-1]] == ["<user>more<assistant>"] * (goal - 1)
+        assert steps[-1] == EnvStep(reward=1.0, done=True, counts={"turns": float(goal)})
+        assert sum(step.reward for step in steps) == 1.0
+    await episodes.shutdown()
 
 
-def test_an_episode_that_is_given_up_leaves_nothing() -> None:
-    async def main() -> None:
-        before = asyncio.all_tasks()
-        episodes = counting()
-        one, other = episodes.open(), episodes.open()
-        first = await one.reset({"index": 0}, 0)
-        assert await other.reset({"index": 0}, 0) == first
-        await one.close()
-        assert (await other.step(completion("x"))).messages
-        await other.close()
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() <= before
-
-    asyncio.run(main())
+async def test_an_episode_that_is_given_up_leaves_nothing() -> None:
+    before = asyncio.all_tasks()
+    episodes = counting()
+    one, other = episodes.open(), episodes.open()
+    first = await one.reset({"index": 0}, 0)
+    assert await other.reset({"index": 0}, 0) == first
+    await one.close()
+    assert (await other.step(completion("x"))).messages
+    await other.close()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() <= before
 
 
 def test_what_ends_an_episode_on_the_seam() -> None:

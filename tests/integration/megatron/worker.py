@@ -10,8 +10,7 @@ from megatron.core import parallel_state
 
 from bebop.megatron_job.checkpoint import load_head, save_head
 from bebop.megatron_job.convert import convert
-from bebop.megatron_job.cpu import prepare
-from bebop.megatron_job.parallel import ParallelConfig, here, split
+from bebop.megatron_job.parallel import ParallelConfig, here, prepare_cpu, split
 from bebop.trainer.objectives import OBJECTIVES
 from tests.integration.megatron.builders import rows, run, trainer
 from tests.integration.megatron.policy import context_step, cotrainer, scheduled, wrapped
@@ -134,7 +133,7 @@ def contexts(checkpoint: Path) -> dict[str, dict[str, float]]:
 def main(rank: int, world: int, checkpoint: Path, folder: Path) -> None:
     """Every split, one after the other, in groups of their own."""
     torch.set_num_threads(1)
-    prepare()
+    prepare_cpu()
     dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=world)
     found: dict[str, Any] = {name: trained(checkpoint, parallel) for name, parallel in SPLITS.items()}
     found["first"] = first_losses(checkpoint)

@@ -165,30 +165,27 @@ def test_what_is_no_text_is_replaced(question) -> None:
 
 
 @pytest.mark.slow
-def test_in_a_process_of_its_own_it_plays_as_here_and_leaves_nothing_when_it_is_lost(question) -> None:
-    async def play() -> None:
-        episodes = Episodes(BUGFIX, {"seconds": 60.0}, reset_seconds=60.0, step_seconds=3.0, processes=1)
-        try:
-            mending, hanging = episodes.open(), episodes.open()
-            await mending.reset(question, 0)
-            steps = [await mending.step(text) for text in mends(question)]
-            assert steps[-1].done and steps[-1].reward == 1.0
-            await mending.close()
-            await hanging.reset(question, 0)
-            with pytest.raises(EnvironmentLost, match="step_seconds=3"):
-                await hanging.step("run sleep 400 & sleep 400")
-            await hanging.close()
-        finally:
-            await episodes.shutdown()
-        refused = Episodes(BUGFIX, {"turns": 0}, reset_seconds=60.0, step_seconds=9.0, processes=1)
-        episode = refused.open()
-        with pytest.raises(UserError, match="turns=0"):
-            await episode.reset(question, 0)
-        await episode.close()
-        await refused.shutdown()
-
+async def test_in_a_process_of_its_own_it_plays_as_here_and_leaves_nothing_when_it_is_lost(question) -> None:
     before = descendants(os.getpid())
-    asyncio.run(play())
+    episodes = Episodes(BUGFIX, {"seconds": 60.0}, reset_seconds=60.0, step_seconds=3.0, processes=1)
+    try:
+        mending, hanging = episodes.open(), episodes.open()
+        await mending.reset(question, 0)
+        steps = [await mending.step(text) for text in mends(question)]
+        assert steps[-1].done and steps[-1].reward == 1.0
+        await mending.close()
+        await hanging.reset(question, 0)
+        with pytest.raises(EnvironmentLost, match="step_seconds=3"):
+            await hanging.step("run sleep 400 & sleep 400")
+        await hanging.close()
+    finally:
+        await episodes.shutdown()
+    refused = Episodes(BUGFIX, {"turns": 0}, reset_seconds=60.0, step_seconds=9.0, processes=1)
+    episode = refused.open()
+    with pytest.raises(UserError, match="turns=0"):
+        await episode.reset(question, 0)
+    await episode.close()
+    await refused.shutdown()
     assert descendants(os.getpid()) == before
 
 

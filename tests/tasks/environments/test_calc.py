@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bebop.errors import UserError
 from bebop.tasks.environment import Message
 from bebop.tasks.environments.arithmetic import BadExpression, calculate, written
 from bebop.tasks.environments.calc import Calc, item
@@ -123,11 +122,3 @@ def test_anything_is_a_number_or_refused(text: str) -> None:
         assert len(written(calculate(text))) < 400
     except BadExpression as error:
         assert str(error) and "\n" not in str(error)
-
-
-@pytest.mark.parametrize("args", [{"terms": 3}, {"terms": 13}, {"digits": 0}, {"digits": 7}])
-def test_arguments_that_cannot_be(args: dict[str, int]) -> None:
-    with pytest.raises(UserError, match=rf"^{next(iter(args))}={next(iter(args.values()))} is not possible for calc"):
-        item(0, 0, **args)
-    with pytest.raises(UserError, match="turns=0"):
-        Calc(turns=0)

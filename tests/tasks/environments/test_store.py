@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bebop.errors import UserError
 from bebop.tasks.environment import Message
 from bebop.tasks.environments.store import Store, item
 from tests.tasks.environments.playing import count, play, reward
@@ -56,11 +55,3 @@ def test_bad_turns_are_observations_until_the_turns_are_spent() -> None:
         "514 names 600",
     ]  # fmt: skip
     assert (reward(steps), len(steps), count(steps, "tool_errors")) == (0.0, 7, 6.0)
-
-
-@pytest.mark.parametrize("args", [{"length": 3}, {"length": 31}, {"size": 29}, {"size": 901}])
-def test_arguments_that_cannot_be(args: dict[str, int]) -> None:
-    with pytest.raises(UserError, match=rf"^{next(iter(args))}={next(iter(args.values()))} is not possible for store"):
-        item(0, 0, **args)
-    with pytest.raises(UserError, match="spare=-1"):
-        Store(spare=-1)

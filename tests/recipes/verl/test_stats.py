@@ -7,8 +7,17 @@ from typing import Any
 import numpy as np
 
 from bebop.trajectory import DecodeStats
-from bebop.verl_job.collection import note_answers, sum_answers
-from bebop.verl_job.stats import FIELD, SPEC, decode, encode, fields, turns, unpack
+from bebop.verl_job.stats import (
+    FIELD,
+    SPEC,
+    decode,
+    encode,
+    fields,
+    note_answers,
+    sum_answers,
+    turns,
+    unpack,
+)
 
 
 def stats(cycles: int, accepted: list[float]) -> DecodeStats:
