@@ -198,7 +198,6 @@ class FirpTraining(TrainingOptions):
     layers: tuple[int, ...] | None = setting(
         None, "t_k, layers of the target after which step k enters, from 1 on; null: three from the middle up"
     )
-    masked: bool = setting(False, "a step does not see the earlier ones of its anchor, an ablation")
     steps: int = setting(600, "updates of each step; those before it are there and frozen", at_least(1))
     rows_per_step: int = setting(16, "answers in one update", at_least(1))
     anchors: int = setting(24, "random anchors in one answer", at_least(1))
@@ -254,26 +253,17 @@ class PipoTraining(TrainingOptions):
     )
     mtp_weight: float = setting(1.0, "of the second token's loss, beside the first one's", at_least(0))
     confidence_weight: float = setting(1.0, "of the confidence head's loss", at_least(0))
-    sees_draft: bool = setting(False, "the confidence head also sees the draft and its log-prob, an ablation")
-    compressor: Literal["mlp", "linear", "mlp_code", "random"] = setting(
-        "mlp", "sft: a + b + MLP, a linear map that begins as a + b, the released MLP, or a linear map from noise"
+    compressor: Literal["mlp", "random"] = setting(
+        "mlp", "sft: a + b + MLP, or a linear map that begins as noise, an ablation"
     )
-    samples: int = setting(2, "sft: answers to each question, of which those of a reward of 1 are kept", at_least(1))
-    rho: float = setting(0.5, "sft: at most this share of an answer's pairs is split by PADs", SHARE)
-    splits: Literal["anywhere", "pairs"] = setting(
-        "anywhere",
-        "sft: where PADs go: after random tokens, what follows being paired anew as in decoding, or (a, b) becomes "
-        "(a, PAD), (b, PAD) as in the paper",
+    samples: int = setting(
+        2, "sft: completions of each question, of which those of a reward of 1 are kept", at_least(1)
     )
-    split_one: bool = setting(False, "sft: split one pair at least, as the released code does")
-    gradient: Literal["full", "topk", "sampled_pg"] = setting(
-        "full", "opd: of the reverse KL: exact, over the likeliest tokens of both, or a score function's estimate"
-    )
-    top_k: int = setting(32, "opd: tokens of each distribution for gradient=topk", at_least(1))
-    rollouts: int = setting(96, "opd: answers that are drawn at a time, and trained on once", at_least(1))
+    rho: float = setting(0.5, "sft: PADs are put after at most this share of a completion's tokens", SHARE)
+    rollouts: int = setting(96, "opd: completions that are drawn at a time, and trained on once", at_least(1))
     gate: float | None = setting(
         None,
-        "opd: threshold of the confidence in those answers; null: what the part says",
+        "opd: threshold of the confidence in those completions; null: what the part says",
         Limit(math.isfinite, "give a number, or null"),
     )
     pad_ratio: float = setting(0.35, "the share of half pairs that the threshold of the part is chosen for", SHARE)

@@ -10,7 +10,7 @@ from bebop.compose import job_config
 from bebop.config import MAX_BATCH_TOKENS, JobConfig
 from bebop.config_simulate import AnswersConfig, SimulateConfig
 from bebop.errors import UserError
-from bebop.parsing import Settings, at_least, check, choice, from_dict, setting
+from bebop.parsing import Settings, at_least, choice, from_dict, setting
 from recipes.cluster.roofline import GPUS, MODELS, Gpu, Lengths, Plan, Roofline
 
 FOLDER = Path(__file__).parent / "recipes"
