@@ -144,8 +144,8 @@ METRICS: tuple[MetricRow, ...] = (
     ),
     MetricRow(
         "train/ratio_tokens",
-        "tokens in `train/ratio_error_max`: all of the weights in force, and those of `monitor.check_answers` answers "
-        "that older weights produced",
+        "tokens in `train/ratio_error_max`: all of the weights in force, and those of `monitor.check_completions` "
+        "answers that older weights produced",
         "tokens",
     ),
     MetricRow("train/clip_frac", "share of tokens whose objective is clipped", "share"),

@@ -118,17 +118,18 @@ class EmaOptions(SystemOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryOptions(SystemOptions):
-    """Which other answers to a prompt are drafted from."""
+    """Which other completions of a prompt are drafted from."""
 
-    tokens: int = setting(1 << 18, "tokens of answers that each worker keeps ready to be matched", at_least(1))
+    tokens: int = setting(1 << 18, "tokens of completions that each worker keeps ready to be matched", at_least(1))
     past_tokens: int = setting(
         1 << 24,
-        "tokens of past answers that the driver keeps, 4 bytes each: all of two epochs, or few of them serve",
+        "tokens of past completions that the driver keeps, 4 bytes each: all of two epochs, or few of them serve",
         at_least(1),
     )
-    answers: int = setting(16, "past answers of a prompt that count, the newest", at_least(1))
+    completions: int = setting(16, "past completions of a prompt that count, the newest", at_least(1))
     siblings: bool = setting(
-        True, "answers in progress count, too: which tokens come, not their distribution, depends on those beside them"
+        True,
+        "completions in progress count, too: which tokens come, not their distribution, depends on those beside them",
     )
 
 
@@ -152,13 +153,13 @@ class PivotTraining(TrainingOptions):
     """How rejected drafts are labelled, and the classifier trained on them (SPEC 4.2, 4.3)."""
 
     rollouts: int = setting(16, "K, continuations of each kind for one candidate", within(1, 1 << 10))
-    places: int = setting(4, "positions of an answer whose rejected drafts are labelled", at_least(1))
+    places: int = setting(4, "positions of a completion whose rejected drafts are labelled", at_least(1))
     depth: int = setting(3, "drafts of a block whose rejections are looked at", within(1, 16))
     p_min: float = setting(1e-3, "least probability of a candidate under the target", FROM_0_BELOW_1)
     draft_temperature: float | None = setting(None, "of the drafts; null: the target's", above(0))
     definition: Literal["paper", "residual"] = setting("residual", "what a candidate is compared with")
     tol: float = setting(0.1, "a pivot lowers the chance of success by more", SHARE)
-    success: float = setting(1.0, "least reward of an answer that succeeds")
+    success: float = setting(1.0, "least reward of a completion that succeeds")
     judge: bool = setting(True, "check the worked steps of a candidate's success: it may become a pivot")
     twice: float = setting(
         0.25, "share of the prompts labelled twice, to see how far labels can be trusted", within(0, 1)
@@ -177,8 +178,8 @@ class BlockTraining(TrainingOptions):
     """Training of the block drafter (``bebop.adapt part=block``)."""
 
     steps: int = setting(2000, "updates", at_least(1))
-    rows_per_step: int = setting(16, "answers in one update", at_least(1))
-    anchors: int = setting(8, "random blocks in one answer", at_least(1))
+    rows_per_step: int = setting(16, "completions in one update", at_least(1))
+    anchors: int = setting(8, "random blocks in one completion", at_least(1))
     block: int = setting(8, "B, slots of a block in training, the anchor's included", within(2, 17))
     layers: int = setting(2, "Qwen3 layers of the drafter", at_least(1))
     width: int = setting(384, "of their MLPs", at_least(1))
@@ -199,14 +200,14 @@ class FirpTraining(TrainingOptions):
         None, "t_k, layers of the target after which step k enters, from 1 on; null: three from the middle up"
     )
     steps: int = setting(600, "updates of each step; those before it are there and frozen", at_least(1))
-    rows_per_step: int = setting(16, "answers in one update", at_least(1))
-    anchors: int = setting(24, "random anchors in one answer", at_least(1))
+    rows_per_step: int = setting(16, "completions in one update", at_least(1))
+    anchors: int = setting(24, "random anchors in one completion", at_least(1))
     objective: Literal["kl", "tv", "e2e_tv"] = setting(
         "kl", "what is minimised after the warm-up; e2e_tv weighs an anchor by the acceptance of the earlier steps"
     )
     warm: float = setting(0.3, "share of the updates of a step that are on kl first", SHARE)
     calibration: int = setting(
-        64, "prompts of the training on whose greedy answers ranks are counted, for the shape of trees", at_least(1)
+        64, "prompts of the training on whose greedy completions ranks are counted, for the shape of trees", at_least(1)
     )
     lr: float = setting(1e-2, "learning rate, after a warm-up; falls as a cosine within each step", above(0))
 
@@ -228,8 +229,8 @@ class BlockLengthTraining(TrainingOptions):
     target: Literal["classify", "regress"] = setting(
         "classify", "what is learned: which size is best, or the score of every size"
     )
-    temperature: float = setting(0.0, "of the answers that sizes are compared on; 0 is greedy", at_least(0))
-    seeds: int = setting(1, "answers to a prompt with each size; above 0 they are random: 4 or more", at_least(1))
+    temperature: float = setting(0.0, "of the completions that sizes are compared on; 0 is greedy", at_least(0))
+    seeds: int = setting(1, "completions of a prompt with each size; above 0 they are random: 4 or more", at_least(1))
     hidden: int = setting(64, "width of the two hidden layers", at_least(1))
     steps: int = setting(1500, "updates", at_least(1))
     batch: int = setting(64, "prompts in one update", at_least(1))
@@ -244,10 +245,11 @@ class PipoTraining(TrainingOptions):
     """Training of the network of pairs (SPEC 2.3, 2.4)."""
 
     stage: Literal["sft", "opd"] = setting(
-        "sft", "on the model's own correct answers, or by distillation on answers of the network in model.parts.pipo"
+        "sft",
+        "on the model's own correct completions, or by distillation on completions of the network in model.parts.pipo",
     )
     steps: int = setting(700, "updates", at_least(1))
-    rows_per_step: int = setting(12, "answers in one update", at_least(1))
+    rows_per_step: int = setting(12, "completions in one update", at_least(1))
     lr: float | None = setting(
         None, "learning rate, after a warm-up; falls as a cosine; null: 2e-3 in sft, 5e-4 in opd", above(0)
     )

@@ -40,7 +40,7 @@ class PastAnswers:
         if not SYSTEMS[config.decoding.system].history or config.task.turns:
             return None
         options = config.decoding.of(HistoryOptions)
-        return cls(options.past_tokens, options.answers)
+        return cls(options.past_tokens, options.completions)
 
     def take(self, groups: Iterable[Group]) -> None:
         """Groups of one turn that are trained on, in the order of their prompts."""

@@ -71,7 +71,7 @@ def test_the_head_beside_history_is_watched_by_its_probe_set(tmp_path: Path) -> 
     ("options", "words"),
     [
         ({"tokens": 0}, "options.tokens=0 is not possible: give"),
-        ({"answers": 0}, "options.answers=0 is not possible: give"),
+        ({"completions": 0}, "options.completions=0 is not possible: give"),
         ({"siblings": 3}, "options.siblings=3 is not possible: true or false"),
         ({"token": 3}, "options.token"),
     ],
